@@ -1,0 +1,104 @@
+# `make` alone lists the targets. Every target sets up what it needs; a second run finds it in place.
+
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+MAKEFLAGS += --no-print-directory
+
+BIN := .venv/bin
+LANES := unit lua sql conformance dags spark quality integration property chaos ui
+CODE := $(wildcard src dags plugins spark_jobs tests benchmarks)
+# Further words for pytest: make test-lua ARGS="-k import -x"
+ARGS ?=
+PYTEST := $(BIN)/python -m pytest
+
+# Shows what a command says only when it fails.
+quietly = said=$$($(1) 2>&1) || { printf '%s\n' "$$said"; exit 1; }
+
+ERASE := from queuekeeper.config import Settings; from queuekeeper.embedded import erase; erase(Settings())
+
+# The private servers' data, logs and passwords stay inside the checkout.
+export QUEUEKEEPER_HOME := $(CURDIR)/var
+export PATH := $(CURDIR)/$(BIN):$(PATH)
+
+##@ Try it
+
+.PHONY: demo
+demo: setup ## Move a sample of 200,000 messages through Airflow, Spark and Redis (DEMO_EXIT=1, DEMO_APPROVE=ui)
+	@$(BIN)/python -m queuekeeper.demo
+
+.PHONY: up
+up: setup ## Start the private PostgreSQL, Redis and Airflow
+	@$(BIN)/queuekeeper up --airflow
+
+.PHONY: status
+status: setup ## Show the private servers
+	@$(BIN)/queuekeeper status
+
+.PHONY: down
+down: ## Stop the private servers; their data stay
+	@if [ -x $(BIN)/queuekeeper ]; then $(BIN)/queuekeeper down; fi
+
+##@ Check it
+
+.PHONY: test
+test: setup-tests lint ## Lint, then all test lanes
+	@$(PYTEST) $(ARGS)
+
+.PHONY: test-fast
+test-fast: setup-tests lint ## Lint, then the lanes without Spark, Airflow or a browser: under two minutes
+	@$(PYTEST) -m "unit or lua or sql" $(ARGS)
+
+.PHONY: lint
+lint: setup-tests ## Style, types, import rules, Lua and SQL
+	@$(BIN)/ruff check --quiet $(CODE)
+	@$(BIN)/ruff format --quiet --check $(CODE)
+	@$(BIN)/mypy --no-error-summary
+	@$(call quietly,$(BIN)/lint-imports)
+	@rm -rf var/lua && $(call quietly,$(BIN)/python -m queuekeeper.lua --bundle var/lua)
+	@$(call quietly,luacheck --config .luacheckrc var/lua)
+	@$(call quietly,$(BIN)/sqlfluff lint --disable-progress-bar sql)
+	@echo "lint: clean"
+
+.PHONY: bench
+bench: setup ## Measure the copy against its limits (benchmarks/)
+	@$(BIN)/python benchmarks/backfill.py $(ARGS)
+
+##@ One lane at a time
+
+.PHONY: $(LANES:%=test-%)
+$(LANES:%=test-%): test-%: setup-tests
+	@$(PYTEST) -m $* $(ARGS)
+
+##@ House-keeping
+
+.PHONY: setup
+setup: ## Create .venv with the locked packages
+	@scripts/setup
+
+.PHONY: setup-tests
+setup-tests: ## The same, and the programs that tests need: Chromium, luacheck, optionally Redis
+	@scripts/setup tests
+
+.PHONY: format
+format: setup ## Let ruff and sqlfluff put the files in shape
+	@$(BIN)/ruff check --quiet --fix-only $(CODE)
+	@$(BIN)/ruff format $(CODE)
+
+.PHONY: lock
+lock: setup ## Resolve the dependencies anew into requirements.lock, with hashes and without addresses
+	@$(BIN)/uv pip compile pyproject.toml --all-extras --universal --python-version 3.11 --override overrides.txt \
+		--generate-hashes --no-emit-index-url --no-annotate --no-header --quiet --upgrade -o requirements.lock
+
+.PHONY: clean
+clean: down ## Stop the private servers and remove their data, reports, caches and built files; .venv stays
+	@if [ -x $(BIN)/python ]; then $(BIN)/python -c "$(ERASE)"; fi
+	@rm -rf var dist spark-warehouse metastore_db derby.log .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	@find $(CODE) -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.PHONY: help
+help: ## List the targets
+	@awk 'BEGIN { FS = ":.*## " } \
+		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
+		/^[a-z][a-z-]*:.*## / { split($$1, name, ":"); printf "  make %-12s %s\n", name[1], $$2 } \
+		/^\$$\(LANES/ { printf "  make test-LANE    $(LANES)\n" }' $(MAKEFILE_LIST)
+	@echo

@@ -1,0 +1,698 @@
+"""Measure the copy against what the servers can do at most, and against the loop that one would write first.
+
+``python benchmarks/backfill.py --messages 1_000_000 --sessions 20_000 --rounds 3``
+
+Everything happens on private servers and in one run, the ways taking turns, so that a busy machine slows all of them:
+
+reading limit   ``COPY ... TO STDOUT`` of the same rows, thrown away
+writing limit   the very bytes that the copy sends, piped into an empty server
+naive           a Python loop: one row, one round trip
+copy            the whole copy, with Spark already up
+"""
+
+from __future__ import annotations
+
+import argparse
+import base64
+import json
+import os
+import platform
+import re
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from io import StringIO
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlsplit
+
+import psutil
+from psycopg import sql
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table
+
+from queuekeeper import __version__, lua
+from queuekeeper.clock import system_clock
+from queuekeeper.embedded import PostgresServer, RedisServer, java_home
+from queuekeeper.embedded.redis_server import Flavour
+from queuekeeper.errors import QueuekeeperError, RefusedError
+from queuekeeper.keyspace import payload_key, session_keys
+from queuekeeper.migration.apply import copy_sessions
+from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import CohortState, MigrationParameters, MigrationPlan, PlanState
+from queuekeeper.migration.plan import plan_migration
+from queuekeeper.migration.source import MESSAGE_COLUMNS, MESSAGES, SESSION_COLUMNS, SESSIONS
+from queuekeeper.migration.spark import build_session
+from queuekeeper.postgres import connect
+from queuekeeper.sessions.sample import DAY_MS, SampleParameters, fill
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+READING, WRITING, NAIVE, COPY = "reading limit", "writing limit", "naive", "copy"
+_LOOK_EVERY_S = 0.5
+_BLOCK_BYTES = 1024 * 1024
+_MEBIBYTE = 1024 * 1024
+
+
+# --- measuring -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One way, measured once.
+
+    :param cpu_s: seconds of processor time of each party: ``client`` (Spark's JVM and workers included), ``postgres``
+        and ``redis``.
+    """
+
+    messages: int
+    seconds: float
+    cpu_s: dict[str, float]
+
+    @property
+    def messages_per_s(self) -> float:
+        """Speed by the clock on the wall."""
+        return self.messages / self.seconds
+
+
+class Watch:
+    """Adds up the processor time of parties while something is measured; processes that end meanwhile are counted.
+
+    :param parties: name -> process that makes up the party with its descendants, as far as they are not another's.
+    """
+
+    def __init__(self, parties: dict[str, int]) -> None:
+        self._parties = {pid: name for name, pid in parties.items()}
+        self._used_s: dict[tuple[int, float], tuple[str, float]] = {}
+        self._collected: set[tuple[int, float]] = set()
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._look()
+        self._before = self._totals()
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join()
+        self._look()
+
+    def cpu_s(self) -> dict[str, float]:
+        """Return each party's seconds of processor time since the beginning."""
+        return {name: round(used_s - self._before[name], 3) for name, used_s in self._totals().items()}
+
+    def _totals(self) -> dict[str, float]:
+        return {
+            name: sum(used_s for owner, used_s in self._used_s.values() if owner == name)
+            for name in self._parties.values()
+        }
+
+    def _run(self) -> None:
+        while not self._stop.wait(_LOOK_EVERY_S):
+            self._look()
+
+    def _look(self) -> None:
+        me = psutil.Process()
+        owners = {me.pid: self._parties.get(me.pid, "")}
+        alive = set()
+        # Parents come before their children.
+        for process in (me, *me.children(recursive=True)):
+            with suppress(psutil.Error):
+                pid, parent = process.pid, process.ppid()
+                key = pid, process.create_time()
+                times = process.cpu_times()
+                used_s = times.user + times.system
+                if pid in self._parties:
+                    used_s += times.children_user + times.children_system
+                elif parent in self._parties:
+                    # Once it has ended its time is that of the parent, who collects it.
+                    self._collected.add(key)
+                owners[pid] = self._parties.get(pid) or owners.get(parent, "")
+                self._used_s[key] = owners[pid], used_s
+                alive.add(key)
+        for key in self._collected - alive:
+            self._used_s.pop(key, None)
+
+
+# --- the stand -------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stream:
+    """What a copy sent over one connection.
+
+    :param begin: where the calls begin; before them the client introduces itself.
+    """
+
+    path: Path
+    begin: int
+
+
+@dataclass(kw_only=True)
+class Stand:
+    """Servers, Spark and a planned sample."""
+
+    postgres: PostgresServer
+    redis: RedisServer
+    postgres_url: str
+    spark: SparkSession
+    plan: MigrationPlan
+    folder: Path
+    naive_messages: int
+    streams: list[Stream] = field(default_factory=list)
+
+    @property
+    def messages(self) -> int:
+        """Messages in the source."""
+        return self.plan.total("messages")
+
+    def empty_target(self) -> None:
+        """Give every measurement the same empty server, which knows the script."""
+        with self.redis.client(timeout_s=600) as client:
+            client.flushall(asynchronous=False)
+            client.script_load(lua.load("sessions/import_session").source)
+
+    def reset_plan(self) -> None:
+        """Put the plan back to where it was approved."""
+        with connect(self.postgres_url, autocommit=True) as connection:
+            ledger = MigrationLedger(connection)
+            ledger.set_plan_state(self.plan.plan_id, PlanState.APPROVED)
+            ledger.set_cohort_state(self.plan.plan_id, self.plan.chosen, CohortState.PLANNED)
+
+    def measured(self, way: Callable[[Stand], int]) -> Sample:
+        """Run one way on an empty target.
+
+        :param way: returns how many messages it has dealt with.
+        """
+        self.empty_target()
+        self.reset_plan()
+        postgres_pid, redis_pid = self.postgres.pid, self.redis.pid
+        assert postgres_pid is not None
+        assert redis_pid is not None
+        with Watch({"client": os.getpid(), "postgres": postgres_pid, "redis": redis_pid}) as watch:
+            started = time.perf_counter()
+            messages = way(self)
+            seconds = time.perf_counter() - started
+        return Sample(messages=messages, seconds=round(seconds, 4), cpu_s=watch.cpu_s())
+
+
+@contextmanager
+def private_servers(folder: Path, flavour: Flavour) -> Iterator[tuple[PostgresServer, RedisServer]]:
+    """Run both servers with the settings that an installation would have: durable, and an append-only file."""
+    postgres = PostgresServer(folder / "postgres", die_with_parent=True)
+    # DEBUG DIGEST sums up all keys and values.
+    target = RedisServer(
+        folder / flavour, flavour=flavour, config={"enable-debug-command": "local"}, die_with_parent=True
+    )
+    try:
+        postgres.start()
+        target.start()
+        yield postgres, target
+    finally:
+        target.erase()
+        postgres.erase()
+
+
+def fill_and_plan(
+    spark: SparkSession, *, postgres_url: str, redis_url: str, messages: int, sessions: int
+) -> MigrationPlan:
+    """Make a sample and its plan; what lives now outlives the benchmark."""
+    tomorrow_ms = system_clock() + DAY_MS
+    with connect(postgres_url) as connection:
+        fill(
+            connection,
+            SampleParameters(
+                messages=messages,
+                sessions=sessions,
+                now_ms=tomorrow_ms,
+                long_queue_messages=max(1, min(12_000, messages // 10)),
+                create_schema=True,
+            ),
+        )
+    return plan_migration(
+        spark,
+        postgres_url=postgres_url,
+        redis_url=redis_url,
+        parameters=MigrationParameters(),
+        run_id="benchmark",
+        now_ms=tomorrow_ms,
+    )
+
+
+# --- the four ways ---------------------------------------------------------------------------------------------
+
+
+def copy(stand: Stand) -> int:
+    """Copy with Spark already up; reading the source twice for its fingerprint is part of it."""
+    with redirect_stdout(StringIO()):  # its progress, a line each second
+        report = copy_sessions(
+            stand.spark, postgres_url=stand.postgres_url, redis_url=stand.redis.url, plan_id=stand.plan.plan_id
+        )
+    if report.messages_written != stand.plan.total("to_copy"):
+        raise QueuekeeperError(f"the copy wrote {report.messages_written} of {stand.plan.total('to_copy')} messages")
+    return stand.messages
+
+
+def read(stand: Stand) -> int:
+    """Let PostgreSQL send all that the copy reads, and do nothing with it."""
+    tables = {MESSAGES: MESSAGE_COLUMNS, SESSIONS: SESSION_COLUMNS}
+    with connect(stand.postgres_url) as connection, connection.cursor() as cursor:
+        for table, columns in tables.items():
+            names = sql.SQL(", ").join(map(sql.Identifier, columns))
+            statement = sql.SQL("COPY (SELECT {} FROM {}) TO STDOUT (FORMAT binary)")
+            with cursor.copy(statement.format(names, sql.Identifier(table))) as stream:
+                for _ in stream:
+                    pass
+    return stand.messages
+
+
+def write(stand: Stand) -> int:
+    """Pipe the bytes of a recorded copy into the server."""
+    if (binary := shutil.which("redis-cli")) is not None:
+        _pipe_by_redis_cli(stand, binary)
+    else:
+        for stream in stand.streams:
+            _pipe_by_socket(stand.redis.url, stream)
+    return stand.messages
+
+
+def _pipe_by_redis_cli(stand: Stand, binary: str) -> None:
+    address = urlsplit(stand.redis.url)
+    command = [binary, "-h", str(address.hostname), "-p", str(address.port), "--pipe", "--pipe-timeout", "0"]
+    for stream in stand.streams:
+        with stream.path.open("rb", buffering=0) as file:
+            file.seek(stream.begin)
+            done = subprocess.run(
+                command,
+                stdin=file,
+                env=os.environ | {"REDISCLI_AUTH": str(address.password)},
+                capture_output=True,
+                text=True,
+                check=False,
+            )
+        if done.returncode or "errors: 0," not in done.stdout:
+            raise QueuekeeperError(f"redis-cli --pipe failed: {done.stdout}{done.stderr}")
+
+
+def _pipe_by_socket(url: str, stream: Stream) -> None:
+    """Do what ``redis-cli --pipe`` does: send without waiting, read and drop, end at an echo."""
+    address = urlsplit(url)
+    mark = b"the-end-of-this-stream"
+    password = str(address.password).encode()
+    with socket.create_connection((address.hostname, address.port)) as connection, stream.path.open("rb") as file:
+        connection.sendall(b"*2\r\n$4\r\nAUTH\r\n$%d\r\n%s\r\n" % (len(password), password))
+
+        def drain() -> None:
+            tail = b""
+            while mark not in tail:
+                block = connection.recv(_BLOCK_BYTES)
+                if not block:
+                    raise QueuekeeperError("the server closed the connection before it had answered everything")
+                tail = (tail + block)[-len(mark) - len(block) :]
+
+        with ThreadPoolExecutor(1) as threads:
+            drained = threads.submit(drain)
+            connection.sendfile(file, offset=stream.begin)
+            connection.sendall(b"*2\r\n$4\r\nECHO\r\n$%d\r\n%s\r\n" % (len(mark), mark))
+            drained.result()
+
+
+def naive(stand: Stand) -> int:
+    """Copy one row after the other, a round trip each, as far as patience goes."""
+    done = 0
+    ttl_ms = 1000 * stand.plan.parameters.default_ttl_s
+    with (
+        stand.redis.client() as client,
+        connect(stand.postgres_url) as connection,
+        connection.cursor(name="naive") as cursor,
+    ):
+        statement = sql.SQL("SELECT {} FROM {} ORDER BY client_id, serial_number")
+        names = sql.SQL(", ").join(map(sql.Identifier, MESSAGE_COLUMNS))
+        cursor.execute(statement.format(names, sql.Identifier(MESSAGES)))
+        for row in cursor:
+            message = dict(zip(MESSAGE_COLUMNS, row, strict=True))
+            interval_s = message["msg_expiry_interval"]
+            expires_at_ms = message["time"] + (ttl_ms if interval_s is None else 1000 * (interval_s % 2**32))
+            key = payload_key(message["client_id"], message["packet_id"])
+            pipeline: Any = client.pipeline(transaction=False)
+            pipeline.set(key, _json(message), pxat=expires_at_ms)
+            pipeline.zadd(session_keys(message["client_id"]).messages, {key: message["serial_number"]})
+            pipeline.execute()
+            done += 1
+            if done == stand.naive_messages:
+                break
+    return done
+
+
+def _json(message: dict[str, Any]) -> str:
+    correlation = message["correlation_data"]
+    document = {
+        "clientId": message["client_id"],
+        "topicName": message["topic"],
+        "time": message["time"],
+        "qos": message["qos"],
+        "packetId": message["packet_id"],
+        "packetType": message["packet_type"],
+        "payload": base64.b64encode(message["payload"]).decode(),
+        "retained": bool(message["retain"]),
+        "userProperties": json.loads(message["user_properties"]) if message["user_properties"] else None,
+        "msgExpiryInterval": message["msg_expiry_interval"],
+        "payloadFormatIndicator": message["payload_format_indicator"],
+        "contentType": message["content_type"],
+        "responseTopic": message["response_topic"],
+        "correlationData": None if correlation is None else base64.b64encode(correlation).decode(),
+    }
+    return json.dumps({name: value for name, value in document.items() if value is not None})
+
+
+WAYS: dict[str, Callable[[Stand], int]] = {READING: read, WRITING: write, NAIVE: naive, COPY: copy}
+
+
+# --- recording -------------------------------------------------------------------------------------------------
+
+
+class Recorder:
+    """Stands between a copy and its server and keeps what was sent, a file per connection."""
+
+    def __init__(self, *, url: str, folder: Path) -> None:
+        self._target = urlsplit(url)
+        self._folder = folder
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._threads: list[threading.Thread] = []
+        self._files: list[Path] = []
+
+    def __enter__(self) -> str:
+        """Return the address to copy to."""
+        self._start(self._accept)
+        port = self._listener.getsockname()[1]
+        return self._target._replace(netloc=f":{self._target.password}@127.0.0.1:{port}").geturl()
+
+    def __exit__(self, *_: object) -> None:
+        with suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        for thread in list(self._threads):
+            thread.join(timeout=10)
+
+    def streams(self, command: bytes) -> list[Stream]:
+        """Return the streams in which this command was sent, from its first call on; the others are removed."""
+        head = re.compile(rb"\*\d+\r\n\$%d\r\n%s\r\n" % (len(command), command))
+        wanted = []
+        for path in self._files:
+            with path.open("rb") as file:
+                found = head.search(file.read(_BLOCK_BYTES))
+            if found is None:
+                path.unlink()
+            else:
+                wanted.append(Stream(path=path, begin=found.start()))
+        return wanted
+
+    def _start(self, work: Callable[..., None], *arguments: object) -> None:
+        thread = threading.Thread(target=work, args=arguments, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def _accept(self) -> None:
+        while True:
+            try:
+                client, _ = self._listener.accept()
+            except OSError:
+                return
+            server = socket.create_connection((self._target.hostname, self._target.port))
+            path = self._folder / f"stream-{len(self._files):03d}"
+            self._files.append(path)
+            self._start(self._relay, client, server, path)
+            self._start(self._relay, server, client, None)
+
+    @staticmethod
+    def _relay(source: socket.socket, sink: socket.socket, path: Path | None) -> None:
+        with ExitStack() as stack:
+            file = stack.enter_context(path.open("wb")) if path is not None else None
+            while True:
+                try:
+                    block = source.recv(_BLOCK_BYTES)
+                    if block:
+                        sink.sendall(block)
+                except OSError:
+                    block = b""
+                if not block:
+                    break
+                if file is not None:
+                    file.write(block)
+            with suppress(OSError):
+                sink.shutdown(socket.SHUT_WR)
+
+
+def record(stand: Stand) -> None:
+    """Copy once, unmeasured: it warms Spark up and gives the stream for the writing limit."""
+    stand.empty_target()
+    stand.reset_plan()
+    recorder = Recorder(url=stand.redis.url, folder=stand.folder)
+    with recorder as url, redirect_stdout(StringIO()):
+        copy_sessions(stand.spark, postgres_url=stand.postgres_url, redis_url=url, plan_id=stand.plan.plan_id)
+    stand.streams = recorder.streams(b"EVALSHA")
+    wanted = contents(stand)
+    stand.empty_target()
+    write(stand)
+    if contents(stand) != wanted:
+        raise QueuekeeperError("the recorded commands do not give what the copy gave")
+
+
+def contents(stand: Stand) -> tuple[int, str]:
+    """Return how many keys the target holds, and the server's own digest of all of them."""
+    with stand.redis.client(timeout_s=600) as client:
+        digest: Any = client.execute_command("DEBUG DIGEST")
+        return int(client.dbsize()), bytes(digest).decode() if isinstance(digest, bytes) else str(digest)
+
+
+# --- memory ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Most memory that a copy took while it ran, as resident sets; pages that workers share count for each of them."""
+
+    messages: int
+    jvm_mib: int
+    python_mib: int
+
+
+def memory(stand: Stand, *, messages: int, sessions: int, plan: MigrationPlan | None) -> Memory:
+    """Copy in a fresh Spark as an operator would start it, and watch its size.
+
+    :param plan: none: make a sample of this size first.
+    """
+    database = "memory" if plan is None else "benchmark"
+    url = stand.postgres.create_database(database)
+    stand.empty_target()
+    if plan is None:
+        plan = fill_and_plan(
+            stand.spark, postgres_url=url, redis_url=stand.redis.url, messages=messages, sessions=sessions
+        )
+    else:
+        stand.reset_plan()
+    command = [
+        str(Path(sys.executable).parent / "spark-submit"),
+        *("--master", "local[2]", "--driver-memory", "1g"),
+        *(str(ROOT / "spark_jobs" / "copy_sessions.py"), "--plan-id", plan.plan_id),
+    ]
+    environment = os.environ | {
+        "PYSPARK_PYTHON": sys.executable,
+        POSTGRES_VARIABLE: url,
+        REDIS_VARIABLE: stand.redis.url,
+    }
+    with (stand.folder / "memory.log").open("w+") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        peaks = {"jvm": 0, "python": 0}
+        while process.poll() is None:
+            sizes = {"jvm": 0, "python": 0}
+            with suppress(psutil.Error):
+                leader = psutil.Process(process.pid)
+                for member in (leader, *leader.children(recursive=True)):
+                    with suppress(psutil.Error):
+                        kind = "jvm" if member.name() == "java" else "python"
+                        sizes[kind] += member.memory_info().rss
+            peaks = {kind: max(peaks[kind], size) for kind, size in sizes.items()}
+            time.sleep(_LOOK_EVERY_S)
+        if process.returncode:
+            log.seek(0)
+            raise QueuekeeperError(f"the copy of {messages:,} messages failed:\n{log.read()[-3_000:]}")
+    return Memory(messages=messages, jvm_mib=peaks["jvm"] // _MEBIBYTE, python_mib=peaks["python"] // _MEBIBYTE)
+
+
+# --- the result ------------------------------------------------------------------------------------------------
+
+
+def machine(stand: Stand) -> dict[str, Any]:
+    """Return what the figures depend on; nothing that names the machine."""
+    with connect(stand.postgres_url) as connection, stand.redis.client() as client:
+        server = client.info("server")
+        flavour = "valkey" if "valkey_version" in server else "redis"
+        postgres = connection.info.server_version
+    model = platform.processor() or platform.machine()
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
+        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
+    return {
+        "measured_on": datetime.now(UTC).date().isoformat(),
+        "processor": model,
+        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "memory_gib": round(psutil.virtual_memory().total / 1024**3, 1),
+        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
+        "python": platform.python_version(),
+        "spark": version("pyspark"),
+        "postgresql": f"{postgres // 10_000}.{postgres % 10_000}",
+        flavour: str(server[f"{flavour}_version"]),
+        "queuekeeper": __version__,
+    }
+
+
+def summary(rounds: dict[str, list[Sample]]) -> dict[str, Any]:
+    """Return medians over the rounds, and how the copy compares.
+
+    Ratios are formed within a round and only then their median: what slows a round slows both sides.
+    """
+    speeds = {way: statistics.median(sample.messages_per_s for sample in samples) for way, samples in rounds.items()}
+    ways = {
+        way: {
+            "messages_per_s": round(speeds[way]),
+            "cpu_us_per_message": {
+                party: round(1e6 * statistics.median(sample.cpu_s[party] / sample.messages for sample in samples), 2)
+                for party in samples[0].cpu_s
+            },
+        }
+        for way, samples in rounds.items()
+    }
+    together = list(zip(*(rounds[way] for way in (COPY, READING, WRITING, NAIVE)), strict=True))
+    limits = [min(reading.messages_per_s, writing.messages_per_s) for _, reading, writing, _ in together]
+    return {
+        "ways": ways,
+        "slower_limit": min((WRITING, READING), key=speeds.__getitem__),
+        "share_of_slower_limit": round(
+            statistics.median(row[0].messages_per_s / limit for row, limit in zip(together, limits, strict=True)), 3
+        ),
+        "factor_over_naive": round(
+            statistics.median(row[0].messages_per_s / row[3].messages_per_s for row in together), 1
+        ),
+    }
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """Print the figures."""
+    found = result["summary"]
+    limit = found["ways"][found["slower_limit"]]["messages_per_s"]
+    slowest = found["ways"][NAIVE]["messages_per_s"]
+    table = Table(title=f"{result['messages']:,} messages, {result['sessions']:,} sessions", title_justify="left")
+    table.add_column("way", no_wrap=True)
+    for name in ("rows/s", "of limit", "× naive", "client µs", "PG µs", "Redis µs"):
+        table.add_column(name, justify="right")
+    for way, figures in found["ways"].items():
+        speed, used = figures["messages_per_s"], figures["cpu_us_per_message"]
+        ratio = found["share_of_slower_limit"] if way == COPY else speed / limit
+        factor = found["factor_over_naive"] if way == COPY else speed / slowest
+        table.add_row(way, f"{speed:,}", f"{ratio:.0%}", f"{factor:.1f}", *(f"{used[party]:.1f}" for party in used))
+    console.print(table)
+    console.print(
+        "of limit: share of the slower limit; µs: processor time per message over all processes of a party. "
+        "The client of the copy is Spark."
+    )
+    for row in result["memory"]:
+        console.print(
+            f"memory at {row['messages']:,} messages: JVM {row['jvm_mib']} MiB, Python {row['python_mib']} MiB"
+        )
+
+
+def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure everything and return the result."""
+    home = Path(tempfile.mkdtemp(prefix="queuekeeper-benchmark-"))
+    home.chmod(0o711)
+    os.environ["JAVA_HOME"] = str(java_home(home))
+    os.environ["PYSPARK_SUBMIT_ARGS"] = "--driver-memory 1g pyspark-shell"
+    try:
+        with private_servers(home, arguments.server) as (postgres, target), ExitStack() as stack:
+            spark = build_session("queuekeeper benchmark", master="local[2]")
+            stack.callback(spark.stop)
+            url = postgres.create_database("benchmark")
+            console.print(f"filling {arguments.messages:,} messages, making the plan")
+            plan = fill_and_plan(
+                spark, postgres_url=url, redis_url=target.url, messages=arguments.messages, sessions=arguments.sessions
+            )
+            stand = Stand(
+                postgres=postgres, redis=target, postgres_url=url, spark=spark, plan=plan, folder=home,
+                naive_messages=arguments.naive_messages,
+            )  # fmt: skip
+            console.print("recording a copy")
+            record(stand)
+            rounds: dict[str, list[Sample]] = {way: [] for way in WAYS}
+            names = list(WAYS)
+            for number in range(arguments.rounds):
+                # Nobody is always the one who comes after the naive loop.
+                for way in names[number % len(names) :] + names[: number % len(names)]:
+                    sample = stand.measured(WAYS[way])
+                    rounds[way].append(sample)
+                    console.print(f"round {number + 1}: {way} {sample.messages_per_s:,.0f} messages/s")
+            sizes = []
+            if arguments.memory:
+                for stream in stand.streams:
+                    stream.path.unlink()
+                small = memory(stand, messages=arguments.messages, sessions=arguments.sessions, plan=plan)
+                large = memory(stand, messages=4 * arguments.messages, sessions=4 * arguments.sessions, plan=None)
+                sizes = [asdict(small), asdict(large)]
+            return {
+                "machine": machine(stand),
+                "messages": stand.messages,
+                "sessions": arguments.sessions,
+                "copied": plan.total("to_copy"),
+                "naive_messages": min(arguments.naive_messages, stand.messages),
+                "rounds": {way: [asdict(sample) for sample in samples] for way, samples in rounds.items()},
+                "summary": summary(rounds),
+                "memory": sizes,
+            }
+    finally:
+        shutil.rmtree(home, ignore_errors=True)
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--messages", type=int, default=1_000_000)
+    parser.add_argument("--sessions", type=int, default=20_000)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--naive-messages", type=int, default=20_000, help="the naive loop stops after so many")
+    parser.add_argument("--server", choices=("valkey", "redis"), default="valkey")
+    parser.add_argument("--memory", action="store_true", help="also measure memory at this and four times the size")
+    parser.add_argument("--json", type=Path, help="where to write the result; a name in benchmarks/results if absent")
+    arguments = parser.parse_args(words)
+    if min(arguments.messages, arguments.sessions, arguments.rounds, arguments.naive_messages) < 1:
+        parser.error("counts must be 1 or more")
+    console = Console()
+    try:
+        result = run(arguments, console)
+    except RefusedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    show(console, result)
+    path = arguments.json or RESULTS / f"backfill-{arguments.server}-{arguments.messages}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    console.print(f"written to {path}", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,87 @@
+"""Move persistent sessions and their pending messages from PostgreSQL to Redis, in order, with nothing lost.
+
+The broker is stopped. Spark reads the source once and plans; a person approves the plan; Spark copies it cohort by
+cohort, reads both stores again and compares; a report shows the ledger. Every step can be repeated.
+
+**Before**: stop TBMQ and everything else that writes to its tables or to Redis. Start with a dry run.
+
+### If it fails
+
+- **plan**: the log's last line says what to mend: a parameter, a server, a missing column, too many bad rows.
+  Nothing was written to Redis. Trigger the DAG again.
+- **check_approval**: the plan was rejected, not answered in time, or the source changed afterwards. Nothing was
+  written to Redis. Check that the broker is stopped, then trigger the DAG again.
+- **copy**: it has retried what a retry can mend. Do what the log says (room in Redis, a server that is down), then
+  clear the failed copy task with its downstream tasks: the copy goes on where it stopped.
+- **verify**: source and target differ, or rows are unaccounted for. Leave the broker stopped and open the report,
+  which lists every difference.
+- **report**: clear the task; it only reads.
+
+Step by step, with commands: `docs/runbooks/session_migration.md`. Owner: queuekeeper.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, TriggerRule
+
+from queuekeeper.airflow.defaults import START, Pool, Tag, default_args, spark_jobs
+from queuekeeper.airflow.operators.approval import ApprovePlanOperator, CheckApprovalOperator, SummarisePlanOperator
+from queuekeeper.airflow.operators.migration import (
+    CopySessionsOperator,
+    PlanMigrationOperator,
+    VerifyMigrationOperator,
+)
+from queuekeeper.airflow.operators.report import ReportMigrationOperator
+from queuekeeper.airflow.params import session_migration_params
+
+CONNECTIONS = {
+    "postgres_conn_id": "{{ params.postgres_conn_id }}",
+    "redis_conn_id": "{{ params.redis_conn_id }}",
+    "spark_conn_id": "{{ params.spark_conn_id }}",
+}
+SPARK: dict[str, Any] = {"pool": Pool.SPARK.value, "execution_timeout": timedelta(hours=12)}
+SUMMARY = "ti.xcom_pull(task_ids='summarise_plan')"
+PLAN_ID = f"{{{{ {SUMMARY}['plan_id'] }}}}"
+
+with DAG(
+    Path(__file__).stem,
+    description="Move persistent sessions from PostgreSQL to Redis: plan, approve, copy, verify, report.",
+    doc_md=__doc__,
+    schedule=None,
+    start_date=START,
+    catchup=False,
+    max_active_runs=1,
+    params=session_migration_params(),
+    default_args={**default_args(), **CONNECTIONS, "spark_jobs": spark_jobs(__file__)},
+    tags=[Tag.QUEUEKEEPER.value, Tag.MIGRATION.value, Tag.POSTGRES.value, Tag.REDIS.value, Tag.SPARK.value],
+):
+    plan = PlanMigrationOperator(task_id="plan", **SPARK)
+    summarise = SummarisePlanOperator(task_id="summarise_plan", pool=Pool.POSTGRES)
+    approve = ApprovePlanOperator(
+        task_id="approve",
+        subject=f"Copy {{{{ '{{:,}}'.format({SUMMARY}['numbers']['to_copy']) }}}} messages to Redis?",
+        body=f"{{{{ {SUMMARY}['markdown'] }}}}",
+        retry_delay=timedelta(seconds=1),
+    )
+    check = CheckApprovalOperator(
+        task_id="check_approval", plan_id=PLAN_ID, decision=approve.output, pool=Pool.POSTGRES
+    )
+    copy = CopySessionsOperator.partial(
+        task_id="copy", plan_id=PLAN_ID, map_index_template="cohorts {{ task.cohorts }}", **SPARK
+    ).expand(cohorts=check.output)
+    verify = VerifyMigrationOperator(task_id="verify", plan_id=PLAN_ID, **SPARK)
+    # People need the report most when the verification has failed; without an approval there is nothing to report.
+    report = ReportMigrationOperator(
+        task_id="report", plan_id=PLAN_ID, pool=Pool.POSTGRES, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
+    )
+    # The run's own verdict: a report alone must not turn a failed verification green.
+    migrated = EmptyOperator(task_id="migrated")
+
+    plan >> summarise >> approve >> check >> copy >> verify
+    [check, verify] >> report
+    [verify, report] >> migrated

@@ -1,0 +1,9 @@
+--- @include "includes/integers"
+-- A last packet id is empty for none, 0 in a session that has never given one out, else an MQTT packet id.
+local function is_last_packet_id(text)
+    if text == '' then
+        return true
+    end
+    local number = integer(text)
+    return number ~= nil and number >= 0 and number <= 65535
+end

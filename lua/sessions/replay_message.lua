@@ -1,0 +1,87 @@
+#!lua
+--[[
+Purpose
+    Add one repaired message of the quarantine to a session whose import is complete. A repeated call adds nothing.
+KEYS
+    [1]  messages        sorted set of references
+    [2]  last_packet_id  packet id given out last
+    [3]  session         owner, epoch and state of the import
+    [4]  payload         key of the message, named by the packet id that it gets
+ARGV
+    [1]  plan            id of the plan that imported the session
+    [2]  epoch           decimal; a session with a greater one is left alone
+    [3]  expected        last packet id that the caller has read; empty: the key is absent
+    [4]  last_packet_id  new last packet id, 0 to 65535; empty: it stays
+    [5]  serial          score of the message
+    [6]  expires_at_ms   instant at which its life ends
+    [7]  message         JSON
+Returns
+    {"replayed", key}   the message is stored under key
+    {"unchanged", key}  a message with this serial is in the session already, under key
+    {"expired", ""}     its life is over; nothing was written
+Errors
+    INVALID           an argument breaks the rules above
+    STALE             a greater epoch owns the session
+    MOVED_ON          this plan has not imported the session to its end, or its last packet id is another
+    PACKET_ID_IN_USE  another message of the session has this payload key
+Cost
+    O(log N) for N references; about 15 us.
+]]
+--- @include "includes/import_state"
+--- @include "includes/last_packet_id"
+--- @include "includes/time"
+
+local messages_key, last_packet_id_key, session_key, payload_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local plan, expected, last_packet_id = ARGV[1], ARGV[3], ARGV[4]
+local epoch, serial, expires_at_ms = integer(ARGV[2]), integer(ARGV[5]), integer(ARGV[6])
+
+if #KEYS ~= 4 or #ARGV ~= 7 or plan == '' then
+    return redis.error_reply('INVALID 4 keys and 7 arguments are expected')
+end
+if not epoch or epoch < 0 then
+    return redis.error_reply('INVALID epoch is not an integer of 0 or more')
+end
+if not is_last_packet_id(expected) or not is_last_packet_id(last_packet_id) then
+    return redis.error_reply('INVALID last packet id is not an integer from 0 to 65535')
+end
+if not serial or serial < 0 then
+    return redis.error_reply('INVALID serial is not an integer of 0 or more')
+end
+if not expires_at_ms then
+    return redis.error_reply('INVALID expiry is not an integer')
+end
+
+local state = import_state(session_key)
+if state.epoch > epoch then
+    return redis.error_reply('STALE epoch ' .. string.format('%d', state.epoch) .. ' owns the session')
+end
+if state.plan ~= plan or state.import ~= 'done' then
+    return redis.error_reply('MOVED_ON plan ' .. plan .. ' has not imported the session to its end')
+end
+-- A repeated call finds its own message, perhaps under the key that an earlier try chose; the last packet id has moved.
+local stored = redis.call('ZRANGE', messages_key, ARGV[5], ARGV[5], 'BYSCORE', 'LIMIT', 0, 1)
+if stored[1] then
+    return { 'unchanged', stored[1] }
+end
+local current = redis.call('GET', last_packet_id_key) or ''
+if current ~= expected then
+    return redis.error_reply('MOVED_ON the last packet id of the session is not the expected one')
+end
+if redis.call('ZSCORE', messages_key, payload_key) or redis.call('EXISTS', payload_key) == 1 then
+    return redis.error_reply('PACKET_ID_IN_USE another message of the session has this packet id')
+end
+if expires_at_ms <= now_ms() then
+    return { 'expired', '' }
+end
+
+redis.call('SET', payload_key, ARGV[7], 'PXAT', ARGV[6])
+redis.call('ZADD', messages_key, ARGV[5], payload_key)
+if last_packet_id ~= '' then
+    redis.call('SET', last_packet_id_key, last_packet_id)
+    -- A session that was used before stays recognisable as used.
+    if current == state.last_packet_id then
+        redis.call('HSET', session_key, 'imported_last_packet_id', last_packet_id)
+    end
+end
+redis.call('HINCRBY', session_key, 'references', 1)
+return { 'replayed', payload_key }

@@ -1,0 +1,26 @@
+-- Note where the rows of one cohort went.
+-- params: plan_id, cohort, rows_seen, copied, expired, trimmed, superseded, quarantined, sessions_seen,
+-- sessions_copied, differences, digest, verified_at_ms
+-- rows: none
+-- index: ledger_pkey
+INSERT INTO queuekeeper.ledger (
+    plan_id, cohort, rows_seen, copied, expired, trimmed, superseded, quarantined, sessions_seen, sessions_copied,
+    differences, digest, verified_at_ms
+)
+VALUES (
+    %(plan_id)s, %(cohort)s, %(rows_seen)s, %(copied)s, %(expired)s, %(trimmed)s, %(superseded)s, %(quarantined)s,
+    %(sessions_seen)s, %(sessions_copied)s, %(differences)s, %(digest)s, %(verified_at_ms)s
+)
+ON CONFLICT (plan_id, cohort) DO UPDATE
+    SET
+        rows_seen = excluded.rows_seen,
+        copied = excluded.copied,
+        expired = excluded.expired,
+        trimmed = excluded.trimmed,
+        superseded = excluded.superseded,
+        quarantined = excluded.quarantined,
+        sessions_seen = excluded.sessions_seen,
+        sessions_copied = excluded.sessions_copied,
+        differences = excluded.differences,
+        digest = excluded.digest,
+        verified_at_ms = excluded.verified_at_ms

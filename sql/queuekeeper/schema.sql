@@ -1,0 +1,2 @@
+-- Everything Queuekeeper keeps for itself; the vendor's tables stay untouched in theirs.
+CREATE SCHEMA queuekeeper;

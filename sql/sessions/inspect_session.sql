@@ -1,0 +1,15 @@
+-- Describe one session: whether it has a row, how many messages wait, what was given out last.
+-- params: client_id
+-- rows: one: (exists, messages, last_packet_id, last_serial)
+-- index: device_session_ctx_pkey, device_publish_msg_pkey
+SELECT
+    ctx.client_id IS NOT NULL AS session_exists,
+    (
+        SELECT count(*)
+        FROM device_publish_msg AS msg
+        WHERE msg.client_id = wanted.client_id
+    ) AS messages,
+    ctx.last_packet_id,
+    ctx.last_serial_number
+FROM (SELECT %(client_id)s::varchar AS client_id) AS wanted
+LEFT JOIN device_session_ctx AS ctx ON wanted.client_id = ctx.client_id

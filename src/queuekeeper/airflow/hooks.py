@@ -1,0 +1,170 @@
+"""Airflow connections as URLs and as connections of ours; what is done with them is the operators' business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+from urllib.parse import quote, urlencode
+
+from airflow.providers.postgres.hooks.postgres import PostgresHook
+from airflow.providers.redis.hooks.redis import RedisHook
+from airflow.sdk import BaseHook
+from airflow.sdk.exceptions import AirflowNotFoundException
+from airflow.sdk.log import mask_secret
+
+from queuekeeper import postgres, redis_client
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.errors import UsageError
+from queuekeeper.migration.ledger import MigrationLedger
+
+if TYPE_CHECKING:
+    from airflow.sdk import Connection
+
+_POSTGRES_EXTRAS = frozenset(
+    {
+        "channel_binding", "connect_timeout", "gssencmode", "keepalives", "keepalives_count", "keepalives_idle",
+        "keepalives_interval", "sslcert", "sslcrl", "sslkey", "sslmode", "sslpassword", "sslrootcert",
+        "target_session_attrs", "tcp_user_timeout",
+    }
+)  # fmt: skip
+_REDIS_EXTRAS = frozenset({"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl_check_hostname", "ssl_keyfile"})
+
+# These shape other users' view of the same connection and change nothing for us: a cluster is found out by asking it.
+_POSTGRES_IGNORED = frozenset({"cursor", "sqlalchemy_query", "sqlalchemy_scheme"})
+_REDIS_IGNORED = frozenset({"cluster", "startup_nodes"})
+_REDIS_READ = frozenset({"db", "ssl"})
+
+_NO_PASSWORD = frozenset({"", "none", "false"})
+"""Words that Airflow's own Redis hook takes for the absence of a password."""
+
+
+def get_connection(conn_id: str, *, kinds: Iterable[str], example: str) -> Connection:
+    """Return a connection of Airflow.
+
+    :param kinds: connection types that will do.
+    :param example: URI that shows how to make one.
+    :raises UsageError: when it does not exist or is of another type, with the command that makes one.
+    """
+    try:
+        connection = BaseHook.get_connection(conn_id)
+    except AirflowNotFoundException:
+        raise UsageError(
+            f"Airflow has no connection {conn_id!r}: airflow connections add {conn_id} --conn-uri {example}"
+        ) from None
+    wanted = sorted(kinds)
+    if connection.conn_type not in wanted:
+        raise UsageError(
+            f"connection {conn_id!r} is of type {connection.conn_type!r}, and has to be {' or '.join(wanted)}"
+        )
+    return connection
+
+
+def _allowed_extras(
+    conn_id: str, extras: Mapping[str, Any], *, allowed: frozenset[str], ignored: frozenset[str]
+) -> dict[str, str]:
+    # An extra that is misspelt and silently dropped could leave a connection without TLS.
+    unknown = sorted(set(extras) - allowed - ignored)
+    if unknown:
+        raise UsageError(
+            f"connection {conn_id!r} has an extra that is not known: {', '.join(unknown)}; "
+            f"known are {', '.join(sorted(allowed))}"
+        )
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in sorted(extras.items())
+        if name in allowed
+    }
+
+
+def _authority(connection: Connection, password: str | None, *, port: int) -> str:
+    user = "" if not connection.login else quote(connection.login, safe="")
+    secret = "" if password is None else f":{quote(password, safe='')}"
+    if password is not None:
+        # Airflow masks the password as it stands; in a URL it may look different.
+        mask_secret(quote(password, safe=""))
+    host = connection.host or "localhost"
+    if host.startswith("/"):
+        host = quote(host, safe="")
+    elif ":" in host and not host.startswith("["):
+        host = f"[{host}]"
+    login = f"{user}{secret}@" if user or secret else ""
+    return f"{login}{host}:{connection.port or port}"
+
+
+class QueuekeeperPostgresHook(PostgresHook):
+    """Source and control database, reached as every other part of Queuekeeper reaches it."""
+
+    default_conn_name = POSTGRES_CONNECTION
+
+    @property
+    def url(self) -> str:
+        """Address with user, password and TLS options; never log it.
+
+        :raises UsageError: when the connection is missing, of another type, or has an extra that is not known.
+        """
+        conn_id = self.get_conn_id()
+        connection = get_connection(
+            conn_id, kinds=("postgres",), example="postgresql://user:password@host:5432/thingsboard_mqtt_broker"
+        )
+        extras = _allowed_extras(conn_id, connection.extra_dejson, allowed=_POSTGRES_EXTRAS, ignored=_POSTGRES_IGNORED)
+        database = quote(connection.schema or "", safe="")
+        options = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
+        return f"postgresql://{_authority(connection, connection.password or None, port=5432)}/{database}{options}"
+
+    @contextmanager
+    def connect(self, *, autocommit: bool = True) -> Iterator[postgres.Connection]:
+        """Open a connection of ours for the length of a ``with`` block."""
+        with postgres.connect(self.url, autocommit=autocommit) as connection:
+            yield connection
+
+    @contextmanager
+    def ledger(self) -> Iterator[MigrationLedger]:
+        """Open the records of migrations for the length of a ``with`` block."""
+        with self.connect() as connection:
+            yield MigrationLedger(connection)
+
+
+class QueuekeeperRedisHook(RedisHook):
+    """Target server or cluster, reached as every other part of Queuekeeper reaches it."""
+
+    default_conn_name = REDIS_CONNECTION
+
+    def __init__(self, redis_conn_id: str = REDIS_CONNECTION, **kwargs: Any) -> None:
+        super().__init__(redis_conn_id, **kwargs)
+
+    @property
+    def url(self) -> str:
+        """Address with user, password, database and TLS options; never log it.
+
+        :raises UsageError: when the connection is missing, of another type, or has an extra that is not known.
+        """
+        connection = get_connection(
+            self.redis_conn_id, kinds=("redis", "rediss"), example="redis://:password@host:6379/0"
+        )
+        found = connection.extra_dejson
+        extras = _allowed_extras(self.redis_conn_id, found, allowed=_REDIS_EXTRAS, ignored=_REDIS_IGNORED | _REDIS_READ)
+        encrypted = connection.conn_type == "rediss" or str(found.get("ssl", False)).lower() in ("true", "1")
+        if extras and not encrypted:
+            raise UsageError(
+                f"connection {self.redis_conn_id!r} has TLS options ({', '.join(extras)}) but TLS is off: "
+                'add "ssl": true to its extras'
+            )
+        password = connection.password
+        if password is None or password.lower() in _NO_PASSWORD:
+            password = None
+        database = str(found.get("db") or connection.schema or 0)
+        if not database.isdigit():
+            raise UsageError(f"connection {self.redis_conn_id!r} names database {database!r}: it has to be a number")
+        scheme = "rediss" if encrypted else "redis"
+        options = f"?{urlencode(extras, quote_via=quote)}" if extras else ""
+        return f"{scheme}://{_authority(connection, password, port=6379)}/{database}{options}"
+
+    @contextmanager
+    def connect(self) -> Iterator[redis_client.RedisClient]:
+        """Open a client of ours for the length of a ``with`` block."""
+        client = redis_client.connect(self.url)
+        try:
+            yield client
+        finally:
+            client.close()

@@ -1,0 +1,25 @@
+"""Buttons on the pages of tasks; what they lead to is in the plugin."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from airflow.sdk import BaseOperatorLink
+
+from queuekeeper.airflow.run_index import PREFIX, base_path
+
+if TYPE_CHECKING:
+    from airflow.sdk import BaseOperator
+    from airflow.sdk.types import TaskInstanceKey
+
+
+class MigrationReportLink(BaseOperatorLink):
+    """Leads from a task to the report of its run."""
+
+    name = "Migration report"
+
+    def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
+        """Return the address of the run's report in Airflow's own UI."""
+        query = urlencode({"dag_id": ti_key.dag_id, "run_id": ti_key.run_id})
+        return f"{base_path()}{PREFIX}/run?{query}"

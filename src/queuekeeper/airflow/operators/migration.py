@@ -1,0 +1,118 @@
+"""The three Spark steps of a migration as tasks; the steps themselves are in ``queuekeeper.migration``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any
+
+from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.airflow.params import reject_unknown_of
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class PlanMigrationOperator(QueuekeeperSparkOperator):
+    """Read the source once and write down what a migration would do; nothing is written to Redis.
+
+    As the first task of its DAG it also refuses parameters that the form does not have.
+
+    :param run_id: under which the plan is found again (templated).
+    :param cohorts: cohorts to copy (templated).
+    :param cohort_count: how many cohorts to cut (templated).
+    :param limit: newest live messages to keep per session (templated).
+    :param default_ttl_s: life of a message without expiry (templated).
+    :param quarantine_cap_percent: share of bad rows that is tolerated (templated).
+    :param throttle_messages_per_s: rate of the copy; empty for none (templated).
+    :param key_prefix: put before every Redis key (templated).
+    """
+
+    template_fields: Sequence[str] = (
+        *QueuekeeperSparkOperator.template_fields,
+        "run_id",
+        "cohorts",
+        "cohort_count",
+        "limit",
+        "default_ttl_s",
+        "quarantine_cap_percent",
+        "throttle_messages_per_s",
+        "key_prefix",
+    )
+
+    def __init__(
+        self,
+        *,
+        run_id: str = "{{ run_id }}",
+        cohorts: str = "{{ params.cohorts }}",
+        cohort_count: int | str = "{{ params.cohort_count }}",
+        limit: int | str = "{{ params.limit }}",
+        default_ttl_s: int | str = "{{ params.default_ttl_s }}",
+        quarantine_cap_percent: float | str = "{{ params.quarantine_cap_percent }}",
+        throttle_messages_per_s: int | str = "{{ params.throttle_messages_per_s or '' }}",
+        key_prefix: str = "{{ params.key_prefix or '' }}",
+        job: str = "plan_migration.py",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job=job, **kwargs)
+        self.run_id = run_id
+        self.cohorts = cohorts
+        self.cohort_count = cohort_count
+        self.limit = limit
+        self.default_ttl_s = default_ttl_s
+        self.quarantine_cap_percent = quarantine_cap_percent
+        self.throttle_messages_per_s = throttle_messages_per_s
+        self.key_prefix = key_prefix
+
+    def arguments(self, context: Context) -> list[str]:
+        """Return the parameters of the plan."""
+        reject_unknown_of(context)
+        arguments = [
+            f"--run-id={self.run_id}",
+            f"--cohorts={self.cohorts}",
+            f"--cohort-count={self.cohort_count}",
+            f"--limit={self.limit}",
+            f"--default-ttl-s={self.default_ttl_s}",
+            f"--quarantine-cap={Decimal(str(self.quarantine_cap_percent)) / 100}",
+        ]
+        if self.throttle_messages_per_s != "":
+            arguments.append(f"--throttle-messages-per-s={self.throttle_messages_per_s}")
+        if self.key_prefix:
+            arguments.append(f"--key-prefix={self.key_prefix}")
+        return arguments
+
+
+class CopySessionsOperator(QueuekeeperSparkOperator):
+    """Copy cohorts of an approved plan to Redis; repeating it changes nothing and finishes what was left.
+
+    :param plan_id: the plan (templated).
+    :param cohorts: such as ``0-23``; mapped over groups (templated).
+    """
+
+    template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "plan_id", "cohorts")
+
+    def __init__(self, *, plan_id: str, cohorts: str, job: str = "copy_sessions.py", **kwargs: Any) -> None:
+        super().__init__(job=job, **kwargs)
+        self.plan_id = plan_id
+        self.cohorts = cohorts
+
+    def arguments(self, context: Context) -> list[str]:
+        """Return plan and cohorts."""
+        return [f"--plan-id={self.plan_id}", f"--cohorts={self.cohorts}"]
+
+
+class VerifyMigrationOperator(QueuekeeperSparkOperator):
+    """Read both stores again, compare them client by client and write the ledger; a difference fails the task.
+
+    :param plan_id: the plan (templated).
+    """
+
+    template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "plan_id")
+
+    def __init__(self, *, plan_id: str, job: str = "verify_migration.py", **kwargs: Any) -> None:
+        super().__init__(job=job, **kwargs)
+        self.plan_id = plan_id
+
+    def arguments(self, context: Context) -> list[str]:
+        """Return the plan."""
+        return [f"--plan-id={self.plan_id}"]

@@ -1,0 +1,65 @@
+"""Writes the report of a migration as files and notes where they are; what stands in it is the report's business."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.links import MigrationReportLink
+from queuekeeper.airflow.run_index import remember
+from queuekeeper.clock import system_clock
+from queuekeeper.config import Settings
+from queuekeeper.migration.report import build_report, write_report
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class ReportMigrationOperator(BaseOperator):
+    """Write what a migration did, balanced or not, as HTML and JSON.
+
+    :param plan_id: the plan (templated).
+    :param postgres_conn_id: where its records are kept (templated).
+    :param redis_conn_id: target, asked for the memory it really uses (templated).
+    """
+
+    template_fields: Sequence[str] = ("plan_id", "postgres_conn_id", "redis_conn_id")
+    operator_extra_links = (MigrationReportLink(),)
+
+    def __init__(
+        self,
+        *,
+        plan_id: str,
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        redis_conn_id: str = REDIS_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.plan_id = plan_id
+        self.postgres_conn_id = postgres_conn_id
+        self.redis_conn_id = redis_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the verdict and where the files are."""
+        directory = Settings().reports
+        with (
+            QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger,
+            QueuekeeperRedisHook(self.redis_conn_id).connect() as client,
+        ):
+            report = build_report(ledger, client, plan_id=self.plan_id, now_ms=system_clock())
+            files = write_report(report, directory)
+            ledger.save_report(self.plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
+        run = context["dag_run"]
+        remember(directory, dag_id=run.dag_id, run_id=run.run_id, plan_id=self.plan_id, files=files)
+        self.log.info("Migration %s: %s; report %s", self.plan_id, report.verdict, files.html)
+        return {
+            "plan_id": self.plan_id,
+            "verdict": str(report.verdict),
+            "html": str(files.html),
+            "json": str(files.json),
+            "sha256": files.sha256,
+        }

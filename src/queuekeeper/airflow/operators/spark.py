@@ -1,0 +1,244 @@
+"""Runs one application of ``spark_jobs/`` as a task: secrets, exit codes, results and ends; what it does is its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from abc import abstractmethod
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from queuekeeper.airflow.compatibility import is_supervised
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook, get_connection
+from queuekeeper.errors import CheckFailed, RefusedError, ServerUnavailable, StalePlan, UsageError
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+_NEVER_RETRIED = frozenset({UsageError.exit_code, StalePlan.exit_code, RefusedError.exit_code})
+_CONF = {
+    "spark.log.level": "WARN",
+    "spark.sql.session.timeZone": "UTC",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": "false",
+}
+_SECRET_VARIABLES = ("AIRFLOW_CONN_", "AIRFLOW_VAR_", "AIRFLOW__", "_AIRFLOW")
+"""A job knows nothing of Airflow, so it is not given Airflow's keys, database and other connections either."""
+
+_SUPERVISOR_POLL_S = 1.0
+
+
+class QueuekeeperSparkHook(SparkSubmitHook):
+    """Runs ``spark-submit`` in client mode with an environment of its own, and catches the job's last word."""
+
+    def __init__(self, *, environment: dict[str, str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self._environment = environment
+        self.result: dict[str, Any] | None = None
+
+    @property
+    def exit_code(self) -> int | None:
+        """Exit code of ``spark-submit``, which in client mode is that of the job."""
+        return None if self._submit_sp is None else self._submit_sp.returncode
+
+    @property
+    def deploy_mode(self) -> str:
+        """Where the driver runs."""
+        return self._connection["deploy_mode"] or "client"
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the executors live inside the driver."""
+        return str(self._connection["master"]).startswith("local")
+
+    def submit(self, application: str = "", **kwargs: Any) -> str | None:
+        """Run the application; its environment never passes through a command line."""
+        # Standard input of a task is its line to the supervisor: a driver that inherited it would keep the
+        # supervisor waiting after the task itself was killed.
+        try:
+            return super().submit(application, env=self._environment, stdin=subprocess.DEVNULL, **kwargs)
+        finally:
+            if self._submit_sp is not None and self._submit_sp.stdout is not None:
+                self._submit_sp.stdout.close()
+
+    def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
+        super()._process_spark_submit_log(self._watched(itr))
+
+    def _watched(self, lines: Iterator[Any]) -> Iterator[Any]:
+        for line in lines:
+            found = _json_object(str(line))
+            if found is not None:
+                self.result = found
+            yield line
+
+
+class QueuekeeperSparkOperator(SparkSubmitOperator):
+    """Run a file of ``spark_jobs/`` and return its last JSON line.
+
+    A job that refuses (exit code 2, 3 or 4) or whose check failed (1, with a result) fails for good. Anything else,
+    such as a killed driver or a server that was lost, may be retried: every job can be repeated.
+
+    :param job: file name of the application (fixed by subclasses).
+    :param spark_jobs: folder of the applications; see :func:`queuekeeper.airflow.defaults.spark_jobs`.
+    :param postgres_conn_id: source and control database (templated).
+    :param redis_conn_id: target (templated).
+    :param spark_conn_id: where Spark runs, in client mode (templated).
+    :param driver_memory: memory of the driver's JVM; with a ``local`` master it holds the executors too.
+    """
+
+    template_fields: Sequence[str] = ("postgres_conn_id", "redis_conn_id", "spark_conn_id")
+    ui_color = "#f7e3cf"
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        spark_jobs: str,
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        redis_conn_id: str = REDIS_CONNECTION,
+        spark_conn_id: str = SPARK_CONNECTION,
+        conf: dict[str, str] | None = None,
+        driver_memory: str = "1g",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(
+            conf=conf,
+            conn_id=spark_conn_id,
+            driver_memory=driver_memory,
+            name=f"queuekeeper-{Path(job).stem.replace('_', '-')}",
+            **kwargs,
+        )
+        self.job = job
+        self.spark_jobs = spark_jobs
+        self.postgres_conn_id = postgres_conn_id
+        self.redis_conn_id = redis_conn_id
+        self.spark_conn_id = spark_conn_id
+
+    @abstractmethod
+    def arguments(self, context: Context) -> list[str]:
+        """Return the application's arguments; no secret may stand here, since they are logged."""
+
+    def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Run the application, stream its output to the log and return what it reports."""
+        application = Path(self.spark_jobs) / self.job
+        if not application.is_file():
+            raise UsageError(f"there is no Spark application {application}: deploy spark_jobs/ beside dags/")
+        self.application = str(application)
+        self.application_args = self.arguments(context)
+        hook = self._get_hook()
+        self._hook = hook
+        self.log.info("Starting %s: %s", self.job, " ".join(self.application_args))
+        with self._ended_with_supervisor():
+            try:
+                super().execute(context)
+            except AirflowException as error:
+                self._fail(hook, error)
+        if hook.result is None:
+            raise AirflowException(f"{self.job} ended without a result: its last line has to be a JSON object")
+        self.log.info("%s ended well", self.job)
+        return hook.result
+
+    def on_kill(self) -> None:
+        """Stop ``spark-submit`` when the task is stopped; there may be none yet."""
+        if self._hook is not None:
+            self._hook.on_kill()
+
+    def _get_hook(self) -> QueuekeeperSparkHook:
+        # The provider takes YARN for a connection that does not exist.
+        connection = get_connection(
+            self.spark_conn_id, kinds=("spark", "yarn", "k8s"), example=r"'spark://local%5B2%5D?deploy-mode=client'"
+        )
+        binary = Path(sys.executable).parent / "spark-submit"
+        hook = QueuekeeperSparkHook(
+            environment=self._environment(),
+            conf={**_CONF, **(self.conf or {})},
+            conn_id=self.spark_conn_id,
+            driver_memory=self._driver_memory,
+            name=self.name,
+            application_args=self.application_args,
+            # The PySpark of this environment, unless the connection asks for another.
+            spark_binary=str(binary) if "spark-binary" not in connection.extra_dejson and binary.is_file() else None,
+        )
+        if hook.deploy_mode != "client":
+            raise UsageError(
+                f"connection {self.spark_conn_id!r} has deploy-mode {hook.deploy_mode!r}: only client mode keeps "
+                "passwords off the command line and ends the driver with its task"
+            )
+        if hook.is_local:
+            hook._environment.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        return hook
+
+    def _environment(self) -> dict[str, str]:
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET_VARIABLES)}
+        kept.setdefault("PYSPARK_PYTHON", sys.executable)
+        kept.setdefault("PYSPARK_DRIVER_PYTHON", kept["PYSPARK_PYTHON"])
+        return kept | {
+            "PYTHONUNBUFFERED": "1",
+            "QUEUEKEEPER_POSTGRES_URL": QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
+            "QUEUEKEEPER_REDIS_URL": QueuekeeperRedisHook(self.redis_conn_id).url,
+            "QUEUEKEEPER_SUPERVISOR_PID": str(os.getpid()),
+        }
+
+    def _fail(self, hook: QueuekeeperSparkHook, error: AirflowException) -> NoReturn:
+        code = hook.exit_code
+        # A server that was lost may be back for the next try, which goes on where this one stopped.
+        lost = (hook.result or {}).get("error") == ServerUnavailable.__name__
+        refused = code in _NEVER_RETRIED or (code == CheckFailed.exit_code and hook.result is not None)
+        if refused and not lost:
+            raise AirflowFailException(
+                f"{self.job} stopped with exit code {code}: {_words(hook.result, error)}"
+            ) from None
+        raise AirflowException(f"{self.job} broke off with exit code {code}; it can be repeated. {error}") from None
+
+    @contextmanager
+    def _ended_with_supervisor(self) -> Iterator[None]:
+        """End this task, and thereby its driver, when the supervisor that started it is gone.
+
+        A task whose worker was killed would otherwise go on unseen, and meet its own retry.
+        """
+        if not is_supervised():
+            yield
+            return
+        supervisor = os.getppid()
+        done = threading.Event()
+
+        def watch() -> None:
+            while not done.wait(_SUPERVISOR_POLL_S):
+                if os.getppid() != supervisor:
+                    self.on_kill()
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+        threading.Thread(target=watch, name="supervisor-watch", daemon=True).start()
+        try:
+            yield
+        finally:
+            done.set()
+
+
+def _json_object(line: str) -> dict[str, Any] | None:
+    text = line.strip()
+    if not (text.startswith("{") and text.endswith("}")):
+        return None
+    try:
+        found = json.loads(text)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _words(result: dict[str, Any] | None, error: AirflowException) -> str:
+    for name in ("message", "error"):
+        if result and result.get(name):
+            return str(result[name])
+    return json.dumps(result) if result else str(error)

@@ -1,0 +1,61 @@
+"""Notes which report belongs to which run, as small files beside the reports, and where the plugin shows them."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from hashlib import sha256
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from airflow.sdk.configuration import conf
+
+from queuekeeper.migration.report_model import ReportFiles
+
+PREFIX = "/queuekeeper"
+"""Where the plugin's pages are mounted, below Airflow's own base address."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunReport:
+    """Report of one run.
+
+    :param html: file name, without folders.
+    """
+
+    dag_id: str
+    run_id: str
+    plan_id: str
+    html: str
+
+
+def base_path() -> str:
+    """Return the path below which Airflow is served, empty for a server of its own."""
+    return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
+
+
+def remember(directory: Path, *, dag_id: str, run_id: str, plan_id: str, files: ReportFiles) -> None:
+    """Note that a run's report is now this one.
+
+    :param directory: folder of the reports.
+    """
+    entry = RunReport(dag_id=dag_id, run_id=run_id, plan_id=plan_id, html=files.html.name)
+    path = _path(directory, dag_id=dag_id, run_id=run_id)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    half = path.with_suffix(".part")
+    half.write_text(json.dumps(asdict(entry)), "utf-8")
+    half.replace(path)
+
+
+def report_of(directory: Path, *, dag_id: str, run_id: str) -> RunReport | None:
+    """Return the report of a run, if it has one."""
+    try:
+        entry = RunReport(**json.loads(_path(directory, dag_id=dag_id, run_id=run_id).read_text("utf-8")))
+    except (FileNotFoundError, ValueError, TypeError):
+        return None
+    return entry
+
+
+def _path(directory: Path, *, dag_id: str, run_id: str) -> Path:
+    # A run id may hold any character; its hash is a safe file name.
+    return directory / "runs" / f"{sha256(json.dumps([dag_id, run_id]).encode()).hexdigest()}.json"

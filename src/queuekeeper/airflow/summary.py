@@ -1,0 +1,119 @@
+"""A plan in short, for the person who approves it, and the cut of its cohorts into groups; no client id, no payload."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any
+
+import humanize
+
+from queuekeeper.migration.model import MigrationPlan
+from queuekeeper.redis_client import ServerFacts
+
+_COUNTS = (
+    "sessions",
+    "clients",
+    "messages",
+    "payload_bytes",
+    "to_copy",
+    "expired",
+    "trimmed",
+    "quarantined",
+    "forecast_bytes",
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSummary:
+    """What a person needs to know before they agree.
+
+    :param numbers: counts of the chosen cohorts.
+    :param markdown: the same for people.
+    """
+
+    plan_id: str
+    numbers: dict[str, Any]
+    markdown: str
+
+
+def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummary:
+    """Return a plan in short.
+
+    :param servers: the masters it will be copied to.
+    """
+    numbers: dict[str, Any] = {name: plan.total(name) for name in _COUNTS}
+    reasons = plan.quarantined_by_reason()
+    used = sum(server.used_memory_bytes for server in servers)
+    limits = [server.maxmemory_bytes for server in servers]
+    numbers |= {
+        "cohorts": len(plan.chosen),
+        "cohorts_of": len(plan.cohorts),
+        "longest_queue": max((cohort.longest_queue for cohort in plan.chosen_cohorts), default=0),
+        "quarantined_by_reason": reasons,
+        "redis_used_bytes": used,
+        "redis_limit_bytes": sum(limits) if all(limits) else None,
+    }
+    parameters = plan.parameters
+    limit = f" of {_bytes(sum(limits))}" if limits and all(limits) else ", no limit set"
+    as_of = datetime.fromtimestamp(plan.as_of_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    throttle = parameters.throttle_messages_per_s
+    rows = [
+        ("Plan", f"`{plan.plan_id}`, as of {as_of}"),
+        ("Cohorts", f"{_count(len(plan.chosen))} of {_count(len(plan.cohorts))}"),
+        ("Sessions", _count(numbers["sessions"])),
+        ("Clients with messages", f"{_count(numbers['clients'])}, longest queue {_count(numbers['longest_queue'])}"),
+        ("Messages", f"{_count(numbers['messages'])}, payloads {_bytes(numbers['payload_bytes'])}"),
+        ("**To copy**", f"**{_count(numbers['to_copy'])}**"),
+        ("Expired", f"{_count(numbers['expired'])} (not copied: their life is over)"),
+        ("Trimmed", f"{_count(numbers['trimmed'])} (not copied: beyond {_count(parameters.limit)} per session)"),
+        ("Quarantined", f"{_count(numbers['quarantined'])} (kept in PostgreSQL for repair)"),
+        ("Redis memory", f"{_bytes(numbers['forecast_bytes'])} forecast, {_bytes(used)} in use{limit}"),
+        ("Throttle", "none" if throttle is None else f"{_count(throttle)} messages/s"),
+    ]
+    lines = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
+    if reasons:
+        lines += ["", "Quarantined rows by reason, messages and sessions:", ""]
+        lines += [f"- {reason.replace('_', ' ')}: {_count(count)}" for reason, count in reasons.items()]
+    return PlanSummary(plan_id=plan.plan_id, numbers=numbers, markdown="\n".join(lines))
+
+
+def format_cohorts(cohorts: Sequence[int]) -> str:
+    """Return numbers as :func:`queuekeeper.keyspace.parse_cohorts` reads them, such as ``0-3,7``."""
+    runs: list[list[int]] = []
+    for cohort in sorted(set(cohorts)):
+        if runs and cohort == runs[-1][-1] + 1:
+            runs[-1] = [runs[-1][0], cohort]
+        else:
+            runs.append([cohort, cohort])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+
+
+def cohort_groups(plan: MigrationPlan, *, groups: int) -> list[str]:
+    """Share the chosen cohorts among tasks, in order and so that each copies about as many messages.
+
+    :param groups: how many tasks to aim for; there are never more than cohorts.
+    """
+    chosen = list(plan.chosen_cohorts)
+    # A cohort without messages still costs a look at its sessions.
+    weights = {cohort.cohort: cohort.to_copy + cohort.sessions + 1 for cohort in chosen}
+    left = [cohort.cohort for cohort in chosen]
+    result: list[str] = []
+    for groups_left in range(min(groups, len(chosen)), 0, -1):
+        fair = sum(weights[cohort] for cohort in left) / groups_left
+        group = [left.pop(0)]
+        weight = weights[group[0]]
+        while left and (groups_left == 1 or (len(left) >= groups_left and weight + weights[left[0]] / 2 <= fair)):
+            weight += weights[left[0]]
+            group.append(left.pop(0))
+        result.append(format_cohorts(group))
+    return result
+
+
+def _count(value: int) -> str:
+    return f"{value:,}"
+
+
+def _bytes(value: int) -> str:
+    return humanize.naturalsize(value, binary=True)

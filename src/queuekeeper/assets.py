@@ -1,0 +1,34 @@
+"""Finds the files that travel with the code (``lua/``, ``sql/``, ``expectations/``), in a wheel or in a checkout."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+
+AREAS = ("lua", "sql", "expectations")
+_PACKAGE = Path(__file__).resolve().parent
+
+
+@cache
+def directory(area: str) -> Path:
+    """Return the folder of one kind of asset.
+
+    :param area: ``lua``, ``sql`` or ``expectations``.
+    :raises FileNotFoundError: when neither the installed package nor a checkout around it holds the folder.
+    """
+    if area not in AREAS:
+        raise FileNotFoundError(f"unknown asset area {area!r}: one of {', '.join(AREAS)}")
+    installed = _PACKAGE / "_assets" / area
+    if installed.is_dir():
+        return installed
+    checkout = _PACKAGE.parent.parent
+    # A folder that merely happens to lie two levels up is not ours: a checkout has our project file beside it.
+    project = checkout / "pyproject.toml"
+    if (checkout / area).is_dir() and project.is_file() and 'name = "queuekeeper"' in project.read_text("utf-8"):
+        return checkout / area
+    raise FileNotFoundError(f"{area}/ is neither in the installed package ({installed}) nor in a checkout ({checkout})")
+
+
+def read(area: str, name: str) -> str:
+    """Return the text of one asset file, for example ``read("sql", "sessions/vendor_schema.sql")``."""
+    return (directory(area) / name).read_text("utf-8")

@@ -1,0 +1,7 @@
+"""The command ``queuekeeper``: what the DAGs call, for people and scripts; it decides nothing itself."""
+
+from __future__ import annotations
+
+from queuekeeper.cli.application import app, main
+
+__all__ = ["app", "main"]

@@ -1,0 +1,60 @@
+"""Puts the commands together and starts them; what they do is in the modules beside this one."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from queuekeeper import __version__
+from queuekeeper.cli import database, migrate, servers, sessions
+from queuekeeper.cli.context import CommandGroup, begin
+
+EPILOG = """
+Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 the plan is stale, 4 refused.
+
+Servers are found in this order: --postgres-url and --redis-url, QUEUEKEEPER_POSTGRES_URL and QUEUEKEEPER_REDIS_URL,
+the private servers that `queuekeeper up` started.
+"""
+
+app = typer.Typer(
+    name="queuekeeper",
+    cls=CommandGroup,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode="markdown",
+    epilog=EPILOG,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        print(f"queuekeeper {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version and end.")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", help="Show where an error came from.")] = False,
+) -> None:
+    """Move, maintain and prove message queues that live in Redis and PostgreSQL."""
+    begin(debug=debug)
+
+
+app.command("up")(servers.up)
+app.command("status")(servers.status)
+app.command("down")(servers.down)
+app.command("sample")(sessions.sample)
+app.add_typer(migrate.app, name="migrate")
+app.add_typer(sessions.app, name="sessions")
+app.add_typer(database.app, name="database")
+
+
+def main() -> None:
+    """Run the command line."""
+    app()

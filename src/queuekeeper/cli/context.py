@@ -1,0 +1,236 @@
+"""What every command needs: settings, connections found by one rule, and errors as sentences with an exit code."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+import getpass
+import sys
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import unquote, urlsplit
+
+import typer
+from rich.text import Text
+from typer.core import TyperGroup
+
+from queuekeeper.cli.output import printable, screen
+from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
+
+if TYPE_CHECKING:
+    from queuekeeper.config import Settings
+    from queuekeeper.migration.ledger import MigrationLedger
+    from queuekeeper.postgres import Connection
+    from queuekeeper.redis_client import RedisClient
+
+AsJson = Annotated[bool, typer.Option("--json", help="Write the result as JSON to stdout, and nothing else there.")]
+PostgresUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--postgres-url",
+        metavar="URL",
+        help="Source and control database, postgresql://user:password@host:port/database. "
+        "Else QUEUEKEEPER_POSTGRES_URL, else the private server.",
+    ),
+]
+RedisUrl = Annotated[
+    str | None,
+    typer.Option(
+        "--redis-url",
+        metavar="URL",
+        help="Target, redis://user:password@host:port; any node of a cluster. "
+        "Else QUEUEKEEPER_REDIS_URL, else the private server.",
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")]
+
+
+@dataclass
+class Invocation:
+    """One call of the command line.
+
+    :param secrets: texts that no message may repeat.
+    """
+
+    debug: bool = False
+    secrets: set[str] = field(default_factory=set)
+
+
+_invocation = Invocation()
+
+
+def begin(*, debug: bool) -> None:
+    """Start afresh: tests make several calls in one process."""
+    _invocation.debug = debug
+    _invocation.secrets.clear()
+
+
+class CommandGroup(TyperGroup):
+    """Commands whose errors are one sentence on stderr and an exit code of ``errors.py``."""
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command and translate what it raises."""
+        try:
+            return super().invoke(ctx)
+        except QueuekeeperError as error:
+            code, sentence = error.exit_code, str(error)
+            _trace()
+        except Exception as error:
+            # Typer's own exceptions carry usage errors and exit codes; a reader that left ends a pipe quietly.
+            if type(error).__module__.startswith(("typer", "click")) or isinstance(error, BrokenPipeError):
+                raise
+            code = 1
+            sentence = f"something unforeseen happened: {type(error).__name__}: {error}; --debug shows where"
+            _trace()
+        screen(stderr=True).print(Text("queuekeeper: ", style="bold red") + Text(_tidy(sentence)), soft_wrap=True)
+        raise typer.Exit(code)
+
+
+def _trace() -> None:
+    if _invocation.debug:
+        screen(stderr=True).print(Text(redact(traceback.format_exc())), soft_wrap=True)
+
+
+def _tidy(sentence: str) -> str:
+    lines = [printable(line) for line in redact(sentence).strip().splitlines()]
+    return "\n".join(lines)
+
+
+def redact(text: str) -> str:
+    """Return text without the passwords of this call's connections."""
+    for secret in sorted(_invocation.secrets, key=len, reverse=True):
+        text = text.replace(secret, "***")
+    return text
+
+
+def _remember(url: str) -> str:
+    try:
+        password = urlsplit(url).password
+    except ValueError:
+        password = None
+    if password:
+        _invocation.secrets |= {password, unquote(password)}
+    return url
+
+
+def settings() -> Settings:
+    """Return the settings of the environment.
+
+    :raises UsageError: naming the variable that is wrong.
+    """
+    from pydantic import ValidationError
+
+    from queuekeeper.config import Settings
+
+    try:
+        return Settings()
+    except ValidationError as error:
+        first = error.errors(include_input=False, include_url=False)[0]
+        name = "QUEUEKEEPER_" + "_".join(str(part) for part in first["loc"]).upper()
+        raise UsageError(f"the environment variable {name} is wrong: {first['msg']}") from None
+
+
+def postgres_address(url: str | None) -> str:
+    """Return the address of the source and control database.
+
+    :param url: what the option says.
+    :raises RefusedError: when none is named and the private server does not run.
+    """
+    from pydantic import SecretStr
+
+    from queuekeeper.embedded import server_urls
+
+    known = settings()
+    if url is None:
+        elsewhere = known.model_copy(update={"redis_url": known.redis_url or SecretStr("")})
+        url = _private(lambda: server_urls(elsewhere).postgres, "PostgreSQL", "--postgres-url", "POSTGRES_URL")
+    return _remember(url)
+
+
+def redis_address(url: str | None) -> str:
+    """Return the address of the target; as :func:`postgres_address`."""
+    from pydantic import SecretStr
+
+    from queuekeeper.embedded import server_urls
+
+    known = settings()
+    if url is None:
+        elsewhere = known.model_copy(update={"postgres_url": known.postgres_url or SecretStr("")})
+        url = _private(lambda: server_urls(elsewhere).redis, "Redis", "--redis-url", "REDIS_URL")
+    return _remember(url)
+
+
+def _private(find: Any, product: str, option: str, variable: str) -> str:
+    try:
+        return str(find().get_secret_value())
+    except RefusedError as error:
+        raise RefusedError(
+            f"no {product} is named and the private one is not running: run `queuekeeper up`, or name a server by "
+            f"{option} or QUEUEKEEPER_{variable}"
+        ) from error
+
+
+@contextmanager
+def postgres_connection(url: str | None, *, autocommit: bool = True) -> Iterator[Connection]:
+    """Open a connection to the source and control database for the block."""
+    from queuekeeper.postgres import connect
+
+    with connect(postgres_address(url), autocommit=autocommit) as connection:
+        yield connection
+
+
+@contextmanager
+def redis_connection(url: str | None) -> Iterator[RedisClient]:
+    """Open a connection to the target for the block."""
+    from queuekeeper.redis_client import connect
+
+    client = connect(redis_address(url))
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+@contextmanager
+def open_ledger(url: str | None) -> Iterator[MigrationLedger]:
+    """Open the records of migrations for the block."""
+    from queuekeeper.migration.ledger import MigrationLedger
+
+    with postgres_connection(url) as connection:
+        yield MigrationLedger(connection)
+
+
+def chosen_plan(ledger: MigrationLedger, plan_id: str | None) -> str:
+    """Return the plan that a command is about: the one named, else the newest.
+
+    :raises UsageError: when there is none.
+    """
+    found = plan_id or ledger.latest_plan_id()
+    if found is None:
+        raise UsageError("there is no plan yet: make one by `queuekeeper migrate plan`")
+    return found
+
+
+def confirm(question: str, *, yes: bool, as_json: bool) -> None:
+    """Ask before something is written.
+
+    :param yes: the answer was given beforehand.
+    :raises RefusedError: when nobody can be asked, or the answer is no.
+    """
+    if yes:
+        return
+    if as_json or not sys.stdin.isatty():
+        raise RefusedError(f"{question} Nobody can be asked here: repeat the command with --yes")
+    if not typer.confirm(question, default=False, err=True):
+        raise RefusedError("not confirmed: nothing was written")
+
+
+def person() -> str:
+    """Return who calls, for the record of approvals."""
+    try:
+        return f"{getpass.getuser()} (command line)"
+    except (OSError, KeyError):
+        return "unknown user (command line)"

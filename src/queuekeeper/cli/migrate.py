@@ -1,0 +1,619 @@
+"""``queuekeeper migrate``: plan, copy, verify, report, and what goes with them."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from bisect import bisect_right
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from queuekeeper.cli import context
+from queuekeeper.cli.output import instant, pairs, plain, printable, record, screen, show, stdout_for_results, table
+from queuekeeper.errors import CheckFailed, QueuekeeperError, UsageError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+    from queuekeeper.migration.ledger import QuarantinedRow, Step
+    from queuekeeper.migration.model import LedgerRow, MigrationPlan
+
+app = typer.Typer(no_args_is_help=True, help="Move sessions from PostgreSQL to Redis: plan, copy, verify, report.")
+
+PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
+PlanIdOrNewest = Annotated[str | None, typer.Argument(metavar="[PLAN]", help="Id of the plan; the newest if left out.")]
+Cohorts = Annotated[
+    str | None, typer.Option("--cohorts", help="Such as 0-3,7; all cohorts of the plan if left out.", metavar="CHOICE")
+]
+Master = Annotated[str | None, typer.Option("--spark-master", help="Else QUEUEKEEPER_SPARK_MASTER, else local[*].")]
+
+_TONES = {"verified": "green", "failed": "red", "refused": "red", "copying": "yellow", "copied": "yellow"}
+REFRESH_S = 0.5
+
+
+@app.callback()
+def _group() -> None:
+    """Move sessions from PostgreSQL to Redis: plan, copy, verify, report."""
+
+
+@contextmanager
+def _spark(name: str, master: str | None) -> Iterator[SparkSession]:
+    """Start Spark in this process for the block; what it prints goes to stderr."""
+    from queuekeeper.embedded import java_home
+
+    settings = context.settings()
+    os.environ["JAVA_HOME"] = str(java_home(settings.home))
+    with stdout_for_results():
+        with screen(stderr=True).status("Starting Spark"):
+            from queuekeeper.migration.spark import build_session
+
+            session = build_session(name, master=master or settings.spark_master)
+        try:
+            yield session
+        finally:
+            session.stop()
+
+
+@contextmanager
+def _bar(postgres_url: str, *, plan_id: str, step: Step, total: int) -> Iterator[None]:
+    """Draw a progress bar on a terminal while the block runs; elsewhere the step's own lines have to do."""
+    from rich.progress import BarColumn, Progress, TaskID, TextColumn
+
+    from queuekeeper.migration.ledger import MigrationLedger
+    from queuekeeper.postgres import connect
+
+    console = screen(stderr=True)
+    if not console.is_terminal:
+        yield
+        return
+    stop = threading.Event()
+
+    def watch(progress: Progress, task: TaskID) -> None:
+        try:
+            with connect(postgres_url, autocommit=True) as connection:
+                ledger = MigrationLedger(connection)
+                while not stop.wait(REFRESH_S):
+                    done = ledger.progress(plan_id, step).done
+                    progress.update(task, completed=done)
+                    speed = progress.tasks[0].speed
+                    if speed:
+                        progress.update(task, rate=f", {speed:,.0f}/s, {max(0, total - done) / speed:,.0f} s left")
+        except QueuekeeperError:
+            # The bar is decoration; what broke the connection ends the step itself with its own words.
+            return
+
+    outer = sys.stdout
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f} messages{task.fields[rate]}"),
+    )
+    with Progress(*columns, console=console, transient=True) as progress, Path(os.devnull).open("w") as nowhere:
+        task = progress.add_task(step.capitalize(), total=total, rate="")
+        thread = threading.Thread(target=watch, args=(progress, task), daemon=True)
+        thread.start()
+        sys.stdout = nowhere  # the bar says what the step's lines would say
+        try:
+            yield
+        finally:
+            sys.stdout = outer
+            stop.set()
+            thread.join(timeout=10)
+
+
+@app.command()
+def plan(
+    *,
+    cohorts: Annotated[str, typer.Option(help="Cohorts to copy, all or such as 0-3,7.", metavar="CHOICE")] = "all",
+    cohort_count: Annotated[int, typer.Option(help="Cohorts to cut the hash slots into.")] = 96,
+    limit: Annotated[int, typer.Option(help="Newest live messages to keep per session, up to 65,535.")] = 10_000,
+    default_ttl_s: Annotated[int, typer.Option(help="Life in seconds of a message without an expiry.")] = 604_800,
+    quarantine_cap: Annotated[float, typer.Option(help="Share of rows that may be quarantined, 0 to 1.")] = 0.01,
+    throttle_messages_per_s: Annotated[
+        int | None, typer.Option(help="Messages written per second; as fast as the servers allow if left out.")
+    ] = None,
+    key_prefix: Annotated[str | None, typer.Option(help="Prefix of the Redis keys (TBMQ: CACHE_PREFIX).")] = None,
+    run_id: Annotated[str | None, typer.Option(help="Name of this request, for the record.")] = None,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    spark_master: Master = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Count what a migration would do. Nothing is written to Redis, so there is no dry run.
+
+    Example: `queuekeeper migrate plan --limit 5000 --default-ttl-s 86400`
+    """
+    from queuekeeper.clock import system_clock
+    from queuekeeper.migration.model import MigrationParameters
+
+    parameters = MigrationParameters(
+        cohorts=cohorts,
+        cohort_count=cohort_count,
+        limit=limit,
+        default_ttl_s=default_ttl_s,
+        quarantine_cap=quarantine_cap,
+        throttle_messages_per_s=throttle_messages_per_s,
+        key_prefix=context.settings().key_prefix if key_prefix is None else key_prefix,
+    )
+    source, target = _reachable(postgres_url, redis_url)
+    with _spark("queuekeeper migrate plan", spark_master) as spark:
+        from queuekeeper.migration.plan import plan_migration
+
+        made = plan_migration(
+            spark, postgres_url=source, redis_url=target, parameters=parameters, run_id=run_id, now_ms=system_clock()
+        )
+
+    def pretty(out: Console) -> None:
+        _plan(out, made)
+        out.print(f"\nNext: queuekeeper migrate copy {made.plan_id}")
+
+    show(_plan_facts(made), as_json=as_json, pretty=pretty)
+
+
+def _reachable(postgres_url: str | None, redis_url: str | None) -> tuple[str, str]:
+    """Return both addresses once both servers have answered: it takes Spark ten seconds to find that out."""
+    source, target = context.postgres_address(postgres_url), context.redis_address(redis_url)
+    with context.postgres_connection(source), context.redis_connection(target):
+        return source, target
+
+
+@app.command()
+def copy(
+    plan_id: PlanId,
+    *,
+    cohorts: Cohorts = None,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    spark_master: Master = None,
+    yes: context.Yes = False,
+    as_json: context.AsJson = False,
+) -> None:
+    """Write the planned sessions into Redis. Repeat it after an interruption: it goes on where it stopped.
+
+    Asks for approval unless the plan is approved already; --yes approves it.
+
+    Example: `queuekeeper migrate copy 0123456789abcdef --cohorts 0-3`
+    """
+    source, target = _reachable(postgres_url, redis_url)
+    with context.open_ledger(source) as ledger:
+        planned = ledger.load_plan(plan_id)
+        total = planned.total_of(planned.choose(cohorts), "to_copy")
+        if ledger.approval(plan_id) is None:
+            context.confirm(
+                f"Plan {plan_id} is not approved: {total:,} messages will be copied to Redis. Approve and copy?",
+                yes=yes,
+                as_json=as_json,
+            )
+            ledger.approve(plan_id, context.person())
+    with _spark("queuekeeper migrate copy", spark_master) as spark:
+        from queuekeeper.migration.apply import copy_sessions
+
+        with _bar(source, plan_id=plan_id, step="copy", total=total):
+            report = copy_sessions(spark, postgres_url=source, redis_url=target, plan_id=plan_id, cohorts=cohorts)
+
+    def pretty(out: Console) -> None:
+        out.print(record("Copy", report))
+        out.print(f"\nNext: queuekeeper migrate verify {plan_id}")
+
+    show(report, as_json=as_json, pretty=pretty)
+
+
+@app.command()
+def verify(
+    plan_id: PlanIdOrNewest = None,
+    *,
+    cohorts: Cohorts = None,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    spark_master: Master = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Read both stores again and balance the ledger; exit code 1 when it does not balance.
+
+    Example: `queuekeeper migrate verify`
+    """
+    source, target = _reachable(postgres_url, redis_url)
+    with context.open_ledger(source) as ledger:
+        plan_id = context.chosen_plan(ledger, plan_id)
+        planned = ledger.load_plan(plan_id)
+        total = planned.total_of(planned.choose(cohorts), "to_copy")
+    with _spark("queuekeeper migrate verify", spark_master) as spark:
+        from queuekeeper.migration.verify import verify_migration
+
+        with _bar(source, plan_id=plan_id, step="verify", total=total):
+            report = verify_migration(spark, postgres_url=source, redis_url=target, plan_id=plan_id, cohorts=cohorts)
+
+    def pretty(out: Console) -> None:
+        _verdict(out, balanced=report.balanced)
+        out.print(_ledger(report.ledger))
+        out.print(f"\nDigest {report.digest}, {report.seconds:,.1f} s. Report: queuekeeper migrate report {plan_id}")
+
+    facts = plain(report) | {"balanced": report.balanced, "unaccounted": _unaccounted(report.ledger)}
+    show(facts, as_json=as_json, pretty=pretty)
+    if not report.balanced:
+        raise CheckFailed(
+            f"the ledger of plan {plan_id} does not balance: {_unaccounted(report.ledger):,} messages unaccounted for, "
+            f"{report.differences:,} differences; `queuekeeper migrate report {plan_id}` lists them"
+        )
+
+
+@app.command()
+def report(
+    plan_id: PlanIdOrNewest = None,
+    *,
+    directory: Annotated[Path | None, typer.Option(help="Folder; else QUEUEKEEPER_REPORTS_DIR.")] = None,
+    show_client_ids: Annotated[
+        bool, typer.Option("--show-client-ids", help="Name clients as they are instead of by hash.")
+    ] = False,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Write the report of a migration as an HTML page and as JSON; exit code 1 when the ledger does not balance.
+
+    Example: `queuekeeper migrate report --directory reports`
+    """
+    from queuekeeper.clock import system_clock
+    from queuekeeper.migration.report import build_report, write_report
+    from queuekeeper.migration.report_model import Verdict
+
+    with context.open_ledger(postgres_url) as ledger, context.redis_connection(redis_url) as client:
+        plan_id = context.chosen_plan(ledger, plan_id)
+        built = build_report(ledger, client, plan_id=plan_id, now_ms=system_clock(), show_client_ids=show_client_ids)
+        files = write_report(built, (directory or context.settings().reports).absolute())
+        ledger.save_report(plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
+
+    def pretty(out: Console) -> None:
+        _verdict(out, balanced=built.verdict is Verdict.BALANCED, words=built.verdict.value)
+        out.print(built.explanation, soft_wrap=True)
+        out.print(pairs("Files", {"HTML": files.html, "JSON": files.json, "SHA-256 of the HTML": files.sha256}))
+
+    facts = plain(files) | {
+        "plan_id": plan_id,
+        "verdict": built.verdict.value,
+        "explanation": built.explanation,
+        "totals": plain(built.totals),
+    }
+    show(facts, as_json=as_json, pretty=pretty)
+    if built.verdict is Verdict.NOT_BALANCED:
+        raise CheckFailed(f"the ledger of plan {plan_id} does not balance: open {files.html}")
+
+
+@app.command()
+def status(
+    plan_id: PlanIdOrNewest = None, *, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False
+) -> None:
+    """Tell how far a migration has come.
+
+    Example: `queuekeeper migrate status`
+    """
+    with context.open_ledger(postgres_url) as ledger:
+        plan_id = context.chosen_plan(ledger, plan_id)
+        found = ledger.load_plan(plan_id)
+        states = ledger.cohort_states(plan_id)
+        progress = {"copy": ledger.progress(plan_id, "copy"), "verify": ledger.progress(plan_id, "verify")}
+        rows = ledger.ledger(plan_id)
+        approval, throttle = ledger.approval(plan_id), ledger.throttle(plan_id)
+        verified_at_ms = ledger.verified_at_ms(plan_id)
+    counts: dict[str, int] = {}
+    for number in found.chosen:
+        state = states[number].value
+        counts[state] = counts.get(state, 0) + 1
+
+    def pretty(out: Console) -> None:
+        _plan(out, found)
+        out.print(
+            pairs(
+                "State",
+                {
+                    "plan": Text(found.state.value, style=_TONES.get(found.state.value, "")),
+                    "why": found.state_reason or None,
+                    "approved": None if approval is None else f"by {approval.approved_by}",
+                    "throttle": "none" if throttle is None else f"{throttle:,} messages/s",
+                    "cohorts": ", ".join(f"{count:,} {state}" for state, count in counts.items()),
+                    "copied": f"{progress['copy'].done:,} of {found.total('to_copy'):,} messages",
+                    "verified": instant(verified_at_ms),
+                },
+            )
+        )
+        if rows:
+            out.print()
+            out.print(_ledger(rows))
+
+    facts = _plan_facts(found) | {
+        "approval": plain(approval),
+        "throttle_messages_per_s": throttle,
+        "cohort_states": counts,
+        "progress": plain(progress),
+        "ledger": [plain(row) | {"unaccounted": row.unaccounted} for row in rows],
+        "verified_at_ms": verified_at_ms,
+    }
+    show(facts, as_json=as_json, pretty=pretty)
+
+
+@app.command()
+def throttle(
+    plan_id: PlanId,
+    rate: Annotated[str, typer.Argument(metavar="RATE", help="Messages per second, or none.")],
+    *,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Slow a copy down or let it go; a running copy follows within seconds.
+
+    Example: `queuekeeper migrate throttle 0123456789abcdef 20000`
+    """
+    messages_per_s = None if rate == "none" else _rate(rate)
+    with context.open_ledger(postgres_url) as ledger:
+        ledger.load_plan(plan_id)
+        ledger.set_throttle(plan_id, messages_per_s)
+    words = "no throttle" if messages_per_s is None else f"at most {messages_per_s:,} messages/s"
+    show(
+        {"plan_id": plan_id, "throttle_messages_per_s": messages_per_s},
+        as_json=as_json,
+        pretty=lambda out: out.print(f"Plan {plan_id}: {words}."),
+    )
+
+
+def _rate(text: str) -> int:
+    digits = text.replace(",", "").replace("_", "")
+    if not digits.isdecimal() or not 1 <= int(digits) <= 2_147_483_647:
+        raise UsageError(f"the rate is {text!r}: write messages per second, 1 or more, or none")
+    return int(digits)
+
+
+@app.command()
+def quarantine(
+    plan_id: PlanIdOrNewest = None,
+    *,
+    reason: Annotated[str | None, typer.Option(help="List the rows of one reason.")] = None,
+    client_id: Annotated[str | None, typer.Option("--client", help="List the rows of one client.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most rows to list.")] = 50,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Count the quarantined rows by reason, with what to do; list them with --reason or --client.
+
+    Example: `queuekeeper migrate quarantine --reason packet_id_duplicate`
+    """
+    from queuekeeper.migration.report import guide, replay_command
+
+    _check_reason(reason)
+    with context.open_ledger(postgres_url) as ledger:
+        plan_id = context.chosen_plan(ledger, plan_id)
+        ledger.load_plan(plan_id)
+        counts = ledger.quarantine_counts(plan_id)
+        listed = reason is not None or client_id is not None
+        rows = ledger.quarantined(plan_id, reason=reason, client_id=client_id, limit=limit) if listed else []
+
+    def pretty(out: Console) -> None:
+        if not counts:
+            out.print("No row is quarantined.")
+            return
+        shape = ("reason", "kind", "open", "replayed", "what to do")
+        out.print(
+            table(
+                f"Quarantine of plan {plan_id}",
+                shape,
+                [(each.reason, each.kind, each.open, each.replayed, guide(each.reason)[1]) for each in counts],
+            )
+        )
+        if listed:
+            columns = ("client", "kind", "serial", "packet id", "reason", "detail")
+            out.print(table(f"Open rows, at most {limit:,}", columns, [_quarantined(row) for row in rows]))
+        else:
+            out.print(f"\nAfter repair: {replay_command(str(plan_id), counts[0].reason)}", soft_wrap=True)
+
+    facts = {
+        "plan_id": plan_id,
+        "counts": [
+            plain(each)
+            | {
+                "meaning": guide(each.reason)[0],
+                "repair": guide(each.reason)[1],
+                "command": replay_command(plan_id, each.reason),
+            }
+            for each in counts
+        ],
+        "rows": [dict(zip(_QUARANTINED, _quarantined(row), strict=True)) for row in rows],
+    }
+    show(facts, as_json=as_json, pretty=pretty)
+
+
+_QUARANTINED = ("client_id", "kind", "serial_number", "packet_id", "reason", "detail")
+
+
+def _quarantined(row: QuarantinedRow) -> tuple[Any, ...]:
+    """Return what may be shown of a row; its content may not."""
+    serial = None if row.serial_number is None else str(row.serial_number)
+    packet_id = None if row.packet_id is None else str(row.packet_id)
+    return row.client_id, row.kind, serial, packet_id, row.reason, row.detail
+
+
+def _check_reason(reason: str | None) -> None:
+    from queuekeeper.migration.model import Reason
+
+    if reason is not None and reason not in set(Reason):
+        raise UsageError(f"the reason is {reason!r}: it must be one of {', '.join(sorted(Reason))}")
+
+
+@app.command()
+def replay(
+    plan_id: PlanId,
+    *,
+    reason: Annotated[str | None, typer.Option(help="Rows of one reason; all open rows if left out.")] = None,
+    client_id: Annotated[str | None, typer.Option("--client", help="Rows of one client.")] = None,
+    assign_packet_ids: Annotated[
+        bool, typer.Option("--assign-packet-ids", help="Give messages a free packet id where theirs cannot be used.")
+    ] = False,
+    drop_user_properties: Annotated[
+        bool, typer.Option("--drop-user-properties", help="Leave user properties out where they cannot be read.")
+    ] = False,
+    dry_run: context.DryRun = False,
+    yes: context.Yes = False,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Put repaired rows of the quarantine into the sessions that were imported.
+
+    Example: `queuekeeper migrate replay 0123456789abcdef --reason packet_id_duplicate --assign-packet-ids --dry-run`
+    """
+    from queuekeeper.migration import quarantine as repair
+
+    _check_reason(reason)
+    with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
+        _load(connection, plan_id)
+        if not dry_run:
+            context.confirm(f"Repaired rows of plan {plan_id} will be written to Redis.", yes=yes, as_json=as_json)
+        done = repair.replay(
+            connection,
+            client,
+            plan_id=plan_id,
+            reason=reason,
+            client_id=client_id,
+            assign_packet_ids=assign_packet_ids,
+            drop_user_properties=drop_user_properties,
+            dry_run=dry_run,
+        )
+    title = "Replay, nothing was written" if dry_run else "Replay"
+    show(done, as_json=as_json, pretty=lambda out: out.print(record(title, done)))
+
+
+def _load(connection: Any, plan_id: str) -> MigrationPlan:
+    from queuekeeper.migration.ledger import MigrationLedger
+
+    return MigrationLedger(connection).load_plan(plan_id)
+
+
+@app.command()
+def undo(
+    plan_id: PlanId,
+    *,
+    cohorts: Cohorts = None,
+    dry_run: context.DryRun = False,
+    yes: context.Yes = False,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Take the sessions that a plan has imported out of Redis again; sessions used since are left alone.
+
+    Example: `queuekeeper migrate undo 0123456789abcdef --dry-run`
+    """
+    from queuekeeper.migration.model import CohortState, PlanState
+    from queuekeeper.migration.undo import drop_imports
+
+    source = context.postgres_address(postgres_url)
+    with context.open_ledger(source) as ledger, context.redis_connection(redis_url) as client:
+        found = ledger.load_plan(plan_id)
+        wanted = found.choose(cohorts)
+        if not dry_run:
+            context.confirm(
+                f"What plan {plan_id} has imported into {len(wanted):,} cohorts will be removed from Redis.",
+                yes=yes,
+                as_json=as_json,
+            )
+        with (
+            ledger.copy_lock(plan_id, wanted),
+            context.postgres_connection(source, autocommit=False) as reader,
+            screen(stderr=True).status("Looking at sessions"),
+        ):
+            dropped = drop_imports(
+                client,
+                _clients(reader, found, wanted),
+                plan_id=plan_id,
+                prefix=found.parameters.key_prefix,
+                dry_run=dry_run,
+            )
+            if not dry_run:
+                ledger.set_cohort_state(plan_id, wanted, CohortState.PLANNED)
+                approved = ledger.approval(plan_id) is not None
+                ledger.set_plan_state(plan_id, PlanState.APPROVED if approved else PlanState.PLANNED)
+    title = "Undo, nothing was removed" if dry_run else "Undo"
+    show(dropped, as_json=as_json, pretty=lambda out: out.print(record(title, dropped)))
+
+
+def _clients(reader: Any, found: MigrationPlan, wanted: list[int]) -> Iterator[str]:
+    """Yield the source's client ids of some cohorts, a page at a time."""
+    from queuekeeper.keyspace import client_slot
+    from queuekeeper.postgres import statement
+
+    firsts = [cohort.slot_first for cohort in found.cohorts]
+    chosen = set(wanted)
+    with reader.cursor(name="clients") as cursor:
+        cursor.itersize = 5_000
+        cursor.execute(statement("migration/clients"))
+        for (client_id,) in cursor:
+            # An empty id has no keys.
+            if client_id and bisect_right(firsts, client_slot(client_id)) - 1 in chosen:
+                yield client_id
+
+
+def _plan_facts(found: MigrationPlan) -> dict[str, Any]:
+    totals = ("sessions", "clients", "messages", "payload_bytes", "to_copy", "expired", "trimmed", "quarantined")
+    return {
+        "plan_id": found.plan_id,
+        "state": found.state.value,
+        "state_reason": found.state_reason,
+        "parameters": plain(found.parameters),
+        "source_fingerprint": found.source_fingerprint,
+        "code_version": found.code_version,
+        "as_of_ms": found.as_of_ms,
+        "cohorts": len(found.cohorts),
+        "chosen": list(found.chosen),
+        "totals": {name: found.total(name) for name in (*totals, "forecast_bytes")},
+        "quarantined_by_reason": found.quarantined_by_reason(),
+    }
+
+
+def _plan(out: Console, found: MigrationPlan) -> None:
+    out.print(
+        pairs(
+            f"Plan {found.plan_id}",
+            {
+                "source read": instant(found.as_of_ms),
+                "cohorts": f"{len(found.chosen):,} of {len(found.cohorts):,} chosen",
+                "sessions": found.total("sessions"),
+                "messages": found.total("messages"),
+                "to copy": found.total("to_copy"),
+                "expired": found.total("expired"),
+                "over the limit": found.total("trimmed"),
+                "quarantined": found.total("quarantined"),
+                "memory forecast": f"{found.total('forecast_bytes') / 1_048_576:,.1f} MiB",
+            },
+        )
+    )
+    reasons = found.quarantined_by_reason()
+    if reasons:
+        out.print(table("Quarantined rows", ("reason", "rows"), reasons.items()))
+
+
+def _unaccounted(rows: tuple[LedgerRow, ...]) -> int:
+    return sum(abs(row.unaccounted) for row in rows)
+
+
+def _verdict(out: Console, *, balanced: bool, words: str | None = None) -> None:
+    text = words or ("balanced" if balanced else "not balanced")
+    out.print(
+        Text(
+            f"{'✓' if balanced else '✗'} {printable(text).capitalize()}", style="bold green" if balanced else "bold red"
+        )
+    )
+
+
+def _ledger(rows: tuple[LedgerRow, ...]) -> Any:
+    names = ("rows_seen", "copied", "expired", "trimmed", "superseded", "quarantined")
+    totals = [sum(getattr(row, name) for row in rows) for name in names]
+    unaccounted = _unaccounted(rows)
+    differences = sum(row.differences for row in rows)
+    columns = (*(name.replace("_", " ") for name in names), "unaccounted", "differences")
+    return table(f"Ledger of {len(rows):,} cohorts", columns, [(*totals, unaccounted, differences)])

@@ -1,0 +1,149 @@
+"""How the command line shows things: tables for people, JSON for programs, both on stdout; trouble goes to stderr."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import unicodedata
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import fields, is_dataclass
+from datetime import UTC, datetime
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+PIPE_WIDTH = 120
+"""Columns when nobody is looking: a table that is piped on is not squeezed into 80."""
+
+
+def screen(*, stderr: bool = False) -> Console:
+    """Return the place to write to; made anew each time, since tests and pipes exchange the streams."""
+    stream = sys.stderr if stderr else sys.stdout
+    width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
+    return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON knows it; records become objects."""
+    if is_dataclass(value) and not isinstance(value, type):
+        return {each.name: plain(getattr(value, each.name)) for each in fields(value)}
+    if isinstance(value, Mapping):
+        return {str(plain(name)): plain(each) for name, each in value.items()}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat()
+    if isinstance(value, str | int | float | bool) or value is None:
+        return value
+    if isinstance(value, Iterable):
+        return [plain(each) for each in value]
+    raise TypeError(f"{type(value).__name__} is not shown")
+
+
+def show(value: Any, *, as_json: bool, pretty: Callable[[Console], None]) -> None:
+    """Write a result to stdout: as JSON and nothing else, or for people.
+
+    :param value: record or mapping.
+    :param pretty: writes it for people.
+    """
+    if as_json:
+        sys.stdout.write(json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n")
+        sys.stdout.flush()
+    else:
+        pretty(screen())
+
+
+def printable(text: str) -> str:
+    """Return text that cannot move the cursor, change colours or reverse the line: ids are chosen by strangers."""
+    return "".join(
+        character if unicodedata.category(character)[0] != "C" else character.encode("unicode_escape").decode()
+        for character in text
+    )
+
+
+def cell(value: Any) -> Text:
+    """Return one value as a table shows it."""
+    if value is None:
+        return Text("–", style="dim")
+    if isinstance(value, bool):
+        return Text("yes" if value else "no")
+    if isinstance(value, int):
+        return Text(f"{value:,}")
+    if isinstance(value, float):
+        return Text(f"{value:,.1f}")
+    return Text(printable(str(plain(value))))
+
+
+def _title(text: str) -> Text:
+    # The empty line sets tables apart without a frame.
+    return Text(f"\n{printable(text)}", style="bold not italic")
+
+
+def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
+    """Return a table; numbers are set to the right."""
+    content = [list(row) for row in rows]
+    result = Table(title=_title(title), title_justify="left", box=None, pad_edge=False)
+    for at, name in enumerate(columns):
+        numbers = bool(content) and all(isinstance(row[at], int | float | None) for row in content)
+        result.add_column(name, justify="right" if numbers else "left", header_style="dim", overflow="fold")
+    for row in content:
+        result.add_row(*(each if isinstance(each, Text) else cell(each) for each in row))
+    return result
+
+
+def pairs(title: str, values: Mapping[str, Any]) -> Table:
+    """Return names and values, one to a line."""
+    result = Table(
+        title=_title(title), title_justify="left", box=None, pad_edge=False,
+        show_header=False,
+    )  # fmt: skip
+    result.add_column(style="dim")
+    result.add_column(overflow="fold")
+    for name, value in values.items():
+        result.add_row(Text(name), value if isinstance(value, Text) else cell(value))
+    return result
+
+
+def record(title: str, value: Any) -> Table:
+    """Return a record's counts and words as pairs; what it holds inside is left out."""
+    return pairs(
+        title,
+        {
+            each.name.replace("_", " "): getattr(value, each.name)
+            for each in fields(value)
+            if isinstance(getattr(value, each.name), str | int | float | bool | None)
+        },
+    )
+
+
+def instant(at_ms: int | None) -> str | None:
+    """Return an instant as date and time in UTC."""
+    if at_ms is None:
+        return None
+    try:
+        return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms:,} ms"
+
+
+@contextmanager
+def stdout_for_results() -> Iterator[None]:
+    """Send what libraries and the Java runtime print to stderr while the block runs: stdout is for the result."""
+    sys.stdout.flush()
+    outer, kept = sys.stdout, os.dup(1)
+    try:
+        os.dup2(2, 1)
+        sys.stdout = sys.stderr
+        yield
+    finally:
+        sys.stdout = outer
+        os.dup2(kept, 1)
+        os.close(kept)

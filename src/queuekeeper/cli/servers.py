@@ -1,0 +1,91 @@
+"""``queuekeeper up``, ``status`` and ``down``: the private servers."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from queuekeeper.cli import context
+from queuekeeper.cli.output import screen, show, table
+
+if TYPE_CHECKING:
+    from queuekeeper.embedded import Status
+
+_STYLES = {"running": "green", "stopped": "dim", "external": "cyan"}
+
+
+def up(
+    *,
+    airflow: Annotated[bool, typer.Option("--airflow", help="Start Airflow too.")] = False,
+    as_json: context.AsJson = False,
+) -> None:
+    """Start private servers on free loopback ports; what runs already is left as it is.
+
+    Example: `queuekeeper up --airflow`
+    """
+    from queuekeeper import embedded
+
+    settings = context.settings()
+    console = screen(stderr=True)
+    with console.status("Starting servers") as spinner:
+
+        def report(words: str) -> None:
+            if console.is_terminal:
+                spinner.update(words)
+            else:
+                console.print(words)
+
+        status = embedded.up(settings, airflow=airflow, report=report)
+    show(status, as_json=as_json, pretty=lambda out: _servers(out, status))
+    if airflow and not as_json:
+        user = embedded.airflow_server(settings).user()
+        folder = settings.home / "airflow"
+        screen().print(f"\nSign in to Airflow as {user.name}; its password is kept below {folder}.", soft_wrap=True)
+
+
+def status(*, as_json: context.AsJson = False) -> None:
+    """Tell how the servers stand, without starting or asking any.
+
+    Example: `queuekeeper status --json`
+    """
+    from queuekeeper import embedded
+
+    found = embedded.status(context.settings())
+    show(found, as_json=as_json, pretty=lambda out: _servers(out, found))
+
+
+def down(*, as_json: context.AsJson = False) -> None:
+    """Stop the private servers; their data stay.
+
+    Example: `queuekeeper down`
+    """
+    from queuekeeper import embedded
+
+    stopped = embedded.down(context.settings())
+
+    def pretty(out: Console) -> None:
+        names = ", ".join(stopped.names)
+        out.print(f"Stopped {names}. Data stay in {stopped.home}." if names else "Nothing was running.", soft_wrap=True)
+
+    show(stopped, as_json=as_json, pretty=pretty)
+
+
+def _servers(out: Console, status: Status) -> None:
+    rows = [
+        (
+            server.name,
+            Text(server.state, style=_STYLES.get(server.state, "")),
+            server.url,
+            server.version,
+            None if server.pid is None else str(server.pid),
+            server.log_path,
+        )
+        for server in status.servers
+    ]
+    out.print(table(f"Servers in {status.home}", ("server", "state", "address", "version", "pid", "log"), rows))
+    if any(server.state == "stopped" for server in status.servers[:2]):
+        out.print("\nStart them by: queuekeeper up")

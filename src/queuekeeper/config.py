@@ -1,0 +1,34 @@
+"""Settings of a process, read once from ``QUEUEKEEPER_*`` environment variables; what a migration does is not one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class Settings(BaseSettings):
+    """What a process needs to know before it does anything.
+
+    :param home: folder for the private servers' data, logs and state.
+    :param postgres_url: source and control database; the private server's when absent.
+    :param redis_url: single server or any node of a cluster; the private server's when absent.
+    :param spark_master: where Spark runs when no ``spark-submit`` says so.
+    :param key_prefix: put before every Redis key; may hold no braces.
+    :param reports_dir: where reports are written; ``<home>/reports`` when absent.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="QUEUEKEEPER_", frozen=True)
+
+    home: Path = Field(default_factory=lambda: Path.home() / ".local" / "state" / "queuekeeper")
+    postgres_url: SecretStr | None = None
+    redis_url: SecretStr | None = None
+    spark_master: str = "local[*]"
+    key_prefix: str = ""
+    reports_dir: Path | None = None
+
+    @property
+    def reports(self) -> Path:
+        """Folder for reports, not yet created."""
+        return self.reports_dir or self.home / "reports"

@@ -1,0 +1,414 @@
+"""``make demo``: shows a whole migration on private servers, driven through Airflow's REST API like a user would."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from types import FrameType
+from typing import Literal
+
+from rich.console import Console
+from rich.markdown import Markdown
+from rich.panel import Panel
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+from rich.text import Text
+
+from queuekeeper import embedded
+from queuekeeper.clock import system_clock
+from queuekeeper.config import Settings
+from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, RedisServer, TaskState
+from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError, UsageError
+from queuekeeper.migration.ledger import MigrationLedger, QuarantineCount, StoredReport
+from queuekeeper.migration.model import LedgerRow
+from queuekeeper.postgres import Connection, connect, migrate
+from queuekeeper.sessions.sample import SampleParameters, SampleReport, fill
+
+DAG_ID = "session_migration"
+APPROVAL_TASK = "approve"
+APPROVE = "Approve"
+
+DATABASE = "demo"
+# A logical database of the private server that nothing else uses, so that it can be emptied without a thought.
+REDIS_DATABASE = 1
+
+Approval = Literal["auto", "ui"]
+_LOOK_EVERY_S = 0.5
+_ANSWER_AFTER_S = 6.0
+"""Airflow loses an answer that comes before it has noted that the task waits, and then counts a failed try."""
+_TIMEOUT_S = 1_800.0
+_SETTLED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
+_SYMBOLS: Mapping[str, str] = {
+    "success": "[green]✓[/]",
+    "failed": "[red]✗[/]",
+    "upstream_failed": "[red]✗[/]",
+    "skipped": "[yellow]–[/]",
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoOptions:
+    """What the environment asks of a demo.
+
+    :param approval: ``auto`` approves by itself and says so, ``ui`` waits for a person.
+    :param leave: end when the result is shown, instead of leaving the user interface up.
+    :param messages: healthy messages of the sample; a tenth as many sessions. With fewer than 5,000 the hostile rows
+        would be a larger share than a plan accepts.
+    """
+
+    approval: Approval = "auto"
+    leave: bool = False
+    messages: int = 200_000
+
+    @classmethod
+    def read(cls, environment: Mapping[str, str]) -> DemoOptions:
+        """Read ``DEMO_APPROVE``, ``DEMO_EXIT`` and ``DEMO_MESSAGES``.
+
+        :raises UsageError: naming the variable and what it may be.
+        """
+        approval = environment.get("DEMO_APPROVE") or "auto"
+        if approval not in ("auto", "ui"):
+            raise UsageError(f"DEMO_APPROVE is {approval!r}: it may be 'auto' or 'ui'")
+        messages = environment.get("DEMO_MESSAGES") or "200000"
+        if not messages.isdecimal() or not 5_000 <= int(messages) <= 100_000_000:
+            raise UsageError(f"DEMO_MESSAGES is {messages!r}: it must be a number from 5000 to 100000000")
+        return cls(
+            approval="ui" if approval == "ui" else "auto",
+            leave=environment.get("DEMO_EXIT", "") not in ("", "0"),
+            messages=int(messages),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class DemoResult:
+    """What the demo's migration came to.
+
+    :param balanced: every row is accounted for and nothing differs.
+    :param run_state: Airflow's word on the run.
+    """
+
+    plan_id: str
+    run_id: str
+    run_state: str
+    rows: tuple[LedgerRow, ...]
+    quarantine: tuple[QuarantineCount, ...]
+    report: StoredReport | None
+    balanced: bool
+    seconds: float
+
+
+def main() -> int:
+    """Run the demo and return the exit code."""
+    console = Console(highlight=False)
+    # A terminal that goes away or a supervisor's SIGTERM must stop the servers just as Ctrl-C does.
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _interrupt)
+    try:
+        options = DemoOptions.read(os.environ)
+        # Never somebody's own servers: the demo empties what it writes to.
+        return run(Settings(postgres_url=None, redis_url=None), options, console)
+    except QueuekeeperError as error:
+        console.print(f"[red]The demo stopped:[/] {error}", markup=True)
+        return error.exit_code
+    except KeyboardInterrupt:
+        console.print("Interrupted.")
+        return 130
+
+
+def run(settings: Settings, options: DemoOptions, console: Console) -> int:
+    """Show the migration and return the exit code: 0 when the ledger balances.
+
+    :raises RefusedError: when another demo uses the same home.
+    """
+    began = time.monotonic()
+    with ExitStack() as stack:
+        stack.enter_context(_only_one(settings.home))
+        stack.enter_context(_servers_as_before(settings, console))
+        _say(console, began, "Starting a PostgreSQL and a Redis of the demo's own")
+        embedded.up(settings)
+        postgres = PostgresServer(settings.home / "postgres")
+        postgres.drop_database(DATABASE)
+        postgres_url = postgres.create_database(DATABASE)
+        redis_url = _empty_redis(settings)
+        airflow = embedded.airflow_server(settings, postgres_url=postgres_url, redis_url=redis_url)
+        with ThreadPoolExecutor(1) as other:
+            _say(console, began, "Starting Airflow, and filling PostgreSQL meanwhile")
+            started = other.submit(airflow.start)
+            connection = stack.enter_context(connect(postgres_url, autocommit=True))
+            migrate(connection)
+            sample = _sample(connection, options)
+            _say(console, began, _describe(sample))
+            started.result()
+        admin = airflow.user("admin")
+        _say(
+            console,
+            began,
+            f"Airflow is up: [link]{airflow.url}[/]  user [b]{admin.name}[/]  password [b]{admin.password}[/]",
+        )
+        with airflow.client() as client:
+            result = _migrate_sessions(client, MigrationLedger(connection), options, console, began)
+        _show(console, result, airflow)
+        if not options.leave:
+            console.print("The user interface stays up. Ctrl-C ends the demo.")
+            _wait_for_interrupt()
+        if result.balanced and result.run_state == "success":
+            return 0
+        return CheckFailed.exit_code
+
+
+def _migrate_sessions(
+    client: AirflowClient, ledger: MigrationLedger, options: DemoOptions, console: Console, began: float
+) -> DemoResult:
+    client.wait_for_dag(DAG_ID)
+    run_id = client.trigger(DAG_ID)
+    _say(console, began, f"Triggered the DAG {DAG_ID}: [link]{client.base_url}/dags/{DAG_ID}/runs/{run_id}[/]")
+    state = _watch(client, ledger, run_id, options, console, began)
+    plan_id = _plan_of(ledger, run_id)
+    if plan_id is None:
+        raise CheckFailed(f"the run ended as {state} before it had made a plan; its log is above")
+    rows = ledger.ledger(plan_id)
+    return DemoResult(
+        plan_id=plan_id,
+        run_id=run_id,
+        run_state=state,
+        rows=rows,
+        quarantine=tuple(ledger.quarantine_counts(plan_id)),
+        report=max(ledger.reports(plan_id), key=lambda stored: stored.report_id, default=None),
+        balanced=bool(rows) and all(row.unaccounted == 0 and row.differences == 0 for row in rows),
+        seconds=time.monotonic() - began,
+    )
+
+
+def _watch(
+    client: AirflowClient, ledger: MigrationLedger, run_id: str, options: DemoOptions, console: Console, began: float
+) -> str:
+    """Follow a run to its end, answer its question if that is ours to do, and return its state."""
+    shown: dict[tuple[str, int], str | None] = {}
+    asked = False
+    waits_since: float | None = None
+    deadline = time.monotonic() + _TIMEOUT_S
+    with _bars(console) as bars:
+        while True:
+            state = client.run_state(DAG_ID, run_id)
+            tasks = client.tasks(DAG_ID, run_id)
+            for task in tasks:
+                key = (task.task_id, task.map_index)
+                if task.state in _SETTLED and shown.get(key) != task.state:
+                    _say(console, began, f"{_SYMBOLS.get(task.state or '', ' ')} {_name(task)}: {task.state}")
+                    if task.state == "failed":
+                        _show_log(client, console, run_id, task)
+                shown[key] = task.state
+            waits_since = (waits_since or time.monotonic()) if _waits_for_a_person(tasks) else None
+            settled = waits_since is not None and time.monotonic() - waits_since >= _ANSWER_AFTER_S
+            if settled and not (asked and options.approval == "ui"):
+                asked = _approve(client, run_id, options, console, began, asked=asked)
+                # A person may take a long time, and that is no reason to give up.
+                deadline = float("inf") if options.approval == "ui" else deadline
+            plan_id = _plan_of(ledger, run_id)
+            if plan_id is not None:
+                bars.update(ledger, plan_id)
+            if state in ("success", "failed"):
+                return state
+            if time.monotonic() > deadline:
+                raise CheckFailed(
+                    f"the run is still {state} after {_TIMEOUT_S / 60:.0f} minutes: see {client.base_url}"
+                )
+            time.sleep(_LOOK_EVERY_S)
+
+
+def _approve(
+    client: AirflowClient, run_id: str, options: DemoOptions, console: Console, began: float, *, asked: bool
+) -> bool:
+    """Answer the question, or point a person to it; return whether it was asked by now."""
+    question = client.question(DAG_ID, run_id, APPROVAL_TASK)
+    if question is None or question.get("response_received"):
+        return asked
+    if asked:
+        # An answer that crosses Airflow's own note that the task waits is lost, and the task asks again.
+        client.answer(DAG_ID, run_id, APPROVAL_TASK, options=[APPROVE])
+        return True
+    body = str(question.get("body") or "").strip()
+    subject = Text(str(question["subject"]))
+    console.print(Panel(Markdown(body or "(no details)"), title=subject, title_align="left"))
+    if options.approval == "ui":
+        page = f"{client.base_url}/dags/{DAG_ID}/runs/{run_id}/tasks/{APPROVAL_TASK}/required_actions"
+        _say(console, began, f"Waiting for you to approve or reject: [link]{page}[/]")
+        return True
+    client.answer(DAG_ID, run_id, APPROVAL_TASK, options=[APPROVE])
+    _say(console, began, "The demo itself answered [b]Approve[/]; DEMO_APPROVE=ui would have waited for you")
+    return True
+
+
+def _waits_for_a_person(tasks: Sequence[TaskState]) -> bool:
+    waiting = ("awaiting_input", "deferred")
+    return any(task.task_id == APPROVAL_TASK and task.state in waiting for task in tasks)
+
+
+def _plan_of(ledger: MigrationLedger, run_id: str) -> str | None:
+    try:
+        return ledger.plan_of_run(run_id)
+    except UsageError:
+        return None
+
+
+class _Bars:
+    """A bar per step on a terminal; a line now and then where the output is a file."""
+
+    _STEPS: tuple[Literal["copy", "verify"], ...] = ("copy", "verify")
+
+    def __init__(self, console: Console, progress: Progress) -> None:
+        self._console = console
+        self._progress = progress
+        self._bars = {step: progress.add_task(step, total=None, visible=False) for step in self._STEPS}
+        self._said: dict[str, int] = {}
+
+    def update(self, ledger: MigrationLedger, plan_id: str) -> None:
+        for step in self._STEPS:
+            now = ledger.progress(plan_id, step)
+            if now.total == 0:
+                continue
+            self._progress.update(self._bars[step], completed=now.done, total=now.total, visible=True)
+            tenth = 10 * now.done // now.total
+            if not self._console.is_terminal and tenth != self._said.get(step):
+                self._said[step] = tenth
+                self._console.print(f"         {step} {now.done:,}/{now.total:,} messages")
+
+
+@contextmanager
+def _bars(console: Console) -> Iterator[_Bars]:
+    columns = (TextColumn("         {task.description:<7}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
+        yield _Bars(console, progress)
+
+
+def _show(console: Console, result: DemoResult, airflow: AirflowServer) -> None:
+    names = [field.name for field in fields(LedgerRow) if field.name not in ("cohort", "digest")]
+    table = Table(title="Ledger", title_justify="left", title_style="bold")
+    table.add_column("rows")
+    table.add_column("count", justify="right")
+    for name in names:
+        table.add_row(name.replace("_", " "), f"{sum(getattr(row, name) for row in result.rows):,}")
+    unaccounted = sum(abs(row.unaccounted) for row in result.rows)
+    table.add_row("[b]unaccounted[/]", f"[b]{unaccounted:,}[/]")
+    console.print(table)
+    if result.quarantine:
+        reasons = Table(title="Quarantine", title_justify="left", title_style="bold")
+        reasons.add_column("reason")
+        reasons.add_column("rows", justify="right")
+        for count in result.quarantine:
+            reasons.add_row(f"{count.reason} ({count.kind})", f"{count.open + count.replayed:,}")
+        console.print(reasons)
+    verdict = "[green]balances to zero[/]" if result.balanced else "[red]does not balance[/]"
+    console.print(f"The ledger of plan {result.plan_id} {verdict}; the run ended as {result.run_state}.")
+    if result.report is not None:
+        console.print(f"Report      {result.report.html_path}", soft_wrap=True)
+    admin = airflow.user("admin")
+    console.print(f"Airflow     {airflow.url}/dags/{DAG_ID}/runs/{result.run_id}", soft_wrap=True)
+    console.print(f"            user {admin.name}, password {admin.password}")
+    console.print(f"Time taken  {result.seconds:.0f} s")
+
+
+def _show_log(client: AirflowClient, console: Console, run_id: str, task: TaskState) -> None:
+    try:
+        lines = client.log(DAG_ID, run_id, task)
+    except QueuekeeperError as error:
+        lines = [f"(its log cannot be read: {error})"]
+    # As text: a log line in brackets is no markup of ours.
+    console.print(Panel(Text("\n".join(lines[-25:])), title=f"end of the log of {_name(task)}", title_align="left"))
+
+
+def _name(task: TaskState) -> str:
+    return task.task_id if task.map_index < 0 else f"{task.task_id}[{task.map_index}]".replace("[", r"\[")
+
+
+def _say(console: Console, began: float, text: str) -> None:
+    console.print(f"[dim]{time.monotonic() - began:6.1f} s[/] {text}", soft_wrap=True)
+
+
+def _sample(connection: Connection, options: DemoOptions) -> SampleReport:
+    return fill(
+        connection,
+        SampleParameters(
+            messages=options.messages,
+            sessions=max(options.messages // 10, 100),
+            long_queue_messages=min(12_000, options.messages // 10),
+            now_ms=system_clock(),
+            hostile=True,
+            create_schema=True,
+        ),
+    )
+
+
+def _describe(sample: SampleReport) -> str:
+    return (
+        f"The database holds {sample.messages:,} messages in {sample.sessions:,} sessions; "
+        f"the longest queue has {sample.longest_queue:,}, and {sum(sample.hostile.values()):,} rows are hostile"
+    )
+
+
+def _empty_redis(settings: Settings) -> str:
+    """Empty the demo's logical database and return its address."""
+    server = RedisServer(settings.home / "redis")
+    with server.client(database=REDIS_DATABASE) as client:
+        client.flushdb()
+    return server.database_url(REDIS_DATABASE)
+
+
+@contextmanager
+def _only_one(home: Path) -> Iterator[None]:
+    home.mkdir(parents=True, exist_ok=True)
+    with (home / "demo.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise RefusedError(
+                f"another demo runs in {home}: end it first, or choose another QUEUEKEEPER_HOME"
+            ) from error
+        yield
+
+
+@contextmanager
+def _servers_as_before(settings: Settings, console: Console) -> Iterator[None]:
+    """Stop at the end what did not run before; an Airflow that did gets its own settings back."""
+    before = {server.name for server in embedded.status(settings).servers if server.state == "running"}
+    try:
+        yield
+    finally:
+        # A second Ctrl-C would leave servers behind.
+        earlier = signal.signal(signal.SIGINT, signal.SIG_IGN)
+        try:
+            if not before:
+                console.print("Stopping the servers.")
+                embedded.down(settings)
+            elif "api-server" in before:
+                console.print("Giving Airflow its own connections back.")
+                embedded.up(settings, airflow=True)
+            else:
+                console.print("Stopping Airflow; the other servers ran before and stay.")
+                embedded.down_airflow(settings)
+        finally:
+            signal.signal(signal.SIGINT, earlier)
+
+
+def _wait_for_interrupt() -> None:
+    try:
+        while True:
+            signal.pause()
+    except KeyboardInterrupt:
+        return
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+if __name__ == "__main__":
+    sys.exit(main())

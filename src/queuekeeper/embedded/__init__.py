@@ -1,0 +1,44 @@
+"""Private servers for a first try and for tests: PostgreSQL, Valkey or Redis, Java and Airflow."""
+
+from __future__ import annotations
+
+from queuekeeper.embedded.airflow_client import AirflowClient, TaskState
+from queuekeeper.embedded.airflow_server import AirflowServer, AirflowUser
+from queuekeeper.embedded.java import java_home
+from queuekeeper.embedded.postgres_server import PostgresServer
+from queuekeeper.embedded.redis_server import RedisCluster, RedisServer
+from queuekeeper.embedded.stack import (
+    ServerStatus,
+    ServerUrls,
+    Status,
+    Stopped,
+    airflow_server,
+    down,
+    down_airflow,
+    erase,
+    server_urls,
+    status,
+    up,
+)
+
+__all__ = [
+    "AirflowClient",
+    "AirflowServer",
+    "AirflowUser",
+    "PostgresServer",
+    "RedisCluster",
+    "RedisServer",
+    "ServerStatus",
+    "ServerUrls",
+    "Status",
+    "Stopped",
+    "TaskState",
+    "airflow_server",
+    "down",
+    "down_airflow",
+    "erase",
+    "java_home",
+    "server_urls",
+    "status",
+    "up",
+]

@@ -1,0 +1,360 @@
+"""A private Airflow of four processes with users, pools and connections of its own; it never imports Airflow."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from hashlib import sha256
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from urllib.parse import parse_qsl, unquote, urlsplit
+
+import psycopg
+
+from queuekeeper.embedded.airflow_client import AirflowClient
+from queuekeeper.embedded.files import HOST, demand_free, free_port, write_private
+from queuekeeper.embedded.java import java_home
+from queuekeeper.embedded.process import ManagedProcess, ProcessRecord, end_marked
+from queuekeeper.errors import ServerUnavailable, UsageError
+
+COMPONENTS: Mapping[str, tuple[str, ...]] = {
+    "api-server": ("api-server",),
+    # The components' own log servers would listen on every interface; logs are read from local files instead.
+    "scheduler": ("scheduler", "--skip-serve-logs"),
+    "dag-processor": ("dag-processor",),
+    "triggerer": ("triggerer", "--skip-serve-logs"),
+}
+
+POOLS: Mapping[str, tuple[int, str]] = {
+    "queuekeeper_postgres": (4, "Tasks that load the source or control database"),
+    "queuekeeper_redis": (4, "Tasks that load Redis"),
+    "queuekeeper_spark": (1, "Spark drivers at a time"),
+}
+
+ROLES: Mapping[str, str] = {"admin": "admin", "operator": "op", "viewer": "viewer"}
+"""User name -> role of the simple auth manager. Operators trigger and approve; viewers only look."""
+
+_START_TIMEOUT_S = 240.0
+_REDIS_SCHEMES = frozenset({"redis", "rediss"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class AirflowUser:
+    """Somebody who may sign in."""
+
+    name: str
+    role: str
+    password: str
+
+
+class AirflowServer:
+    """API server, scheduler, DAG processor and triggerer on a metadata database that it is given.
+
+    :param directory: Airflow's home: logs, state, secrets and passwords.
+    :param metadata_url: ``postgresql://`` address of a database that Airflow may have for itself.
+    :param postgres_url: what the connection ``queuekeeper_postgres`` names.
+    :param redis_url: what the connection ``queuekeeper_redis`` names.
+    :param spark_master: what the connection ``queuekeeper_spark`` names.
+    :param dags: DAG folder; the checkout's when absent.
+    :param plugins: plugin folder; the checkout's when absent.
+    :param environment: further variables for Airflow and its tasks.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        metadata_url: str,
+        postgres_url: str,
+        redis_url: str,
+        spark_master: str = "local[2]",
+        dags: Path | None = None,
+        plugins: Path | None = None,
+        port: int | None = None,
+        environment: Mapping[str, str] | None = None,
+        die_with_parent: bool = False,
+    ) -> None:
+        self.directory = directory.absolute()
+        self._metadata_url = metadata_url
+        self._connections = {
+            "queuekeeper_postgres": _postgres_connection(postgres_url),
+            "queuekeeper_redis": _redis_connection(redis_url),
+            "queuekeeper_spark": {"conn_type": "spark", "host": spark_master, "extra": {"deploy-mode": "client"}},
+        }
+        self._dags = dags
+        self._plugins = plugins
+        self._wanted_port = port
+        self._more_environment = dict(environment or {})
+        self.components = component_processes(self.directory, die_with_parent=die_with_parent)
+
+    @property
+    def port(self) -> int:
+        """Port of the running API server.
+
+        :raises ServerUnavailable: when it is not running.
+        """
+        record = self.components["api-server"].running()
+        if record is None or record.port is None:
+            raise ServerUnavailable(
+                f"the Airflow in {self.directory} is not running: start it by `queuekeeper up --airflow`"
+            )
+        return record.port
+
+    @property
+    def url(self) -> str:
+        """Address of UI and REST API."""
+        return f"http://{HOST}:{self.port}"
+
+    def user(self, name: str = "admin") -> AirflowUser:
+        """Return a user with the password that was generated for them."""
+        return AirflowUser(name=name, role=ROLES[name], password=_passwords(self.directory)[name])
+
+    def client(self, user: str = "admin") -> AirflowClient:
+        """Return a REST client that acts as this user."""
+        return AirflowClient(self.url, user=user, password=self.user(user).password)
+
+    def start(self, *, report: Callable[[str], None] = lambda _: None) -> ProcessRecord:
+        """Start what does not run, with the settings of now, and wait until all four components are healthy.
+
+        A component that runs with other settings, such as the address of a server that has moved, is started anew.
+
+        :param report: is told in a few words what is being waited for.
+        :raises ServerUnavailable: when a component does not come up, with the end of its log.
+        """
+        self.directory.mkdir(parents=True, exist_ok=True)
+        remembered = self.components["api-server"].record()
+        running = self.components["api-server"].running()
+        if running is not None and running.port is not None and self._wanted_port in (None, running.port):
+            port = running.port
+        elif self._wanted_port is not None:
+            port = demand_free(self._wanted_port, "Airflow")
+        else:
+            port = free_port(_kept_port(self.directory) if remembered is None else remembered.port)
+        environment = self._environment(port)
+        settings = _checksum(environment)
+        records = {name: process.running() for name, process in self.components.items()}
+        if any(record is None or record.settings != settings for record in records.values()):
+            self.stop()
+            report("Airflow: preparing its database")
+            self._migrate(environment)
+            report("Airflow: starting API server, scheduler, DAG processor and triggerer")
+            for name, process in self.components.items():
+                process.start(
+                    [sys.executable, "-m", "airflow", *COMPONENTS[name]],
+                    environment=environment,
+                    port=port if name == "api-server" else None,
+                    version=f"Airflow {version('apache-airflow-core')}",
+                    settings=settings,
+                    working_directory=self.directory,
+                )
+            write_private(self.directory / "port", str(port))
+        self._wait_healthy()
+        record = self.components["api-server"].running()
+        if record is None:
+            raise ServerUnavailable(f"api-server ended\n{self.components['api-server'].log_tail()}")
+        return record
+
+    def stop(self) -> bool:
+        """End the four components and every process that their tasks started; return whether any ran."""
+        return stop_components(self.components, self.directory)
+
+    def command(self, arguments: Sequence[str]) -> subprocess.CompletedProcess[str]:
+        """Run one ``airflow`` command with this server's settings."""
+        return self._run(arguments, self._environment(self.port))
+
+    def _environment(self, port: int) -> dict[str, str]:
+        keys = _keys(self.directory)
+        base = f"http://{HOST}:{port}"
+        passwords = _passwords(self.directory)
+        dags = self._dags or _checkout("dags")
+        plugins = self._plugins or _checkout("plugins")
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW__", "AIRFLOW_CONN_"))
+        }
+        java = java_home(self.directory.parent)
+        paths = (str(Path(sys.executable).parent), str(java / "bin"))
+        return {
+            **kept,
+            "AIRFLOW_HOME": str(self.directory),
+            "AIRFLOW__API__BASE_URL": base,
+            "AIRFLOW__API__HOST": HOST,
+            "AIRFLOW__API__PORT": str(port),
+            "AIRFLOW__API__SECRET_KEY": keys["secret_key"],
+            "AIRFLOW__API__WORKERS": "1",
+            "AIRFLOW__API_AUTH__JWT_SECRET": keys["jwt_secret"],
+            "AIRFLOW__CORE__DAGS_FOLDER": str(dags),
+            # Tasks report to this address: with a wrong port every one of them fails without a log.
+            "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"{base}/execution/",
+            "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
+            "AIRFLOW__CORE__FERNET_KEY": keys["fernet_key"],
+            "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+            "AIRFLOW__CORE__PARALLELISM": "4",
+            "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.directory / "passwords.json"),
+            "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{ROLES[name]}" for name in sorted(passwords)),
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "10",
+            "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
+            "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self._metadata_url.replace(
+                "postgresql://", "postgresql+psycopg2://", 1
+            ),
+            "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+            **{f"AIRFLOW_CONN_{name.upper()}": json.dumps(value) for name, value in self._connections.items()},
+            "JAVA_HOME": str(java),
+            "PATH": os.pathsep.join([*paths, kept.get("PATH", os.defpath)]),
+            # Spark's workers otherwise take the first python3 on PATH, and its driver the outer network.
+            "PYSPARK_PYTHON": sys.executable,
+            "PYTHONUNBUFFERED": "1",
+            "SPARK_LOCAL_IP": HOST,
+            **self._more_environment,
+        }
+
+    def _migrate(self, environment: Mapping[str, str]) -> None:
+        wanted = version("apache-airflow-core")
+        stamp = self.directory / "migrated"
+        try:
+            with psycopg.connect(self._metadata_url) as connection:
+                row = connection.execute("SELECT to_regclass('alembic_version') IS NOT NULL").fetchone()
+        except psycopg.OperationalError as error:
+            raise ServerUnavailable(f"Airflow's database does not answer: {error}") from error
+        if row == (True,) and stamp.is_file() and stamp.read_text("utf-8") == wanted:
+            return
+        stamp.unlink(missing_ok=True)
+        done = self._run(("db", "migrate"), environment)
+        if done.returncode != 0:
+            raise ServerUnavailable(f"`airflow db migrate` failed:\n{(done.stdout + done.stderr)[-3_000:]}")
+        write_private(stamp, wanted)
+
+    def _run(self, arguments: Sequence[str], environment: Mapping[str, str]) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [sys.executable, "-m", "airflow", *arguments],
+            env=environment,
+            cwd=self.directory,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def _wait_healthy(self) -> None:
+        deadline = time.monotonic() + _START_TIMEOUT_S
+        with self.client() as client:
+            while True:
+                health = client.health()
+                if health and all(state == "healthy" for state in health.values()):
+                    break
+                for name, process in self.components.items():
+                    if process.running() is None:
+                        raise ServerUnavailable(f"{name} ended while it was starting\n{process.log_tail()}")
+                if time.monotonic() > deadline:
+                    raise ServerUnavailable(
+                        f"Airflow was not healthy within {_START_TIMEOUT_S:.0f} s: {health or 'no answer'}; "
+                        f"see the logs in {self.directory}"
+                    )
+                time.sleep(0.3)
+            for name, (slots, description) in POOLS.items():
+                client.ensure_pool(name, slots=slots, description=description)
+
+
+def component_processes(directory: Path, *, die_with_parent: bool = False) -> dict[str, ManagedProcess]:
+    """Return the four components of the Airflow in ``directory``, running or not."""
+    return {
+        name: ManagedProcess(name, directory.absolute(), stop_timeout_s=15.0, die_with_parent=die_with_parent)
+        for name in COMPONENTS
+    }
+
+
+def stop_components(components: Mapping[str, ManagedProcess], directory: Path) -> bool:
+    """End the components, all at a time, and then what their tasks left; return whether anything ran."""
+    with ThreadPoolExecutor(len(components)) as threads:
+        ended = list(threads.map(lambda process: process.stop(), components.values()))
+    return any([*ended, end_marked(directory.absolute()) > 0])
+
+
+def _keys(directory: Path) -> dict[str, str]:
+    path = directory / "keys.json"
+    if not path.is_file():
+        keys = {
+            "fernet_key": base64.urlsafe_b64encode(secrets.token_bytes(32)).decode(),
+            "jwt_secret": secrets.token_hex(32),
+            "secret_key": secrets.token_hex(32),
+        }
+        write_private(path, json.dumps(keys))
+    return {str(name): str(value) for name, value in json.loads(path.read_text("utf-8")).items()}
+
+
+def _passwords(directory: Path) -> dict[str, str]:
+    path = directory / "passwords.json"
+    known: dict[str, str] = json.loads(path.read_text("utf-8")) if path.is_file() else {}
+    missing = [name for name in ROLES if name not in known]
+    if missing:
+        known |= {name: secrets.token_urlsafe(12) for name in missing}
+        write_private(path, json.dumps(known))
+    return {name: known[name] for name in ROLES}
+
+
+def _kept_port(directory: Path) -> int | None:
+    try:
+        return int((directory / "port").read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
+def _checksum(environment: Mapping[str, str]) -> str:
+    """Sum up what makes a restart necessary; the rest of the environment is the caller's shell and may differ."""
+    ours = {name: value for name, value in environment.items() if name.startswith(("AIRFLOW", "QUEUEKEEPER_"))}
+    return sha256(json.dumps([ours, _code_version()], sort_keys=True).encode()).hexdigest()
+
+
+def _code_version() -> list[str]:
+    found = []
+    for package in ("apache-airflow-core", "queuekeeper"):
+        try:
+            found.append(f"{package} {version(package)}")
+        except PackageNotFoundError:
+            found.append(f"{package} not installed")
+    return found
+
+
+def _checkout(folder: str) -> Path:
+    path = Path(__file__).resolve().parents[3] / folder
+    if not path.is_dir():
+        raise UsageError(f"there is no {folder}/ folder at {path}: start Airflow from a checkout, or name the folder")
+    return path
+
+
+def _postgres_connection(url: str) -> dict[str, object]:
+    parts = urlsplit(url)
+    return {
+        "conn_type": "postgres",
+        "host": parts.hostname,
+        "port": parts.port or 5432,
+        "login": None if parts.username is None else unquote(parts.username),
+        "password": None if parts.password is None else unquote(parts.password),
+        "schema": unquote(parts.path.lstrip("/")),
+        "extra": dict(parse_qsl(parts.query)),
+    }
+
+
+def _redis_connection(url: str) -> dict[str, object]:
+    parts = urlsplit(url)
+    if parts.scheme not in _REDIS_SCHEMES:
+        raise UsageError(f"a Redis address begins with redis:// or rediss://, not with {parts.scheme}://")
+    extra: dict[str, object] = {**dict(parse_qsl(parts.query)), "db": int(parts.path.lstrip("/") or 0)}
+    if parts.scheme == "rediss":
+        extra["ssl"] = True
+    return {
+        "conn_type": "redis",
+        "host": parts.hostname,
+        "port": parts.port or 6379,
+        "login": None if not parts.username else unquote(parts.username),
+        "password": None if parts.password is None else unquote(parts.password),
+        "extra": extra,
+    }

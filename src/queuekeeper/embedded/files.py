@@ -1,0 +1,73 @@
+"""Private files, generated secrets and free ports for the private servers."""
+
+from __future__ import annotations
+
+import os
+import random
+import secrets
+import socket
+from contextlib import closing
+from pathlib import Path
+
+from queuekeeper.errors import ServerUnavailable
+
+HOST = "127.0.0.1"
+# Below the range from which kernels take the local ports of outgoing connections, which could sit on ours.
+_PORTS = range(20_000, 32_700)
+
+
+def write_private(path: Path, text: str) -> None:
+    """Replace a file in one step; only its owner can read it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    draft = path.with_name(f".{path.name}.{os.getpid()}")
+    draft.unlink(missing_ok=True)
+    with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+        file.write(text)
+    draft.replace(path)
+
+
+def secret(path: Path) -> str:
+    """Return the secret kept in ``path``; the first call makes it."""
+    try:
+        return path.read_text("utf-8").strip()
+    except FileNotFoundError:
+        value = secrets.token_urlsafe(24)
+        write_private(path, value + "\n")
+        return value
+
+
+def is_free(port: int) -> bool:
+    """Tell whether nothing listens on this loopback port."""
+    with closing(socket.socket(socket.AF_INET, socket.SOCK_STREAM)) as probe:
+        # As servers do: connections that linger after an earlier server's end do not count.
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((HOST, port))
+        except OSError:
+            return False
+        return True
+
+
+def free_port(preferred: int | None = None) -> int:
+    """Return a free loopback port outside the range of outgoing connections.
+
+    :param preferred: taken when it is free, so that addresses stay the same over restarts.
+    """
+    if preferred is not None and is_free(preferred):
+        return preferred
+    for port in random.SystemRandom().sample(_PORTS, 200):
+        if is_free(port):
+            return port
+    raise ServerUnavailable(f"no free port between {_PORTS.start} and {_PORTS.stop} on {HOST}")
+
+
+def demand_free(port: int, name: str) -> int:
+    """Return ``port`` when it is free.
+
+    :raises ServerUnavailable: when somebody else listens there.
+    """
+    if not is_free(port):
+        raise ServerUnavailable(
+            f"{name} cannot listen on {HOST}:{port}: another program does; end it or choose another port"
+        )
+    return port

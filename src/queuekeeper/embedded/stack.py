@@ -1,0 +1,250 @@
+"""The private servers together, as ``queuekeeper up``, ``status`` and ``down`` see them."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit, urlunsplit
+
+from pydantic import SecretStr
+
+from queuekeeper.config import Settings
+from queuekeeper.embedded.airflow_server import AirflowServer, component_processes, stop_components
+from queuekeeper.embedded.files import HOST
+from queuekeeper.embedded.postgres_server import PostgresServer
+from queuekeeper.embedded.process import ManagedProcess
+from queuekeeper.embedded.redis_server import RedisServer
+from queuekeeper.errors import ServerUnavailable
+
+State = Literal["running", "stopped", "external"]
+
+DATABASE = "queuekeeper"
+"""Database of the private PostgreSQL that holds the vendor's tables and our schema."""
+METADATA_DATABASE = "airflow"
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerStatus:
+    """How one server stands.
+
+    :param state: ``external`` when the settings name a server that is not ours to start or stop.
+    :param url: address without its password, ``None`` when stopped.
+    """
+
+    name: str
+    state: State
+    url: str | None = None
+    pid: int | None = None
+    port: int | None = None
+    version: str | None = None
+    log_path: Path | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Status:
+    """How all servers of one home stand."""
+
+    home: Path
+    servers: tuple[ServerStatus, ...]
+
+    def server(self, name: str) -> ServerStatus:
+        """Return the status of ``postgres``, ``redis`` or one of Airflow's components."""
+        return next(server for server in self.servers if server.name == name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stopped:
+    """What ``down`` ended.
+
+    :param names: the servers that ran; the others had been down already.
+    """
+
+    home: Path
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerUrls:
+    """Addresses of the two stores, passwords included."""
+
+    postgres: SecretStr
+    redis: SecretStr
+
+
+def up(
+    settings: Settings,
+    *,
+    airflow: bool = False,
+    die_with_parent: bool = False,
+    report: Callable[[str], None] = lambda _: None,
+) -> Status:
+    """Start the private servers that the settings do not replace; what runs already is left as it is.
+
+    :param airflow: start Airflow too. Its metadata always live in the private PostgreSQL.
+    :param report: is told in a few words what is being started.
+    :raises ServerUnavailable: when a server does not come up.
+    """
+    with _locked(settings.home):
+        if settings.postgres_url is None or airflow:
+            postgres = _postgres(settings, die_with_parent=die_with_parent)
+            if postgres.pid is None:
+                report("PostgreSQL: starting")
+            postgres.start()
+            if settings.postgres_url is None:
+                postgres.create_database(DATABASE)
+        if settings.redis_url is None:
+            redis = _redis(settings, die_with_parent=die_with_parent)
+            if redis.pid is None:
+                report("Redis: starting")
+            redis.start()
+        if airflow:
+            airflow_server(settings, die_with_parent=die_with_parent).start(report=report)
+    return status(settings)
+
+
+def status(settings: Settings) -> Status:
+    """Tell how the servers stand, without starting or asking any."""
+    postgres = _postgres(settings)
+    redis = _redis(settings)
+    servers = [
+        _status(
+            postgres.process, "postgres", f"postgresql://postgres@{HOST}:{{port}}/{DATABASE}", settings.postgres_url
+        ),
+        _status(redis.process, "redis", f"redis://{HOST}:{{port}}/0", settings.redis_url),
+    ]
+    if settings.postgres_url is not None and postgres.process.running() is not None:
+        servers.append(_status(postgres.process, "metadata", f"postgresql://postgres@{HOST}:{{port}}/airflow", None))
+    for name, process in component_processes(settings.home / "airflow").items():
+        servers.append(_status(process, name, f"http://{HOST}:{{port}}", None))
+    return Status(home=settings.home, servers=tuple(servers))
+
+
+def down(settings: Settings) -> Stopped:
+    """Stop the private servers of this home, Airflow and its tasks first; data stay, other servers are not touched."""
+    if not settings.home.is_dir():
+        return Stopped(home=settings.home, names=())
+    names = list(down_airflow(settings).names)
+    with _locked(settings.home):
+        names += [server.name for server in (_redis(settings), _postgres(settings)) if server.stop()]
+    return Stopped(home=settings.home, names=tuple(names))
+
+
+def down_airflow(settings: Settings) -> Stopped:
+    """Stop Airflow and its tasks; PostgreSQL and Redis go on."""
+    if not settings.home.is_dir():
+        return Stopped(home=settings.home, names=())
+    with _locked(settings.home):
+        directory = settings.home / "airflow"
+        components = component_processes(directory)
+        ran = [name for name, process in components.items() if process.running() is not None]
+        stop_components(components, directory)
+    return Stopped(home=settings.home, names=tuple(ran))
+
+
+def erase(settings: Settings) -> Stopped:
+    """Stop the private servers of this home and remove their data; reports stay."""
+    stopped = down(settings)
+    if settings.home.is_dir():
+        _postgres(settings).erase()
+        _redis(settings).erase()
+        shutil.rmtree(settings.home / "airflow", ignore_errors=True)
+    return stopped
+
+
+def server_urls(settings: Settings) -> ServerUrls:
+    """Return the addresses of the stores: those of the settings, else those of the running private servers.
+
+    :raises ServerUnavailable: when a private server is needed and does not run.
+    """
+    postgres = settings.postgres_url or SecretStr(_postgres(settings).database_url(DATABASE))
+    return ServerUrls(postgres=postgres, redis=settings.redis_url or SecretStr(_redis(settings).url))
+
+
+def airflow_server(
+    settings: Settings,
+    *,
+    postgres_url: str | None = None,
+    redis_url: str | None = None,
+    die_with_parent: bool = False,
+) -> AirflowServer:
+    """Return the private Airflow of this home, connected to the servers of the settings.
+
+    :param postgres_url: another source and control database than that of the settings.
+    :param redis_url: another target than that of the settings.
+    :raises ServerUnavailable: when a private server that it needs does not run.
+    """
+    urls = server_urls(settings)
+    metadata = _postgres(settings, die_with_parent=die_with_parent).create_database(METADATA_DATABASE)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return AirflowServer(
+        settings.home / "airflow",
+        metadata_url=metadata,
+        postgres_url=postgres_url or urls.postgres.get_secret_value(),
+        redis_url=redis_url or urls.redis.get_secret_value(),
+        spark_master=settings.spark_master.replace("local[*]", f"local[{cores}]"),
+        environment={
+            "QUEUEKEEPER_HOME": str(settings.home.absolute()),
+            "QUEUEKEEPER_KEY_PREFIX": settings.key_prefix,
+            "QUEUEKEEPER_REPORTS_DIR": str(settings.reports.absolute()),
+        },
+        die_with_parent=die_with_parent,
+    )
+
+
+def without_password(url: str) -> str:
+    """Return an address that may be shown."""
+    parts = urlsplit(url)
+    place = parts.netloc.rpartition("@")
+    user = place[0].partition(":")[0]
+    shown = f"{user}@{place[2]}" if user else place[2]
+    # Clients also accept the password as a parameter.
+    query = re.sub(r"(?i)(^|&)([^=&]*(?:password|secret)[^=&]*)=[^&]*", r"\1\2=***", parts.query)
+    return urlunsplit(parts._replace(netloc=shown, query=query))
+
+
+def _postgres(settings: Settings, *, die_with_parent: bool = False) -> PostgresServer:
+    return PostgresServer(settings.home / "postgres", die_with_parent=die_with_parent)
+
+
+def _redis(settings: Settings, *, die_with_parent: bool = False) -> RedisServer:
+    return RedisServer(settings.home / "redis", die_with_parent=die_with_parent)
+
+
+def _status(process: ManagedProcess, name: str, url: str, other: SecretStr | None) -> ServerStatus:
+    if other is not None:
+        return ServerStatus(name=name, state="external", url=without_password(other.get_secret_value()))
+    record = process.running()
+    if record is None:
+        log = process.log_path if process.log_path.is_file() else None
+        return ServerStatus(name=name, state="stopped", log_path=log)
+    return ServerStatus(
+        name=name,
+        state="running",
+        url=None if record.port is None else url.format(port=record.port),
+        pid=record.pid,
+        port=record.port,
+        version=record.version or None,
+        log_path=process.log_path,
+    )
+
+
+@contextmanager
+def _locked(home: Path) -> Iterator[None]:
+    """Keep a second ``up`` or ``down`` of the same home waiting."""
+    try:
+        home.mkdir(parents=True, exist_ok=True)
+        file = (home / "lock").open("w")
+    except OSError as error:
+        raise ServerUnavailable(
+            f"cannot keep servers in {home}: {error}; name another folder in QUEUEKEEPER_HOME"
+        ) from error
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

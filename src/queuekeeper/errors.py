@@ -1,0 +1,118 @@
+"""Every exception that Queuekeeper raises on purpose, and the one table of Lua error words; no logic lives here.
+
+::
+
+    QueuekeeperError                 exit code
+    ├── UsageError                   2   a parameter, identifier or file is wrong: nothing was started
+    ├── RefusedError                 4   the world does not allow it: a pre-flight check, a missing privilege
+    │   ├── ServerUnavailable
+    │   ├── SchemaMismatch
+    │   ├── NotOwner
+    │   ├── MovedOn
+    │   ├── ImportedBefore
+    │   └── PacketIdInUse
+    ├── StalePlan                    3   the source, the parameters or the code changed after the plan was made
+    ├── CheckFailed                  1   a verification found differences
+    ├── StoreFull                    1   the server refused a write for want of memory
+    └── ScriptError                  1   a Lua file is broken, or a script answered with an unknown error word
+        ├── OutOfOrder
+        └── StaleEpoch
+"""
+
+from __future__ import annotations
+
+
+class QueuekeeperError(Exception):
+    """Queuekeeper could not do what it was asked."""
+
+    exit_code = 1
+
+    def __init__(self, message: str | None = None) -> None:
+        super().__init__(message or (self.__doc__ or "").strip().splitlines()[0])
+
+
+class UsageError(QueuekeeperError):
+    """A parameter is wrong; nothing was started."""
+
+    exit_code = 2
+
+
+class RefusedError(QueuekeeperError):
+    """The state of the servers does not allow this; nothing was written."""
+
+    exit_code = 4
+
+
+class ServerUnavailable(RefusedError):
+    """A server cannot be reached or refuses our credentials."""
+
+
+class SchemaMismatch(RefusedError):
+    """The source database does not look like a TBMQ 1.x database."""
+
+
+class NotOwner(RefusedError):
+    """The session belongs to the other store."""
+
+
+class MovedOn(RefusedError):
+    """The target session has been used since it was imported; its messages are left alone."""
+
+
+class ImportedBefore(RefusedError):
+    """The session holds the untouched import of another plan; drop that import first."""
+
+
+class PacketIdInUse(RefusedError):
+    """Another pending message of the session has this packet id."""
+
+
+class StalePlan(QueuekeeperError):
+    """The plan no longer describes the source; make a new one."""
+
+    exit_code = 3
+
+
+class CheckFailed(QueuekeeperError):
+    """Source and target differ."""
+
+
+class StoreFull(QueuekeeperError):
+    """Redis refused the write for want of memory; nothing of this call was stored."""
+
+
+class ScriptError(QueuekeeperError):
+    """A Lua script is broken or answered with an error that it does not declare."""
+
+
+class OutOfOrder(ScriptError):
+    """A chunk of a session arrived before its predecessor; the session is imported again from its first chunk."""
+
+
+class StaleEpoch(ScriptError):
+    """A newer epoch owns the session; this writer has to stop."""
+
+
+LUA_ERRORS: dict[str, type[QueuekeeperError]] = {
+    "IMPORTED_BEFORE": ImportedBefore,
+    "INVALID": UsageError,
+    "MOVED_ON": MovedOn,
+    "NOT_OWNER": NotOwner,
+    "OOM": StoreFull,
+    "OUT_OF_ORDER": OutOfOrder,
+    "PACKET_ID_IN_USE": PacketIdInUse,
+    "STALE": StaleEpoch,
+}
+"""First word of a script's error reply -> exception. Lua headers may declare no other word; a test compares them."""
+
+
+def from_lua(reply: BaseException | str) -> QueuekeeperError:
+    """Turn a script's error reply into the exception that ``LUA_ERRORS`` names.
+
+    :param reply: error reply, whose first word is the code (``"STALE epoch 3 owns the session"``).
+    :returns: the exception, not raised, with the server's sentence as its message.
+    """
+    text = str(reply)
+    word, _, rest = text.partition(" ")
+    cls = LUA_ERRORS.get(word.lstrip("-"), ScriptError)
+    return cls(text if cls is ScriptError else rest or None)

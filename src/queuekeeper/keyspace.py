@@ -1,0 +1,161 @@
+"""Every Redis key name and its hash slot; what the keys hold is the stores' business.
+
+The layout of DEVICE sessions is the one that TBMQ 2.x reads and writes:
+
+===========================  ======  ==========================================================
+``{C}_messages``             ZSET    member = name of the payload key, score = serial number
+``{C}_messages_<packetId>``  STRING  message as JSON, with an expiry of its own
+``{C}_last_packet_id``       STRING  MQTT packet id given out last
+``{C}_session``              HASH    ours: owner, epoch, import state, counters
+===========================  ======  ==========================================================
+"""
+
+from __future__ import annotations
+
+import re
+from binascii import crc_hqx
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from queuekeeper.errors import UsageError
+
+SLOTS = 16_384
+"""Hash slots of a Redis Cluster (cluster specification)."""
+
+MAX_PACKET_ID = 65_535
+"""MQTT 5 section 2.2.1: a packet identifier is a two byte integer and never 0."""
+
+
+class SessionKeys(NamedTuple):
+    """Names of one session's keys, apart from its payload keys."""
+
+    messages: str
+    last_packet_id: str
+    session: str
+
+
+def hash_tag(client_id: str) -> str:
+    """Return what stands between the braces of a client's keys.
+
+    An id that begins with ``}`` would make the tag empty and scatter the keys over slots, so that character is
+    percent-encoded; ``%`` likewise, to keep the encoding reversible. Any other id is its own tag.
+
+    :raises UsageError: for the empty id.
+    """
+    if not client_id:
+        raise UsageError("client id is empty: a session without an id cannot be stored")
+    if client_id[0] in "}%":
+        return f"%{ord(client_id[0]):02X}{client_id[1:]}"
+    return client_id
+
+
+def client_id_of_tag(tag: str) -> str:
+    """Return the client id that :func:`hash_tag` made this tag of."""
+    if tag[:3] in ("%7D", "%25"):
+        return chr(int(tag[1:3], 16)) + tag[3:]
+    return tag
+
+
+def check_prefix(prefix: str) -> str:
+    """Return the prefix unchanged.
+
+    :raises UsageError: when it holds a brace: the first brace pair decides the slot, so every key would share one.
+    """
+    if "{" in prefix or "}" in prefix:
+        raise UsageError(f"key prefix {prefix!r} holds a brace: all clients would land in one hash slot")
+    return prefix
+
+
+def session_keys(client_id: str, *, prefix: str = "") -> SessionKeys:
+    """Return the keys of one DEVICE session."""
+    stem = f"{prefix}{{{hash_tag(client_id)}}}"
+    return SessionKeys(f"{stem}_messages", f"{stem}_last_packet_id", f"{stem}_session")
+
+
+def payload_key(client_id: str, packet_id: int | str, *, prefix: str = "") -> str:
+    """Return the key that holds one message of a DEVICE session."""
+    return f"{prefix}{{{hash_tag(client_id)}}}_messages_{packet_id}"
+
+
+def hash_slot(key: bytes | str) -> int:
+    """Return the cluster's hash slot of a key: CRC16 of what its first brace pair holds, or of the whole key."""
+    raw = key.encode() if isinstance(key, str) else key
+    start = raw.find(b"{")
+    if start >= 0:
+        end = raw.find(b"}", start + 1)
+        if end > start + 1:
+            raw = raw[start + 1 : end]
+    return crc_hqx(raw, 0) % SLOTS
+
+
+def client_slot(client_id: str) -> int:
+    """Return the hash slot of all keys of one client; the prefix has no say, since it holds no brace."""
+    return hash_slot(f"{{{hash_tag(client_id)}}}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Cohort:
+    """A range of hash slots that is planned, copied and verified as one.
+
+    :param cohort: number, from 0.
+    :param slot_first: first slot.
+    :param slot_last: last slot, included.
+    :param shard: ``host:port`` of the server that holds the range.
+    """
+
+    cohort: int
+    slot_first: int
+    slot_last: int
+    shard: str
+
+
+def cohorts(*, count: int, shards: list[tuple[int, int, str]]) -> list[Cohort]:
+    """Cut the slots into cohorts, none of which spans two shards.
+
+    :param count: how many cohorts to aim for; at least one per contiguous range of a shard is made.
+    :param shards: contiguous ranges ``(first slot, last slot, address)``, covering all slots once.
+    :raises UsageError: when the count is out of range or the ranges leave slots uncovered.
+    """
+    if not 1 <= count <= SLOTS:
+        raise UsageError(f"cohort count {count} is out of range: 1 to {SLOTS}")
+    ranges = sorted(shards)
+    expected = 0
+    for first, last, address in ranges:
+        if first != expected or last < first:
+            raise UsageError(f"the cluster does not serve slot {expected}: repair it before migrating ({address})")
+        expected = last + 1
+    if expected != SLOTS:
+        raise UsageError(f"the cluster does not serve slot {expected}: repair it before migrating")
+    result: list[Cohort] = []
+    for first, last, address in ranges:
+        size = last - first + 1
+        pieces = min(size, max(1, round(count * size / SLOTS)))
+        for piece in range(pieces):
+            start = first + size * piece // pieces
+            end = first + size * (piece + 1) // pieces - 1
+            result.append(Cohort(cohort=len(result), slot_first=start, slot_last=end, shard=address))
+    return result
+
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+
+
+def parse_cohorts(text: str, *, count: int) -> list[int]:
+    """Read a choice of cohorts such as ``all`` or ``0-3,7``.
+
+    :param text: the choice as typed.
+    :param count: how many cohorts exist.
+    :raises UsageError: when it does not parse or names a cohort that does not exist.
+    """
+    if text.strip() == "all":
+        return list(range(count))
+    chosen: set[int] = set()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part.strip())
+        if match is None:
+            raise UsageError(f"cohorts {text!r} do not parse: write 'all' or numbers and ranges such as '0-3,7'")
+        first, last = int(match[1]), int(match[2] or match[1])
+        if first > last or last >= count:
+            raise UsageError(f"cohort {part.strip()} is out of range: this plan has cohorts 0 to {count - 1}")
+        chosen.update(range(first, last + 1))
+    return sorted(chosen)

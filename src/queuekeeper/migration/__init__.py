@@ -1,0 +1,1 @@
+"""Moves sessions from PostgreSQL to Redis: plan, copy, verify, and the ledger that proves it."""

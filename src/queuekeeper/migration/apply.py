@@ -1,0 +1,528 @@
+"""Copies planned sessions into Redis: Spark tasks stream ready-made script calls; what to copy is decided elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import hiredis
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import redis
+from pyspark.sql import SparkSession
+from pyspark.taskcontext import TaskContext
+from redis.exceptions import RedisError, ResponseError
+
+from queuekeeper import lua
+from queuekeeper.clock import Clock, system_clock
+from queuekeeper.errors import ImportedBefore, MovedOn, RefusedError, StalePlan
+from queuekeeper.keyspace import session_keys
+from queuekeeper.migration import preflight, transforms
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import (
+    CohortState,
+    CopyReport,
+    MigrationPlan,
+    PlanState,
+    Reason,
+    code_version,
+)
+from queuekeeper.migration.progress import reported
+from queuekeeper.migration.source import (
+    MESSAGE_COLUMNS,
+    MESSAGES,
+    SESSION_COLUMNS,
+    SESSIONS,
+    layout,
+    open_source,
+    task_count,
+)
+from queuekeeper.migration.spark import our_errors
+from queuekeeper.migration.undo import drop_import
+from queuekeeper.postgres import Connection
+from queuekeeper.postgres import connect as connect_postgres
+from queuekeeper.redis_client import RedisClient, address_of, from_redis
+from queuekeeper.redis_client import connect as connect_redis
+
+# Bounds of one script call: about 2 ms of the server's time.
+CHUNK_MESSAGES = 256
+CHUNK_BYTES = 512 * 1024
+# What is written before replies are read; two such windows are in flight, so that the server always has work.
+WINDOW_CALLS = 64
+WINDOW_BYTES = 2 * 1024 * 1024
+
+EPOCH = "1"  # offline: no other writer, so no epoch but the first
+OWNER = "redis"  # offline: the session belongs to Redis as soon as it is complete
+
+_RESULT_COLUMNS = (
+    "cohort int, messages_written bigint, messages_expired bigint, sessions_written bigint, "
+    "sessions_unchanged bigint, sessions_moved_on bigint, script_calls bigint"
+)
+
+Buffer: TypeAlias = "memoryview[int] | bytes"
+
+
+def _bulk(value: str | bytes) -> bytes:
+    raw = value.encode() if isinstance(value, str) else value
+    return b"$%d\r\n%s\r\n" % (len(raw), raw)
+
+
+@dataclass(slots=True)
+class Chunk:
+    """One call of ``import_session``.
+
+    :param keys: payload keys as Redis bulk strings, one behind the other.
+    :param args: serial, expiry and JSON of each message, likewise.
+    """
+
+    client_id: str
+    cohort: int
+    number: int
+    count: int
+    keys: bytes
+    args: bytes
+    last: bool = False
+    last_packet_id: str = ""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What happened in one cohort."""
+
+    messages_written: int = 0
+    messages_expired: int = 0
+    sessions_written: int = 0
+    sessions_unchanged: int = 0
+    sessions_moved_on: int = 0
+    script_calls: int = 0
+
+
+def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
+    """Cut rows into script calls, the last of each client marked.
+
+    :param batches: see :func:`queuekeeper.migration.transforms.fragments`; rows of a client lie together.
+    """
+    pending: Chunk | None = None
+    for batch in batches:
+        if batch.num_rows == 0:
+            continue
+        keys, key_ends = _slices(batch.column("keys_part"))
+        args, arg_ends = _slices(batch.column("args_part"))
+        is_message = pc.equal(batch.column("kind"), transforms.MESSAGE).to_numpy(zero_copy_only=False)
+        last_packet_ids = batch.column("last_packet_id")
+        cohorts = batch.column("cohort")
+        runs = pc.run_end_encode(batch.column("client_id"))
+        start = 0
+        for client_id, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            # A session row carries no message and comes last in its run.
+            stop = end if is_message[end - 1] else end - 1
+            if pending is not None and pending.client_id != client_id:
+                pending.last = True
+                yield pending
+                pending = None
+            last_packet_id = last_packet_ids[end - 1].as_py()
+            cohort = cohorts[end - 1].as_py()
+            first = start
+            while first < stop or pending is None:
+                until = min(stop, first + CHUNK_MESSAGES)
+                if until - first > 1 and arg_ends[until] - arg_ends[first] > CHUNK_BYTES:
+                    limit = arg_ends[first] + CHUNK_BYTES
+                    until = max(first + 1, int(np.searchsorted(arg_ends[: until + 1], limit, side="right")) - 1)
+                number = 0
+                if pending is not None:
+                    number = pending.number + 1
+                    yield pending
+                pending = Chunk(
+                    client_id=client_id,
+                    cohort=cohort,
+                    number=number,
+                    count=until - first,
+                    keys=bytes(keys[key_ends[first] : key_ends[until]]),
+                    args=bytes(args[arg_ends[first] : arg_ends[until]]),
+                )
+                first = until
+            pending.last_packet_id = "" if last_packet_id is None else str(last_packet_id)
+            start = end
+    if pending is not None:
+        pending.last = True
+        yield pending
+
+
+def _slices(column: pa.Array) -> tuple[Buffer, np.ndarray[Any, np.dtype[np.int32]]]:
+    """Return a text column's bytes and the offsets between which each row lies."""
+    _, offsets, data = column.buffers()
+    ends = np.frombuffer(offsets, np.int32)[column.offset : column.offset + len(column) + 1]
+    return (memoryview(data) if data is not None else b""), ends
+
+
+class _Lane:
+    """One connection to one shard, with two windows of calls in flight."""
+
+    def __init__(self, connection: redis.Connection, address: str) -> None:
+        self.connection = connection
+        self.address = address
+        self.buffer: list[bytes] = []
+        self.buffered_bytes = 0
+        self.unsent: list[Chunk] = []
+        self.sent: deque[list[Chunk]] = deque()
+
+
+class SessionImporter:
+    """Streams chunks into Redis; a call that a server did not run is sent again, in order.
+
+    :param plan_id: written into each session, so that a repeated run knows its own work.
+    :param pace: called before each chunk with its number of messages; may wait.
+    :ivar messages_done: messages that need no more work, those included that an earlier run has written.
+    """
+
+    def __init__(self, client: RedisClient, *, plan_id: str, prefix: str, pace: Callable[[int], None]) -> None:
+        self.client = client
+        self.plan_id = plan_id
+        self.prefix = prefix
+        self.pace = pace
+        self.script = lua.load("sessions/import_session")
+        self.counts: dict[int, Counts] = {}
+        self.messages_done = 0
+        self._caller = lua.ScriptCaller(client)
+        self._lanes: dict[str, _Lane] = {}
+        self._failed: list[Chunk] = []
+        self._left_alone: set[str] = set()
+        self._evalsha = b"$7\r\nEVALSHA\r\n" + _bulk(self.script.sha1)
+        self._fixed = _bulk(plan_id) + _bulk(EPOCH) + _bulk(OWNER)
+
+    def add(self, chunk: Chunk) -> None:
+        """Send a chunk, sooner or later."""
+        self.pace(chunk.count)
+        lane = self._lane(chunk)
+        keys = session_keys(chunk.client_id, prefix=self.prefix)
+        head = b"*%d\r\n" % (12 + 4 * chunk.count)
+        body = (
+            head,
+            self._evalsha,
+            _bulk(str(3 + chunk.count)),
+            *(_bulk(key) for key in keys),
+            chunk.keys,
+            self._fixed,
+            _bulk(str(chunk.number)),
+            b"$1\r\n1\r\n" if chunk.last else b"$1\r\n0\r\n",
+            _bulk(chunk.last_packet_id if chunk.last else ""),
+            chunk.args,
+        )
+        lane.buffer.extend(body)
+        lane.buffered_bytes += len(chunk.keys) + len(chunk.args) + 300
+        lane.unsent.append(chunk)
+        if len(lane.unsent) >= WINDOW_CALLS or lane.buffered_bytes >= WINDOW_BYTES:
+            self._write(lane)
+            if len(lane.sent) > 1:
+                self._read(lane)
+            if self._failed:
+                self._settle()
+
+    def finish(self) -> None:
+        """Send what is left and wait for all replies."""
+        self._settle()
+
+    def close(self) -> None:
+        """Give up the connections."""
+        for lane in self._lanes.values():
+            lane.connection.disconnect()  # type: ignore[no-untyped-call]
+        self._lanes.clear()
+
+    def _lane(self, chunk: Chunk) -> _Lane:
+        if isinstance(self.client, redis.RedisCluster):
+            key = session_keys(chunk.client_id, prefix=self.prefix).messages
+            try:
+                node = self.client.get_node_from_key(key)  # type: ignore[no-untyped-call]
+            except RedisError as error:
+                raise from_redis(error, address_of(self.client)) from error
+            if node is None:
+                raise RefusedError(f"the cluster does not serve the slot of {key!r}: repair it, then repeat the copy")
+            name, single = str(node.name), self.client.get_redis_connection(node)
+        else:
+            name, single = address_of(self.client), self.client
+        if name not in self._lanes:
+            self._lanes[name] = _Lane(_connection(single, name), name)
+        return self._lanes[name]
+
+    def _write(self, lane: _Lane) -> None:
+        try:
+            lane.connection.send_packed_command([b"".join(lane.buffer)])  # type: ignore[no-untyped-call]
+        except (RedisError, OSError) as error:
+            raise from_redis(error, lane.address) from error
+        lane.sent.append(lane.unsent)
+        lane.unsent, lane.buffer, lane.buffered_bytes = [], [], 0
+
+    def _read(self, lane: _Lane) -> None:
+        for chunk in lane.sent.popleft():
+            try:
+                reply = lane.connection.read_response(disable_decoding=True)
+            except ResponseError:
+                # The script refused or was not there: looked at once nothing is in flight any more.
+                self._failed.append(chunk)
+            except (RedisError, OSError) as error:
+                raise from_redis(error, lane.address) from error
+            else:
+                self._count(chunk, reply)
+
+    def _settle(self) -> None:
+        """Read all outstanding replies, then repeat what failed one by one, in the order in which it was sent."""
+        for lane in self._lanes.values():
+            if lane.unsent:
+                self._write(lane)
+            while lane.sent:
+                self._read(lane)
+        failed, self._failed = self._failed, []
+        for chunk in failed:
+            self._alone(chunk)
+
+    def _alone(self, chunk: Chunk) -> None:
+        if chunk.client_id in self._left_alone:
+            self.messages_done += chunk.count
+            return
+        keys: list[lua.Value] = [*session_keys(chunk.client_id, prefix=self.prefix)]
+        keys += _unpacked(chunk.keys, chunk.count)
+        args: list[lua.Value] = [
+            self.plan_id, EPOCH, OWNER, str(chunk.number), "1" if chunk.last else "0",
+            chunk.last_packet_id if chunk.last else "", *_unpacked(chunk.args, 3 * chunk.count),
+        ]  # fmt: skip
+        try:
+            try:
+                reply = self._caller.call(self.script, keys, args)
+            except ImportedBefore:
+                drop_import(self.client, chunk.client_id, prefix=self.prefix)
+                reply = self._caller.call(self.script, keys, args)
+        except MovedOn:
+            self._left_alone.add(chunk.client_id)
+            self._counts(chunk).sessions_moved_on += 1
+            self.messages_done += chunk.count
+            return
+        self._count(chunk, reply)
+
+    def _counts(self, chunk: Chunk) -> Counts:
+        return self.counts.setdefault(chunk.cohort, Counts())
+
+    def _count(self, chunk: Chunk, reply: list[Any]) -> None:
+        counts = self._counts(chunk)
+        counts.script_calls += 1
+        self.messages_done += chunk.count
+        status, written, expired = reply
+        counts.messages_written += written
+        counts.messages_expired += expired
+        if chunk.last:
+            if status == b"unchanged":
+                counts.sessions_unchanged += 1
+            else:
+                counts.sessions_written += 1
+
+
+def _connection(single: redis.Redis, address: str) -> redis.Connection:
+    """Return a connection of our own, logged in and with TLS as the client has it."""
+    try:
+        connection: Any = single.connection_pool.make_connection()
+        connection.connect()
+    except (RedisError, OSError) as error:
+        raise from_redis(error, address) from error
+    assert isinstance(connection, redis.Connection)
+    return connection
+
+
+def _unpacked(fragment: bytes, count: int) -> list[bytes]:
+    """Return the values of concatenated bulk strings."""
+    if count == 0:
+        return []
+    reader = hiredis.Reader()
+    reader.feed(b"*%d\r\n" % count)
+    reader.feed(fragment)
+    values = reader.gets()
+    assert isinstance(values, list)
+    return values
+
+
+@dataclass
+class Pace:
+    """Holds a task to its share of the throttle, which may change while it runs, and reports its progress.
+
+    Unused time is worth half a second's messages at most; a chunk is never cut, so one may go on top of that.
+
+    :param report: called about once a second; returns the messages per second allowed to this task, or none.
+    """
+
+    report: Callable[[], float | None]
+    now_s: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+    _rate: float | None = field(default=None, init=False)
+    _reported_s: float = field(default=float("-inf"), init=False)
+    _debt: float = field(default=0.0, init=False)
+    _paid_s: float = field(default=0.0, init=False)
+
+    def __call__(self, messages: int) -> None:
+        """Wait until the messages may be sent."""
+        self._look()
+        self._debt += messages
+        while self._rate is not None:
+            now = self.now_s()
+            # Half a second's worth may be sent at once; unused time is not saved up.
+            self._debt = max(self._debt - (now - self._paid_s) * self._rate, -0.5 * self._rate)
+            self._paid_s = now
+            if self._debt <= 0:
+                return
+            self.sleep(min(1.0, self._debt / self._rate))
+            self._look()
+        self._debt = 0.0
+
+    def _look(self) -> None:
+        now = self.now_s()
+        if now - self._reported_s >= 1.0:
+            self._reported_s = now
+            rate = self.report()
+            if rate is not None and self._rate is None:
+                self._paid_s = now
+            self._rate = rate
+
+
+def copy_sessions(
+    spark: SparkSession,
+    *,
+    postgres_url: str,
+    redis_url: str,
+    plan_id: str,
+    cohorts: str | None = None,
+    clock: Clock = system_clock,
+) -> CopyReport:
+    """Write the planned sessions into Redis; what an earlier run has written is recognised and left as it is.
+
+    :param cohorts: some of the plan's cohorts; all of them when absent.
+    :raises StalePlan: when the source or the code has changed since the plan was made.
+    :raises RefusedError: when the plan was refused, another copy holds a cohort, or Redis is not fit.
+    :raises StoreFull: when Redis ran out of memory; nothing is half-written, repeat after making room.
+    """
+    started = time.monotonic()
+    with ExitStack() as stack:
+        connection = stack.enter_context(connect_postgres(postgres_url, autocommit=True))
+        ledger = MigrationLedger(connection)
+        plan = ledger.load_plan(plan_id)
+        wanted = plan.choose(cohorts)
+        if plan.state == PlanState.REFUSED:
+            raise RefusedError(f"plan {plan_id} was refused: {plan.state_reason}")
+        check_plan_is_current(connection, plan)
+        client = connect_redis(redis_url)
+        stack.callback(client.close)
+        states = ledger.cohort_states(plan_id)
+        missing = [c for c in plan.cohorts if c.cohort in wanted and states[c.cohort] is CohortState.PLANNED]
+        preflight.check_target(client, forecast_bytes=sum(cohort.forecast_bytes for cohort in missing))
+        stack.enter_context(ledger.copy_lock(plan_id, wanted))
+        ledger.set_plan_state(plan_id, PlanState.COPYING)
+        ledger.set_cohort_state(plan_id, wanted, CohortState.COPYING)
+        placement = layout(
+            spark, cohorts=plan.cohorts, wanted=wanted, tasks=task_count(spark, rows=plan.total_of(wanted, "messages"))
+        )
+        totals = [plan.total_of(group, "to_copy") for group in placement.groups]
+        names = [f"{group[0]:05d}-{group[-1]:05d}" for group in placement.groups]
+        for name in names:
+            ledger.clear_progress(plan_id, "copy", name)
+        at_once = min(placement.tasks, spark.sparkContext.defaultParallelism)
+        prefix = plan.parameters.key_prefix
+
+        def import_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            context = TaskContext.get()
+            assert context is not None
+            part = context.partitionId()
+            yield _import_task(
+                batches, postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, prefix=prefix,
+                part=names[part], total=totals[part], tasks_at_once=at_once,
+            )  # fmt: skip
+
+        with (
+            open_source(spark, postgres_url=postgres_url, placement=placement) as source,
+            reported(postgres_url, plan_id=plan_id, step="copy", parts=names, total=sum(totals), clock=clock),
+            our_errors(),
+        ):
+            rows = transforms.rows(source.read(MESSAGES, MESSAGE_COLUMNS), source.read(SESSIONS, SESSION_COLUMNS))
+            classified = transforms.classify(
+                source.partitioned(rows),
+                parameters=plan.parameters,
+                as_of_ms=plan.as_of_ms,
+                duplicates=_has_duplicates(plan, wanted),
+            )
+            results = transforms.fragments(classified, prefix=prefix).mapInArrow(import_task, _RESULT_COLUMNS).collect()
+        ledger.set_cohort_state(plan_id, wanted, CohortState.COPIED)
+        done = {CohortState.COPIED, CohortState.VERIFIED}
+        if all(ledger.cohort_states(plan_id)[cohort] in done for cohort in plan.chosen):
+            ledger.set_plan_state(plan_id, PlanState.COPIED)
+        report = CopyReport(
+            plan_id=plan_id,
+            cohorts=tuple(wanted),
+            messages_written=sum(row["messages_written"] for row in results),
+            messages_expired=sum(row["messages_expired"] for row in results),
+            sessions_written=sum(row["sessions_written"] for row in results),
+            sessions_unchanged=sum(row["sessions_unchanged"] for row in results),
+            sessions_moved_on=sum(row["sessions_moved_on"] for row in results),
+            script_calls=sum(row["script_calls"] for row in results),
+            seconds=round(time.monotonic() - started, 3),
+        )
+        ledger.save_copy_report(report)
+        return report
+
+
+def _has_duplicates(plan: MigrationPlan, wanted: list[int]) -> bool:
+    """Return whether the plan found a packet id that a client has twice; the source is the one that it has read."""
+    return any(
+        plan.cohorts[cohort].quarantined_by_reason.get(Reason.PACKET_ID_DUPLICATE.value, 0) > 0 for cohort in wanted
+    )
+
+
+def check_plan_is_current(connection: Connection, plan: MigrationPlan) -> None:
+    """Refuse a plan that was made for another source or by another release.
+
+    :raises StalePlan: saying what has changed.
+    """
+    if plan.code_version != code_version():
+        raise StalePlan(
+            f"plan {plan.plan_id} was made by release {plan.code_version}, this is {code_version()}: make a new plan"
+        )
+    if preflight.source_fingerprint(connection) != plan.source_fingerprint:
+        raise StalePlan(
+            f"the source has changed since plan {plan.plan_id} was made: stop the broker, then make a new plan"
+        )
+
+
+def _import_task(
+    batches: Iterator[pa.RecordBatch],
+    *,
+    postgres_url: str,
+    redis_url: str,
+    plan_id: str,
+    prefix: str,
+    part: str,
+    total: int,
+    tasks_at_once: int,
+) -> pa.RecordBatch:
+    """Import one Spark partition and return its counts, a row per cohort."""
+    with ExitStack() as stack:
+        ledger = MigrationLedger(stack.enter_context(connect_postgres(postgres_url, autocommit=True)))
+        client = connect_redis(redis_url)
+        stack.callback(client.close)
+
+        def report() -> float | None:
+            ledger.record_progress(
+                plan_id=plan_id, step="copy", part=part, done=importer.messages_done, total=total, at_ms=system_clock()
+            )
+            limit = ledger.throttle(plan_id)
+            return None if limit is None else limit / tasks_at_once
+
+        importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=Pace(report))
+        stack.callback(importer.close)
+        for chunk in chunks(batches):
+            importer.add(chunk)
+        importer.finish()
+        ledger.record_progress(plan_id=plan_id, step="copy", part=part, done=total, total=total, at_ms=system_clock())
+    names = [name.split()[0] for name in _RESULT_COLUMNS.split(", ")]
+    rows = sorted(importer.counts.items())
+    columns: list[pa.Array] = [pa.array([cohort for cohort, _ in rows], pa.int32())]
+    columns += [pa.array([getattr(counts, name) for _, counts in rows], pa.int64()) for name in names[1:]]
+    return pa.RecordBatch.from_arrays(columns, names=names)

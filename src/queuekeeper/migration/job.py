@@ -1,0 +1,64 @@
+"""The frame of a Spark job: arguments, connections from the environment, a line of JSON, an exit code; no own work."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from pyspark.sql import SparkSession
+
+from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.migration.spark import build_session, end_with_supervisor
+
+POSTGRES_VARIABLE = "QUEUEKEEPER_POSTGRES_URL"
+REDIS_VARIABLE = "QUEUEKEEPER_REDIS_URL"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Environment:
+    """What a job gets from the process that started it; URLs hold passwords, so they are never arguments."""
+
+    postgres_url: str
+    redis_url: str
+
+    def spark(self, name: str) -> SparkSession:
+        """Start Spark; called after the arguments were found good, since it takes seconds."""
+        return build_session(name)
+
+
+def run(
+    description: str | None,
+    declare: Callable[[argparse.ArgumentParser], None],
+    work: Callable[[dict[str, Any], Environment], dict[str, Any]],
+) -> int:
+    """Run a job and print its result as the last line.
+
+    :param declare: adds the arguments.
+    :param work: does the work and returns the result.
+    :returns: the exit code: 0, or that of the exception (``queuekeeper.errors``).
+    """
+    end_with_supervisor()
+    parser = argparse.ArgumentParser(description=description)
+    declare(parser)
+    arguments = vars(parser.parse_args())
+    try:
+        result = work(arguments, Environment(postgres_url=_url(POSTGRES_VARIABLE), redis_url=_url(REDIS_VARIABLE)))
+    except QueuekeeperError as error:
+        # spark-submit sends both streams of a driver to its own output, in this order: JSON has to be the last line.
+        print(f"error: {error}", file=sys.stderr, flush=True)
+        print(json.dumps({"error": type(error).__name__, "message": str(error)}), flush=True)
+        return error.exit_code
+    print(json.dumps(result), flush=True)
+    return 0
+
+
+def _url(variable: str) -> str:
+    value = os.environ.get(variable)
+    if not value:
+        raise UsageError(f"{variable} is not set: it holds the URL to connect to")
+    return value

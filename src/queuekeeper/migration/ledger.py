@@ -1,0 +1,580 @@
+"""What migrations write down in schema ``queuekeeper``: plans, progress, ledger, quarantine; it decides nothing."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field, fields
+from datetime import datetime
+from typing import Any, Literal
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.migration.model import (
+    CohortPlan,
+    CohortState,
+    CopyReport,
+    Difference,
+    LedgerRow,
+    MigrationParameters,
+    MigrationPlan,
+    PlanState,
+)
+from queuekeeper.postgres import Connection, statement, translated_errors
+
+Step = Literal["copy", "verify"]
+QuarantineKind = Literal["message", "session"]
+QuarantineStatus = Literal["open", "replayed"]
+
+_QUERIES = "queuekeeper/queries/"
+_KNOWN_PLANS = 5
+_QUARANTINE_TYPES = (
+    "text", "int4", "text", "text", "text", "text", "int8", "text", "int8", "int8", "text", "int4", "bytea",
+    "text", "bool", "int4", "int4", "text", "text", "bytea", "int8",
+)  # fmt: skip
+_DIFFERENCE_TYPES = ("text", "int4", "text", "int8", "text", "text", "text")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a step has come.
+
+    :param done: messages done, over all parts.
+    :param total: messages to do, over the parts that have begun.
+    :param parts: parts that have begun.
+    :param updated_at_ms: when the last part reported; none before the first report.
+    """
+
+    done: int
+    total: int
+    parts: int
+    updated_at_ms: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ThroughputSample:
+    """Messages done at an instant."""
+
+    at_ms: int
+    done: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantinedRow:
+    """A row of the source that cannot be copied as it is, whole; its text form shows no content.
+
+    :param kind: ``message`` for a row of ``device_publish_msg``, ``session`` for one of ``device_session_ctx``.
+    :param reason: a :class:`~queuekeeper.migration.model.Reason`.
+    :param detail: the offending value in words, never a payload.
+    :param packet_id: as found, so possibly out of range.
+    :param last_packet_id: of a session row, as found.
+    :param quarantine_id: given by the database; none for a row that is yet to be written.
+    :param assigned_packet_id: packet id under which it was replayed.
+    """
+
+    cohort: int
+    kind: QuarantineKind
+    reason: str
+    detail: str
+    client_id: str
+    serial_number: int | None = None
+    topic: str | None = None
+    time: int | None = None
+    packet_id: int | None = None
+    packet_type: str | None = None
+    qos: int | None = None
+    payload: bytes | None = field(default=None, repr=False)
+    user_properties: str | None = field(default=None, repr=False)
+    retain: bool | None = None
+    msg_expiry_interval: int | None = None
+    payload_format_indicator: int | None = None
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = field(default=None, repr=False)
+    last_packet_id: int | None = None
+    status: QuarantineStatus = "open"
+    assigned_packet_id: int | None = None
+    replayed_at: datetime | None = None
+    quarantined_at: datetime | None = None
+    quarantine_id: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class QuarantineCount:
+    """How many rows are quarantined for one reason."""
+
+    reason: str
+    kind: QuarantineKind
+    open: int
+    replayed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Approval:
+    """Who agreed to a plan, and when."""
+
+    approved_by: str
+    approved_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoredReport:
+    """Where a report was written.
+
+    :param sha256: of the HTML file.
+    """
+
+    report_id: int
+    html_path: str
+    json_path: str
+    sha256: str
+    created_at: datetime
+
+
+class MigrationLedger:
+    """Reads and writes the records of migrations.
+
+    Every method is one transaction. Methods may be called from many processes at once, each with its own connection.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Use a connection that commits by itself.
+
+        :raises UsageError: when it does not: progress would stay invisible to others until the end of the run.
+        """
+        if not connection.autocommit:
+            raise UsageError("the ledger needs a connection with autocommit=True, so that others see progress at once")
+        self._connection = connection
+
+    # --- plans -------------------------------------------------------------------------------------------------
+
+    def save_plan(self, plan: MigrationPlan, *, run_id: str | None) -> MigrationPlan:
+        """Store a plan and return it as stored.
+
+        The same plan made again refreshes counts and instant as long as nobody has approved it; afterwards the stored
+        one stays as it is.
+
+        :param run_id: Airflow run or call of the command line that asked for it.
+        """
+        head = {
+            "plan_id": plan.plan_id,
+            "parameters": Jsonb(asdict(plan.parameters)),
+            "source_fingerprint": plan.source_fingerprint,
+            "code_version": plan.code_version,
+            "as_of_ms": plan.as_of_ms,
+            "chosen": list(plan.chosen),
+            "state": str(plan.state),
+            "state_reason": plan.state_reason,
+            "throttle_messages_per_s": plan.parameters.throttle_messages_per_s,
+        }
+        with self._transaction():
+            if self._row("save_plan", head) is not None:
+                self._row("delete_cohorts", {"plan_id": plan.plan_id})
+                self._many(
+                    "save_cohort",
+                    (
+                        asdict(cohort)
+                        | {
+                            "plan_id": plan.plan_id,
+                            "quarantined_by_reason": Jsonb(
+                                {str(reason): count for reason, count in cohort.quarantined_by_reason.items()}
+                            ),
+                        }
+                        for cohort in plan.cohorts
+                    ),
+                )
+            self._row("touch_plan", {"plan_id": plan.plan_id})
+            if run_id is not None:
+                self._row("save_plan_run", {"run_id": run_id, "plan_id": plan.plan_id})
+        return self.load_plan(plan.plan_id)
+
+    def load_plan(self, plan_id: str) -> MigrationPlan:
+        """Return a plan with all its cohorts.
+
+        :raises UsageError: when there is no such plan; names those that exist.
+        """
+        with self._transaction():
+            row = self._known(plan_id, self._row("load_plan", {"plan_id": plan_id}))
+            names = [
+                "cohort", "slot_first", "slot_last", "shard", "sessions", "clients", "messages", "payload_bytes",
+                "to_copy", "expired", "trimmed", "quarantined", "quarantined_by_reason", "forecast_bytes",
+                "longest_queue",
+            ]  # fmt: skip
+            found = self._rows("load_cohorts", {"plan_id": plan_id})
+        cohorts = tuple(CohortPlan(**dict(zip(names, values, strict=True))) for values in found)
+        stored_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason = row
+        return MigrationPlan(
+            plan_id=stored_id,
+            parameters=MigrationParameters(**parameters),
+            source_fingerprint=source_fingerprint,
+            code_version=code_version,
+            as_of_ms=as_of_ms,
+            cohorts=cohorts,
+            chosen=tuple(chosen),
+            state=PlanState(state),
+            state_reason=state_reason,
+        )
+
+    def plan_of_run(self, run_id: str) -> str:
+        """Return the id of the plan that a run asked for.
+
+        :raises UsageError: when the run made none.
+        """
+        row = self._row("plan_of_run", {"run_id": run_id})
+        if row is None:
+            raise UsageError(f"run {run_id!r} has made no plan in this database: plan first")
+        return str(row[0])
+
+    def latest_plan_id(self) -> str | None:
+        """Return the id of the plan that was asked for last, if any."""
+        row = self._row("known_plans", {"maximum": 1})
+        return None if row is None else str(row[0])
+
+    def set_plan_state(self, plan_id: str, state: PlanState, reason: str = "") -> None:
+        """Move a plan to another state.
+
+        :param reason: why it was refused or failed.
+        :raises UsageError: when there is no such plan.
+        """
+        self._known(plan_id, self._row("set_plan_state", {"plan_id": plan_id, "state": str(state), "reason": reason}))
+
+    def approve(self, plan_id: str, approved_by: str) -> None:
+        """Note who agreed to a plan; one that is at work already keeps its state.
+
+        :raises UsageError: when there is no such plan.
+        :raises RefusedError: when the plan itself was refused.
+        """
+        if self._row("approve", {"plan_id": plan_id, "approved_by": approved_by}) is None:
+            plan = self.load_plan(plan_id)
+            raise RefusedError(f"plan {plan_id} cannot be approved, it was refused: {plan.state_reason}; plan again")
+
+    def approval(self, plan_id: str) -> Approval | None:
+        """Return who agreed to a plan, if anybody has.
+
+        :raises UsageError: when there is no such plan.
+        """
+        approved_by, approved_at = self._known(plan_id, self._row("approval", {"plan_id": plan_id}))
+        return None if approved_by is None else Approval(approved_by=approved_by, approved_at=approved_at)
+
+    def set_cohort_state(self, plan_id: str, cohorts: Sequence[int], state: CohortState) -> None:
+        """Move cohorts of a plan to another state."""
+        self._row("set_cohort_state", {"plan_id": plan_id, "cohorts": list(cohorts), "state": str(state)})
+
+    def cohort_states(self, plan_id: str) -> dict[int, CohortState]:
+        """Return where each cohort stands, in order."""
+        return {cohort: CohortState(state) for cohort, state in self._rows("cohort_states", {"plan_id": plan_id})}
+
+    def set_throttle(self, plan_id: str, messages_per_s: int | None) -> None:
+        """Change how fast the copy of a plan may write, also while it runs.
+
+        :param messages_per_s: over all tasks; none lifts the throttle.
+        :raises UsageError: when it is below 1, or there is no such plan.
+        """
+        if messages_per_s is not None and not 1 <= messages_per_s <= 2_147_483_647:
+            raise UsageError(f"throttle is {messages_per_s} messages/s: it must be 1 to 2147483647, or none")
+        self._known(plan_id, self._row("set_throttle", {"plan_id": plan_id, "messages_per_s": messages_per_s}))
+
+    def throttle(self, plan_id: str) -> int | None:
+        """Return how many messages per second the copy of a plan may write now, none for no limit.
+
+        :raises UsageError: when there is no such plan.
+        """
+        (messages_per_s,) = self._known(plan_id, self._row("throttle", {"plan_id": plan_id}))
+        return None if messages_per_s is None else int(messages_per_s)
+
+    # --- progress ----------------------------------------------------------------------------------------------
+
+    def record_progress(self, *, plan_id: str, step: Step, part: str, done: int, total: int, at_ms: int) -> None:
+        """Note how far one part of a step has come."""
+        self._row(
+            "record_progress",
+            {"plan_id": plan_id, "step": step, "part": part, "done": done, "total": total, "at_ms": at_ms},
+        )
+
+    def progress(self, plan_id: str, step: Step, *, parts: Sequence[str] | None = None) -> Progress:
+        """Return how far a step has come.
+
+        :param parts: only these parts; all of them when absent.
+        """
+        wanted = None if parts is None else list(parts)
+        row = self._row("progress", {"plan_id": plan_id, "step": step, "parts": wanted})
+        done, total, begun, updated_at_ms = row or (0, 0, 0, None)
+        return Progress(done=done, total=total, parts=begun, updated_at_ms=updated_at_ms)
+
+    def clear_progress(self, plan_id: str, step: Step, parts_prefix: str = "") -> None:
+        """Forget the progress of the parts whose names begin so."""
+        self._row("clear_progress", {"plan_id": plan_id, "step": step, "parts_prefix": parts_prefix})
+
+    def record_throughput(self, *, plan_id: str, step: Step, at_ms: int, done: int) -> None:
+        """Note how many messages were done at an instant."""
+        self._row("record_throughput", {"plan_id": plan_id, "step": step, "at_ms": at_ms, "done": done})
+
+    def throughput(self, plan_id: str, step: Step) -> list[ThroughputSample]:
+        """Return the curve of a step in order of time."""
+        rows = self._rows("throughput", {"plan_id": plan_id, "step": step})
+        return [ThroughputSample(at_ms=at_ms, done=done) for at_ms, done in rows]
+
+    def save_copy_report(self, report: CopyReport) -> None:
+        """Keep what one run of the copy did."""
+        self._row(
+            "save_copy_report",
+            {"plan_id": report.plan_id, "cohorts": list(report.cohorts), "report": Jsonb(asdict(report))},
+        )
+
+    def copy_reports(self, plan_id: str) -> list[CopyReport]:
+        """Return what the runs of the copy did, first to last."""
+        rows = self._rows("copy_reports", {"plan_id": plan_id})
+        # Another release may have written more than this one knows.
+        known = {each.name for each in fields(CopyReport)}
+        return [
+            CopyReport(**{name: value for name, value in report.items() if name in known} | {"cohorts": tuple(cohorts)})
+            for report, cohorts in rows
+        ]
+
+    # --- quarantine --------------------------------------------------------------------------------------------
+
+    def replace_quarantine(self, plan_id: str, cohorts: Sequence[int], rows: Iterable[QuarantinedRow]) -> int:
+        """Put rows in place of the open entries of some cohorts; what was replayed already stays replayed.
+
+        :param rows: rows of these cohorts only; they are streamed.
+        :returns: how many rows were written.
+        :raises UsageError: when a row belongs to another cohort.
+        """
+        chosen = {"plan_id": plan_id, "cohorts": list(cohorts)}
+        wanted = set(cohorts)
+        written = 0
+        with self._transaction() as cursor:
+            # Delete before reading the replayed keys: a row replayed meanwhile is either gone or seen.
+            self._row("delete_open_quarantine", chosen)
+            replayed = set(self._rows("replayed_keys", chosen))
+            with cursor.copy(statement(f"{_QUERIES}load_quarantine")) as copy:
+                copy.set_types(_QUARANTINE_TYPES)
+                for row in rows:
+                    if row.cohort not in wanted:
+                        raise UsageError(f"row of cohort {row.cohort} given while replacing cohorts {sorted(wanted)}")
+                    if (row.kind, row.client_id, row.serial_number) in replayed:
+                        continue
+                    copy.write_row((
+                        plan_id, row.cohort, row.kind, str(row.reason), row.detail, row.client_id, row.serial_number,
+                        row.topic, row.time, row.packet_id, row.packet_type, row.qos, row.payload, row.user_properties,
+                        row.retain, row.msg_expiry_interval, row.payload_format_indicator, row.content_type,
+                        row.response_topic, row.correlation_data, row.last_packet_id,
+                    ))  # fmt: skip
+                    written += 1
+        return written
+
+    def quarantine_counts(self, plan_id: str) -> list[QuarantineCount]:
+        """Return quarantined rows by reason, most frequent first."""
+        rows = self._rows("quarantine_counts", {"plan_id": plan_id})
+        return [
+            QuarantineCount(reason=reason, kind=kind, open=open_, replayed=replayed)
+            for reason, kind, open_, replayed in rows
+        ]
+
+    def quarantined(
+        self,
+        plan_id: str,
+        *,
+        status: QuarantineStatus | None = "open",
+        reason: str | None = None,
+        client_id: str | None = None,
+        limit: int | None = 1_000,
+    ) -> list[QuarantinedRow]:
+        """Return quarantined rows, a client at a time and in the order of its messages.
+
+        :param status: none for open and replayed ones.
+        :param limit: most rows to return, since they hold payloads; none for all.
+        """
+        names = [
+            "quarantine_id", "plan_id", "cohort", "kind", "reason", "detail", "client_id", "serial_number", "topic",
+            "time", "packet_id", "packet_type", "qos", "payload", "user_properties", "retain", "msg_expiry_interval",
+            "payload_format_indicator", "content_type", "response_topic", "correlation_data", "last_packet_id",
+            "status", "assigned_packet_id", "replayed_at", "quarantined_at",
+        ]  # fmt: skip
+        choice = {
+            "plan_id": plan_id,
+            "status": status,
+            "reason": None if reason is None else str(reason),
+            "client_id": client_id,
+            "maximum": limit,
+        }
+        result: list[QuarantinedRow] = []
+        for values in self._rows("quarantined_rows", choice):
+            found = dict(zip(names, values, strict=True))
+            del found["plan_id"]
+            result.append(QuarantinedRow(**found))
+        return result
+
+    def mark_replayed(self, quarantine_id: int, assigned_packet_id: int | None, at_ms: int) -> bool:
+        """Note that a quarantined row was replayed.
+
+        :param assigned_packet_id: packet id it was stored under; none when it kept its own or is a session.
+        :returns: false when it was noted before.
+        :raises UsageError: when there is no such row: the cohort was copied anew in the meantime.
+        """
+        mark = {"quarantine_id": quarantine_id, "assigned_packet_id": assigned_packet_id, "at_ms": at_ms}
+        if self._row("mark_replayed", mark) is not None:
+            return True
+        if self._row("quarantine_status", {"quarantine_id": quarantine_id}) is None:
+            raise UsageError(f"quarantine holds no row {quarantine_id}: list the quarantine again")
+        return False
+
+    # --- verification ------------------------------------------------------------------------------------------
+
+    def replace_ledger(self, plan_id: str, rows: Iterable[LedgerRow], verified_at_ms: int) -> None:
+        """Put these cohorts' rows in place of what an earlier verification found; other cohorts stay."""
+        with self._transaction():
+            self._many(
+                "save_ledger_row",
+                (asdict(row) | {"plan_id": plan_id, "verified_at_ms": verified_at_ms} for row in rows),
+            )
+
+    def ledger(self, plan_id: str) -> tuple[LedgerRow, ...]:
+        """Return where the rows went, cohort by cohort."""
+        names = [
+            "cohort", "rows_seen", "copied", "expired", "trimmed", "superseded", "quarantined", "sessions_seen",
+            "sessions_copied", "differences", "digest",
+        ]  # fmt: skip
+        rows = self._rows("ledger", {"plan_id": plan_id})
+        return tuple(LedgerRow(**dict(zip(names, values, strict=True))) for values in rows)
+
+    def verified_at_ms(self, plan_id: str) -> int | None:
+        """Return when a cohort of the plan was verified last, if any was."""
+        row = self._row("verified_at", {"plan_id": plan_id})
+        return None if row is None or row[0] is None else int(row[0])
+
+    def replace_differences(self, plan_id: str, cohorts: Sequence[int], rows: Iterable[Difference]) -> int:
+        """Put differences in place of what an earlier verification of these cohorts found.
+
+        :param rows: differences of these cohorts only; they are streamed.
+        :returns: how many were written.
+        :raises UsageError: when a row belongs to another cohort.
+        """
+        wanted = set(cohorts)
+        written = 0
+        with self._transaction() as cursor:
+            self._row("delete_differences", {"plan_id": plan_id, "cohorts": list(cohorts)})
+            with cursor.copy(statement(f"{_QUERIES}load_differences")) as copy:
+                copy.set_types(_DIFFERENCE_TYPES)
+                for row in rows:
+                    if row.cohort not in wanted:
+                        raise UsageError(f"row of cohort {row.cohort} given while replacing cohorts {sorted(wanted)}")
+                    copy.write_row(
+                        (plan_id, row.cohort, row.client_id, row.serial_number, row.kind, row.expected, row.found)
+                    )
+                    written += 1
+        return written
+
+    def differences(self, plan_id: str, *, limit: int | None = 1_000) -> list[Difference]:
+        """Return differences, a cohort and a client at a time.
+
+        :param limit: most to return; none for all.
+        """
+        rows = self._rows("differences", {"plan_id": plan_id, "maximum": limit})
+        return [
+            Difference(
+                cohort=cohort, client_id=client_id, serial_number=serial, kind=kind, expected=expected, found=found
+            )
+            for cohort, client_id, serial, kind, expected, found in rows
+        ]
+
+    def difference_count(self, plan_id: str) -> int:
+        """Return how many differences the last verification found."""
+        row = self._row("difference_count", {"plan_id": plan_id})
+        return int(row[0]) if row else 0
+
+    # --- reports -----------------------------------------------------------------------------------------------
+
+    def save_report(self, plan_id: str, *, html_path: str, json_path: str, sha256: str) -> int:
+        """Remember where a report was written, and return its number."""
+        row = self._row(
+            "save_report",
+            {"plan_id": plan_id, "html_path": html_path, "json_path": json_path, "sha256": sha256},
+        )
+        assert row is not None  # an INSERT with RETURNING gives a row or raises
+        return int(row[0])
+
+    def reports(self, plan_id: str) -> list[StoredReport]:
+        """Return where reports were written, latest first."""
+        rows = self._rows("reports", {"plan_id": plan_id})
+        return [
+            StoredReport(
+                report_id=report_id, html_path=html_path, json_path=json_path, sha256=sha256, created_at=created_at
+            )
+            for report_id, html_path, json_path, sha256, created_at in rows
+        ]
+
+    # --- locks -------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def copy_lock(self, plan_id: str, cohorts: Sequence[int]) -> Iterator[None]:
+        """Hold cohorts of a plan for this session, so that no second copy works on them.
+
+        The locks end with the connection, so a killed process leaves none behind.
+
+        :raises RefusedError: when another session holds one of them; says which.
+        """
+        wanted = sorted(set(cohorts))
+        choice: dict[str, Any] = {"class": lock_class(plan_id), "cohorts": wanted}
+        taken: list[int] = []
+        try:
+            try:
+                answers = self._rows("lock_cohorts", choice)
+            except psycopg.errors.OutOfMemory as error:
+                taken = wanted  # some of them, which ones is not known
+                raise RefusedError(
+                    f"PostgreSQL has no room for {len(taken)} locks: raise max_locks_per_transaction, "
+                    "or plan with fewer cohorts"
+                ) from error
+            taken = [cohort for cohort, locked in answers if locked]
+            missed = [cohort for cohort, locked in answers if not locked]
+            if missed:
+                holder = self._row("cohort_lock_holder", choice | {"cohorts": missed})
+                pid, started = holder or (None, None)
+                who = f"backend {pid}" if pid else "a backend that has just ended"
+                since = f", started {started:%Y-%m-%d %H:%M:%S} UTC" if started else ""
+                raise RefusedError(
+                    f"another copy of plan {plan_id} is running ({who}{since}): wait for it, "
+                    "or end it before starting another"
+                )
+            yield
+        finally:
+            # A connection that is gone has given up its locks; the error that broke it is the one to show.
+            if taken and not self._connection.closed:
+                with suppress(psycopg.OperationalError):
+                    self._connection.execute(statement(f"{_QUERIES}unlock_cohorts"), choice | {"cohorts": taken})
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _transaction(self) -> Iterator[psycopg.Cursor[tuple[Any, ...]]]:
+        with translated_errors(self._connection), self._connection.transaction(), self._connection.cursor() as cursor:
+            yield cursor
+
+    def _rows(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        with translated_errors(self._connection):
+            return self._connection.execute(statement(f"{_QUERIES}{name}"), parameters).fetchall()
+
+    def _row(self, name: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
+        with translated_errors(self._connection):
+            cursor = self._connection.execute(statement(f"{_QUERIES}{name}"), parameters)
+            return cursor.fetchone() if cursor.description else None
+
+    def _many(self, name: str, parameters: Iterable[dict[str, Any]]) -> None:
+        with translated_errors(self._connection), self._connection.cursor() as cursor:
+            cursor.executemany(statement(f"{_QUERIES}{name}"), parameters)
+
+    def _known(self, plan_id: str, row: tuple[Any, ...] | None) -> tuple[Any, ...]:
+        if row is not None:
+            return row
+        known = [str(name) for (name,) in self._rows("known_plans", {"maximum": _KNOWN_PLANS})]
+        names = f"known, latest first: {', '.join(known)}" if known else "there are no plans yet; plan first"
+        raise UsageError(f"no plan {plan_id!r} in this database: {names}")
+
+
+def lock_class(plan_id: str) -> int:
+    """Return the first half of a plan's advisory locks, the second being the cohort; never negative."""
+    return int.from_bytes(hashlib.sha256(b"queuekeeper.copy:" + plan_id.encode()).digest()[:4], "big") >> 1

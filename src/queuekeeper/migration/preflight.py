@@ -1,0 +1,236 @@
+"""What must hold before a migration: a source that can be read whole, and a target that keeps what it is given."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import humanize
+
+from queuekeeper.errors import RefusedError, SchemaMismatch
+from queuekeeper.postgres import Connection, address, statement, translated_errors
+from queuekeeper.redis_client import RedisClient, ServerFacts, facts
+
+MINIMUM_REDIS_VERSION = (7, 0)
+"""Redis 7.0: scripts with flags, absolute expiry of keys read back by PEXPIRETIME."""
+
+MEMORY_SHARE = 0.9
+"""Share of a server's memory that forecast and present use may take together; the rest is for clients and buffers."""
+
+_TEXT = frozenset({"character varying", "text"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Column:
+    """What a column of the source must be like, and how to add it where an old vendor's release lacks it."""
+
+    types: frozenset[str]
+    since: str = "1.0"
+
+
+def _column(*types: str, since: str = "1.0") -> _Column:
+    return _Column(types=frozenset(types), since=since)
+
+
+_WRONG_SOURCE = "name the database of TBMQ 1.4"
+_MESSAGES = "device_publish_msg"
+_SESSIONS = "device_session_ctx"
+_TABLES: dict[str, dict[str, _Column]] = {
+    _MESSAGES: {
+        "client_id": _column(*_TEXT),
+        "serial_number": _column("bigint"),
+        "topic": _column(*_TEXT),
+        "time": _column("bigint"),
+        "packet_id": _column("integer"),
+        "packet_type": _column(*_TEXT),
+        "qos": _column("integer"),
+        "payload": _column("bytea"),
+        "user_properties": _column(*_TEXT),
+        "retain": _column("boolean"),
+        "msg_expiry_interval": _column("integer", since="1.1"),
+        "payload_format_indicator": _column("integer", since="1.2.1"),
+        "content_type": _column(*_TEXT, since="1.2.1"),
+        "response_topic": _column(*_TEXT, since="1.3"),
+        "correlation_data": _column("bytea", since="1.3"),
+    },
+    _SESSIONS: {
+        "client_id": _column(*_TEXT),
+        "last_updated_time": _column("bigint"),
+        "last_serial_number": _column("bigint"),
+        "last_packet_id": _column("integer"),
+    },
+}
+_KEYS = {_MESSAGES: "client_id, serial_number", _SESSIONS: "client_id"}
+
+
+def check_source(connection: Connection) -> None:
+    """Check that the database holds the two tables of TBMQ 1.4 and that all of their rows can be read.
+
+    :raises SchemaMismatch: naming everything that is missing or different, and how to get it.
+    :raises RefusedError: when rows are kept from us by privileges or row security.
+    """
+    with translated_errors(connection, missing=_WRONG_SOURCE):
+        tables = {
+            name: (kind, readable, filtered, keys)
+            for name, kind, readable, filtered, keys in connection.execute(statement("sessions/source_tables"))
+        }
+        columns: dict[str, dict[str, str]] = {name: {} for name in _TABLES}
+        for table, column, type_name in connection.execute(statement("sessions/source_columns")):
+            columns[table][column] = type_name
+        row = connection.execute(statement("sessions/source_encoding")).fetchone()
+    where = address(connection)
+    missing = [name for name in _TABLES if name not in tables]
+    if missing:
+        raise SchemaMismatch(
+            f"the database at {where} lacks {' and '.join(missing)}: name the database of TBMQ 1.x "
+            "(TBMQ 2.0.0 and 2.0.1 drop these tables when they upgrade: restore the backup made before)"
+        )
+    problems = [problem for name in _TABLES for problem in _differences(name, columns[name])]
+    for name, (kind, _, _, keys) in tables.items():
+        if kind not in ("r", "p"):
+            problems.append(f"{name} is not a table: name the database that holds the table itself")
+        elif _KEYS[name] not in keys:
+            problems.append(
+                f"{name} has no unique key over ({_KEYS[name]}), so rows could be duplicates: "
+                f"ALTER TABLE {name} ADD PRIMARY KEY ({_KEYS[name]})"
+            )
+    if row is not None and row[0] == "SQL_ASCII":
+        problems.append("the database's encoding is SQL_ASCII, so text may be anything: restore it as UTF8")
+    if problems:
+        raise SchemaMismatch(f"the database at {where} does not look like TBMQ 1.4: {'; '.join(problems)}")
+    for name, (_, readable, filtered, _) in tables.items():
+        if not readable:
+            raise RefusedError(
+                f"user {connection.info.user} may not read {name} at {where}: "
+                f"GRANT SELECT ON {name} TO {connection.info.user}"
+            )
+        if filtered:
+            raise RefusedError(
+                f"row security hides rows of {name} at {where} from user {connection.info.user}: "
+                f"use the table's owner, or ALTER ROLE {connection.info.user} BYPASSRLS"
+            )
+
+
+def _differences(table: str, found: dict[str, str]) -> list[str]:
+    problems: list[str] = []
+    for name, column in _TABLES[table].items():
+        kind = found.get(name)
+        wanted = "character varying" if column.types == _TEXT else min(column.types)
+        if kind is None and column.since == "1.0":
+            problems.append(f"{table} lacks column {name} ({wanted}), which every release has: check the database")
+        elif kind is None:
+            problems.append(
+                f"{table} lacks column {name}, which TBMQ {column.since} added: upgrade TBMQ to 1.4 first, "
+                f"or ALTER TABLE {table} ADD COLUMN {name} {wanted}"
+            )
+        elif kind not in column.types:
+            problems.append(f"{table}.{name} is {kind}: it must be {wanted}")
+    return problems
+
+
+def source_fingerprint(connection: Connection) -> str:
+    """Return what changes when any row of the source does, or when it is another database.
+
+    Reads both tables whole. VACUUM, CLUSTER and a restore of the same rows in another order change nothing, as long as
+    server and database stay the same.
+    """
+    with translated_errors(connection, missing=_WRONG_SOURCE):
+        row = connection.execute(statement("sessions/source_fingerprint")).fetchone()
+    assert row is not None  # an aggregate always gives a row
+    system_identifier, database, messages, messages_hash, sessions, sessions_hash = row
+    mask = 2**64 - 1
+    return (
+        f"{system_identifier}/{database}"
+        f"/messages-{messages}-{messages_hash & mask:016x}"
+        f"/sessions-{sessions}-{sessions_hash & mask:016x}"
+    )
+
+
+def check_target(client: RedisClient, *, forecast_bytes: int | Mapping[str, int] | None = None) -> tuple[str, ...]:
+    """Check that every master keeps what it is given and has room for it.
+
+    :param forecast_bytes: memory that the copy will take: in all, spread evenly over the masters, or for each master by
+        its ``host:port``. None leaves memory unchecked. What an earlier run has copied is in use already: leave it out.
+    :returns: warnings, for things that are risky but not wrong.
+    :raises RefusedError: naming every problem and the command that mends it.
+    """
+    servers = facts(client)
+    problems: list[str] = []
+    warnings: list[str] = []
+    for server in servers:
+        problems += server_problems(server)
+        if not server.aof_enabled:
+            warnings.append(
+                f"Redis at {server.address} keeps no append-only file, so a crash loses what was copied: "
+                "CONFIG SET appendonly yes"
+            )
+    if forecast_bytes is not None and not problems:
+        if isinstance(forecast_bytes, Mapping):
+            forecast = dict(forecast_bytes)
+        else:
+            forecast = {server.address: -(-forecast_bytes // len(servers)) for server in servers}
+        problems = _memory_problems(servers, forecast)
+        warnings += [
+            f"Redis at {server.address} has no maxmemory and does not say how much memory its host has: "
+            f"make sure that {humanize.naturalsize(forecast.get(server.address, 0), binary=True)} more fit"
+            for server in servers
+            if not server.maxmemory_bytes and not server.total_system_memory_bytes
+        ]
+    if problems:
+        raise RefusedError("; ".join(problems))
+    return tuple(warnings)
+
+
+def server_problems(server: ServerFacts) -> list[str]:
+    """Return what keeps a server from being a target at all, each with its remedy."""
+    problems: list[str] = []
+    version = tuple(int(part) for part in re.findall(r"\d+", server.version)[:2])
+    if not server.is_valkey and version < MINIMUM_REDIS_VERSION:
+        problems.append(f"Redis at {server.address} is version {server.version}: upgrade it to 7.0 or later")
+    if server.role != "master":
+        problems.append(f"Redis at {server.address} is a replica: name its master instead, or REPLICAOF NO ONE")
+    if server.maxmemory_policy != "noeviction":
+        problems.append(
+            f"Redis at {server.address} may evict messages (maxmemory-policy {server.maxmemory_policy}): "
+            "CONFIG SET maxmemory-policy noeviction"
+        )
+    return problems
+
+
+def _memory_problems(servers: list[ServerFacts], forecast: dict[str, int]) -> list[str]:
+    """Compare each master with its limit; masters without one share the memory of their host."""
+    problems = [
+        f"the forecast names {name}, which is no master of this Redis: plan again"
+        for name in sorted(set(forecast) - {server.address for server in servers})
+    ]
+    hosts: dict[str, list[ServerFacts]] = {}
+    for server in servers:
+        if server.maxmemory_bytes:
+            needed = server.used_memory_bytes + forecast.get(server.address, 0)
+            if needed > MEMORY_SHARE * server.maxmemory_bytes:
+                problems.append(
+                    f"Redis at {server.address} has too little memory: {_use(server, forecast)} are over "
+                    f"{MEMORY_SHARE:.0%} of maxmemory {_bytes(server.maxmemory_bytes)}: "
+                    f"CONFIG SET maxmemory {int(needed / MEMORY_SHARE) + 1}, where the host has the memory"
+                )
+        elif server.total_system_memory_bytes:
+            hosts.setdefault(server.address.rpartition(":")[0], []).append(server)
+    for host, neighbours in hosts.items():
+        memory = neighbours[0].total_system_memory_bytes
+        needed = sum(server.used_memory_bytes + forecast.get(server.address, 0) for server in neighbours)
+        if needed > MEMORY_SHARE * memory:
+            used = " and ".join(f"{server.address} ({_use(server, forecast)})" for server in neighbours)
+            problems.append(
+                f"the host {host} has too little memory for Redis: {used} are over {MEMORY_SHARE:.0%} of its "
+                f"{_bytes(memory)}: add memory, or spread the data over more masters"
+            )
+    return problems
+
+
+def _use(server: ServerFacts, forecast: dict[str, int]) -> str:
+    return f"{_bytes(server.used_memory_bytes)} in use and a forecast of {_bytes(forecast.get(server.address, 0))}"
+
+
+def _bytes(value: int) -> str:
+    return humanize.naturalsize(value, binary=True)

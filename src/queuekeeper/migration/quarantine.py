@@ -1,0 +1,206 @@
+"""Puts repaired messages of the quarantine into sessions that were imported; finding bad rows is the plan's job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from queuekeeper import lua
+from queuekeeper.clock import system_clock
+from queuekeeper.errors import MovedOn, PacketIdInUse
+from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, session_keys
+from queuekeeper.migration.apply import EPOCH
+from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
+from queuekeeper.migration.model import MAX_SERIAL, MAX_TIME_MS, Reason
+from queuekeeper.postgres import Connection
+from queuekeeper.redis_client import RedisClient
+from queuekeeper.sessions import wire
+
+_TRIES = 5
+_ID_REASONS = {Reason.PACKET_ID_DUPLICATE, Reason.PACKET_ID_OUT_OF_RANGE}
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReplayReport:
+    """What became of the open rows of a quarantine.
+
+    :param replayed: messages written to their sessions; on a dry run those that would be.
+    :param unchanged: messages that an earlier try had written already.
+    :param expired: messages whose life is over; they stay in the quarantine.
+    :param not_repaired: rows that still break a rule.
+    :param packet_id_in_use: messages whose packet id a pending message has; ``assign_packet_ids`` helps.
+    :param moved_on: messages of sessions that were not imported by this plan or keep changing.
+    :param sessions: session rows; they need no replay, since their counter was taken from their newest message.
+    """
+
+    plan_id: str
+    dry_run: bool
+    replayed: int = 0
+    unchanged: int = 0
+    expired: int = 0
+    not_repaired: int = 0
+    packet_id_in_use: int = 0
+    moved_on: int = 0
+    sessions: int = 0
+
+
+def replay(
+    connection: Connection,
+    client: RedisClient,
+    *,
+    plan_id: str,
+    reason: str | None = None,
+    client_id: str | None = None,
+    assign_packet_ids: bool = False,
+    drop_user_properties: bool = False,
+    dry_run: bool = False,
+) -> ReplayReport:
+    """Write open rows of the quarantine into Redis at the place that their serial number gives them.
+
+    A row is repaired by changing its columns in ``queuekeeper.quarantine``, or by one of the two switches.
+
+    :param reason: only rows of this reason.
+    :param client_id: only rows of this client.
+    :param assign_packet_ids: give a message the next free packet id where its own cannot be used.
+    :param drop_user_properties: leave user properties out where they cannot be read.
+    :param dry_run: write nothing.
+    """
+    ledger = MigrationLedger(connection)
+    plan = ledger.load_plan(plan_id)
+    replayer = _Replayer(
+        client,
+        plan_id=plan_id,
+        prefix=plan.parameters.key_prefix,
+        default_ttl_s=plan.parameters.default_ttl_s,
+        assign=assign_packet_ids,
+        dry_run=dry_run,
+    )
+    counts: dict[str, int] = {}
+    for row in ledger.quarantined(plan_id, reason=reason, client_id=client_id, limit=None):
+        outcome, packet_id = replayer.replay(row, drop_user_properties=drop_user_properties)
+        counts[outcome] = counts.get(outcome, 0) + 1
+        if outcome in {"replayed", "unchanged"} and not dry_run:
+            assert row.quarantine_id is not None
+            ledger.mark_replayed(row.quarantine_id, packet_id if packet_id != row.packet_id else None, system_clock())
+    return ReplayReport(plan_id=plan_id, dry_run=dry_run, **counts)
+
+
+def defect(row: QuarantinedRow) -> Reason | None:
+    """Return which rule a message breaks by itself, as :func:`queuekeeper.migration.transforms.classify` does."""
+    checks: Iterator[tuple[bool, Reason]] = iter(
+        (
+            (not row.client_id, Reason.CLIENT_ID_EMPTY),
+            (row.serial_number is None or not 0 <= row.serial_number <= MAX_SERIAL, Reason.SERIAL_OUT_OF_RANGE),
+            (row.packet_id is None or not 1 <= row.packet_id <= MAX_PACKET_ID, Reason.PACKET_ID_OUT_OF_RANGE),
+            (not row.topic, Reason.TOPIC_EMPTY),
+            (row.packet_type not in {"PUBLISH", "PUBREL"}, Reason.PACKET_TYPE_UNKNOWN),
+            (row.qos not in {1, 2}, Reason.QOS_OUT_OF_RANGE),
+            (row.time is None or not 0 <= row.time <= MAX_TIME_MS, Reason.TIME_OUT_OF_RANGE),
+            (not readable(row.user_properties), Reason.USER_PROPERTIES_INVALID),
+        )
+    )
+    return next((reason for broken, reason in checks if broken), None)
+
+
+def readable(user_properties: str | None) -> bool:
+    """Return whether user properties can be copied; those that cannot may only be dropped."""
+    try:
+        wire.user_properties(user_properties)
+    except ValueError:
+        return False
+    return True
+
+
+class _Replayer:
+    def __init__(
+        self, client: RedisClient, *, plan_id: str, prefix: str, default_ttl_s: int, assign: bool, dry_run: bool
+    ) -> None:
+        self._client = client
+        self._caller = lua.ScriptCaller(client)
+        self._script = lua.load("sessions/replay_message")
+        self._plan_id = plan_id
+        self._prefix = prefix
+        self._default_ttl_s = default_ttl_s
+        self._assign = assign
+        self._dry_run = dry_run
+
+    def replay(self, row: QuarantinedRow, *, drop_user_properties: bool) -> tuple[str, int | None]:
+        """Return what became of a row (a field of :class:`ReplayReport`) and the packet id that it has now."""
+        if row.kind == "session":
+            return "sessions", None
+        if drop_user_properties and not readable(row.user_properties):
+            row = replace(row, user_properties=None)
+        assign = self._assign and row.reason in _ID_REASONS
+        # The packet id is about to be replaced: judge the rest of the row.
+        if defect(replace(row, packet_id=1) if assign else row) is not None:
+            return "not_repaired", None
+        for _ in range(_TRIES):
+            keys = session_keys(row.client_id, prefix=self._prefix)
+            last: Any = self._client.get(keys.last_packet_id)
+            packet_id = self._free_packet_id(row.client_id, int(last or 0)) if assign else row.packet_id
+            if packet_id is None:
+                return "packet_id_in_use", None
+            if self._dry_run:
+                return self._foresee(row, packet_id), packet_id
+            try:
+                status, key = self._caller.call(
+                    self._script,
+                    [*keys, payload_key(row.client_id, packet_id, prefix=self._prefix)],
+                    self._arguments(row, packet_id, last=last or b"", moves_counter=assign),
+                )
+            except PacketIdInUse:
+                return "packet_id_in_use", None
+            except MovedOn:
+                continue  # the counter moved between reading and writing, unless the session is not ours at all
+            return status.decode(), int(key.rpartition(b"_")[2]) if key else packet_id
+        return "moved_on", None
+
+    def _foresee(self, row: QuarantinedRow, packet_id: int) -> str:
+        keys = session_keys(row.client_id, prefix=self._prefix)
+        plan, state = self._client.hmget(keys.session, ["plan", "import"])
+        if plan != self._plan_id.encode() or state != b"done":
+            return "moved_on"
+        if self._client.exists(payload_key(row.client_id, packet_id, prefix=self._prefix)):
+            return "packet_id_in_use"
+        return "expired" if self._expires_at_ms(row) <= system_clock() else "replayed"
+
+    def _free_packet_id(self, client_id: str, last: int) -> int | None:
+        for step in range(1, MAX_PACKET_ID + 1):
+            candidate = (last + step - 1) % MAX_PACKET_ID + 1
+            if not self._client.exists(payload_key(client_id, candidate, prefix=self._prefix)):
+                return candidate
+        return None
+
+    def _expires_at_ms(self, row: QuarantinedRow) -> int:
+        assert row.time is not None
+        return wire.expires_at_ms(
+            time_ms=row.time, msg_expiry_interval=row.msg_expiry_interval, default_ttl_s=self._default_ttl_s
+        )
+
+    def _arguments(
+        self, row: QuarantinedRow, packet_id: int, *, last: bytes, moves_counter: bool
+    ) -> list[str | bytes | int]:
+        assert row.topic is not None
+        assert row.time is not None
+        assert row.qos is not None
+        assert row.packet_type is not None
+        assert row.serial_number is not None
+        json = wire.message_json(
+            client_id=row.client_id,
+            topic=row.topic,
+            time_ms=row.time,
+            qos=row.qos,
+            packet_id=packet_id,
+            packet_type=row.packet_type,
+            payload=row.payload or b"",
+            retain=row.retain,
+            user_property_pairs=wire.user_properties(row.user_properties),
+            msg_expiry_interval=row.msg_expiry_interval,
+            payload_format_indicator=row.payload_format_indicator,
+            content_type=row.content_type,
+            response_topic=row.response_topic,
+            correlation_data=row.correlation_data,
+        )
+        counter = str(packet_id) if moves_counter else ""
+        return [self._plan_id, EPOCH, last, counter, row.serial_number, self._expires_at_ms(row), json]

@@ -1,0 +1,249 @@
+"""Decides what becomes of every source row and builds what Redis will hold, as DataFrame functions without I/O.
+
+A *row* is a message of ``device_publish_msg`` or a session of ``device_session_ctx`` (``kind`` tells which); sessions
+sort behind the messages of their client. The rules, in order of precedence (``docs/adr``, 0004):
+
+============  ================================================================================
+quarantined   a column breaks a rule; the row is kept aside with its reason
+expired       its life was over at the plan's instant
+quarantined   a newer live message of the client has the same packet id (``packet_id_duplicate``)
+trimmed       more than ``limit`` newer live messages of the client exist
+copied        everything else
+============  ================================================================================
+"""
+
+from __future__ import annotations
+
+from pyspark.sql import Column, DataFrame, Window
+from pyspark.sql import functions as F
+
+from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.migration.model import MAX_SERIAL, MAX_TIME_MS, MigrationParameters, Reason
+from queuekeeper.sessions.wire import MAX_INTERVAL_S
+
+MESSAGE = "message"
+SESSION = "session"
+
+
+def rows(messages: DataFrame, sessions: DataFrame) -> DataFrame:
+    """Return messages and sessions as one frame, told apart by ``kind``.
+
+    :param messages: columns of ``device_publish_msg`` with slot, cohort and task.
+    :param sessions: ``client_id``, ``last_serial_number``, ``last_packet_id`` with slot, cohort and task.
+    """
+    return messages.withColumn("kind", F.lit(MESSAGE)).unionByName(
+        sessions.withColumn("kind", F.lit(SESSION)), allowMissingColumns=True
+    )
+
+
+def classify(
+    source: DataFrame, *, parameters: MigrationParameters, as_of_ms: int, duplicates: bool = True
+) -> DataFrame:
+    """Add each row's fate and what the import needs to know about it.
+
+    Needs rows partitioned by ``task``; leaves them partitioned so and sorted by client, newest message first.
+
+    :param source: see :func:`rows`.
+    :param as_of_ms: instant at which a message is live or expired; the plan's, so that every run decides alike.
+    :param duplicates: look for packet ids that a client has twice; a sort is saved where a plan has found none.
+    :returns: the rows with ``fate`` (``copied``, ``expired``, ``trimmed``, ``quarantined``; ``session`` for session
+        rows), ``reason`` (also of a session row), ``expires_at_ms``, ``pairs`` (the user properties) and
+        ``last_packet_id``: on a session row what the counter must be, on a message row what it must be if the client
+        has no session row.
+    """
+    # Columns of their own, since these texts are dear to parse and the result is used several times.
+    parsed = source.withColumn("parsed", F.try_parse_json(F.col("user_properties"))).withColumn(
+        "pairs", F.try_variant_get("parsed", "$.props", "array<struct<k: string, v: string>>")
+    )
+    judged = (
+        parsed.withColumn("reason", _reason())
+        .withColumn("expires_at_ms", expires_at_ms(default_ttl_s=parameters.default_ttl_s))
+        .drop("parsed")
+    )
+    live = (
+        (F.col("kind") == MESSAGE)
+        & F.col("reason").isNull()
+        & F.coalesce(F.col("expires_at_ms") > as_of_ms, F.lit(False))
+    )
+    judged = judged.withColumn("live", live)
+    if duplicates:
+        same_id = Window.partitionBy("task", "client_id", "packet_id", "live").orderBy(F.desc("serial_number"))
+        newer = F.col("live") & (F.row_number().over(same_id) > 1)
+        judged = judged.withColumn(
+            "reason", F.when(newer, F.lit(Reason.PACKET_ID_DUPLICATE.value)).otherwise(F.col("reason"))
+        )
+    newest_first = (
+        Window.partitionBy("task", "client_id")
+        .orderBy(F.desc_nulls_last("serial_number"))
+        .rowsBetween(Window.unboundedPreceding, Window.currentRow)
+    )
+    valid = (F.col("kind") == MESSAGE) & (
+        F.col("reason").isNull() | (F.col("reason") == Reason.PACKET_ID_DUPLICATE.value)
+    )
+    kept = F.col("live") & F.col("reason").isNull()
+    judged = judged.select(
+        "*",
+        F.sum(F.when(kept, 1).otherwise(0)).over(newest_first).alias("rank"),
+        F.first(F.when(valid, F.struct("serial_number", "packet_id")), ignorenulls=True)
+        .over(newest_first)
+        .alias("newest"),
+    )
+    fate = (
+        F.when(F.col("kind") == SESSION, "session")
+        .when(F.col("reason").isNotNull(), "quarantined")
+        .when(~F.col("live"), "expired")
+        .when(F.col("rank") > parameters.limit, "trimmed")
+        .otherwise("copied")
+    )
+    return (
+        judged.withColumn("fate", fate).withColumn("last_packet_id", _last_packet_id()).drop("live", "rank", "newest")
+    )
+
+
+def _reason() -> Column:
+    """Return why a row cannot be copied, or null."""
+    message = (
+        F.when(F.length("client_id") == 0, Reason.CLIENT_ID_EMPTY.value)
+        .when(~F.col("serial_number").between(0, MAX_SERIAL), Reason.SERIAL_OUT_OF_RANGE.value)
+        .when(
+            F.col("packet_id").isNull() | ~F.col("packet_id").between(1, MAX_PACKET_ID),
+            Reason.PACKET_ID_OUT_OF_RANGE.value,
+        )
+        .when(F.length("topic") == 0, Reason.TOPIC_EMPTY.value)
+        .when(
+            F.col("packet_type").isNull() | ~F.col("packet_type").isin("PUBLISH", "PUBREL"),
+            Reason.PACKET_TYPE_UNKNOWN.value,
+        )
+        .when(~F.col("qos").isin(1, 2), Reason.QOS_OUT_OF_RANGE.value)
+        .when(~_time_in_range(), Reason.TIME_OUT_OF_RANGE.value)
+        .when(~_user_properties_valid(), Reason.USER_PROPERTIES_INVALID.value)
+    )
+    session = F.when(F.length("client_id") == 0, Reason.CLIENT_ID_EMPTY.value).when(
+        ~F.col("last_packet_id").between(0, MAX_PACKET_ID), Reason.LAST_PACKET_ID_OUT_OF_RANGE.value
+    )
+    return F.when(F.col("kind") == SESSION, session).otherwise(message)
+
+
+def expires_at_ms(*, default_ttl_s: int) -> Column:
+    """Return the instant at which a message's life ends.
+
+    It counts from the message's own time, so a copy never lengthens a life. The interval is MQTT's unsigned four
+    bytes, which the source keeps in a signed column (MQTT 5 section 3.3.2.3.3): a negative value is a very long life.
+    Null where the time is out of range.
+    """
+    life_ms = 1000 * F.coalesce(interval_s(), F.lit(default_ttl_s)).cast("bigint")
+    return F.when(_time_in_range(), F.col("time") + life_ms)
+
+
+def _time_in_range() -> Column:
+    return F.col("time").between(0, MAX_TIME_MS)
+
+
+def interval_s() -> Column:
+    """Return the publisher's expiry interval as MQTT means it, or null when none was set."""
+    signed = F.col("msg_expiry_interval").cast("bigint")
+    return F.when(signed < 0, signed + 2**32).otherwise(signed)
+
+
+def _last_packet_id() -> Column:
+    """Return the packet id given out last: the session's counter, unless a stored message is newer than it knows.
+
+    TBMQ 1.x writes counter and messages in separate transactions, so either may be ahead.
+    """
+    counter = F.when(F.col("last_packet_id").between(1, MAX_PACKET_ID), F.col("last_packet_id"))
+    behind = F.col("newest.serial_number") > F.coalesce(F.col("last_serial_number"), F.lit(-1))
+    newest = F.col("newest.packet_id")
+    return F.when(
+        (F.col("kind") == SESSION) & ~F.coalesce(behind, F.lit(False)), F.coalesce(counter, newest)
+    ).otherwise(newest)
+
+
+# What TBMQ writes: pairs of texts. A number or a second member of the same name would mean different things to
+# different readers, so rows with them are put aside instead of guessed at.
+_USER_PROPERTIES_TYPES = ("OBJECT<props: ARRAY<OBJECT<k: STRING, v: STRING>>>", "OBJECT<props: ARRAY<VOID>>")
+
+
+def _user_properties_valid() -> Column:
+    found = F.schema_of_variant("parsed")
+    # An absent name or value and a pair that is null do not show in the type. JSON's null has no pairs.
+    complete = F.forall("pairs", lambda pair: pair["k"].isNotNull() & pair["v"].isNotNull())
+    valid = found.isin("VOID", *_USER_PROPERTIES_TYPES) & F.coalesce(complete, F.lit(True))
+    return F.col("user_properties").isNull() | F.coalesce(valid, F.lit(False))
+
+
+def message_json(payload_base64: Column, correlation_base64: Column) -> Column:
+    """Return a classified message as TBMQ 2.x writes it: its field names only, absent values left out.
+
+    :param payload_base64: the payload, or a stand-in when only the length of the rest matters.
+    :param correlation_base64: correlation data likewise.
+    """
+    return F.to_json(
+        F.struct(
+            F.col("client_id").alias("clientId"),
+            F.col("topic").alias("topicName"),
+            F.col("time"),
+            F.col("qos"),
+            F.col("packet_id").alias("packetId"),
+            F.col("packet_type").alias("packetType"),
+            payload_base64.alias("payload"),
+            F.coalesce(F.col("retain"), F.lit(False)).alias("retained"),
+            F.when(F.size("pairs") > 0, F.struct(F.col("pairs").alias("props"))).alias("userProperties"),
+            F.when(interval_s() > MAX_INTERVAL_S, F.lit(MAX_INTERVAL_S))
+            .otherwise(interval_s())
+            .alias("msgExpiryInterval"),
+            F.col("payload_format_indicator").alias("payloadFormatIndicator"),
+            F.col("content_type").alias("contentType"),
+            F.col("response_topic").alias("responseTopic"),
+            correlation_base64.alias("correlationData"),
+        )
+    )
+
+
+def key_stem(*, prefix: str) -> Column:
+    """Return the part that all keys of a client share, such as ``{C}``; see :func:`queuekeeper.keyspace.hash_tag`."""
+    first = F.substring("client_id", 1, 1)
+    rest = F.col("client_id").substr(F.lit(2), F.length("client_id"))
+    tag = (
+        F.when(first == "}", F.concat(F.lit("%7D"), rest))
+        .when(first == "%", F.concat(F.lit("%25"), rest))
+        .otherwise(F.col("client_id"))
+    )
+    return F.concat(F.lit(f"{prefix}{{"), tag, F.lit("}"))
+
+
+def payload_key(*, prefix: str) -> Column:
+    """Return the Redis key of a message's payload."""
+    return F.concat(key_stem(prefix=prefix), F.lit("_messages_"), F.col("packet_id").cast("string"))
+
+
+def _bulk(text: Column) -> Column:
+    """Return a text as the Redis protocol's bulk string."""
+    return F.concat(F.lit("$"), F.octet_length(text).cast("string"), F.lit("\r\n"), text, F.lit("\r\n"))
+
+
+def fragments(classified: DataFrame, *, prefix: str) -> DataFrame:
+    """Return what the import sends, ready to be concatenated.
+
+    Each copied message carries its share of KEYS and of ARGV in the form in which it goes over the wire. Rows of a
+    client lie one behind the other in Arrow's buffers, so a call is a header and two slices, and Python does nothing
+    per row (``docs/adr``, 0003).
+
+    :param classified: see :func:`classify`; the order is kept.
+    :returns: ``client_id``, ``cohort``, ``kind``, ``last_packet_id``, ``keys_part``, ``args_part``.
+    """
+    json = message_json(F.base64("payload"), F.base64("correlation_data"))
+    copied = F.col("kind") == MESSAGE
+    built = classified.where(F.col("fate").isin("copied", "session") & (F.length("client_id") > 0)).withColumn(
+        "json", F.when(copied, json)
+    )
+    args = F.concat(
+        _bulk(F.col("serial_number").cast("string")), _bulk(F.col("expires_at_ms").cast("string")), _bulk(F.col("json"))
+    )
+    return built.select(
+        "client_id",
+        "cohort",
+        "kind",
+        "last_packet_id",
+        F.when(copied, _bulk(payload_key(prefix=prefix))).otherwise("").alias("keys_part"),
+        F.when(copied, args).otherwise("").alias("args_part"),
+    )

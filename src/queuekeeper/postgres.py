@@ -1,0 +1,272 @@
+"""PostgreSQL connections, statement files and schema migrations; what a statement means is its caller's business."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cache
+from itertools import takewhile
+from pathlib import Path
+from typing import Any, LiteralString, cast
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import conninfo_to_dict
+
+from queuekeeper import assets
+from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+
+Connection = psycopg.Connection[tuple[Any, ...]]
+"""A connection whose rows are plain tuples."""
+
+APPLICATION_NAME = "queuekeeper"
+MINIMUM_SERVER_VERSION = 140_000
+"""PostgreSQL 14: ``bit_xor`` and ``hash_record_extended``, on which the fingerprint of the source rests."""
+
+CONNECT_TIMEOUT_S = 10
+
+MIGRATIONS = "migrations"
+_MIGRATION_LOCK = int.from_bytes(hashlib.sha256(b"queuekeeper.schema_migrations").digest()[:8], "big", signed=True)
+_MIGRATION_NAME = re.compile(r"(\d{4})_[a-z0-9]+(?:_[a-z0-9]+)*\.sql")
+_STATEMENT_NAME = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_]+)*")
+
+# What libpq says, and what helps. The words of a failed connection carry no SQLSTATE, so the text has to do.
+_REMEDIES = (
+    ("password authentication failed", "check user and password of the connection URL"),
+    ("no password supplied", "put the password into the connection URL or PGPASSWORD"),
+    ("no pg_hba.conf entry", "allow this machine, user and database in the server's pg_hba.conf"),
+    ("does not support SSL", "set sslmode=disable or sslmode=prefer, or switch TLS on at the server"),
+    ("certificate", "check sslmode and sslrootcert of the connection URL"),
+    ("Connection refused", "start the server, or check host and port"),
+    ("could not translate host name", "check the host name"),
+    ("failed to resolve host", "check the host name"),
+    ("timeout", "check the network and firewall between here and the server"),
+    ("too many clients", "close other connections or raise max_connections"),
+    ("remaining connection slots", "close other connections or raise max_connections"),
+    ("starting up", "wait until the server has recovered, then try again"),
+    ("not yet accepting connections", "wait until the server has recovered, then try again"),
+    ("in recovery mode", "wait until the server has recovered, then try again"),
+    ("shutting down", "wait until the server is up again"),
+    ('role "', "check the user of the connection URL"),
+    ('database "', "check the database name of the connection URL"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Migration:
+    """One file of the path from an empty database to the present schema.
+
+    :param version: number at the start of its name.
+    :param checksum: SHA-256 of its text, with line ends normalised.
+    """
+
+    version: int
+    name: str
+    checksum: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class MigrationsReport:
+    """What a call of :func:`migrate` did.
+
+    :param applied: names of the files applied by this call, in order.
+    :param version: version of the schema afterwards.
+    """
+
+    applied: tuple[str, ...]
+    version: int
+
+
+def _address(parameters: dict[str, Any]) -> str:
+    host = parameters.get("host") or parameters.get("hostaddr") or "localhost"
+    return f"{host}:{parameters.get('port') or 5432}"
+
+
+def _parse(url: str) -> dict[str, Any]:
+    """Take a URL apart; no message repeats any part of it, since a misplaced password may stand anywhere."""
+    advice = "write postgresql://user:password@host:port/database and percent-encode special characters of the password"
+    try:
+        parameters = dict(conninfo_to_dict(url))
+    except psycopg.ProgrammingError:
+        raise UsageError(f"the PostgreSQL connection URL does not parse: {advice}") from None
+    host, port = str(parameters.get("host") or ""), str(parameters.get("port") or "5432")
+    if "@" in host or not all(part.isdigit() or not part for part in port.split(",")):
+        raise UsageError(f"the PostgreSQL connection URL does not parse: {advice}")
+    return parameters
+
+
+def _unavailable(parameters: dict[str, Any], error: psycopg.Error) -> ServerUnavailable:
+    text = " ".join(str(error).split())
+    password = str(parameters.get("password") or "")
+    if password:
+        text = text.replace(password, "***")
+    remedy = next((advice for words, advice in _REMEDIES if words in text), "check the server's log")
+    return ServerUnavailable(f"PostgreSQL at {_address(parameters)} is not available: {text}; {remedy}")
+
+
+def connect(url: str, *, autocommit: bool = False) -> Connection:
+    """Open a connection whose session speaks UTF-8, thinks in UTC and reads committed rows.
+
+    :param url: ``postgresql://user:password@host:port/database``.
+    :raises UsageError: when the URL does not parse.
+    :raises ServerUnavailable: naming host, port, cause and what helps, never the password.
+    :raises RefusedError: when the server is older than PostgreSQL 14.
+    """
+    parameters = _parse(url)
+    arguments = {"connect_timeout": CONNECT_TIMEOUT_S} | parameters
+    # A name of the caller's would hide us from the operator who looks for our backends.
+    arguments |= {"application_name": APPLICATION_NAME, "client_encoding": "utf8"}
+    try:
+        connection: Connection = psycopg.Connection.connect(autocommit=True, **arguments)
+    except psycopg.OperationalError as error:
+        raise _unavailable(parameters, error) from None
+    try:
+        if connection.info.server_version < MINIMUM_SERVER_VERSION:
+            raise RefusedError(
+                f"PostgreSQL at {_address(parameters)} is version {connection.info.server_version // 10_000}: "
+                f"Queuekeeper needs {MINIMUM_SERVER_VERSION // 10_000} or later; upgrade the server"
+            )
+        # Not as start-up options: connection poolers refuse those.
+        connection.execute(statement("queuekeeper/queries/pin_session"))
+        connection.autocommit = autocommit
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def address(connection: Connection) -> str:
+    """Return ``host:port/database`` of a connection, also of a broken one."""
+    try:
+        info = connection.info
+        return f"{info.host or 'localhost'}:{info.port}/{info.dbname}"
+    except psycopg.OperationalError:
+        return "the address of the connection URL"
+
+
+@contextmanager
+def translated_errors(
+    connection: Connection, *, missing: str = "make a plan first, with this release of Queuekeeper"
+) -> Iterator[None]:
+    """Turn what the server answers into words that say what to do; other errors pass.
+
+    :param missing: what to do when a table or column is missing.
+    :raises ServerUnavailable: when the connection broke.
+    :raises RefusedError: when a part of the schema, a privilege or room is missing, or the server takes no writes.
+    """
+    where = f"PostgreSQL at {address(connection)}"
+    try:
+        yield
+    except psycopg.errors.InsufficientPrivilege as error:
+        raise RefusedError(f"{where} refuses: {error.diag.message_primary}; grant the privilege") from error
+    except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedColumn) as error:
+        raise RefusedError(f"{where} lacks a part of the schema: {error.diag.message_primary}; {missing}") from error
+    except psycopg.errors.ReadOnlySqlTransaction as error:
+        raise RefusedError(
+            f"{where} takes no writes: {error.diag.message_primary}; name the primary server, not a standby"
+        ) from error
+    except psycopg.errors.DiskFull as error:
+        raise RefusedError(
+            f"{where} has no room left: {error.diag.message_primary}; free disk space, then try again"
+        ) from error
+    except psycopg.OperationalError as error:
+        if not connection.closed:
+            raise
+        text = " ".join(str(error).split())
+        raise ServerUnavailable(f"{where} broke the connection: {text}; try again when it is up") from error
+
+
+@cache
+def statement(name: str) -> LiteralString:
+    """Return one statement of ``sql/``, without its header comment.
+
+    The header is left out since prose may hold a percent sign, which stands for a parameter everywhere else.
+
+    :param name: path below ``sql/`` without suffix, for example ``queuekeeper/queries/set_throttle``.
+    :raises FileNotFoundError: when there is no such file.
+    """
+    if not _STATEMENT_NAME.fullmatch(name):
+        raise FileNotFoundError(f"{name!r} is not the name of a statement: lower-case words and slashes only")
+    lines = assets.read("sql", f"{name}.sql").splitlines(keepends=True)
+    comment = takewhile(lambda line: not line.strip() or line.startswith("--"), lines)
+    return "".join(lines[len(list(comment)) :]).strip()
+
+
+def migrations(directory: Path | None = None) -> list[Migration]:
+    """Return all migrations in order.
+
+    :param directory: where they are; ``sql/migrations`` when absent.
+    :raises UsageError: when a name is not ``NNNN_words.sql`` or a number is missing or given twice.
+    """
+    found: list[Migration] = []
+    for path in sorted((directory or assets.directory("sql") / MIGRATIONS).glob("*.sql")):
+        match = _MIGRATION_NAME.fullmatch(path.name)
+        if match is None:
+            raise UsageError(f"migration {path.name} is misnamed: it must look like 0002_some_words.sql")
+        # A checkout on another system may end lines differently; that changes nothing the server sees.
+        text = path.read_bytes().decode("utf-8").replace("\r\n", "\n")
+        checksum = hashlib.sha256(text.encode()).hexdigest()
+        found.append(Migration(version=int(match[1]), name=path.name, checksum=checksum, text=text))
+        if found[-1].version != len(found):
+            raise UsageError(f"migration {path.name} is out of order: number {len(found):04d} is expected here")
+    return found
+
+
+def migrate(connection: Connection, *, directory: Path | None = None) -> MigrationsReport:
+    """Bring schema ``queuekeeper`` to the state this release needs; two processes at once do no harm.
+
+    Everything is applied in one transaction under an advisory lock: all of it or nothing.
+
+    :param directory: where the migrations are; ``sql/migrations`` when absent.
+    :raises RefusedError: when an applied file was changed, the database is newer than this release, or a privilege
+        is missing.
+    """
+    known = migrations(directory)
+    try:
+        with translated_errors(connection), connection.transaction():
+            connection.execute(statement("queuekeeper/queries/lock_migrations"), {"key": _MIGRATION_LOCK})
+            applied = _applied(connection)
+            _check_history(known, applied)
+            pending = known[len(applied) :]
+            for migration in pending:
+                connection.execute(sql.SQL(migration.text))
+                connection.execute(
+                    statement("queuekeeper/queries/record_migration"),
+                    {"version": migration.version, "name": migration.name, "checksum": migration.checksum},
+                )
+    except RefusedError as error:
+        if isinstance(error.__cause__, psycopg.errors.InsufficientPrivilege):
+            raise RefusedError(
+                f"user {connection.info.user} may not create schema queuekeeper in database {connection.info.dbname}: "
+                f"GRANT CREATE ON DATABASE {connection.info.dbname} TO {connection.info.user}, or name another user "
+                f"({error.__cause__.diag.message_primary})"
+            ) from error.__cause__
+        raise
+    return MigrationsReport(applied=tuple(migration.name for migration in pending), version=len(known))
+
+
+def _applied(connection: Connection) -> list[tuple[int, str, str]]:
+    row = connection.execute(statement("queuekeeper/queries/has_migrations")).fetchone()
+    if row is None or not row[0]:
+        return []
+    return cast(
+        list[tuple[int, str, str]], connection.execute(statement("queuekeeper/queries/applied_migrations")).fetchall()
+    )
+
+
+def _check_history(known: list[Migration], applied: list[tuple[int, str, str]]) -> None:
+    if len(applied) > len(known):
+        raise RefusedError(
+            f"schema queuekeeper is at version {applied[-1][0]}, newer than this release of Queuekeeper knows "
+            f"({len(known)}): upgrade Queuekeeper"
+        )
+    for migration, (version, name, checksum) in zip(known, applied, strict=False):
+        if (migration.version, migration.name, migration.checksum) != (version, name, checksum):
+            raise RefusedError(
+                f"migration {migration.name} differs from {name} as it was applied to this database: "
+                "restore the file, and put the change into a new migration"
+            )

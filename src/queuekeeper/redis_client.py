@@ -1,0 +1,265 @@
+"""Connections to a Redis or Valkey server or cluster, and what it says about itself; key names are in ``keyspace``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+import redis
+from redis.backoff import NoBackoff
+from redis.connection import parse_url
+from redis.exceptions import (
+    AuthenticationError,
+    BusyLoadingError,
+    ClusterError,
+    InvalidResponse,
+    NoPermissionError,
+    OutOfMemoryError,
+    ReadOnlyError,
+    RedisClusterException,
+    RedisError,
+    ResponseError,
+)
+from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import TimeoutError as RedisTimeoutError
+from redis.retry import Retry
+
+from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.keyspace import SLOTS
+
+RedisClient: TypeAlias = redis.Redis | redis.RedisCluster
+
+CONNECT_TIMEOUT_S = 5
+REPLY_TIMEOUT_S = 30
+"""No script of ours runs for longer than milliseconds; a server that is silent for this long is lost or stuck."""
+
+_OURS = frozenset({"decode_responses", "encoding", "encoding_errors", "protocol", "retry_on_timeout"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerFacts:
+    """What one master says about itself.
+
+    :param address: ``host:port``.
+    :param version: version of the product, Valkey's own where it is one.
+    :param maxmemory_bytes: 0 when no limit is set.
+    :param role: ``master`` or ``slave``, as ``INFO`` has it.
+    """
+
+    address: str
+    version: str
+    is_valkey: bool
+    used_memory_bytes: int
+    maxmemory_bytes: int
+    maxmemory_policy: str
+    total_system_memory_bytes: int
+    aof_enabled: bool
+    role: str
+    run_id: str
+    replication_id: str
+
+
+def connect(url: str) -> RedisClient:
+    """Open a connection to a single server, or to the cluster that the server belongs to.
+
+    Automatic retries are off: a script that is sent twice would be run twice.
+
+    :param url: ``redis://``, ``rediss://`` or ``unix://``; any node of a cluster will do.
+    :raises UsageError: when the URL does not parse or asks for what a cluster does not have.
+    :raises ServerUnavailable: when the server cannot be reached or refuses us, with the cause and what to do.
+    """
+    address, secret = _read_url(url)
+    options: dict[str, Any] = {
+        "decode_responses": False,
+        "protocol": 2,
+        "retry": Retry(NoBackoff(), 0),
+        "socket_connect_timeout": CONNECT_TIMEOUT_S,
+        "socket_timeout": REPLY_TIMEOUT_S,
+        "client_name": "queuekeeper",
+    }
+    try:
+        single = redis.Redis.from_url(url, **options)
+        with redis_errors(address, secret=secret):
+            is_cluster = bool(_info(single, "cluster").get("cluster_enabled"))
+        if not is_cluster:
+            return single
+        single.close()
+        if single.connection_pool.connection_kwargs.get("db"):
+            raise UsageError(f"{address} is a cluster: only database 0 is used there, take another out of the URL")
+        with redis_errors(address, secret=secret):
+            # Slots without a server are reported slot by slot where cohorts are cut.
+            return redis.RedisCluster.from_url(url, require_full_coverage=False, **options)
+    except TypeError as error:
+        raise UsageError(f"the Redis URL of {address} has an option that is not known: {error}") from None
+
+
+def _read_url(url: str) -> tuple[str, str]:
+    """Return the address that a URL names and its password; the latter only to keep it out of messages."""
+    try:
+        parts = urlsplit(url)
+        options = parse_url(url)  # type: ignore[no-untyped-call]
+        if parts.port == 0:
+            raise ValueError("port 0 cannot be connected to")
+    except ValueError as error:
+        # The text of a URL may hold a password: only the reason is repeated.
+        reason = str(error) if "://" not in str(error) or "schemes" in str(error) else "it does not parse"
+        raise UsageError(
+            f"the Redis URL cannot be used: {reason}. Write redis://[user:password@]host:port[/db]"
+        ) from None
+    reserved = sorted(_OURS & options.keys())
+    if reserved:
+        raise UsageError(f"the Redis URL may not set {', '.join(reserved)}: the replies would be read wrongly")
+    address = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
+    return address, unquote(options.get("password") or "")
+
+
+def address_of(client: RedisClient) -> str:
+    """Return ``host:port`` of a server, or of the node of a cluster that is asked by default."""
+    if isinstance(client, redis.RedisCluster):
+        node = client.get_default_node()  # type: ignore[no-untyped-call]
+        return str(node.name) if node is not None else "the cluster"
+    options = client.connection_pool.connection_kwargs
+    return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
+
+
+@contextmanager
+def redis_errors(address: str, *, secret: str = "") -> Iterator[None]:
+    """Turn what redis-py raises inside the block into our exceptions.
+
+    :param address: server to name in the message.
+    :param secret: text that must not appear in a message.
+    """
+    try:
+        yield
+    except (RedisError, RedisClusterException, OSError) as error:
+        raise from_redis(error, address, secret=secret) from None if secret else error
+
+
+def from_redis(error: BaseException, address: str, *, secret: str = "") -> QueuekeeperError:
+    """Return the exception of ours that says what a failed command means and what to do about it.
+
+    :param error: what redis-py raised or returned.
+    :param address: server that was asked.
+    :param secret: text that must not appear in the message.
+    """
+    text = str(error).strip().rstrip(".")
+    if secret:
+        text = text.replace(secret, "***")
+    low = text.lower()
+    server = f"Redis at {address}"
+    if isinstance(error, OutOfMemoryError):
+        return StoreFull(f"{server} is full: {text}. Raise maxmemory or free memory, then repeat")
+    if isinstance(error, NoPermissionError):
+        return RefusedError(f"{server} does not allow this user to do that: {text}. Grant it with ACL SETUSER")
+    if isinstance(error, ReadOnlyError):
+        return ServerUnavailable(f"{server} is a replica and takes no writes: name its master")
+    if isinstance(error, BusyLoadingError):
+        return ServerUnavailable(f"{server} is still loading its data: wait until it answers PING, then repeat")
+    if isinstance(error, AuthenticationError) or "authentication" in low or "auth " in low:
+        if "without any password" in low:
+            return ServerUnavailable(f"{server} has no password set: take user and password out of the URL")
+        if "required" in low:
+            return ServerUnavailable(
+                f"{server} asks for a password: put it in the URL, redis://user:password@host:port"
+            )
+        return ServerUnavailable(f"{server} refuses user or password: {text}. Check both in the URL")
+    if isinstance(error, ClusterError) or "clusterdown" in low:
+        return ServerUnavailable(
+            f"the cluster at {address} does not serve: {text}. See CLUSTER INFO and repair it first"
+        )
+    if isinstance(error, RedisClusterException):
+        return ServerUnavailable(f"the cluster at {address} cannot be used: {text}")
+    if isinstance(error, RedisTimeoutError | TimeoutError):
+        return ServerUnavailable(
+            f"{server} does not answer within {CONNECT_TIMEOUT_S} s (connect) or {REPLY_TIMEOUT_S} s (reply): "
+            "check address, firewall and load, and that rediss:// names a TLS port"
+        )
+    if isinstance(error, RedisConnectionError | OSError):
+        if "ssl" in low or "certificate" in low or "tls" in low:
+            return ServerUnavailable(
+                f"{server}: TLS failed: {text}. Use rediss:// only with a TLS port, and name the authority's "
+                "certificate with ?ssl_ca_certs=FILE"
+            )
+        if "refused" in low:
+            return ServerUnavailable(
+                f"{server} refuses the connection: nothing listens there. Start it or correct the URL"
+            )
+        if any(word in low for word in ("name or service", "getaddrinfo", "nodename", "temporary failure in name")):
+            return ServerUnavailable(f"{server}: the host name is not known. Correct the URL or the name service")
+        if "closed" in low or "reset" in low or "broken pipe" in low:
+            return ServerUnavailable(
+                f"{server} closed the connection: it stopped, or it speaks TLS only (then write rediss://)"
+            )
+        return ServerUnavailable(f"{server} cannot be reached: {text}")
+    if "db index is out of range" in low or "select is not allowed" in low:
+        return UsageError(f"{server} does not have the database that the URL names; a cluster has database 0 only")
+    if isinstance(error, InvalidResponse):
+        return ServerUnavailable(f"{address} does not speak the Redis protocol: {text}. Correct the URL")
+    if isinstance(error, ResponseError):
+        return RefusedError(f"{server} refuses the command: {text}")
+    return RefusedError(f"{server}: {text}")
+
+
+def nodes(client: RedisClient) -> list[tuple[str, redis.Redis]]:
+    """Return address and connection of every master, in the order of their addresses."""
+    if isinstance(client, redis.RedisCluster):
+        primaries = client.get_primaries()  # type: ignore[no-untyped-call]
+        found = {str(node.name): client.get_redis_connection(node) for node in primaries}
+        return sorted(found.items())
+    return [(address_of(client), client)]
+
+
+def shards(client: RedisClient) -> list[tuple[int, int, str]]:
+    """Return contiguous ranges of hash slots as ``(first, last, "host:port")``, in order.
+
+    A single server holds them all. Slots that no master serves are left out.
+    """
+    if not isinstance(client, redis.RedisCluster):
+        return [(0, SLOTS - 1, address_of(client))]
+    with redis_errors(address_of(client)):
+        client.nodes_manager.initialize()
+    ranges: list[tuple[int, int, str]] = []
+    for slot in range(SLOTS):
+        owners = client.nodes_manager.slots_cache.get(slot)
+        if not owners:
+            continue
+        address = str(owners[0].name)
+        if ranges and ranges[-1][1] == slot - 1 and ranges[-1][2] == address:
+            ranges[-1] = (ranges[-1][0], slot, address)
+        else:
+            ranges.append((slot, slot, address))
+    return ranges
+
+
+def facts(client: RedisClient) -> list[ServerFacts]:
+    """Ask every master for its version, memory, persistence and role."""
+    result: list[ServerFacts] = []
+    for address, node in nodes(client):
+        with redis_errors(address):
+            server, memory, persistence, replication = (
+                _info(node, section) for section in ("server", "memory", "persistence", "replication")
+            )
+        valkey_version = server.get("valkey_version")
+        result.append(
+            ServerFacts(
+                address=address,
+                version=str(valkey_version or server["redis_version"]),
+                is_valkey=valkey_version is not None,
+                used_memory_bytes=int(memory["used_memory"]),
+                maxmemory_bytes=int(memory["maxmemory"]),
+                maxmemory_policy=str(memory["maxmemory_policy"]),
+                total_system_memory_bytes=int(memory["total_system_memory"]),
+                aof_enabled=bool(persistence["aof_enabled"]),
+                role=str(replication["role"]),
+                run_id=str(server["run_id"]),
+                replication_id=str(replication["master_replid"]),
+            )
+        )
+    return result
+
+
+def _info(client: redis.Redis, section: str) -> dict[str, Any]:
+    return client.info(section)

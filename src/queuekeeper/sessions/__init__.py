@@ -1,0 +1,1 @@
+"""Stores of persistent DEVICE sessions; they know neither Airflow nor Spark."""

@@ -1,0 +1,653 @@
+"""Fills the vendor's tables with sessions and messages made from a seed, healthy or hostile; it never reads Redis."""
+
+from __future__ import annotations
+
+import json
+import struct
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import psycopg
+import pyarrow as pa
+import pyarrow.compute as pc
+from numpy.typing import NDArray
+
+from queuekeeper.errors import RefusedError, SchemaMismatch, UsageError
+from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.postgres import Connection, address, statement, translated_errors
+
+Integers = NDArray[np.int64]
+Row = TypeVar("Row")
+
+DAY_MS = 86_400_000
+MAX_QUEUE = 50_000
+"""Longest queue of a healthy session: with gaps, a longer one could hold a packet id twice."""
+
+MAX_MESSAGES = 1_000_000_000
+BATCH_ROWS = 20_000
+_COPY_HEADER = b"PGCOPY\n\xff\r\n\0" + struct.pack(">ii", 0, 0)
+_COPY_TRAILER = struct.pack(">h", -1)
+_MESSAGE_TYPES = (
+    "varchar", "int8", "varchar", "int8", "int4", "varchar", "int4", "bytea", "varchar", "bool", "int4", "int4",
+    "varchar", "varchar", "bytea",
+)  # fmt: skip
+_SESSION_TYPES = ("varchar", "int8", "int8", "int4")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleParameters:
+    """What a sample looks like; the same parameters give the same rows.
+
+    :param messages: healthy messages; hostile ones come on top.
+    :param sessions: healthy sessions, a fifth of them without messages.
+    :param now_ms: instant that decides which rows are expired already.
+    :param long_queues: sessions with a very long queue.
+    :param long_queue_messages: messages in each of those; together at most half of all messages.
+    :param hostile: add the rows that an old database really holds, and scatter all rows over the table.
+    :param replace: empty tables that hold rows.
+    :param create_schema: create the vendor's tables where they are missing.
+    """
+
+    messages: int = 200_000
+    sessions: int = 20_000
+    seed: int = 1
+    now_ms: int
+    long_queues: int = 3
+    long_queue_messages: int = 12_000
+    hostile: bool = False
+    replace: bool = False
+    create_schema: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be made.
+
+        :raises UsageError: naming the parameter, its value and the rule.
+        """
+        rules = {
+            "messages": (0, MAX_MESSAGES),
+            "sessions": (1, 100_000_000),
+            "seed": (0, 2**63 - 1),
+            "now_ms": (30 * DAY_MS, 2**53),
+            "long_queues": (0, 1_000),
+            "long_queue_messages": (1, MAX_QUEUE),
+        }
+        for name, (lowest, highest) in rules.items():
+            value = getattr(self, name)
+            if not lowest <= value <= highest:
+                raise UsageError(f"{name} is {value}: it must be {lowest} to {highest}")
+
+
+@dataclass(frozen=True, kw_only=True)
+class SampleReport:
+    """What was filled in.
+
+    :param messages: rows of ``device_publish_msg``.
+    :param sessions: rows of ``device_session_ctx``.
+    :param clients: clients with messages.
+    :param longest_queue: most messages of one client.
+    :param hostile: hostile rows by kind; their healthy neighbours are not counted here.
+    :param payload_bytes: bytes of all payloads.
+    :param seconds: wall clock time.
+    """
+
+    messages: int
+    sessions: int
+    clients: int
+    longest_queue: int
+    hostile: dict[str, int] = field(default_factory=dict)
+    payload_bytes: int
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostileMessage:
+    """One row of ``device_publish_msg`` that a test or a sample wants to see survive.
+
+    :param kind: what is odd about it; none for a healthy neighbour.
+    """
+
+    kind: str | None
+    client_id: str
+    serial_number: int
+    time: int
+    topic: str = "hostile/topic"
+    packet_id: int | None
+    packet_type: str | None = "PUBLISH"
+    qos: int = 1
+    payload: bytes = field(default=b"healthy", repr=False)
+    user_properties: str | None = None
+    retain: bool | None = False
+    msg_expiry_interval: int | None = None
+    payload_format_indicator: int | None = None
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+
+    def row(self) -> tuple[Any, ...]:
+        """Return the values in the order of the table's columns."""
+        return (
+            self.client_id, self.serial_number, self.topic, self.time, self.packet_id, self.packet_type, self.qos,
+            self.payload, self.user_properties, self.retain, self.msg_expiry_interval, self.payload_format_indicator,
+            self.content_type, self.response_topic, self.correlation_data,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostileSession:
+    """One row of ``device_session_ctx``; ``kind`` as in :class:`HostileMessage`."""
+
+    kind: str | None
+    client_id: str
+    last_updated_time: int
+    last_serial_number: int | None
+    last_packet_id: int | None
+
+    def row(self) -> tuple[Any, ...]:
+        """Return the values in the order of the table's columns."""
+        return self.client_id, self.last_updated_time, self.last_serial_number, self.last_packet_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Healthy:
+    """Healthy sessions and messages as columns; the messages are in the order of the table, payloads come later."""
+
+    client_ids: list[str]
+    last_updated_time: Integers
+    last_serial: Integers
+    last_packet_id: Integers
+    owner: Integers
+    serial: Integers
+    time: Integers
+    packet_id: Integers
+    counts: Integers
+
+
+def fill(connection: Connection, parameters: SampleParameters) -> SampleReport:
+    """Fill the vendor's tables in one transaction.
+
+    :raises RefusedError: when they hold rows already and may not be emptied.
+    :raises SchemaMismatch: when they are missing and may not be created.
+    :raises UsageError: when the sessions are too few for the messages.
+    """
+    started = time.perf_counter()
+    healthy = _healthy(parameters)
+    messages, sessions = hostile_rows(parameters) if parameters.hostile else ([], [])
+    payload_bytes = sum(len(message.payload) for message in messages)
+    advice = "these are not the tables of TBMQ 1.4; use an empty database"
+    with (
+        translated_errors(connection, missing=advice),
+        connection.transaction(),
+        connection.cursor() as cursor,
+    ):
+        _make_room(connection, parameters)
+        with cursor.copy(statement("sessions/load_messages")) as copy:
+            copy.write(_COPY_HEADER)
+            for stream, size in _message_batches(healthy, parameters):
+                copy.write(stream)
+                payload_bytes += size
+            copy.write(_COPY_TRAILER)
+        with cursor.copy(statement("sessions/load_sessions")) as copy:
+            copy.write(_COPY_HEADER)
+            for stream in _session_batches(healthy):
+                copy.write(stream)
+            copy.write(_COPY_TRAILER)
+        _copy_rows(cursor, "sessions/load_messages", _MESSAGE_TYPES, [message.row() for message in messages])
+        _copy_rows(cursor, "sessions/load_sessions", _SESSION_TYPES, [session.row() for session in sessions])
+        cursor.execute(statement("sessions/analyze_source"))
+    kinds: dict[str, int] = {}
+    queues: dict[str, int] = {}
+    for message in messages:
+        queues[message.client_id] = queues.get(message.client_id, 0) + 1
+    for kind in [*(message.kind for message in messages), *(session.kind for session in sessions)]:
+        if kind is not None:
+            kinds[kind] = kinds.get(kind, 0) + 1
+    return SampleReport(
+        messages=len(healthy.owner) + len(messages),
+        sessions=len(healthy.client_ids) + len(sessions),
+        clients=int(np.count_nonzero(healthy.counts)) + len(queues),
+        longest_queue=max(int(healthy.counts.max(initial=0)), max(queues.values(), default=0)),
+        hostile=dict(sorted(kinds.items())),
+        payload_bytes=payload_bytes,
+        seconds=time.perf_counter() - started,
+    )
+
+
+def _make_room(connection: Connection, parameters: SampleParameters) -> None:
+    if parameters.create_schema:
+        connection.execute(statement("sessions/vendor_schema"))
+    try:
+        row = connection.execute(statement("sessions/source_has_rows")).fetchone()
+    except psycopg.errors.UndefinedTable as error:
+        raise SchemaMismatch(
+            f"PostgreSQL at {address(connection)} lacks the tables of TBMQ 1.4 ({error.diag.message_primary}): "
+            "let the sample create them (--create-schema), or name the right database"
+        ) from error
+    if row is not None and row[0]:
+        if not parameters.replace:
+            raise RefusedError(
+                f"device_publish_msg or device_session_ctx at {address(connection)} holds rows: "
+                "a sample fills empty tables only; use another database, or replace the rows (--replace)"
+            )
+        connection.execute(statement("sessions/empty_source"))
+
+
+def _copy_rows(
+    cursor: psycopg.Cursor[tuple[Any, ...]], name: str, types: Sequence[str], rows: Sequence[tuple[Any, ...]]
+) -> None:
+    if not rows:
+        return
+    with cursor.copy(statement(name)) as copy:
+        copy.set_types(types)
+        for row in rows:
+            copy.write_row(row)
+
+
+# --- healthy rows ----------------------------------------------------------------------------------------------
+
+
+def _healthy(parameters: SampleParameters) -> _Healthy:
+    """Draw all numbers; only what varies in length is left to the batches."""
+    rng = np.random.default_rng([parameters.seed, 0])
+    sessions, messages = parameters.sessions, parameters.messages
+    counts = _queue_lengths(rng, parameters)
+    owner = np.repeat(np.arange(sessions), counts)
+    begins = np.cumsum(counts) - counts
+
+    # Most messages are recent; the tail reaches beyond the default life of seven days.
+    age_ms = np.minimum(rng.exponential(2.2 * DAY_MS, messages), 9 * DAY_MS) + rng.uniform(1_000, 60_000, messages)
+    times = (parameters.now_ms - age_ms).astype(np.int64)
+    times = times[np.lexsort((times, owner))]
+
+    # Acks leave gaps behind; serial and packet id grow together in the vendor's broker.
+    steps = np.where(rng.random(messages) < 0.05, rng.integers(2, 5, messages), 1).astype(np.int64)
+    grown = np.cumsum(steps)
+    has = counts > 0
+    base = np.zeros(sessions, np.int64)
+    base[has] = grown[begins[has]]
+    offset = grown - base[owner]
+    first_serial = rng.integers(0, 1_000_000, sessions)
+    first_packet = rng.integers(0, MAX_PACKET_ID, sessions)
+    wraps = (rng.random(sessions) < 0.1) & (counts > 1)
+    first_packet[wraps] = MAX_PACKET_ID - rng.integers(1, counts[wraps])
+    serial = first_serial[owner] + offset
+    packet_id = (first_packet[owner] + offset) % MAX_PACKET_ID + 1
+
+    last_offset = np.zeros(sessions, np.int64)
+    last_time = parameters.now_ms - rng.integers(DAY_MS, 20 * DAY_MS, sessions)
+    ends = begins[has] + counts[has] - 1
+    last_offset[has] = offset[ends]
+    last_time[has] = times[ends]
+    # The newest message may have been acked already.
+    last_offset += np.where(rng.random(sessions) < 0.2, rng.integers(1, 4, sessions), 0)
+
+    order = rng.permutation(messages) if parameters.hostile else np.argsort(times, kind="stable")
+    width = max(6, len(str(sessions - 1)))
+    return _Healthy(
+        client_ids=[f"sample-{number:0{width}d}" for number in range(sessions)],
+        last_updated_time=last_time,
+        last_serial=first_serial + last_offset,
+        last_packet_id=(first_packet + last_offset) % MAX_PACKET_ID + 1,
+        owner=owner[order],
+        serial=serial[order],
+        time=times[order],
+        packet_id=packet_id[order],
+        counts=counts,
+    )
+
+
+def _queue_lengths(rng: np.random.Generator, parameters: SampleParameters) -> Integers:
+    sessions, messages = parameters.sessions, parameters.messages
+    counts = np.zeros(sessions, np.int64)
+    long_queues = min(parameters.long_queues, messages // 2 // parameters.long_queue_messages, sessions - 1)
+    # A random choice, so that the long queues do not all lie in one hash slot range or at one end of the table.
+    order = rng.permutation(sessions)
+    counts[order[:long_queues]] = parameters.long_queue_messages
+    others = order[long_queues : max(long_queues + 1, sessions - sessions // 5)]
+    weights = rng.lognormal(0.0, 1.0, len(others))
+    counts[others] += rng.multinomial(messages - int(counts.sum()), weights / weights.sum())
+    if counts.max() > MAX_QUEUE:
+        raise UsageError(
+            f"{messages} messages are too many for {sessions} sessions: a queue would hold {counts.max()} messages, "
+            f"over {MAX_QUEUE}; raise the number of sessions"
+        )
+    return counts
+
+
+def _message_batches(healthy: _Healthy, parameters: SampleParameters) -> Iterator[tuple[memoryview, int]]:
+    """Yield rows in COPY's binary format, and how many bytes of payload they hold.
+
+    Every value is looked up in, or cast to, an Arrow column that already carries COPY's length words; joining the
+    columns element by element then gives the byte stream without a Python object per row.
+    """
+    pools = _Pools(np.random.default_rng([parameters.seed, 1]))
+    # The number of columns comes before the first of them.
+    clients = _pieces([client_id.encode() for client_id in healthy.client_ids], before=struct.pack(">h", 15))
+    for number, begin in enumerate(range(0, len(healthy.owner), BATCH_ROWS)):
+        rng = np.random.default_rng([parameters.seed, 2, number])
+        rows = slice(begin, begin + BATCH_ROWS)
+        owner = healthy.owner[rows]
+        count = len(owner)
+        text = rng.random(count) < 0.5
+        payloads, payload_bytes = _payloads(rng, pools.texts, text)
+        second = rng.random(count) < 0.3
+        released = second & (rng.random(count) < 0.15)
+        # A tenth of the rows carries every MQTT 5 property, a third some of them, the rest none.
+        share = rng.random(count)
+
+        def some(pool: pa.Array, probability: float) -> pa.Array:
+            """Pick values; entry 0 of a pool is null."""
+            chosen = (share < 0.1) | ((share < 0.43) & (rng.random(count) < probability))  # noqa: B023 - used at once
+            return pool.take(pa.array(np.where(chosen, rng.integers(1, len(pool), count), 0)))  # noqa: B023
+
+        formats = some(pools.format_indicators, 0.4)
+        yield (
+            _join(
+                clients.take(pa.array(owner)),
+                _int8(healthy.serial[rows]),
+                pools.topics.take(pa.array((owner * 7 + rng.integers(0, 3, count)) % len(pools.topics))),
+                _int8(healthy.time[rows]),
+                _int4(healthy.packet_id[rows]),
+                pools.packet_types.take(pa.array(released.astype(np.int8))),
+                _int4(1 + second.astype(np.int64)),
+                payloads,
+                some(pools.user_properties, 0.6),
+                pools.booleans.take(pa.array((rng.random(count) < 0.05).astype(np.int8))),
+                some(pools.expiries, 0.8),
+                formats,
+                some(pools.content_types, 0.5),
+                some(pools.response_topics, 0.3),
+                some(pools.correlations, 0.3),
+            ),
+            payload_bytes,
+        )
+
+
+def _session_batches(healthy: _Healthy) -> Iterator[memoryview]:
+    head = struct.pack(">h", 4)
+    for begin in range(0, len(healthy.client_ids), BATCH_ROWS):
+        rows = slice(begin, begin + BATCH_ROWS)
+        yield _join(
+            _pieces([client_id.encode() for client_id in healthy.client_ids[rows]], before=head),
+            _int8(healthy.last_updated_time[rows]),
+            _int8(healthy.last_serial[rows]),
+            _int4(healthy.last_packet_id[rows]),
+        )
+
+
+class _Pools:
+    """Values that many rows share, each with its length word; where a column may be null, entry 0 is."""
+
+    def __init__(self, rng: np.random.Generator) -> None:
+        def number(below: int) -> int:
+            return int(rng.integers(below))
+
+        kinds = ["telemetry", "attributes", "commands", "alerts", "état", "日本"]
+        self.topics = _pieces(
+            [f"site/{number(40)}/device/{number(5_000)}/{kinds[number(len(kinds))]}".encode() for _ in range(2_000)]
+        )
+        self.packet_types = _pieces([b"PUBLISH", b"PUBREL"])
+        self.booleans = _pieces([b"\0", b"\1"])
+        self.texts = _pieces(
+            [
+                _compact(
+                    {"ts": 1_700_000_000_000 + number(10**9), "temperature": number(400) / 10, "room": "küche ☕"}
+                    | {f"reading{index}": number(10**6) / 1_000 for index in range(number(18))}
+                )
+                for _ in range(2_000)
+            ]
+        )
+        names = ["trace", "region", "tenant", "schema", "clé", "重要", "empty", "quote"]
+        values = ["", "eu-west", 'a"b\\c', "☕", "x" * 200, "plain", "0", "null"]
+        self.user_properties = _pieces(
+            [
+                None,
+                *(
+                    # Names may repeat, and their order counts (MQTT 5 section 3.3.2.3.7).
+                    _compact(
+                        {
+                            "props": [
+                                {"k": names[number(len(names))], "v": values[number(len(values))] + str(number(100))}
+                                for _ in range(1 + number(5))
+                            ]
+                        }
+                    )
+                    for _ in range(500)
+                ),
+            ]
+        )
+        seconds = [30, 60, 600, 3_600, 21_600, 86_400, 259_200, 604_800, 1_209_600, 2_592_000, 31_536_000, 2**31 - 1]
+        self.expiries = _pieces([None, *(struct.pack(">i", value) for value in seconds)])
+        self.format_indicators = _pieces([None, struct.pack(">i", 0), struct.pack(">i", 1)])
+        self.content_types = _pieces(
+            [None, b"application/json", b"application/octet-stream", b"text/plain; charset=utf-8", b"application/cbor"]
+        )
+        self.response_topics = _pieces([None, *(f"reply/{number(5_000)}/answer".encode() for _ in range(200))])
+        self.correlations = _pieces([None, *(rng.bytes(1 + number(32)) for _ in range(500))])
+
+
+def _compact(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _payloads(rng: np.random.Generator, texts: pa.Array, text: NDArray[np.bool_]) -> tuple[pa.Array, int]:
+    """Return payloads with their length words, and their bytes: half JSON, half random around 200 bytes."""
+    count = len(text)
+    sizes = np.clip(rng.lognormal(np.log(200), 0.8, count), 1, 4_000).astype(np.int64)
+    large = rng.random(count) < 0.005
+    sizes[large] = rng.integers(4_096, 24_576, int(large.sum()))
+    sizes = sizes[~text]
+    offsets = np.zeros(len(sizes) + 1, np.int32)
+    np.cumsum(sizes + 4, out=offsets[1:])
+    data = np.frombuffer(bytearray(rng.bytes(int(offsets[-1]))), np.uint8)
+    words = sizes.astype(">i4").view(np.uint8).reshape(-1, 4)
+    data[offsets[:-1, None] + np.arange(4)] = words
+    binary = pa.Array.from_buffers(pa.binary(), len(sizes), [None, pa.py_buffer(offsets), pa.py_buffer(data)])
+    index = np.empty(count, np.int64)
+    index[text] = rng.integers(0, len(texts), int(text.sum()))
+    index[~text] = len(texts) + np.arange(len(sizes))
+    chosen = pa.concat_arrays([texts, binary]).take(pa.array(index))
+    return chosen, int(pc.sum(pc.binary_length(chosen)).as_py() or 0) - 4 * count
+
+
+def _pieces(values: Sequence[bytes | None], *, before: bytes = b"") -> pa.Array:
+    """Return values with COPY's length word in front, -1 standing for null."""
+    return pa.array(
+        [
+            before + (struct.pack(">i", -1) if value is None else struct.pack(">i", len(value)) + value)
+            for value in values
+        ],
+        pa.binary(),
+    )
+
+
+def _int8(values: Integers) -> pa.Array:
+    return _numbers(values, np.dtype([("size", ">i4"), ("value", ">i8")]))
+
+
+def _int4(values: Integers) -> pa.Array:
+    return _numbers(values, np.dtype([("size", ">i4"), ("value", ">i4")]))
+
+
+def _numbers(values: Integers, layout: np.dtype[np.void]) -> pa.Array:
+    cells = np.empty(len(values), layout)
+    cells["size"] = layout.itemsize - 4
+    cells["value"] = values
+    fixed = pa.Array.from_buffers(pa.binary(layout.itemsize), len(cells), [None, pa.py_buffer(cells)])
+    return fixed.cast(pa.binary())
+
+
+def _join(*columns: pa.Array) -> memoryview:
+    rows = pc.binary_join_element_wise(*columns, pa.scalar(b"", pa.binary()))
+    _, offsets, data = rows.buffers()
+    bounds = np.frombuffer(offsets, np.int32, len(rows) + 1, rows.offset * 4)
+    return memoryview(data)[int(bounds[0]) : int(bounds[-1])]
+
+
+# --- hostile rows ----------------------------------------------------------------------------------------------
+
+_BROKEN_PROPERTIES = (
+    "not json",
+    '{"props":',
+    '{"props":{}}',
+    '{"props":[{"k":1,"v":"number for a name"}]}',
+    '{"props":[{"v":"no name"}]}',
+    "[]",
+    "",
+    "null",
+)
+_ODD_IDS: dict[str, str] = {
+    "client_id_begins_with_brace": "}hostile-%d",
+    "client_id_begins_with_percent": "%%7Dhostile-%d",
+    "client_id_braces": "hostile{a}{%d}",
+    "client_id_empty_braces": "hostile{}%d",
+    "client_id_glob": "hostile-*?[a-z]-%d",
+    "client_id_html": "<script>alert('hostile-%d')</script>",
+    "client_id_emoji": "hostile-🐇👩‍👩‍👧-%d",
+    "client_id_formula": "=1+1+%d",
+    "client_id_key_like": "hostile-%d}_messages",
+    "client_id_line_break": "hostile\r\n\t%d\u2028end",
+    "client_id_right_to_left": "\u202ehostile-%d",
+}
+
+
+def hostile_rows(parameters: SampleParameters) -> tuple[list[HostileMessage], list[HostileSession]]:
+    """Return the rows that an old database really holds, a few of each kind, more in a larger sample.
+
+    Bad rows stand between healthy neighbours of the same client, which must survive them.
+    """
+    rng = np.random.default_rng([parameters.seed, 3])
+    hour_ago = parameters.now_ms - 3_600_000
+    repeats = max(1, min(20, parameters.messages // 20_000))
+    messages: list[HostileMessage] = []
+    sessions: list[HostileSession] = []
+
+    def client(client_id: str, *rows: HostileMessage) -> None:
+        messages.extend(rows)
+        usable = [row.packet_id for row in rows if row.packet_id and 1 <= row.packet_id <= MAX_PACKET_ID]
+        sessions.append(
+            HostileSession(
+                kind=None,
+                client_id=client_id,
+                last_updated_time=hour_ago,
+                last_serial_number=max((row.serial_number for row in rows), default=-1),
+                last_packet_id=usable[-1] if usable else 1,
+            )
+        )
+
+    def message(kind: str | None, client_id: str, serial: int, **changes: Any) -> HostileMessage:
+        values: dict[str, Any] = {"packet_id": serial, "time": hour_ago + serial, "payload": rng.bytes(40)}
+        return HostileMessage(kind=kind, client_id=client_id, serial_number=serial, **(values | changes))
+
+    def bad_row(kind: str, **changes: Any) -> None:
+        """Add a client with a bad row between two healthy ones."""
+        for number in range(repeats):
+            client_id = f"hostile-{kind.replace('_', '-')}-{number}"
+            client(
+                client_id,
+                message(None, client_id, 1),
+                message(kind, client_id, **({"serial": 2} | changes)),
+                message(None, client_id, 3),
+            )
+
+    ahead = parameters.now_ms + 3_650 * DAY_MS
+    bad_row("packet_id_null", packet_id=None)
+    bad_row("packet_id_zero", packet_id=0)
+    bad_row("packet_id_negative", packet_id=-7)
+    bad_row("packet_id_too_large", packet_id=MAX_PACKET_ID + 1)
+    bad_row("expiry_zero", msg_expiry_interval=0)
+    bad_row("expiry_negative", msg_expiry_interval=-1)  # what 0xFFFFFFFF looks like, signed
+    bad_row("expiry_most_negative", msg_expiry_interval=-(2**31))
+    bad_row("qos_zero", qos=0)
+    bad_row("qos_seven", qos=7)
+    bad_row("packet_type_unknown", packet_type="PUBACK")
+    bad_row("packet_type_null", packet_type=None)
+    bad_row("packet_type_lower_case", packet_type="publish")
+    bad_row("topic_empty", topic="")
+    bad_row("topic_html", topic="<img src=x onerror=alert(1)>/{a}/*/☕")
+    bad_row("time_negative", time=-1)
+    bad_row("time_far_future", time=ahead)
+    bad_row("time_overflow", time=2**63 - 1)
+    bad_row("serial_negative", serial=-1, packet_id=2, time=hour_ago)
+    bad_row("serial_too_large", serial=2**53 + 1, packet_id=2, time=hour_ago)
+    bad_row("payload_empty", payload=b"")
+    bad_row(
+        "properties_empty", content_type="", response_topic="", correlation_data=b"", user_properties='{"props":[]}'
+    )
+    bad_row("retain_null", retain=None)
+    for number, text in enumerate(_BROKEN_PROPERTIES):
+        client_id = f"hostile-user-properties-{number}"
+        client(
+            client_id,
+            message(None, client_id, 1),
+            message("user_properties_broken", client_id, 2, user_properties=text),
+            message(None, client_id, 3),
+        )
+    # Large rows are few: a sample has to load quickly.
+    client_id = "hostile-payload-megabyte"
+    client(
+        client_id,
+        message("payload_megabyte", client_id, 1, payload=rng.bytes(2**20)),
+        message("payload_megabyte", client_id, 2, payload=bytes(2**20)),
+    )
+
+    for kind, template in _ODD_IDS.items():
+        for number in range(repeats):
+            client_id = template % number
+            client(client_id, *(message(kind, client_id, serial) for serial in (1, 2)))
+    client_id = "hostile-" + "é" * 247
+    client(client_id, *(message("client_id_255_characters", client_id, serial) for serial in (1, 2)))
+    client("", message("client_id_empty", "", 1))
+
+    for number in range(repeats):
+        client_id = f"orphan-{number}"
+        messages.extend(message("no_session_row", client_id, serial) for serial in (1, 2, 3))
+
+        # The ids have wrapped: the older message waits under the same id as the newer one.
+        client_id = f"hostile-packet-id-duplicate-{number}"
+        client(
+            client_id,
+            message("packet_id_duplicate", client_id, 5),
+            message(None, client_id, 6),
+            message(None, client_id, 5 + MAX_PACKET_ID, packet_id=5, time=hour_ago + 10),
+        )
+
+        # Serial and time disagree, and the rows lie backwards in the table.
+        client_id = f"hostile-serials-unsorted-{number}"
+        client(
+            client_id,
+            *(
+                message("serials_unsorted_in_time", client_id, serial, time=hour_ago - serial * 1_000)
+                for serial in range(8, 0, -1)
+            ),
+        )
+
+    last_packet_ids: dict[str, int | None] = {
+        "session_last_packet_id_null": None,
+        "session_last_packet_id_zero": 0,
+        "session_last_packet_id_negative": -1,
+        "session_last_packet_id_too_large": MAX_PACKET_ID + 1,
+        "session_last_serial_null": 3,
+    }
+    for kind, last_packet_id in last_packet_ids.items():
+        for number in range(repeats):
+            client_id = f"hostile-{kind.replace('_', '-')}-{number}"
+            # Every second one of them has messages.
+            if number % 2 == 0:
+                messages.extend(message(None, client_id, serial) for serial in (1, 2, 3))
+            sessions.append(
+                HostileSession(
+                    kind=kind,
+                    client_id=client_id,
+                    last_updated_time=hour_ago,
+                    last_serial_number=None if kind == "session_last_serial_null" else 3,
+                    last_packet_id=last_packet_id,
+                )
+            )
+    return _shuffled(rng, messages), _shuffled(rng, sessions)
+
+
+def _shuffled(rng: np.random.Generator, rows: list[Row]) -> list[Row]:
+    return [rows[int(index)] for index in rng.permutation(len(rows))]

@@ -1,0 +1,169 @@
+"""A copy that was killed, whatever died, is resumed by repeating it; the outcome is the same to the last bit."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+import redis
+from pyspark.sql import functions as F
+
+from queuekeeper.errors import RefusedError, ServerUnavailable
+from queuekeeper.migration.apply import copy_sessions
+from queuekeeper.migration.model import CopyReport
+from queuekeeper.migration.source import MESSAGES, layout, open_source
+from queuekeeper.migration.spark import our_errors
+from tests.chaos.conftest import THROTTLE, Laboratory, Undisturbed
+from tests.chaos.support import append_only_file, differing
+from tests.conftest import REDIS_FLAVOURS
+
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+
+
+def assert_as_undisturbed(laboratory: Laboratory, undisturbed: Undisturbed) -> None:
+    report = laboratory.verify()
+    assert [row for row in report.ledger if row.unaccounted or row.differences] == []
+    assert report.balanced
+    assert report.digest == undisturbed.digest
+    assert differing(laboratory.contents(), undisturbed.contents) == []
+
+
+def resumed(laboratory: Laboratory) -> CopyReport:
+    """Repeat the copy; it must build on what is there."""
+    report = laboratory.copy()
+    assert report.sessions_moved_on == 0
+    assert report.sessions_unchanged > 0
+    assert 0 < report.messages_written < laboratory.to_copy
+    return report
+
+
+def test_a_copy_goes_on_after_its_driver_was_killed_twice(
+    laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random
+) -> None:
+    laboratory.reset(throttle=THROTTLE)
+    for earliest, latest in ((0.3, 0.5), (0.6, 0.8)):
+        share = dice.uniform(earliest, latest)
+        with laboratory.driver() as driver:
+            laboratory.wait_for(share, running=driver.running)
+            driver.kill()
+
+    resumed(laboratory)
+
+    assert_as_undisturbed(laboratory, undisturbed)
+
+
+@pytest.mark.parametrize("target", REDIS_FLAVOURS, indirect=True)
+def test_a_copy_stops_with_words_when_redis_dies_and_goes_on_when_it_is_back(
+    target: Laboratory, undisturbed: Undisturbed, dice: random.Random
+) -> None:
+    target.reset(throttle=THROTTLE)
+    emptied = append_only_file(target.redis)
+    share = dice.uniform(0.35, 0.75)
+    with target.driver() as driver:
+        target.wait_for(share, running=driver.running)
+        target.redis.kill()
+        assert driver.wait() == 4, driver.said
+        error = driver.result
+        assert error["error"] == "ServerUnavailable"
+        assert re.search(r"127\.0\.0\.1:\d+ (?:closed|refuses) the connection", error["message"]), error
+        assert f"\nerror: {error['message']}\n" in driver.said
+    # Under everysec a crash of the machine takes the last second with it; a cut anywhere leaves a torn command.
+    written = append_only_file(target.redis)
+    assert written.path == emptied.path
+    lost = dice.randint(1, (written.size_bytes - emptied.size_bytes) // 4)
+    with written.path.open("r+b") as file:
+        file.truncate(written.size_bytes - lost)
+
+    target.redis.start()
+    with target.redis.client() as client:
+        assert finished_sessions_that_lack_something(client) == []
+    resumed(target)
+
+    assert_as_undisturbed(target, undisturbed)
+
+
+def finished_sessions_that_lack_something(client: redis.Redis) -> list[bytes]:
+    """Return sessions that say that they are whole and are not: what is written last must be lost first."""
+    lacking: list[bytes] = []
+    finished = 0
+    for name in client.scan_iter(match="*}_session", count=1_000):
+        session = client.hgetall(name)
+        if session[b"import"] != b"done":
+            continue
+        finished += 1
+        stem = name.removesuffix(b"_session")
+        references = client.zrange(stem + b"_messages", 0, -1)
+        payloads = client.exists(*references) if references else 0
+        last_packet_id = client.get(stem + b"_last_packet_id") or b""
+        whole = len(references) == int(session[b"references"]) == payloads
+        if not whole or last_packet_id != session[b"imported_last_packet_id"]:
+            lacking.append(name)
+    assert finished > 0
+    return lacking
+
+
+def test_a_copy_stops_with_words_when_postgresql_dies_and_goes_on_when_it_is_back(
+    laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random
+) -> None:
+    laboratory.reset(throttle=THROTTLE)
+    share = dice.uniform(0.35, 0.75)
+    with laboratory.driver() as driver:
+        laboratory.wait_for(share, running=driver.running)
+        laboratory.postgres.kill()
+        assert driver.wait() == 4, driver.said
+        error = driver.result
+        assert error["error"] == "ServerUnavailable"
+        assert re.search(
+            r"PostgreSQL at 127\.0\.0\.1:\d+.* (?:broke the connection|is not available)", error["message"]
+        )
+        assert f"\nerror: {error['message']}\n" in driver.said
+
+    laboratory.postgres.start()
+    resumed(laboratory)
+
+    assert_as_undisturbed(laboratory, undisturbed)
+
+
+def test_the_death_of_postgresql_while_it_is_read_is_told_in_words(laboratory: Laboratory) -> None:
+    plan = laboratory.plan
+    placement = layout(laboratory.spark, cohorts=plan.cohorts, wanted=plan.chosen, tasks=2)
+    told = re.escape(f"PostgreSQL at 127.0.0.1:{laboratory.postgres.port}")
+
+    def read_while_it_dies() -> None:
+        with open_source(laboratory.spark, postgres_url=laboratory.postgres_url, placement=placement) as source:
+            rows = source.read(MESSAGES, {"client_id": "string"})
+            laboratory.postgres.kill()
+            with our_errors():
+                rows.agg(F.count("client_id")).collect()
+
+    try:
+        with pytest.raises(ServerUnavailable, match=told):
+            read_while_it_dies()
+    finally:
+        laboratory.postgres.start()
+
+
+def test_a_second_copy_is_refused_while_the_first_one_runs_and_completes(
+    laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random
+) -> None:
+    laboratory.reset(throttle=THROTTLE)
+    with laboratory.driver() as first:
+        laboratory.wait_for(dice.uniform(0.1, 0.5), running=first.running)
+        with pytest.raises(
+            RefusedError,
+            match=rf"another copy of plan {laboratory.plan.plan_id} is running \(backend \d+, started .* UTC\): wait",
+        ):
+            copy_sessions(
+                laboratory.spark,
+                postgres_url=laboratory.postgres_url,
+                redis_url=laboratory.redis.url,
+                plan_id=laboratory.plan.plan_id,
+            )
+        assert first.running()
+        with laboratory.ledger() as ledger:
+            ledger.set_throttle(laboratory.plan.plan_id, None)
+        assert first.wait() == 0, first.said
+        assert first.result["messages_written"] == laboratory.to_copy
+
+    assert_as_undisturbed(laboratory, undisturbed)

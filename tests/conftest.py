@@ -1,0 +1,135 @@
+"""Real servers for every lane: started on first use, emptied for each test, ended even when the run is killed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer, java_home
+from queuekeeper.embedded.redis_server import Flavour
+from queuekeeper.errors import ServerUnavailable
+
+REDIS_FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
+
+_names = count(1)
+
+
+@pytest.fixture(scope="session")
+def server_home() -> Iterator[Path]:
+    """Folder for all servers of this run; every account may enter it, as PostgreSQL runs as ``nobody`` for root."""
+    home = Path(tempfile.mkdtemp(prefix="queuekeeper-tests-"))
+    home.chmod(0o711)
+    yield home
+    shutil.rmtree(home, ignore_errors=True)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def java(server_home: Path) -> None:
+    """Let Spark find a Java that it can use; a test that needs one and has none says so itself."""
+    with suppress(ServerUnavailable):
+        os.environ["JAVA_HOME"] = str(java_home(server_home))
+
+
+@pytest.fixture(scope="session")
+def postgres_server(server_home: Path) -> Iterator[PostgresServer]:
+    """Private PostgreSQL of this run. A test that kills it starts it again."""
+    server = PostgresServer(server_home / "postgres", durable=False, die_with_parent=True)
+    server.start()
+    yield server
+    server.erase()
+
+
+@pytest.fixture
+def postgres_url(postgres_server: PostgresServer) -> Iterator[str]:
+    """Address of an empty database of the test's own, as a superuser."""
+    postgres_server.start()
+    name = f"test_{os.getpid()}_{next(_names)}"
+    yield postgres_server.create_database(name, template="template0")
+    postgres_server.start()
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="session")
+def redis_servers(server_home: Path) -> Iterator[Callable[[Flavour], RedisServer]]:
+    """Answer the run's private server of a flavour; it is started, or started again, when asked for."""
+    servers: dict[Flavour, RedisServer] = {}
+
+    def server(flavour: Flavour) -> RedisServer:
+        if flavour not in servers:
+            servers[flavour] = RedisServer(server_home / flavour, flavour=flavour, die_with_parent=True)
+        servers[flavour].start()
+        return servers[flavour]
+
+    yield server
+    for started in servers.values():
+        started.stop()
+
+
+def _emptied(server: RedisServer) -> str:
+    with server.client() as client:
+        client.flushall()
+        # Scripts and statistics of an earlier test are no business of the next one.
+        client.script_flush()
+        client.config_resetstat()
+    return server.url
+
+
+@pytest.fixture(params=REDIS_FLAVOURS)
+def redis_url(request: pytest.FixtureRequest, redis_servers: Callable[[Flavour], RedisServer]) -> str:
+    """Address of an empty single server: once on Valkey and, where ``redis-server`` is installed, once on Redis."""
+    return _emptied(redis_servers(request.param))
+
+
+@pytest.fixture
+def valkey_url(redis_servers: Callable[[Flavour], RedisServer]) -> str:
+    """Address of an empty Valkey, for tests to which the flavour makes no difference."""
+    return _emptied(redis_servers("valkey"))
+
+
+@pytest.fixture(scope="session")
+def redis_cluster(server_home: Path) -> Iterator[RedisCluster]:
+    """Three Valkey masters that share the slots."""
+    cluster = RedisCluster(server_home / "cluster", flavour="valkey", die_with_parent=True)
+    cluster.start()
+    yield cluster
+    cluster.stop()
+
+
+@pytest.fixture
+def redis_cluster_url(redis_cluster: RedisCluster) -> str:
+    """Address of an emptied cluster of three masters."""
+    redis_cluster.start()
+    redis_cluster.flush()
+    return redis_cluster.url
+
+
+@pytest.fixture
+def redis_server_factory(server_home: Path) -> Iterator[Callable[..., RedisServer]]:
+    """Start servers of the test's own: ``factory(maxmemory="10mb")``, with underscores for the dashes of option names.
+
+    ``flavour`` chooses the program and is no option of the server.
+    """
+    servers: list[RedisServer] = []
+
+    def factory(*, flavour: Flavour = "valkey", **config: str | int) -> RedisServer:
+        server = RedisServer(
+            server_home / f"redis-{next(_names)}",
+            flavour=flavour,
+            config={name.replace("_", "-"): value for name, value in config.items()},
+            die_with_parent=True,
+        )
+        servers.append(server)
+        server.start()
+        return server
+
+    yield factory
+    for server in servers:
+        server.stop()
+        shutil.rmtree(server.directory, ignore_errors=True)

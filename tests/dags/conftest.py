@@ -1,0 +1,67 @@
+"""Fixtures of the DAG lane: an Airflow home of its own, and the DAG files as Airflow reads them."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import importlib
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.sdk import DAG
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# Airflow reads its settings when it is first imported, and remembers them: they have to stand before.
+_HOME = tempfile.mkdtemp(prefix="queuekeeper-airflow-")
+atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
+for _name in [name for name in os.environ if name.startswith(("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_"))]:
+    del os.environ[_name]
+os.environ |= {
+    "AIRFLOW_HOME": _HOME,
+    "AIRFLOW__CORE__DAGS_FOLDER": str(ROOT / "dags"),
+    "AIRFLOW__CORE__LOAD_EXAMPLES": "False",
+    "AIRFLOW__CORE__PLUGINS_FOLDER": str(ROOT / "plugins"),
+    "AIRFLOW__CORE__UNIT_TEST_MODE": "False",
+    "AIRFLOW__LOGGING__LOGGING_LEVEL": "INFO",
+    "AIRFLOW__USAGE_DATA_COLLECTION__ENABLED": "False",
+}
+
+with warnings.catch_warnings():
+    # Airflow's API imports Starlette's test client, which announces the new name of a package that it would rather use.
+    warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient` is deprecated")
+    importlib.import_module("svcs")
+
+
+@pytest.fixture(scope="session")
+def dag_bag() -> DagBag:
+    """DAG files as the DAG processor reads them, without a connection to anything."""
+    from airflow.dag_processing.dagbag import DagBag
+
+    return DagBag(str(ROOT / "dags"))
+
+
+@pytest.fixture
+def session_migration(dag_bag: DagBag) -> DAG:
+    """The DAG under test, as a copy of the test's own: a run leaves its parameters' values behind in the DAG."""
+    return copy.deepcopy(dag_bag.dags["session_migration"])
+
+
+@pytest.fixture
+def connections(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Define connections of Airflow: ``connections(queuekeeper_redis="redis://...")``."""
+
+    def define(**uris: str) -> None:
+        for name, uri in uris.items():
+            monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", uri)
+
+    return define

@@ -1,0 +1,246 @@
+"""A plan is shown in short, an answer counts only when somebody gave it, and a plan that no longer holds is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from queuekeeper import postgres, redis_client
+from queuekeeper.airflow.operators.approval import (
+    CheckApprovalOperator,
+    SummarisePlanOperator,
+    approver,
+    check_current,
+)
+from queuekeeper.airflow.summary import cohort_groups, format_cohorts, summarise
+from queuekeeper.errors import RefusedError, StalePlan, UsageError
+from queuekeeper.keyspace import SLOTS, parse_cohorts
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import (
+    CohortPlan,
+    MigrationParameters,
+    MigrationPlan,
+    PlanState,
+    Reason,
+    code_version,
+    plan_id,
+)
+from queuekeeper.migration.preflight import source_fingerprint
+from queuekeeper.postgres import Connection
+
+pytestmark = pytest.mark.dags
+
+APPROVED = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}
+
+
+def make_plan(
+    *,
+    to_copy: tuple[int, ...] = (10, 10),
+    fingerprint: str = "f",
+    version: str | None = None,
+    chosen: tuple[int, ...] | None = None,
+) -> MigrationPlan:
+    parameters = MigrationParameters(cohort_count=len(to_copy), limit=500)
+    size = SLOTS // len(to_copy)
+    cohorts = tuple(
+        CohortPlan(
+            cohort=number,
+            slot_first=number * size,
+            slot_last=(number + 1) * size - 1,
+            shard="127.0.0.1:6379",
+            sessions=3,
+            clients=2,
+            messages=count + 4,
+            payload_bytes=1_000,
+            to_copy=count,
+            expired=2,
+            trimmed=1,
+            quarantined=1,
+            quarantined_by_reason={Reason.QOS_OUT_OF_RANGE.value: 1},
+            forecast_bytes=4_096,
+            longest_queue=count,
+        )
+        for number, count in enumerate(to_copy)
+    )  # fmt: skip
+    version = version or code_version()
+    return MigrationPlan(
+        plan_id=plan_id(parameters=parameters, source_fingerprint=fingerprint, version=version),
+        parameters=parameters,
+        source_fingerprint=fingerprint,
+        code_version=version,
+        as_of_ms=1_767_225_600_000,
+        cohorts=cohorts,
+        chosen=tuple(range(len(to_copy))) if chosen is None else chosen,
+    )
+
+
+@pytest.fixture
+def source(postgres_url: str, connections: Callable[..., None]) -> Any:
+    """Database with the vendor's tables, one session and the control schema; Airflow knows it."""
+    connections(queuekeeper_postgres=postgres_url)
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(postgres.statement("sessions/vendor_schema"))
+        connection.execute("INSERT INTO device_session_ctx VALUES ('client', 1, 1, 1)")
+        postgres.migrate(connection)
+        yield connection
+
+
+@pytest.fixture
+def plan(source: Connection) -> MigrationPlan:
+    """Plan that run ``run-1`` has made."""
+    made = make_plan(fingerprint=source_fingerprint(source))
+    return MigrationLedger(source).save_plan(made, run_id="run-1")
+
+
+def check(plan: MigrationPlan, *, run_id: str = "run-1", decision: Any = APPROVED) -> list[str]:
+    operator = CheckApprovalOperator(
+        task_id="check_approval", plan_id=plan.plan_id, run_id=run_id, decision=decision, copy_groups="2"
+    )
+    return operator.execute({})
+
+
+def test_approved_plan_is_noted_and_shared_out(source: Connection, plan: MigrationPlan) -> None:
+    assert check(plan) == ["0", "1"]
+
+    approval = MigrationLedger(source).approval(plan.plan_id)
+    assert approval is not None
+    assert approval.approved_by == "ada"
+    assert MigrationLedger(source).load_plan(plan.plan_id).state is PlanState.APPROVED
+
+
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [
+        (None, "nobody answered whether plan .* may run: nothing was written to Redis"),
+        ({}, "nobody answered whether plan"),
+        (
+            {"chosen_options": ["Reject"], "responded_by_user": {"id": "1", "name": "ada"}},
+            "was rejected by ada: nothing",
+        ),
+        ({"chosen_options": ["Reject"], "responded_by_user": None}, "was rejected, as nobody answered in time"),
+        ({"chosen_options": [], "responded_by_user": {"name": "ada"}}, "was rejected by ada"),
+        ({"chosen_options": ["Approve", "Reject"], "responded_by_user": {"name": "ada"}}, "was rejected by ada"),
+        ({"chosen_options": ["Approve"], "responded_by_user": None}, "was approved without a name to it"),
+    ],
+)
+def test_anything_but_a_named_approval_stops_the_run(
+    source: Connection, plan: MigrationPlan, decision: Any, words: str
+) -> None:
+    with pytest.raises(RefusedError, match=words):
+        check(plan, decision=decision)
+
+    assert MigrationLedger(source).approval(plan.plan_id) is None
+
+
+def test_answer_without_a_display_name_is_noted_under_the_id() -> None:
+    decision = {"chosen_options": ["Approve"], "responded_by_user": {"id": "7", "name": ""}}
+
+    assert approver("p", decision) == "7"
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "INSERT INTO device_session_ctx VALUES ('another', 1, 1, 1)",
+        "UPDATE device_session_ctx SET last_packet_id = 2",
+        "DELETE FROM device_session_ctx",
+        (
+            "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, qos, payload) "
+            "VALUES ('client', 1, 't', 1, 1, '')"
+        ),
+    ],
+)
+def test_plan_is_stale_once_any_row_of_the_source_has_changed(
+    source: Connection, plan: MigrationPlan, change: str
+) -> None:
+    source.execute(change)
+
+    with pytest.raises(StalePlan, match=f"the source has changed since plan {plan.plan_id} was made: make sure that"):
+        check(plan)
+    assert MigrationLedger(source).approval(plan.plan_id) is None
+
+
+def test_plan_of_another_release_is_stale(source: Connection) -> None:
+    old = MigrationLedger(source).save_plan(
+        make_plan(fingerprint=source_fingerprint(source), version="0.0.1"), run_id="run-1"
+    )
+
+    with pytest.raises(StalePlan, match=r"was made by release 0\.0\.1, and this is"):
+        check_current(old, source, asked_for=old.plan_id)
+
+
+def test_plan_that_the_run_has_replaced_is_stale(source: Connection, plan: MigrationPlan) -> None:
+    other = make_plan(to_copy=(1, 2, 3), fingerprint=source_fingerprint(source))
+    MigrationLedger(source).save_plan(other, run_id="run-1")
+
+    with pytest.raises(
+        StalePlan, match=f"this run has since made plan {other.plan_id}, and {plan.plan_id} was approved"
+    ):
+        check(plan)
+
+
+def test_summary_of_a_refused_plan_says_why(source: Connection, plan: MigrationPlan) -> None:
+    MigrationLedger(source).set_plan_state(plan.plan_id, PlanState.REFUSED, "too many bad rows")
+
+    with pytest.raises(RefusedError, match=f"plan {plan.plan_id} was refused: too many bad rows"):
+        SummarisePlanOperator(task_id="summarise_plan", run_id="run-1").execute({})
+
+
+def test_summary_of_a_run_without_a_plan_says_so(source: Connection) -> None:
+    with pytest.raises(UsageError, match="run 'run-9' has made no plan"):
+        SummarisePlanOperator(task_id="summarise_plan", run_id="run-9").execute({})
+
+
+def test_summary_shows_numbers_and_no_client(
+    source: Connection, plan: MigrationPlan, valkey_url: str, connections: Callable[..., None]
+) -> None:
+    connections(queuekeeper_redis=valkey_url)
+
+    found = SummarisePlanOperator(task_id="summarise_plan", run_id="run-1").execute({})
+
+    assert found["plan_id"] == plan.plan_id
+    assert found["numbers"]["to_copy"] == 20
+    assert found["numbers"]["expired"] == 4
+    assert found["numbers"]["quarantined_by_reason"] == {"qos_out_of_range": 2}
+    for words in (f"`{plan.plan_id}`", "**20**", "beyond 500 per session", "8.0 KiB forecast", "- qos out of range: 2"):
+        assert words in found["markdown"]
+
+
+def test_summary_names_the_memory_limit_when_every_master_has_one(
+    redis_server_factory: Callable[..., Any],
+) -> None:
+    server = redis_server_factory(maxmemory="64mb")
+
+    with redis_client.connect(server.url) as client:
+        summary = summarise(make_plan(), redis_client.facts(client))
+
+    assert summary.numbers["redis_limit_bytes"] == 64 * 1024 * 1024
+    assert "in use of 64.0 MiB" in summary.markdown
+
+
+@given(st.sets(st.integers(0, 200), min_size=1))
+def test_written_cohorts_are_read_as_they_were(cohorts: set[int]) -> None:
+    assert parse_cohorts(format_cohorts(sorted(cohorts)), count=201) == sorted(cohorts)
+
+
+@settings(max_examples=200)
+@given(st.data())
+def test_groups_hold_every_chosen_cohort_once_and_in_order(data: st.DataObject) -> None:
+    weights = data.draw(st.lists(st.integers(0, 1_000), min_size=1, max_size=40))
+    chosen = tuple(sorted(data.draw(st.sets(st.integers(0, len(weights) - 1), min_size=1))))
+    groups = data.draw(st.integers(1, 50))
+
+    found = cohort_groups(make_plan(to_copy=tuple(weights), chosen=chosen), groups=groups)
+
+    assert len(found) == min(groups, len(chosen))
+    assert tuple(cohort for group in found for cohort in parse_cohorts(group, count=len(weights))) == chosen
+
+
+def test_groups_are_cut_by_messages_and_not_by_number_of_cohorts() -> None:
+    plan = make_plan(to_copy=(900, 100, 100, 100, 300, 300))
+
+    assert cohort_groups(plan, groups=2) == ["0", "1-5"]

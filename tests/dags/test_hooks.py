@@ -1,0 +1,110 @@
+"""A connection of Airflow becomes the URL that every other part of Queuekeeper takes, TLS included."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import pytest
+
+from queuekeeper import redis_client
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.errors import ServerUnavailable, UsageError
+
+pytestmark = pytest.mark.dags
+
+Connections = Callable[..., None]
+
+
+def test_connections_reach_real_servers(connections: Connections, postgres_url: str, valkey_url: str) -> None:
+    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
+
+    with QueuekeeperPostgresHook().connect() as connection:
+        assert connection.execute("SHOW application_name").fetchone() == ("queuekeeper",)
+        assert connection.autocommit
+    with QueuekeeperRedisHook().connect() as client:
+        assert [server.is_valkey for server in redis_client.facts(client)] == [True]
+
+
+def test_cluster_is_found_by_asking_it(connections: Connections, redis_cluster_url: str) -> None:
+    connections(queuekeeper_redis=redis_cluster_url)
+
+    with QueuekeeperRedisHook().connect() as client:
+        assert len(redis_client.facts(client)) == 3
+
+
+@pytest.mark.parametrize(
+    ("connection", "url"),
+    [
+        ({"host": "db", "schema": "tbmq"}, "postgresql://db:5432/tbmq"),
+        ({"host": "db", "login": "u", "password": "p@/:?#%", "port": 6000, "schema": "a b"},
+         "postgresql://u:p%40%2F%3A%3F%23%25@db:6000/a%20b"),
+        ({"host": "::1", "schema": "tbmq"}, "postgresql://[::1]:5432/tbmq"),
+        ({"host": "/run/postgresql", "login": "u", "schema": "tbmq"}, "postgresql://u@%2Frun%2Fpostgresql:5432/tbmq"),
+        ({"host": "db", "schema": "t", "extra": {"sslmode": "verify-full", "sslrootcert": "/etc/ca file.pem",
+                                                "cursor": "dictcursor"}},
+         "postgresql://db:5432/t?sslmode=verify-full&sslrootcert=%2Fetc%2Fca%20file.pem"),
+    ],
+)  # fmt: skip
+def test_postgres_url(connections: Connections, connection: dict[str, object], url: str) -> None:
+    connections(queuekeeper_postgres=json.dumps({"conn_type": "postgres", **connection}))
+
+    assert QueuekeeperPostgresHook().url == url
+
+
+@pytest.mark.parametrize(
+    ("connection", "url"),
+    [
+        ({"host": "cache"}, "redis://cache:6379/0"),
+        ({"host": "cache", "password": "None"}, "redis://cache:6379/0"),
+        ({"host": "cache", "password": "s/e@c", "port": 7000, "extra": {"db": 3}}, "redis://:s%2Fe%40c@cache:7000/3"),
+        ({"host": "cache", "login": "u", "password": "p", "extra": {"cluster": True}}, "redis://u:p@cache:6379/0"),
+        ({"host": "cache", "extra": {"ssl": True, "ssl_ca_certs": "/etc/ca.pem", "ssl_check_hostname": True}},
+         "rediss://cache:6379/0?ssl_ca_certs=%2Fetc%2Fca.pem&ssl_check_hostname=true"),
+        ({"conn_type": "rediss", "host": "cache", "schema": "2"}, "rediss://cache:6379/2"),
+    ],
+)  # fmt: skip
+def test_redis_url(connections: Connections, connection: dict[str, object], url: str) -> None:
+    connections(queuekeeper_redis=json.dumps({"conn_type": "redis", **connection}))
+
+    assert QueuekeeperRedisHook().url == url
+
+
+def test_missing_connection_says_how_to_make_it() -> None:
+    with pytest.raises(UsageError, match=r"no connection 'absent': airflow connections add absent --conn-uri "):
+        _ = QueuekeeperPostgresHook(postgres_conn_id="absent").url
+
+
+def test_connection_of_another_kind_is_refused(connections: Connections) -> None:
+    connections(queuekeeper_postgres="mysql://db/tbmq")
+
+    with pytest.raises(UsageError, match="'queuekeeper_postgres' is of type 'mysql', and has to be postgres"):
+        _ = QueuekeeperPostgresHook().url
+
+
+@pytest.mark.parametrize("extra", [{"ssl_mode": "verify-full"}, {"iam": True}, {"options": "-c search_path=x"}])
+def test_unknown_extra_is_refused_rather_than_dropped(connections: Connections, extra: dict[str, object]) -> None:
+    connections(queuekeeper_postgres=json.dumps({"conn_type": "postgres", "host": "db", "extra": extra}))
+
+    with pytest.raises(UsageError, match=rf"has an extra that is not known: {next(iter(extra))}; known are .*sslmode"):
+        _ = QueuekeeperPostgresHook().url
+
+
+def test_tls_options_without_tls_are_refused(connections: Connections) -> None:
+    connections(
+        queuekeeper_redis=json.dumps({"conn_type": "redis", "host": "cache", "extra": {"ssl_ca_certs": "/etc/ca.pem"}})
+    )
+
+    with pytest.raises(UsageError, match=r"has TLS options \(ssl_ca_certs\) but TLS is off: add \"ssl\": true"):
+        _ = QueuekeeperRedisHook().url
+
+
+def test_unreachable_server_is_named_without_the_password(connections: Connections) -> None:
+    connections(queuekeeper_postgres="postgresql://u:geheim@127.0.0.1:1/tbmq")
+
+    with (
+        pytest.raises(ServerUnavailable, match=r"PostgreSQL at 127\.0\.0\.1:1 is not available") as caught,
+        QueuekeeperPostgresHook().connect(),
+    ):
+        pass
+    assert "geheim" not in str(caught.value)

@@ -1,0 +1,217 @@
+"""A Spark application as a task: what it is given, how its end is understood, and that it never outlives its task.
+
+The applications here are small probes; ``spark-submit``, its JVM and the Python driver are real.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+from airflow.sdk.exceptions import AirflowException, AirflowFailException
+
+from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.embedded import java_home
+from queuekeeper.errors import UsageError
+
+pytestmark = pytest.mark.dags
+
+SECRET = "ge/heim@1"
+CONNECTIONS = {
+    "queuekeeper_postgres": json.dumps(
+        {"conn_type": "postgres", "host": "db", "login": "u", "password": SECRET, "schema": "tbmq"}
+    ),
+    "queuekeeper_redis": json.dumps({"conn_type": "redis", "host": "cache", "password": SECRET}),
+    "queuekeeper_spark": json.dumps({"conn_type": "spark", "host": "local[1]", "extra": {"deploy-mode": "client"}}),
+}
+
+
+class ProbeOperator(QueuekeeperSparkOperator):
+    """Run a probe with fixed arguments."""
+
+    def arguments(self, context: Any) -> list[str]:
+        return ["--plan-id=0123456789abcdef"]
+
+
+@pytest.fixture(scope="session")
+def java(server_home: Path) -> Path:
+    return java_home(server_home)
+
+
+@pytest.fixture
+def environment(java: Path, monkeypatch: pytest.MonkeyPatch, connections: Callable[..., None]) -> None:
+    monkeypatch.setenv("JAVA_HOME", str(java))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(java / "bin"), os.environ["PATH"]]))
+    connections(**CONNECTIONS)
+
+
+@pytest.fixture
+def run(environment: None, tmp_path: Path) -> Callable[[str], dict[str, Any]]:
+    """Run a probe as an application and return the operator's result."""
+
+    def probe(source: str) -> dict[str, Any]:
+        (tmp_path / "probe.py").write_text(source, "utf-8")
+        return ProbeOperator(task_id="probe", job="probe.py", spark_jobs=str(tmp_path)).execute({})
+
+    return probe
+
+
+def test_job_gets_its_secrets_by_environment_and_its_last_line_is_the_result(
+    run: Callable[[str], dict[str, Any]], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "not for jobs")
+    found = run(
+        "import json, os, sys\n"
+        "print('copy 1/2 messages')\n"
+        "print(json.dumps({'not': 'the last'}))\n"
+        "command = open(f'/proc/{os.getppid()}/cmdline').read()\n"
+        "print(json.dumps({'environment': dict(os.environ), 'arguments': sys.argv[1:], 'jvm': command,\n"
+        "                  'python': sys.executable}))\n"
+    )
+
+    given = found["environment"]
+    assert given["QUEUEKEEPER_POSTGRES_URL"] == "postgresql://u:ge%2Fheim%401@db:5432/tbmq"
+    assert given["QUEUEKEEPER_REDIS_URL"] == "redis://:ge%2Fheim%401@cache:6379/0"
+    assert given["QUEUEKEEPER_SUPERVISOR_PID"] == str(os.getpid())
+    assert given["SPARK_LOCAL_IP"] == "127.0.0.1"
+    assert found["python"] == sys.executable
+    assert found["arguments"] == ["--plan-id=0123456789abcdef"]
+    assert [name for name in given if name.startswith(("AIRFLOW_CONN_", "AIRFLOW__"))] == []
+    for setting in ("spark.ui.enabled=false", "spark.ui.showConsoleProgress=false", "spark.log.level=WARN"):
+        assert setting in found["jvm"]
+    assert "spark.sql.session.timeZone=UTC" in found["jvm"]
+    assert "heim" not in found["jvm"]
+    log = "".join(capfd.readouterr())
+    assert "copy 1/2 messages" in log
+    commands = [line for line in log.splitlines() if "Spark-Submit cmd" in line]
+    assert len(commands) == 1
+    assert "heim" not in commands[0]
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "words"),
+    [
+        ("print(json.dumps({'error': 'StalePlan', 'message': 'plan again'})); sys.exit(3)", AirflowFailException,
+         "probe.py stopped with exit code 3: plan again"),
+        ("print('Redis evicts'); sys.exit(4)", AirflowFailException,
+         r"(?s)probe.py stopped with exit code 4: .*Redis evicts"),
+        ("print(json.dumps({'differences': 3})); sys.exit(1)", AirflowFailException,
+         r"probe.py stopped with exit code 1: \{\"differences\": 3\}"),
+        ("print(json.dumps({'error': 'ServerUnavailable', 'message': 'Redis is down'})); sys.exit(4)", AirflowException,
+         r"(?s)probe.py broke off with exit code 4; it can be repeated"),
+        ("raise RuntimeError('unforeseen')", AirflowException,
+         r"(?s)probe.py broke off with exit code 1; it can be repeated.*unforeseen"),
+        ("os.kill(os.getppid(), 9); time.sleep(60)", AirflowException,
+         r"probe.py broke off with exit code -9; it can be repeated"),
+        ("pass", AirflowException, "probe.py ended without a result: its last line has to be a JSON object"),
+    ],
+    ids=["stale", "refused", "check-failed", "server-lost", "crashed", "killed", "silent"],
+)  # fmt: skip
+def test_only_what_a_retry_can_mend_is_retried(
+    run: Callable[[str], dict[str, Any]], end: str, kind: type[AirflowException], words: str
+) -> None:
+    with pytest.raises(AirflowException, match=words) as caught:
+        run(f"import json, os, sys, time\n{end}\n")
+
+    assert type(caught.value) is kind
+
+
+def test_no_secret_is_a_rendered_field() -> None:
+    operator = ProbeOperator(task_id="probe", job="probe.py", spark_jobs="/nowhere")
+
+    assert set(operator.template_fields) == {"postgres_conn_id", "redis_conn_id", "spark_conn_id"}
+
+
+def test_missing_spark_connection_is_an_error_and_not_yarn(
+    run: Callable[[str], dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("AIRFLOW_CONN_QUEUEKEEPER_SPARK")
+
+    with pytest.raises(UsageError, match="Airflow has no connection 'queuekeeper_spark': airflow connections add"):
+        run("raise AssertionError('started')")
+
+
+def test_cluster_mode_is_refused(run: Callable[[str], dict[str, Any]], connections: Callable[..., None]) -> None:
+    connections(
+        queuekeeper_spark=json.dumps(
+            {"conn_type": "spark", "host": "spark://master:7077", "extra": {"deploy-mode": "cluster"}}
+        )
+    )
+
+    with pytest.raises(UsageError, match="has deploy-mode 'cluster': only client mode keeps passwords off"):
+        run("raise AssertionError('started')")
+
+
+def test_missing_application_says_where_it_should_be(environment: None, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=rf"there is no Spark application {tmp_path}/absent.py: deploy spark_jobs/"):
+        ProbeOperator(task_id="probe", job="absent.py", spark_jobs=str(tmp_path)).execute({})
+
+
+WAITING = """
+import json, os, sys, time
+from queuekeeper.migration.spark import end_with_supervisor
+end_with_supervisor(poll_s=0.2)
+with open(sys.argv[0] + ".pids.part", "w") as file:
+    json.dump([os.getpid(), os.getppid()], file)
+os.rename(sys.argv[0] + ".pids.part", sys.argv[0] + ".pids")
+time.sleep(120)
+"""
+
+TASK = """
+import sys
+from tests.dags.test_spark_operator import ProbeOperator
+ProbeOperator(task_id="probe", job="probe.py", spark_jobs=sys.argv[1]).execute({})
+"""
+
+
+@pytest.fixture
+def task(environment: None, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[bytes], list[psutil.Process]]]:
+    """A task in a process of its own whose driver waits, with driver and JVM."""
+    (tmp_path / "probe.py").write_text(WAITING, "utf-8")
+    root = Path(__file__).resolve().parents[2]
+    process = subprocess.Popen(
+        [sys.executable, "-c", TASK, str(tmp_path)],
+        cwd=root,
+        env=os.environ | {"PYTHONPATH": str(root)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    pids = tmp_path / "probe.py.pids"
+    deadline = time.monotonic() + 60
+    while not pids.exists():
+        assert process.poll() is None, "the task ended before its driver was up"
+        assert time.monotonic() < deadline, "the driver did not come up"
+        time.sleep(0.05)
+    started = [psutil.Process(pid) for pid in json.loads(pids.read_text("utf-8"))]
+    yield process, started
+    for each in (process, *started):
+        _end(each)
+    process.wait()
+
+
+def _end(process: subprocess.Popen[bytes] | psutil.Process) -> None:
+    with contextlib.suppress(psutil.NoSuchProcess, ProcessLookupError):
+        process.kill()
+
+
+def _gone(processes: Sequence[psutil.Process]) -> None:
+    _, alive = psutil.wait_procs(processes, timeout=20)
+    assert alive == []
+
+
+def test_killed_task_leaves_no_driver_behind(task: tuple[subprocess.Popen[bytes], list[psutil.Process]]) -> None:
+    process, started = task
+
+    process.send_signal(signal.SIGKILL)
+
+    _gone(started)

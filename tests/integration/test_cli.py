@@ -1,0 +1,302 @@
+"""The command line on real servers: results, JSON, exit codes, and what is said when something is wrong."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from queuekeeper import __version__
+from queuekeeper.cli import app
+from queuekeeper.cli.output import printable
+from queuekeeper.embedded import PostgresServer
+from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
+from queuekeeper.migration.model import CohortState, PlanState
+from queuekeeper.postgres import connect, migrate
+from tests import report_samples as samples
+
+pytestmark = pytest.mark.integration
+
+runner = CliRunner()
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tests away from the servers and settings of whoever runs them."""
+    for name in list(os.environ):
+        if name.startswith("QUEUEKEEPER_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
+
+
+def run(*arguments: str) -> Result:
+    return runner.invoke(app, list(arguments))
+
+
+def as_json(*arguments: str, code: int = 0) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == code, result.stderr
+    return json.loads(result.stdout)
+
+
+def fails(*arguments: str, code: int, words: str) -> str:
+    """Assert exit code and words of a failure: stdout stays empty, stderr holds no traceback."""
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    assert result.stdout == ""
+    assert re.search(words, " ".join(result.stderr.split())), result.stderr
+    assert "Traceback" not in result.stderr
+    return result.stderr
+
+
+@pytest.fixture
+def recorded(postgres_url: str) -> str:
+    """Address of a database that knows one verified plan with a hostile row in its quarantine."""
+    evidence = samples.balanced(count=4)
+    with connect(postgres_url, autocommit=True) as connection:
+        migrate(connection)
+        ledger = MigrationLedger(connection)
+        ledger.save_plan(evidence.plan, run_id="test")
+        ledger.approve(samples.PLAN_ID, "admin")
+        ledger.set_plan_state(samples.PLAN_ID, PlanState.VERIFIED)
+        ledger.set_cohort_state(samples.PLAN_ID, evidence.plan.chosen, CohortState.VERIFIED)
+        ledger.replace_ledger(samples.PLAN_ID, evidence.rows, samples.NOW_MS)
+        row = QuarantinedRow(
+            cohort=1, kind="message", reason="qos_out_of_range", detail="qos 7", client_id="\x1b[31m\u202e<b>x",
+            serial_number=5, packet_id=9, payload=b"secret content",
+        )  # fmt: skip
+        ledger.replace_quarantine(samples.PLAN_ID, evidence.plan.chosen, [row])
+    return postgres_url
+
+
+def test_version_and_help_need_no_server() -> None:
+    assert run("--version").stdout.strip() == f"queuekeeper {__version__}"
+    for command in ((), ("migrate",), ("migrate", "plan"), ("migrate", "undo"), ("sessions", "inspect"), ("sample",)):
+        result = run(*command, "--help")
+        assert result.exit_code == 0
+    assert "Example" in run("migrate", "copy", "--help").stdout
+    assert "Nothing is written to Redis" in " ".join(run("migrate", "plan", "--help").stdout.split())
+
+
+def test_help_imports_nothing_heavy() -> None:
+    heavy = ("airflow", "altair", "pandas", "pydantic", "pyspark")
+    code = f"import sys, queuekeeper.cli; print([name for name in {heavy} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    assert done.stdout.strip() == "[]"
+
+
+def test_without_servers_the_sentence_says_how_to_start_them() -> None:
+    fails("migrate", "status", code=4, words="no PostgreSQL is named .* run `queuekeeper up`, or name a server by")
+    assert as_json("status")["servers"][0]["state"] == "stopped"
+    assert as_json("down")["names"] == []
+    assert "Nothing was running." in run("down").stdout
+
+
+def test_a_server_that_is_down_is_named(postgres_url: str) -> None:
+    fails(
+        "sessions", "inspect", "x", "--postgres-url", postgres_url, "--redis-url", "redis://127.0.0.1:1",
+        code=4, words="Redis at 127.0.0.1:1 refuses the connection: nothing listens there",
+    )  # fmt: skip
+
+
+def test_a_wrong_password_is_refused_and_not_repeated(postgres_server: PostgresServer) -> None:
+    wrong = f"postgresql://postgres:not-the-password@127.0.0.1:{postgres_server.port}/postgres"
+    result = run("migrate", "status", "--postgres-url", wrong)
+
+    assert result.exit_code == 4
+    assert "password authentication failed" in result.stderr
+    assert "not-the-password" not in result.output
+    result = run("--debug", "migrate", "status", "--postgres-url", wrong)
+    assert "Traceback" in result.stderr
+    assert "not-the-password" not in result.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("migrate", "plan", "--limit", "65536"), "limit is 65536: it must be 1 to 65535"),
+        (("migrate", "plan", "--default-ttl-s", "0"), "default_ttl_s is 0: it must be 1 to"),
+        (("migrate", "plan", "--cohort-count", "0"), "cohort_count is 0"),
+        (("migrate", "plan", "--key-prefix", "{x}"), "holds a brace"),
+        (("migrate", "plan", "--limit", "many"), "Invalid value for '--limit'"),
+        (("migrate", "throttle", samples.PLAN_ID, "0"), "the rate is '0': write messages per second"),
+        (("migrate", "quarantine", "--reason", "bad_luck"), "the reason is 'bad_luck': it must be one of"),
+        (("sample", "--messages", "-1"), "messages is -1"),
+        (("migrate", "throttle"), "Missing argument 'PLAN'"),
+        (("migrate", "nonsense"), "No such command 'nonsense'"),
+    ],
+)
+def test_wrong_usage_ends_with_2_before_anything_is_asked(arguments: tuple[str, ...], words: str) -> None:
+    fails(*arguments, code=2, words=re.escape(words))
+
+
+def test_the_control_schema_is_made_once(postgres_url: str) -> None:
+    first = as_json("database", "migrate", "--postgres-url", postgres_url)
+    again = as_json("database", "migrate", "--postgres-url", postgres_url)
+
+    assert first["applied"]
+    assert again == {"applied": [], "version": first["version"]}
+    fails("migrate", "status", "--postgres-url", postgres_url, code=2, words="there is no plan yet: make one by")
+
+
+def test_status_tells_what_the_ledger_knows(recorded: str) -> None:
+    facts = as_json("migrate", "status", "--postgres-url", recorded)
+
+    assert facts["plan_id"] == samples.PLAN_ID
+    assert facts["state"] == "verified"
+    assert facts["approval"]["approved_by"] == "admin"
+    assert facts["cohort_states"] == {"verified": 4}
+    assert sum(row["rows_seen"] for row in facts["ledger"]) == facts["totals"]["messages"]
+    assert "Ledger of 4 cohorts" in run("migrate", "status", "--postgres-url", recorded).stdout
+    fails(
+        "migrate", "status", "ffffffffffffffff", "--postgres-url", recorded, code=2, words=f"known.*{samples.PLAN_ID}"
+    )
+
+
+def test_the_throttle_can_be_set_and_lifted(recorded: str) -> None:
+    throttle = ("migrate", "throttle", samples.PLAN_ID)
+
+    assert as_json(*throttle, "20,000", "--postgres-url", recorded)["throttle_messages_per_s"] == 20_000
+    assert as_json("migrate", "status", "--postgres-url", recorded)["throttle_messages_per_s"] == 20_000
+    assert "no throttle" in run(*throttle, "none", "--postgres-url", recorded).stdout
+
+
+def test_the_quarantine_is_listed_without_content_or_control_characters(recorded: str) -> None:
+    listed = run("migrate", "quarantine", "--reason", "qos_out_of_range", "--postgres-url", recorded)
+    facts = as_json("migrate", "quarantine", "--client", "\x1b[31m\u202e<b>x", "--postgres-url", recorded)
+
+    assert r"\x1b[31m\u202e<b>x" in listed.stdout
+    assert "\x1b" not in listed.stdout
+    assert "secret content" not in listed.stdout + json.dumps(facts)
+    assert [(row["client_id"], row["serial_number"]) for row in facts["rows"]] == [("\x1b[31m\u202e<b>x", "5")]
+    assert facts["counts"][0]["command"].startswith(f"queuekeeper migrate replay {samples.PLAN_ID} --reason qos")
+    assert printable("plain ☃ text") == "plain ☃ text"
+
+
+def test_a_report_is_written_and_recorded(recorded: str, valkey_url: str, tmp_path: Path) -> None:
+    servers = ("--postgres-url", recorded, "--redis-url", valkey_url)
+    facts = as_json("migrate", "report", "--directory", str(tmp_path / "reports"), *servers)
+
+    assert facts["verdict"] == "balanced"
+    assert "✓ </span>Balanced" in Path(facts["html"]).read_text("utf-8")
+    assert json.loads(Path(facts["json"]).read_bytes())["totals"] == facts["totals"]
+    with connect(recorded, autocommit=True) as connection:
+        assert [stored.sha256 for stored in MigrationLedger(connection).reports(samples.PLAN_ID)] == [facts["sha256"]]
+
+
+def test_a_report_of_a_lost_message_ends_with_1(recorded: str, valkey_url: str, tmp_path: Path) -> None:
+    evidence = samples.balanced(count=4)
+    with connect(recorded, autocommit=True) as connection:
+        lost = samples.with_lost_message(evidence.rows)
+        MigrationLedger(connection).replace_ledger(samples.PLAN_ID, lost, samples.NOW_MS)
+    servers = ("--postgres-url", recorded, "--redis-url", valkey_url, "--directory", str(tmp_path))
+
+    assert as_json("migrate", "report", *servers, code=1)["totals"]["unaccounted"] == 1
+    assert "the ledger of plan 0123456789abcdef does not balance" in run("migrate", "report", *servers).stderr
+
+
+def test_nothing_is_written_unless_somebody_agrees(recorded: str, valkey_url: str) -> None:
+    servers = ("--postgres-url", recorded, "--redis-url", valkey_url)
+
+    fails("migrate", "undo", samples.PLAN_ID, *servers, code=4, words="Nobody can be asked here: repeat .* with --yes")
+    fails("migrate", "replay", samples.PLAN_ID, *servers, code=4, words="Nobody can be asked here: repeat .* --yes")
+
+
+def servers_of(postgres_url: str, redis_url: str) -> tuple[str, ...]:
+    return ("--postgres-url", postgres_url, "--redis-url", redis_url)
+
+
+def process(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
+    """Run the command in a process of its own: Spark and its Java runtime write to the real stdout."""
+    code = "from queuekeeper.cli import main; main()"
+    environment = os.environ | {"QUEUEKEEPER_HOME": str(home), "QUEUEKEEPER_SPARK_MASTER": "local[2]"}
+    return subprocess.run(
+        [sys.executable, "-c", code, *arguments], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+@pytest.mark.timeout(600)
+def test_a_migration_from_sample_to_undo(postgres_url: str, valkey_url: str, tmp_path: Path) -> None:
+    servers = servers_of(postgres_url, valkey_url)
+    sizes = ("--messages", "2000", "--sessions", "300", "--long-queues", "1", "--long-queue-messages", "400")
+    sample = as_json("sample", *sizes, "--hostile", "--postgres-url", postgres_url)
+    planned = process("migrate", "plan", "--quarantine-cap", "0.5", *servers, "--json", home=tmp_path)
+    assert planned.returncode == 0, planned.stderr
+    plan = json.loads(planned.stdout)
+    assert plan["totals"]["messages"] == sample["messages"]
+
+    fails("migrate", "copy", plan["plan_id"], *servers, code=4, words="is not approved: .* repeat .* with --yes")
+    copied = process("migrate", "copy", plan["plan_id"], *servers, "--yes", "--json", home=tmp_path)
+    assert copied.returncode == 0, copied.stderr
+    assert json.loads(copied.stdout)["messages_written"] > 0
+    assert re.search(r"copy [\d,]+/[\d,]+ messages \(\d+ %\)", copied.stderr)
+
+    verified = process("migrate", "verify", *servers, "--json", home=tmp_path)
+    assert verified.returncode == 0, verified.stderr
+    facts = json.loads(verified.stdout)
+    assert (facts["balanced"], facts["unaccounted"], facts["differences"]) == (True, 0, 0)
+    assert sum(row["rows_seen"] for row in facts["ledger"]) == sample["messages"]
+
+    report = as_json("migrate", "report", "--directory", str(tmp_path), *servers)
+    memory = json.loads(Path(report["json"]).read_bytes())["memory"]
+    assert report["verdict"] == "balanced"
+    # Within a fifth: a small sample with two messages of a megabyte.
+    assert abs(memory["error_ratio"]) < 0.2
+
+    with connect(postgres_url) as connection:
+        row = connection.execute(
+            "SELECT client_id FROM device_publish_msg WHERE client_id <> '' GROUP BY client_id ORDER BY count(*) DESC"
+        ).fetchone()
+    assert row is not None
+    both = as_json("sessions", "inspect", row[0], "--limit", "5", *servers)
+    assert both["redis"]["imported"]["plan_id"] == plan["plan_id"]
+    assert both["redis"]["last_packet_id"] == both["postgres"]["last_packet_id"]
+    assert "PostgreSQL" in run("sessions", "inspect", row[0], "--limit", "5", *servers).stdout
+
+    repair = (
+        "migrate",
+        "replay",
+        plan["plan_id"],
+        "--reason",
+        "packet_id_out_of_range",
+        "--assign-packet-ids",
+        *servers,
+    )
+    tried = as_json(*repair, "--dry-run")
+    done = as_json(*repair, "--yes")
+    assert tried["dry_run"] is True
+    assert done["replayed"] == tried["replayed"] > 0
+
+    with connect(postgres_url) as connection:
+        connection.execute("UPDATE device_session_ctx SET last_updated_time = last_updated_time + 1")
+    stale = process("migrate", "verify", *servers, home=tmp_path)
+    assert stale.returncode == 3
+    assert stale.stdout == ""
+    assert "the source has changed since plan" in stale.stderr
+
+    undo = ("migrate", "undo", plan["plan_id"], *servers)
+    assert as_json(*undo, "--dry-run")["sessions_dropped"] > 0
+    dropped = as_json(*undo, "--yes")
+    assert dropped["sessions_dropped"] > 0
+    assert as_json(*undo, "--dry-run")["sessions_dropped"] == 0
+    assert as_json("migrate", "status", *servers[:2])["cohort_states"] == {"planned": 96}
+
+
+def test_private_servers_come_and_go(tmp_path: Path) -> None:
+    try:
+        up = as_json("up")
+        assert [server["state"] for server in up["servers"][:2]] == ["running", "running"]
+        assert as_json("database", "migrate")["version"] >= 1
+        assert "running" in run("status").stdout
+    finally:
+        stopped = as_json("down")
+    assert set(stopped["names"]) == {"postgres", "redis"}
+    assert (tmp_path / "home" / "postgres").is_dir()

@@ -1,0 +1,80 @@
+"""The demo as a program: its exit codes, what it says, and that it leaves nothing behind."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from queuekeeper import embedded
+from queuekeeper.config import Settings
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def home(server_home: Path) -> Iterator[Path]:
+    folder = server_home / "demo"
+    folder.mkdir()
+    yield folder
+    embedded.erase(_settings(folder))
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def test_a_second_demo_in_the_same_home_is_refused_and_starts_nothing(home: Path) -> None:
+    with (home / "demo.lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        demo = _demo(home)
+        said, _ = demo.communicate(timeout=60)
+    assert demo.returncode == 4
+    assert "another demo runs in" in said
+    assert sorted(path.name for path in home.iterdir()) == ["demo.lock"]
+
+
+def test_an_interrupted_demo_stops_what_it_started(home: Path) -> None:
+    demo = _demo(home)
+    assert demo.stdout is not None
+    for line in demo.stdout:
+        if "filling PostgreSQL" in line:
+            break
+    demo.send_signal(signal.SIGTERM)
+    said, _ = demo.communicate(timeout=120)
+    assert demo.returncode == 130
+    assert "Stopping the servers." in said
+    left = embedded.status(_settings(home)).servers
+    assert {server.state for server in left} == {"stopped"}
+
+
+@pytest.mark.timeout(900)
+def test_a_demo_runs_twice_and_each_time_ends_with_a_balanced_ledger_and_a_report(home: Path) -> None:
+    for _ in range(2):
+        demo = _demo(home)
+        said, _ = demo.communicate()
+        assert demo.returncode == 0, said
+        assert "The demo itself answered Approve" in said
+        assert "balances to zero; the run ended as success." in said
+        report = next(line.split(maxsplit=1)[1] for line in said.splitlines() if line.startswith("Report "))
+        assert "<html" in Path(report).read_text("utf-8")
+        assert {server.state for server in embedded.status(_settings(home)).servers} == {"stopped"}
+
+
+def _demo(home: Path) -> subprocess.Popen[str]:
+    environment = {**os.environ, "QUEUEKEEPER_HOME": str(home), "DEMO_EXIT": "1", "DEMO_MESSAGES": "5000"}
+    return subprocess.Popen(
+        [sys.executable, "-m", "queuekeeper.demo"],
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def _settings(home: Path) -> Settings:
+    return Settings(home=home, postgres_url=None, redis_url=None)

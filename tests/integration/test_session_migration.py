@@ -1,0 +1,350 @@
+"""``session_migration`` as a user runs it: REST API, scheduler, tasks, Spark, PostgreSQL and Redis, all real."""
+
+from __future__ import annotations
+
+import http.client
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+import psutil
+import pytest
+
+from queuekeeper import postgres, redis_client
+from queuekeeper.clock import system_clock
+from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, RedisServer
+from queuekeeper.errors import RefusedError
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import PlanState
+from queuekeeper.sessions.sample import SampleParameters, fill
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+
+DAG = "session_migration"
+DATABASE = "integration_migration"
+SMALL = {"cohort_count": 8, "quarantine_cap_percent": 50}
+
+
+class World:
+    """Servers of this module, with a sample loaded and Redis empty."""
+
+    def __init__(self, airflow: AirflowServer, connection: postgres.Connection, redis_url: str) -> None:
+        self.airflow = airflow
+        self.connection = connection
+        self.redis_url = redis_url
+        self.ledger = MigrationLedger(connection)
+
+    def keys(self) -> int:
+        """Return how many keys Redis holds."""
+        with redis_client.connect(self.redis_url) as client:
+            return int(client.dbsize())
+
+
+@pytest.fixture(scope="module")
+def servers(
+    postgres_server: PostgresServer, server_home: Path, redis_servers: Callable[[str], RedisServer]
+) -> Iterator[tuple[AirflowServer, str, str]]:
+    """Airflow on a database of its own, connected to a source and a target."""
+    source = postgres_server.create_database(DATABASE)
+    target = redis_servers("valkey").url
+    airflow = AirflowServer(
+        server_home / "migration-airflow",
+        metadata_url=postgres_server.create_database(f"{DATABASE}_airflow"),
+        postgres_url=source,
+        redis_url=target,
+        environment={
+            "QUEUEKEEPER_HOME": str(server_home / "migration-home"),
+            "QUEUEKEEPER_REPORTS_DIR": str(server_home / "migration-reports"),
+            # A worker that was killed is noticed within seconds instead of minutes.
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT": "20",
+            "AIRFLOW__SCHEDULER__TASK_INSTANCE_HEARTBEAT_TIMEOUT_DETECTION_INTERVAL": "5",
+        },
+        die_with_parent=True,
+    )
+    airflow.start()
+    with airflow.client() as client:
+        client.wait_for_dag(DAG)
+    yield airflow, source, target
+    airflow.stop()
+    postgres_server.drop_database(f"{DATABASE}_airflow")
+    postgres_server.drop_database(DATABASE)
+
+
+@pytest.fixture
+def world(servers: tuple[AirflowServer, str, str]) -> Iterator[World]:
+    """A sample with hostile rows in the source, no plans, and an empty Redis."""
+    airflow, source, target = servers
+    with redis_client.connect(target) as client:
+        client.flushall()
+    with postgres.connect(source, autocommit=True) as connection:
+        connection.execute("DROP SCHEMA IF EXISTS queuekeeper CASCADE")
+        postgres.migrate(connection)
+        fill(
+            connection,
+            SampleParameters(
+                messages=4_000,
+                sessions=400,
+                long_queues=1,
+                long_queue_messages=500,
+                now_ms=system_clock(),
+                hostile=True,
+                replace=True,
+                create_schema=True,
+            ),
+        )
+        yield World(airflow, connection, target)
+
+
+@pytest.fixture
+def client(world: World) -> Iterator[AirflowClient]:
+    """REST client of somebody who may trigger and approve; runs that a test leaves behind are ended."""
+    with world.airflow.client("operator") as opened:
+        yield opened
+    with world.airflow.client() as admin:
+        for run in admin.call("GET", f"/dags/{DAG}/dagRuns", query={"state": "running"})["dag_runs"]:
+            admin.call("PATCH", f"/dags/{DAG}/dagRuns/{run['dag_run_id']}", body={"state": "failed"})
+
+
+def asked(client: AirflowClient, run_id: str) -> dict[str, Any]:
+    """Wait for the question of a run and return it."""
+    deadline = time.monotonic() + 300
+    while True:
+        question = client.question(DAG, run_id, "approve")
+        if question is not None and states(client, run_id).get("approve") == "awaiting_input":
+            return question
+        if client.run_state(DAG, run_id) in ("success", "failed") or time.monotonic() > deadline:
+            pytest.fail(f"the run asked nothing: {states(client, run_id)}\n{log(client, run_id, 'plan')}")
+        time.sleep(0.3)
+
+
+def decide(client: AirflowClient, run_id: str, option: str) -> None:
+    """Answer the question of a run, again if Airflow asks again, until the answer has been taken."""
+    deadline = time.monotonic() + 120
+    while (state := states(client, run_id)["approve"]) != "success":
+        question = client.question(DAG, run_id, "approve")
+        if state == "awaiting_input" and question is not None and not question["response_received"]:
+            client.answer(DAG, run_id, "approve", options=[option])
+        assert time.monotonic() < deadline, f"the answer was not taken: {states(client, run_id)}"
+        time.sleep(0.3)
+
+
+def states(client: AirflowClient, run_id: str) -> dict[str, str | None]:
+    """Return the state of each task; of a mapped one, the state of its last instance."""
+    return {task.task_id: task.state for task in client.tasks(DAG, run_id)}
+
+
+def log(client: AirflowClient, run_id: str, task_id: str) -> str:
+    """Return the log of the latest try of a task's first instance."""
+    task = next(task for task in client.tasks(DAG, run_id) if task.task_id == task_id)
+    return "\n".join(client.log(DAG, run_id, task))
+
+
+def finished(client: AirflowClient, run_id: str) -> str:
+    """Wait until a run has ended."""
+    return client.wait_for_run(DAG, run_id, timeout_s=540)
+
+
+def test_user_triggers_approves_and_gets_a_balanced_ledger_and_a_report(world: World, client: AirflowClient) -> None:
+    run_id = client.trigger(DAG, conf={**SMALL, "copy_groups": 2})
+    question = asked(client, run_id)
+    plan = world.ledger.load_plan(world.ledger.plan_of_run(run_id))
+
+    assert question["subject"] == f"Copy {plan.total('to_copy'):,} messages to Redis?"
+    assert plan.plan_id in question["body"]
+    assert question["options"] == ["Approve", "Reject"]
+    assert question["defaults"] == ["Reject"]
+    assert world.keys() == 0
+    with world.airflow.client("viewer") as viewer, pytest.raises(RefusedError, match="Airflow answered 403"):
+        viewer.answer(DAG, run_id, "approve", options=["Approve"])
+
+    decide(client, run_id, "Approve")
+    state = finished(client, run_id)
+
+    assert state == "success", {
+        task: log(client, run_id, task) for task, s in states(client, run_id).items() if s == "failed"
+    }
+    assert set(states(client, run_id).values()) == {"success"}
+    assert [task.map_index for task in client.tasks(DAG, run_id) if task.task_id == "copy"] == [0, 1]
+    rows = world.ledger.ledger(plan.plan_id)
+    assert len(rows) == 8
+    assert sum(row.rows_seen for row in rows) == plan.total("messages")
+    assert sum(row.unaccounted for row in rows) == 0
+    assert sum(row.differences for row in rows) == 0
+    assert world.ledger.load_plan(plan.plan_id).state is PlanState.VERIFIED
+    approval = world.ledger.approval(plan.plan_id)
+    assert approval is not None
+    assert approval.approved_by == "operator"
+    assert client.returned(DAG, run_id, "verify")["plan_id"] == plan.plan_id
+    report = client.returned(DAG, run_id, "report")
+    assert report["verdict"] == "balanced"
+    assert Path(report["html"]).is_file()
+    assert " messages (" in log(client, run_id, "copy")
+    links = client.call("GET", f"/dags/{DAG}/dagRuns/{run_id}/taskInstances/report/links")["extra_links"]
+    assert links["Migration report"].startswith("/queuekeeper/run?dag_id=session_migration&run_id=manual__")
+    _nothing_secret_in_the_logs(world, client, run_id)
+    _pages_are_for_those_who_signed_in(world, run_id, Path(report["html"]))
+
+
+def _nothing_secret_in_the_logs(world: World, client: AirflowClient, run_id: str) -> None:
+    password = urlsplit(world.redis_url).password or ""
+    assert password
+    for task in client.tasks(DAG, run_id):
+        if task.task_id in ("plan", "copy", "verify"):
+            assert password not in "\n".join(client.log(DAG, run_id, task))
+            path = f"/dags/{DAG}/dagRuns/{run_id}/taskInstances/{task.task_id}"
+            instance = client.call("GET", path if task.map_index < 0 else f"{path}/{task.map_index}")
+            assert "redis://" not in str(instance["rendered_fields"])
+            assert "postgresql://" not in str(instance["rendered_fields"])
+
+
+def _pages_are_for_those_who_signed_in(world: World, run_id: str, html: Path) -> None:
+    base = f"{world.airflow.url}/queuekeeper"
+    run = {"dag_id": DAG, "run_id": run_id}
+    paths = ["/", f"/reports/{html.name}", f"/run?{httpx.QueryParams(run)}", "/docs", "/anything"]
+    user = world.airflow.user("viewer")
+    answer = httpx.post(f"{world.airflow.url}/auth/token", json={"username": user.name, "password": user.password})
+    token = answer.json()["access_token"]
+    for path in paths:
+        assert httpx.get(f"{base}{path}").status_code == 401, path
+        assert httpx.get(f"{base}{path}", headers={"Authorization": "Bearer x.y.z"}).status_code in (401, 403), path
+    with httpx.Client(cookies={"_token": token}) as browser:
+        listed = browser.get(f"{base}/")
+        assert listed.status_code == 200
+        assert html.name in listed.text
+        page = browser.get(f"{base}/run", params=run, follow_redirects=True)
+        assert page.status_code == 200
+        assert page.text == html.read_text("utf-8")
+        assert page.headers["content-security-policy"].startswith("default-src 'none'")
+        assert browser.get(f"{base}/run", params={"dag_id": DAG, "run_id": "none"}).status_code == 404
+        assert browser.get(f"{base}/reports/absent.html").status_code == 404
+    address = urlsplit(base)
+    for path in ("/reports/../../../etc/passwd", "/reports/..%2f..%2fpasswords.json", "/reports/%2e%2e%2fkeys.json"):
+        # A client library would tidy the path up before it sends it.
+        raw = http.client.HTTPConnection(address.hostname or "", address.port)
+        raw.request("GET", f"/queuekeeper{path}", headers={"Authorization": f"Bearer {token}"})
+        assert raw.getresponse().status == 404, path
+        raw.close()
+    with world.airflow.client() as admin:
+        assert admin.call("GET", "/plugins/importErrors")["import_errors"] == []
+
+
+def test_rejected_plan_ends_the_run_and_writes_nothing(world: World, client: AirflowClient) -> None:
+    run_id = client.trigger(DAG, conf=SMALL)
+    asked(client, run_id)
+
+    decide(client, run_id, "Reject")
+    state = finished(client, run_id)
+
+    assert state == "failed"
+    found = states(client, run_id)
+    assert found["approve"] == "success"
+    assert found["check_approval"] == "failed"
+    assert {found[task] for task in ("copy", "verify", "report", "migrated")} == {"upstream_failed"}
+    assert "was rejected by operator: nothing was written to Redis" in log(client, run_id, "check_approval")
+    assert world.keys() == 0
+
+
+def test_source_that_changes_while_the_plan_waits_makes_it_stale(world: World, client: AirflowClient) -> None:
+    run_id = client.trigger(DAG, conf=SMALL)
+    asked(client, run_id)
+    world.connection.execute(
+        "UPDATE device_session_ctx SET last_serial_number = 5 "
+        "WHERE client_id = (SELECT min(client_id) FROM device_session_ctx)"
+    )
+
+    decide(client, run_id, "Approve")
+    state = finished(client, run_id)
+
+    assert state == "failed"
+    assert states(client, run_id)["copy"] == "upstream_failed"
+    assert "the source has changed since plan" in log(client, run_id, "check_approval")
+    (check,) = [task for task in client.tasks(DAG, run_id) if task.task_id == "check_approval"]
+    assert check.try_number == 1
+    assert world.keys() == 0
+
+
+def test_unknown_parameter_fails_the_first_task_before_spark_starts(world: World, client: AirflowClient) -> None:
+    run_id = client.trigger(DAG, conf={"limt": 5})
+
+    assert finished(client, run_id) == "failed"
+    text = log(client, run_id, "plan")
+    assert "unknown parameter 'limt' (did you mean 'limit'?)" in text
+    assert "Spark-Submit cmd" not in text
+    (plan,) = [task for task in client.tasks(DAG, run_id) if task.task_id == "plan"]
+    assert plan.try_number == 1
+
+
+def copy_driver(client: AirflowClient, run_id: str, *, timeout_s: float = 240) -> psutil.Process:
+    """Wait for the Python driver of a run's copy and return it."""
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline and client.run_state(DAG, run_id) == "running":
+        for process in psutil.process_iter():
+            with suppress(psutil.Error):
+                command = process.cmdline()
+                if (
+                    len(command) > 1
+                    and "python" in command[0]
+                    and command[1].endswith("spark_jobs/copy_sessions.py")
+                    and DATABASE in process.environ().get("QUEUEKEEPER_POSTGRES_URL", "")
+                ):
+                    return process
+        time.sleep(0.1)
+    failed = {task: log(client, run_id, task) for task, state in states(client, run_id).items() if state == "failed"}
+    raise AssertionError(f"no copy was started: {states(client, run_id)} {failed}")
+
+
+def copied(world: World, run_id: str, *, more_than: int, timeout_s: float = 240) -> int:
+    """Wait until the copy of a run has written more than some messages."""
+    plan_id = world.ledger.plan_of_run(run_id)
+    deadline = time.monotonic() + timeout_s
+    while (done := world.ledger.progress(plan_id, "copy").done) <= more_than:
+        assert time.monotonic() < deadline, f"the copy stays at {done} messages"
+        time.sleep(0.1)
+    return done
+
+
+def test_killed_task_leaves_no_driver_and_its_retry_finishes_the_copy(world: World, client: AirflowClient) -> None:
+    run_id = client.trigger(DAG, conf={**SMALL, "copy_groups": 1, "throttle_messages_per_s": 100})
+    asked(client, run_id)
+    decide(client, run_id, "Approve")
+    plan_id = world.ledger.plan_of_run(run_id)
+
+    driver = copy_driver(client, run_id)
+    copied(world, run_id, more_than=0)
+    jvm = driver.parent()
+    assert jvm is not None
+    task = psutil.Process(int(driver.environ()["QUEUEKEEPER_SUPERVISOR_PID"]))
+    task.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs([driver, jvm], timeout=15)
+
+    assert alive == []
+    world.ledger.set_throttle(plan_id, None)
+    assert finished(client, run_id) == "success"
+    (copy,) = [found for found in client.tasks(DAG, run_id) if found.task_id == "copy"]
+    assert copy.try_number == 2
+    rows = world.ledger.ledger(plan_id)
+    assert sum(row.unaccounted for row in rows) == 0
+    assert sum(row.differences for row in rows) == 0
+
+
+def test_killed_worker_leaves_neither_task_nor_driver(world: World, client: AirflowClient) -> None:
+    run_id = client.trigger(DAG, conf={**SMALL, "copy_groups": 1, "throttle_messages_per_s": 100})
+    asked(client, run_id)
+    decide(client, run_id, "Approve")
+
+    driver = copy_driver(client, run_id)
+    copied(world, run_id, more_than=0)
+    jvm = driver.parent()
+    assert jvm is not None
+    task = psutil.Process(int(driver.environ()["QUEUEKEEPER_SUPERVISOR_PID"]))
+    worker = task.parent()
+    assert worker is not None
+    worker.send_signal(signal.SIGKILL)
+    _, alive = psutil.wait_procs([task, driver, jvm], timeout=20)
+
+    assert alive == []

@@ -1,0 +1,38 @@
+"""Fixtures of the Lua lane: each test runs on Valkey, on Redis where there is one, and on a cluster."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from queuekeeper.redis_client import RedisClient, connect, nodes
+
+FLAVOURS = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
+
+
+def _emptied(url: str) -> RedisClient:
+    client = connect(url)
+    for _, node in nodes(client):
+        node.flushall()
+        node.script_flush()
+    return client
+
+
+@pytest.fixture(params=[*FLAVOURS, "cluster"])
+def client(request: pytest.FixtureRequest) -> Iterator[RedisClient]:
+    """Client of an empty server that knows no script."""
+    if request.param == "cluster":
+        url = request.getfixturevalue("redis_cluster_url")
+    else:
+        url = request.getfixturevalue("redis_servers")(request.param).url
+    with _emptied(url) as found:
+        yield found
+
+
+@pytest.fixture(params=FLAVOURS)
+def own_server(request: pytest.FixtureRequest, redis_server_factory: Callable[..., Any]) -> Any:
+    """A server of the test's own, to be killed or filled."""
+    return redis_server_factory(flavour=request.param)

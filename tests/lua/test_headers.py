@@ -1,0 +1,137 @@
+"""Each script's header says what its code does: keys, arguments, error words, flags."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+from lua_sessions import command
+
+from queuekeeper import assets, lua
+from queuekeeper.errors import LUA_ERRORS
+from queuekeeper.redis_client import connect
+
+pytestmark = pytest.mark.lua
+
+SCRIPTS = lua.names()
+
+
+def code(name: str) -> str:
+    """Return the bundle without comments and header."""
+    text = lua.load(name).source.split("\n]]\n", 1)[1]
+    return re.sub(r"--[^\n]*", "", text)
+
+
+def constants(text: str) -> dict[str, int]:
+    return {name: int(value) for name, value in re.findall(r"^local ([A-Z_]+) = (\d+)$", text, re.MULTILINE)}
+
+
+def test_there_are_scripts_and_every_file_is_one_or_an_include() -> None:
+    root = assets.directory("lua")
+    assert {"sessions/drop_import", "sessions/import_session"} <= set(SCRIPTS)
+    for path in root.rglob("*.lua"):
+        begins = path.read_text("utf-8").startswith("#!lua")
+        assert begins != (path.parent.name == "includes"), path
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+@pytest.mark.parametrize("table", ["KEYS", "ARGV"])
+def test_highest_index_in_the_code_is_the_last_declared(name: str, table: str) -> None:
+    script = lua.load(name)
+    declared = script.keys if table == "KEYS" else script.args
+    text = code(name)
+    known = constants(text)
+    used = [int(index) for index in re.findall(rf"\b{table}\[(\d+)\]", text)]
+    # Repeated ones are reached from a constant that names the first of them.
+    constant = {"KEYS": "FIRST_PAYLOAD", "ARGV": "FIRST_TRIPLE"}[table]
+    if constant in known:
+        used.append(known[constant])
+    if f"unpack({table})" in text:
+        used.append(1)
+    assert max(used, default=0) == len(declared)
+    assert sorted(set(used)) == list(range(1, len(declared) + 1))
+    assert any(parameter.repeats for parameter in declared) == (constant in known or f"unpack({table})" in text)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_declared_error_words_are_the_answered_ones(name: str) -> None:
+    answered = re.findall(r"error_reply\(\s*'([A-Z_]+) ", code(name))
+    assert code(name).count("error_reply") == len(answered), "an error word is hidden in a variable"
+    assert set(answered) == set(lua.load(name).errors)
+    assert set(answered) <= set(LUA_ERRORS)
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_declared_replies_are_the_returned_ones(name: str) -> None:
+    declared = {word for reply in lua.load(name).returns for word in re.findall(r'^\{"([a-z]+)"', reply)}
+    returned = set(re.findall(r"return \{ '([a-z]+)'", code(name)))
+    assert declared == returned
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_flags_agree_with_the_commands_that_the_code_calls(name: str, valkey_url: str) -> None:
+    script = lua.load(name)
+    text = code(name)
+    called = set(re.findall(r"redis\.call\(\s*'([A-Z]+)'", text))
+    assert called
+    assert text.count("redis.call") == len(re.findall(r"redis\.call\(\s*'[A-Z]+'", text)), "a command's name is hidden"
+    with connect(valkey_url) as client:
+        described = command(client, "COMMAND INFO", *sorted(called))
+    flags = {command[0].decode().upper(): {flag.decode() for flag in command[2]} for command in described}
+    assert set(flags) == called
+    writes = {command for command in called if "write" in flags[command]}
+    assert ("no-writes" in script.flags) == (not writes)
+    assert "SORT" not in called, "its keys cannot be declared"
+    if "allow-oom" in script.flags:
+        assert not {"SET", "ZADD"} & writes, "a script that adds may not run on a full server"
+    elif writes:
+        first = re.search(r"redis\.call\(\s*'(" + "|".join(sorted(writes)) + ")'", text)
+        assert first is not None
+        assert "denyoom" in flags[first[1]], "the first write has to be one that a full server refuses"
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_script_is_in_the_table_of_keys(name: str) -> None:
+    table = (Path(__file__).resolve().parents[2] / "docs" / "keyspace.md").read_text("utf-8")
+    row = re.search(rf"^\| `{name.rpartition('/')[2]}` \|.*\| (.+) \|$", table, re.MULTILINE)
+    assert row is not None, f"docs/keyspace.md has no row for {name}"
+    runs = {"allow-oom", "no-writes"} & lua.load(name).flags
+    assert row[1] == ("runs" if runs else "refused as a whole")
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_file_is_ascii_without_tabs_and_long_lines(name: str) -> None:
+    text = lua.load(name).source
+    assert text.isascii()
+    assert "\t" not in text
+    assert max(map(len, text.splitlines())) <= 120
+
+
+def test_luacheck_finds_nothing_in_the_bundles(tmp_path: Path) -> None:
+    program = shutil.which("luacheck")
+    assert program, "luacheck is not installed: apt-get install lua-check, or luarocks install luacheck"
+    assert lua.main(["--bundle", str(tmp_path)]) == 0
+    bundles = sorted(path.relative_to(tmp_path).with_suffix("").as_posix() for path in tmp_path.rglob("*.lua"))
+    assert bundles == SCRIPTS
+    settings = Path(__file__).resolve().parents[2] / ".luacheckrc"
+    done = subprocess.run(
+        [program, "--no-color", "--config", str(settings), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "planted", ["os.execute('x')", "require('x')", "redis.cal('GET', KEYS[1])", "x = 1", "local y"]
+)
+def test_luacheck_knows_what_a_script_does_not_have(tmp_path: Path, planted: str) -> None:
+    program = shutil.which("luacheck")
+    assert program, "luacheck is not installed: apt-get install lua-check, or luarocks install luacheck"
+    (tmp_path / "planted.lua").write_text(f"#!lua\n{planted}\n", "utf-8")
+    settings = Path(__file__).resolve().parents[2] / ".luacheckrc"
+    done = subprocess.run(
+        [program, "--no-color", "--config", str(settings), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1, done.stdout + done.stderr

@@ -1,0 +1,348 @@
+"""Calling scripts: lost scripts are loaded again, order is kept, and redirects of a cluster are followed."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from lua_sessions import Session, command, contents, messages
+
+from queuekeeper import lua
+from queuekeeper.errors import MovedOn, RefusedError, ScriptError, ServerUnavailable
+from queuekeeper.keyspace import client_slot
+from queuekeeper.lua import Script, ScriptCaller
+from queuekeeper.redis_client import RedisClient, connect, nodes
+
+pytestmark = pytest.mark.lua
+
+HEADER = """#!lua
+--[[
+Purpose
+    {purpose}
+KEYS
+    [1] list  what is appended to
+ARGV
+    [1] text  what to append
+Returns
+    length
+Errors
+    MOVED_ON  the text is "refuse"
+Cost
+    O(1)
+]]
+"""
+
+
+def script(tmp_path: Path, name: str, body: str) -> Script:
+    (tmp_path / f"{name}.lua").write_text(f"{HEADER.format(purpose=name)}{body}\n", "utf-8")
+    return lua.load_from(tmp_path, name)
+
+
+@pytest.fixture
+def appenders(tmp_path: Path) -> list[Script]:
+    """Two scripts that append a text to a list, or refuse it."""
+    body = """
+if ARGV[1] == 'refuse' then
+    return redis.error_reply('MOVED_ON refused')
+end
+return redis.call('RPUSH', KEYS[1], ARGV[1])"""
+    return [script(tmp_path, name, body) for name in ("append", "attach")]
+
+
+def flush_scripts(client: RedisClient) -> None:
+    for _, node in nodes(client):
+        node.script_flush()
+
+
+def known(client: RedisClient, wanted: Script) -> list[bool]:
+    return [node.script_exists(wanted.sha1)[0] for _, node in nodes(client)]
+
+
+def test_script_is_loaded_when_it_is_first_called(client: RedisClient, appenders: list[Script]) -> None:
+    assert not any(known(client, appenders[0]))
+    assert ScriptCaller(client).call(appenders[0], ["{a}"], ["x"]) == 1
+    assert any(known(client, appenders[0]))
+
+
+def test_known_script_is_called_by_its_digest(valkey_url: str, appenders: list[Script]) -> None:
+    with connect(valkey_url) as client:
+        caller = ScriptCaller(client)
+        for _ in range(5):
+            caller.call(appenders[0], ["{a}"], ["x"])
+        statistics = client.info("commandstats")
+        assert statistics["cmdstat_eval"]["calls"] == 1
+        assert statistics["cmdstat_evalsha"]["calls"] == 5
+
+
+def test_script_survives_a_flush(client: RedisClient, appenders: list[Script]) -> None:
+    caller = ScriptCaller(client)
+    for length in (1, 2, 3):
+        assert caller.call(appenders[0], ["{a}"], ["x"]) == length
+        flush_scripts(client)
+
+
+def test_script_survives_a_restart(own_server: Any) -> None:
+    with connect(own_server.url) as client:
+        session = Session(client=client)
+        session.import_session(messages(2), last=False)
+        own_server.restart()
+        assert session.import_session(messages(2, first=3), chunk=1, last=False) == [b"imported", 2, 0]
+        own_server.kill()
+        own_server.start()
+        pipeline = ScriptCaller(client).pipeline()
+        pipeline.call(lua.load("sessions/import_session"), *session.import_call(messages(2, first=5), chunk=2))
+        assert pipeline.execute() == [[b"imported", 2, 0]]
+        assert len(session.references()) == 6
+
+
+def test_pipeline_answers_in_the_order_of_its_calls(client: RedisClient, appenders: list[Script]) -> None:
+    pipeline = ScriptCaller(client).pipeline()
+    for round_number in range(3):
+        for number in range(50):
+            position = pipeline.call(appenders[number % 2], [f"{{client-{number}}}"], [str(round_number)])
+            assert position == round_number * 50 + number
+    assert len(pipeline) == 150
+    assert pipeline.execute() == [1] * 50 + [2] * 50 + [3] * 50
+    assert len(pipeline) == 0
+    assert pipeline.execute() == []
+
+
+def test_script_that_is_lost_does_not_change_the_order_of_calls(client: RedisClient, appenders: list[Script]) -> None:
+    caller = ScriptCaller(client)
+    caller.call(appenders[0], ["{warm}"], ["x"])
+    pipeline = caller.pipeline()
+    for number in range(10):
+        # The second script is not known: sent all at once, every first one would run before it.
+        pipeline.call(appenders[number % 2], ["{a}"], [str(number)])
+    assert pipeline.execute() == list(range(1, 11))
+    assert client.lrange("{a}", 0, -1) == [str(number).encode() for number in range(10)]
+
+
+def test_pipelines_keep_order_while_scripts_are_flushed_all_the_time(
+    client: RedisClient, appenders: list[Script]
+) -> None:
+    stop = threading.Event()
+    flushes = 0
+
+    def flush_until_stopped() -> None:
+        nonlocal flushes
+        while not stop.is_set():
+            flush_scripts(client)
+            flushes += 1
+
+    thread = threading.Thread(target=flush_until_stopped)
+    thread.start()
+    try:
+        for round_number in range(10):
+            pipeline = ScriptCaller(client).pipeline()
+            for number in range(200):
+                pipeline.call(
+                    appenders[number % 2], [f"{{client-{number % 20}}}"], [str(round_number * 10 + number // 20)]
+                )
+            assert pipeline.execute() == [round_number * 10 + number // 20 + 1 for number in range(200)]
+    finally:
+        stop.set()
+        thread.join()
+    assert flushes > 10
+    for number in range(20):
+        assert client.lrange(f"{{client-{number}}}", 0, -1) == [str(step).encode() for step in range(100)]
+
+
+def test_error_of_one_call_leaves_other_clients_alone(client: RedisClient, appenders: list[Script]) -> None:
+    pipeline = ScriptCaller(client).pipeline()
+    for text in ("1", "refuse", "2"):
+        pipeline.call(appenders[0], ["{a}list"], [text])
+        pipeline.call(appenders[0], ["{b}list"], ["x"])
+    replies = pipeline.execute(raise_on_error=False)
+    assert replies[0] == 1
+    assert isinstance(replies[2], MovedOn)
+    assert replies[4] is replies[2], "a call behind a failed one of its client id is not sent"
+    assert replies[1::2] == [1, 2, 3]
+    assert client.lrange("{a}list", 0, -1) == [b"1"]
+
+
+def test_pipeline_raises_its_first_error_after_everything_was_sent(
+    client: RedisClient, appenders: list[Script]
+) -> None:
+    pipeline = ScriptCaller(client).pipeline()
+    pipeline.call(appenders[0], ["{a}"], ["refuse"])
+    pipeline.call(appenders[0], ["{b}"], ["x"])
+    with pytest.raises(MovedOn, match=r"^refused$"):
+        pipeline.execute()
+    assert client.llen("{b}") == 1
+
+
+def test_error_word_that_the_header_does_not_declare_is_a_broken_script(client: RedisClient, tmp_path: Path) -> None:
+    liar = script(tmp_path, "liar", "return redis.error_reply('STALE ' .. KEYS[1] .. ARGV[1])")
+    with pytest.raises(ScriptError) as caught:
+        ScriptCaller(client).call(liar, ["{a}"], ["x"])
+    assert str(caught.value) == "liar answered STALE, which its header does not declare: STALE {a}x"
+
+
+def test_key_of_another_type_is_a_failed_script(client: RedisClient, appenders: list[Script]) -> None:
+    client.set("{a}", "text")
+    with pytest.raises(ScriptError, match=r"^append: .*WRONGTYPE|^append: WRONGTYPE"):
+        ScriptCaller(client).call(appenders[0], ["{a}"], ["x"])
+
+
+def test_lost_server_is_named_and_nothing_is_sent_twice(own_server: Any, appenders: list[Script]) -> None:
+    with connect(own_server.url) as client:
+        caller = ScriptCaller(client)
+        caller.call(appenders[0], ["{a}"], ["x"])
+        own_server.kill()
+        with pytest.raises(ServerUnavailable, match=rf"^Redis at 127\.0\.0\.1:{client_port(client)} "):
+            caller.call(appenders[0], ["{a}"], ["y"])
+        pipeline = caller.pipeline()
+        pipeline.call(appenders[0], ["{a}"], ["y"])
+        pipeline.call(appenders[0], ["{b}"], ["y"])
+        replies = pipeline.execute(raise_on_error=False)
+        assert [type(reply) for reply in replies] == [ServerUnavailable, ServerUnavailable]
+        own_server.start()
+        assert caller.call(appenders[0], ["{a}"], ["z"]) == 2
+
+
+def client_port(client: RedisClient) -> int:
+    assert isinstance(client, redis.Redis)
+    return int(client.connection_pool.connection_kwargs["port"])
+
+
+def test_keys_of_two_slots_are_refused_by_a_cluster(redis_cluster_url: str) -> None:
+    with connect(redis_cluster_url) as client, pytest.raises(ServerUnavailable, match="must map to the same key slot"):
+        ScriptCaller(client).call(lua.load("sessions/import_session"), ["{a}", "{b}", "{c}"], [])
+
+
+def test_key_of_another_slot_inside_a_script_is_refused_by_a_cluster(redis_cluster_url: str, tmp_path: Path) -> None:
+    # Both slots are on one node, where a script without a #! line would be let through.
+    wanderer = script(tmp_path, "wanderer", "return redis.call('SET', '{client-32}', ARGV[1] .. KEYS[1])")
+    with connect(redis_cluster_url) as client:
+        assert isinstance(client, redis.RedisCluster)
+        slots = [client_slot(client_id) for client_id in ("client-7", "client-32")]
+        assert len({client.nodes_manager.get_node_from_slot(slot).name for slot in slots}) == 1
+        with pytest.raises(ScriptError, match="do not hash to the same slot"):
+            ScriptCaller(client).call(wanderer, ["{client-7}"], ["x"])
+        assert contents(client) == {}
+
+
+@contextmanager
+def moved_slot(client: RedisClient, slot: int) -> Iterator[tuple[redis.Redis, redis.Redis]]:
+    """Give a slot to another master without telling the client, and give it back."""
+    masters = dict(nodes(client))
+    assert isinstance(client, redis.RedisCluster)
+    client.nodes_manager.initialize()
+    owner = client.nodes_manager.get_node_from_slot(slot).name
+    source, target = masters[owner], next(node for name, node in masters.items() if name != owner)
+    move(source, target, slot, list(masters.values()))
+    try:
+        yield source, target
+    finally:
+        move(target, source, slot, list(masters.values()))
+
+
+def node_id(node: redis.Redis) -> str:
+    return str(command(node, "CLUSTER MYID").decode())
+
+
+def move(source: redis.Redis, target: redis.Redis, slot: int, masters: list[redis.Redis]) -> None:
+    command(target, "CLUSTER SETSLOT", slot, "IMPORTING", node_id(source))
+    command(source, "CLUSTER SETSLOT", slot, "MIGRATING", node_id(target))
+    keys = command(source, "CLUSTER GETKEYSINSLOT", slot, 10_000)
+    if keys:
+        options = target.connection_pool.connection_kwargs
+        command(
+            source,
+            "MIGRATE",
+            options["host"],
+            options["port"],
+            "",
+            0,
+            5_000,
+            "AUTH",
+            options["password"],
+            "KEYS",
+            *keys,
+        )
+    for node in (target, source, *masters):
+        command(node, "CLUSTER SETSLOT", slot, "NODE", node_id(target))
+
+
+def test_slot_that_has_moved_is_followed(redis_cluster_url: str) -> None:
+    with connect(redis_cluster_url) as client:
+        session = Session(client=client)
+        session.import_session(messages(3), last=False)
+        with moved_slot(client, client_slot(session.client_id)) as (source, target):
+            assert session.import_session(messages(3, first=4), chunk=1, last=False) == [b"imported", 3, 0]
+            assert target.zcard(session.keys.messages) == 6
+            assert command(source, "CLUSTER COUNTKEYSINSLOT", client_slot(session.client_id)) == 0
+        pipeline = ScriptCaller(client).pipeline()
+        position = pipeline.call(
+            lua.load("sessions/import_session"), *session.import_call(messages(3, first=7), chunk=2, last_packet_id=9)
+        )
+        pipeline.call(lua.load("sessions/export_messages"), [session.payload(number) for number in range(1, 10)])
+        replies = pipeline.execute()
+        assert replies[position] == [b"imported", 3, 0]
+        assert b"" not in replies[1]
+        assert len(session.references()) == 9
+
+
+def test_pipeline_follows_a_slot_that_has_moved(redis_cluster_url: str, appenders: list[Script]) -> None:
+    with connect(redis_cluster_url) as client:
+        caller = ScriptCaller(client)
+        clients = [f"{{client-{number}}}" for number in range(30)]
+        for _ in range(2):
+            pipeline = caller.pipeline()
+            for step in range(3):
+                for name in clients:
+                    pipeline.call(appenders[step % 2], [name], [str(step)])
+            with moved_slot(client, client_slot("client-7")):
+                pipeline.execute()
+        for name in clients:
+            assert client.lrange(name, 0, -1) == [b"0", b"1", b"2"] * 2
+
+
+def test_slot_that_is_moving_is_asked_for(redis_cluster_url: str, appenders: list[Script]) -> None:
+    with connect(redis_cluster_url) as client:
+        assert isinstance(client, redis.RedisCluster)
+        slot = client_slot("a")
+        masters = dict(nodes(client))
+        owner = client.nodes_manager.get_node_from_slot(slot).name
+        source, target = masters[owner], next(node for name, node in masters.items() if name != owner)
+        command(target, "CLUSTER SETSLOT", slot, "IMPORTING", node_id(source))
+        command(source, "CLUSTER SETSLOT", slot, "MIGRATING", node_id(target))
+        try:
+            pipeline = ScriptCaller(client).pipeline()
+            for number in range(4):
+                pipeline.call(appenders[number % 2], ["{a}"], [str(number)])
+            # The key is not there, so the source sends each call on to the target.
+            assert pipeline.execute() == [1, 2, 3, 4]
+        finally:
+            for node in (target, source):
+                command(node, "CLUSTER SETSLOT", slot, "STABLE")
+            command(target, "CLUSTER SETSLOT", slot, "IMPORTING", node_id(source))
+            stray = connect_raw(target)
+            command(stray, "ASKING")
+            command(stray, "DEL", "{a}")
+            stray.close()
+            command(target, "CLUSTER SETSLOT", slot, "STABLE")
+        assert contents(client) == {}
+
+
+def connect_raw(node: redis.Redis) -> redis.Redis:
+    """Return a client with one connection only: ASKING holds for the next command on it."""
+    return redis.Redis(connection_pool=node.connection_pool, single_connection_client=True)
+
+
+def test_user_without_permission_is_told_which(redis_url: str, appenders: list[Script]) -> None:
+    with connect(redis_url) as client:
+        command(client, "ACL SETUSER", "reader", "on", ">pw", "~*", "+@all", "-evalsha", "-eval")
+        try:
+            assert isinstance(client, redis.Redis)
+            url = f"redis://reader:pw@127.0.0.1:{client_port(client)}"
+            with connect(url) as reader, pytest.raises(RefusedError, match="does not allow this user to do that"):
+                ScriptCaller(reader).call(appenders[0], ["{a}"], ["x"])
+        finally:
+            command(client, "ACL DELUSER", "reader")

@@ -1,0 +1,171 @@
+"""Clients as an old database may hold them, made by Hypothesis, the same in every run."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from tests.property.migration_rules import Message, Rules, Session
+
+T = TypeVar("T")
+
+RULES = Rules(limit=3, default_ttl_s=3_600, as_of_ms=1_800_000_000_000)
+_LAST_MS = 253_402_300_799_999  # year 9999
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """One client's rows."""
+
+    client_id: str
+    messages: tuple[Message, ...]
+    session: Session | None
+
+
+def examples(strategy: st.SearchStrategy[T], count: int) -> list[T]:
+    """Return generated values instead of testing them one by one, for checks that are dear per call."""
+    found: list[T] = []
+
+    @settings(
+        max_examples=count,
+        derandomize=True,
+        database=None,
+        deadline=None,
+        phases=[Phase.generate],
+        suppress_health_check=list(HealthCheck),
+    )
+    @given(strategy)
+    def collect(value: T) -> None:
+        found.append(value)
+
+    collect()
+    return found
+
+
+def _mostly(healthy: st.SearchStrategy[Any], odd: st.SearchStrategy[Any], *, odds: int = 12) -> st.SearchStrategy[Any]:
+    return st.integers(1, odds).flatmap(lambda number: odd if number == odds else healthy)
+
+
+# PostgreSQL's text holds every character but U+0000.
+texts = st.text(st.characters(codec="utf-8", exclude_characters="\0"), max_size=12)
+escaped = st.sampled_from(["plain", "clé", '\\"', "\\\\", "\\u0000", "\\ud83d\\ude00", "☕\u2028", "\\/", "<&>", ""])
+broken_text = st.sampled_from(["\\ud800", "\\q", "\n", "\t"])
+strings = _mostly(st.one_of(escaped, texts.map(lambda text: json.dumps(text)[1:-1])), broken_text, odds=30).map(
+    lambda text: f'"{text}"'
+)
+values = _mostly(
+    strings,
+    st.sampled_from(["1", "1.50", "-0", "1e400", "true", "null", "{}", "[1]", "NaN", "01", "", "1" * 60]),
+    odds=20,
+)
+_pairs = st.builds(
+    "".join,
+    st.tuples(
+        _mostly(
+            st.just('{"k":'), st.sampled_from(['{"v":"x","k":', '{"k":"a","k":', '{"K":', '{"x":1,"k":', "{", "["])
+        ),
+        values,
+        _mostly(st.sampled_from([',"v":', ' , "v" : ']), st.sampled_from([',"w":', ",", ',"v":"a","v":'])),
+        values,
+        _mostly(st.just("}"), st.sampled_from([',"x":1}', ",}", "", "]"])),
+    ),
+)
+_wrapped = st.builds(
+    lambda head, pairs, tail: head + ",".join(pairs) + tail,
+    _mostly(
+        st.sampled_from(['{"props":[', ' \n{ "props" : [']),
+        st.sampled_from(['{"Props":[', '{"props":[],"props":[', '{"a":1,"props":[', "[", '{"props":{', "\ufeff{"]),
+    ),
+    st.lists(_mostly(_pairs, st.sampled_from(["null", "1", "{}", "[]", '"k"'])), max_size=3),
+    _mostly(st.just("]}"), st.sampled_from(["] } ", "]}x", "]}{}", '],"z":1}', '],"z":1e99999}', "]", ",]}"])),
+)
+user_properties = st.one_of(
+    st.none(),
+    _wrapped,
+    _mostly(
+        st.none(),
+        st.one_of(
+            st.sampled_from(
+                ["null", " null ", "\nnull", "\tnull\r", "nullx", "null,", "", " ", "1", '"a"', "not json"]
+            ),
+            st.sampled_from(['{"a":' + "[" * 1_500 + "]" * 1_500 + "}", "[" * 100_000]),
+            texts,
+        ),
+        odds=4,
+    ),
+)
+
+_life_ms = RULES.default_ttl_s * 1_000
+_times = _mostly(
+    st.one_of(
+        st.integers(RULES.as_of_ms - _life_ms - 3, RULES.as_of_ms - _life_ms + 3),
+        st.integers(RULES.as_of_ms - 4_000_000, RULES.as_of_ms),
+    ),
+    st.sampled_from([-(2**63), -1, 0, _LAST_MS, _LAST_MS + 1, 2**63 - 1]),
+)
+_intervals = _mostly(
+    st.one_of(st.none(), st.sampled_from([3_599, 3_600, 3_601, 86_400])),
+    st.sampled_from([0, 1, -1, -2, -(2**31), 2**31 - 1]),
+    odds=4,
+)
+_serials = _mostly(st.integers(0, 40), st.sampled_from([-(2**63), -1, 2**53 - 1, 2**53, 2**53 + 1, 2**63 - 1]), odds=20)
+_packet_ids = _mostly(st.integers(1, 12), st.sampled_from([None, 0, -1, -(2**31), 65_535, 65_536, 2**31 - 1]), odds=15)
+
+
+@st.composite
+def _messages(draw: st.DrawFn) -> Message:
+    return Message(
+        client_id="?",
+        serial_number=draw(_serials),
+        topic=draw(_mostly(texts.filter(bool), st.just(""), odds=25)),
+        time=draw(_times),
+        packet_id=draw(_packet_ids),
+        packet_type=draw(
+            _mostly(st.sampled_from(["PUBLISH", "PUBREL"]), st.sampled_from([None, "", "publish"]), odds=25)
+        ),
+        qos=draw(_mostly(st.sampled_from([1, 2]), st.sampled_from([0, 3, -1]), odds=25)),
+        payload=draw(st.binary(max_size=70)),
+        user_properties=draw(user_properties),
+        retain=draw(st.sampled_from([None, True, False])),
+        msg_expiry_interval=draw(_intervals),
+        payload_format_indicator=draw(st.sampled_from([None, 0, 1])),
+        content_type=draw(st.one_of(st.none(), texts)),
+        response_topic=draw(st.one_of(st.none(), texts)),
+        correlation_data=draw(st.one_of(st.none(), st.binary(max_size=9))),
+    )
+
+
+_sessions = st.builds(
+    Session,
+    st.just("?"),
+    st.one_of(st.none(), st.integers(-1, 45), st.sampled_from([2**53, 2**63 - 1])),
+    st.sampled_from([None, -1, 0, 1, 7, 65_535, 65_536, 2**31 - 1]),
+)
+_clients = st.tuples(
+    texts,
+    st.lists(_messages(), max_size=9, unique_by=lambda message: message.serial_number),
+    st.one_of(st.none(), _sessions),
+)
+
+
+def clients(count: int) -> list[Client]:
+    """Return clients whose ids differ; the last one's is empty."""
+    found = [
+        _named(f"{text}#{number}", tuple(messages), session)
+        for number, (text, messages, session) in enumerate(examples(_clients, count))
+        if messages or session
+    ]
+    last = next(client for client in reversed(found) if client.messages and client.session)
+    return [*found, _named("", last.messages, last.session)]
+
+
+def _named(client_id: str, messages: tuple[Message, ...], session: Session | None) -> Client:
+    return Client(
+        client_id=client_id,
+        messages=tuple(message._replace(client_id=client_id) for message in messages),
+        session=None if session is None else session._replace(client_id=client_id),
+    )

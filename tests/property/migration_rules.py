@@ -1,0 +1,205 @@
+"""What a migration does with a client's rows, as plain Python from the written rules; it shares no code with the jobs.
+
+The rules stand in ``docs/adr`` 0004 and 0005 and in the docstring of ``queuekeeper.migration.transforms``.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from base64 import b64encode
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+_STRING = r'"(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*"'
+_PAIR = rf'\{{\s*(?:"k"\s*:\s*{_STRING}\s*,\s*"v"\s*:\s*{_STRING}|"v"\s*:\s*{_STRING}\s*,\s*"k"\s*:\s*{_STRING})\s*\}}'
+_PROPERTIES = re.compile(
+    rf'[ \t\r\n]*(?:null(?!\w)|(\{{\s*"props"\s*:\s*\[\s*(?:{_PAIR}(?:\s*,\s*{_PAIR})*)?\s*\]\s*\}}))', re.ASCII
+)
+
+
+class Message(NamedTuple):
+    """A row of ``device_publish_msg``, its columns in the order in which the migration reads them."""
+
+    client_id: str
+    serial_number: int
+    topic: str
+    time: int
+    packet_id: int | None
+    packet_type: str | None
+    qos: int
+    payload: bytes
+    user_properties: str | None
+    retain: bool | None
+    msg_expiry_interval: int | None
+    payload_format_indicator: int | None
+    content_type: str | None
+    response_topic: str | None
+    correlation_data: bytes | None
+
+
+class Session(NamedTuple):
+    """A row of ``device_session_ctx``."""
+
+    client_id: str
+    last_serial_number: int | None
+    last_packet_id: int | None
+
+
+class Outcome(NamedTuple):
+    """What becomes of one row."""
+
+    fate: str
+    reason: str | None
+    expires_at_ms: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Decision:
+    """What becomes of one client.
+
+    :param messages: by serial number.
+    :param session_reason: why the session row is put aside, if it is.
+    :param last_packet_id: what the counter must be; none when it is not written.
+    """
+
+    messages: dict[int, Outcome]
+    session_reason: str | None
+    last_packet_id: int | None
+
+
+class Rules(NamedTuple):
+    """What a person chooses, and the plan's instant."""
+
+    limit: int
+    default_ttl_s: int
+    as_of_ms: int
+
+
+def pairs(text: str | None) -> list[dict[str, str]] | None:
+    """Return user properties as TBMQ wrote them.
+
+    :raises ValueError: when it did not.
+    """
+    if text is None:
+        return None
+    found = _PROPERTIES.match(text)
+    if found is None:
+        raise ValueError(text)
+    if found[1] is None:
+        return None
+    props: list[dict[str, str]] = json.loads(found[1])["props"]
+    for pair in props:
+        (pair["k"] + pair["v"]).encode()
+    return props or None
+
+
+def broken_rule(message: Message) -> str | None:
+    """Return the first rule that a message breaks by itself."""
+    if message.client_id == "":
+        return "client_id_empty"
+    if message.serial_number < 0 or message.serial_number > 9_007_199_254_740_992:
+        return "serial_out_of_range"
+    if message.packet_id is None or message.packet_id < 1 or message.packet_id > 65_535:
+        return "packet_id_out_of_range"
+    if message.topic == "":
+        return "topic_empty"
+    if message.packet_type not in ("PUBLISH", "PUBREL"):
+        return "packet_type_unknown"
+    if message.qos not in (1, 2):
+        return "qos_out_of_range"
+    if message.time < 0 or message.time > 253_402_300_799_999:
+        return "time_out_of_range"
+    try:
+        pairs(message.user_properties)
+    except ValueError:
+        return "user_properties_invalid"
+    return None
+
+
+def life_s(message: Message) -> int | None:
+    """Return the expiry interval that the publisher sent."""
+    interval = message.msg_expiry_interval
+    return interval if interval is None or interval >= 0 else interval + 4_294_967_296
+
+
+def expires_at_ms(message: Message, rules: Rules) -> int | None:
+    """Return when a message's life ends; none where its time means nothing."""
+    if message.time < 0 or message.time > 253_402_300_799_999:
+        return None
+    life = life_s(message)
+    return message.time + (rules.default_ttl_s if life is None else life) * 1_000
+
+
+def decide(messages: Sequence[Message], session: Session | None, rules: Rules) -> Decision:
+    """Return what becomes of all rows of one client."""
+    outcomes: dict[int, Outcome] = {}
+    taken: set[int] = set()
+    kept = 0
+    newest: Message | None = None
+    for message in sorted(messages, key=lambda each: -each.serial_number):
+        reason = broken_rule(message)
+        end = expires_at_ms(message, rules)
+        if reason is not None:
+            outcomes[message.serial_number] = Outcome("quarantined", reason, end)
+            continue
+        newest = newest or message
+        assert end is not None
+        assert message.packet_id is not None
+        if end <= rules.as_of_ms:
+            outcomes[message.serial_number] = Outcome("expired", None, end)
+        elif message.packet_id in taken:
+            outcomes[message.serial_number] = Outcome("quarantined", "packet_id_duplicate", end)
+        else:
+            taken.add(message.packet_id)
+            kept += 1
+            outcomes[message.serial_number] = Outcome("copied" if kept <= rules.limit else "trimmed", None, end)
+    return Decision(
+        messages=outcomes,
+        session_reason=None if session is None else _broken_session_rule(session),
+        last_packet_id=_last_packet_id(session, newest),
+    )
+
+
+def _broken_session_rule(session: Session) -> str | None:
+    if session.client_id == "":
+        return "client_id_empty"
+    if session.last_packet_id is not None and not 0 <= session.last_packet_id <= 65_535:
+        return "last_packet_id_out_of_range"
+    return None
+
+
+def _last_packet_id(session: Session | None, newest: Message | None) -> int | None:
+    """The counter counts, unless it is unusable or a message is newer than the serial number it goes with."""
+    of_newest = None if newest is None else newest.packet_id
+    if session is None:
+        return of_newest
+    known = -1 if session.last_serial_number is None else session.last_serial_number
+    if newest is not None and newest.serial_number > known:
+        return of_newest
+    counter = session.last_packet_id
+    return counter if counter is not None and 1 <= counter <= 65_535 else of_newest
+
+
+def stored_json(message: Message) -> dict[str, Any]:
+    """Return what TBMQ 2.x must find under a copied message's key."""
+    life = life_s(message)
+    properties = pairs(message.user_properties)
+    fields: dict[str, Any] = {
+        "clientId": message.client_id,
+        "topicName": message.topic,
+        "time": message.time,
+        "qos": message.qos,
+        "packetId": message.packet_id,
+        "packetType": message.packet_type,
+        "payload": b64encode(message.payload).decode(),
+        "retained": message.retain is True,
+        "userProperties": None if properties is None else {"props": properties},
+        "msgExpiryInterval": None if life is None else min(life, 2_147_483_647),
+        "payloadFormatIndicator": message.payload_format_indicator,
+        "contentType": message.content_type,
+        "responseTopic": message.response_topic,
+        "correlationData": None if message.correlation_data is None else b64encode(message.correlation_data).decode(),
+    }
+    return {name: value for name, value in fields.items() if value is not None}

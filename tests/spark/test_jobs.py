@@ -1,0 +1,111 @@
+"""The jobs as programs: spark-submit, exit codes, the result as the last line, and an end together with their task."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
+from queuekeeper.migration.model import PlanState
+from queuekeeper.migration.spark import SUPERVISOR_VARIABLE
+from tests.spark.world import World
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def world(make_world: Callable[..., World], healthy_template: str) -> World:
+    return make_world(template=healthy_template)
+
+
+@contextmanager
+def _submitted(
+    world: World, job: str, *arguments: str, supervisor: int | None = None
+) -> Iterator[subprocess.Popen[str]]:
+    environment = os.environ | {POSTGRES_VARIABLE: world.postgres_url, REDIS_VARIABLE: world.redis_url}
+    if supervisor is not None:
+        environment[SUPERVISOR_VARIABLE] = str(supervisor)
+    submit = Path(sys.executable).with_name("spark-submit")
+    process = subprocess.Popen(
+        [submit, "--master", "local[2]", ROOT / "spark_jobs" / f"{job}.py", *arguments],
+        env=environment | {"PYSPARK_PYTHON": sys.executable},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE if supervisor is None else subprocess.DEVNULL,
+        text=True,
+    )
+    with process:
+        try:
+            yield process
+        finally:
+            if process.poll() is None:
+                process.kill()
+
+
+def _run(world: World, job: str, *arguments: str) -> tuple[int, dict[str, Any]]:
+    with _submitted(world, job, *arguments) as process:
+        out, err = process.communicate(timeout=240)
+    assert out.strip(), err
+    result: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
+    return process.returncode, result
+
+
+def _command(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.ZombieProcess:
+        return "ended already"
+
+
+@pytest.fixture(scope="module")
+def planned(world: World) -> tuple[int, dict[str, Any]]:
+    return _run(world, "plan_migration", "--run-id", "nightly", "--cohort-count", "12", "--quarantine-cap", "0.5")
+
+
+@pytest.mark.timeout(600)
+def test_jobs_report_by_exit_code_and_last_line(world: World, planned: tuple[int, dict[str, Any]]) -> None:
+    code, plan = planned
+    assert code == 0
+    assert plan["plan_id"] == world.ledger.plan_of_run("nightly")
+    assert plan["messages"] == 3_000
+
+    code, missing = _run(world, "verify_migration", "--plan-id", plan["plan_id"])
+    assert (code, missing["error"]) == (1, "CheckFailed")
+    assert missing["message"].startswith("source and target differ: ")
+
+    code, copied = _run(world, "copy_sessions", "--plan-id", plan["plan_id"])
+    assert (code, copied["messages_written"]) == (0, plan["to_copy"])
+    code, verified = _run(world, "verify_migration", "--plan-id", plan["plan_id"])
+    assert (code, verified["balanced"], verified["messages"]) == (0, True, 3_000)
+    assert world.ledger.load_plan(plan["plan_id"]).state is PlanState.VERIFIED
+
+
+@pytest.mark.timeout(600)
+def test_driver_and_jvm_end_with_their_supervisor(world: World, planned: tuple[int, dict[str, Any]]) -> None:
+    _, plan = planned
+    world.reset()
+    world.ledger.set_throttle(plan["plan_id"], 1)  # it would take most of an hour
+    supervisor = subprocess.Popen(["sleep", "600"])
+    try:
+        with _submitted(world, "copy_sessions", "--plan-id", plan["plan_id"], supervisor=supervisor.pid) as process:
+            assert process.stdout is not None
+            assert process.stdout.readline().startswith("copy 0/")
+            below = psutil.Process(process.pid).children(recursive=True)
+            assert any("copy_sessions.py" in _command(each) for each in below)
+            supervisor.kill()
+            supervisor.wait()
+            assert process.wait(timeout=15) < 0
+            _, alive = psutil.wait_procs(below, timeout=15)
+            assert [_command(each) for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        if supervisor.poll() is None:
+            supervisor.kill()
+        world.ledger.set_throttle(plan["plan_id"], None)

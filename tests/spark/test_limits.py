@@ -1,0 +1,190 @@
+"""Servers and wishes that do not fit: refused in clear words with nothing written, or stopped without damage."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+from urllib.parse import urlsplit, urlunsplit
+
+import pytest
+from pyspark.sql import SparkSession
+
+from queuekeeper import postgres
+from queuekeeper.embedded import RedisServer
+from queuekeeper.errors import QueuekeeperError, RefusedError, SchemaMismatch, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.keyspace import session_keys
+from queuekeeper.migration.model import MigrationParameters, PlanState
+from queuekeeper.redis_client import facts
+from tests.conftest import REDIS_FLAVOURS
+from tests.spark.world import PARAMETERS, World
+
+
+def _with(url: str, *, password: str | None = None, port: int | None = None) -> str:
+    parts = urlsplit(url)
+    user = parts.username or ""
+    netloc = f"{user}:{password or parts.password}@{parts.hostname}:{port or parts.port}"
+    return urlunsplit(parts._replace(netloc=netloc))
+
+
+@pytest.fixture(scope="module")
+def healthy(make_world: Callable[..., World], healthy_template: str) -> World:
+    return make_world(template=healthy_template)
+
+
+def _refused(
+    world: World, error: type[QueuekeeperError], words: str, parameters: MigrationParameters = PARAMETERS
+) -> None:
+    """See a plan refused, and that neither server has noticed anything."""
+    with pytest.raises(error, match=words):
+        world.plan(parameters)
+    assert world.contents() == {}
+    row = world.connection.execute("SELECT to_regnamespace('queuekeeper')").fetchone()
+    assert row == (None,)
+
+
+def test_wishes_that_cannot_be_met_are_named() -> None:
+    with pytest.raises(UsageError, match="limit is 65536: it must be 1 to 65535, since a session has no more packet"):
+        MigrationParameters(limit=65_536)
+    with pytest.raises(UsageError, match="default_ttl_s is 0: it must be 1 to 4294967295 seconds"):
+        MigrationParameters(default_ttl_s=0)
+
+
+def test_redis_that_is_down_is_named(healthy: World) -> None:
+    with pytest.raises(ServerUnavailable, match=r"127\.0\.0\.1:1"):
+        replace(healthy, redis_url=_with(healthy.redis_url, port=1)).plan()
+    _refused(replace(healthy, postgres_url=_with(healthy.postgres_url, port=1)), ServerUnavailable, r"127\.0\.0\.1:1")
+
+
+def test_wrong_passwords_are_named_but_not_shown(healthy: World) -> None:
+    for changed in (
+        replace(healthy, redis_url=_with(healthy.redis_url, password="open-sesame")),
+        replace(healthy, postgres_url=_with(healthy.postgres_url, password="open-sesame")),
+    ):
+        with pytest.raises(ServerUnavailable, match="password") as raised:
+            changed.plan()
+        assert "open-sesame" not in str(raised.value)
+    assert healthy.contents() == {}
+
+
+def test_database_without_the_vendors_tables_is_named(healthy: World, clone: Callable[[str], str]) -> None:
+    url = clone("template0")
+    _refused(replace(healthy, postgres_url=url), SchemaMismatch, "lacks device_publish_msg and device_session_ctx")
+    with postgres.connect(url, autocommit=True) as connection:
+        connection.execute(postgres.statement("sessions/vendor_schema"))
+        connection.execute("ALTER TABLE device_publish_msg DROP COLUMN content_type")
+    _refused(replace(healthy, postgres_url=url), SchemaMismatch, r"lacks column content_type, which TBMQ 1\.2\.1 added")
+
+
+def test_cohort_that_does_not_exist_is_named(healthy: World) -> None:
+    wishes = replace(PARAMETERS, cohorts="3,12")
+    _refused(healthy, UsageError, "cohort 12 is out of range: this plan has cohorts 0 to 11", wishes)
+
+
+def test_redis_that_may_evict_is_refused(healthy: World) -> None:
+    client: Any = healthy.client
+    client.config_set("maxmemory-policy", "allkeys-lru")
+    try:
+        _refused(healthy, RefusedError, r"may evict messages \(maxmemory-policy allkeys-lru\): CONFIG SET maxmemory-p")
+    finally:
+        client.config_set("maxmemory-policy", "noeviction")
+
+
+def test_too_little_memory_is_on_record_as_a_refusal(make_world: Callable[..., World], healthy_template: str) -> None:
+    world = make_world(template=healthy_template)
+    client: Any = world.client
+    client.config_set("maxmemory", facts(world.client)[0].used_memory_bytes + 500_000)
+    with pytest.raises(RefusedError, match=r"too little memory: .* CONFIG SET maxmemory \d+"):
+        world.plan(run_id="tight")
+    assert world.contents() == {}
+    plan = world.ledger.load_plan(world.ledger.plan_of_run("tight"))
+    assert plan.state is PlanState.REFUSED
+    assert "too little memory" in plan.state_reason
+    with pytest.raises(RefusedError, match=f"plan {plan.plan_id} was refused: .*too little memory"):
+        world.copy(plan.plan_id)
+
+    # Memory was found: the same plan is good now.
+    client.config_set("maxmemory", 0)
+    assert world.plan(run_id="wide").state is PlanState.PLANNED
+    assert world.ledger.plan_of_run("wide") == plan.plan_id
+
+
+def test_too_many_bad_rows_refuse_plan_and_copy(make_world: Callable[..., World], hostile_template: str) -> None:
+    world = make_world(template=hostile_template)
+    with pytest.raises(
+        RefusedError, match=r"messages \(\d\.\d\d %\) would be quarantined, more than the cap of 0\.1 %"
+    ):
+        world.plan(replace(PARAMETERS, quarantine_cap=0.001), run_id="strict")
+    plan = world.ledger.load_plan(world.ledger.plan_of_run("strict"))
+    assert plan.state is PlanState.REFUSED
+    assert len(world.ledger.quarantined(plan.plan_id, limit=None)) >= plan.total("quarantined")
+    with pytest.raises(RefusedError, match=f"plan {plan.plan_id} was refused: .*more than the cap"):
+        world.copy(plan.plan_id)
+    assert world.contents() == {}
+
+
+@pytest.mark.parametrize("sessions", [0, 3], ids=["empty", "only sessions"])
+def test_source_without_messages_migrates(make_world: Callable[..., World], sessions: int) -> None:
+    world = make_world()
+    world.connection.execute(postgres.statement("sessions/vendor_schema"))
+    for number in range(sessions):
+        world.connection.execute("INSERT INTO device_session_ctx VALUES (%s, 0, 5, %s)", (f"idle-{number}", number))
+    plan = world.plan()
+    assert (plan.total("messages"), plan.total("sessions")) == (0, sessions)
+    assert world.copy(plan.plan_id).sessions_written == sessions
+    report = world.verify(plan.plan_id)
+    assert report.balanced
+    assert sum(row.sessions_copied for row in report.ledger) == sessions
+    client: Any = world.client
+    counters = [client.get(session_keys(f"idle-{number}").last_packet_id) for number in range(sessions)]
+    assert counters == [None, b"1", b"2"][:sessions]
+
+
+def test_full_redis_stops_the_copy_without_damage_and_it_goes_on_afterwards(
+    spark: SparkSession,
+    make_world: Callable[..., World],
+    healthy_template: str,
+    redis_server_factory: Callable[..., RedisServer],
+) -> None:
+    world = make_world(template=healthy_template, target=redis_server_factory().url)
+    client: Any = world.client
+    # Slow enough that the server fills up while most is still to come.
+    plan = world.plan(replace(PARAMETERS, throttle_messages_per_s=2_000))
+
+    def fill_up() -> None:
+        deadline = time.monotonic() + 120
+        while client.dbsize() < 300 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        client.config_set("maxmemory", "1mb")
+
+    watcher = threading.Thread(target=fill_up)
+    watcher.start()
+    with pytest.raises(StoreFull, match="maxmemory"):
+        world.copy(plan.plan_id)
+    watcher.join()
+
+    contents = world.contents()
+    stored = {key for key in contents if b"}_messages_" in key}
+    references = {member for key in contents if key.endswith(b"_messages") for member, _ in contents[key][0]}
+    assert references == stored
+    assert 0 < len(stored) < plan.total("to_copy")
+
+    client.config_set("maxmemory", 0)
+    world.ledger.set_throttle(plan.plan_id, None)
+    world.copy(plan.plan_id)
+    assert world.verify(plan.plan_id).balanced
+    assert sum(b"}_messages_" in key for key in world.contents()) == plan.total("to_copy")
+
+
+@pytest.mark.parametrize("flavour", REDIS_FLAVOURS)
+def test_forecast_is_close_to_the_memory_that_is_used(
+    make_world: Callable[..., World], healthy_template: str, flavour: str
+) -> None:
+    world = make_world(template=healthy_template, target=flavour)
+    plan = world.plan()
+    before = facts(world.client)[0].used_memory_bytes
+    world.copy(plan.plan_id)
+    grown = facts(world.client)[0].used_memory_bytes - before
+    assert plan.total("forecast_bytes") == pytest.approx(grown, rel=0.15)

@@ -1,0 +1,316 @@
+"""What is refused before a migration starts, and in which words."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import pytest
+
+from queuekeeper.embedded import RedisServer
+from queuekeeper.errors import RefusedError, SchemaMismatch
+from queuekeeper.migration.preflight import check_source, check_target, source_fingerprint
+from queuekeeper.postgres import Connection
+from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.redis_client import facts
+
+pytestmark = pytest.mark.sql
+
+MESSAGES = """
+INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos, payload)
+SELECT 'c' || n % 10, n, 'topic', 1000 + n, n, 'PUBLISH', 1, repeat('x', n * 20)::bytea
+FROM generate_series(1, 200) AS n
+"""
+SESSIONS = "INSERT INTO device_session_ctx SELECT 'c' || n, 5, 6, 7 FROM generate_series(0, 9) AS n"
+
+
+# --- source ----------------------------------------------------------------------------------------------------
+
+
+def test_vendor_schema_is_accepted(source: Connection) -> None:
+    check_source(source)
+
+
+def test_further_columns_and_schemas_of_the_search_path_are_accepted(connection: Connection) -> None:
+    connection.execute("CREATE SCHEMA broker; SET search_path TO broker")
+    connection.execute(
+        "CREATE TABLE device_session_ctx (client_id text PRIMARY KEY, last_updated_time bigint, "
+        "last_serial_number bigint, last_packet_id int, extra json)"
+    )
+    connection.execute(
+        "CREATE TABLE device_publish_msg (client_id text, serial_number bigint, topic text, time bigint, "
+        "packet_id int, packet_type text, qos int, payload bytea, user_properties text, retain boolean, "
+        "msg_expiry_interval int, payload_format_indicator int, content_type text, response_topic text, "
+        "correlation_data bytea, extra json, "
+        "UNIQUE (serial_number, client_id))"
+    )
+
+    check_source(connection)
+    assert source_fingerprint(connection)
+
+
+@pytest.mark.parametrize("table", ["device_publish_msg", "device_session_ctx"])
+def test_missing_table_is_named(source: Connection, table: str) -> None:
+    source.execute(f"DROP TABLE {table}")
+
+    with pytest.raises(SchemaMismatch, match=rf"lacks {table}: name the database of TBMQ 1\.x"):
+        check_source(source)
+
+
+def test_empty_database_lacks_both_tables(connection: Connection) -> None:
+    with pytest.raises(SchemaMismatch, match="lacks device_publish_msg and device_session_ctx: name the database"):
+        check_source(connection)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            "ALTER TABLE device_publish_msg DROP COLUMN correlation_data",
+            (
+                r"device_publish_msg lacks column correlation_data, which TBMQ 1\.3 added: upgrade TBMQ to 1\.4 first, "
+                r"or ALTER TABLE device_publish_msg ADD COLUMN correlation_data bytea"
+            ),
+        ),
+        (
+            "ALTER TABLE device_session_ctx DROP COLUMN last_packet_id",
+            r"device_session_ctx lacks column last_packet_id \(integer\), which every release has",
+        ),
+        (
+            "ALTER TABLE device_publish_msg ALTER packet_id TYPE bigint",
+            "device_publish_msg.packet_id is bigint: it must be integer",
+        ),
+        (
+            "ALTER TABLE device_publish_msg DROP CONSTRAINT device_publish_msg_pkey",
+            (
+                r"device_publish_msg has no unique key over \(client_id, serial_number\).* "
+                r"ADD PRIMARY KEY \(client_id, serial_number\)"
+            ),
+        ),
+        (
+            "ALTER TABLE device_session_ctx RENAME TO kept; CREATE VIEW device_session_ctx AS SELECT * FROM kept",
+            "device_session_ctx is not a table",
+        ),
+    ],
+)
+def test_different_schema_is_named_with_its_remedy(source: Connection, change: str, message: str) -> None:
+    source.execute(change)
+
+    with pytest.raises(SchemaMismatch, match=message):
+        check_source(source)
+
+
+def test_all_differences_are_named_at_once(source: Connection) -> None:
+    source.execute("ALTER TABLE device_publish_msg DROP COLUMN retain, DROP COLUMN content_type")
+
+    with pytest.raises(SchemaMismatch, match=r"lacks column retain .*; .* lacks column content_type"):
+        check_source(source)
+
+
+def test_remedy_that_is_named_works(source: Connection) -> None:
+    source.execute("ALTER TABLE device_publish_msg DROP COLUMN content_type, DROP COLUMN msg_expiry_interval")
+    for _ in range(2):
+        with pytest.raises(SchemaMismatch) as caught:
+            check_source(source)
+        source.execute("ALTER TABLE " + str(caught.value).split("ALTER TABLE ")[1].partition(";")[0])
+
+    check_source(source)
+
+
+@pytest.fixture
+def plain_role(connection: Connection) -> Iterator[str]:
+    """A role without any privilege, for the length of a test's transaction."""
+    role = f"reader_{connection.info.dbname}"
+    connection.autocommit = False
+    connection.execute(f"CREATE ROLE {role}")
+    yield role
+    connection.rollback()
+
+
+def test_missing_privilege_is_named_with_its_grant(source: Connection, plain_role: str) -> None:
+    source.execute(f"GRANT SELECT ON device_session_ctx TO {plain_role}")
+    source.execute(f"SET LOCAL ROLE {plain_role}")
+
+    with pytest.raises(RefusedError, match=r"may not read device_publish_msg .* GRANT SELECT ON device_publish_msg TO"):
+        check_source(source)
+
+
+def test_hidden_rows_are_refused(source: Connection, plain_role: str) -> None:
+    source.execute(f"GRANT SELECT ON device_session_ctx, device_publish_msg TO {plain_role}")
+    source.execute("ALTER TABLE device_publish_msg ENABLE ROW LEVEL SECURITY")
+    source.execute(f"SET LOCAL ROLE {plain_role}")
+
+    with pytest.raises(RefusedError, match=r"row security hides rows of device_publish_msg .* BYPASSRLS"):
+        check_source(source)
+
+
+def test_reader_needs_no_more_than_select(source: Connection, plain_role: str) -> None:
+    source.execute(f"GRANT SELECT ON device_session_ctx, device_publish_msg TO {plain_role}")
+    source.execute(f"SET LOCAL ROLE {plain_role}")
+
+    check_source(source)
+    assert source_fingerprint(source)
+
+
+# --- fingerprint -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        *(
+            f"UPDATE device_publish_msg SET {assignment} WHERE serial_number = 77"
+            for assignment in (
+                "client_id = 'other'",
+                "serial_number = 777",
+                "topic = 'other'",
+                "time = time + 1",
+                "packet_id = NULL",
+                "packet_type = 'PUBREL'",
+                "qos = 2",
+                "payload = set_byte(payload, 1500, 0)",
+                "user_properties = ''",
+                "retain = FALSE",
+                "msg_expiry_interval = 0",
+                "payload_format_indicator = 0",
+                "content_type = ''",
+                "response_topic = ''",
+                "correlation_data = ''",
+            )
+        ),
+        "DELETE FROM device_publish_msg WHERE serial_number = 77",
+        "DELETE FROM device_publish_msg",
+        (
+            "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, qos, payload) "
+            "VALUES ('', 0, '', 0, 0, '')"
+        ),
+        "INSERT INTO device_session_ctx VALUES ('', 0, 0, 0)",
+        "DELETE FROM device_session_ctx WHERE client_id = 'c3'",
+        "UPDATE device_session_ctx SET last_updated_time = 0 WHERE client_id = 'c3'",
+        "UPDATE device_session_ctx SET last_serial_number = NULL WHERE client_id = 'c3'",
+        "UPDATE device_session_ctx SET last_packet_id = 8 WHERE client_id = 'c3'",
+        # two rows exchange a value, so that no column alone has changed
+        "UPDATE device_publish_msg SET packet_id = 257 - packet_id WHERE serial_number IN (128, 129)",
+    ],
+)
+def test_fingerprint_changes_with_any_row(source: Connection, change: str) -> None:
+    source.execute(MESSAGES)
+    source.execute(SESSIONS)
+    before = source_fingerprint(source)
+    source.execute(change)
+
+    assert source_fingerprint(source) != before
+
+
+def test_fingerprint_knows_nothing_of_where_rows_lie(source: Connection) -> None:
+    source.execute(MESSAGES)
+    source.execute(SESSIONS)
+    before = source_fingerprint(source)
+    source.execute("UPDATE device_publish_msg SET qos = qos WHERE serial_number % 3 = 0")
+    source.execute("VACUUM FULL device_publish_msg")
+    assert source_fingerprint(source) == before
+    source.execute("CLUSTER device_publish_msg USING idx_device_publish_msg_packet_id")
+    assert source_fingerprint(source) == before
+    source.execute("CREATE TABLE kept AS SELECT * FROM device_publish_msg ORDER BY random()")
+    source.execute("TRUNCATE device_publish_msg")
+    source.execute("INSERT INTO device_publish_msg SELECT * FROM kept")
+    assert source_fingerprint(source) == before
+
+
+def test_fingerprint_of_a_wrong_database_is_refused(connection: Connection) -> None:
+    with pytest.raises(RefusedError, match=r'"device_publish_msg" does not exist; name the database of TBMQ 1\.4'):
+        source_fingerprint(connection)
+
+
+def test_fingerprint_differs_between_databases(source: Connection) -> None:
+    before = source_fingerprint(source)
+
+    assert before.split("/")[1] == source.info.dbname
+    assert before.split("/")[2:] == [f"messages-0-{0:016x}", f"sessions-0-{0:016x}"]
+
+
+# --- target ----------------------------------------------------------------------------------------------------
+
+
+def test_fitting_server_is_accepted(redis_url: str) -> None:
+    with connect_redis(redis_url) as client:
+        assert check_target(client) == ()
+        assert check_target(client, forecast_bytes=2**20) == ()
+
+
+def test_fitting_cluster_is_accepted(redis_cluster_url: str) -> None:
+    with connect_redis(redis_cluster_url) as client:
+        addresses = [server.address for server in facts(client)]
+
+        assert check_target(client, forecast_bytes=2**20) == ()
+        assert check_target(client, forecast_bytes=dict.fromkeys(addresses, 2**20)) == ()
+
+
+def test_evicting_server_is_refused(redis_server_factory: Callable[..., RedisServer]) -> None:
+    server = redis_server_factory(maxmemory_policy="volatile-lru")
+    with connect_redis(server.url) as client:
+        with pytest.raises(
+            RefusedError,
+            match=r"may evict messages \(maxmemory-policy volatile-lru\): CONFIG SET maxmemory-policy noevic",
+        ):
+            check_target(client)
+        client.config_set("maxmemory-policy", "noeviction")
+
+        check_target(client)
+
+
+def test_small_server_is_refused_with_the_size_that_helps(redis_server_factory: Callable[..., RedisServer]) -> None:
+    server = redis_server_factory(maxmemory="64mb")
+    with connect_redis(server.url) as client:
+        check_target(client)
+        check_target(client, forecast_bytes=2**25)
+        with pytest.raises(RefusedError, match=r"too little memory: .* in use and a forecast of 60\.0 MiB") as caught:
+            check_target(client, forecast_bytes=60 * 2**20)
+        size = str(caught.value).split("CONFIG SET maxmemory ")[1].partition(",")[0]
+        # What is in use moves by some kilobytes between two looks.
+        client.config_set("maxmemory", int(size) + 2**22)
+
+        assert check_target(client, forecast_bytes=60 * 2**20) == ()
+
+
+def test_host_without_the_memory_is_refused(redis_url: str) -> None:
+    with connect_redis(redis_url) as client, pytest.raises(RefusedError, match=r"the host 127\.0\.0\.1 has too little"):
+        check_target(client, forecast_bytes=2**50)
+
+
+def test_masters_of_one_host_share_its_memory(redis_cluster_url: str) -> None:
+    with connect_redis(redis_cluster_url) as client:
+        servers = facts(client)
+        half = servers[0].total_system_memory_bytes // 2
+        assert check_target(client, forecast_bytes={servers[0].address: half}) == ()
+
+        with pytest.raises(
+            RefusedError, match=r"the host 127\.0\.0\.1 has too little memory for Redis: .* and .* and "
+        ):
+            check_target(client, forecast_bytes={server.address: half for server in servers})
+
+
+def test_forecast_for_a_server_that_is_gone_is_refused(redis_cluster_url: str) -> None:
+    with (
+        connect_redis(redis_cluster_url) as client,
+        pytest.raises(RefusedError, match=r"names 10\.0\.0\.1:6379, which is no master of this Redis: plan again"),
+    ):
+        check_target(client, forecast_bytes={"10.0.0.1:6379": 1})
+
+
+def test_server_without_append_only_file_is_warned_of(redis_server_factory: Callable[..., RedisServer]) -> None:
+    server = redis_server_factory(appendonly="no")
+    with connect_redis(server.url) as client:
+        (warning,) = check_target(client)
+
+        assert "keeps no append-only file" in warning
+        assert "CONFIG SET appendonly yes" in warning
+
+
+def test_replica_is_refused(redis_server_factory: Callable[..., RedisServer]) -> None:
+    server = redis_server_factory()
+    with connect_redis(server.url) as client:
+        # A master that does not answer will do: the server is a replica from this moment on.
+        client.execute_command("REPLICAOF", "127.0.0.1", "1")
+
+        with pytest.raises(RefusedError, match="is a replica: name its master instead, or REPLICAOF NO ONE"):
+            check_target(client)

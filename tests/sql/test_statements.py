@@ -1,0 +1,76 @@
+"""Each statement file keeps to its header, names real indexes, and is used."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+import queuekeeper
+from queuekeeper import assets, postgres
+from queuekeeper.postgres import Connection
+
+pytestmark = pytest.mark.sql
+
+SQL = assets.directory("sql")
+STATEMENTS = sorted(
+    str(path.relative_to(SQL).with_suffix("")) for path in SQL.rglob("*.sql") if "-- params:" in path.read_text("utf-8")
+)
+SOURCES = "\n".join(path.read_text("utf-8") for path in Path(queuekeeper.__file__).parent.rglob("*.py"))
+
+
+def header(name: str) -> dict[str, str]:
+    """Return the fields of a statement's header, continued lines joined."""
+    fields = {"purpose": ""}
+    current = "purpose"
+    for line in assets.read("sql", f"{name}.sql").splitlines():
+        if not line.startswith("-- "):
+            break
+        match = re.match(r"-- (params|rows|index): (.*)", line)
+        if match:
+            current = match[1]
+            fields[current] = match[2]
+        else:
+            fields[current] = f"{fields[current]} {line[3:]}".strip()
+    return fields
+
+
+def test_every_query_of_the_control_schema_has_a_header() -> None:
+    names = {f"queuekeeper/queries/{path.stem}" for path in (SQL / "queuekeeper" / "queries").glob("*.sql")}
+
+    assert names - set(STATEMENTS) == set()
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_header_names_the_parameters_that_the_statement_takes(name: str) -> None:
+    fields = header(name)
+    declared = set(re.findall(r"\w+", fields["params"].partition(";")[0])) - {"none"}
+    taken = set(re.findall(r"%\((\w+)\)s", postgres.statement(name)))
+
+    assert fields["purpose"].endswith(".")
+    assert set(fields) == {"purpose", "params", "rows", "index"}
+    assert declared == taken
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_file_holds_one_statement(name: str) -> None:
+    assert ";" not in re.sub(r"--.*", "", postgres.statement(name))
+
+
+def test_headers_name_indexes_that_exist(source: Connection) -> None:
+    postgres.migrate(source)
+    existing = {name for (name,) in source.execute("SELECT indexname FROM pg_indexes")}
+    named = {
+        index for name in STATEMENTS for index in re.findall(r"\w+_(?:pkey|idx|key)\b|idx_\w+", header(name)["index"])
+    }
+
+    assert named - existing == set()
+    assert named
+
+
+@pytest.mark.parametrize("name", STATEMENTS)
+def test_statement_is_used(name: str) -> None:
+    stem = name.rpartition("/")[2]
+
+    assert f'"{name}"' in SOURCES or f'"{stem}"' in SOURCES or f"{{_QUERIES}}{stem}" in SOURCES

@@ -1,0 +1,74 @@
+from __future__ import annotations
+
+import inspect
+
+import pytest
+
+from queuekeeper import errors
+from queuekeeper.errors import QueuekeeperError, ScriptError, StoreFull, from_lua
+
+EXIT_CODES = {
+    "CheckFailed": 1,
+    "ImportedBefore": 4,
+    "MovedOn": 4,
+    "NotOwner": 4,
+    "OutOfOrder": 1,
+    "PacketIdInUse": 4,
+    "QueuekeeperError": 1,
+    "RefusedError": 4,
+    "SchemaMismatch": 4,
+    "ScriptError": 1,
+    "ServerUnavailable": 4,
+    "StaleEpoch": 1,
+    "StalePlan": 3,
+    "StoreFull": 1,
+    "UsageError": 2,
+}
+
+
+def exceptions() -> dict[str, type[QueuekeeperError]]:
+    return {
+        name: cls
+        for name, cls in inspect.getmembers(errors, inspect.isclass)
+        if issubclass(cls, QueuekeeperError) and cls.__module__ == errors.__name__
+    }
+
+
+def test_every_exception_has_the_exit_code_that_scripts_rely_on() -> None:
+    assert {name: cls.exit_code for name, cls in exceptions().items()} == EXIT_CODES
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_the_module_docstring_shows_every_exception(name: str) -> None:
+    assert name in (errors.__doc__ or "")
+
+
+@pytest.mark.parametrize("name", EXIT_CODES)
+def test_an_exception_without_a_message_says_what_its_class_means(name: str) -> None:
+    cls = exceptions()[name]
+
+    assert str(cls()) == inspect.getdoc(cls)
+    assert str(cls("because")) == "because"
+
+
+@pytest.mark.parametrize(("word", "cls"), errors.LUA_ERRORS.items())
+@pytest.mark.parametrize("mark", ["", "-"])
+def test_a_script_error_becomes_its_exception_with_the_servers_sentence(
+    word: str, cls: type[QueuekeeperError], mark: str
+) -> None:
+    error = from_lua(RuntimeError(f"{mark}{word} session {{a}} is not what it was"))
+
+    assert type(error) is cls
+    assert str(error) == "session {a} is not what it was"
+
+
+def test_a_bare_error_word_falls_back_to_the_meaning_of_its_class() -> None:
+    assert str(from_lua("OOM")) == inspect.getdoc(StoreFull)
+
+
+@pytest.mark.parametrize("reply", ["WRONGTYPE Operation against a key", "ERR user_script:12: oops", "STALENESS x", ""])
+def test_an_unknown_error_word_is_a_script_error_with_the_whole_reply(reply: str) -> None:
+    error = from_lua(reply)
+
+    assert type(error) is ScriptError
+    assert str(error) == (reply or inspect.getdoc(ScriptError))

@@ -1,0 +1,253 @@
+"""Rules of the tree that no linter knows."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queuekeeper import __version__
+
+ROOT = Path(__file__).parents[2]
+CODE = ("benchmarks", "dags", "plugins", "scripts", "spark_jobs", "src", "tests")
+BINARY = {".gif", ".ico", ".jpg", ".jpeg", ".png", ".webp", ".woff2"}
+
+# Written in pieces: this file is part of the tree that it reads.
+FORBIDDEN = {
+    "a folder of one machine": r"(?<![\w.$}/])/(?:" + "work|root|home/[a-z]" + r")/\w",
+    "a package registry": r"(?:py" + r"pi|pythonhosted|npmjs|" + r"deb\.debian|security\.debian)\.(?:org|com)",
+    "a tracker's shorthand": r"(?i:\bissue" + r"s?\s+[A-Z0-9]\b)",
+    "an unfinished place": r"\b(?:TO" + r"DO|FIX" + r"ME|XX" + r"X)\b",
+    "a test that does not run": r"\b(?:pytest\.mark\.(?:skip|x" + r"fail)|pytest\.x" + r"fail)\b",
+    "an editor's conflict": r"^(?:<{7}|>{7}) ",
+}
+
+
+@cache
+def tree() -> tuple[Path, ...]:
+    """Files that are, or after `git add` would be, part of the project."""
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard", "-z"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if listing.returncode == 0 and (ROOT / ".git").exists():
+        found = [ROOT / name for name in listing.stdout.split("\0") if name]
+    else:
+        outside = {".git", ".venv", "var", "dist", "__pycache__"}
+        found = [path for path in ROOT.rglob("*") if not outside & set(path.relative_to(ROOT).parts)]
+    return tuple(sorted(path for path in found if path.is_file()))
+
+
+def under(folder: str, pattern: str) -> list[Path]:
+    return [path for path in tree() if (ROOT / folder) in path.parents and path.match(pattern)]
+
+
+def shown(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def texts() -> Iterator[tuple[Path, str]]:
+    for path in tree():
+        if path.suffix not in BINARY:
+            yield path, path.read_text("utf-8")
+
+
+@cache
+def project() -> dict[str, Any]:
+    return tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))
+
+
+@pytest.mark.parametrize("what", FORBIDDEN)
+def test_no_file_holds(what: str) -> None:
+    pattern = re.compile(FORBIDDEN[what], re.MULTILINE)
+
+    found = [
+        f"{shown(path)}:{text.count(chr(10), 0, match.start()) + 1}: {match[0]}"
+        for path, text in texts()
+        for match in pattern.finditer(text)
+    ]
+
+    assert found == []
+
+
+def test_text_files_end_with_one_line_feed_and_have_no_carriage_returns() -> None:
+    wrong = [shown(path) for path, text in texts() if text and ("\r" in text or not text.endswith("\n"))]
+
+    assert wrong == []
+
+
+@pytest.mark.parametrize("path", under("src", "*.py"), ids=shown)
+def test_every_module_says_in_its_docstring_what_it_is_for(path: Path) -> None:
+    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
+
+    assert docstring, "no docstring"
+    assert docstring.splitlines()[0].endswith((".", ":")), docstring.splitlines()[0]
+
+
+@pytest.mark.parametrize("folder", CODE)
+def test_python_files_postpone_annotations(folder: str) -> None:
+    missing = [
+        shown(path)
+        for path in under(folder, "*.py")
+        if (body := _code_of(path)) and "from __future__ import annotations" not in body
+    ]
+
+    assert missing == []
+
+
+def _code_of(path: Path) -> str:
+    """Return a file's text; nothing for a package's front page, which only gathers names."""
+    text = path.read_text("utf-8")
+    defines = any(isinstance(node, ast.FunctionDef | ast.ClassDef | ast.AnnAssign) for node in ast.parse(text).body)
+    return text if defines else ""
+
+
+def test_every_folder_with_python_is_type_checked() -> None:
+    with_python = {folder for folder in CODE if under(folder, "*.py")}
+
+    assert with_python <= set(project()["tool"]["mypy"]["files"])
+
+
+def test_every_test_folder_has_its_marker() -> None:
+    lanes = {path.relative_to(ROOT / "tests").parts[0] for path in under("tests", "test_*.py")}
+    markers = {line.split(":")[0] for line in project()["tool"]["pytest"]["ini_options"]["markers"]}
+
+    assert lanes <= markers
+    unmarked = [
+        lane
+        for lane in sorted(lanes)
+        if f"mark.{lane}" not in "".join(path.read_text("utf-8") for path in under(f"tests/{lane}", "*.py"))
+    ]
+    assert unmarked == []
+
+
+def test_every_dag_has_a_runbook_and_its_file_is_its_name() -> None:
+    dags = {path.stem for path in under("dags", "*.py")}
+
+    assert dags - {path.stem for path in under("docs/runbooks", "*.md")} == set()
+    for path in under("dags", "*.py"):
+        source = path.read_text("utf-8")
+        assert "Path(__file__).stem" in source or f'"{path.stem}"' in source, shown(path)
+        assert "### If it fails" in (ast.get_docstring(ast.parse(source)) or ""), shown(path)
+
+
+def test_every_spark_job_is_thin() -> None:
+    for path in under("spark_jobs", "*.py"):
+        functions = [node for node in ast.walk(ast.parse(path.read_text("utf-8"))) if isinstance(node, ast.FunctionDef)]
+        assert len(functions) <= 3, f"{shown(path)}: logic belongs in the package"
+
+
+@pytest.mark.parametrize("path", under("lua", "*.lua"), ids=shown)
+def test_a_lua_script_declares_itself_and_an_include_does_not(path: Path) -> None:
+    first = path.read_text("utf-8").splitlines()[0]
+
+    if path.parent.name == "includes":
+        assert not first.startswith("#!"), "an include is no script of its own"
+    else:
+        assert re.fullmatch(r"#!lua(?: flags=[a-z-]+(?:,[a-z-]+)*)?", first), first
+
+
+def test_migrations_are_numbered_without_a_gap() -> None:
+    names = [path.name for path in under("sql/migrations", "*.sql")]
+
+    assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
+    assert all(re.fullmatch(r"\d{4}(?:_[a-z0-9]+)+\.sql", name) for name in names)
+
+
+def test_decisions_are_numbered_without_a_gap_and_say_where_they_stand() -> None:
+    paths = under("docs/adr", "*.md")
+
+    assert [path.name[:4] for path in paths] == [f"{number:04}" for number in range(1, len(paths) + 1)]
+    for path in paths:
+        lines = path.read_text("utf-8").splitlines()
+        assert re.fullmatch(rf"# {path.name[:4]} \S.*", lines[0]), shown(path)
+        assert any(line.startswith("Status: ") for line in lines[:5]), shown(path)
+
+
+def test_the_changelog_has_a_section_for_this_version_or_what_comes_next() -> None:
+    headings = re.findall(r"^## \[(.+?)\]", (ROOT / "CHANGELOG.md").read_text("utf-8"), re.MULTILINE)
+
+    assert headings
+    assert headings[0] in ("Unreleased", __version__)
+    assert len(headings) == len(set(headings))
+
+
+def test_the_version_stands_once_more_in_the_project_file_and_is_the_same() -> None:
+    assert project()["project"]["version"] == __version__
+
+
+LINK = re.compile(r"(?<!!)\[[^\]\n]+\]\(([^)\s]+)(?: \"[^\"]*\")?\)|!\[[^\]\n]*\]\(([^)\s]+)\)")
+
+
+def anchor(heading: str) -> str:
+    text = re.sub(r"[^\w\- ]", "", heading.replace("`", "").strip().lower())
+    return text.replace(" ", "-")
+
+
+@pytest.mark.parametrize("path", [path for path in tree() if path.suffix == ".md"], ids=shown)
+def test_links_of_a_page_lead_to_files_and_headings_that_exist(path: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+    broken = []
+    for match in LINK.finditer(text):
+        target = match[1] or match[2]
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, fragment = target.partition("#")
+        wanted = (path.parent / name).resolve() if name else path
+        if not wanted.exists() or not wanted.is_relative_to(ROOT):
+            broken.append(target)
+        elif fragment and wanted.suffix == ".md":
+            headings = re.findall(r"^#+ (.+)$", wanted.read_text("utf-8"), re.MULTILINE)
+            if fragment not in map(anchor, headings):
+                broken.append(target)
+
+    assert broken == []
+
+
+TEST_NAME = re.compile(r"`(tests/[\w/.]+\.py)(?:::(test_\w+))?`")
+REPOSITORY_PATH = re.compile(
+    r"`((?:benchmarks|dags|docs|expectations|lua|plugins|scripts|spark_jobs|sql|src|tests)/[\w./-]+)`"
+)
+
+
+@pytest.mark.parametrize("path", [path for path in tree() if path.suffix == ".md"], ids=shown)
+def test_files_and_tests_that_a_page_names_exist(path: Path) -> None:
+    text = path.read_text("utf-8")
+    missing = [name for name in REPOSITORY_PATH.findall(text) if not (ROOT / name).exists()]
+    for file, function in TEST_NAME.findall(text):
+        if function and f"def {function}(" not in (ROOT / file).read_text("utf-8"):
+            missing.append(f"{file}::{function}")
+
+    assert missing == []
+
+
+def test_commands_of_the_readme_are_targets_of_the_makefile() -> None:
+    pages = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *under("docs", "*.md")]
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text("utf-8"), re.MULTILINE))
+    lanes = {line.split(":")[0] for line in project()["tool"]["pytest"]["ini_options"]["markers"]}
+    targets |= {f"test-{lane}" for lane in lanes}
+
+    named = {
+        (shown(page), target)
+        for page in pages
+        for target in re.findall(r"(?:`|^)(?:[A-Z_]+=\S+ )*make ([a-z][a-z-]*)", page.read_text("utf-8"), re.MULTILINE)
+    }
+
+    assert {(page, target) for page, target in named if target not in targets} == set()
+
+
+def test_continuous_integration_runs_the_test_command_and_is_executable() -> None:
+    script = ROOT / ".ci" / "run"
+
+    assert script.stat().st_mode & 0o111
+    assert script.read_text("utf-8").splitlines()[-1] == "exec make test"

@@ -1,0 +1,69 @@
+"""What ``queuekeeper.postgres`` does without a server: URLs, statement files, migration files."""
+
+from __future__ import annotations
+
+import socket
+
+import pytest
+
+from queuekeeper import assets, postgres
+from queuekeeper.errors import ServerUnavailable, UsageError
+
+pytestmark = pytest.mark.unit
+
+
+def test_statement_comes_without_its_header() -> None:
+    text = postgres.statement("queuekeeper/queries/throttle")
+
+    assert text.startswith("SELECT throttle_messages_per_s")
+    assert text.endswith("%(plan_id)s")
+    assert "--" in assets.read("sql", "queuekeeper/queries/throttle.sql")
+
+
+@pytest.mark.parametrize(
+    "name", ["../secret", "/etc/passwd", "queuekeeper//x", "queuekeeper/queries/Throttle", "a.b", ""]
+)
+def test_name_of_a_statement_is_no_path(name: str) -> None:
+    with pytest.raises(FileNotFoundError, match="is not the name of a statement"):
+        postgres.statement(name)
+
+
+def test_unknown_statement_is_an_error() -> None:
+    with pytest.raises(FileNotFoundError, match=r"no_such_statement\.sql"):
+        postgres.statement("queuekeeper/queries/no_such_statement")
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://user:s3cret@@host/db",
+        "postgresql://user:s3/cret@host/db",
+        "postgresql://user:s3cret#1@host/db?",
+        "postgresql://user:s3cret@host:port/db",
+        "postgresql://user:s3cret@host/db?bogus=s3cret",
+        "host=h password=s3cret bogus=1",
+        "s3cret",
+    ],
+)
+def test_malformed_url_is_explained_without_the_password(url: str) -> None:
+    with pytest.raises((UsageError, ServerUnavailable)) as caught:
+        postgres.connect(url)
+
+    assert "s3" not in str(caught.value)
+    assert caught.value.__cause__ is None
+    assert caught.value.__suppress_context__ or caught.value.__context__ is None
+
+
+def test_refused_connection_names_address_and_remedy() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # bound, but nobody listens
+        port = taken.getsockname()[1]
+        with pytest.raises(ServerUnavailable, match=rf"PostgreSQL at 127\.0\.0\.1:{port} is not available: .*refused"):
+            postgres.connect(f"postgresql://user:s3cret@127.0.0.1:{port}/db")
+
+
+def test_migrations_are_numbered_without_gaps() -> None:
+    found = postgres.migrations()
+
+    assert [migration.version for migration in found] == list(range(1, len(found) + 1))
+    assert len({migration.checksum for migration in found}) == len(found) > 0
