@@ -1,15 +1,54 @@
-"""What both stores say about a DEVICE session when it is inspected; it never holds the content of a message."""
+"""What the stores of DEVICE sessions take and say, and the rules that hold in each; how they store it is theirs."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.keyspace import MAX_PACKET_ID
 
 DEFAULT_PAGE = 500
 MAX_PAGE = 10_000
 """Most messages of one inspection; longer queues are read page by page."""
+
+MAX_PAYLOAD_BYTES = 268_435_455
+"""Largest remaining length of an MQTT packet (MQTT 5 section 2.1.4); a store may be told to take less."""
+
+MAX_TEXT_BYTES = 65_535
+"""Longest UTF-8 string of MQTT (MQTT 5 section 1.5.4)."""
+
+MAX_SUBSCRIPTION_ID = 268_435_455
+MAX_EXPIRY_INTERVAL_S = 2**32 - 1
+MAX_BATCH = 5_000
+"""Most messages of one save for one session."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StoreRules:
+    """Bounds that a store keeps; the same in each.
+
+    :param limit: most messages of a session; the oldest go when there are more, expired ones first and those in
+        flight last.
+    :param default_ttl_s: life of a message without an expiry interval.
+    :param session_expiry_s: how long a session's keys outlive the end of its last message's life; none for ever.
+    :param max_payload_bytes: larger payloads are refused before anything is written.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    limit: int = 10_000
+    default_ttl_s: int = 604_800
+    session_expiry_s: int | None = 604_800
+    max_payload_bytes: int = 1_048_576
+
+    def __post_init__(self) -> None:
+        check_integer("limit", self.limit, 1, MAX_PACKET_ID, "a session has no more packet ids (MQTT 5 section 2.2.1)")
+        check_integer("default_ttl_s", self.default_ttl_s, 1, MAX_EXPIRY_INTERVAL_S, "a message must have a life")
+        if self.session_expiry_s is not None:
+            check_integer("session_expiry_s", self.session_expiry_s, 0, MAX_EXPIRY_INTERVAL_S, "or none, for ever")
+        check_integer("max_payload_bytes", self.max_payload_bytes, 1, MAX_PAYLOAD_BYTES, "MQTT 5 section 2.1.4")
 
 
 class Problem(StrEnum):
@@ -109,6 +148,237 @@ class SessionView:
         return counts
 
 
+class Refusal(StrEnum):
+    """Why one message of a batch was not stored, while its neighbours were."""
+
+    EXPIRED = "expired"  # its life, counted from its own time, is over
+    EXPIRY_OUT_OF_RANGE = "expiry_out_of_range"  # the interval is not four unsigned bytes (MQTT 5 section 3.3.2.3.3)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewMessage:
+    """A PUBLISH to keep for a session, with the fields of TBMQ's record.
+
+    :param time_ms: when the broker received it; its life is counted from here, on every retry.
+    :param qos: 1 or 2.
+    :param expiry_interval_s: MQTT 5 Message Expiry Interval; none for none. A value out of range does not fail the
+        batch: the message is refused and counted.
+    :param user_properties: pairs in order; a name may come twice (MQTT 5 section 3.3.2.3.7).
+    :param subscription_ids: each 1 to 268,435,455 (MQTT 5 section 3.3.2.3.8); TBMQ 1.x has no column for them.
+    :raises UsageError: naming field, value and rule.
+    """
+
+    topic: str
+    payload: bytes
+    qos: int
+    time_ms: int
+    retain: bool = False
+    expiry_interval_s: int | None = None
+    payload_format_indicator: int | None = None
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+    user_properties: tuple[tuple[str, str], ...] = ()
+    subscription_ids: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_message(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionSave:
+    """Messages for one session, in the order of delivery.
+
+    :param source: who numbers the batches, for example a Kafka partition; with ``offset`` it makes a retry harmless.
+        A source has one batch per session in flight, and its offsets grow.
+    :param offset: number of the batch, 0 or more.
+    :raises UsageError: for an empty client id, no messages or too many, or only one of source and offset.
+    """
+
+    client_id: str
+    messages: tuple[NewMessage, ...]
+    source: str | None = None
+    offset: int | None = None
+
+    def __post_init__(self) -> None:
+        check_save(self)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SaveReport:
+    """What became of one :class:`SessionSave`.
+
+    :param packet_ids: packet id of each message, none where it was refused.
+    :param serials: serial of each message, none where it was refused.
+    :param refused: why, by position in the batch.
+    :param trimmed: messages removed because the session was over its limit, live ones only.
+    :param trimmed_in_flight: those of ``trimmed`` that had been delivered and not acknowledged.
+    :param dead: references removed whose message had expired; they make room before live messages do.
+    :param replayed: the batch had been stored before; nothing was stored again.
+    :param forgotten: a replayed batch is older than the last one of its source, so its ids are no longer known.
+    :param replicated: whether as many replicas as asked for have it; none when none were asked for.
+    :param error: set when this session's part failed; then nothing else is, and other sessions are not affected.
+    """
+
+    client_id: str
+    packet_ids: tuple[int | None, ...] = ()
+    serials: tuple[int | None, ...] = ()
+    refused: Mapping[int, Refusal] = field(default_factory=dict)
+    trimmed: int = 0
+    trimmed_in_flight: int = 0
+    dead: int = 0
+    replayed: bool = False
+    forgotten: bool = False
+    replicated: bool | None = None
+    error: QueuekeeperError | None = None
+
+    @property
+    def stored(self) -> int:
+        """Messages that are in the store because of this batch."""
+        return sum(packet_id is not None for packet_id in self.packet_ids)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PendingMessage:
+    """A message to deliver, or an exchange to finish.
+
+    :param packet_type: ``PUBLISH``, or ``PUBREL`` once the client has sent PUBREC; the latter has no payload any more.
+    :param expires_at_ms: end of its life; none without one.
+    :param expiry_interval_s: as the publisher set it; what is left of it is :meth:`remaining_s`.
+    :param redelivery: it has been sent before, so PUBLISH carries DUP (MQTT 5 section 3.3.1.1).
+    """
+
+    serial: int
+    packet_id: int
+    packet_type: str
+    topic: str
+    payload: bytes
+    qos: int
+    time_ms: int
+    expires_at_ms: int | None
+    redelivery: bool
+    retain: bool = False
+    expiry_interval_s: int | None = None
+    payload_format_indicator: int | None = None
+    content_type: str | None = None
+    response_topic: str | None = None
+    correlation_data: bytes | None = None
+    user_properties: tuple[tuple[str, str], ...] = ()
+    subscription_ids: tuple[int, ...] = ()
+
+    def remaining_s(self, *, now_ms: int) -> int | None:
+        """Return the expiry interval to send on, less the time it has waited (MQTT 5 section 3.3.2.3.3).
+
+        :returns: none when the publisher set none; 0 when its life is over.
+        """
+        if self.expiry_interval_s is None:
+            return None
+        return max(0, self.expiry_interval_s - max(0, -((self.time_ms - now_ms) // 1000)))
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PendingPage:
+    """One page of a session's messages, in the order of delivery.
+
+    :param after_serial: pass it to the next call; it has moved past expired and unreadable records too.
+    :param backlog_serial: highest serial when the first page was read. A message saved later has a greater one, and
+        must wait until the pages have reached this serial.
+    :param more: whether there may be messages up to ``backlog_serial`` that were not read yet.
+    :param expired: references of the page that led to no message.
+    :param unreadable: records of the page that nobody can read; they were put in quarantine.
+    """
+
+    client_id: str
+    messages: tuple[PendingMessage, ...]
+    after_serial: int
+    backlog_serial: int
+    more: bool
+    expired: int = 0
+    unreadable: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Ack:
+    """A PUBACK or PUBCOMP.
+
+    :param serial: of the message that was sent under this packet id; with it a late answer can never remove a newer
+        message that got the same id. None: whatever has the id.
+    :raises UsageError: when the packet id is out of range.
+    """
+
+    packet_id: int
+    serial: int | None = None
+
+    def __post_init__(self) -> None:
+        check_packet_id(self.packet_id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AckReport:
+    """What acknowledgements removed.
+
+    :param removed: messages removed.
+    :param unknown: acknowledgements that met no message, or one of another serial.
+    """
+
+    client_id: str
+    removed: int
+    unknown: int
+
+
+class Release(StrEnum):
+    """What a PUBREC did."""
+
+    RELEASED = "released"  # the record is PUBREL now; its body is gone and its expiry is what it was
+    ALREADY = "already"  # it was PUBREL before
+    MISSING = "missing"  # no message has this packet id (and serial)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PurgeReport:
+    """What a purge removed.
+
+    :param messages: references or rows removed; in a dry run, what would be.
+    :param kept: messages that were saved while the purge ran, and stay.
+    :param dry_run: nothing was removed.
+    """
+
+    client_id: str
+    messages: int
+    kept: int
+    dry_run: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ExportPage:
+    """A part of a session as JSON Lines.
+
+    :param lines: each a JSON object, without line end; the first page begins with the session's own line.
+    :param after_serial: pass it to the next call.
+    :param more: whether there is a next page.
+    :param unreadable: records left out because nobody can read them.
+    """
+
+    lines: tuple[bytes, ...]
+    after_serial: int
+    more: bool
+    unreadable: int = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ImportReport:
+    """What an import of JSON Lines stored.
+
+    :param stored: messages that are in the session now.
+    :param expired: messages whose life was over.
+    """
+
+    client_id: str
+    stored: int
+    expired: int
+    last_packet_id: int | None
+
+
 def check_page(*, offset: int, limit: int) -> None:
     """Refuse a page that no store would read.
 
@@ -118,3 +388,102 @@ def check_page(*, offset: int, limit: int) -> None:
         raise UsageError(f"offset is {offset}: it must be 0 or more")
     if not 1 <= limit <= MAX_PAGE:
         raise UsageError(f"limit is {limit}: it must be 1 to {MAX_PAGE}; read longer queues page by page")
+
+
+def check_integer(name: str, value: Any, least: int, most: int, rule: str) -> None:
+    """Refuse what is not an integer of a range.
+
+    :raises UsageError: naming parameter, value and rule.
+    """
+    if type(value) is not int:
+        raise UsageError(f"{name} is {value!r}: it must be an integer")
+    if not least <= value <= most:
+        raise UsageError(f"{name} is {value}: it must be {least} to {most} ({rule})")
+
+
+def check_packet_id(packet_id: Any) -> None:
+    """Refuse what is not a packet id.
+
+    :raises UsageError: naming the value and the rule.
+    """
+    check_integer("packet_id", packet_id, 1, MAX_PACKET_ID, "MQTT 5 section 2.2.1")
+
+
+def check_client_id(client_id: Any) -> None:
+    """Refuse what is not the id of a session.
+
+    :raises UsageError: for another type, the empty text and one that MQTT cannot carry.
+    """
+    check_text("client_id", client_id, empty=False)
+
+
+def check_text(name: str, value: Any, *, empty: bool = True) -> None:
+    """Refuse what MQTT cannot carry as a UTF-8 string (MQTT 5 section 1.5.4).
+
+    :raises UsageError: naming the field and the rule.
+    """
+    if type(value) is not str:
+        raise UsageError(f"{name} is {value!r}: it must be text")
+    if not value and not empty:
+        raise UsageError(f"{name} is empty: a session without an id cannot be stored")
+    if "\0" in value:
+        raise UsageError(f"{name} holds a zero character, which MQTT forbids (MQTT 5 section 1.5.4)")
+    try:
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"{name} holds half a surrogate pair, which MQTT forbids (MQTT 5 section 1.5.4)") from None
+    if size > MAX_TEXT_BYTES:
+        raise UsageError(f"{name} has {size} bytes: MQTT carries at most {MAX_TEXT_BYTES} (MQTT 5 section 1.5.4)")
+
+
+def check_message(message: NewMessage) -> None:
+    """Refuse a message that no store may take; its expiry interval is judged when it is saved.
+
+    :raises UsageError: naming field, value and rule.
+    """
+    if type(message.payload) is not bytes:
+        raise UsageError(f"payload is a {type(message.payload).__name__}: it must be bytes")
+    if len(message.payload) > MAX_PAYLOAD_BYTES:
+        raise UsageError(f"payload has {len(message.payload)} bytes: MQTT carries at most {MAX_PAYLOAD_BYTES}")
+    check_text("topic", message.topic)
+    if type(message.qos) is not int or message.qos not in (1, 2):
+        raise UsageError(f"qos is {message.qos!r}: only QoS 1 and 2 are stored (MQTT 5 section 4.3)")
+    check_integer("time_ms", message.time_ms, 0, 2**53 - 1, "milliseconds since 1970")
+    if type(message.retain) is not bool:
+        raise UsageError(f"retain is {message.retain!r}: it must be True or False")
+    if message.expiry_interval_s is not None and type(message.expiry_interval_s) is not int:
+        raise UsageError(f"expiry_interval_s is {message.expiry_interval_s!r}: it must be an integer")
+    if message.payload_format_indicator is not None:
+        check_integer("payload_format_indicator", message.payload_format_indicator, 0, 1, "MQTT 5 section 3.3.2.3.2")
+    if message.content_type is not None:
+        check_text("content_type", message.content_type)
+    if message.response_topic is not None:
+        check_text("response_topic", message.response_topic)
+    if message.correlation_data is not None and type(message.correlation_data) is not bytes:
+        raise UsageError(f"correlation_data is a {type(message.correlation_data).__name__}: it must be bytes")
+    for pair in message.user_properties:
+        if type(pair) is not tuple or len(pair) != 2:
+            raise UsageError(f"user_properties holds {pair!r}: each must be a pair of texts")
+        check_text("user property name", pair[0])
+        check_text("user property value", pair[1])
+    for subscription_id in message.subscription_ids:
+        check_integer("subscription_id", subscription_id, 1, MAX_SUBSCRIPTION_ID, "MQTT 5 section 3.3.2.3.8")
+
+
+def check_save(save: SessionSave) -> None:
+    """Refuse a batch that no store may take.
+
+    :raises UsageError: naming field, value and rule.
+    """
+    check_client_id(save.client_id)
+    if not save.messages:
+        raise UsageError(f"the save for {save.client_id!r} has no messages")
+    if len(save.messages) > MAX_BATCH:
+        raise UsageError(f"the save for {save.client_id!r} has {len(save.messages)} messages: at most {MAX_BATCH}")
+    if (save.source is None) != (save.offset is None):
+        raise UsageError("source and offset go together: name both or neither")
+    if save.source is not None:
+        check_text("source", save.source)
+        if not save.source:
+            raise UsageError("source is empty: name who numbers the batches")
+        check_integer("offset", save.offset, 0, 2**53 - 1, "a number of the source's")

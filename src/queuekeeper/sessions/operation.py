@@ -1,0 +1,85 @@
+"""One written form of every store operation, run by blocking or asyncio code; what is asked of a server is a step.
+
+An operation is a generator. It yields a step, gets the server's answer in its place, and returns a result. Whatever
+does the I/O knows nothing of sessions, and the operation nothing of sockets, so nothing is written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Operation: TypeAlias = Generator[Any, Any, T]
+"""Yields steps, receives answers, returns ``T``. An answer that is an exception is thrown into it."""
+
+
+class Answers(Protocol):
+    """Blocking side: holds the operations and answers a step."""
+
+    operations: Any
+
+    def answer(self, step: Any) -> Any:
+        """Do what a step asks and return the answer, or raise."""
+
+
+class AnswersLater(Protocol):
+    """The same for asyncio."""
+
+    operations: Any
+
+    async def answer(self, step: Any) -> Any:
+        """Do what a step asks and return the answer, or raise."""
+
+
+def blocking(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return the method of a blocking store that runs an operation to its end.
+
+    :param form: method of the class of operations, which the store holds as ``operations``.
+    """
+
+    @wraps(form)
+    def method(store: Answers, *args: P.args, **kwargs: P.kwargs) -> T:
+        operation = form(store.operations, *args, **kwargs)
+        try:
+            step = next(operation)
+            while True:
+                try:
+                    answer = store.answer(step)
+                except Exception as error:
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    return method
+
+
+def awaited(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """Return the coroutine method of an asyncio store that runs an operation to its end.
+
+    :param form: method of the class of operations, which the store holds as ``operations``.
+    """
+
+    @wraps(form)
+    async def method(store: AnswersLater, *args: P.args, **kwargs: P.kwargs) -> T:
+        operation = form(store.operations, *args, **kwargs)
+        try:
+            step = next(operation)
+            while True:
+                try:
+                    answer = await store.answer(step)
+                except Exception as error:
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    return method
