@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Generator
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeAlias, TypeVar
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -17,32 +17,16 @@ Operation: TypeAlias = Generator[Any, Any, T]
 """Yields steps, receives answers, returns ``T``. An answer that is an exception is thrown into it."""
 
 
-class Answers(Protocol):
-    """Blocking side: holds the operations and answers a step."""
-
-    operations: Any
-
-    def answer(self, step: Any) -> Any:
-        """Do what a step asks and return the answer, or raise."""
-
-
-class AnswersLater(Protocol):
-    """The same for asyncio."""
-
-    operations: Any
-
-    async def answer(self, step: Any) -> Any:
-        """Do what a step asks and return the answer, or raise."""
-
-
 def blocking(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Concatenate[Any, P], T]:
     """Return the method of a blocking store that runs an operation to its end.
 
-    :param form: method of the class of operations, which the store holds as ``operations``.
+    The store holds the operations as ``operations`` and has a method ``answer(step)``.
+
+    :param form: method of the class of operations.
     """
 
     @wraps(form)
-    def method(store: Answers, *args: P.args, **kwargs: P.kwargs) -> T:
+    def method(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         operation = form(store.operations, *args, **kwargs)
         try:
             step = next(operation)
@@ -61,13 +45,13 @@ def blocking(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Conc
 
 
 def awaited(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
-    """Return the coroutine method of an asyncio store that runs an operation to its end.
+    """Return the coroutine method of an asyncio store; there ``answer(step)`` is a coroutine method too.
 
-    :param form: method of the class of operations, which the store holds as ``operations``.
+    :param form: method of the class of operations.
     """
 
     @wraps(form)
-    async def method(store: AnswersLater, *args: P.args, **kwargs: P.kwargs) -> T:
+    async def method(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         operation = form(store.operations, *args, **kwargs)
         try:
             step = next(operation)
