@@ -218,6 +218,45 @@ def test_servers_end_with_the_process_that_started_them(server_home: Path) -> No
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
+def test_servers_end_even_when_their_starter_dies_before_its_guardian_is_awake() -> None:
+    server = subprocess.Popen(["/bin/sleep", "600"], start_new_session=True)
+    script = (
+        "import os, sys, subprocess\n"
+        "from queuekeeper.embedded import process\n"
+        "process._guardian().watch(int(sys.argv[1]))\n"
+        "os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", script, str(server.pid)], check=True)
+    try:
+        assert server.wait(10) == -signal.SIGKILL
+    finally:
+        server.kill()
+        server.wait()
+
+
+def test_a_process_that_leaves_servers_behind_ends_without_a_complaint(server_home: Path) -> None:
+    script = (
+        "import os, pathlib, signal, sys, time; from queuekeeper.embedded.process import ManagedProcess\n"
+        "def start(name, **options):\n"
+        "    process = ManagedProcess(name, pathlib.Path(sys.argv[1]), **options)\n"
+        "    return process, process.start(['/bin/sleep', '600']).pid\n"
+        "start('guarded', die_with_parent=True)\n"
+        "process, pid = start('killed')\n"
+        "os.kill(pid, signal.SIGKILL)\n"
+        "while process.running(): time.sleep(0.01)\n"
+        "print(start('killed')[1])"
+    )
+    command = [sys.executable, "-X", "dev", "-c", script, str(server_home / "left")]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    left = ManagedProcess("killed", server_home / "left")
+    try:
+        assert ended.stderr == ""
+        assert left.running() is not None
+        assert ManagedProcess("guarded", server_home / "left").running() is None
+    finally:
+        left.stop()
+
+
 def test_postgres_never_runs_as_root_and_finds_a_folder_where_home_is_closed(tmp_path: Path) -> None:
     closed = tmp_path / "closed"
     closed.mkdir(mode=0o700)
@@ -231,7 +270,9 @@ def test_postgres_never_runs_as_root_and_finds_a_folder_where_home_is_closed(tmp
         assert read(server) == "here"
     finally:
         server.erase()
+    # The path is still told, but looking at it makes nothing.
     assert not server.data.exists()
+    assert not root or not server.data.parent.exists()
 
 
 def test_databases_come_and_go(postgres_server: PostgresServer) -> None:

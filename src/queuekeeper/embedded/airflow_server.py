@@ -20,7 +20,7 @@ from urllib.parse import parse_qsl, unquote, urlsplit
 import psycopg
 
 from queuekeeper.embedded.airflow_client import AirflowClient
-from queuekeeper.embedded.files import HOST, demand_free, free_port, write_private
+from queuekeeper.embedded.files import HOST, demand_free, free_port, noted_port, write_private
 from queuekeeper.embedded.java import java_home
 from queuekeeper.embedded.process import ManagedProcess, ProcessRecord, end_marked
 from queuekeeper.errors import ServerUnavailable, UsageError
@@ -101,12 +101,7 @@ class AirflowServer:
 
         :raises ServerUnavailable: when it is not running.
         """
-        record = self.components["api-server"].running()
-        if record is None or record.port is None:
-            raise ServerUnavailable(
-                f"the Airflow in {self.directory} is not running: start it by `queuekeeper up --airflow`"
-            )
-        return record.port
+        return self.components["api-server"].listening_port("the Airflow", command="queuekeeper up --airflow")
 
     @property
     def url(self) -> str:
@@ -137,7 +132,7 @@ class AirflowServer:
         elif self._wanted_port is not None:
             port = demand_free(self._wanted_port, "Airflow")
         else:
-            port = free_port(_kept_port(self.directory) if remembered is None else remembered.port)
+            port = free_port(noted_port(self.directory / "port") if remembered is None else remembered.port)
         environment = self._environment(port)
         settings = _checksum(environment)
         records = {name: process.running() for name, process in self.components.items()}
@@ -298,13 +293,6 @@ def _passwords(directory: Path) -> dict[str, str]:
         known |= {name: secrets.token_urlsafe(12) for name in missing}
         write_private(path, json.dumps(known))
     return {name: known[name] for name in ROLES}
-
-
-def _kept_port(directory: Path) -> int | None:
-    try:
-        return int((directory / "port").read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
-        return None
 
 
 def _checksum(environment: Mapping[str, str]) -> str:

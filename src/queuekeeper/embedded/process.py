@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import json
 import os
@@ -22,8 +23,8 @@ from queuekeeper.errors import ServerUnavailable
 
 _MARKER = "QUEUEKEEPER_STARTED_FOR"
 
-# Children of this very process by pid; whoever stops one collects its exit code, so that it leaves no zombie.
-_children: dict[int, subprocess.Popen[bytes]] = {}
+# Children of this very process; whoever stops one collects its exit code, so that it leaves no zombie.
+_children: set[int] = set()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,6 +82,18 @@ class ManagedProcess:
         record = self.record()
         return record if record is not None and _process_of(record) is not None else None
 
+    def listening_port(self, what: str, *, command: str) -> int:
+        """Return the port of the living process.
+
+        :param what: the server in words.
+        :param command: what starts it.
+        :raises ServerUnavailable: when it is not running.
+        """
+        record = self.running()
+        if record is None or record.port is None:
+            raise ServerUnavailable(f"{what} in {self.directory} is not running: start it by `{command}`")
+        return record.port
+
     def start(
         self,
         command: Sequence[str | Path],
@@ -99,6 +112,8 @@ class ManagedProcess:
         :raises ServerUnavailable: when the program cannot be started at all.
         """
         self.directory.mkdir(parents=True, exist_ok=True)
+        if self.running() is None:
+            _collect(self.record())
         identity: dict[str, Any] = {}
         if user is not None:
             identity = {"user": user, "group": group, "extra_groups": []}
@@ -119,7 +134,9 @@ class ManagedProcess:
             raise ServerUnavailable(f"cannot start {self.name}: {error}") from error
         finally:
             os.close(log)
-        _children[child.pid] = child
+        _children.add(child.pid)
+        # It may outlive us on purpose, which Popen would complain of when it is forgotten.
+        child.returncode = 0
         record = ProcessRecord(
             pid=child.pid,
             started=_start_of(child.pid) or "",
@@ -261,10 +278,14 @@ def _session_members(record: ProcessRecord) -> list[psutil.Process]:
 
 
 def _collect(record: ProcessRecord | None) -> None:
-    child = None if record is None else _children.pop(record.pid, None)
-    if child is not None:
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(5)
+    if record is None or record.pid not in _children:
+        return
+    _children.discard(record.pid)
+    deadline = time.monotonic() + 5
+    # After a fork the process is no child of ours.
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(record.pid, os.WNOHANG) == (0, 0) and time.monotonic() < deadline:
+            time.sleep(0.005)
 
 
 def _kill(processes: Iterable[psutil.Process]) -> None:
@@ -307,6 +328,7 @@ class _Guardian:
             cwd="/",
             text=True,
         )
+        atexit.register(self.end)
 
     def usable(self) -> bool:
         return self._owner == os.getpid() and self._process.poll() is None
@@ -316,6 +338,11 @@ class _Guardian:
             assert self._process.stdin is not None
             self._process.stdin.write(f"{pid}\n")
             self._process.stdin.flush()
+
+    def end(self) -> None:
+        """Let the guardian end what it watches, and wait for it."""
+        if self._owner == os.getpid():
+            self._process.communicate()
 
 
 _guardian_lock = threading.Lock()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -13,17 +13,17 @@ import redis
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from queuekeeper.embedded.files import HOST, demand_free, free_port, is_free, secret, write_private
-from queuekeeper.embedded.process import ManagedProcess, ProcessRecord
+from queuekeeper.embedded.files import HOST, free_port, noted_port, secret, write_private
+from queuekeeper.embedded.process import ProcessRecord
+from queuekeeper.embedded.server import PrivateServer
 from queuekeeper.errors import ServerUnavailable
 
 Flavour = Literal["any", "valkey", "redis"]
 
-_START_TIMEOUT_S = 60.0
 _LOCAL_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 
 
-class RedisServer:
+class RedisServer(PrivateServer):
     """A Valkey or Redis with data, log, password and port of its own: append-only file on, nothing ever evicted.
 
     :param directory: data, state, log and password.
@@ -31,6 +31,8 @@ class RedisServer:
     :param port: a port to insist on; else the last one used, if it is free, or any free one.
     :param config: further configuration lines, or other values for ours.
     """
+
+    product = "Redis"
 
     def __init__(
         self,
@@ -42,31 +44,9 @@ class RedisServer:
         name: str = "redis",
         die_with_parent: bool = False,
     ) -> None:
-        self.name = name
-        self.directory = directory.absolute()
+        super().__init__(directory, name=name, port=port, die_with_parent=die_with_parent)
         self._flavour = flavour
-        self._wanted_port = port
         self._config = dict(config or {})
-        self.process = ManagedProcess(name, self.directory, die_with_parent=die_with_parent)
-
-    @property
-    def port(self) -> int:
-        """Port of the running server.
-
-        :raises ServerUnavailable: when it is not running.
-        """
-        record = self.process.running()
-        if record is None or record.port is None:
-            raise ServerUnavailable(
-                f"the private Redis in {self.directory} is not running: start it by `queuekeeper up`"
-            )
-        return record.port
-
-    @property
-    def pid(self) -> int | None:
-        """Process id, or ``None`` when it is not running."""
-        record = self.process.running()
-        return None if record is None else record.pid
 
     @property
     def url(self) -> str:
@@ -82,57 +62,16 @@ class RedisServer:
         """Return a plain client of this very server, without retries."""
         return self._client(self.port, database=database, timeout_s=timeout_s)
 
-    def start(self) -> ProcessRecord:
-        """Start the server unless it runs, and wait until its data are loaded.
-
-        :raises ServerUnavailable: when there is no binary, a demanded port is taken, or the server does not come up.
-        """
-        running = self.process.running()
-        if running is not None:
-            return running
-        binary = binary_path(self._flavour)
-        self.directory.mkdir(parents=True, exist_ok=True)
-        if self._wanted_port is not None:
-            demand_free(self._wanted_port, "Redis")
-        for attempt in range(5):
-            port = self._wanted_port or free_port(self._last_port() if attempt == 0 else None)
-            try:
-                return self._start_on(port, binary)
-            except ServerUnavailable:
-                # Somebody else may have taken the port between the look and the start.
-                if attempt == 4 or self._wanted_port is not None or is_free(port):
-                    raise
-        raise AssertionError("the loop above returns or raises")
-
-    def stop(self) -> bool:
-        """Shut the server down in good order and return whether it ran."""
-        return self.process.stop()
-
-    def kill(self) -> None:
-        """Kill the server at once, as a crash would; ``start`` then reads the append-only file."""
-        self.process.kill()
-
-    def restart(self) -> ProcessRecord:
-        """Stop and start the server; the data stay."""
-        self.stop()
-        return self.start()
-
     def erase(self) -> None:
         """Stop the server and remove its data."""
         self.stop()
         shutil.rmtree(self.directory / "data", ignore_errors=True)
 
-    def _password(self) -> str:
-        return secret(self.directory / "password")
-
-    def _last_port(self) -> int | None:
-        record = self.process.record()
-        if record is not None:
-            return record.port
-        try:
-            return int((self.directory / "port").read_text("utf-8"))
-        except (FileNotFoundError, ValueError):
-            return None
+    def _prepare(self) -> Callable[[int], ProcessRecord]:
+        binary = binary_path(self._flavour)
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._claim_port()
+        return lambda port: self._start_on(port, binary)
 
     def _client(self, port: int, *, database: int = 0, timeout_s: float) -> redis.Redis:
         return redis.Redis(
@@ -182,13 +121,8 @@ class RedisServer:
             version = f"{kind.capitalize()} {facts[f'{kind}_version']}"
             return True
 
-        try:
-            self.process.wait_ready(answers, timeout_s=_START_TIMEOUT_S)
-        except BaseException:
-            self.process.stop()
-            raise
+        self._wait_ready(answers, port=port)
         self.process.annotate(version=version)
-        write_private(self.directory / "port", str(port))
         return self.process.record() or record
 
 
@@ -318,12 +252,11 @@ def _quoted(value: str | int) -> str:
 
 def _kept_port(path: Path) -> int:
     """Return the port noted in ``path``; the first call chooses one."""
-    try:
-        return int(path.read_text("utf-8"))
-    except (FileNotFoundError, ValueError):
+    port = noted_port(path)
+    if port is None:
         port = free_port()
         write_private(path, str(port))
-        return port
+    return port
 
 
 def _cluster_facts(client: redis.Redis) -> dict[str, str]:
