@@ -22,7 +22,8 @@ app = typer.Typer(
     cls=CommandGroup,
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    rich_markup_mode="markdown",
+    # Plain help wraps an address that a frame would cut off, and comes in half the time.
+    rich_markup_mode=None,
     epilog=EPILOG,
     context_settings={"help_option_names": ["-h", "--help"]},
 )

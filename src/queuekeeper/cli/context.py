@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote, urlsplit
 
 import typer
-from rich.text import Text
 from typer.core import TyperGroup
 
 from queuekeeper.cli.output import printable, screen
@@ -85,12 +84,16 @@ class CommandGroup(TyperGroup):
             code = 1
             sentence = f"something unforeseen happened: {type(error).__name__}: {error}; --debug shows where"
             _trace()
+        from rich.text import Text
+
         screen(stderr=True).print(Text("queuekeeper: ", style="bold red") + Text(_tidy(sentence)), soft_wrap=True)
         raise typer.Exit(code)
 
 
 def _trace() -> None:
     if _invocation.debug:
+        from rich.text import Text
+
         screen(stderr=True).print(Text(redact(traceback.format_exc())), soft_wrap=True)
 
 

@@ -3,11 +3,15 @@
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import typer
-from rich.console import Console
 
 from queuekeeper.cli import context
 from queuekeeper.cli.output import show
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 app = typer.Typer(no_args_is_help=True, help="Keep the control schema `queuekeeper` in PostgreSQL.")
 
@@ -19,7 +23,7 @@ def _group() -> None:
 
 @app.command()
 def migrate(*, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False) -> None:
-    """Bring the control schema to the state that this release needs; safe to repeat.
+    """Bring the control schema to this release's state. Safe to repeat.
 
     Example: `queuekeeper database migrate`
     """

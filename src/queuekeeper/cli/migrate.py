@@ -13,20 +13,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from queuekeeper.cli import context
-from queuekeeper.cli.output import instant, pairs, plain, printable, record, screen, show, stdout_for_results, table
+from queuekeeper.cli.output import (
+    cell,
+    instant,
+    pairs,
+    plain,
+    printable,
+    record,
+    screen,
+    show,
+    stdout_for_results,
+    table,
+)
 from queuekeeper.errors import CheckFailed, QueuekeeperError, UsageError
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from rich.console import Console
 
     from queuekeeper.migration.ledger import QuarantinedRow, Step
     from queuekeeper.migration.model import LedgerRow, MigrationPlan
 
-app = typer.Typer(no_args_is_help=True, help="Move sessions from PostgreSQL to Redis: plan, copy, verify, report.")
+app = typer.Typer(no_args_is_help=True, help="Move sessions to Redis: plan, copy, verify, report.")
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
 PlanIdOrNewest = Annotated[str | None, typer.Argument(metavar="[PLAN]", help="Id of the plan; the newest if left out.")]
@@ -41,7 +51,7 @@ REFRESH_S = 0.5
 
 @app.callback()
 def _group() -> None:
-    """Move sessions from PostgreSQL to Redis: plan, copy, verify, report."""
+    """Move sessions to Redis: plan, copy, verify, report."""
 
 
 @contextmanager
@@ -216,7 +226,7 @@ def verify(
     spark_master: Master = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Read both stores again and balance the ledger; exit code 1 when it does not balance.
+    """Read both stores again and balance the ledger. Exit code 1 when it does not balance.
 
     Example: `queuekeeper migrate verify`
     """
@@ -257,7 +267,7 @@ def report(
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Write the report of a migration as an HTML page and as JSON; exit code 1 when the ledger does not balance.
+    """Write the report of a migration as HTML and JSON. Exit code 1 when the ledger does not balance.
 
     Example: `queuekeeper migrate report --directory reports`
     """
@@ -314,7 +324,7 @@ def status(
             pairs(
                 "State",
                 {
-                    "plan": Text(found.state.value, style=_TONES.get(found.state.value, "")),
+                    "plan": cell(found.state.value, style=_TONES.get(found.state.value, "")),
                     "why": found.state_reason or None,
                     "approved": None if approval is None else f"by {approval.approved_by}",
                     "throttle": "none" if throttle is None else f"{throttle:,} messages/s",
@@ -347,7 +357,7 @@ def throttle(
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Slow a copy down or let it go; a running copy follows within seconds.
+    """Slow a copy down or let it go. A running copy follows within seconds.
 
     Example: `queuekeeper migrate throttle 0123456789abcdef 20000`
     """
@@ -380,7 +390,7 @@ def quarantine(
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Count the quarantined rows by reason, with what to do; list them with --reason or --client.
+    """Count the quarantined rows by reason, with what to do. List them with --reason or --client.
 
     Example: `queuekeeper migrate quarantine --reason packet_id_duplicate`
     """
@@ -463,7 +473,7 @@ def replay(
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Put repaired rows of the quarantine into the sessions that were imported.
+    """Put repaired rows of the quarantine into their sessions.
 
     Example: `queuekeeper migrate replay 0123456789abcdef --reason packet_id_duplicate --assign-packet-ids --dry-run`
     """
@@ -505,7 +515,7 @@ def undo(
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Take the sessions that a plan has imported out of Redis again; sessions used since are left alone.
+    """Take out of Redis what a plan has imported. Sessions used since are left alone.
 
     Example: `queuekeeper migrate undo 0123456789abcdef --dry-run`
     """
@@ -604,9 +614,7 @@ def _unaccounted(rows: tuple[LedgerRow, ...]) -> int:
 def _verdict(out: Console, *, balanced: bool, words: str | None = None) -> None:
     text = words or ("balanced" if balanced else "not balanced")
     out.print(
-        Text(
-            f"{'✓' if balanced else '✗'} {printable(text).capitalize()}", style="bold green" if balanced else "bold red"
-        )
+        f"{'✓' if balanced else '✗'} {printable(text).capitalize()}", style="bold green" if balanced else "bold red"
     )
 
 

@@ -1,5 +1,6 @@
 """How the command line shows things: tables for people, JSON for programs, both on stdout; trouble goes to stderr."""
 
+# ruff: noqa: PLC0415 - --help shows no table, and answers at once
 from __future__ import annotations
 
 import json
@@ -12,11 +13,12 @@ from dataclasses import fields, is_dataclass
 from datetime import UTC, datetime
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
 
 PIPE_WIDTH = 120
 """Columns when nobody is looking: a table that is piped on is not squeezed into 80."""
@@ -24,6 +26,8 @@ PIPE_WIDTH = 120
 
 def screen(*, stderr: bool = False) -> Console:
     """Return the place to write to; made anew each time, since tests and pipes exchange the streams."""
+    from rich.console import Console
+
     stream = sys.stderr if stderr else sys.stdout
     width = None if stream.isatty() or "COLUMNS" in os.environ else PIPE_WIDTH
     return Console(file=stream, width=width, highlight=False, markup=False, emoji=False)
@@ -69,8 +73,10 @@ def printable(text: str) -> str:
     )
 
 
-def cell(value: Any) -> Text:
+def cell(value: Any, *, style: str = "") -> Text:
     """Return one value as a table shows it."""
+    from rich.text import Text
+
     if value is None:
         return Text("–", style="dim")
     if isinstance(value, bool):
@@ -79,16 +85,21 @@ def cell(value: Any) -> Text:
         return Text(f"{value:,}")
     if isinstance(value, float):
         return Text(f"{value:,.1f}")
-    return Text(printable(str(plain(value))))
+    return Text(printable(str(plain(value))), style=style)
 
 
 def _title(text: str) -> Text:
+    from rich.text import Text
+
     # The empty line sets tables apart without a frame.
     return Text(f"\n{printable(text)}", style="bold not italic")
 
 
 def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> Table:
     """Return a table; numbers are set to the right."""
+    from rich.table import Table
+    from rich.text import Text
+
     content = [list(row) for row in rows]
     result = Table(title=_title(title), title_justify="left", box=None, pad_edge=False)
     for at, name in enumerate(columns):
@@ -101,6 +112,9 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
 
 def pairs(title: str, values: Mapping[str, Any]) -> Table:
     """Return names and values, one to a line."""
+    from rich.table import Table
+    from rich.text import Text
+
     result = Table(
         title=_title(title), title_justify="left", box=None, pad_edge=False,
         show_header=False,

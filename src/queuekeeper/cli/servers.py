@@ -6,13 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.text import Text
 
 from queuekeeper.cli import context
-from queuekeeper.cli.output import screen, show, table
+from queuekeeper.cli.output import cell, screen, show, table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from queuekeeper.embedded import Status
 
 _STYLES = {"running": "green", "stopped": "dim", "external": "cyan"}
@@ -23,7 +23,7 @@ def up(
     airflow: Annotated[bool, typer.Option("--airflow", help="Start Airflow too.")] = False,
     as_json: context.AsJson = False,
 ) -> None:
-    """Start private servers on free loopback ports; what runs already is left as it is.
+    """Start private servers on free loopback ports. What runs already is left as it is.
 
     Example: `queuekeeper up --airflow`
     """
@@ -78,7 +78,7 @@ def _servers(out: Console, status: Status) -> None:
     rows = [
         (
             server.name,
-            Text(server.state, style=_STYLES.get(server.state, "")),
+            cell(server.state, style=_STYLES.get(server.state, "")),
             server.url,
             server.version,
             None if server.pid is None else str(server.pid),

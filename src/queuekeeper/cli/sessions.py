@@ -6,12 +6,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
 
 from queuekeeper.cli import context
 from queuekeeper.cli.output import instant, pairs, plain, printable, record, screen, show, table
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from queuekeeper.sessions.model import MessageView, SessionView
 
 app = typer.Typer(no_args_is_help=True, help="Look at DEVICE sessions.")
@@ -35,7 +36,7 @@ def sample(
     yes: context.Yes = False,
     as_json: context.AsJson = False,
 ) -> None:
-    """Fill a source database with realistic sessions; tables of TBMQ 1.4 are made where they are missing.
+    """Fill a source database with realistic sessions. Tables of TBMQ 1.4 are made where they are missing.
 
     Example: `queuekeeper sample --messages 1000000 --sessions 50000 --hostile`
     """
@@ -83,7 +84,7 @@ def inspect(
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Show one session in both stores, message by message and without content.
+    """Show one session in both stores. It lists message by message, without content.
 
     Example: `queuekeeper sessions inspect meter-17 --limit 50`
     """
