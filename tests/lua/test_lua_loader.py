@@ -133,9 +133,10 @@ INCLUDE_ERRORS = {
 }
 
 
-@pytest.mark.parametrize("name", INCLUDE_ERRORS)
-def test_broken_include_is_named_with_file_line_and_stack(tmp_path: Path, write: Write, name: str) -> None:
-    files, message = INCLUDE_ERRORS[name]
+@pytest.mark.parametrize(("files", "message"), INCLUDE_ERRORS.values(), ids=INCLUDE_ERRORS)
+def test_broken_include_is_named_with_file_line_and_stack(
+    tmp_path: Path, write: Write, files: dict[str, str], message: str
+) -> None:
     for file, text in files.items():
         write(file, f"{HEADER}{text}\n" if file == "verb" else f"{text}\n")
     with pytest.raises(ScriptError) as caught:
@@ -143,77 +144,64 @@ def test_broken_include_is_named_with_file_line_and_stack(tmp_path: Path, write:
     assert str(caught.value) == message
 
 
+# What is replaced in the header, by what, and what is then said of lua/verb.lua.
 HEADER_ERRORS = {
-    "no shebang": (HEADER.replace("#!lua flags=no-writes", "-- lua"), "lua/verb.lua:1: the first line of a script is"),
+    "no shebang": ("#!lua flags=no-writes", "-- lua", "1: the first line of a script is"),
     "unknown flag": (
-        HEADER.replace("no-writes", "no-write"),
-        "lua/verb.lua:1: unknown flag no-write: one of allow-cross-slot-keys, allow-oom, allow-stale, no-cluster,",
+        "no-writes",
+        "no-write",
+        "1: unknown flag no-write: one of allow-cross-slot-keys, allow-oom, allow-stale, no-cluster,",
     ),
-    "no header": ("#!lua\nreturn 1\n", "lua/verb.lua:1: the header, a comment from --[[ to ]], has to follow"),
-    "not closed": (HEADER.replace("]]\n", ""), "lua/verb.lua:2: the header is not closed with ]]"),
-    "section missing": (
-        HEADER.replace("Cost\n    O(1)\n", ""),
-        "lua/verb.lua:17: the header has no Cost",
-    ),
-    "section empty": (HEADER.replace("    O(1)\n", ""), "lua/verb.lua:18: the header has no Cost"),
-    "section out of order": (
-        HEADER.replace("Returns", "Errors", 1),
-        "lua/verb.lua:12: the header goes on with 'Returns', not with 'Errors'",
-    ),
-    "section too many": (
-        HEADER.replace("    O(1)\n", "    O(1)\nMore\n"),
-        "lua/verb.lua:19: the header goes on with ']]', not with 'More'",
-    ),
-    "text before a section": (
-        HEADER.replace("Purpose\n", ""),
-        "lua/verb.lua:3: the header begins with 'Purpose'",
-    ),
+    "no header": (HEADER, "#!lua\nreturn 1\n", "1: the header, a comment from --[[ to ]], has to follow"),
+    "not closed": ("]]\n", "", "2: the header is not closed with ]]"),
+    "section missing": ("Cost\n    O(1)\n", "", "17: the header has no Cost"),
+    "section empty": ("    O(1)\n", "", "18: the header has no Cost"),
+    "section out of order": ("Returns", "Errors", "12: the header goes on with 'Returns', not with 'Errors'"),
+    "section too many": ("    O(1)\n", "    O(1)\nMore\n", "19: the header goes on with ']]', not with 'More'"),
+    "text before a section": ("Purpose\n", "", "3: the header begins with 'Purpose'"),
     "key not numbered": (
-        HEADER.replace("[1]  first", "first"),
-        "lua/verb.lua:7: a key or argument is written '[1] name  text' or '[4+] name  text'",
+        "[1]  first",
+        "first",
+        "7: a key or argument is written '[1] name  text' or '[4+] name  text'",
     ),
     "key out of order": (
-        HEADER.replace("[1]  first", "[3]  first"),
-        "lua/verb.lua:7: [3] is out of order: positions go 1, 2, 3 and only the last may repeat",
+        "[1]  first",
+        "[3]  first",
+        "7: [3] is out of order: positions go 1, 2, 3 and only the last may repeat",
     ),
     "key after repeated ones": (
-        HEADER.replace("[1]  first", "[1+] first"),
-        "lua/verb.lua:8: [2] is out of order: positions go 1, 2, 3 and only the last may repeat",
+        "[1]  first",
+        "[1+] first",
+        "8: [2] is out of order: positions go 1, 2, 3 and only the last may repeat",
     ),
     "error not a word": (
-        HEADER.replace("INVALID   never", "invalid never"),
-        "lua/verb.lua:15: an error is written 'WORD  when', not 'invalid never'",
+        "INVALID   never",
+        "invalid never",
+        "15: an error is written 'WORD  when', not 'invalid never'",
     ),
-    "error unknown": (
-        HEADER.replace("INVALID ", "ODD "),
-        "lua/verb.lua:15: error word ODD is not one that a script may declare",
-    ),
-    "error of the server": (
-        HEADER.replace("INVALID ", "OOM "),
-        "lua/verb.lua:15: error word OOM is not one that a script may declare",
-    ),
-    "error twice": (
-        HEADER.replace("MOVED_ON  never", "INVALID  never"),
-        "lua/verb.lua:16: error word INVALID is declared twice",
-    ),
+    "error unknown": ("INVALID ", "ODD ", "15: error word ODD is not one that a script may declare"),
+    "error of the server": ("INVALID ", "OOM ", "15: error word OOM is not one that a script may declare"),
+    "error twice": ("MOVED_ON  never", "INVALID  never", "16: error word INVALID is declared twice"),
 }
 
 
-@pytest.mark.parametrize("name", HEADER_ERRORS)
-def test_broken_header_is_named_with_file_and_line(tmp_path: Path, write: Write, name: str) -> None:
-    text, message = HEADER_ERRORS[name]
-    write("verb", text)
+@pytest.mark.parametrize(("old", "new", "message"), HEADER_ERRORS.values(), ids=HEADER_ERRORS)
+def test_broken_header_is_named_with_file_and_line(
+    tmp_path: Path, write: Write, old: str, new: str, message: str
+) -> None:
+    assert HEADER.count(old) == 1
+    write("verb", HEADER.replace(old, new))
     with pytest.raises(ScriptError) as caught:
         lua.load_from(tmp_path, "verb")
-    assert str(caught.value).startswith(message)
+    assert str(caught.value).startswith(f"lua/verb.lua:{message}")
 
 
-def test_unknown_script_is_answered_with_the_known_ones(tmp_path: Path, write: Write) -> None:
+@pytest.mark.parametrize("name", ["two", "../two", "Sessions/one"])
+def test_unknown_script_is_answered_with_the_known_ones(tmp_path: Path, write: Write, name: str) -> None:
     write("sessions/one", f"{HEADER}return 1\n")
     write("includes/shared", "local x = 1\n")
-    for name in ("two", "../two", "Sessions/one"):
-        with pytest.raises(ScriptError, match=rf"there is no Lua script '{name}' in .*: one of sessions/one$"):
-            lua.load_from(tmp_path, name)
+    with pytest.raises(ScriptError, match=rf"there is no Lua script '{name}' in .*: one of sessions/one$"):
+        lua.load_from(tmp_path, name)
 
 
 def test_empty_file_is_refused(tmp_path: Path, write: Write) -> None:
@@ -222,18 +210,21 @@ def test_empty_file_is_refused(tmp_path: Path, write: Write) -> None:
         lua.load_from(tmp_path, "verb")
 
 
-def test_error_of_the_server_names_file_and_line_of_the_source(
-    client: RedisClient, tmp_path: Path, write: Write
+@pytest.mark.parametrize(
+    ("code", "place"),
+    [
+        pytest.param(
+            '--- @include "includes/broken"\nreturn broken()\n', r"lua/includes/broken\.lua:3", id="error of the server"
+        ),
+        pytest.param("local x = = 1\n", r"lua/verb\.lua:20: unexpected symbol near '='", id="syntax"),
+    ],
+)
+def test_error_at_the_server_names_file_and_line_of_the_source(
+    client: RedisClient, tmp_path: Path, write: Write, code: str, place: str
 ) -> None:
     write("includes/broken", "-- comment\nlocal function broken()\n    return redis.call('NOSUCH')\nend\n")
-    write("verb", f'{HEADER}--- @include "includes/broken"\nreturn broken()\n')
-    with pytest.raises(ScriptError, match=r"^verb: .*lua/includes/broken\.lua:3.*"):
-        ScriptCaller(client).call(lua.load_from(tmp_path, "verb"), ["{a}"])
-
-
-def test_syntax_error_names_file_and_line_of_the_source(client: RedisClient, tmp_path: Path, write: Write) -> None:
-    write("verb", f"{HEADER}local x = = 1\n")
-    with pytest.raises(ScriptError, match=r"^verb: .*lua/verb\.lua:20: unexpected symbol near '='"):
+    write("verb", f"{HEADER}{code}")
+    with pytest.raises(ScriptError, match=rf"^verb: .*{place}"):
         ScriptCaller(client).call(lua.load_from(tmp_path, "verb"), ["{a}"])
 
 
