@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from base64 import b64encode
+from base64 import b64decode, b64encode
+from collections.abc import Sequence
 from json import JSONDecoder
 from typing import Any
 
 import orjson
+
+from queuekeeper.errors import UsageError
+from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, PendingMessage
 
 MAX_INTERVAL_S = 2**31 - 1
 """TBMQ's reader holds the expiry interval in a signed int."""
@@ -41,12 +46,16 @@ def user_properties(text: str | None) -> list[dict[str, str]] | None:
         parsed, end = _DECODER.raw_decode(stripped)
         if parsed is None and not _is_word(stripped[: end + 1]):
             return None
-        pairs = parsed["props"] if isinstance(parsed, dict) and parsed.keys() == {"props"} else None
-        if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
-            raise ValueError("user properties are not a list of pairs of k and v")
+        return _pairs(parsed) or None
     except RecursionError:
         raise ValueError("user properties are nested too deeply") from None
-    return pairs or None
+
+
+def _pairs(parsed: Any) -> list[dict[str, str]]:
+    pairs = parsed["props"] if isinstance(parsed, dict) and parsed.keys() == {"props"} else None
+    if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
+        raise ValueError("user properties are not a list of pairs of k and v")
+    return pairs
 
 
 def _is_word(text: str) -> bool:
@@ -89,6 +98,7 @@ def message_json(
     content_type: str | None = None,
     response_topic: str | None = None,
     correlation_data: bytes | None = None,
+    subscription_ids: Sequence[int] = (),
 ) -> bytes:
     """Return a message in TBMQ's field names and no others; absent values are left out."""
     life_s = interval_s(msg_expiry_interval)
@@ -107,5 +117,116 @@ def message_json(
         "contentType": content_type,
         "responseTopic": response_topic,
         "correlationData": None if correlation_data is None else b64encode(correlation_data).decode(),
+        "subscriptionIds": subscription_ids or None,
     }
     return orjson.dumps({name: value for name, value in fields.items() if value is not None})
+
+
+FIELDS = frozenset(
+    {
+        "clientId", "topicName", "time", "qos", "packetId", "packetType", "payload", "retained", "userProperties",
+        "msgExpiryInterval", "payloadFormatIndicator", "contentType", "responseTopic", "correlationData",
+        "subscriptionIds",
+    }
+)  # fmt: skip
+"""All fields of TBMQ's record."""
+
+
+def stored_json(message: NewMessage | PendingMessage, *, client_id: str, packet_id: int, packet_type: str) -> bytes:
+    """Return a message of the store's model as TBMQ's JSON."""
+    return message_json(
+        client_id=client_id,
+        topic=message.topic,
+        time_ms=message.time_ms,
+        qos=message.qos,
+        packet_id=packet_id,
+        packet_type=packet_type,
+        payload=message.payload,
+        retain=message.retain,
+        user_property_pairs=[{"k": name, "v": value} for name, value in message.user_properties],
+        msg_expiry_interval=message.expiry_interval_s,
+        payload_format_indicator=message.payload_format_indicator,
+        content_type=message.content_type,
+        response_topic=message.response_topic,
+        correlation_data=message.correlation_data,
+        subscription_ids=message.subscription_ids,
+    )
+
+
+def pending_message(
+    fields: Any, *, client_id: str, serial: int, expires_at_ms: int | None, redelivery: bool
+) -> PendingMessage:
+    """Return TBMQ's JSON, already parsed, as a message of the store's model; unknown fields are not looked at.
+
+    :param client_id: whose message it must be.
+    :param expires_at_ms: true end of its life. Where TBMQ's signed number had no room for the publisher's expiry
+        interval, the interval is worked out from it.
+    :raises ValueError: when it is no message, saying why.
+    """
+    if not isinstance(fields, dict) or fields.get("clientId") != client_id:
+        raise ValueError("it is not an object whose clientId is the session's")
+    packet_id, packet_type = fields.get("packetId"), fields.get("packetType")
+    if type(packet_id) is not int or not 1 <= packet_id <= MAX_PACKET_ID:
+        raise ValueError(f"packetId is not 1 to {MAX_PACKET_ID}")
+    if packet_type not in {"PUBLISH", "PUBREL"}:
+        raise ValueError("packetType is neither PUBLISH nor PUBREL")
+    life_s = fields.get("msgExpiryInterval")
+    if life_s is not None:
+        if type(life_s) is not int or not -(2**31) <= life_s <= MAX_EXPIRY_INTERVAL_S:
+            raise ValueError("msgExpiryInterval is not four bytes")
+        life_s = interval_s(life_s)
+    properties, subscription_ids = fields.get("userProperties"), fields.get("subscriptionIds")
+    if subscription_ids is not None and not isinstance(subscription_ids, list):
+        raise ValueError("subscriptionIds is not a list")
+    try:
+        message = NewMessage(
+            # Releases before 2.1 wrote it as "topic".
+            topic=fields.get("topicName", fields.get("topic")),  # type: ignore[arg-type]  # the model looks at it
+            payload=_bytes("payload", fields.get("payload", "" if packet_type == "PUBREL" else None)),
+            qos=fields.get("qos"),  # type: ignore[arg-type]
+            time_ms=fields.get("time"),  # type: ignore[arg-type]
+            retain=fields.get("retained", False),
+            expiry_interval_s=life_s,
+            payload_format_indicator=fields.get("payloadFormatIndicator"),
+            content_type=fields.get("contentType"),
+            response_topic=fields.get("responseTopic"),
+            correlation_data=_bytes("correlationData", fields["correlationData"])
+            if fields.get("correlationData") is not None
+            else None,
+            user_properties=tuple((pair["k"], pair["v"]) for pair in _pairs(properties))
+            if properties is not None
+            else (),
+            subscription_ids=tuple(subscription_ids or ()),
+        )
+    except UsageError as error:
+        raise ValueError(str(error)) from None
+    if life_s == MAX_INTERVAL_S and expires_at_ms is not None:
+        told_s, rest_ms = divmod(expires_at_ms - message.time_ms, 1000)
+        if rest_ms == 0 and MAX_INTERVAL_S < told_s <= MAX_EXPIRY_INTERVAL_S:
+            life_s = told_s
+    return PendingMessage(
+        serial=serial,
+        packet_id=packet_id,
+        packet_type=packet_type,
+        topic=message.topic,
+        payload=message.payload,
+        qos=message.qos,
+        time_ms=message.time_ms,
+        expires_at_ms=expires_at_ms,
+        redelivery=redelivery,
+        retain=message.retain,
+        expiry_interval_s=life_s,
+        payload_format_indicator=message.payload_format_indicator,
+        content_type=message.content_type,
+        response_topic=message.response_topic,
+        correlation_data=message.correlation_data,
+        user_properties=message.user_properties,
+        subscription_ids=message.subscription_ids,
+    )
+
+
+def _bytes(name: str, text: Any) -> bytes:
+    try:
+        return b64decode(text, validate=True)
+    except (TypeError, ValueError):
+        raise ValueError(f"{name} is not base64 text") from None

@@ -1,0 +1,157 @@
+"""One session as JSON Lines, the same for every store: written by an export, checked whole before an import writes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import orjson
+
+from queuekeeper.errors import UsageError
+from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.sessions import wire
+from queuekeeper.sessions.model import PendingMessage, check_client_id
+
+FORMAT = 1
+"""Number that an incompatible form of the lines would raise."""
+
+STORES = ("postgres", "redis")
+MAX_SERIAL = 2**53 - 1
+"""Greatest serial that every store keeps exactly."""
+
+_MAX_INSTANT_MS = 2**63 - 1
+_SESSION_FIELDS = ("client_id", "last_packet_id", "last_serial", "exported_from", "format")
+_MESSAGE_FIELDS = ("serial", "expires_at_ms", "delivered", "message")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ExportedSession:
+    """A session as its lines tell it.
+
+    :param messages: in the order of delivery; no two have the same packet id.
+    :param exported_from: ``redis`` or ``postgres``.
+    """
+
+    client_id: str
+    last_packet_id: int | None
+    last_serial: int | None
+    exported_from: str
+    messages: tuple[PendingMessage, ...]
+
+    @property
+    def delivered_serial(self) -> int:
+        """Serial up to which messages have been sent; -1 when none were."""
+        return max((message.serial for message in self.messages if message.redelivery), default=-1)
+
+
+def session_line(*, client_id: str, last_packet_id: int | None, last_serial: int | None, exported_from: str) -> bytes:
+    """Return the first line of an export."""
+    values = (client_id, last_packet_id, last_serial, exported_from, FORMAT)
+    return orjson.dumps({"session": dict(zip(_SESSION_FIELDS, values, strict=True))})
+
+
+def message_line(message: PendingMessage, *, client_id: str) -> bytes:
+    """Return the line of one message."""
+    json = wire.stored_json(message, client_id=client_id, packet_id=message.packet_id, packet_type=message.packet_type)
+    values = (message.serial, message.expires_at_ms, message.redelivery, orjson.Fragment(json))
+    return orjson.dumps(dict(zip(_MESSAGE_FIELDS, values, strict=True)))
+
+
+def read_lines(lines: Iterable[bytes], *, client_id: str, max_payload_bytes: int) -> ExportedSession:
+    """Read and check an export as a whole.
+
+    :param lines: with or without line ends; empty ones are passed over.
+    :param client_id: whose session it must be.
+    :param max_payload_bytes: of the store that imports it.
+    :raises UsageError: naming the number of the line and what is wrong with it.
+    """
+    check_client_id(client_id)
+    session: dict[str, Any] | None = None
+    messages: list[PendingMessage] = []
+    line_of: dict[int, int] = {}
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        try:
+            fields = _parsed(line)
+            if session is None:
+                session = _session(fields, client_id=client_id)
+                continue
+            message = _message(fields, client_id=client_id)
+            if messages and message.serial <= messages[-1].serial:
+                raise ValueError(f"serial {message.serial} does not follow {messages[-1].serial}")
+            if message.packet_id in line_of:
+                raise ValueError(f"packet id {message.packet_id} is on line {line_of[message.packet_id]} too")
+            if len(message.payload) > max_payload_bytes:
+                raise ValueError(f"payload has {len(message.payload)} bytes, and this store takes {max_payload_bytes}")
+        except ValueError as error:
+            raise UsageError(f"line {number} is not one of an export of {client_id!r}: {error}") from None
+        line_of[message.packet_id] = number
+        messages.append(message)
+    if session is None:
+        raise UsageError("there is no line: an export begins with the session's own")
+    last_serial = session["last_serial"]
+    if messages and (last_serial is None or last_serial < messages[-1].serial):
+        last_serial = messages[-1].serial
+    return ExportedSession(
+        client_id=client_id,
+        last_packet_id=session["last_packet_id"],
+        last_serial=last_serial,
+        exported_from=session["exported_from"],
+        messages=tuple(messages),
+    )
+
+
+def _parsed(line: bytes) -> Any:
+    try:
+        return orjson.loads(line)
+    except orjson.JSONDecodeError as error:
+        raise ValueError(f"it is not JSON ({error})") from None
+
+
+def _session(fields: Any, *, client_id: str) -> dict[str, Any]:
+    if not isinstance(fields, dict) or fields.keys() != {"session"}:
+        raise ValueError("the first line must hold the member session and no other")
+    session = _members(fields["session"], _SESSION_FIELDS)
+    if session["format"] != FORMAT or type(session["format"]) is not int:
+        raise ValueError(f"format is {session['format']!r}: this release reads format {FORMAT}")
+    if session["client_id"] != client_id:
+        raise ValueError(f"it is the session of {session['client_id']!r}")
+    _check("last_packet_id", session["last_packet_id"], 1, MAX_PACKET_ID, absent=True)
+    _check("last_serial", session["last_serial"], 0, MAX_SERIAL, absent=True)
+    if session["exported_from"] not in STORES:
+        raise ValueError(f"exported_from is {session['exported_from']!r}: it must be one of {', '.join(STORES)}")
+    return session
+
+
+def _message(fields: Any, *, client_id: str) -> PendingMessage:
+    values = _members(fields, _MESSAGE_FIELDS)
+    _check("serial", values["serial"], 0, MAX_SERIAL)
+    _check("expires_at_ms", values["expires_at_ms"], 0, _MAX_INSTANT_MS, absent=True)
+    if type(values["delivered"]) is not bool:
+        raise ValueError(f"delivered is {values['delivered']!r}: it must be true or false")
+    message = values["message"]
+    if isinstance(message, dict) and not message.keys() <= wire.FIELDS:
+        unknown = ", ".join(sorted(message.keys() - wire.FIELDS))
+        raise ValueError(f"message has members that TBMQ's has not: {unknown}")
+    return wire.pending_message(
+        message,
+        client_id=client_id,
+        serial=values["serial"],
+        expires_at_ms=values["expires_at_ms"],
+        redelivery=values["delivered"],
+    )
+
+
+def _members(fields: Any, names: tuple[str, ...]) -> dict[str, Any]:
+    if not isinstance(fields, dict) or fields.keys() != set(names):
+        raise ValueError(f"it must be an object of {', '.join(names)}")
+    return fields
+
+
+def _check(name: str, value: Any, least: int, most: int, *, absent: bool = False) -> None:
+    if value is None and absent:
+        return
+    if type(value) is not int or not least <= value <= most:
+        raise ValueError(f"{name} is {value!r}: it must be an integer, {least} to {most}{' or null' if absent else ''}")
