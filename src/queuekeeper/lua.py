@@ -10,18 +10,22 @@ import argparse
 import hashlib
 import re
 import sys
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import redis
 from redis.exceptions import (
     AskError,
+    BusyLoadingError,
     ClusterDownError,
     MovedError,
     NoScriptError,
+    ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
@@ -29,8 +33,8 @@ from redis.exceptions import (
 )
 
 from queuekeeper import assets
-from queuekeeper.errors import LUA_ERRORS, QueuekeeperError, ScriptError, from_lua
-from queuekeeper.redis_client import RedisClient, address_of, from_redis, redis_errors
+from queuekeeper.errors import LUA_ERRORS, QueuekeeperError, ScriptError, UsageError, from_lua
+from queuekeeper.redis_client import REPLY_TIMEOUT_S, RedisClient, address_of, from_redis, lost
 
 Value: TypeAlias = str | bytes | int
 """What a key or an argument may be; never a float, whose text differs between languages."""
@@ -41,6 +45,13 @@ Reply: TypeAlias = Any
 FLAGS = frozenset({"allow-oom", "no-writes", "allow-stale", "no-cluster", "allow-cross-slot-keys"})
 """Flags that a server knows; ``#!lua flags=a,b`` declares them."""
 
+RETRY_FOR_S = 30.0
+"""How long a script that has not run is sent again: longer than a failover takes by a cluster's defaults."""
+
+REPLICA_TIMEOUT_MS = 1_000
+"""How long replicas get by default to confirm a write."""
+
+_NOT_RUN = (NoScriptError, AskError, TryAgainError, ClusterDownError, BusyLoadingError, ReadOnlyError)
 _SERVER_WORDS = frozenset({"OOM"})
 _INCLUDE = re.compile(r'--- @include "([^"]*)"\s*')
 _INCLUDE_LIKE = re.compile(r"\s*-{2,}\s*@include\b")
@@ -281,20 +292,29 @@ def _read_errors(entries: list[tuple[str, Line]]) -> dict[str, str]:
     return result
 
 
-@dataclass(frozen=True)
-class _Call:
-    script: Script
-    keys: Sequence[Value]
-    args: Sequence[Value]
+class Call(NamedTuple):
+    """A script with its keys and arguments.
 
-    def command(self, *, whole: bool = False) -> tuple[Value, ...]:
-        """Return the command that runs the script: by digest, or with its whole text, which no server can miss."""
-        head: tuple[Value, ...] = ("EVAL", self.script.source) if whole else ("EVALSHA", self.script.sha1)
-        return (*head, len(self.keys), *self.keys, *self.args)
+    :param keys: every key that the script touches.
+    """
+
+    script: Script
+    keys: Sequence[Value] = ()
+    args: Sequence[Value] = ()
+
+    @property
+    def command(self) -> tuple[Value, ...]:
+        """Command that runs the script."""
+        return ("EVALSHA", self.script.sha1, len(self.keys), *self.keys, *self.args)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the script may write."""
+        return "no-writes" not in self.script.flags
 
     @property
     def client_id(self) -> bytes:
-        """What stands between the braces of the first key: calls with the same are kept in order."""
+        """The first key up to its closing brace: calls with the same are kept in order."""
         if not self.keys:
             return b""
         key = self.keys[0]
@@ -304,168 +324,44 @@ class _Call:
         return raw[: end + 1] if 0 <= start < end else raw
 
 
-class ScriptCaller:
-    """Calls scripts on a single server or a cluster, and loads a script again that the server does not know.
+class Replies(list[Reply]):
+    """Replies in the order of their calls. Where a call failed, its exception stands.
 
-    A script that was answered with NOSCRIPT, MOVED, ASK or TRYAGAIN has not run, so it is sent again. After a lost
-    connection or a timeout nobody knows whether it has run: that is raised, and the caller decides.
+    :ivar replicated: for each call, whether as many replicas as asked for have what it wrote; none where none were
+        asked for, and where the call failed or its script only reads.
     """
 
-    def __init__(self, client: RedisClient) -> None:
-        self._client = client
+    def __init__(self, count: int) -> None:
+        super().__init__([None] * count)
+        self.replicated: list[bool | None] = [None] * count
 
-    def call(self, script: Script, keys: Sequence[Value] = (), args: Sequence[Value] = ()) -> Reply:
-        """Run one script and return its reply.
-
-        :param keys: every key that the script touches.
-        :raises QueuekeeperError: the exception that ``errors.LUA_ERRORS`` names for the script's error word;
-            ``ScriptError`` for an error that the header does not declare; ``ServerUnavailable``.
-        """
-        reply = self._alone(_Call(script, keys, args))
-        if isinstance(reply, QueuekeeperError):
-            raise reply
-        return reply
-
-    def pipeline(self) -> Pipeline:
-        """Return an empty pipeline for many calls in few round trips."""
-        return Pipeline(self._client, self._alone)
-
-    def _alone(self, call: _Call) -> Reply:
-        """Run one call; errors of the script are returned, not raised."""
-        address = address_of(self._client)
-        execute: Callable[..., Reply] = self._client.execute_command
-        try:
-            try:
-                return execute(*call.command())
-            except NoScriptError:
-                # EVAL stores the script as well, so that the next call finds it by its digest.
-                return execute(*call.command(whole=True))
-        except (RedisError, RedisClusterException, OSError) as error:
-            return _as_ours(error, call.script, address)
+    def or_raise(self) -> Replies:
+        """Return the replies themselves, or raise the first exception among them."""
+        for reply in self:
+            if isinstance(reply, QueuekeeperError):
+                raise reply
+        return self
 
 
-class Pipeline:
-    """Calls that are sent together.
+def has_not_run(reply: Reply) -> bool:
+    """Return whether a reply says that the script was not begun and will be if it is sent again, soon or elsewhere.
 
-    Calls that share a client id (the part of the first key up to the closing brace) are never in flight together: a
-    second one is sent when the first has been answered. So a script that has to be loaded in between, or a slot that
-    moves, cannot change their order; and after a failed call the later calls of its client id are not sent at all.
+    NOSCRIPT, MOVED, ASK, TRYAGAIN, CLUSTERDOWN, MASTERDOWN, LOADING, READONLY (a demoted master) and BUSY.
     """
-
-    def __init__(self, client: RedisClient, alone: Callable[[_Call], Reply]) -> None:
-        self._client = client
-        self._alone = alone
-        self._calls: list[_Call] = []
-
-    def __len__(self) -> int:
-        """Return how many calls wait to be sent."""
-        return len(self._calls)
-
-    def call(self, script: Script, keys: Sequence[Value] = (), args: Sequence[Value] = ()) -> int:
-        """Add a call and return the position of its reply in what :meth:`execute` returns."""
-        self._calls.append(_Call(script, keys, args))
-        return len(self._calls) - 1
-
-    def execute(self, *, raise_on_error: bool = True) -> list[Reply]:
-        """Send all calls and return their replies in the order in which the calls were added.
-
-        :param raise_on_error: raise the first error after everything was sent; otherwise exceptions take the places
-            of replies, and a call that was not sent because an earlier one of its client id failed holds the same.
-        :raises QueuekeeperError: as :meth:`ScriptCaller.call` does.
-        """
-        calls, self._calls = self._calls, []
-        replies: list[Reply] = [None] * len(calls)
-        failed: dict[bytes, QueuekeeperError] = {}
-        for wave in _waves(calls):
-            sendable: list[int] = []
-            for index in wave:
-                earlier = failed.get(calls[index].client_id)
-                if earlier is None:
-                    sendable.append(index)
-                else:
-                    replies[index] = earlier
-            self._send(calls, sendable, replies)
-            for index in sendable:
-                if isinstance(replies[index], QueuekeeperError):
-                    failed[calls[index].client_id] = replies[index]
-        if raise_on_error:
-            for reply in replies:
-                if isinstance(reply, QueuekeeperError):
-                    raise reply
-        return replies
-
-    def _send(self, calls: list[_Call], wave: list[int], replies: list[Reply]) -> None:
-        """Send calls of different client ids and store their replies."""
-        for node, address, indexes in self._by_node(calls, wave):
-            self._exchange(node, address, calls, indexes, replies)
-            lost = [index for index in indexes if isinstance(replies[index], NoScriptError)]
-            if lost:
-                scripts = {calls[index].script.sha1: calls[index].script for index in lost}
-                with redis_errors(address):
-                    for script in scripts.values():
-                        node.script_load(script.source)
-                self._exchange(node, address, calls, lost, replies)
-            for index in indexes:
-                reply = replies[index]
-                if isinstance(reply, NoScriptError | AskError | MovedError | TryAgainError):
-                    replies[index] = self._alone(calls[index])
-                elif isinstance(reply, BaseException):
-                    replies[index] = _as_ours(reply, calls[index].script, address)
-
-    def _exchange(
-        self, node: redis.Redis, address: str, calls: list[_Call], indexes: list[int], replies: list[Reply]
-    ) -> None:
-        """Write the commands to one server and read its replies; a lost connection fails every call without a reply."""
-        pipe = node.pipeline(transaction=False)
-        for index in indexes:
-            pipe.execute_command(*calls[index].command())  # type: ignore[no-untyped-call]
-        try:
-            answers = pipe.execute(raise_on_error=False)
-        except (RedisError, OSError) as error:
-            # Earlier replies are lost with the connection: nobody knows which of these calls ran.
-            answers = [from_redis(error, address)] * len(indexes)
-        for index, answer in zip(indexes, answers, strict=True):
-            replies[index] = answer
-
-    @staticmethod
-    def _node(cluster: redis.RedisCluster, keys: Sequence[Value]) -> Any:
-        if keys:
-            return cluster.get_node_from_key(keys[0])  # type: ignore[no-untyped-call]
-        return cluster.get_default_node()  # type: ignore[no-untyped-call]
-
-    def _by_node(self, calls: list[_Call], wave: list[int]) -> Iterable[tuple[redis.Redis, str, list[int]]]:
-        if not isinstance(self._client, redis.RedisCluster):
-            return [(self._client, address_of(self._client), wave)] if wave else []
-        groups: dict[str, tuple[redis.Redis, str, list[int]]] = {}
-        for index in wave:
-            keys = calls[index].keys
-            try:
-                node = self._node(self._client, keys)
-            except (RedisError, RedisClusterException) as error:
-                raise from_redis(error, address_of(self._client)) from error
-            if node is None:
-                raise from_redis(ClusterDownError("no node serves the slot"), address_of(self._client))
-            name = str(node.name)
-            if name not in groups:
-                groups[name] = (self._client.get_redis_connection(node), name, [])
-            groups[name][2].append(index)
-        return groups.values()
+    return isinstance(reply, _NOT_RUN) or (type(reply) is ResponseError and str(reply).startswith("BUSY "))
 
 
-def _waves(calls: list[_Call]) -> list[list[int]]:
-    """Split calls so that no wave holds two of one client id, and each client id keeps its order."""
-    waves: list[list[int]] = []
-    seen: dict[bytes, int] = {}
-    for index, call in enumerate(calls):
-        number = seen.get(call.client_id, 0)
-        seen[call.client_id] = number + 1
-        if number == len(waves):
-            waves.append([])
-        waves[number].append(index)
-    return waves
+def pause_s(reply: Reply, attempt: int) -> float:
+    """Return how long to wait before a script that has not run is sent again.
+
+    :param attempt: how often it was sent again before; what only has to be loaded or sent elsewhere needs no wait.
+    """
+    if attempt == 0 and isinstance(reply, NoScriptError | AskError):
+        return 0.0
+    return float(min(0.5, 0.01 * 2 ** min(attempt, 6)))
 
 
-def _as_ours(error: BaseException, script: Script, address: str) -> QueuekeeperError:
+def as_ours(error: BaseException, script: Script, address: str) -> QueuekeeperError:
     """Return our exception for an error reply or a failed exchange."""
     if isinstance(error, QueuekeeperError):
         return error
@@ -479,6 +375,324 @@ def _as_ours(error: BaseException, script: Script, address: str) -> QueuekeeperE
     if word in LUA_ERRORS:
         return ScriptError(f"{script.name} answered {word}, which its header does not declare: {text}")
     return ScriptError(f"{script.name}: {script.locate(text)}")
+
+
+def check_replicas(replicas: int, replica_timeout_ms: int) -> None:
+    """Check how many replicas are to be waited for, and for how long.
+
+    :raises UsageError: when a number is out of range; WAIT would never end with 0 ms.
+    """
+    most_ms = REPLY_TIMEOUT_S * 500
+    if replicas < 0 or not 1 <= replica_timeout_ms <= most_ms:
+        raise UsageError(
+            f"cannot wait {replica_timeout_ms} ms for {replicas} replicas: 0 or more replicas, 1 to {most_ms} ms"
+        )
+
+
+class ScriptCaller:
+    """Calls scripts on a single server or a cluster; ``redis_async.AsyncScriptCaller`` does the same for asyncio.
+
+    A script whose answer says that it has not run is sent again, for a bounded time: it is loaded where it is not
+    known, follows its slot through a cluster that is being resharded, and waits for a server that is loading. After a
+    lost connection or a timeout nobody knows whether it has run: that is the call's error, and the caller decides.
+
+    Calls that share a client id (the part of the first key up to the closing brace) are never in flight together: a
+    second one is sent when the first has been answered. So neither a script that has to be loaded in between nor a
+    slot that moves can change their order.
+
+    :param replicas: how many replicas to wait for after the calls of an ``execute``, once per server; 0 waits for none.
+    :param replica_timeout_ms: how long to wait for them.
+    :param retry_for_s: how long a script that has not run is sent again.
+    """
+
+    def __init__(
+        self,
+        client: RedisClient,
+        *,
+        replicas: int = 0,
+        replica_timeout_ms: int = REPLICA_TIMEOUT_MS,
+        retry_for_s: float = RETRY_FOR_S,
+    ) -> None:
+        check_replicas(replicas, replica_timeout_ms)
+        self._client = client
+        self._replicas = replicas
+        self._replica_timeout_ms = replica_timeout_ms
+        self._retry_for_s = retry_for_s
+
+    def call(self, script: Script, keys: Sequence[Value] = (), args: Sequence[Value] = ()) -> Reply:
+        """Run one script and return its reply.
+
+        :param keys: every key that the script touches.
+        :raises QueuekeeperError: the exception that ``errors.LUA_ERRORS`` names for the script's error word;
+            ``ScriptError`` for an error that the header does not declare; ``ServerUnavailable``.
+        """
+        return self.execute([Call(script, keys, args)]).or_raise()[0]
+
+    def execute(self, calls: Sequence[Call]) -> Replies:
+        """Run many calls in few round trips and return their replies in order.
+
+        Exceptions, as :meth:`call` raises them, take the places of replies. After a failed call the later calls of its
+        client id are not sent; they hold the same exception.
+        """
+        replies = Replies(len(calls))
+        failed: dict[bytes, QueuekeeperError] = {}
+        with _Lanes(self._client, replicas=self._replicas) as lanes:
+            for wave in _waves(calls):
+                sendable: list[int] = []
+                for index in wave:
+                    earlier = failed.get(calls[index].client_id)
+                    if earlier is None:
+                        sendable.append(index)
+                    else:
+                        replies[index] = earlier
+                self._send(lanes, calls, sendable, replies)
+                for index in sendable:
+                    if isinstance(replies[index], QueuekeeperError):
+                        failed[calls[index].client_id] = replies[index]
+            if self._replicas:
+                lanes.confirm(timeout_ms=self._replica_timeout_ms, replies=replies)
+        return replies
+
+    def _send(self, lanes: _Lanes, calls: Sequence[Call], wave: list[int], replies: Replies) -> None:
+        """Send calls of different client ids until each has run or failed, and store their replies."""
+        give_up_at = time.monotonic() + self._retry_for_s
+        # Position -> the server that ASK named; none is the one that holds the slot.
+        targets: dict[int, str | None] = dict.fromkeys(wave)
+        attempt = 0
+        while targets:
+            lanes.exchange(calls, targets, replies)
+            again: dict[int, str | None] = {}
+            wait_s = 0.0
+            for index, target in targets.items():
+                reply = replies[index]
+                if not isinstance(reply, BaseException):
+                    continue
+                if has_not_run(reply) and time.monotonic() < give_up_at:
+                    again[index] = target_of(reply, target)
+                    wait_s = max(wait_s, pause_s(reply, attempt))
+                else:
+                    replies[index] = as_ours(reply, calls[index].script, lanes.asked.get(index, lanes.address))
+            if again and any(isinstance(replies[index], MovedError | ClusterDownError) for index in again):
+                lanes.refresh()
+            time.sleep(wait_s)
+            targets = again
+            attempt += 1
+
+
+def target_of(reply: Reply, target: str | None) -> str | None:
+    """Return the server, as ``host:port``, that a script which has not run is to be sent to under ASKING.
+
+    :param target: the one that it was sent to so.
+    :returns: none for the server that holds the slot.
+    """
+    if isinstance(reply, NoScriptError):
+        return target
+    if isinstance(reply, AskError) and not isinstance(reply, MovedError):
+        return f"{reply.host}:{reply.port}"
+    return None
+
+
+@dataclass
+class _Lane:
+    """The one connection of an ``execute`` to a server: WAIT speaks of what its own connection has written.
+
+    :ivar unknown: scripts that the server does not know, to be loaded by the next exchange.
+    :ivar written: positions of calls that have written.
+    """
+
+    pool: redis.ConnectionPool
+    connection: Any
+    address: str
+    unknown: dict[str, Script] = field(default_factory=dict)
+    written: list[int] = field(default_factory=list)
+
+    def send(self, commands: Sequence[tuple[Value, ...]]) -> None:
+        self.connection.send_packed_command(self.connection.pack_commands(commands))
+
+    def read(self) -> Reply:
+        """Return a reply or an error reply; what is raised means that the connection is lost."""
+        try:
+            return self.connection.read_response(disconnect_on_error=False)
+        except (ResponseError, BusyLoadingError) as error:
+            return error
+
+
+class _Lanes:
+    """The connections of one ``execute``, opened when first needed and given back at its end.
+
+    :ivar asked: position of a call -> address of the server that was asked last.
+    """
+
+    def __init__(self, client: RedisClient, *, replicas: int) -> None:
+        self.address = address_of(client)
+        self.asked: dict[int, str] = {}
+        self._client = client
+        self._replicas = replicas
+        self._lanes: dict[str, _Lane] = {}
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        for lane in list(self._lanes.values()):
+            # Whoever is interrupted leaves replies unread, and they are not to be taken for another call's.
+            self._give_back(lane, usable=kind is None)
+
+    def exchange(self, calls: Sequence[Call], targets: dict[int, str | None], replies: Replies) -> None:
+        """Send calls, to all servers before the first reply is read; a call without an answer holds what went wrong."""
+        sent: list[tuple[_Lane, list[Script], list[int]]] = []
+        for address, indexes in self._by_server(calls, targets, replies).items():
+            self.asked.update(dict.fromkeys(indexes, address))
+            lane = self._open(address, indexes, replies)
+            if lane is None:
+                continue
+            scripts, lane.unknown = list(lane.unknown.values()), {}
+            commands: list[tuple[Value, ...]] = [("SCRIPT LOAD", script.source) for script in scripts]
+            for index in indexes:
+                if targets[index] is not None:
+                    commands.append(("ASKING",))
+                commands.append(calls[index].command)
+            try:
+                lane.send(commands)
+            except (RedisError, OSError) as error:
+                self._lose(lane, error, indexes, replies)
+            else:
+                sent.append((lane, scripts, indexes))
+        for lane, scripts, indexes in sent:
+            self._read(lane, scripts, indexes, calls, targets, replies)
+
+    def confirm(self, *, timeout_ms: int, replies: Replies) -> None:
+        """Wait once per server until replicas have what was written there, and note whether they do."""
+        waiting = [lane for lane in self._lanes.values() if lane.written]
+        # Sent to all servers at once, so that the waits overlap.
+        for lane in list(waiting):
+            try:
+                lane.send([("WAIT", self._replicas, timeout_ms)])
+            except (RedisError, OSError) as error:
+                self._lose(lane, error, [], replies)
+                waiting.remove(lane)
+        for lane in waiting:
+            try:
+                confirmed = lane.read()
+            except (RedisError, OSError) as error:
+                self._lose(lane, error, [], replies)
+            else:
+                for index in lane.written:
+                    replies.replicated[index] = isinstance(confirmed, int) and confirmed >= self._replicas
+
+    def refresh(self) -> None:
+        """Read again which server holds which slot; when nobody answers, what is known stays."""
+        if isinstance(self._client, redis.RedisCluster):
+            with suppress(RedisError, RedisClusterException, OSError):
+                self._client.nodes_manager.initialize()
+
+    def _by_server(
+        self, calls: Sequence[Call], targets: dict[int, str | None], replies: Replies
+    ) -> dict[str, list[int]]:
+        if not isinstance(self._client, redis.RedisCluster):
+            return {self.address: list(targets)}
+        groups: dict[str, list[int]] = {}
+        for index, target in targets.items():
+            keys = calls[index].keys
+            try:
+                address = target or str(self._holder(self._client, keys).name)
+            except (RedisError, RedisClusterException, AttributeError):
+                replies[index] = ClusterDownError("no node serves the slot")
+            else:
+                groups.setdefault(address, []).append(index)
+        return groups
+
+    @staticmethod
+    def _holder(cluster: redis.RedisCluster, keys: Sequence[Value]) -> Any:
+        if keys:
+            return cluster.get_node_from_key(keys[0])  # type: ignore[no-untyped-call]
+        return cluster.get_default_node()  # type: ignore[no-untyped-call]
+
+    def _open(self, address: str, indexes: list[int], replies: Replies) -> _Lane | None:
+        lane = self._lanes.get(address)
+        if lane is not None:
+            return lane
+        try:
+            pool = self._server(address).connection_pool
+            lane = _Lane(pool, pool.get_connection(), address)
+        except (RedisError, RedisClusterException, OSError) as error:
+            for index in indexes:
+                replies[index] = error
+                if isinstance(self._client, redis.RedisCluster):
+                    # Another server may take the slots over.
+                    replies[index] = ClusterDownError(f"{address} cannot be reached: {error}")
+        else:
+            self._lanes[address] = lane
+        return lane
+
+    def _server(self, address: str) -> redis.Redis:
+        if not isinstance(self._client, redis.RedisCluster):
+            return self._client
+        node = self._client.get_node(node_name=address)  # type: ignore[no-untyped-call]
+        if node is None:
+            self.refresh()
+            node = self._client.get_node(node_name=address)  # type: ignore[no-untyped-call]
+        if node is None:
+            raise ClusterDownError(f"the cluster does not list {address}")
+        return self._client.get_redis_connection(node)
+
+    def _read(
+        self,
+        lane: _Lane,
+        scripts: list[Script],
+        indexes: list[int],
+        calls: Sequence[Call],
+        targets: dict[int, str | None],
+        replies: Replies,
+    ) -> None:
+        remaining = list(indexes)
+        refusals: dict[str, Reply] = {}
+        try:
+            for script in scripts:
+                refusals[script.sha1] = lane.read()
+            for index in indexes:
+                if targets[index] is not None:
+                    lane.read()
+                reply = lane.read()
+                script = calls[index].script
+                if isinstance(reply, NoScriptError):
+                    refusal = refusals.get(script.sha1)
+                    if isinstance(refusal, BaseException) and not has_not_run(refusal):
+                        # It could not be loaded: the reason says more than NOSCRIPT does.
+                        reply = refusal
+                    lane.unknown[script.sha1] = script
+                elif self._replicas and not isinstance(reply, BaseException) and calls[index].writes:
+                    lane.written.append(index)
+                replies[index] = reply
+                remaining.remove(index)
+        except (RedisError, OSError) as error:
+            self._lose(lane, error, remaining, replies)
+
+    def _lose(self, lane: _Lane, error: BaseException, indexes: list[int], replies: Replies) -> None:
+        for index in indexes:
+            replies[index] = lost(error, lane.address)
+        for index in lane.written:
+            replies.replicated[index] = False
+        self._give_back(lane, usable=False)
+
+    def _give_back(self, lane: _Lane, *, usable: bool) -> None:
+        del self._lanes[lane.address]
+        if not usable:
+            lane.connection.disconnect()
+        lane.pool.release(lane.connection)
+
+
+def _waves(calls: Sequence[Call]) -> list[list[int]]:
+    """Split calls so that no wave holds two of one client id, and each client id keeps its order."""
+    waves: list[list[int]] = []
+    seen: dict[bytes, int] = {}
+    for index, call in enumerate(calls):
+        number = seen.get(call.client_id, 0)
+        seen[call.client_id] = number + 1
+        if number == len(waves):
+            waves.append([])
+        waves[number].append(index)
+    return waves
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -203,6 +203,15 @@ def from_redis(error: BaseException, address: str, *, secret: str = "") -> Queue
     return RefusedError(f"{server}: {text}")
 
 
+def lost(error: BaseException, address: str) -> ServerUnavailable:
+    """Return the exception for a command that was sent and not answered.
+
+    :param error: what ended the connection.
+    :param address: server that was asked.
+    """
+    return ServerUnavailable(f"{from_redis(error, address)}. Nobody knows whether the call has run")
+
+
 def nodes(client: RedisClient) -> list[tuple[str, redis.Redis]]:
     """Return address and connection of every master, in the order of their addresses."""
     if isinstance(client, redis.RedisCluster):

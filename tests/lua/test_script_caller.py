@@ -15,7 +15,7 @@ from lua_sessions import Session, command, contents, messages
 from queuekeeper import lua
 from queuekeeper.errors import MovedOn, RefusedError, ScriptError, ServerUnavailable
 from queuekeeper.keyspace import client_slot
-from queuekeeper.lua import Script, ScriptCaller
+from queuekeeper.lua import Call, Script, ScriptCaller
 from queuekeeper.redis_client import RedisClient, connect, nodes
 
 pytestmark = pytest.mark.lua
@@ -75,8 +75,9 @@ def test_known_script_is_called_by_its_digest(valkey_url: str, appenders: list[S
         for _ in range(5):
             caller.call(appenders[0], ["{a}"], ["x"])
         statistics = client.info("commandstats")
-        assert statistics["cmdstat_eval"]["calls"] == 1
-        assert statistics["cmdstat_evalsha"]["calls"] == 5
+        assert "cmdstat_eval" not in statistics
+        assert statistics["cmdstat_script|load"]["calls"] == 1
+        assert statistics["cmdstat_evalsha"]["calls"] == 6
 
 
 def test_script_survives_a_flush(client: RedisClient, appenders: list[Script]) -> None:
@@ -94,36 +95,32 @@ def test_script_survives_a_restart(own_server: Any) -> None:
         assert session.import_session(messages(2, first=3), chunk=1, last=False) == [b"imported", 2, 0]
         own_server.kill()
         own_server.start()
-        pipeline = ScriptCaller(client).pipeline()
-        pipeline.call(lua.load("sessions/import_session"), *session.import_call(messages(2, first=5), chunk=2))
-        assert pipeline.execute() == [[b"imported", 2, 0]]
+        call = Call(lua.load("sessions/import_session"), *session.import_call(messages(2, first=5), chunk=2))
+        assert ScriptCaller(client).execute([call]) == [[b"imported", 2, 0]]
         assert len(session.references()) == 6
 
 
-def test_pipeline_answers_in_the_order_of_its_calls(client: RedisClient, appenders: list[Script]) -> None:
-    pipeline = ScriptCaller(client).pipeline()
-    for round_number in range(3):
-        for number in range(50):
-            position = pipeline.call(appenders[number % 2], [f"{{client-{number}}}"], [str(round_number)])
-            assert position == round_number * 50 + number
-    assert len(pipeline) == 150
-    assert pipeline.execute() == [1] * 50 + [2] * 50 + [3] * 50
-    assert len(pipeline) == 0
-    assert pipeline.execute() == []
+def test_replies_are_in_the_order_of_the_calls(client: RedisClient, appenders: list[Script]) -> None:
+    calls = [
+        Call(appenders[number % 2], [f"{{client-{number}}}"], [str(round_number)])
+        for round_number in range(3)
+        for number in range(50)
+    ]
+    caller = ScriptCaller(client)
+    assert caller.execute(calls) == [1] * 50 + [2] * 50 + [3] * 50
+    assert caller.execute([]) == []
 
 
 def test_script_that_is_lost_does_not_change_the_order_of_calls(client: RedisClient, appenders: list[Script]) -> None:
     caller = ScriptCaller(client)
     caller.call(appenders[0], ["{warm}"], ["x"])
-    pipeline = caller.pipeline()
-    for number in range(10):
-        # The second script is not known: sent all at once, every first one would run before it.
-        pipeline.call(appenders[number % 2], ["{a}"], [str(number)])
-    assert pipeline.execute() == list(range(1, 11))
+    # The second script is not known: sent all at once, every first one would run before it.
+    calls = [Call(appenders[number % 2], ["{a}"], [str(number)]) for number in range(10)]
+    assert caller.execute(calls) == list(range(1, 11))
     assert client.lrange("{a}", 0, -1) == [str(number).encode() for number in range(10)]
 
 
-def test_pipelines_keep_order_while_scripts_are_flushed_all_the_time(
+def test_calls_keep_their_order_while_scripts_are_flushed_all_the_time(
     client: RedisClient, appenders: list[Script]
 ) -> None:
     stop = threading.Event()
@@ -139,12 +136,12 @@ def test_pipelines_keep_order_while_scripts_are_flushed_all_the_time(
     thread.start()
     try:
         for round_number in range(10):
-            pipeline = ScriptCaller(client).pipeline()
-            for number in range(200):
-                pipeline.call(
-                    appenders[number % 2], [f"{{client-{number % 20}}}"], [str(round_number * 10 + number // 20)]
-                )
-            assert pipeline.execute() == [round_number * 10 + number // 20 + 1 for number in range(200)]
+            calls = [
+                Call(appenders[number % 2], [f"{{client-{number % 20}}}"], [str(round_number * 10 + number // 20)])
+                for number in range(200)
+            ]
+            expected = [round_number * 10 + number // 20 + 1 for number in range(200)]
+            assert ScriptCaller(client).execute(calls) == expected
     finally:
         stop.set()
         thread.join()
@@ -154,11 +151,10 @@ def test_pipelines_keep_order_while_scripts_are_flushed_all_the_time(
 
 
 def test_error_of_one_call_leaves_other_clients_alone(client: RedisClient, appenders: list[Script]) -> None:
-    pipeline = ScriptCaller(client).pipeline()
+    calls: list[Call] = []
     for text in ("1", "refuse", "2"):
-        pipeline.call(appenders[0], ["{a}list"], [text])
-        pipeline.call(appenders[0], ["{b}list"], ["x"])
-    replies = pipeline.execute(raise_on_error=False)
+        calls += [Call(appenders[0], ["{a}list"], [text]), Call(appenders[0], ["{b}list"], ["x"])]
+    replies = ScriptCaller(client).execute(calls)
     assert replies[0] == 1
     assert isinstance(replies[2], MovedOn)
     assert replies[4] is replies[2], "a call behind a failed one of its client id is not sent"
@@ -166,14 +162,12 @@ def test_error_of_one_call_leaves_other_clients_alone(client: RedisClient, appen
     assert client.lrange("{a}list", 0, -1) == [b"1"]
 
 
-def test_pipeline_raises_its_first_error_after_everything_was_sent(
-    client: RedisClient, appenders: list[Script]
-) -> None:
-    pipeline = ScriptCaller(client).pipeline()
-    pipeline.call(appenders[0], ["{a}"], ["refuse"])
-    pipeline.call(appenders[0], ["{b}"], ["x"])
+def test_first_error_can_be_raised_after_everything_was_sent(client: RedisClient, appenders: list[Script]) -> None:
+    replies = ScriptCaller(client).execute(
+        [Call(appenders[0], ["{a}"], ["refuse"]), Call(appenders[0], ["{b}"], ["x"])]
+    )
     with pytest.raises(MovedOn, match=r"^refused$"):
-        pipeline.execute()
+        replies.or_raise()
     assert client.llen("{b}") == 1
 
 
@@ -197,10 +191,7 @@ def test_lost_server_is_named_and_nothing_is_sent_twice(own_server: Any, appende
         own_server.kill()
         with pytest.raises(ServerUnavailable, match=rf"^Redis at 127\.0\.0\.1:{client_port(client)} "):
             caller.call(appenders[0], ["{a}"], ["y"])
-        pipeline = caller.pipeline()
-        pipeline.call(appenders[0], ["{a}"], ["y"])
-        pipeline.call(appenders[0], ["{b}"], ["y"])
-        replies = pipeline.execute(raise_on_error=False)
+        replies = caller.execute([Call(appenders[0], [key], ["y"]) for key in ("{a}", "{b}")])
         assert [type(reply) for reply in replies] == [ServerUnavailable, ServerUnavailable]
         own_server.start()
         assert caller.call(appenders[0], ["{a}"], ["z"]) == 2
@@ -212,7 +203,7 @@ def client_port(client: RedisClient) -> int:
 
 
 def test_keys_of_two_slots_are_refused_by_a_cluster(redis_cluster_url: str) -> None:
-    with connect(redis_cluster_url) as client, pytest.raises(ServerUnavailable, match="must map to the same key slot"):
+    with connect(redis_cluster_url) as client, pytest.raises(RefusedError, match="don't hash to the same slot"):
         ScriptCaller(client).call(lua.load("sessions/import_session"), ["{a}", "{b}", "{c}"], [])
 
 
@@ -278,28 +269,26 @@ def test_slot_that_has_moved_is_followed(redis_cluster_url: str) -> None:
             assert session.import_session(messages(3, first=4), chunk=1, last=False) == [b"imported", 3, 0]
             assert target.zcard(session.keys.messages) == 6
             assert command(source, "CLUSTER COUNTKEYSINSLOT", client_slot(session.client_id)) == 0
-        pipeline = ScriptCaller(client).pipeline()
-        position = pipeline.call(
-            lua.load("sessions/import_session"), *session.import_call(messages(3, first=7), chunk=2, last_packet_id=9)
+        last_chunk = session.import_call(messages(3, first=7), chunk=2, last_packet_id=9)
+        replies = ScriptCaller(client).execute(
+            [
+                Call(lua.load("sessions/import_session"), *last_chunk),
+                Call(lua.load("sessions/export_messages"), [session.payload(number) for number in range(1, 10)]),
+            ]
         )
-        pipeline.call(lua.load("sessions/export_messages"), [session.payload(number) for number in range(1, 10)])
-        replies = pipeline.execute()
-        assert replies[position] == [b"imported", 3, 0]
+        assert replies[0] == [b"imported", 3, 0]
         assert b"" not in replies[1]
         assert len(session.references()) == 9
 
 
-def test_pipeline_follows_a_slot_that_has_moved(redis_cluster_url: str, appenders: list[Script]) -> None:
+def test_many_calls_follow_a_slot_that_has_moved(redis_cluster_url: str, appenders: list[Script]) -> None:
     with connect(redis_cluster_url) as client:
         caller = ScriptCaller(client)
         clients = [f"{{client-{number}}}" for number in range(30)]
         for _ in range(2):
-            pipeline = caller.pipeline()
-            for step in range(3):
-                for name in clients:
-                    pipeline.call(appenders[step % 2], [name], [str(step)])
+            calls = [Call(appenders[step % 2], [name], [str(step)]) for step in range(3) for name in clients]
             with moved_slot(client, client_slot("client-7")):
-                pipeline.execute()
+                caller.execute(calls).or_raise()
         for name in clients:
             assert client.lrange(name, 0, -1) == [b"0", b"1", b"2"] * 2
 
@@ -314,11 +303,9 @@ def test_slot_that_is_moving_is_asked_for(redis_cluster_url: str, appenders: lis
         command(target, "CLUSTER SETSLOT", slot, "IMPORTING", node_id(source))
         command(source, "CLUSTER SETSLOT", slot, "MIGRATING", node_id(target))
         try:
-            pipeline = ScriptCaller(client).pipeline()
-            for number in range(4):
-                pipeline.call(appenders[number % 2], ["{a}"], [str(number)])
+            calls = [Call(appenders[number % 2], ["{a}"], [str(number)]) for number in range(4)]
             # The key is not there, so the source sends each call on to the target.
-            assert pipeline.execute() == [1, 2, 3, 4]
+            assert ScriptCaller(client).execute(calls) == [1, 2, 3, 4]
         finally:
             for node in (target, source):
                 command(node, "CLUSTER SETSLOT", slot, "STABLE")

@@ -123,16 +123,16 @@ class TargetReader:
     ) -> Iterator[pa.RecordBatch]:
         if not references:
             return
-        pipeline = self._caller.pipeline()
+        calls: list[lua.Call] = []
         start = 0
         while start < len(references):
             end = start
             # A call holds keys of one session, for they share a slot.
             while end < len(references) and end - start < _KEYS_PER_CALL and references[end][0] == references[start][0]:
                 end += 1
-            pipeline.call(self._script, [member for _, _, member, _ in references[start:end]])
+            calls.append(lua.Call(self._script, [member for _, _, member, _ in references[start:end]]))
             start = end
-        flat = [value for reply in pipeline.execute() for value in reply]
+        flat = [value for reply in self._caller.execute(calls).or_raise() for value in reply]
         rows = _Rows()
         size_bytes = 0
         for (name, position, member, score), json, expires_at_ms in zip(references, flat[::2], flat[1::2], strict=True):
