@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -10,7 +11,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.migration import quarantine
+from queuekeeper.migration import quarantine, verify
 from queuekeeper.migration.model import Difference, MigrationPlan, PlanState, VerifyReport
 from queuekeeper.migration.quarantine import ReplayReport
 from tests.property.migration_rules import Message
@@ -264,7 +265,7 @@ def found(repaired: Repaired, damages: list[Damage]) -> list[Difference]:
     report = repaired.world.verify(repaired.plan.plan_id)
     assert not report.balanced
     differences = repaired.world.ledger.differences(repaired.plan.plan_id, limit=None)
-    assert report.differences == len(differences) == repaired.world.ledger.difference_count(repaired.plan.plan_id)
+    assert report.differences == len(differences)
     return differences
 
 
@@ -302,6 +303,21 @@ def test_differences_show_no_content(found: list[Difference]) -> None:
         if each.kind in {"payload", "properties"}:
             assert len(each.expected) == len(each.found) == 12
             int(each.expected + each.found, 16)
+
+
+def test_differences_are_all_counted_though_only_the_first_are_listed(
+    repaired: Repaired, found: list[Difference], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger, plan_id = repaired.world.ledger, repaired.plan.plan_id
+    kinds = Counter(each.kind for each in found)
+    assert {count.kind: (count.found, count.listed) for count in ledger.difference_counts(plan_id)} == {
+        kind: (number, number) for kind, number in kinds.items()
+    }
+    monkeypatch.setattr(verify, "LISTED_DIFFERENCES", 3)
+    assert repaired.world.verify(plan_id).differences == len(found)
+    counts = ledger.difference_counts(plan_id)
+    assert {count.kind: count.found for count in counts} == kinds
+    assert sum(count.listed for count in counts) == len(ledger.differences(plan_id)) == 3
 
 
 def test_plan_with_differences_is_failed_and_says_how_many(repaired: Repaired, found: list[Difference]) -> None:

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 
 from queuekeeper import postgres
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
-from queuekeeper.migration.ledger import MigrationLedger, Progress, QuarantinedRow, ThroughputSample
+from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, Progress, QuarantinedRow, ThroughputSample
 from queuekeeper.migration.model import (
     CohortPlan,
     CohortState,
@@ -442,16 +442,22 @@ def test_ledger_is_replaced_by_cohort(ledger: MigrationLedger, connection: Conne
 
 def test_differences_are_replaced_by_cohort(ledger: MigrationLedger) -> None:
     ledger.save_plan(make_plan(), run_id=None)
-    ledger.replace_differences("plan-a", [0, 1], [difference(1, "c", 9), difference(0, "b", 5), difference(0, "b")])
-    assert ledger.replace_differences("plan-a", [1], [difference(1, "é☕", 2**53)]) == 1
+    first = [difference(1, "c", 9), difference(0, "b", 5), difference(0, "b")]
+    ledger.replace_differences("plan-a", [0, 1], first, counts={(0, "missing"): 2, (1, "missing"): 1})
+    second = {(1, "missing"): 2**40, (1, "expiry"): 7}
+    assert ledger.replace_differences("plan-a", [1], [difference(1, "é☕", 2**53)], counts=second) == 1
 
     expected = [difference(0, "b"), difference(0, "b", 5), difference(1, "é☕", 2**53)]
     assert ledger.differences("plan-a") == expected
     assert ledger.differences("plan-a", limit=1) == expected[:1]
-    assert ledger.difference_count("plan-a") == 3
+    counts = [
+        DifferenceCount(kind="missing", found=2**40 + 2, listed=3),
+        DifferenceCount(kind="expiry", found=7, listed=0),
+    ]
+    assert ledger.difference_counts("plan-a") == counts
     with pytest.raises(UsageError, match=r"row of cohort 0 given while replacing cohorts \[1\]"):
-        ledger.replace_differences("plan-a", [1], [difference(0, "b")])
-    assert ledger.difference_count("plan-a") == 3
+        ledger.replace_differences("plan-a", [1], [difference(0, "b")], counts={})
+    assert ledger.difference_counts("plan-a") == counts
 
 
 def test_reports_come_latest_first(ledger: MigrationLedger) -> None:

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from queuekeeper.errors import RefusedError
-from queuekeeper.migration.ledger import ThroughputSample
+from queuekeeper.migration.ledger import DifferenceCount, ThroughputSample
 from queuekeeper.migration.memory import KeySample, scale
 from queuekeeper.migration.model import CohortState, Reason
 from queuekeeper.migration.report import (
@@ -58,7 +58,7 @@ def test_errors_that_cancel_each_other_out_are_not_balanced() -> None:
 
 
 def test_a_difference_alone_is_not_balanced() -> None:
-    evidence = replace(samples.balanced(), difference_count=1)
+    evidence = replace(samples.balanced(), difference_counts=(DifferenceCount(kind="missing", found=1, listed=1),))
 
     assert compose_report(evidence, now_ms=samples.NOW_MS).verdict is Verdict.NOT_BALANCED
 
@@ -118,6 +118,19 @@ def test_json_and_page_show_the_same_figures() -> None:
     assert facts["verdict"] == "not balanced"
     assert facts["digest"] in text
     assert size(facts["memory"]["estimate"]["bytes"]) in text
+
+
+def test_differences_are_counted_by_kind_beyond_those_that_are_listed() -> None:
+    counts = (
+        DifferenceCount(kind="missing", found=1_999_998, listed=99_999),
+        DifferenceCount(kind="expiry", found=2, listed=1),
+    )
+    report = compose_report(replace(samples.unbalanced(), difference_counts=counts), now_ms=samples.NOW_MS)
+    text = text_of(page(report))
+
+    assert (report.differences.total, report.differences.listed) == (2_000_000, 100_000)
+    assert "Missing The message is not in Redis. 1,999,998 Expiry The message ends at another instant. 2" in text
+    assert "The first 100,000 of 2,000,000 are listed in queuekeeper.differences." in text
 
 
 def test_the_page_names_no_other_host_and_runs_no_script() -> None:

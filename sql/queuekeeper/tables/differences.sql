@@ -1,4 +1,4 @@
--- Every way in which source and target differ; no payloads.
+-- Ways in which source and target differ, the first 100,000 of each verification; no payloads.
 -- needs: plans
 CREATE TABLE queuekeeper.differences (
     plan_id text NOT NULL,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
@@ -110,6 +110,19 @@ class QuarantineCount:
     kind: QuarantineKind
     open: int
     replayed: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifferenceCount:
+    """How many differences are of one kind.
+
+    :param found: all of them.
+    :param listed: those of which the particulars were kept.
+    """
+
+    kind: str
+    found: int
+    listed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -446,17 +459,28 @@ class MigrationLedger:
         row = self._row("verified_at", {"plan_id": plan_id})
         return None if row is None or row[0] is None else int(row[0])
 
-    def replace_differences(self, plan_id: str, cohorts: Sequence[int], rows: Iterable[Difference]) -> int:
+    def replace_differences(
+        self, plan_id: str, cohorts: Sequence[int], rows: Iterable[Difference], *, counts: Mapping[tuple[int, str], int]
+    ) -> int:
         """Put differences in place of what an earlier verification of these cohorts found.
 
-        :param rows: differences of these cohorts only; they are streamed.
+        :param rows: differences to list, of these cohorts only; they are streamed.
+        :param counts: cohort and kind -> how many there are, listed or not.
         :returns: how many were written.
         :raises UsageError: when a row belongs to another cohort.
         """
         wanted = set(cohorts)
         written = 0
         with self._transaction() as cursor:
-            self._row("delete_differences", {"plan_id": plan_id, "cohorts": list(cohorts)})
+            for name in ("delete_differences", "delete_difference_counts"):
+                self._row(name, {"plan_id": plan_id, "cohorts": list(cohorts)})
+            self._many(
+                "save_difference_count",
+                (
+                    {"plan_id": plan_id, "cohort": cohort, "kind": kind, "found": found}
+                    for (cohort, kind), found in counts.items()
+                ),
+            )
             with cursor.copy(statement(f"{_QUERIES}load_differences")) as copy:
                 copy.set_types(_DIFFERENCE_TYPES)
                 for row in rows:
@@ -469,7 +493,7 @@ class MigrationLedger:
         return written
 
     def differences(self, plan_id: str, *, limit: int | None = 1_000) -> list[Difference]:
-        """Return differences, a cohort and a client at a time.
+        """Return the listed differences, a cohort and a client at a time.
 
         :param limit: most to return; none for all.
         """
@@ -481,10 +505,10 @@ class MigrationLedger:
             for cohort, client_id, serial, kind, expected, found in rows
         ]
 
-    def difference_count(self, plan_id: str) -> int:
-        """Return how many differences the last verification found."""
-        row = self._row("difference_count", {"plan_id": plan_id})
-        return int(row[0]) if row else 0
+    def difference_counts(self, plan_id: str) -> list[DifferenceCount]:
+        """Return how many differences the last verification found, by kind and most frequent first."""
+        rows = self._rows("difference_counts", {"plan_id": plan_id})
+        return [DifferenceCount(kind=kind, found=found, listed=listed) for kind, found, listed in rows]
 
     # --- reports -----------------------------------------------------------------------------------------------
 

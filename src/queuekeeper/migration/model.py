@@ -242,7 +242,7 @@ class LedgerRow:
     :param quarantined: rows in the quarantine.
     :param sessions_seen: sessions with a session row, a message, or both.
     :param sessions_copied: sessions whose last packet id is right in Redis.
-    :param differences: entries in ``queuekeeper.differences``.
+    :param differences: differences found, not all of which need be in ``queuekeeper.differences``.
     :param digest: order-free hash over all sessions' ordered messages and expiry instants as found in Redis.
     """
 

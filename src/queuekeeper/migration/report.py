@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
@@ -14,7 +13,14 @@ from pathlib import Path
 
 from queuekeeper import __version__
 from queuekeeper.errors import QueuekeeperError, RefusedError
-from queuekeeper.migration.ledger import Approval, MigrationLedger, QuarantineCount, Step, ThroughputSample
+from queuekeeper.migration.ledger import (
+    Approval,
+    DifferenceCount,
+    MigrationLedger,
+    QuarantineCount,
+    Step,
+    ThroughputSample,
+)
 from queuekeeper.migration.memory import estimate_memory
 from queuekeeper.migration.model import CohortState, CopyReport, Difference, LedgerRow, MigrationPlan, Reason
 from queuekeeper.migration.report_model import (
@@ -39,9 +45,6 @@ from queuekeeper.migration.report_page import render
 from queuekeeper.redis_client import RedisClient, facts
 
 DIFFERENCES_SHOWN = 200
-DIFFERENCES_COUNTED = 100_000
-"""Differences read to count their kinds; a migration with more than this has failed as a whole."""
-
 POINTS_PER_STEP = 400
 STEPS: tuple[Step, ...] = ("copy", "verify")
 
@@ -123,8 +126,8 @@ def replay_command(plan_id: str, reason: str) -> str:
 class Evidence:
     """What a report is composed of, as read from the control schema and the servers.
 
-    :param found: the differences, or the first ``DIFFERENCES_COUNTED`` of them.
-    :param difference_count: all of them.
+    :param found: the first differences.
+    :param difference_counts: all of them by kind, most frequent first.
     :param samples: running counts by step.
     """
 
@@ -135,7 +138,7 @@ class Evidence:
     rows: tuple[LedgerRow, ...]
     verified_at_ms: int | None
     found: tuple[Difference, ...]
-    difference_count: int
+    difference_counts: tuple[DifferenceCount, ...]
     quarantine: tuple[QuarantineCount, ...]
     samples: dict[Step, tuple[ThroughputSample, ...]]
     copy_reports: tuple[CopyReport, ...]
@@ -169,8 +172,8 @@ def build_report(
         approval=ledger.approval(plan_id),
         rows=rows,
         verified_at_ms=ledger.verified_at_ms(plan_id),
-        found=tuple(ledger.differences(plan_id, limit=DIFFERENCES_COUNTED)),
-        difference_count=ledger.difference_count(plan_id),
+        found=tuple(ledger.differences(plan_id, limit=differences_shown)),
+        difference_counts=tuple(ledger.difference_counts(plan_id)),
         quarantine=tuple(ledger.quarantine_counts(plan_id)),
         samples={step: tuple(ledger.throughput(plan_id, step)) for step in STEPS},
         copy_reports=copy_reports,
@@ -193,7 +196,8 @@ def compose_report(
     totals = total_line(rows)
     differences = summarise_differences(
         evidence.found,
-        total=max(evidence.difference_count, totals.differences),
+        counts=evidence.difference_counts,
+        total=totals.differences,
         shown=differences_shown,
         show_client_ids=show_client_ids,
     )
@@ -388,16 +392,17 @@ def _cohort_lines(
     return tuple(lines)
 
 
-def summarise_differences(found: Sequence[Difference], *, total: int, shown: int, show_client_ids: bool) -> Differences:
-    """Count differences by kind and keep the first ones.
+def summarise_differences(
+    found: Sequence[Difference], *, counts: Sequence[DifferenceCount], total: int, shown: int, show_client_ids: bool
+) -> Differences:
+    """Say how many differences there are of each kind, and keep the first ones.
 
-    :param total: how many there are, of which ``found`` may be the beginning only.
+    :param total: how many the ledger has; a count that is higher prevails, as nothing may be played down.
     """
-    kinds = Counter(difference.kind for difference in found)
     return Differences(
-        total=total,
-        counted=len(found),
-        by_kind=dict(sorted(kinds.items(), key=lambda item: (-item[1], item[0]))),
+        total=max(total, sum(count.found for count in counts)),
+        listed=sum(count.listed for count in counts),
+        by_kind={count.kind: count.found for count in counts},
         shown=tuple(
             DifferenceLine(
                 cohort=difference.cohort,

@@ -113,12 +113,13 @@ class Differences:
     """Where source and target differ.
 
     :param total: all of them.
-    :param by_kind: most frequent first; counted over at most ``counted`` of them.
+    :param listed: those of which ``queuekeeper.differences`` has the particulars.
+    :param by_kind: all of them, most frequent first.
     :param shown: the first ones.
     """
 
     total: int
-    counted: int
+    listed: int
     by_kind: dict[str, int]
     shown: tuple[DifferenceLine, ...]
 

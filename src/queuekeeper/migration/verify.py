@@ -59,7 +59,8 @@ _STORED = (
     "retained boolean, userProperties struct<props: array<struct<k: string, v: string>>>, msgExpiryInterval bigint, "
     "payloadFormatIndicator int, contentType string, responseTopic string, correlationData string"
 )
-_SHOWN_DIFFERENCES = 100_000
+LISTED_DIFFERENCES = 100_000
+"""Differences put on record one by one; all of them are counted."""
 
 
 def verify_migration(
@@ -71,7 +72,7 @@ def verify_migration(
     cohorts: str | None = None,
     clock: Clock = system_clock,
 ) -> VerifyReport:
-    """Compare source and target and put the ledger and every difference on record.
+    """Compare source and target and put the ledger and the differences on record.
 
     :param cohorts: some of the plan's cohorts; all of them when absent.
     :raises StalePlan: when the source or the code has changed since the plan was made.
@@ -125,9 +126,9 @@ def verify_migration(
                         expected=row["difference"]["expected"],
                         found=row["difference"]["found"],
                     )
-                    for row in differing.limit(_SHOWN_DIFFERENCES).toLocalIterator()
+                    for row in differing.limit(LISTED_DIFFERENCES).toLocalIterator()
                 )
-                ledger.replace_differences(plan_id, wanted, differences)
+                ledger.replace_differences(plan_id, wanted, differences, counts=_counts(differing))
             finally:
                 compared.unpersist()
                 found.unpersist()
@@ -472,6 +473,11 @@ def _balance(compared: DataFrame) -> DataFrame:
         F.sum(F.size("differences")).alias("differences"),
         F.hex(F.bit_xor("hash")).alias("digest"),
     )
+
+
+def _counts(differing: DataFrame) -> dict[tuple[int, str], int]:
+    counted = differing.groupBy("cohort", F.col("difference.kind").alias("kind")).agg(F.count("*").alias("found"))
+    return {(row["cohort"], row["kind"]): row["found"] for row in counted.collect()}
 
 
 def _ledger_row(row: dict[str, Any]) -> LedgerRow:
