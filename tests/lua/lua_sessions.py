@@ -1,4 +1,4 @@
-"""What the tests of the Lua scripts share: sessions to import, and all that a server holds, to compare."""
+"""What the tests of the Lua scripts share: sessions and the calls on them, and all that a server holds, to compare."""
 
 from __future__ import annotations
 
@@ -28,8 +28,11 @@ HOSTILE_IDS = (
 )
 
 
+HOUR_MS = 3_600_000
+
+
 class Message(NamedTuple):
-    """One message as ``import_session`` takes it."""
+    """One message as ``import_session`` takes it; ``save_messages`` gives it a serial itself."""
 
     packet_id: int
     serial: int
@@ -94,7 +97,7 @@ class Session:
     def import_session(self, batch: Sequence[Message], **options: Any) -> list[Any]:
         """Import one chunk."""
         keys, args = self.import_call(batch, **options)
-        return self._call("import_session", keys, args)
+        return self._list("import_session", keys, args)
 
     def import_chunks(self, chunks: Sequence[Sequence[Message]], *, last_packet_id: int | str = "") -> None:
         """Import a whole session."""
@@ -104,11 +107,11 @@ class Session:
 
     def drop_import(self, packet_ids: Sequence[int] = ()) -> list[int]:
         """Drop the import of the messages with these packet ids."""
-        return self._call("drop_import", [*self.keys, *map(self.payload, packet_ids)], [self.plan])
+        return self._list("drop_import", [*self.keys, *map(self.payload, packet_ids)], [self.plan])
 
     def export_messages(self, packet_ids: Sequence[int]) -> list[Any]:
         """Read messages and their expiry."""
-        return self._call("export_messages", [self.payload(packet_id) for packet_id in packet_ids], [])
+        return self._list("export_messages", [self.payload(packet_id) for packet_id in packet_ids], [])
 
     def replay_message(
         self, message: Message, *, expected: int | str = "", last_packet_id: int | str = ""
@@ -123,7 +126,101 @@ class Session:
             message.expires_at_ms,
             message.json,
         ]
-        return self._call("replay_message", [*self.keys, self.payload(message.packet_id)], args)
+        return self._list("replay_message", [*self.keys, self.payload(message.packet_id)], args)
+
+    def read_session(self) -> list[Any]:
+        """Read what the session says about itself."""
+        return self._list("read_session", self.keys, [])
+
+    def list_references(self, by: str, start: int | str, limit: int = 1_000) -> list[tuple[str, int]]:
+        """Read a page of references."""
+        reply = self._call("list_references", [self.keys.messages], [by, start, limit])
+        return [(member.decode(), int(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)]
+
+    def fetch_messages(self, packet_ids: Sequence[int], *, max_bytes: int = 1_000_000) -> list[Any]:
+        """Read messages and their expiry, as many as fit."""
+        return self._list("fetch_messages", [self.payload(packet_id) for packet_id in packet_ids], [max_bytes])
+
+    def save_call(
+        self,
+        batch: Sequence[Message],
+        *,
+        expected: int | str = "",
+        last_packet_id: int | str | None = None,
+        source: str = "",
+        offset: int | str = 0,
+        chunk: int | str = 0,
+        packet_ids: str = "",
+        session_expiry_ms: int | str = HOUR_MS,
+        refused: int | str = 0,
+    ) -> tuple[list[str], list[str | int]]:
+        """Return keys and arguments of one call of ``save_messages``; the messages' serials play no part."""
+        keys = [*self.keys, *(self.payload(message.packet_id) for message in batch)]
+        last = batch[-1].packet_id if last_packet_id is None else last_packet_id
+        args: list[str | int] = [expected, last, source, offset, chunk, packet_ids, session_expiry_ms, refused]
+        for message in batch:
+            args += [message.expires_at_ms, message.json]
+        return keys, args
+
+    def save_messages(self, batch: Sequence[Message], **options: Any) -> list[Any]:
+        """Store messages."""
+        return self._list("save_messages", *self.save_call(batch, **options))
+
+    def remove_dead_references(
+        self, packet_ids: Sequence[int], *, earliest_expiry_ms: int | str = "", complete_for: int | str = ""
+    ) -> list[Any]:
+        """Remove the references of these packet ids that lead to no message."""
+        keys = [self.keys.messages, self.keys.session, *map(self.payload, packet_ids)]
+        return self._list("remove_dead_references", keys, [earliest_expiry_ms, complete_for])
+
+    def trim_messages(self, candidates: Sequence[tuple[int, int | str]], *, limit: int | str) -> list[int]:
+        """Remove messages, given as packet id and serial, while there are more than the limit."""
+        keys = [self.keys.messages, self.keys.session, *(self.payload(packet_id) for packet_id, _ in candidates)]
+        return self._list("trim_messages", keys, [limit, *(serial for _, serial in candidates)])
+
+    def ack(self, *acks: tuple[int, int | str]) -> list[int]:
+        """Remove messages, given as packet id and serial."""
+        keys = [self.keys.messages, *(self.payload(packet_id) for packet_id, _ in acks)]
+        return self._list("ack", keys, [serial for _, serial in acks])
+
+    def mark_released(self, packet_id: int, serial: int | str = "") -> bytes:
+        """Note a PUBREC."""
+        reply: bytes = self._call("mark_released", [self.keys.messages, self.payload(packet_id)], [serial])
+        return reply
+
+    def mark_delivered(self, serial: int | str, *, keep_ms: int | str = "") -> int:
+        """Note that messages up to a serial have been sent."""
+        reply: int = self._call("mark_delivered", [self.keys.messages, self.keys.session], [serial, keep_ms])
+        return reply
+
+    def purge_session(
+        self, packet_ids: Sequence[int] = (), *, up_to_serial: int | str, members: Sequence[str] = ()
+    ) -> list[int]:
+        """Remove messages, and with the last one the session."""
+        return self._list("purge_session", [*self.keys, *map(self.payload, packet_ids)], [up_to_serial, *members])
+
+    def reserve_packet_ids(
+        self, packet_ids: Sequence[int], *, expected: int | str = "", keep_ms: int | str = ""
+    ) -> list[Any]:
+        """Give out packet ids."""
+        keys = [*self.keys, *map(self.payload, packet_ids)]
+        return self._list("reserve_packet_ids", keys, [expected, packet_ids[-1], keep_ms])
+
+    def set_last_packet_id(self, packet_id: int | str, *, expected: int | str = "", keep_ms: int | str = "") -> int:
+        """Set the packet id given out last."""
+        keys = [self.keys.last_packet_id, self.keys.session]
+        reply: int = self._call("set_last_packet_id", keys, [expected, packet_id, keep_ms])
+        return reply
+
+    def quarantined(self, serial: int) -> str:
+        """Return the name under which an unreadable record is kept."""
+        return f"{self.keys.messages.removesuffix('messages')}quarantined_{serial}"
+
+    def quarantine_message(self, packet_id: int, serial: int | str, *, keep_ms: int | str = 60_000) -> int:
+        """Move an unreadable record out of the session."""
+        keys = [self.keys.messages, self.keys.session, self.payload(packet_id), self.quarantined(int(serial))]
+        reply: int = self._call("quarantine_message", keys, [serial, keep_ms])
+        return reply
 
     def state(self) -> dict[str, str]:
         """Return the session hash as text."""
@@ -136,10 +233,13 @@ class Session:
         found: list[tuple[bytes, float]] = client.zrange(self.keys.messages, 0, -1, withscores=True)
         return [(member.decode(), score) for member, score in found]
 
-    def _call(self, script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> list[Any]:
-        reply = lua.ScriptCaller(self.client).call(lua.load(f"sessions/{script}"), keys, args)
+    def _list(self, script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> list[Any]:
+        reply = self._call(script, keys, args)
         assert isinstance(reply, list)
         return reply
+
+    def _call(self, script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
+        return lua.ScriptCaller(self.client).call(lua.load(f"sessions/{script}"), keys, args)
 
 
 def contents(client: RedisClient) -> dict[str, tuple[Any, int]]:

@@ -1,0 +1,51 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Note that the client has sent PUBREC: the record becomes PUBREL and loses its body; place and expiry stay.
+KEYS
+    [1]  messages        sorted set of references
+    [2]  payload         key of the message
+ARGV
+    [1]  serial          serial of the message; empty: any
+Returns
+    "released"    the record is PUBREL now
+    "already"     it was before; nothing was written
+    "missing"     no message, or one of another serial; nothing was written
+    "unreadable"  the key holds no message of type PUBLISH or PUBREL; nothing was written
+Errors
+    INVALID  the serial is neither an integer nor empty
+Cost
+    O(log N + B) for N references and a record of B bytes; about 6 us, and 1 us per 2 KB.
+]]
+--- @include "includes/integers"
+--- @include "includes/string_members"
+
+local messages_key, payload_key, serial = KEYS[1], KEYS[2], ARGV[1]
+if #KEYS ~= 2 or #ARGV ~= 1 or (serial ~= '' and not integer(serial)) then
+    return redis.error_reply('INVALID 2 keys and a serial, an integer or empty, are expected')
+end
+
+local score = redis.call('ZSCORE', messages_key, payload_key)
+if not score or (serial ~= '' and tonumber(serial) ~= tonumber(score)) then
+    return 'missing'
+end
+-- MGET reads a key of another type as nothing.
+local json = redis.call('MGET', payload_key)[1]
+if not json then
+    return redis.call('EXISTS', payload_key) == 1 and 'unreadable' or 'missing'
+end
+local from, to = string_member(json, 'packetType')
+local packet_type = from and string.sub(json, from, to)
+if packet_type == 'PUBREL' then
+    return 'already'
+end
+if packet_type ~= 'PUBLISH' then
+    return 'unreadable'
+end
+json = string.sub(json, 1, from - 1) .. 'PUBREL' .. string.sub(json, to + 1)
+from, to = string_member(json, 'payload')
+if from then
+    json = string.sub(json, 1, from - 1) .. string.sub(json, to + 1)
+end
+redis.call('SET', payload_key, json, 'KEEPTTL')
+return 'released'

@@ -1,0 +1,66 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Remove a session. The caller reads the highest serial first, then lists references and calls page by page; what is
+    saved meanwhile has a greater serial and stays. With the last reference the session's other keys go too.
+KEYS
+    [1]  messages        sorted set of references
+    [2]  last_packet_id  packet id given out last
+    [3]  session         fields of the session
+    [4+] payload         keys of messages to remove; none for a session without messages
+ARGV
+    [1]  up_to_serial    references with a greater serial stay
+    [2+] member          references that name no payload key of the session: only the reference goes
+Returns
+    {removed, remaining}  references removed by this call and left in the set
+Errors
+    INVALID  up_to_serial is not an integer, or there are too many payload keys or members
+Cost
+    O(M log N) for M keys and members and N references; about 1 us per key. At most 1,000 of each.
+]]
+--- @include "includes/integers"
+
+local PER_CALL = 1000
+local FIRST_PAYLOAD = 4
+local FIRST_MEMBER = 2
+
+local messages_key = KEYS[1]
+local up_to_serial = integer(ARGV[1])
+if #KEYS < FIRST_PAYLOAD - 1 or #ARGV < FIRST_MEMBER - 1 then
+    return redis.error_reply('INVALID 3 keys, payload keys, the highest serial and members are expected')
+end
+if #KEYS - FIRST_PAYLOAD + 1 > PER_CALL or #ARGV - FIRST_MEMBER + 1 > PER_CALL then
+    return redis.error_reply('INVALID a call takes at most ' .. PER_CALL .. ' payload keys and members')
+end
+if not up_to_serial then
+    return redis.error_reply('INVALID the highest serial is not an integer')
+end
+
+-- Those of a list, from its index first on, that the set refers to by a serial that may go.
+local function removable(list, first)
+    local found = {}
+    if #list >= first then
+        for position, score in ipairs(redis.call('ZMSCORE', messages_key, unpack(list, first))) do
+            if score and tonumber(score) <= up_to_serial then
+                found[#found + 1] = list[first - 1 + position]
+            end
+        end
+    end
+    return found
+end
+
+local removed = 0
+local payload_keys = removable(KEYS, FIRST_PAYLOAD)
+local members = removable(ARGV, FIRST_MEMBER)
+if #payload_keys > 0 then
+    redis.call('UNLINK', unpack(payload_keys))
+    removed = redis.call('ZREM', messages_key, unpack(payload_keys))
+end
+if #members > 0 then
+    removed = removed + redis.call('ZREM', messages_key, unpack(members))
+end
+local remaining = redis.call('ZCARD', messages_key)
+if remaining == 0 then
+    redis.call('UNLINK', KEYS[2], KEYS[3])
+end
+return { removed, remaining }

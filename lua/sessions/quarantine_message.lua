@@ -1,0 +1,43 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Take a record that nobody can read out of its session and keep it under another name, whatever its type.
+KEYS
+    [1]  messages        sorted set of references
+    [2]  session         fields of the session
+    [3]  payload         key of the record
+    [4]  quarantined     its new name; a record of this name is replaced
+ARGV
+    [1]  serial          serial of the reference
+    [2]  keep_ms         life of a record that has no expiry
+Returns
+    1  the record was moved and its reference removed
+    0  there is no such record, or its reference has another serial; nothing was written
+Errors
+    INVALID  an argument is not an integer, or the life is not 1 or more
+Cost
+    O(log N) for N references; about 6 us.
+]]
+--- @include "includes/integers"
+--- @include "includes/session_counters"
+
+local messages_key, session_key, payload_key, quarantined_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local serial, keep_ms = integer(ARGV[1]), integer(ARGV[2])
+if #KEYS ~= 4 or #ARGV ~= 2 or not serial then
+    return redis.error_reply('INVALID 4 keys, a serial and a life are expected')
+end
+if not keep_ms or keep_ms < 1 then
+    return redis.error_reply('INVALID life of the record is not an integer of 1 or more')
+end
+
+local score = redis.call('ZSCORE', messages_key, payload_key)
+if not score or tonumber(score) ~= serial or redis.call('EXISTS', payload_key) == 0 then
+    return 0
+end
+redis.call('RENAME', payload_key, quarantined_key)
+if redis.call('PEXPIRETIME', quarantined_key) == -1 then
+    redis.call('PEXPIRE', quarantined_key, ARGV[2])
+end
+redis.call('ZREM', messages_key, payload_key)
+count_in_session(session_key, 'quarantined', 1)
+return 1

@@ -1,0 +1,34 @@
+#!lua flags=no-writes
+--[[
+Purpose
+    Read what a session says about itself, without its messages.
+KEYS
+    [1]  messages        sorted set of references
+    [2]  last_packet_id  packet id given out last
+    [3]  session         fields of the session
+ARGV
+    none
+Returns
+    {last_packet_id, references, highest, now_ms, field, value, ...}  packet id given out last, empty for none;
+                              members of the set; highest score as text, empty for an empty set; the server's time;
+                              the fields of the session
+Errors
+    INVALID  3 keys and no arguments are expected
+Cost
+    O(F + log N) for F fields and N references; about 7 us.
+]]
+--- @include "includes/time"
+
+if #KEYS ~= 3 or #ARGV ~= 0 then
+    return redis.error_reply('INVALID 3 keys and no arguments are expected')
+end
+local reply = {
+    redis.call('GET', KEYS[2]) or '',
+    redis.call('ZCARD', KEYS[1]),
+    redis.call('ZRANGE', KEYS[1], '0', '0', 'REV', 'WITHSCORES')[2] or '',
+    now_ms(),
+}
+for index, text in ipairs(redis.call('HGETALL', KEYS[3])) do
+    reply[4 + index] = text
+end
+return reply

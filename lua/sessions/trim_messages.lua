@@ -1,0 +1,66 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Remove messages of a session that is over its limit, in the order given, until it is not.
+KEYS
+    [1]  messages        sorted set of references
+    [2]  session         fields of the session
+    [3+] payload         keys of messages, in the order in which they may go
+ARGV
+    [1]  limit           references that may stay
+    [2+] serial          serial of each of the messages; one that has another by now is passed over
+Returns
+    {trimmed, dead, references}  messages removed; references removed whose message had expired; members of the set now
+Errors
+    INVALID  an argument is not an integer, or there are too many payload keys
+Cost
+    O(M log N) for M payload keys and N references; about 2 us per key that goes. At most 1,000 keys.
+]]
+--- @include "includes/integers"
+--- @include "includes/session_counters"
+
+local PAYLOAD_KEYS_PER_CALL = 1000
+local FIRST_PAYLOAD = 3
+local FIRST_SERIAL = 2
+
+local messages_key, session_key = KEYS[1], KEYS[2]
+local limit = integer(ARGV[1])
+local count = #KEYS - FIRST_PAYLOAD + 1
+if count < 0 or #ARGV ~= FIRST_SERIAL - 1 + count then
+    return redis.error_reply('INVALID 2 keys and a key per message, the limit and a serial per message are expected')
+end
+if count > PAYLOAD_KEYS_PER_CALL then
+    return redis.error_reply('INVALID a call takes at most ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys')
+end
+if not limit or limit < 0 then
+    return redis.error_reply('INVALID limit is not an integer of 0 or more')
+end
+for index = FIRST_SERIAL, #ARGV do
+    if not integer(ARGV[index]) then
+        return redis.error_reply('INVALID serial of message ' .. index - FIRST_SERIAL + 1 .. ' is not an integer')
+    end
+end
+
+local references = redis.call('ZCARD', messages_key)
+if references <= limit or count == 0 then
+    return { 0, 0, references }
+end
+local going, seen = {}, {}
+for position, score in ipairs(redis.call('ZMSCORE', messages_key, unpack(KEYS, FIRST_PAYLOAD))) do
+    local key = KEYS[FIRST_PAYLOAD - 1 + position]
+    if #going == references - limit then
+        break
+    end
+    if score and tonumber(score) == tonumber(ARGV[FIRST_SERIAL - 1 + position]) and not seen[key] then
+        seen[key] = true
+        going[#going + 1] = key
+    end
+end
+if #going == 0 then
+    return { 0, 0, references }
+end
+local trimmed = redis.call('UNLINK', unpack(going))
+redis.call('ZREM', messages_key, unpack(going))
+count_in_session(session_key, 'trimmed', trimmed)
+count_in_session(session_key, 'expired', #going - trimmed)
+return { trimmed, #going - trimmed, references - #going }
