@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 
 import pytest
@@ -15,5 +16,8 @@ def spark(java: None) -> Iterator[SparkSession]:
     """Local Spark on two cores; its shuffles are as small as the data of tests."""
     session = build_session("queuekeeper tests", master="local[2]")
     session.conf.set("spark.sql.shuffle.partitions", "2")
+    # It tells of each connection that it closes, also when Python ends: Airflow's logging, which other tests set up,
+    # would then write to a stream that pytest has closed.
+    logging.getLogger("py4j").setLevel(logging.WARNING)
     yield session
     session.stop()
