@@ -7,6 +7,7 @@ The layout of DEVICE sessions is the one that TBMQ 2.x reads and writes:
 ``{C}_messages_<packetId>``  STRING  message as JSON, with an expiry of its own
 ``{C}_last_packet_id``       STRING  MQTT packet id given out last
 ``{C}_session``              HASH    ours: owner, epoch, import state, counters
+``{C}_quarantined_<serial>`` any     ours: a record that nobody could read, under the serial that it had
 ===========================  ======  ==========================================================
 """
 
@@ -75,6 +76,11 @@ def session_keys(client_id: str, *, prefix: str = "") -> SessionKeys:
 def payload_key(client_id: str, packet_id: int | str, *, prefix: str = "") -> str:
     """Return the key that holds one message of a DEVICE session."""
     return f"{prefix}{{{hash_tag(client_id)}}}_messages_{packet_id}"
+
+
+def quarantined_key(client_id: str, serial: int, *, prefix: str = "") -> str:
+    """Return the key under which an unreadable record of a DEVICE session is kept."""
+    return f"{prefix}{{{hash_tag(client_id)}}}_quarantined_{serial}"
 
 
 def hash_slot(key: bytes | str) -> int:

@@ -1,0 +1,1079 @@
+"""The operations of DEVICE sessions in Redis, as steps of script calls; sending them is the stores' business.
+
+A step is a list of calls; its answer is the list of their replies, in order, with an exception in the place of a reply
+that is an error. Calls of different sessions share steps, a session has one call that writes in flight.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import orjson
+
+from queuekeeper import lua
+from queuekeeper.errors import (
+    ImportedBefore,
+    MovedOn,
+    NotOwner,
+    PacketIdInUse,
+    QueuekeeperError,
+    RefusedError,
+    UsageError,
+)
+from queuekeeper.keyspace import MAX_PACKET_ID, check_prefix, payload_key, quarantined_key, session_keys
+from queuekeeper.sessions import jsonl
+from queuekeeper.sessions.model import (
+    DEFAULT_PAGE,
+    MAX_EXPIRY_INTERVAL_S,
+    Ack,
+    AckReport,
+    ExportPage,
+    ImportReport,
+    ImportView,
+    MessageView,
+    NewMessage,
+    PendingMessage,
+    PendingPage,
+    Problem,
+    PurgeReport,
+    Refusal,
+    Release,
+    SaveReport,
+    SessionSave,
+    SessionView,
+    StoreRules,
+    check_client_id,
+    check_integer,
+    check_packet_id,
+    check_page,
+)
+from queuekeeper.sessions.operation import Operation
+from queuekeeper.sessions.store import PAGE_BYTES
+from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
+from queuekeeper.sessions.wire import pending_message, stored_json
+
+KEYS_PER_CALL = 500
+BYTES_PER_CALL = 4_000_000
+"""Most that one reply should hold; a single larger message is read alone."""
+
+MESSAGES_PER_SAVE = 256
+BYTES_PER_SAVE = 524_288
+"""Most that one call of ``save_messages`` stores; a single larger message is stored alone."""
+
+SESSIONS_PER_STEP = 1_000
+TRIES = 200
+"""Tries for packet ids that other writers of the session may take first."""
+
+LISTED_AFTER = 2
+"""Collisions after which all packet ids in use are read instead of being found one by one."""
+
+REFERENCES_PER_LIST = 1_000
+RECENT_SESSIONS = 100_000
+MAX_RESERVATION = 1_000
+FIRST_SERIAL = -1
+"""Serial before all others."""
+
+QUARANTINE_MS = 604_800_000
+"""How long a record in quarantine is kept when it had no expiry of its own."""
+
+T = TypeVar("T")
+
+Step: TypeAlias = list[lua.Call]
+Reply: TypeAlias = Any
+Steps: TypeAlias = Generator[Step, Sequence[Reply], T]
+
+_ClaimCall: TypeAlias = Callable[[bytes, Sequence[int]], lua.Call]
+"""Takes the last packet id as it is known and the packet ids to give out."""
+
+_MAX_INTEGER = 2**53 - 1
+_MAX_SERIAL = 2**53
+_NO_EXPIRY = -1
+_NO_KEY = -2
+_PUBLISH = "PUBLISH"
+_PACKET_ID = re.compile(rb"[1-9][0-9]{0,4}")
+_INTEGER = re.compile(rb"-?[0-9]{1,18}")
+
+
+class _Keys:
+    """Names of a session's keys, and the last packet id as this process knows it."""
+
+    __slots__ = ("last", "last_packet_id", "messages", "session", "stem")
+
+    def __init__(self, client_id: str, prefix: str) -> None:
+        self.messages, self.last_packet_id, self.session = (
+            key.encode() for key in session_keys(client_id, prefix=prefix)
+        )
+        self.stem = payload_key(client_id, "", prefix=prefix).encode()
+        # Empty: the key is absent; none: not known. A wrong one costs a conflict and does no harm.
+        self.last: bytes | None = None
+
+    def three(self) -> list[bytes]:
+        return [self.messages, self.last_packet_id, self.session]
+
+    def payload(self, packet_id: int) -> bytes:
+        return b"%b%d" % (self.stem, packet_id)
+
+    def packet_id(self, member: bytes) -> int | None:
+        """Return the packet id that a reference names; none for what is no payload key of this session."""
+        if not member.startswith(self.stem):
+            return None
+        suffix = member[len(self.stem) :]
+        if _PACKET_ID.fullmatch(suffix) is None or (packet_id := int(suffix)) > MAX_PACKET_ID:
+            return None
+        return packet_id
+
+
+class _Recent:
+    """Keys of the sessions that were saved to last."""
+
+    def __init__(self, size: int, prefix: str) -> None:
+        self._size = size
+        self._prefix = prefix
+        self._found: OrderedDict[str, _Keys] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, client_id: str) -> _Keys:
+        with self._lock:
+            keys = self._found.get(client_id)
+            if keys is not None:
+                self._found.move_to_end(client_id)
+                return keys
+            keys = self._found[client_id] = _Keys(client_id, self._prefix)
+            if len(self._found) > self._size:
+                self._found.popitem(last=False)
+            return keys
+
+
+class _State(NamedTuple):
+    """What ``read_session`` says."""
+
+    last_packet_id: bytes
+    references: int
+    highest: int
+    now_ms: int
+    fields: dict[bytes, bytes]
+
+    @property
+    def delivered_serial(self) -> int:
+        serial = _integer(self.fields.get(b"delivered_serial"))
+        return FIRST_SERIAL if serial is None else serial
+
+    @property
+    def last_serial(self) -> int:
+        serial = _integer(self.fields.get(b"last_serial"))
+        return FIRST_SERIAL if serial is None else serial
+
+    @property
+    def sweep_is_due(self) -> bool:
+        """Whether references to expired messages may be in the set."""
+        earliest = _integer(self.fields.get(b"earliest_expiry_ms"))
+        if earliest is None or self.fields.get(b"saved_last_packet_id") != self.last_packet_id:
+            return True
+        return earliest <= self.now_ms
+
+
+class _Reference(NamedTuple):
+    member: bytes
+    serial: int
+
+
+class _Chunk(NamedTuple):
+    """Messages of a batch that are stored by one call, with their positions in the batch and ends of life."""
+
+    number: int
+    positions: list[int]
+    messages: list[NewMessage]
+    expires_at_ms: list[int]
+
+
+class _Trimmed(NamedTuple):
+    live: int = 0
+    in_flight: int = 0
+    dead: int = 0
+
+
+class RedisSessionOperations:
+    """What ``store.SessionOperations`` says, for Redis.
+
+    Of what several processes save for one session at once, each save is whole and in order; they meet by optimistic
+    tries. An instance may be shared by threads.
+
+    :param prefix: put before every key.
+    :param rules: bounds to keep; every process that saves to a session has to use the same.
+    :param recent_sessions: sessions whose last packet id is kept in mind, so that a save needs no read before.
+    :raises UsageError: for a prefix with a brace, or a number that is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        rules: StoreRules | None = None,
+        recent_sessions: int = RECENT_SESSIONS,
+    ) -> None:
+        check_integer("recent_sessions", recent_sessions, 1, 10_000_000, "each takes about 600 bytes")
+        self._prefix = check_prefix(prefix)
+        self._rules = rules or StoreRules()
+        self._recent = _Recent(recent_sessions, prefix)
+        expiry_s = self._rules.session_expiry_s
+        self._session_expiry_ms = "" if expiry_s is None else 1_000 * expiry_s
+        # Digests are worked out once.
+        self._save_script = lua.load("sessions/save_messages")
+
+    # Saving.
+
+    def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
+        """See ``store.SessionOperations.save_messages``."""
+        largest = self._rules.max_payload_bytes
+        by_client: dict[str, list[int]] = {}
+        for index, save in enumerate(saves):
+            by_client.setdefault(save.client_id, []).append(index)
+            for message in save.messages:
+                if len(message.payload) > largest:
+                    raise UsageError(
+                        f"a payload for {save.client_id!r} has {len(message.payload)} bytes: this store takes at most "
+                        f"{largest} (max_payload_bytes)"
+                    )
+        reports: dict[int, SaveReport] = {}
+        yield from _together(self._save_session(saves, indexes, reports) for indexes in by_client.values())
+        return [reports[index] for index in range(len(saves))]
+
+    def _save_session(
+        self, saves: Sequence[SessionSave], indexes: list[int], reports: dict[int, SaveReport]
+    ) -> Steps[None]:
+        """Do all saves for one session, one after the other."""
+        failure: QueuekeeperError | None = None
+        for index in indexes:
+            save = saves[index]
+            if failure is None:
+                keys = self._recent.get(save.client_id)
+                try:
+                    reports[index] = yield from self._save(keys, save)
+                    continue
+                except QueuekeeperError as error:
+                    keys.last = None
+                    failure = error
+            # What comes after a failed save would be stored before it when the caller repeats it.
+            reports[index] = SaveReport(client_id=save.client_id, error=failure)
+
+    def _save(self, keys: _Keys, save: SessionSave) -> Steps[SaveReport]:
+        chunks, refused = self._chunks(save.messages)
+        count = len(save.messages)
+        packet_ids: list[int | None] = [None] * count
+        serials: list[int | None] = [None] * count
+        trimmed = _Trimmed()
+        replays = 0
+        forgotten = False
+        replicated: bool | None = None
+        references = 0
+        for chunk in chunks:
+            refused_before = len(refused) if chunk.number == 0 else 0
+
+            def call(last: bytes, ids: Sequence[int], chunk: _Chunk = chunk, refused: int = refused_before) -> lua.Call:
+                return self._save_call(keys, save, chunk, last, ids, refused)
+
+            ids, reply, has_it, made_room = yield from self._claim(keys, len(chunk.messages), call, may_trim=True)
+            trimmed = _added(trimmed, made_room)
+            if has_it is not None:
+                replicated = has_it and replicated is not False
+            outcome = reply[0]
+            if outcome == b"forgotten":
+                forgotten = True
+                break
+            if outcome == b"replayed":
+                replays += 1
+                ids = _read_runs(reply[2])
+                expired = reply[3]
+            else:
+                references = reply[2]
+                expired = reply[3]
+            dead = {int(position) for position in expired.split(b",")} if expired else ()
+            serial = reply[1]
+            if outcome == b"saved" and len(dead) < len(chunk.messages):
+                keys.last = b"%d" % ids[-1]
+            for at, position in enumerate(chunk.positions):
+                if at in dead:
+                    refused[position] = Refusal.EXPIRED
+                    continue
+                packet_ids[position] = ids[at]
+                serials[position] = serial
+                serial += 1
+        if references > self._rules.limit:
+            # The messages are stored, and an error would have them stored twice. The next save trims.
+            with suppress(QueuekeeperError):
+                trimmed = _added(trimmed, (yield from self._trim(keys, self._rules.limit)))
+        return SaveReport(
+            client_id=save.client_id,
+            packet_ids=tuple(packet_ids),
+            serials=tuple(serials),
+            refused=refused,
+            trimmed=trimmed.live,
+            trimmed_in_flight=trimmed.in_flight,
+            dead=trimmed.dead,
+            replayed=forgotten or (replays > 0 and replays == len(chunks)),
+            forgotten=forgotten,
+            replicated=replicated,
+        )
+
+    def _chunks(self, messages: Sequence[NewMessage]) -> tuple[list[_Chunk], dict[int, Refusal]]:
+        """Cut a batch so that a repeated batch is cut in the same places; refused messages are in no chunk."""
+        default_ttl_s = self._rules.default_ttl_s
+        refused: dict[int, Refusal] = {}
+        chunks: list[_Chunk] = []
+        chunk: _Chunk | None = None
+        size_bytes = 0
+        for position, message in enumerate(messages):
+            life_s = message.expiry_interval_s
+            if life_s is None:
+                life_s = default_ttl_s
+            elif life_s == 0:
+                refused[position] = Refusal.EXPIRED
+                continue
+            elif not 0 < life_s <= MAX_EXPIRY_INTERVAL_S:
+                refused[position] = Refusal.EXPIRY_OUT_OF_RANGE
+                continue
+            expires_at_ms = message.time_ms + 1_000 * life_s
+            expires_at_ms = min(expires_at_ms, _MAX_INTEGER)
+            # Packet ids have no say: a repeated batch may get others at first.
+            size_bytes += len(message.payload)
+            if chunk is None or size_bytes > BYTES_PER_SAVE or len(chunk.messages) == MESSAGES_PER_SAVE:
+                chunk = _Chunk(len(chunks), [], [], [])
+                chunks.append(chunk)
+                size_bytes = len(message.payload)
+            chunk.positions.append(position)
+            chunk.messages.append(message)
+            chunk.expires_at_ms.append(expires_at_ms)
+        return chunks, refused
+
+    def _save_call(
+        self, keys: _Keys, save: SessionSave, chunk: _Chunk, last: bytes, ids: Sequence[int], refused: int
+    ) -> lua.Call:
+        stem = keys.stem
+        names = [keys.messages, keys.last_packet_id, keys.session, *[b"%b%d" % (stem, packet_id) for packet_id in ids]]
+        args: list[lua.Value]
+        if save.source is None:
+            args = [last, ids[-1], "", "", "", "", self._session_expiry_ms, refused]
+        else:
+            runs = _write_runs(ids)
+            offset = save.offset or 0
+            args = [last, ids[-1], save.source, offset, chunk.number, runs, self._session_expiry_ms, refused]
+        client_id = save.client_id
+        for packet_id, message, expires_at_ms in zip(ids, chunk.messages, chunk.expires_at_ms, strict=True):
+            args.append(expires_at_ms)
+            args.append(stored_json(message, client_id=client_id, packet_id=packet_id, packet_type=_PUBLISH))
+        return lua.Call(self._save_script, names, args)
+
+    def _claim(
+        self, keys: _Keys, count: int, call: _ClaimCall, *, may_trim: bool = False
+    ) -> Steps[tuple[Sequence[int], Reply, bool | None, _Trimmed]]:
+        """Make a call that gives out packet ids, until nobody else has taken them first.
+
+        Returns the packet ids, the reply, whether replicas have it, and what was removed to make room.
+
+        :param may_trim: make room in the session when too few packet ids are free.
+        """
+        last = keys.last
+        if last is None:
+            last = (yield from self._read_session(keys)).last_packet_id
+        in_use: set[int] = set()
+        collisions = 0
+        trimmed = _Trimmed()
+        for _ in range(TRIES):
+            ids = _following(last, count, in_use)
+            replies = yield [call(last, ids)]
+            reply = _checked(replies[0])
+            if reply[0] != b"conflict":
+                return ids, reply, _replicated(replies), trimmed
+            last = reply[1]
+            keys.last = last
+            if len(reply) == 2:
+                continue
+            in_use.update(ids[position] for position in reply[2:])
+            collisions += 1
+            if collisions == LISTED_AFTER:
+                collisions = 0
+                in_use = yield from self._packet_ids_in_use(keys)
+                if may_trim and MAX_PACKET_ID - len(in_use) < count:
+                    trimmed = _added(trimmed, (yield from self._trim(keys, MAX_PACKET_ID - count)))
+                    in_use = yield from self._packet_ids_in_use(keys)
+                if MAX_PACKET_ID - len(in_use) < count:
+                    raise PacketIdInUse(
+                        f"{len(in_use)} packet ids of the session are in use: there are no {count} free ones"
+                    )
+        raise RefusedError(f"other writers took the next packet ids first, {TRIES} times: save with fewer at once")
+
+    def _packet_ids_in_use(self, keys: _Keys) -> Steps[set[int]]:
+        found: set[int] = set()
+        cursor = FIRST_SERIAL
+        while True:
+            page = yield from self._list(keys, "serial", cursor, REFERENCES_PER_LIST)
+            found.update(packet_id for packet_id in map(keys.packet_id, (r.member for r in page)) if packet_id)
+            if _is_last(page, REFERENCES_PER_LIST):
+                return found
+            cursor = page[-1].serial
+
+    def _trim(self, keys: _Keys, limit: int) -> Steps[_Trimmed]:
+        """Remove what is over the limit: dead references, then what was not delivered, then what is in flight."""
+        state = yield from self._read_session(keys)
+        dead = 0
+        references = state.references
+        if references > limit and state.sweep_is_due:
+            dead = yield from self._sweep(keys, state.fields.get(b"saved_last_packet_id", b""))
+            references -= dead
+        live = [0, 0]
+        for in_flight, before in enumerate((state.delivered_serial, FIRST_SERIAL)):
+            cursor = before
+            while references > limit:
+                wanted = min(KEYS_PER_CALL, references - limit)
+                page = yield from self._list(keys, "serial", cursor, wanted)
+                candidates = [r for r in page if keys.packet_id(r.member) and r.serial <= _MAX_SERIAL]
+                if candidates:
+                    call = self._call(
+                        "trim_messages",
+                        [keys.messages, keys.session, *(r.member for r in candidates)],
+                        [limit, *(r.serial for r in candidates)],
+                    )
+                    trimmed, expired, references = _checked((yield [call])[0])
+                    live[in_flight] += trimmed
+                    dead += expired
+                if _is_last(page, wanted):
+                    break
+                cursor = page[-1].serial
+        return _Trimmed(live=live[0] + live[1], in_flight=live[1], dead=dead)
+
+    def _sweep(self, keys: _Keys, saved_last_packet_id: bytes) -> Steps[int]:
+        """Remove all dead references and note when the next message expires; return how many went."""
+        removed: int = 0
+        cursor = FIRST_SERIAL
+        earliest = b""
+        while True:
+            page = yield from self._list(keys, "serial", cursor, KEYS_PER_CALL)
+            last = _is_last(page, KEYS_PER_CALL)
+            own = [r.member for r in page if keys.packet_id(r.member) is not None]
+            args: list[lua.Value] = [earliest, saved_last_packet_id if last else b""]
+            call = self._call("remove_dead_references", [keys.messages, keys.session, *own], args)
+            gone, earliest = _checked((yield [call])[0])
+            removed += gone
+            if last:
+                return removed
+            cursor = page[-1].serial
+
+    # Delivering.
+
+    def fetch_pending(
+        self,
+        client_id: str,
+        *,
+        after_serial: int = FIRST_SERIAL,
+        backlog_serial: int | None = None,
+        limit: int = DEFAULT_PAGE,
+        max_bytes: int = PAGE_BYTES,
+        mark_delivered: bool = False,
+    ) -> Operation[PendingPage]:
+        """See ``store.SessionOperations.fetch_pending``."""
+        check_page(offset=0, limit=limit)
+        check_integer("after_serial", after_serial, FIRST_SERIAL, _MAX_SERIAL, "from the page before")
+        check_integer("max_bytes", max_bytes, 1, _MAX_INTEGER, "a page holds at least one message")
+        keys = self._keys(client_id)
+        state = yield from self._read_session(keys)
+        if backlog_serial is None:
+            backlog_serial = state.highest
+        check_integer("backlog_serial", backlog_serial, FIRST_SERIAL, _MAX_SERIAL, "from the page before")
+        page = yield from self._page(
+            keys,
+            client_id,
+            after_serial=after_serial,
+            backlog_serial=backlog_serial,
+            delivered_serial=state.delivered_serial,
+            limit=limit,
+            max_bytes=max_bytes,
+        )
+        yield from self._clean_up(keys, client_id, page)
+        if mark_delivered and page.messages and page.messages[-1].serial > state.delivered_serial:
+            yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
+        return PendingPage(
+            client_id=client_id,
+            messages=tuple(page.messages),
+            after_serial=page.after_serial,
+            backlog_serial=backlog_serial,
+            more=page.more,
+            expired=len(page.dead),
+            unreadable=len(page.unreadable) + page.foreign,
+        )
+
+    def _page(
+        self,
+        keys: _Keys,
+        client_id: str,
+        *,
+        after_serial: int,
+        backlog_serial: int,
+        delivered_serial: int,
+        limit: int,
+        max_bytes: int,
+    ) -> Steps[_Page]:
+        """Read a page of messages; nothing is changed."""
+        page = _Page(after_serial)
+        references: list[_Reference] = []
+        while after_serial < backlog_serial and len(references) < limit:
+            wanted = min(REFERENCES_PER_LIST, limit - len(references))
+            listed = yield from self._list(keys, "serial", after_serial, wanted)
+            references += (reference for reference in listed if reference.serial <= backlog_serial)
+            if len(listed) < wanted:
+                break
+            after_serial = listed[-1].serial
+        page.more = len(references) == limit and references[-1].serial < backlog_serial
+        at = 0
+        while at < len(references):
+            # JSON holds the payload as base64, and some hundred bytes around it.
+            budget = min(BYTES_PER_CALL, (max_bytes - page.payload_bytes) * 4 // 3 + 1_024)
+            batch = references[at : at + KEYS_PER_CALL]
+            records = yield from self._records(keys, [r.member for r in batch], max_bytes=budget)
+            for reference, (json, expires_at_ms) in zip(batch, records, strict=False):
+                packet_id = keys.packet_id(reference.member)
+                message: PendingMessage | None = None
+                if packet_id is None:
+                    page.foreign += 1
+                elif not json and expires_at_ms < _NO_EXPIRY:
+                    page.dead.append(reference)
+                else:
+                    message = _message(
+                        json,
+                        client_id=client_id,
+                        packet_id=packet_id,
+                        serial=reference.serial,
+                        expires_at_ms=None if expires_at_ms < 0 else expires_at_ms,
+                        redelivery=reference.serial <= delivered_serial,
+                    )
+                    if message is None:
+                        page.unreadable.append(reference)
+                    elif page.messages and page.payload_bytes + len(message.payload) > max_bytes:
+                        page.more = True
+                        return page
+                    else:
+                        page.messages.append(message)
+                        page.payload_bytes += len(message.payload)
+                page.after_serial = reference.serial
+            at += len(records)
+        return page
+
+    def _records(self, keys: _Keys, members: Sequence[bytes], *, max_bytes: int) -> Steps[list[tuple[bytes, int]]]:
+        """Read JSON and instant of expiry of as many members as fit, at least one.
+
+        A member may be any text; only names of payload keys of this session are followed, others read as missing.
+        """
+        own = [member for member in members if member.startswith(keys.stem)]
+        stored: dict[bytes, tuple[bytes, int]] = {}
+        if own:
+            reply = _checked((yield [self._call("fetch_messages", own, [max_bytes])])[0])
+            stored = dict(zip(own, zip(reply[::2], reply[1::2], strict=True), strict=False))
+        records: list[tuple[bytes, int]] = []
+        for member in members:
+            if member in stored:
+                records.append(stored[member])
+            elif member.startswith(keys.stem):
+                break
+            else:
+                records.append((b"", _NO_KEY))
+        return records
+
+    def _clean_up(self, keys: _Keys, client_id: str, page: _Page) -> Steps[None]:
+        """Remove the references of a page that lead nowhere, and put aside what nobody can read."""
+        calls: Step = []
+        for start in range(0, len(page.dead), KEYS_PER_CALL):
+            dead = [reference.member for reference in page.dead[start : start + KEYS_PER_CALL]]
+            calls.append(self._call("remove_dead_references", [keys.messages, keys.session, *dead], ["", ""]))
+        for reference in page.unreadable:
+            aside = quarantined_key(client_id, reference.serial, prefix=self._prefix)
+            calls.append(
+                self._call(
+                    "quarantine_message",
+                    [keys.messages, keys.session, reference.member, aside],
+                    [reference.serial, QUARANTINE_MS],
+                )
+            )
+        if calls:
+            for reply in (yield calls):
+                _checked(reply)
+
+    def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
+        """See ``store.SessionOperations.mark_delivered``."""
+        check_integer("serial", serial, 0, _MAX_SERIAL, "of a message that was fetched")
+        keys = self._keys(client_id)
+        args: list[lua.Value] = [serial, self._session_expiry_ms]
+        replies = yield [self._call("mark_delivered", [keys.messages, keys.session], args)]
+        return bool(_checked(replies[0]))
+
+    def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
+        """See ``store.SessionOperations.ack``."""
+        keys = self._keys(client_id)
+        calls: Step = []
+        for start in range(0, len(acks), KEYS_PER_CALL):
+            batch = acks[start : start + KEYS_PER_CALL]
+            names = [keys.messages, *(keys.payload(ack.packet_id) for ack in batch)]
+            calls.append(self._call("ack", names, ["" if ack.serial is None else ack.serial for ack in batch]))
+        removed = 0
+        if calls:
+            for reply in (yield calls):
+                removed += sum(_checked(reply))
+        return AckReport(client_id=client_id, removed=removed, unknown=len(acks) - removed)
+
+    def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
+        """See ``store.SessionOperations.mark_released``; a record that nobody can read is missing."""
+        check_packet_id(packet_id)
+        keys = self._keys(client_id)
+        args: list[lua.Value] = ["" if serial is None else serial]
+        replies = yield [self._call("mark_released", [keys.messages, keys.payload(packet_id)], args)]
+        outcome = _checked(replies[0]).decode()
+        # The next fetch puts it in quarantine.
+        return Release.MISSING if outcome == "unreadable" else Release(outcome)
+
+    # The session as a whole.
+
+    def purge_session(self, client_id: str, *, dry_run: bool = False) -> Operation[PurgeReport]:
+        """See ``store.SessionOperations.purge_session``."""
+        keys = self._keys(client_id)
+        state = yield from self._read_session(keys)
+        if dry_run:
+            return PurgeReport(client_id=client_id, messages=state.references, kept=0, dry_run=True)
+        keys.last = None
+        removed = 0
+        while True:
+            page = yield from self._list(keys, "rank", 0, REFERENCES_PER_LIST)
+            going = [reference.member for reference in page if reference.serial <= state.highest]
+            own = [member for member in going if keys.packet_id(member) is not None]
+            foreign = [member for member in going if keys.packet_id(member) is None]
+            call = self._call("purge_session", [*keys.three(), *own], [state.highest, *foreign])
+            gone, remaining = _checked((yield [call])[0])
+            removed += gone
+            if not remaining or len(going) < REFERENCES_PER_LIST:
+                return PurgeReport(client_id=client_id, messages=removed, kept=remaining, dry_run=False)
+
+    def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
+        """See ``store.SessionOperations.get_last_packet_id``."""
+        state = yield from self._read_session(self._keys(client_id))
+        return _integer(state.last_packet_id) or None
+
+    def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
+        """See ``store.SessionOperations.set_last_packet_id``."""
+        check_packet_id(packet_id)
+        if expected is not None:
+            check_integer("expected", expected, 1, MAX_PACKET_ID, "or none; MQTT 5 section 2.2.1")
+        keys = self._keys(client_id)
+        # TBMQ 1.x wrote 0 into sessions that had never given one out.
+        for text in ("", "0") if expected is None else (expected,):
+            args: list[lua.Value] = [text, packet_id, self._session_expiry_ms]
+            replies = yield [self._call("set_last_packet_id", [keys.last_packet_id, keys.session], args)]
+            if _checked(replies[0]):
+                return True
+        return False
+
+    def reserve_packet_ids(self, client_id: str, *, count: int) -> Operation[tuple[int, ...]]:
+        """See ``store.SessionOperations.reserve_packet_ids``."""
+        check_integer("count", count, 1, MAX_RESERVATION, "reserve more in several calls")
+        keys = self._keys(client_id)
+
+        def call(last: bytes, ids: Sequence[int]) -> lua.Call:
+            names = [*keys.three(), *map(keys.payload, ids)]
+            return self._call("reserve_packet_ids", names, [last, ids[-1], self._session_expiry_ms])
+
+        ids, *_ = yield from self._claim(keys, count, call)
+        keys.last = b"%d" % ids[-1]
+        return tuple(ids)
+
+    # Looking.
+
+    def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
+        """See ``store.SessionOperations.inspect``."""
+        check_page(offset=offset, limit=limit)
+        keys = self._keys(client_id)
+        state = yield from self._read_session(keys)
+        references: list[_Reference] = []
+        while len(references) < limit:
+            wanted = min(REFERENCES_PER_LIST, limit - len(references))
+            listed = yield from self._list(keys, "rank", offset + len(references), wanted)
+            references += listed
+            if len(listed) < wanted:
+                break
+        page: list[MessageView] = []
+        while len(page) < len(references):
+            batch = references[len(page) : len(page) + KEYS_PER_CALL]
+            records = yield from self._records(keys, [r.member for r in batch], max_bytes=BYTES_PER_CALL)
+            page += (_message_view(keys, *pair) for pair in zip(batch, records, strict=False))
+        fields = state.fields
+        return SessionView(
+            client_id=client_id,
+            store="redis",
+            exists=bool(fields) or bool(state.last_packet_id) or state.references > 0,
+            messages=state.references,
+            offset=offset,
+            page=tuple(page),
+            last_packet_id=_integer(state.last_packet_id),
+            last_serial=_integer(fields.get(b"last_serial")),
+            owner=_text(fields.get(b"owner")),
+            epoch=_integer(fields.get(b"epoch")),
+            imported=_import_view(state),
+        )
+
+    def peek(self, client_id: str, *, packet_id: int) -> Operation[PendingMessage | None]:
+        """See ``store.SessionOperations.peek``.
+
+        :raises RefusedError: when nobody can read the record.
+        """
+        check_packet_id(packet_id)
+        keys = self._keys(client_id)
+        member = keys.payload(packet_id)
+        ((json, expires_at_ms),) = yield from self._records(keys, [member], max_bytes=BYTES_PER_CALL)
+        if expires_at_ms < _NO_EXPIRY:
+            return None
+        state = yield from self._read_session(keys)
+        cursor = FIRST_SERIAL
+        while True:
+            page = yield from self._list(keys, "serial", cursor, REFERENCES_PER_LIST)
+            serial = next((reference.serial for reference in page if reference.member == member), None)
+            if serial is not None:
+                break
+            if _is_last(page, REFERENCES_PER_LIST):
+                return None
+            cursor = page[-1].serial
+        message = _message(
+            json,
+            client_id=client_id,
+            packet_id=packet_id,
+            serial=serial,
+            expires_at_ms=None if expires_at_ms < 0 else expires_at_ms,
+            redelivery=serial <= state.delivered_serial,
+        )
+        if message is None:
+            raise RefusedError(f"packet id {packet_id} of {client_id!r} names a record that is no message of TBMQ's")
+        return message
+
+    # Moving.
+
+    def export_session(
+        self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
+    ) -> Operation[ExportPage]:
+        """See ``store.SessionOperations.export_session``."""
+        check_page(offset=0, limit=limit)
+        keys = self._keys(client_id)
+        state = yield from self._read_session(keys)
+        lines: list[bytes] = []
+        if after_serial is None:
+            after_serial = FIRST_SERIAL
+            last_serial = max(state.highest, state.last_serial)
+            lines.append(
+                jsonl.session_line(
+                    client_id=client_id,
+                    last_packet_id=_integer(state.last_packet_id) or None,
+                    last_serial=None if last_serial == FIRST_SERIAL else last_serial,
+                    exported_from="redis",
+                )
+            )
+        page = yield from self._page(
+            keys,
+            client_id,
+            after_serial=after_serial,
+            backlog_serial=state.highest,
+            delivered_serial=state.delivered_serial,
+            limit=limit,
+            max_bytes=PAGE_BYTES,
+        )
+        lines += (jsonl.message_line(message, client_id=client_id) for message in page.messages)
+        return ExportPage(
+            lines=tuple(lines),
+            after_serial=page.after_serial,
+            more=page.more,
+            unreadable=len(page.unreadable) + page.foreign,
+        )
+
+    def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
+        """See ``store.SessionOperations.import_session``; one that was interrupted goes on when it is repeated."""
+        given = [line for line in lines if line.strip()]
+        session = jsonl.read_lines(given, client_id=client_id, max_payload_bytes=self._rules.max_payload_bytes)
+        plan = "restore:" + hashlib.sha256(b"\n".join(line.strip() for line in given)).hexdigest()
+        keys = self._keys(client_id)
+        stored = expired = 0
+        chunks = list(_import_chunks(session.messages)) or [[]]
+        for number, chunk in enumerate(chunks):
+            last = number == len(chunks) - 1
+            last_packet_id = "" if session.last_packet_id is None else session.last_packet_id
+            args: list[lua.Value] = [plan, 0, "redis", number, int(last), last_packet_id]
+            for message in chunk:
+                args += (message.serial, self._end_of_life(message), _imported_json(message, client_id))
+            names = [*keys.three(), *(keys.payload(message.packet_id) for message in chunk)]
+            try:
+                reply = _checked((yield [self._call("import_session", names, args)])[0])
+            except (ImportedBefore, NotOwner) as error:
+                raise MovedOn(f"the session of {client_id!r} exists: {error}") from None
+            if reply[0] == b"unchanged":
+                raise MovedOn(f"the session of {client_id!r} exists: these lines were imported before")
+            stored += reply[1]
+            expired += reply[2]
+        if stored and session.delivered_serial > FIRST_SERIAL:
+            yield from self.mark_delivered(client_id, serial=session.delivered_serial)
+        return ImportReport(client_id=client_id, stored=stored, expired=expired, last_packet_id=session.last_packet_id)
+
+    def _end_of_life(self, message: PendingMessage) -> int:
+        if message.expires_at_ms is not None:
+            return min(message.expires_at_ms, _MAX_INTEGER)
+        end_ms = end_of_life_ms(
+            time_ms=message.time_ms,
+            msg_expiry_interval=message.expiry_interval_s,
+            default_ttl_s=self._rules.default_ttl_s,
+        )
+        return min(end_ms, _MAX_INTEGER)
+
+    # What several operations do.
+
+    def _keys(self, client_id: str) -> _Keys:
+        check_client_id(client_id)
+        return self._recent.get(client_id)
+
+    @staticmethod
+    def _call(verb: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> lua.Call:
+        return lua.Call(lua.load(f"sessions/{verb}"), keys, args)
+
+    def _read_session(self, keys: _Keys) -> Steps[_State]:
+        reply = _checked((yield [self._call("read_session", keys.three(), [])])[0])
+        last_packet_id, references, highest, now_ms, *fields = reply
+        return _State(
+            last_packet_id=last_packet_id,
+            references=references,
+            highest=min(_serial(highest), _MAX_SERIAL) if highest else FIRST_SERIAL,
+            now_ms=now_ms,
+            fields=dict(zip(fields[::2], fields[1::2], strict=True)),
+        )
+
+    def _list(self, keys: _Keys, by: str, start: int, limit: int) -> Steps[list[_Reference]]:
+        reply = _checked((yield [self._call("list_references", [keys.messages], [by, start, limit])])[0])
+        return [_Reference(*pair) for pair in zip(reply[::2], map(_serial, reply[1::2]), strict=True)]
+
+
+class _Page:
+    """What was found of one page."""
+
+    __slots__ = ("after_serial", "dead", "foreign", "messages", "more", "payload_bytes", "unreadable")
+
+    def __init__(self, after_serial: int) -> None:
+        self.after_serial = after_serial
+        self.more = False
+        self.messages: list[PendingMessage] = []
+        self.payload_bytes = 0
+        self.dead: list[_Reference] = []
+        self.unreadable: list[_Reference] = []
+        self.foreign = 0
+
+
+def _together(branches: Iterator[Steps[None]]) -> Operation[None]:
+    """Run operations side by side: what they ask for at the same time is one step.
+
+    A step that fails as a whole has failed for each of them.
+    """
+    waiting: list[tuple[Steps[None], Step]] = []
+    going = True
+    while going or waiting:
+        while going and len(waiting) < SESSIONS_PER_STEP:
+            branch = next(branches, None)
+            if branch is None:
+                going = False
+                break
+            try:
+                waiting.append((branch, next(branch)))
+            except StopIteration:
+                continue
+        if not waiting:
+            return
+        step = [call for _, calls in waiting for call in calls]
+        replies: Sequence[Reply]
+        try:
+            replies = yield step
+        except QueuekeeperError as error:
+            replies = [error] * len(step)
+        asked: list[tuple[Steps[None], Step]] = []
+        at = 0
+        for branch, calls in waiting:
+            end = at + len(calls)
+            with suppress(StopIteration):
+                asked.append((branch, branch.send(_part(replies, at, end))))
+            at = end
+        waiting = asked
+
+
+def _is_last(page: Sequence[_Reference], wanted: int) -> bool:
+    """Return whether no page follows; beyond the greatest serial there are no messages."""
+    return len(page) < wanted or page[-1].serial >= _MAX_SERIAL
+
+
+def _part(replies: Sequence[Reply], start: int, end: int) -> Sequence[Reply]:
+    part = replies[start:end]
+    if isinstance(replies, lua.Replies) and replies.replicated[start] is not None:
+        answered = lua.Replies(end - start)
+        answered[:] = part
+        answered.replicated = replies.replicated[start:end]
+        return answered
+    return part
+
+
+def _replicated(replies: Sequence[Reply]) -> bool | None:
+    return replies.replicated[0] if isinstance(replies, lua.Replies) else None
+
+
+def _checked(reply: Reply) -> Reply:
+    if isinstance(reply, QueuekeeperError):
+        raise reply
+    return reply
+
+
+def _added(first: _Trimmed, second: _Trimmed) -> _Trimmed:
+    return _Trimmed(*(a + b for a, b in zip(first, second, strict=True)))
+
+
+def _following(last: bytes, count: int, in_use: set[int]) -> Sequence[int]:
+    """Return the packet ids that follow the last one, those in use left out; after 65,535 comes 1."""
+    try:
+        packet_id = int(last) if last else 0
+    except ValueError:
+        raise RefusedError(f"last packet id of the session is {last!r}: it must be 0 to {MAX_PACKET_ID}") from None
+    if not in_use and packet_id + count <= MAX_PACKET_ID:
+        return range(packet_id + 1, packet_id + count + 1)
+    found: list[int] = []
+    while len(found) < count:
+        packet_id = packet_id % MAX_PACKET_ID + 1
+        if packet_id not in in_use:
+            found.append(packet_id)
+    return found
+
+
+def _write_runs(ids: Sequence[int]) -> str:
+    """Return packet ids as text such as ``17-40,42``."""
+    runs: list[list[int]] = []
+    for packet_id in ids:
+        if runs and runs[-1][1] == packet_id - 1:
+            runs[-1][1] = packet_id
+        else:
+            runs.append([packet_id, packet_id])
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
+
+
+def _read_runs(text: bytes) -> list[int]:
+    """Return the packet ids that :func:`_write_runs` wrote."""
+    ids: list[int] = []
+    for run in text.decode().split(","):
+        first, _, last = run.partition("-")
+        ids += range(int(first), int(last or first) + 1)
+    return ids
+
+
+def _message(
+    json: bytes, *, client_id: str, packet_id: int, serial: int, expires_at_ms: int | None, redelivery: bool
+) -> PendingMessage | None:
+    """Return a record as a message; none when it is none of this session and packet id."""
+    try:
+        message = pending_message(
+            orjson.loads(json),
+            client_id=client_id,
+            serial=serial,
+            expires_at_ms=expires_at_ms,
+            redelivery=redelivery,
+        )
+    except ValueError:
+        return None
+    return message if message.packet_id == packet_id else None
+
+
+def _imported_json(message: PendingMessage, client_id: str) -> bytes:
+    return stored_json(message, client_id=client_id, packet_id=message.packet_id, packet_type=message.packet_type)
+
+
+def _import_chunks(messages: Sequence[PendingMessage]) -> Iterator[list[PendingMessage]]:
+    chunk: list[PendingMessage] = []
+    size_bytes = 0
+    for message in messages:
+        size_bytes += len(message.payload)
+        if chunk and (size_bytes > BYTES_PER_SAVE or len(chunk) == MESSAGES_PER_SAVE):
+            yield chunk
+            chunk, size_bytes = [], len(message.payload)
+        chunk.append(message)
+    if chunk:
+        yield chunk
+
+
+def _message_view(keys: _Keys, reference: _Reference, record: tuple[bytes, int]) -> MessageView:
+    """Describe a message; its JSON is empty where the key is missing or of another type."""
+    serial = reference.serial
+    if not reference.member.startswith(keys.stem):
+        return MessageView(serial=serial, problem=Problem.FOREIGN)
+    packet_id = keys.packet_id(reference.member)
+    json, expires_at_ms = record
+    expiry = None if expires_at_ms < 0 else expires_at_ms
+    if not json:
+        missing = expires_at_ms < _NO_EXPIRY
+        problem = Problem.DANGLING if missing else Problem.UNREADABLE
+        return MessageView(serial=serial, packet_id=packet_id, expires_at_ms=expiry, problem=problem)
+    try:
+        fields = orjson.loads(json)
+    except orjson.JSONDecodeError:
+        fields = None
+    if not isinstance(fields, dict):
+        return MessageView(serial=serial, packet_id=packet_id, expires_at_ms=expiry, problem=Problem.UNREADABLE)
+    return MessageView(
+        serial=serial,
+        packet_id=packet_id,
+        packet_type=_of(str, fields.get("packetType")),
+        qos=_of(int, fields.get("qos")),
+        # Releases before 2.1 wrote it as "topic".
+        topic=_of(str, fields.get("topicName", fields.get("topic"))),
+        payload_bytes=_base64_bytes(fields.get("payload")),
+        time_ms=_of(int, fields.get("time")),
+        expires_at_ms=expiry,
+    )
+
+
+def _import_view(state: _State) -> ImportView | None:
+    fields = state.fields
+    plan_id = _text(fields.get(b"plan"))
+    if plan_id is None:
+        return None
+    references = _integer(fields.get(b"references"))
+    imported_last = fields.get(b"imported_last_packet_id", b"")
+    return ImportView(
+        plan_id=plan_id,
+        state=_text(fields.get(b"import")) or "",
+        references=references,
+        last_packet_id=_integer(imported_last),
+        # The same rule as lua/includes/touched.lua.
+        touched=(references or 0) != state.references or imported_last != state.last_packet_id,
+    )
+
+
+def _serial(score: bytes) -> int:
+    """Return a score as an integer; an infinite one, which no store of sessions writes, as the nearest of 64 bits."""
+    try:
+        return int(score)
+    except ValueError:
+        return int(max(-(2.0**63), min(float(score), 2.0**63)))
+
+
+def _base64_bytes(text: Any) -> int | None:
+    """Return how many bytes base64 text stands for, without decoding it."""
+    if not isinstance(text, str):
+        return None
+    return len(text.rstrip("=")) * 3 // 4
+
+
+def _of(kind: type[T], value: Any) -> T | None:
+    return value if isinstance(value, kind) and not isinstance(value, bool) else None
+
+
+def _text(value: bytes | None) -> str | None:
+    return None if value is None else value.decode("utf-8", "replace")
+
+
+def _integer(value: bytes | None) -> int | None:
+    return int(value) if value is not None and _INTEGER.fullmatch(value) else None
