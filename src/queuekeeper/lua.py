@@ -108,6 +108,11 @@ class Script:
     cost: str
     lines: tuple[Line, ...]
 
+    @property
+    def writes(self) -> bool:
+        """Whether it may write."""
+        return "no-writes" not in self.flags
+
     def locate(self, text: str) -> str:
         """Return a server's message with the lines of the bundle replaced by file and line of the source."""
 
@@ -308,11 +313,6 @@ class Call(NamedTuple):
         return ("EVALSHA", self.script.sha1, len(self.keys), *self.keys, *self.args)
 
     @property
-    def writes(self) -> bool:
-        """Whether the script may write."""
-        return "no-writes" not in self.script.flags
-
-    @property
     def client_id(self) -> bytes:
         """The first key up to its closing brace: calls with the same are kept in order."""
         if not self.keys:
@@ -363,8 +363,6 @@ def pause_s(reply: Reply, attempt: int) -> float:
 
 def as_ours(error: BaseException, script: Script, address: str) -> QueuekeeperError:
     """Return our exception for an error reply or a failed exchange."""
-    if isinstance(error, QueuekeeperError):
-        return error
     text = str(error)
     word = text.partition(" ")[0].lstrip("-")
     if word in script.errors:
@@ -661,7 +659,7 @@ class _Lanes:
                         # It could not be loaded: the reason says more than NOSCRIPT does.
                         reply = refusal
                     lane.unknown[script.sha1] = script
-                elif self._replicas and not isinstance(reply, BaseException) and calls[index].writes:
+                elif self._replicas and not isinstance(reply, BaseException) and script.writes:
                     lane.written.append(index)
                 replies[index] = reply
                 remaining.remove(index)

@@ -36,6 +36,13 @@ CONNECT_TIMEOUT_S = 5
 REPLY_TIMEOUT_S = 30
 """No script of ours runs for longer than milliseconds; a server that is silent for this long is lost or stuck."""
 
+DEFAULTS = {
+    "socket_connect_timeout": CONNECT_TIMEOUT_S,
+    "socket_timeout": REPLY_TIMEOUT_S,
+    "client_name": "queuekeeper",
+}
+"""Options that a URL may set otherwise."""
+
 _OURS = frozenset({"decode_responses", "encoding", "encoding_errors", "protocol", "retry_on_timeout"})
 
 
@@ -71,15 +78,8 @@ def connect(url: str) -> RedisClient:
     :raises UsageError: when the URL does not parse or asks for what a cluster does not have.
     :raises ServerUnavailable: when the server cannot be reached or refuses us, with the cause and what to do.
     """
-    address, secret = _read_url(url)
-    options: dict[str, Any] = {
-        "decode_responses": False,
-        "protocol": 2,
-        "retry": Retry(NoBackoff(), 0),
-        "socket_connect_timeout": CONNECT_TIMEOUT_S,
-        "socket_timeout": REPLY_TIMEOUT_S,
-        "client_name": "queuekeeper",
-    }
+    address, secret, _ = read_url(url)
+    options: dict[str, Any] = {"decode_responses": False, "protocol": 2, "retry": Retry(NoBackoff(), 0), **DEFAULTS}
     try:
         single = redis.Redis.from_url(url, **options)
         with redis_errors(address, secret=secret):
@@ -93,11 +93,19 @@ def connect(url: str) -> RedisClient:
             # Slots without a server are reported slot by slot where cohorts are cut.
             return redis.RedisCluster.from_url(url, require_full_coverage=False, **options)
     except TypeError as error:
-        raise UsageError(f"the Redis URL of {address} has an option that is not known: {error}") from None
+        raise unknown_option(error, address) from None
 
 
-def _read_url(url: str) -> tuple[str, str]:
-    """Return the address that a URL names and its password; the latter only to keep it out of messages."""
+def unknown_option(error: TypeError, address: str) -> UsageError:
+    """Return the exception for a URL with an option that redis-py does not take."""
+    return UsageError(f"the Redis URL of {address} has an option that is not known: {error}")
+
+
+def read_url(url: str) -> tuple[str, str, dict[str, Any]]:
+    """Return the address that a URL names, its password, to be kept out of messages, and all options as redis-py's.
+
+    :raises UsageError: when it does not parse or sets what is ours to set.
+    """
     try:
         parts = urlsplit(url)
         options = parse_url(url)  # type: ignore[no-untyped-call]
@@ -113,7 +121,7 @@ def _read_url(url: str) -> tuple[str, str]:
     if reserved:
         raise UsageError(f"the Redis URL may not set {', '.join(reserved)}: the replies would be read wrongly")
     address = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
-    return address, unquote(options.get("password") or "")
+    return address, unquote(options.get("password") or ""), options
 
 
 def address_of(client: RedisClient) -> str:
@@ -141,10 +149,12 @@ def redis_errors(address: str, *, secret: str = "") -> Iterator[None]:
 def from_redis(error: BaseException, address: str, *, secret: str = "") -> QueuekeeperError:
     """Return the exception of ours that says what a failed command means and what to do about it.
 
-    :param error: what redis-py raised or returned.
+    :param error: what redis-py raised or returned; one of ours is returned as it is.
     :param address: server that was asked.
     :param secret: text that must not appear in the message.
     """
+    if isinstance(error, QueuekeeperError):
+        return error
     text = str(error).strip().rstrip(".")
     if secret:
         text = text.replace(secret, "***")

@@ -1,0 +1,435 @@
+"""Calling Lua scripts from asyncio, on a single server or a cluster; the socket is ``redis_connection``'s."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import Any, Self
+
+from redis.exceptions import ClusterDownError, MovedError, NoScriptError, ReadOnlyError, ResponseError
+
+from queuekeeper.errors import QueuekeeperError, ServerUnavailable
+from queuekeeper.keyspace import SLOTS, hash_slot
+from queuekeeper.lua import (
+    REPLICA_TIMEOUT_MS,
+    RETRY_FOR_S,
+    Call,
+    Replies,
+    Reply,
+    Script,
+    Value,
+    as_ours,
+    check_replicas,
+    has_not_run,
+    pause_s,
+    target_of,
+)
+from queuekeeper.redis_client import CONNECT_TIMEOUT_S, lost
+from queuekeeper.redis_connection import Connection, Endpoint, Limits, Question, endpoint
+
+_REFRESH_PAUSE_S = 0.1
+
+
+async def connect(
+    url: str,
+    *,
+    replicas: int = 0,
+    replica_timeout_ms: int = REPLICA_TIMEOUT_MS,
+    retry_for_s: float = RETRY_FOR_S,
+    limits: Limits | None = None,
+) -> AsyncScriptCaller:
+    """Open a connection to a single server, or to the cluster that the server belongs to.
+
+    :param url: as :func:`redis_client.connect` takes it; also ``socket_timeout``, in seconds, for a reply.
+    :param replicas: how many replicas to wait for after each write that holds a writing call; 0 waits for none.
+    :param replica_timeout_ms: how long to wait for them.
+    :param retry_for_s: how long a script that has not run is sent again.
+    :raises UsageError: when the URL does not parse or asks for what a cluster does not have.
+    :raises ServerUnavailable: when the server cannot be reached or refuses us, with the cause and what to do.
+    """
+    check_replicas(replicas, replica_timeout_ms)
+    caller = AsyncScriptCaller(
+        endpoint(url),
+        replicas=replicas,
+        replica_timeout_ms=replica_timeout_ms,
+        retry_for_s=retry_for_s,
+        limits=limits or Limits(),
+    )
+    try:
+        await caller.open()
+    except BaseException:
+        await caller.close()
+        raise
+    return caller
+
+
+class _Batch:
+    """The calls of one ``execute``."""
+
+    __slots__ = ("failed", "future", "remaining", "replies")
+
+    def __init__(self, count: int, future: asyncio.Future[Replies]) -> None:
+        self.replies = Replies(count)
+        self.remaining = count
+        self.failed: dict[bytes, QueuekeeperError] = {}
+        self.future = future
+
+
+class _Request:
+    """A call on its way.
+
+    :ivar future: of the call, or of the batch that it belongs to.
+    :ivar target: server that ASK named, if any.
+    :ivar attempts: how often it was sent again.
+    """
+
+    __slots__ = (
+        "attempts",
+        "batch",
+        "caller",
+        "client_id",
+        "connection",
+        "future",
+        "give_up_at",
+        "index",
+        "replicated",
+        "script",
+        "target",
+        "words",
+    )
+
+    connection: Connection | None
+    give_up_at: float
+
+    def __init__(
+        self, caller: AsyncScriptCaller, call: Call, future: asyncio.Future[Any], batch: _Batch | None, index: int
+    ) -> None:
+        self.caller = caller
+        self.script = call.script
+        self.client_id = call.client_id
+        self.words = call.command
+        self.future = future
+        self.batch = batch
+        self.index = index
+        self.replicated: bool | None = None
+        self.target: str | None = None
+        self.attempts = 0
+
+    def settle(self, reply: Reply) -> None:
+        """Give the reply, or the exception, to whoever waits for it."""
+        batch = self.batch
+        if batch is None:
+            future = self.future
+            if future.done():
+                return
+            if isinstance(reply, QueuekeeperError):
+                future.set_exception(reply)
+            else:
+                future.set_result(reply)
+            return
+        batch.replies[self.index] = reply
+        batch.replies.replicated[self.index] = self.replicated
+        if isinstance(reply, QueuekeeperError):
+            batch.failed[self.client_id] = reply
+        batch.remaining -= 1
+        if not batch.remaining and not batch.future.done():
+            batch.future.set_result(batch.replies)
+
+    def finish(self, reply: Reply) -> None:
+        """Settle it and let the next call of its client id go."""
+        self.settle(reply)
+        busy = self.caller.busy
+        waiting = busy.pop(self.client_id)
+        if waiting:
+            self.caller.send_next(self.client_id, waiting)
+
+    def answered(self, reply: Any) -> None:
+        """Take the reply or see what has to be done about an error."""
+        if isinstance(reply, Exception):
+            self.caller.refused(self, reply)
+            return
+        # As finish does; this way nearly all calls go.
+        if self.batch is None:
+            if not self.future.done():
+                self.future.set_result(reply)
+        else:
+            self.settle(reply)
+        waiting = self.caller.busy.pop(self.client_id)
+        if waiting:
+            self.caller.send_next(self.client_id, waiting)
+
+    def lost(self, cause: BaseException) -> None:
+        """Fail: it may have run."""
+        self.finish(lost(cause, self.address))
+
+    def dropped(self) -> None:
+        """Make way for the next: nobody waits for this one any more."""
+        self.finish(None)
+
+    def unsent(self, error: QueuekeeperError, *, may_heal: bool) -> None:
+        """Try again a little later, or fail."""
+        if may_heal:
+            self.caller.send_again(self, error)
+        else:
+            self.finish(error)
+
+    @property
+    def writes(self) -> bool:
+        """Whether the script may write."""
+        return self.script.writes
+
+    @property
+    def address(self) -> str:
+        """Server that was asked."""
+        return self.connection.address if self.connection is not None else self.caller.address
+
+
+class AsyncScriptCaller:
+    """Calls scripts as :class:`lua.ScriptCaller` does, for many tasks at once over one connection per master.
+
+    Made by :func:`connect`, to be used in the event loop where it was made, and closed, or used with ``async with``.
+
+    Calls that share a client id are never in flight together, whoever made them: the next one is sent when the one
+    before has been answered. A call that was written to a connection that was lost fails, since nobody knows whether
+    it has run; one that was not yet written goes out on the next connection.
+    """
+
+    def __init__(
+        self, target: Endpoint, *, replicas: int, replica_timeout_ms: int, retry_for_s: float, limits: Limits
+    ) -> None:
+        self.address = target.address
+        self.busy: dict[bytes, deque[_Request] | None] = {}
+        self._endpoint = target
+        self._replicas = replicas
+        self._replica_timeout_ms = replica_timeout_ms
+        self._retry_for_s = retry_for_s
+        self._limits = limits
+        self._loop = asyncio.get_running_loop()
+        self._first = self._connection(target)
+        self._connections = {target.address: self._first}
+        # Slot -> its master's connection; none on a single server.
+        self._slots: list[Connection | None] | None = None
+        # What is sent behind a SCRIPT LOAD on the same connection finds the script.
+        self._loading: set[tuple[str, str]] = set()
+        self._refusals: dict[tuple[str, str], QueuekeeperError] = {}
+        self._later: dict[_Request, asyncio.TimerHandle] = {}
+        self._refreshing: asyncio.Task[None] | None = None
+        self._refreshed_at_s = 0.0
+        self._retiring: set[asyncio.Task[None]] = set()
+        self._closed = False
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+    @property
+    def _closing_error(self) -> ServerUnavailable:
+        return ServerUnavailable(f"the connection to Redis at {self.address} was closed by us")
+
+    async def open(self) -> None:
+        """Connect, and find out about the cluster if it is one."""
+        facts = await self._first.ask("INFO", "cluster")
+        if b"cluster_enabled:1" in facts:
+            self._take_slots(await self._first.ask("CLUSTER", "SLOTS"), self._first)
+
+    async def close(self) -> None:
+        """Give the connections up; calls that have not been answered fail."""
+        self._closed = True
+        for request, timer in list(self._later.items()):
+            timer.cancel()
+            request.finish(self._closing_error)
+        self._later.clear()
+        tasks = [*self._retiring, *([self._refreshing] if self._refreshing is not None else [])]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*(connection.close() for connection in self._connections.values()))
+
+    def call(self, script: Script, keys: Sequence[Value] = (), args: Sequence[Value] = ()) -> asyncio.Future[Reply]:
+        """Run one script; await its reply.
+
+        :param keys: every key that the script touches.
+        :raises QueuekeeperError: when awaited, as :meth:`lua.ScriptCaller.call` does.
+        """
+        future: asyncio.Future[Reply] = self._loop.create_future()
+        self._submit(_Request(self, Call(script, keys, args), future, None, 0))
+        return future
+
+    def execute(self, calls: Iterable[Call]) -> asyncio.Future[Replies]:
+        """Run many calls; await their replies, in order, as :meth:`lua.ScriptCaller.execute` returns them."""
+        future: asyncio.Future[Replies] = self._loop.create_future()
+        calls = list(calls)
+        batch = _Batch(len(calls), future)
+        if not calls:
+            future.set_result(batch.replies)
+        for index, call in enumerate(calls):
+            self._submit(_Request(self, call, future, batch, index))
+        return future
+
+    def _submit(self, request: _Request) -> None:
+        if self._closed:
+            request.settle(self._closing_error)
+            return
+        busy = self.busy
+        client_id = request.client_id
+        if client_id not in busy:
+            busy[client_id] = None
+            self._dispatch(request)
+            return
+        waiting = busy[client_id]
+        if waiting is None:
+            busy[client_id] = deque((request,))
+        else:
+            waiting.append(request)
+
+    def _dispatch(self, request: _Request) -> None:
+        if request.target is not None:
+            connection: Connection | None = self._at(request.target, request.address)
+            assert connection is not None
+            connection.send(Question(("ASKING",)))
+        elif self._slots is None or not request.client_id:
+            connection = self._first
+        else:
+            connection = self._slots[hash_slot(request.client_id)]
+        request.connection = connection
+        if connection is None:
+            self.send_again(request, ClusterDownError("no node serves the slot"))
+            self._refresh()
+        else:
+            connection.send(request)
+
+    def send_next(self, client_id: bytes, waiting: deque[_Request]) -> None:
+        """Send the next call of a client id; those are passed over that nobody waits for or that may not be sent."""
+        while waiting:
+            request = waiting.popleft()
+            error: QueuekeeperError | None = self._closing_error if self._closed else None
+            if error is None and request.batch is not None:
+                error = request.batch.failed.get(client_id)
+            if error is None and not request.future.done():
+                self.busy[client_id] = waiting
+                self._dispatch(request)
+                return
+            request.settle(error)
+
+    def refused(self, request: _Request, error: Exception) -> None:
+        """See what has to be done about an error reply."""
+        if not has_not_run(error):
+            request.finish(as_ours(error, request.script, request.address))
+            return
+        request.target = target_of(error, request.target)
+        if isinstance(error, NoScriptError):
+            refusal = self._load(request)
+            if refusal is not None:
+                request.finish(refusal)
+                return
+        elif isinstance(error, MovedError):
+            self._move(error, request.address)
+        elif isinstance(error, ReadOnlyError) and request.connection is not None:
+            request.connection.renew()
+        elif isinstance(error, ClusterDownError):
+            self._refresh()
+        self.send_again(request, error)
+
+    def send_again(self, request: _Request, error: Exception) -> None:
+        """Send a call that has not run once more, after a while, unless its time is over."""
+        now_s = self._loop.time()
+        if request.attempts == 0:
+            request.give_up_at = now_s + self._retry_for_s
+        if self._closed or now_s > request.give_up_at:
+            request.finish(as_ours(error, request.script, request.address))
+            return
+        wait_s = pause_s(error, request.attempts)
+        request.attempts += 1
+        if wait_s:
+            self._later[request] = self._loop.call_later(wait_s, self._send_late, request)
+        else:
+            self._dispatch(request)
+
+    def _send_late(self, request: _Request) -> None:
+        del self._later[request]
+        if request.future.done():
+            request.dropped()
+        else:
+            self._dispatch(request)
+
+    def _load(self, request: _Request) -> QueuekeeperError | None:
+        """Load a script where it is missing, or return why that cannot be done."""
+        connection, script = request.connection, request.script
+        assert connection is not None
+        key = (connection.address, script.sha1)
+        if request.attempts and key in self._refusals:
+            return self._refusals[key]
+        if key in self._loading:
+            return None
+        loading = Question(("SCRIPT", "LOAD", script.source))
+        self._loading.add(key)
+
+        def loaded(future: asyncio.Future[Any]) -> None:
+            self._loading.discard(key)
+            self._refusals.pop(key, None)
+            reply = future.result()
+            if isinstance(reply, ResponseError) and not has_not_run(reply):
+                self._refusals[key] = as_ours(reply, script, connection.address)
+
+        loading.future.add_done_callback(loaded)
+        connection.send(loading)
+        return None
+
+    def _connection(self, target: Endpoint) -> Connection:
+        return Connection(
+            target,
+            limits=self._limits,
+            replicas=self._replicas,
+            replica_timeout_ms=self._replica_timeout_ms,
+            lacking=self._refresh,
+        )
+
+    def _at(self, address: str, asked: str) -> Connection:
+        """Return the connection to a node; a node that names no host is on the host that was asked."""
+        host, _, port = address.rpartition(":")
+        host = host or asked.rpartition(":")[0]
+        address = f"{host}:{port}"
+        connection = self._connections.get(address)
+        if connection is None:
+            connection = self._connections[address] = self._connection(self._endpoint.at(host, int(port)))
+        return connection
+
+    def _move(self, error: MovedError, asked: str) -> None:
+        if self._slots is not None:
+            self._slots[error.slot_id] = self._at(f"{error.host}:{error.port}", asked)
+            self._refresh()
+
+    def _refresh(self) -> None:
+        """Read soon again which master holds which slot."""
+        idle = self._refreshing is None or self._refreshing.done()
+        if self._slots is not None and not self._closed and idle:
+            self._refreshing = self._loop.create_task(self._read_slots())
+
+    async def _read_slots(self) -> None:
+        await asyncio.sleep(max(0.0, self._refreshed_at_s + _REFRESH_PAUSE_S - self._loop.time()))
+        for connection in sorted(self._connections.values(), key=lambda connection: not connection.is_open):
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    answer = await connection.ask("CLUSTER", "SLOTS")
+            except (QueuekeeperError, TimeoutError):
+                continue
+            self._take_slots(answer, connection)
+            break
+        self._refreshed_at_s = self._loop.time()
+
+    def _take_slots(self, answer: list[Any], asked: Connection) -> None:
+        slots: list[Connection | None] = [None] * SLOTS
+        for first, last, master, *_ in answer:
+            host = (master[0] or b"").decode()
+            slots[first : last + 1] = [self._at(f"{host}:{master[1]}", asked.address)] * (last - first + 1)
+        self._slots = slots
+        masters = {self._first, *(connection for connection in slots if connection is not None)}
+        for address, connection in list(self._connections.items()):
+            if connection not in masters and connection.is_idle:
+                del self._connections[address]
+                task = self._loop.create_task(connection.close())
+                self._retiring.add(task)
+                task.add_done_callback(self._retiring.discard)
