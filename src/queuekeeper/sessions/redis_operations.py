@@ -531,6 +531,9 @@ class RedisSessionOperations:
         page.more = len(references) == limit and references[-1].serial < backlog_serial
         at = 0
         while at < len(references):
+            if page.messages and page.payload_bytes >= max_bytes:
+                page.more = True
+                return page
             # JSON holds the payload as base64, and some hundred bytes around it.
             budget = min(BYTES_PER_CALL, (max_bytes - page.payload_bytes) * 4 // 3 + 1_024)
             batch = references[at : at + KEYS_PER_CALL]
@@ -809,7 +812,7 @@ class RedisSessionOperations:
             names = [*keys.three(), *(keys.payload(message.packet_id) for message in chunk)]
             try:
                 reply = _checked((yield [self._call("import_session", names, args)])[0])
-            except (ImportedBefore, NotOwner) as error:
+            except (ImportedBefore, MovedOn, NotOwner) as error:
                 raise MovedOn(f"the session of {client_id!r} exists: {error}") from None
             if reply[0] == b"unchanged":
                 raise MovedOn(f"the session of {client_id!r} exists: these lines were imported before")
