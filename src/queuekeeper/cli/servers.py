@@ -42,9 +42,12 @@ def up(
         status = embedded.up(settings, airflow=airflow, report=report)
     show(status, as_json=as_json, pretty=lambda out: _servers(out, status))
     if airflow and not as_json:
-        user = embedded.airflow_server(settings).user()
-        folder = settings.home / "airflow"
-        screen().print(f"\nSign in to Airflow as {user.name}; its password is kept below {folder}.", soft_wrap=True)
+        server = embedded.airflow_server(settings)
+        passwords = server.directory / "passwords.json"
+        screen().print(
+            f"\nSign in to Airflow at {server.url} as {server.user().name}; the password is in {passwords}",
+            soft_wrap=True,
+        )
 
 
 def status(*, as_json: context.AsJson = False) -> None:
@@ -81,11 +84,11 @@ def _servers(out: Console, status: Status) -> None:
             cell(server.state, style=_STYLES.get(server.state, "")),
             server.url,
             server.version,
-            None if server.pid is None else str(server.pid),
-            server.log_path,
+            # Below the folder that the title names: the whole path would squeeze the address.
+            None if server.log_path is None else server.log_path.relative_to(status.home.absolute()),
         )
         for server in status.servers
     ]
-    out.print(table(f"Servers in {status.home}", ("server", "state", "address", "version", "pid", "log"), rows))
+    out.print(table(f"Servers in {status.home}", ("server", "state", "address", "version", "log"), rows))
     if any(server.state == "stopped" for server in status.servers[:2]):
         out.print("\nStart them by: queuekeeper up")
