@@ -247,7 +247,7 @@ class SessionSave:
         check_save(self)
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
+@dataclass(frozen=True, kw_only=True, init=False)
 class SaveReport:
     """What became of one :class:`SessionSave`.
 
@@ -274,6 +274,36 @@ class SaveReport:
     forgotten: bool = False
     replicated: bool | None = None
     error: QueuekeeperError | None = None
+
+    def __init__(
+        self,
+        *,
+        client_id: str,
+        packet_ids: tuple[int | None, ...] = (),
+        serials: tuple[int | None, ...] = (),
+        refused: Mapping[int, Refusal] | None = None,
+        trimmed: int = 0,
+        trimmed_in_flight: int = 0,
+        dead: int = 0,
+        replayed: bool = False,
+        forgotten: bool = False,
+        replicated: bool | None = None,
+        error: QueuekeeperError | None = None,
+    ) -> None:
+        values = {
+            "client_id": client_id,
+            "packet_ids": packet_ids,
+            "serials": serials,
+            "refused": {} if refused is None else refused,
+            "trimmed": trimmed,
+            "trimmed_in_flight": trimmed_in_flight,
+            "dead": dead,
+            "replayed": replayed,
+            "forgotten": forgotten,
+            "replicated": replicated,
+            "error": error,
+        }
+        object.__setattr__(self, "__dict__", values)
 
     @property
     def stored(self) -> int:
@@ -507,11 +537,15 @@ def check_message(message: NewMessage) -> None:
         check_text("response_topic", message.response_topic)
     if message.correlation_data is not None and type(message.correlation_data) is not bytes:
         raise UsageError(f"correlation_data is a {type(message.correlation_data).__name__}: it must be bytes")
+    if type(message.user_properties) is not tuple:
+        raise UsageError(f"user_properties is {message.user_properties!r}: it must be a tuple of pairs")
     for pair in message.user_properties:
         if type(pair) is not tuple or len(pair) != 2:
             raise UsageError(f"user_properties holds {pair!r}: each must be a pair of texts")
         check_text("user property name", pair[0])
         check_text("user property value", pair[1])
+    if type(message.subscription_ids) is not tuple:
+        raise UsageError(f"subscription_ids is {message.subscription_ids!r}: it must be a tuple of integers")
     for subscription_id in message.subscription_ids:
         check_integer("subscription_id", subscription_id, 1, MAX_SUBSCRIPTION_ID, "MQTT 5 section 3.3.2.3.8")
 
@@ -522,6 +556,8 @@ def check_save(save: SessionSave) -> None:
     :raises UsageError: naming field, value and rule.
     """
     check_client_id(save.client_id)
+    if type(save.messages) is not tuple:
+        raise UsageError(f"messages of the save for {save.client_id!r} is no tuple")
     if not save.messages:
         raise UsageError(f"the save for {save.client_id!r} has no messages")
     if len(save.messages) > MAX_BATCH:

@@ -10,7 +10,7 @@ import hashlib
 import re
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -91,6 +91,10 @@ Steps: TypeAlias = Generator[Step, Sequence[Reply], T]
 _ClaimCall: TypeAlias = Callable[[bytes, Sequence[int]], lua.Call]
 """Takes the last packet id as it is known and the packet ids to give out."""
 
+_Answered: TypeAlias = tuple[Sequence[int], Sequence[Reply]]
+"""Packet ids of a call, and its answer."""
+
+_NOTHING: frozenset[int] = frozenset()
 _MAX_INTEGER = 2**53 - 1
 _MAX_SERIAL = 2**53
 _NO_EXPIRY = -1
@@ -192,6 +196,16 @@ class _Chunk(NamedTuple):
     expires_at_ms: list[int]
 
 
+class _Begun(NamedTuple):
+    """A save that one call may do completely, and its place among all saves."""
+
+    place: int
+    client_id: str
+    keys: _Keys
+    ids: Sequence[int]
+    call: lua.Call
+
+
 class _Trimmed(NamedTuple):
     live: int = 0
     in_flight: int = 0
@@ -230,31 +244,97 @@ class RedisSessionOperations:
 
     def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
         """See ``store.SessionOperations.save_messages``."""
-        largest = self._rules.max_payload_bytes
         by_client: dict[str, list[int]] = {}
         for index, save in enumerate(saves):
             by_client.setdefault(save.client_id, []).append(index)
             for message in save.messages:
-                if len(message.payload) > largest:
-                    raise UsageError(
-                        f"a payload for {save.client_id!r} has {len(message.payload)} bytes: this store takes at most "
-                        f"{largest} (max_payload_bytes)"
-                    )
+                self.check_payload(save.client_id, message)
         reports: dict[int, SaveReport] = {}
-        yield from _together(self._save_session(saves, indexes, reports) for indexes in by_client.values())
+        begun: list[_Begun] = []
+        branches: list[Steps[None]] = []
+        for indexes in by_client.values():
+            first = self._begin(saves[indexes[0]], indexes[0]) if len(indexes) == 1 else None
+            if first is None:
+                branches.append(self._save_session(saves, indexes, reports))
+            else:
+                begun.append(first)
+        # Most saves are done by one call whose reply is as expected: they need nothing of what the others do.
+        for start in range(0, len(begun), SESSIONS_PER_STEP):
+            sent = begun[start : start + SESSIONS_PER_STEP]
+            replies: Sequence[Reply]
+            try:
+                replies = yield [first.call for first in sent]
+            except QueuekeeperError as error:
+                replies = [error] * len(sent)
+            for at, first in enumerate(sent):
+                report = self._report_of(first, replies, at)
+                if report is None:
+                    reply = first.ids, _part(replies, at, at + 1)
+                    branches.append(self._save_session(saves, [first.place], reports, reply))
+                else:
+                    reports[first.place] = report
+        yield from _together(iter(branches))
         return [reports[index] for index in range(len(saves))]
 
+    def check_payload(self, client_id: str, message: NewMessage) -> None:
+        """Refuse what is no message, or larger than the rules allow.
+
+        :raises UsageError: naming size and limit.
+        """
+        if type(message) is not NewMessage:
+            raise UsageError(f"a message for {client_id!r} is a {type(message).__name__}: it must be a NewMessage")
+        if len(message.payload) > self._rules.max_payload_bytes:
+            raise UsageError(
+                f"a payload for {client_id!r} has {len(message.payload)} bytes: this store takes at most "
+                f"{self._rules.max_payload_bytes} (max_payload_bytes)"
+            )
+
+    def _begin(self, save: SessionSave, place: int) -> _Begun | None:
+        """Return the only call that a save needs when all goes well; none when it needs more."""
+        keys = self._recent.get(save.client_id)
+        last = keys.last
+        if last is None:
+            return None
+        chunks, refused = self._chunks(save.messages)
+        if refused or len(chunks) != 1:
+            return None
+        ids = _following(last, len(save.messages), _NOTHING)
+        return _Begun(place, save.client_id, keys, ids, self._save_call(keys, save, chunks[0], last, ids, 0))
+
+    def _report_of(self, begun: _Begun, replies: Sequence[Reply], at: int) -> SaveReport | None:
+        """Return the report of a save that its first call has done completely; none when there is more to do."""
+        reply = replies[at]
+        if type(reply) is not list or reply[0] != b"saved" or reply[3] or reply[2] > self._rules.limit:
+            return None
+        ids = begun.ids
+        begun.keys.last = b"%d" % ids[-1]
+        serial = reply[1]
+        return SaveReport(
+            client_id=begun.client_id,
+            packet_ids=tuple(ids),
+            serials=tuple(range(serial, serial + len(ids))),
+            replicated=replies.replicated[at] if isinstance(replies, lua.Replies) else None,
+        )
+
     def _save_session(
-        self, saves: Sequence[SessionSave], indexes: list[int], reports: dict[int, SaveReport]
+        self,
+        saves: Sequence[SessionSave],
+        indexes: list[int],
+        reports: dict[int, SaveReport],
+        begun: _Answered | None = None,
     ) -> Steps[None]:
-        """Do all saves for one session, one after the other."""
+        """Do all saves for one session, one after the other.
+
+        :param begun: packet ids and replies of the first call, when it has been made.
+        """
         failure: QueuekeeperError | None = None
         for index in indexes:
             save = saves[index]
             if failure is None:
                 keys = self._recent.get(save.client_id)
                 try:
-                    reports[index] = yield from self._save(keys, save)
+                    reports[index] = yield from self._save(keys, save, begun)
+                    begun = None
                     continue
                 except QueuekeeperError as error:
                     keys.last = None
@@ -262,7 +342,7 @@ class RedisSessionOperations:
             # What comes after a failed save would be stored before it when the caller repeats it.
             reports[index] = SaveReport(client_id=save.client_id, error=failure)
 
-    def _save(self, keys: _Keys, save: SessionSave) -> Steps[SaveReport]:
+    def _save(self, keys: _Keys, save: SessionSave, begun: _Answered | None) -> Steps[SaveReport]:
         chunks, refused = self._chunks(save.messages)
         count = len(save.messages)
         packet_ids: list[int | None] = [None] * count
@@ -278,7 +358,10 @@ class RedisSessionOperations:
             def call(last: bytes, ids: Sequence[int], chunk: _Chunk = chunk, refused: int = refused_before) -> lua.Call:
                 return self._save_call(keys, save, chunk, last, ids, refused)
 
-            ids, reply, has_it, made_room = yield from self._claim(keys, len(chunk.messages), call, may_trim=True)
+            ids, reply, has_it, made_room = yield from self._claim(
+                keys, len(chunk.messages), call, may_trim=True, begun=begun
+            )
+            begun = None
             trimmed = _added(trimmed, made_room)
             if has_it is not None:
                 replicated = has_it and replicated is not False
@@ -370,23 +453,34 @@ class RedisSessionOperations:
         return lua.Call(self._save_script, names, args)
 
     def _claim(
-        self, keys: _Keys, count: int, call: _ClaimCall, *, may_trim: bool = False
+        self,
+        keys: _Keys,
+        count: int,
+        call: _ClaimCall,
+        *,
+        may_trim: bool = False,
+        begun: _Answered | None = None,
     ) -> Steps[tuple[Sequence[int], Reply, bool | None, _Trimmed]]:
         """Make a call that gives out packet ids, until nobody else has taken them first.
 
         Returns the packet ids, the reply, whether replicas have it, and what was removed to make room.
 
         :param may_trim: make room in the session when too few packet ids are free.
+        :param begun: packet ids and replies of the first try, when it has been made.
         """
         last = keys.last
-        if last is None:
+        if last is None and begun is None:
             last = (yield from self._read_session(keys)).last_packet_id
         in_use: set[int] = set()
         collisions = 0
         trimmed = _Trimmed()
         for _ in range(TRIES):
-            ids = _following(last, count, in_use)
-            replies = yield [call(last, ids)]
+            if begun is None:
+                ids = _following(last or b"", count, in_use)
+                replies = yield [call(last or b"", ids)]
+            else:
+                ids, replies = begun
+                begun = None
             reply = _checked(replies[0])
             if reply[0] != b"conflict":
                 return ids, reply, _replicated(replies), trimmed
@@ -937,7 +1031,7 @@ def _added(first: _Trimmed, second: _Trimmed) -> _Trimmed:
     return _Trimmed(*(a + b for a, b in zip(first, second, strict=True)))
 
 
-def _following(last: bytes, count: int, in_use: set[int]) -> Sequence[int]:
+def _following(last: bytes, count: int, in_use: Set[int]) -> Sequence[int]:
     """Return the packet ids that follow the last one, those in use left out; after 65,535 comes 1."""
     try:
         packet_id = int(last) if last else 0

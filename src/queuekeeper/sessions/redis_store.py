@@ -1,13 +1,14 @@
-"""DEVICE sessions in Redis, for blocking callers; what is asked of the server is in the operations."""
+"""DEVICE sessions in Redis, for blocking and for asyncio callers; what is asked of the server is in the operations."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from queuekeeper import lua
+from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import StoreRules
-from queuekeeper.sessions.operation import blocking
+from queuekeeper.sessions.operation import awaited, blocking
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
 
 
@@ -54,3 +55,39 @@ class RedisSessionStore:
     peek = blocking(RedisSessionOperations.peek)
     export_session = blocking(RedisSessionOperations.export_session)
     import_session = blocking(RedisSessionOperations.import_session)
+
+
+class AsyncRedisSessionStore:
+    """:class:`RedisSessionStore` for asyncio.
+
+    :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
+    """
+
+    def __init__(
+        self,
+        caller: AsyncScriptCaller,
+        prefix: str = "",
+        rules: StoreRules | None = None,
+        *,
+        recent_sessions: int = RECENT_SESSIONS,
+    ) -> None:
+        self.operations = RedisSessionOperations(prefix=prefix, rules=rules, recent_sessions=recent_sessions)
+        self._caller = caller
+
+    async def answer(self, step: Sequence[lua.Call]) -> lua.Replies:
+        """Send the calls of a step."""
+        return await self._caller.execute(step)
+
+    save_messages = awaited(RedisSessionOperations.save_messages)
+    fetch_pending = awaited(RedisSessionOperations.fetch_pending)
+    mark_delivered = awaited(RedisSessionOperations.mark_delivered)
+    ack = awaited(RedisSessionOperations.ack)
+    mark_released = awaited(RedisSessionOperations.mark_released)
+    purge_session = awaited(RedisSessionOperations.purge_session)
+    get_last_packet_id = awaited(RedisSessionOperations.get_last_packet_id)
+    set_last_packet_id = awaited(RedisSessionOperations.set_last_packet_id)
+    reserve_packet_ids = awaited(RedisSessionOperations.reserve_packet_ids)
+    inspect = awaited(RedisSessionOperations.inspect)
+    peek = awaited(RedisSessionOperations.peek)
+    export_session = awaited(RedisSessionOperations.export_session)
+    import_session = awaited(RedisSessionOperations.import_session)

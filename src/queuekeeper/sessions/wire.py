@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from base64 import b64decode, b64encode
+from base64 import b64decode
+from binascii import b2a_base64
 from collections.abc import Sequence
 from json import JSONDecoder
 from typing import Any
@@ -101,7 +102,6 @@ def message_json(
     subscription_ids: Sequence[int] = (),
 ) -> bytes:
     """Return a message in TBMQ's field names and no others; absent values are left out."""
-    life_s = interval_s(msg_expiry_interval)
     fields: dict[str, Any] = {
         "clientId": client_id,
         "topicName": topic,
@@ -109,17 +109,25 @@ def message_json(
         "qos": qos,
         "packetId": packet_id,
         "packetType": packet_type,
-        "payload": b64encode(payload).decode(),
+        "payload": b2a_base64(payload, newline=False).decode(),
         "retained": bool(retain),
-        "userProperties": {"props": user_property_pairs} if user_property_pairs else None,
-        "msgExpiryInterval": None if life_s is None else min(life_s, MAX_INTERVAL_S),
-        "payloadFormatIndicator": payload_format_indicator,
-        "contentType": content_type,
-        "responseTopic": response_topic,
-        "correlationData": None if correlation_data is None else b64encode(correlation_data).decode(),
-        "subscriptionIds": subscription_ids or None,
     }
-    return orjson.dumps({name: value for name, value in fields.items() if value is not None})
+    if user_property_pairs:
+        fields["userProperties"] = {"props": user_property_pairs}
+    life_s = interval_s(msg_expiry_interval)
+    if life_s is not None:
+        fields["msgExpiryInterval"] = min(life_s, MAX_INTERVAL_S)
+    if payload_format_indicator is not None:
+        fields["payloadFormatIndicator"] = payload_format_indicator
+    if content_type is not None:
+        fields["contentType"] = content_type
+    if response_topic is not None:
+        fields["responseTopic"] = response_topic
+    if correlation_data is not None:
+        fields["correlationData"] = b2a_base64(correlation_data, newline=False).decode()
+    if subscription_ids:
+        fields["subscriptionIds"] = subscription_ids
+    return orjson.dumps(fields)
 
 
 FIELDS = frozenset(
@@ -143,7 +151,9 @@ def stored_json(message: NewMessage | PendingMessage, *, client_id: str, packet_
         packet_type=packet_type,
         payload=message.payload,
         retain=message.retain,
-        user_property_pairs=[{"k": name, "v": value} for name, value in message.user_properties],
+        user_property_pairs=[{"k": name, "v": value} for name, value in message.user_properties]
+        if message.user_properties
+        else None,
         msg_expiry_interval=message.expiry_interval_s,
         payload_format_indicator=message.payload_format_indicator,
         content_type=message.content_type,

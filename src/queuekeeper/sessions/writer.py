@@ -1,0 +1,277 @@
+"""Saving for many publishers at once, one message each: what arrives together is sent together. Storing is the store's.
+
+Nothing waits for company. What has arrived leaves at the next turn of the event loop, and while it is under way the
+next batch gathers, so batches grow with the load.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from copy import copy
+from types import TracebackType
+from typing import NamedTuple, Self, TypeAlias
+
+from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
+from queuekeeper.sessions.model import (
+    NewMessage,
+    Refusal,
+    SaveReport,
+    SessionSave,
+    check_client_id,
+    check_integer,
+    check_text,
+)
+from queuekeeper.sessions.redis_operations import MESSAGES_PER_SAVE
+from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
+
+MAX_PENDING = 10_000
+SESSIONS_PER_FLUSH = 512
+FLUSHES = 2
+"""Flushes under way at once: one is put together while the server works on the other."""
+
+ATTEMPTS = 6
+FIRST_PAUSE_S = 0.1
+"""Pause before a batch is sent a second time; each further one is twice as long. All together take some 3 s."""
+
+
+class Stored(NamedTuple):
+    """Where a message is."""
+
+    serial: int
+    packet_id: int
+
+
+class MessageRefused(RefusedError):
+    """The message was not stored.
+
+    :ivar refusal: why.
+    """
+
+    def __init__(self, client_id: str, refusal: Refusal) -> None:
+        super().__init__(f"the message for {client_id!r} was not stored: {refusal.value.replace('_', ' ')}")
+        self.refusal = refusal
+
+
+_Waiting: TypeAlias = tuple[NewMessage, "asyncio.Future[Stored]"]
+
+
+class _Batch(NamedTuple):
+    """What is under way for one session."""
+
+    save: SessionSave
+    futures: list[asyncio.Future[Stored]]
+
+
+class SessionWriter:
+    """Saves messages of many tasks through one store; to be used in one event loop, best with ``async with``.
+
+    Messages for one session are stored in the order in which ``save`` was called. A session has one batch under way.
+
+    :param max_pending: messages accepted and not yet stored; further calls wait until there is room.
+    :param source: name under which this writer numbers its batches. With it a batch whose reply was lost is sent
+        again and stored once; without it the error is raised, and nobody knows whether the messages were stored.
+        No two writers may use a name at the same time.
+    :param first_offset: number of the first batch, greater than all that the source has used before; microseconds
+        since 1970 will do. It goes with ``source``.
+    :raises UsageError: for a number out of range, or only one of source and offset.
+    """
+
+    def __init__(
+        self,
+        store: AsyncRedisSessionStore,
+        *,
+        max_pending: int = MAX_PENDING,
+        source: str | None = None,
+        first_offset: int | None = None,
+    ) -> None:
+        check_integer("max_pending", max_pending, 1, 10_000_000, "they are held in memory")
+        if (source is None) != (first_offset is None):
+            raise UsageError("source and first_offset go together: name both or neither")
+        if source is not None:
+            check_text("source", source, empty=False)
+            check_integer("first_offset", first_offset, 0, 2**52, "later batches have greater numbers")
+        self._store = store
+        self._source = source
+        self._offset = first_offset or 0
+        self._room = asyncio.Semaphore(max_pending)
+        # Messages by session: of sessions with nothing under way, and of the others.
+        self._ready: dict[str, list[_Waiting]] = {}
+        self._held: dict[str, list[_Waiting]] = {}
+        self._under_way: dict[str, _Batch] = {}
+        self._flushes = 0
+        self._starts_soon = False
+        self._entered = 0
+        self._closed = False
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def save(self, client_id: str, message: NewMessage) -> Stored:
+        """Store a message and return when it is stored.
+
+        A call that is cancelled takes its message back if it has not been sent yet.
+
+        :raises MessageRefused: when its life is over or its expiry interval is out of range.
+        :raises UsageError: when it is larger than the store's rules allow, or the client id is wrong.
+        :raises RefusedError: when the writer is closed.
+        :raises QueuekeeperError: as the store's ``save_messages`` reports it for the session.
+        """
+        if self._closed:
+            raise RefusedError("the writer is closed: it takes no more messages")
+        check_client_id(client_id)
+        self._store.operations.check_payload(client_id, message)
+        self._entered += 1
+        try:
+            await self._room.acquire()
+            try:
+                future: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
+                waiting = self._held if client_id in self._under_way else self._ready
+                found = waiting.get(client_id)
+                if found is None:
+                    waiting[client_id] = [(message, future)]
+                else:
+                    found.append((message, future))
+                if not self._starts_soon:
+                    self._start_soon()
+                return await future
+            finally:
+                self._room.release()
+        finally:
+            self._entered -= 1
+
+    async def flush(self) -> None:
+        """Return when all messages accepted so far are stored or have failed; their own calls say which."""
+        futures = [future for batch in self._under_way.values() for future in batch.futures]
+        for waiting in (self._ready, self._held):
+            futures += (future for messages in waiting.values() for _, future in messages)
+        if futures:
+            await asyncio.wait(futures)
+
+    async def close(self) -> None:
+        """Take no more messages, and return when every call has its result; those that wait for room still get in."""
+        self._closed = True
+        while self._entered or self._tasks:
+            await self.flush()
+            await asyncio.sleep(0)
+
+    def _start_soon(self) -> None:
+        if self._ready and self._flushes < FLUSHES:
+            self._starts_soon = True
+            asyncio.get_running_loop().call_soon(self._start)
+
+    def _start(self) -> None:
+        self._starts_soon = False
+        while self._ready and self._flushes < FLUSHES:
+            batches = self._take()
+            if batches:
+                self._flushes += 1
+                self._run(batches, attempt=1)
+
+    def _take(self) -> list[_Batch]:
+        """Return the next batches, and note that their sessions have something under way."""
+        if len(self._ready) <= SESSIONS_PER_FLUSH:
+            taken, self._ready = self._ready, {}
+        else:
+            taken = {client_id: self._ready[client_id] for client_id in list(self._ready)[:SESSIONS_PER_FLUSH]}
+            for client_id in taken:
+                del self._ready[client_id]
+        batches: list[_Batch] = []
+        for client_id, messages in taken.items():
+            # Calls that were cancelled have taken their messages back.
+            wanted = [waiting for waiting in messages if not waiting[1].done()]
+            if not wanted:
+                continue
+            if len(wanted) > MESSAGES_PER_SAVE:
+                self._held[client_id] = wanted[MESSAGES_PER_SAVE:]
+                del wanted[MESSAGES_PER_SAVE:]
+            offset = None
+            if self._source is not None:
+                offset = self._offset
+                self._offset += 1
+            save = SessionSave(
+                client_id=client_id,
+                messages=tuple([message for message, _ in wanted]),
+                source=self._source,
+                offset=offset,
+            )
+            batch = self._under_way[client_id] = _Batch(save, [future for _, future in wanted])
+            batches.append(batch)
+        return batches
+
+    def _run(self, batches: list[_Batch], *, attempt: int) -> None:
+        task = asyncio.get_running_loop().create_task(self._send(batches, attempt))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _send(self, batches: list[_Batch], attempt: int) -> None:
+        """Send batches once; those whose fate is not known are sent again by another task."""
+        lost: list[_Batch] = []
+        try:
+            if attempt > 1:
+                await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 2))
+            reports = await self._store.save_messages([batch.save for batch in batches])
+            for batch, report in zip(batches, reports, strict=True):
+                again = isinstance(report.error, ServerUnavailable) and self._source is not None
+                if again and attempt < ATTEMPTS:
+                    lost.append(batch)
+                else:
+                    self._settle(batch, report, repeated=attempt > 1)
+        except BaseException as error:
+            lost.clear()
+            for batch in batches:
+                self._fail(batch, error)
+            if not isinstance(error, Exception):
+                raise
+        finally:
+            # What is tried again does not hold up the rest.
+            if attempt == 1:
+                self._flushes -= 1
+            if lost:
+                self._run(lost, attempt=attempt + 1)
+            if not self._starts_soon:
+                self._start_soon()
+
+    def _settle(self, batch: _Batch, report: SaveReport, *, repeated: bool) -> None:
+        """Give every call of a batch its result."""
+        error: QueuekeeperError | None = report.error
+        if error is None and (report.forgotten or (report.replayed and not repeated)):
+            error = RefusedError(
+                f"source {self._source!r} had a batch for {report.client_id!r} with number {batch.save.offset} or more"
+                " before: nothing was stored. Let one writer at a time use the name, with a greater first_offset"
+            )
+        if error is not None:
+            self._fail(batch, error)
+            return
+        for position, future in enumerate(batch.futures):
+            if future.done():
+                continue
+            serial, packet_id = report.serials[position], report.packet_ids[position]
+            if serial is None or packet_id is None:
+                future.set_exception(MessageRefused(report.client_id, report.refused[position]))
+            else:
+                future.set_result(Stored(serial, packet_id))
+        self._finish(batch)
+
+    def _fail(self, batch: _Batch, error: BaseException) -> None:
+        for future in batch.futures:
+            if not future.done():
+                if isinstance(error, asyncio.CancelledError):
+                    future.cancel()
+                else:
+                    # Each call raises its own, with its own traceback.
+                    future.set_exception(copy(error))
+        self._finish(batch)
+
+    def _finish(self, batch: _Batch) -> None:
+        client_id = batch.save.client_id
+        if self._under_way.get(client_id) is batch:
+            del self._under_way[client_id]
+            held = self._held.pop(client_id, None)
+            if held is not None:
+                self._ready[client_id] = held
