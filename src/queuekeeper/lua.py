@@ -310,18 +310,28 @@ class Call(NamedTuple):
     @property
     def command(self) -> tuple[Value, ...]:
         """Command that runs the script."""
-        return ("EVALSHA", self.script.sha1, len(self.keys), *self.keys, *self.args)
+        return command(self.script, self.keys, self.args)
 
     @property
     def client_id(self) -> bytes:
-        """The first key up to its closing brace: calls with the same are kept in order."""
-        if not self.keys:
-            return b""
-        key = self.keys[0]
-        raw = key if isinstance(key, bytes) else str(key).encode()
-        start = raw.find(b"{")
-        end = raw.find(b"}", start + 1)
-        return raw[: end + 1] if 0 <= start < end else raw
+        """What :func:`client_id` says of its keys."""
+        return client_id(self.keys)
+
+
+def command(script: Script, keys: Sequence[Value], args: Sequence[Value]) -> tuple[Value, ...]:
+    """Return the command that runs a script."""
+    return ("EVALSHA", script.sha1, len(keys), *keys, *args)
+
+
+def client_id(keys: Sequence[Value]) -> bytes:
+    """Return the first key up to its closing brace, which decides the slot: calls with the same are kept in order."""
+    if not keys:
+        return b""
+    key = keys[0]
+    raw = key if isinstance(key, bytes) else str(key).encode()
+    start = raw.find(b"{")
+    end = raw.find(b"}", start + 1)
+    return raw[: end + 1] if 0 <= start < end - 1 else raw
 
 
 class Replies(list[Reply]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any, Self
 
 from redis.exceptions import ClusterDownError, MovedError, NoScriptError, ReadOnlyError, ResponseError
@@ -21,6 +21,8 @@ from queuekeeper.lua import (
     Value,
     as_ours,
     check_replicas,
+    client_id,
+    command,
     has_not_run,
     pause_s,
     target_of,
@@ -103,12 +105,19 @@ class _Request:
     give_up_at: float
 
     def __init__(
-        self, caller: AsyncScriptCaller, call: Call, future: asyncio.Future[Any], batch: _Batch | None, index: int
+        self,
+        caller: AsyncScriptCaller,
+        script: Script,
+        words: tuple[Value, ...],
+        id_of_client: bytes,
+        future: asyncio.Future[Any],
+        batch: _Batch | None = None,
+        index: int = 0,
     ) -> None:
         self.caller = caller
-        self.script = call.script
-        self.client_id = call.client_id
-        self.words = call.command
+        self.script = script
+        self.words = words
+        self.client_id = id_of_client
         self.future = future
         self.batch = batch
         self.index = index
@@ -142,7 +151,7 @@ class _Request:
         busy = self.caller.busy
         waiting = busy.pop(self.client_id)
         if waiting:
-            self.caller.send_next(self.client_id, waiting)
+            self.caller.send_next(waiting)
 
     def answered(self, reply: Any) -> None:
         """Take the reply or see what has to be done about an error."""
@@ -157,7 +166,7 @@ class _Request:
             self.settle(reply)
         waiting = self.caller.busy.pop(self.client_id)
         if waiting:
-            self.caller.send_next(self.client_id, waiting)
+            self.caller.send_next(waiting)
 
     def lost(self, cause: BaseException) -> None:
         """Fail: it may have run."""
@@ -255,18 +264,17 @@ class AsyncScriptCaller:
         :raises QueuekeeperError: when awaited, as :meth:`lua.ScriptCaller.call` does.
         """
         future: asyncio.Future[Reply] = self._loop.create_future()
-        self._submit(_Request(self, Call(script, keys, args), future, None, 0))
+        self._submit(_Request(self, script, command(script, keys, args), client_id(keys), future))
         return future
 
-    def execute(self, calls: Iterable[Call]) -> asyncio.Future[Replies]:
+    def execute(self, calls: Sequence[Call]) -> asyncio.Future[Replies]:
         """Run many calls; await their replies, in order, as :meth:`lua.ScriptCaller.execute` returns them."""
         future: asyncio.Future[Replies] = self._loop.create_future()
-        calls = list(calls)
         batch = _Batch(len(calls), future)
         if not calls:
             future.set_result(batch.replies)
         for index, call in enumerate(calls):
-            self._submit(_Request(self, call, future, batch, index))
+            self._submit(_Request(self, call.script, call.command, call.client_id, future, batch, index))
         return future
 
     def _submit(self, request: _Request) -> None:
@@ -274,21 +282,21 @@ class AsyncScriptCaller:
             request.settle(self._closing_error)
             return
         busy = self.busy
-        client_id = request.client_id
-        if client_id not in busy:
-            busy[client_id] = None
+        name = request.client_id
+        if name not in busy:
+            busy[name] = None
             self._dispatch(request)
             return
-        waiting = busy[client_id]
+        waiting = busy[name]
         if waiting is None:
-            busy[client_id] = deque((request,))
+            busy[name] = deque((request,))
         else:
             waiting.append(request)
 
     def _dispatch(self, request: _Request) -> None:
+        connection: Connection | None
         if request.target is not None:
-            connection: Connection | None = self._at(request.target, request.address)
-            assert connection is not None
+            connection = self._at(request.target, request.address)
             connection.send(Question(("ASKING",)))
         elif self._slots is None or not request.client_id:
             connection = self._first
@@ -301,15 +309,15 @@ class AsyncScriptCaller:
         else:
             connection.send(request)
 
-    def send_next(self, client_id: bytes, waiting: deque[_Request]) -> None:
+    def send_next(self, waiting: deque[_Request]) -> None:
         """Send the next call of a client id; those are passed over that nobody waits for or that may not be sent."""
         while waiting:
             request = waiting.popleft()
             error: QueuekeeperError | None = self._closing_error if self._closed else None
             if error is None and request.batch is not None:
-                error = request.batch.failed.get(client_id)
+                error = request.batch.failed.get(request.client_id)
             if error is None and not request.future.done():
-                self.busy[client_id] = waiting
+                self.busy[request.client_id] = waiting
                 self._dispatch(request)
                 return
             request.settle(error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -193,7 +194,7 @@ def from_redis(error: BaseException, address: str, *, secret: str = "") -> Queue
                 f"{server}: TLS failed: {text}. Use rediss:// only with a TLS port, and name the authority's "
                 "certificate with ?ssl_ca_certs=FILE"
             )
-        if "refused" in low:
+        if "refused" in low or f"[errno {errno.ECONNREFUSED}]" in low:
             return ServerUnavailable(
                 f"{server} refuses the connection: nothing listens there. Start it or correct the URL"
             )

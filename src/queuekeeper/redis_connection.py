@@ -405,12 +405,16 @@ class Connection:
     def _take(self, wire: _Wire, limits: Limits) -> list[bytes]:
         """Move commands from the queue in flight and return them as they are written."""
         queue = self._queue
-        in_flight = wire.in_flight
+        next_command = queue.popleft
+        sent = wire.in_flight.append
+        replicas = self._replicas
+        most = limits.flush_commands
+        most_bytes = limits.flush_bytes
         packed: list[bytes] = []
         size_bytes = 0
         confirmation: _Confirmation | None = None
-        while queue and len(packed) < limits.flush_commands and size_bytes < limits.flush_bytes:
-            command = queue.popleft()
+        while queue and len(packed) < most and size_bytes < most_bytes:
+            command = next_command()
             if command.future.done():
                 command.dropped()
                 continue
@@ -421,14 +425,14 @@ class Connection:
                 continue
             packed.append(text)
             size_bytes += len(text)
-            if self._replicas and command.writes:
-                confirmation = confirmation or _Confirmation(self._replicas)
-                in_flight.append(_Held(command, confirmation))
+            if replicas and command.writes:
+                confirmation = confirmation or _Confirmation(replicas)
+                sent(_Held(command, confirmation))
             else:
-                in_flight.append(command)
+                sent(command)
         if confirmation is not None:
             packed.append(_pack(self._wait))
-            in_flight.append(confirmation)
+            sent(confirmation)
         return packed
 
     def _look(self) -> None:
