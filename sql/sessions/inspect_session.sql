@@ -9,7 +9,7 @@ SELECT
         FROM device_publish_msg AS msg
         WHERE msg.client_id = wanted.client_id
     ) AS messages,
-    ctx.last_packet_id,
-    ctx.last_serial_number
+    nullif(ctx.last_packet_id, 0) AS last_packet_id,
+    nullif(ctx.last_serial_number, -1) AS last_serial
 FROM (SELECT %(client_id)s::varchar AS client_id) AS wanted
 LEFT JOIN device_session_ctx AS ctx ON wanted.client_id = ctx.client_id

@@ -139,7 +139,7 @@ def connect(url: str, *, autocommit: bool = False) -> Connection:
     return connection
 
 
-def address(connection: Connection) -> str:
+def address(connection: psycopg.BaseConnection[Any]) -> str:
     """Return ``host:port/database`` of a connection, also of a broken one."""
     try:
         info = connection.info
@@ -150,7 +150,7 @@ def address(connection: Connection) -> str:
 
 @contextmanager
 def translated_errors(
-    connection: Connection, *, missing: str = "make a plan first, with this release of Queuekeeper"
+    connection: psycopg.BaseConnection[Any], *, missing: str = "make a plan first, with this release of Queuekeeper"
 ) -> Iterator[None]:
     """Turn what the server answers into words that say what to do; other errors pass.
 

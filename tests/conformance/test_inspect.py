@@ -296,5 +296,5 @@ def test_database_without_the_tables_is_refused(postgres_url: str) -> None:
 
 
 def test_id_that_postgres_cannot_hold_is_refused(database: postgres.Connection) -> None:
-    with pytest.raises(UsageError, match=r"^client id holds a zero byte, which PostgreSQL cannot store$"):
+    with pytest.raises(UsageError, match=r"^client id holds a zero character, which MQTT forbids"):
         PostgresSessionStore(database).inspect("a\0b")

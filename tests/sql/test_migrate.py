@@ -52,6 +52,8 @@ def create_readable_state(connection: Connection) -> None:
     """Apply ``sql/queuekeeper``, each table after those that it says it needs."""
     directory = assets.directory("sql") / "queuekeeper"
     connection.execute((directory / "schema.sql").read_text("utf-8"))
+    for path in sorted((directory / "functions").glob("*.sql")):
+        connection.execute(path.read_text("utf-8"))
     waiting = {path.stem: path.read_text("utf-8") for path in sorted((directory / "tables").glob("*.sql"))}
     done: set[str] = set()
     while waiting:

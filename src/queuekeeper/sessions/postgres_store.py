@@ -1,70 +1,229 @@
-"""DEVICE sessions in the tables of TBMQ 1.x, which are read as they are and never altered."""
+"""DEVICE sessions in the tables of TBMQ 1.x: connections, transactions and errors; what is asked is ``operations``."""
 
 from __future__ import annotations
 
-from typing import Any
+import asyncio
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from typing import Any, TypeAlias
 
+import psycopg
 from psycopg import errors as postgres_errors
+from psycopg.pq import TransactionStatus
 
-from queuekeeper.errors import SchemaMismatch, UsageError
+from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.postgres import Connection, address, statement, translated_errors
-from queuekeeper.sessions.model import DEFAULT_PAGE, MessageView, SessionView, check_page
+from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.operation import awaited, blocking
+from queuekeeper.sessions.postgres_operations import PostgresSessionOperations, Query, Step
+
+AsyncConnection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
+"""An asyncio connection whose rows are plain tuples."""
+
+Rows: TypeAlias = list[tuple[Any, ...]]
 
 
 class PostgresSessionStore:
-    """Sessions in ``device_session_ctx`` and ``device_publish_msg``.
+    """Sessions in ``device_session_ctx`` and ``device_publish_msg``, for blocking callers; threads may share it.
 
-    :param connection: of the database that TBMQ 1.x used.
+    Where the connection is in a transaction already, the work is part of that one.
+
+    :param connection: of the database that TBMQ 1.x used; all but ``inspect`` needs schema ``queuekeeper`` in it.
+    :param rules: bounds that the store keeps.
     """
 
-    def __init__(self, connection: Connection) -> None:
+    def __init__(self, connection: Connection, *, rules: StoreRules | None = None) -> None:
+        self.operations = PostgresSessionOperations(rules or StoreRules())
         self._connection = connection
+        self._open: tuple[object, AbstractContextManager[psycopg.Transaction]] | None = None
+        # A transaction takes several steps, and must not take in those of another thread.
+        self._busy = threading.Lock()
 
-    def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> SessionView:
-        """Describe a session and one page of its messages.
+    def answer(self, step: Step) -> list[Rows]:
+        """Carry out a step.
 
-        :param offset: messages to pass over, counted in the order of delivery.
-        :raises UsageError: when the client id is empty or the page out of range.
+        :returns: rows of each statement.
         :raises SchemaMismatch: when the tables are not TBMQ's.
+        :raises RefusedError: when the server refuses a statement; the transaction is undone then.
         """
-        check_page(offset=offset, limit=limit)
-        if not client_id:
-            raise UsageError("client id is empty: a session without an id cannot be stored")
-        if "\0" in client_id:
-            raise UsageError("client id holds a zero byte, which PostgreSQL cannot store")
-        session = self._rows("sessions/inspect_session", client_id=client_id)
-        exists, messages, last_packet_id, last_serial = session[0]
-        rows = self._rows("sessions/inspect_messages", client_id=client_id, offset=offset, limit=limit)
-        return SessionView(
-            client_id=client_id,
-            store="postgres",
-            exists=exists or messages > 0,
-            messages=messages,
-            offset=offset,
-            page=tuple(
-                MessageView(
-                    serial=serial,
-                    packet_id=packet_id,
-                    packet_type=packet_type,
-                    qos=qos,
-                    topic=topic,
-                    payload_bytes=payload_bytes,
-                    time_ms=time_ms,
-                    expires_at_ms=None if expires_at_ms is None else int(expires_at_ms),
-                )
-                for serial, packet_id, packet_type, qos, topic, payload_bytes, time_ms, expires_at_ms in rows
-            ),
-            last_packet_id=last_packet_id,
-            last_serial=last_serial,
-        )
-
-    def _rows(self, name: str, **parameters: Any) -> list[tuple[Any, ...]]:
-        with translated_errors(self._connection):
+        with _session_errors(self._connection):
+            if _stands_alone(step, self._connection):
+                with self._busy:
+                    return self._execute(step.queries)
+            if step.begin:
+                self._begin(step.transaction)
+            elif step.undo:
+                self._finish(step.transaction, _Undone())
+                return []
             try:
-                return self._connection.execute(statement(name), parameters).fetchall()
+                rows = self._execute(step.queries)
+            except BaseException as error:
+                self._finish(step.transaction, error)
+                raise
+            if step.end:
+                self._finish(step.transaction, None)
+            return rows
+
+    def _begin(self, transaction: object) -> None:
+        self._busy.acquire()
+        try:
+            opened = self._connection.transaction()
+            opened.__enter__()
+        except BaseException:
+            self._busy.release()
+            raise
+        self._open = (transaction, opened)
+
+    def _finish(self, transaction: object, error: BaseException | None) -> None:
+        """End a transaction, unless that has been done: an error may be told twice."""
+        if self._open is None or self._open[0] is not transaction:
+            return
+        opened, self._open = self._open[1], None
+        try:
+            opened.__exit__(type(error) if error else None, error, None)
+        finally:
+            self._busy.release()
+
+    def _execute(self, queries: Sequence[Query]) -> list[Rows]:
+        cursors = [self._connection.cursor(binary=True) for _ in queries]
+        if len(queries) == 1:
+            cursors[0].execute(statement(f"sessions/{queries[0].name}"), queries[0].parameters)
+        elif queries:
+            with self._connection.pipeline():
+                for cursor, query in zip(cursors, queries, strict=True):
+                    cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
+        return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+    save_messages = blocking(PostgresSessionOperations.save_messages)
+    fetch_pending = blocking(PostgresSessionOperations.fetch_pending)
+    mark_delivered = blocking(PostgresSessionOperations.mark_delivered)
+    ack = blocking(PostgresSessionOperations.ack)
+    mark_released = blocking(PostgresSessionOperations.mark_released)
+    purge_session = blocking(PostgresSessionOperations.purge_session)
+    get_last_packet_id = blocking(PostgresSessionOperations.get_last_packet_id)
+    set_last_packet_id = blocking(PostgresSessionOperations.set_last_packet_id)
+    reserve_packet_ids = blocking(PostgresSessionOperations.reserve_packet_ids)
+    inspect = blocking(PostgresSessionOperations.inspect)
+    peek = blocking(PostgresSessionOperations.peek)
+    export_session = blocking(PostgresSessionOperations.export_session)
+    import_session = blocking(PostgresSessionOperations.import_session)
+    remove_expired = blocking(PostgresSessionOperations.remove_expired)
+    trim_sessions = blocking(PostgresSessionOperations.trim_sessions)
+
+
+class AsyncPostgresSessionStore:
+    """The same for asyncio; tasks may share it, and a task that is cancelled leaves no transaction open.
+
+    :param connection: see :class:`PostgresSessionStore`.
+    :param rules: bounds that the store keeps.
+    """
+
+    def __init__(self, connection: AsyncConnection, *, rules: StoreRules | None = None) -> None:
+        self.operations = PostgresSessionOperations(rules or StoreRules())
+        self._connection = connection
+        self._open: tuple[object, AbstractAsyncContextManager[psycopg.AsyncTransaction]] | None = None
+        self._busy = asyncio.Lock()
+
+    async def answer(self, step: Step) -> list[Rows]:
+        """Carry out a step, as :meth:`PostgresSessionStore.answer` does."""
+        with _session_errors(self._connection):
+            if _stands_alone(step, self._connection):
+                async with self._busy:
+                    return await self._execute(step.queries)
+            if step.begin:
+                await self._begin(step.transaction)
+            elif step.undo:
+                await self._finish(step.transaction, _Undone())
+                return []
+            try:
+                rows = await self._execute(step.queries)
+            except BaseException as error:
+                await self._finish(step.transaction, error)
+                raise
+            if step.end:
+                await self._finish(step.transaction, None)
+            return rows
+
+    async def _begin(self, transaction: object) -> None:
+        await self._busy.acquire()
+        try:
+            opened = self._connection.transaction()
+            await opened.__aenter__()
+        except BaseException:
+            self._busy.release()
+            raise
+        self._open = (transaction, opened)
+
+    async def _finish(self, transaction: object, error: BaseException | None) -> None:
+        """End a transaction, unless that has been done: an error may be told twice."""
+        if self._open is None or self._open[0] is not transaction:
+            return
+        opened, self._open = self._open[1], None
+        try:
+            await opened.__aexit__(type(error) if error else None, error, None)
+        finally:
+            self._busy.release()
+
+    async def _execute(self, queries: Sequence[Query]) -> list[Rows]:
+        cursors = [self._connection.cursor(binary=True) for _ in queries]
+        if len(queries) == 1:
+            await cursors[0].execute(statement(f"sessions/{queries[0].name}"), queries[0].parameters)
+        elif queries:
+            async with self._connection.pipeline():
+                for cursor, query in zip(cursors, queries, strict=True):
+                    await cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
+        return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
+
+    save_messages = awaited(PostgresSessionOperations.save_messages)
+    fetch_pending = awaited(PostgresSessionOperations.fetch_pending)
+    mark_delivered = awaited(PostgresSessionOperations.mark_delivered)
+    ack = awaited(PostgresSessionOperations.ack)
+    mark_released = awaited(PostgresSessionOperations.mark_released)
+    purge_session = awaited(PostgresSessionOperations.purge_session)
+    get_last_packet_id = awaited(PostgresSessionOperations.get_last_packet_id)
+    set_last_packet_id = awaited(PostgresSessionOperations.set_last_packet_id)
+    reserve_packet_ids = awaited(PostgresSessionOperations.reserve_packet_ids)
+    inspect = awaited(PostgresSessionOperations.inspect)
+    peek = awaited(PostgresSessionOperations.peek)
+    export_session = awaited(PostgresSessionOperations.export_session)
+    import_session = awaited(PostgresSessionOperations.import_session)
+    remove_expired = awaited(PostgresSessionOperations.remove_expired)
+    trim_sessions = awaited(PostgresSessionOperations.trim_sessions)
+
+
+class _Undone(Exception):
+    """Tells psycopg to undo."""
+
+
+def _stands_alone(step: Step, connection: psycopg.BaseConnection[Any]) -> bool:
+    """Return whether a step is a single statement that needs no transaction around it."""
+    return (
+        step.begin
+        and step.end
+        and len(step.queries) == 1
+        and connection.autocommit
+        and connection.info.transaction_status == TransactionStatus.IDLE
+    )
+
+
+@contextmanager
+def _session_errors(connection: psycopg.BaseConnection[Any]) -> Iterator[None]:
+    """Turn everything that the server refuses into words."""
+    try:
+        with translated_errors(connection):
+            try:
+                yield
             except (postgres_errors.UndefinedTable, postgres_errors.UndefinedColumn) as error:
-                self._connection.rollback()
+                if "queuekeeper." in (error.diag.message_primary or ""):
+                    raise RefusedError(
+                        f"PostgreSQL at {address(connection)} lacks a part of schema queuekeeper: "
+                        f"{error.diag.message_primary}; apply the migrations (queuekeeper database migrate)"
+                    ) from error
                 raise SchemaMismatch(
-                    f"{address(self._connection)} does not hold TBMQ 1.4's tables: {error.diag.message_primary}. "
+                    f"{address(connection)} does not hold TBMQ 1.4's tables: {error.diag.message_primary}. "
                     "Name the database of TBMQ 1.x"
                 ) from error
+    except psycopg.Error as error:
+        what = error.diag.message_primary or " ".join(str(error).split())
+        raise RefusedError(f"PostgreSQL at {address(connection)} refuses: {what}") from error

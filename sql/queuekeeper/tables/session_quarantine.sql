@@ -1,0 +1,25 @@
+-- Rows of device_publish_msg that nobody could deliver, whole, with the reason.
+CREATE TABLE queuekeeper.session_quarantine (
+    quarantine_id bigint NOT NULL GENERATED ALWAYS AS IDENTITY,
+    reason text NOT NULL,
+    client_id text NOT NULL,
+    serial_number bigint NOT NULL,
+    topic text NOT NULL,
+    time bigint NOT NULL,
+    packet_id int,
+    packet_type text,
+    qos int NOT NULL,
+    payload bytea NOT NULL,
+    user_properties text,
+    retain boolean,
+    msg_expiry_interval int,
+    payload_format_indicator int,
+    content_type text,
+    response_topic text,
+    correlation_data bytea,
+    quarantined_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    CONSTRAINT session_quarantine_pkey PRIMARY KEY (quarantine_id)
+);
+
+-- Serves whoever looks for a session's rows.
+CREATE INDEX session_quarantine_client_id_idx ON queuekeeper.session_quarantine (client_id, serial_number);

@@ -1,0 +1,90 @@
+-- Read a page of a session's messages in the order of delivery, bounded in rows and in bytes.
+-- params: client_id, after_serial, backlog_serial, limit, max_bytes; backlog_serial: null for the newest message's
+-- rows: one at least: (backlog_serial, delivered_serial, now_ms, messages available, columns of a message); the last
+-- are null when there is no message; more are available than rows where the page does not hold them
+-- index: device_publish_msg_pkey, session_states_pkey, device_session_ctx_pkey
+WITH session AS (
+    SELECT
+        coalesce(
+            %(backlog_serial)s::bigint,
+            (
+                SELECT max(newest.serial_number)
+                FROM device_publish_msg AS newest
+                WHERE newest.client_id = %(client_id)s
+            ),
+            -1
+        ) AS backlog_serial,
+        coalesce(
+            (
+                SELECT state.delivered_serial
+                FROM queuekeeper.session_states AS state
+                INNER JOIN device_session_ctx AS ctx ON state.client_id = ctx.client_id
+                WHERE
+                    state.client_id = %(client_id)s
+                    -- Otherwise somebody else has cleared the session since.
+                    AND ctx.last_serial_number >= state.known_serial
+            ),
+            -1
+        ) AS delivered_serial,
+        floor(extract(EPOCH FROM clock_timestamp()) * 1000)::bigint AS now_ms
+),
+
+page AS (
+    SELECT
+        msg.*,
+        row_number() OVER (ORDER BY msg.serial_number) AS place,
+        count(*) OVER () AS available,
+        sum(
+            octet_length(msg.payload)
+            + coalesce(octet_length(msg.user_properties), 0)
+            + coalesce(octet_length(msg.correlation_data), 0)
+        ) OVER (ORDER BY msg.serial_number) AS bytes
+    FROM (
+        SELECT
+            serial_number,
+            packet_id,
+            packet_type,
+            topic,
+            payload,
+            qos,
+            time,
+            retain,
+            msg_expiry_interval,
+            payload_format_indicator,
+            content_type,
+            response_topic,
+            correlation_data,
+            user_properties
+        FROM device_publish_msg
+        WHERE
+            client_id = %(client_id)s
+            AND serial_number > %(after_serial)s
+            AND serial_number <= (SELECT session.backlog_serial FROM session)
+        ORDER BY serial_number
+        -- One more than asked for tells whether there are more.
+        LIMIT %(limit)s + 1
+    ) AS msg
+)
+
+SELECT
+    session.backlog_serial,
+    session.delivered_serial,
+    session.now_ms,
+    page.available,
+    page.serial_number,
+    page.packet_id,
+    page.packet_type,
+    page.topic,
+    page.payload,
+    page.qos,
+    page.time,
+    page.retain,
+    page.msg_expiry_interval,
+    page.payload_format_indicator,
+    page.content_type,
+    page.response_topic,
+    page.correlation_data,
+    page.user_properties
+FROM session
+LEFT JOIN page ON page.place <= %(limit)s AND (page.place = 1 OR page.bytes <= %(max_bytes)s)
+ORDER BY page.serial_number

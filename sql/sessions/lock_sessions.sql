@@ -1,0 +1,25 @@
+-- Lock sessions until the transaction ends, and make those that are missing; in one order, so that writers queue up
+-- and never wait for each other in a circle.
+-- params: client_ids
+-- rows: none
+-- index: device_session_ctx_pkey, device_publish_msg_pkey
+INSERT INTO device_session_ctx AS ctx (client_id, last_updated_time, last_serial_number, last_packet_id)
+SELECT
+    wanted.client_id,
+    floor(extract(EPOCH FROM clock_timestamp()) * 1000)::bigint AS now_ms,
+    -- The vendor's broker may have left messages without a session.
+    coalesce(newest.serial_number, -1) AS last_serial_number,
+    coalesce(newest.packet_id, 0) AS last_packet_id
+FROM unnest(%(client_ids)s::varchar[]) AS wanted (client_id)
+LEFT JOIN LATERAL (
+    SELECT
+        msg.serial_number,
+        msg.packet_id
+    FROM device_publish_msg AS msg
+    WHERE msg.client_id = wanted.client_id
+    ORDER BY msg.serial_number DESC
+    LIMIT 1
+) AS newest ON TRUE
+ORDER BY wanted.client_id
+ON CONFLICT (client_id) DO UPDATE SET
+    last_updated_time = excluded.last_updated_time

@@ -1,0 +1,27 @@
+-- Remove messages of a session by their serials.
+-- params: client_id, serials
+-- rows: one: (messages removed)
+-- index: device_publish_msg_pkey
+WITH doomed AS (
+    SELECT
+        client_id,
+        serial_number
+    FROM device_publish_msg
+    WHERE
+        client_id = %(client_id)s
+        AND serial_number = any(%(serials)s::bigint[])
+    ORDER BY serial_number
+    FOR UPDATE
+),
+
+removed AS (
+    DELETE FROM device_publish_msg AS msg
+    USING doomed
+    WHERE
+        msg.client_id = doomed.client_id
+        AND msg.serial_number = doomed.serial_number
+    RETURNING msg.serial_number
+)
+
+SELECT count(*) AS messages
+FROM removed

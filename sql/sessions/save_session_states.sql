@@ -1,0 +1,32 @@
+-- Note what we keep of locked sessions, and add to their counters.
+-- params: client_ids, last_serials, message_bounds, delivered_serials, until_ms, trimmed, expired, refused; until_ms:
+-- never brought forward; null to leave it
+-- rows: none
+-- index: session_states_pkey
+INSERT INTO queuekeeper.session_states AS state (
+    client_id, known_serial, message_bound, delivered_serial, until_ms, trimmed, expired, refused
+)
+SELECT
+    saved.client_id,
+    saved.known_serial,
+    saved.message_bound,
+    saved.delivered_serial,
+    saved.until_ms,
+    saved.trimmed,
+    saved.expired,
+    saved.refused
+FROM
+    unnest(
+        %(client_ids)s::text[], %(last_serials)s::bigint[], %(message_bounds)s::int[], %(delivered_serials)s::bigint[],
+        %(until_ms)s::bigint[], %(trimmed)s::bigint[], %(expired)s::bigint[], %(refused)s::bigint[]
+    ) AS saved (client_id, known_serial, message_bound, delivered_serial, until_ms, trimmed, expired, refused)
+ORDER BY saved.client_id
+ON CONFLICT (client_id) DO UPDATE SET
+    known_serial = excluded.known_serial,
+    message_bound = excluded.message_bound,
+    delivered_serial = greatest(state.delivered_serial, excluded.delivered_serial),
+    -- Null, which says nothing, is passed over.
+    until_ms = greatest(state.until_ms, excluded.until_ms),
+    trimmed = state.trimmed + excluded.trimmed,
+    expired = state.expired + excluded.expired,
+    refused = state.refused + excluded.refused

@@ -1,0 +1,12 @@
+-- Note what was given out last in locked sessions.
+-- params: client_ids, last_serials, last_packet_ids
+-- rows: none
+-- index: device_session_ctx_pkey
+UPDATE device_session_ctx AS ctx
+SET
+    last_serial_number = given.last_serial,
+    last_packet_id = given.last_packet_id
+FROM
+    unnest(%(client_ids)s::varchar[], %(last_serials)s::bigint[], %(last_packet_ids)s::int[])
+        AS given (client_id, last_serial, last_packet_id)
+WHERE ctx.client_id = given.client_id

@@ -1,0 +1,1177 @@
+"""What a store of sessions does in the tables of TBMQ 1.x, as operations; connections and transactions are the stores'.
+
+The vendor's tables stay as they are. What they have no column for is kept in schema ``queuekeeper``. Locks are taken
+in one order, so that our own writers never wait for each other in a circle: sessions by client id, then messages by
+serial, then our own rows. Whatever has no need to wait passes over what others hold.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias, TypeVar
+
+import orjson
+from psycopg import errors as postgres_errors
+
+from queuekeeper.errors import MovedOn, PacketIdInUse, QueuekeeperError, RefusedError, ServerUnavailable, UsageError
+from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.sessions import jsonl, wire
+from queuekeeper.sessions.model import (
+    DEFAULT_PAGE,
+    MAX_EXPIRY_INTERVAL_S,
+    Ack,
+    AckReport,
+    ExportPage,
+    ImportReport,
+    MessageView,
+    NewMessage,
+    PendingMessage,
+    PendingPage,
+    PurgeReport,
+    Refusal,
+    Release,
+    SaveReport,
+    SessionSave,
+    SessionView,
+    StoreRules,
+    check_client_id,
+    check_integer,
+    check_packet_id,
+    check_page,
+)
+from queuekeeper.sessions.operation import Operation
+from queuekeeper.sessions.store import PAGE_BYTES
+
+T = TypeVar("T")
+Row: TypeAlias = tuple[Any, ...]
+
+SESSIONS_PER_TRANSACTION = 500
+MESSAGES_PER_TRANSACTION = 5_000
+BYTES_PER_TRANSACTION = 16_000_000
+"""Saves share a transaction within these bounds; one save is never divided."""
+
+BYTES_PER_STATEMENT = 16_000_000
+ROWS_PER_STEP = 1_000
+"""Messages that one step of a purge, or of acknowledgements, removes."""
+
+TRIMMED_PER_TRANSACTION = 10_000
+"""Most messages of a session that one transaction trims; what a vendor's broker left beyond goes with the next ones."""
+
+BLOCKS_PER_STEP = 1_000
+"""Part of the vendor's table that one step of the clean-up reads: 8 MB."""
+
+SESSIONS_PER_STEP = 500
+MAX_VENDOR_TEXT = 255
+"""Characters in the vendor's columns for client id, content type and response topic."""
+
+FIRST_SERIAL = -1
+"""After which all messages come; the vendor's broker begins here too."""
+
+FOR_EVER_MS = 2**63 - 1
+MAX_RESERVED_PACKET_IDS = 1_000
+TRIES = 5
+_LOWEST_SERIAL, _HIGHEST_SERIAL = -(2**63), 2**63 - 1
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """One statement of ``sql/sessions`` with its parameters."""
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Step:
+    """Statements that a store sends at once; the answer is a list with the rows of each.
+
+    :param begin: they begin a transaction; it is undone when a statement fails.
+    :param end: they end it, and it holds.
+    :param undo: the transaction is undone, if it has not ended.
+    :param transaction: tells it from the transactions of others; needed where one step does not both begin and end it.
+    """
+
+    queries: tuple[Query, ...] = ()
+    begin: bool = False
+    end: bool = False
+    undo: bool = False
+    transaction: object = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanupReport:
+    """What a clean-up of the whole store removed.
+
+    :param messages: rows removed; in a dry run, what would be.
+    :param sessions: sessions removed, or in a trim, sessions that were over the limit.
+    :param dry_run: nothing was removed.
+    """
+
+    messages: int
+    sessions: int
+    dry_run: bool
+
+
+@dataclass(slots=True)
+class _Session:
+    """A locked session and what becomes of it in a transaction."""
+
+    client_id: str
+    last_serial: int
+    last_packet_id: int
+    now_ms: int
+    delivered_serial: int
+    message_bound: int | None
+    messages: int | None
+    batch_offset: int | None
+    batch_first_serial: int | None
+    batch_packet_ids: list[int | None] | None
+    used_packet_ids: list[int]
+    # None says nothing.
+    until_ms: int | None = None
+    trimmed: int = 0
+    trimmed_in_flight: int = 0
+    dead: int = 0
+    expired: int = 0
+    refused: int = 0
+
+    def grow(self, count: int) -> None:
+        """Count messages that were added or, below zero, removed."""
+        if self.messages is not None:
+            self.messages += count
+            self.message_bound = self.messages
+        elif self.message_bound is not None:
+            self.message_bound += count
+
+
+class _Undo(Exception):
+    """Ends a transaction that shall leave nothing behind."""
+
+    def __init__(self, result: Any) -> None:
+        super().__init__()
+        self.result = result
+
+
+class PostgresSessionOperations:
+    """The contract of ``store.SessionOperations`` in PostgreSQL, and the clean-ups that this store needs.
+
+    A message without an expiry interval lives as long as the rules say, counted from its own time, since the vendor has
+    no column for the instant.
+
+    :param rules: bounds that the store keeps.
+    """
+
+    def __init__(self, rules: StoreRules) -> None:
+        self._rules = rules
+
+    # --- saving ------------------------------------------------------------------------------------------------
+
+    def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
+        """See ``store.SessionOperations.save_messages``; a broken connection ends the call, and it can be repeated.
+
+        :raises UsageError: also when a text is longer than the vendor's column, or subscription ids are given.
+        """
+        for save in saves:
+            self._check(save)
+        reports: list[SaveReport] = []
+        for batch in _batches(saves):
+            reports += yield from self._save_apart(batch)
+        return reports
+
+    def _check(self, save: SessionSave) -> None:
+        _check_client_id(save.client_id)
+        if save.source is not None:
+            _check_length("source", save.source)
+        for message in save.messages:
+            if len(message.payload) > self._rules.max_payload_bytes:
+                raise UsageError(
+                    f"payload has {len(message.payload)} bytes: this store takes at most "
+                    f"{self._rules.max_payload_bytes} (max_payload_bytes)"
+                )
+            _check_columns(message)
+
+    def _save_apart(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
+        """Save a batch; when it fails, its halves apart, until only the session that is to blame has not been saved."""
+        try:
+            return (yield from _retried(lambda: self._transaction(self._save(saves))))
+        except ServerUnavailable:
+            raise
+        except QueuekeeperError as error:
+            if len(saves) == 1 or isinstance(error.__cause__, _NOBODYS_OWN):
+                return [SaveReport(client_id=save.client_id, error=error) for save in saves]
+        middle = len(saves) // 2
+        reports = yield from self._save_apart(saves[:middle])
+        return reports + (yield from self._save_apart(saves[middle:]))
+
+    def _save(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
+        sessions = yield from self._lock(
+            [save.client_id for save in saves],
+            sources=[save.source for save in saves],
+            counts=[len(save.messages) for save in saves],
+        )
+        rows: list[Row] = []
+        changed: list[_Session] = []
+        batches: list[tuple[SessionSave, int, Sequence[int | None]]] = []
+        reports: list[SaveReport] = []
+        for save in saves:
+            session = sessions[save.client_id]
+            report = self._replayed(save, session)
+            if report is None:
+                packet_ids = yield from self._free_packet_ids(session, len(save.messages))
+                first_serial = session.last_serial + 1
+                report = self._placed(save, session, packet_ids, rows)
+                changed.append(session)
+                if save.source is not None:
+                    batches.append((save, first_serial, report.packet_ids))
+            reports.append(report)
+        if changed:
+            queries = [*(_save_messages_query(part) for part in _parts(rows)), _save_sessions_query(changed)]
+            if self._over(changed):
+                yield Step(queries=tuple(queries))
+                yield from self._make_room(changed)
+                queries = []
+            queries.append(_save_states_query(changed))
+            if batches:
+                queries.append(_save_sources_query(batches))
+            yield Step(queries=tuple(queries))
+        return [
+            report
+            if report.replayed
+            else replace(
+                report,
+                trimmed=sessions[report.client_id].trimmed,
+                trimmed_in_flight=sessions[report.client_id].trimmed_in_flight,
+                dead=sessions[report.client_id].dead,
+            )
+            for report in reports
+        ]
+
+    def _lock(
+        self,
+        client_ids: Sequence[str],
+        *,
+        sources: Sequence[str | None] | None = None,
+        counts: Sequence[int] | None = None,
+    ) -> Operation[dict[str, _Session]]:
+        """Lock sessions, make those that are missing, and tell their state."""
+        parameters = {"client_ids": list(client_ids)}
+        answer = yield Step(
+            queries=(
+                Query(name="lock_sessions", parameters=parameters),
+                Query(name="forget_cleared_sessions", parameters=parameters),
+                Query(
+                    name="read_sessions",
+                    parameters=parameters
+                    | {
+                        "sources": list(sources or [None] * len(client_ids)),
+                        "counts": list(counts or [0] * len(client_ids)),
+                        "limit": self._rules.limit,
+                    },
+                ),
+            )
+        )
+        return {row[0]: _Session(*row) for row in answer[-1]}
+
+    @staticmethod
+    def _replayed(save: SessionSave, session: _Session) -> SaveReport | None:
+        """Return the report of a batch that its source has saved before."""
+        if save.offset is None or session.batch_offset is None or save.offset > session.batch_offset:
+            return None
+        nothing: tuple[None, ...] = (None,) * len(save.messages)
+        if save.offset < session.batch_offset:
+            return SaveReport(
+                client_id=save.client_id, packet_ids=nothing, serials=nothing, replayed=True, forgotten=True
+            )
+        packet_ids = session.batch_packet_ids or []
+        if len(packet_ids) != len(save.messages):
+            raise UsageError(
+                f"batch {save.offset} of source {save.source!r} has {len(save.messages)} messages for "
+                f"{save.client_id!r}: it had {len(packet_ids)} when it was stored; a retry repeats the whole batch"
+            )
+        serial = session.batch_first_serial or 0
+        serials: list[int | None] = []
+        refused: dict[int, Refusal] = {}
+        for position, packet_id in enumerate(packet_ids):
+            if packet_id is None:
+                serials.append(None)
+                refused[position] = _out_of_range(save.messages[position]) or Refusal.EXPIRED
+            else:
+                serials.append(serial)
+                serial += 1
+        return SaveReport(
+            client_id=save.client_id,
+            packet_ids=tuple(packet_ids),
+            serials=tuple(serials),
+            refused=refused,
+            replayed=True,
+        )
+
+    def _free_packet_ids(self, session: _Session, count: int) -> Operation[Sequence[int]]:
+        """Return the ids that follow the session's last one and that no message has."""
+        following = [(session.last_packet_id + step) % MAX_PACKET_ID + 1 for step in range(count)]
+        if not session.used_packet_ids:
+            return following
+        ((*rows,),) = yield Step(queries=(Query(name="used_packet_ids", parameters={"client_id": session.client_id}),))
+        used = {packet_id for (packet_id,) in rows}
+        if len(used) + count > MAX_PACKET_ID:
+            raise PacketIdInUse(
+                f"session {session.client_id!r} has {MAX_PACKET_ID - len(used)} free packet ids, and {count} are "
+                "needed: wait until the client has acknowledged messages"
+            )
+        every = ((session.last_packet_id + step) % MAX_PACKET_ID + 1 for step in range(MAX_PACKET_ID))
+        free = (packet_id for packet_id in every if packet_id not in used)
+        return [next(free) for _ in range(count)]
+
+    def _placed(self, save: SessionSave, session: _Session, packet_ids: Sequence[int], rows: list[Row]) -> SaveReport:
+        """Give ids and serials to the messages of a save, and add those that can be stored to the rows."""
+        if session.last_serial + len(save.messages) > jsonl.MAX_SERIAL:
+            raise RefusedError(
+                f"session {save.client_id!r} has serial {session.last_serial}: there is none after "
+                f"{jsonl.MAX_SERIAL}; purge the session"
+            )
+        free = iter(packet_ids)
+        given: list[int | None] = []
+        serials: list[int | None] = []
+        refused: dict[int, Refusal] = {}
+        latest_ms = session.now_ms
+        for position, message in enumerate(save.messages):
+            refusal = _out_of_range(message)
+            interval = None if refusal else _signed(message.expiry_interval_s)
+            expires_at_ms = self._expires_at_ms(message.time_ms, interval)
+            if refusal is None and expires_at_ms <= session.now_ms:
+                refusal = Refusal.EXPIRED
+            if refusal is not None:
+                refused[position] = refusal
+                given.append(None)
+                serials.append(None)
+                continue
+            latest_ms = max(latest_ms, expires_at_ms)
+            session.last_serial += 1
+            session.last_packet_id = next(free)
+            given.append(session.last_packet_id)
+            serials.append(session.last_serial)
+            rows.append(
+                _columns(
+                    message,
+                    client_id=save.client_id,
+                    serial=session.last_serial,
+                    packet_id=session.last_packet_id,
+                    packet_type="PUBLISH",
+                    interval=interval,
+                )
+            )
+        stored = len(given) - len(refused)
+        session.grow(stored)
+        session.expired += sum(refusal is Refusal.EXPIRED for refusal in refused.values())
+        session.refused += sum(refusal is Refusal.EXPIRY_OUT_OF_RANGE for refusal in refused.values())
+        session.until_ms = self._until_ms(latest_ms)
+        return SaveReport(client_id=save.client_id, packet_ids=tuple(given), serials=tuple(serials), refused=refused)
+
+    def _over(self, sessions: Iterable[_Session]) -> list[_Session]:
+        return [session for session in sessions if (session.messages or 0) > self._rules.limit]
+
+    def _make_room(self, sessions: Iterable[_Session]) -> Operation[None]:
+        """Trim what locked sessions have too much: dead messages, then undelivered ones, then those in flight."""
+        over = self._over(sessions)
+        if not over:
+            return
+        parameters: dict[str, Any] = {
+            "client_ids": [session.client_id for session in over],
+            "default_ttl_s": self._rules.default_ttl_s,
+        }
+        (rows,) = yield Step(queries=(Query(name="remove_dead_messages", parameters=parameters),))
+        by_id = {session.client_id: session for session in over}
+        for client_id, dead in rows:
+            session = by_id[client_id]
+            session.dead += dead
+            session.expired += dead
+            session.grow(-dead)
+        over = self._over(over)
+        if not over:
+            return
+        excess = [(session.messages or 0) - self._rules.limit for session in over]
+        parameters = {
+            "client_ids": [session.client_id for session in over],
+            "excess": [min(count, TRIMMED_PER_TRANSACTION) for count in excess],
+            "delivered_serials": [session.delivered_serial for session in over],
+        }
+        (rows,) = yield Step(queries=(Query(name="trim_messages", parameters=parameters),))
+        for client_id, trimmed, in_flight in rows:
+            session = by_id[client_id]
+            session.trimmed += trimmed
+            session.trimmed_in_flight += in_flight
+            session.grow(-trimmed)
+
+    # --- delivering --------------------------------------------------------------------------------------------
+
+    def fetch_pending(
+        self,
+        client_id: str,
+        *,
+        after_serial: int = FIRST_SERIAL,
+        backlog_serial: int | None = None,
+        limit: int = DEFAULT_PAGE,
+        max_bytes: int = PAGE_BYTES,
+        mark_delivered: bool = False,
+    ) -> Operation[PendingPage]:
+        """See ``store.SessionOperations.fetch_pending``."""
+        _check_client_id(client_id)
+        check_page(offset=0, limit=limit)
+        check_integer("max_bytes", max_bytes, 1, 2**53 - 1, "a page holds at least one message")
+        page = yield from self._read_page(
+            client_id, after_serial=after_serial, backlog_serial=backlog_serial, limit=limit, max_bytes=max_bytes
+        )
+        if page.expired or page.unreadable:
+            yield Step(begin=True, end=True, queries=tuple(_put_away(client_id, page)))
+        if mark_delivered and page.messages:
+            yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
+        return PendingPage(
+            client_id=client_id,
+            messages=tuple(page.messages),
+            after_serial=page.after_serial,
+            backlog_serial=page.backlog_serial,
+            more=page.more,
+            expired=len(page.expired),
+            unreadable=len(page.unreadable),
+        )
+
+    def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
+        """See ``store.SessionOperations.mark_delivered``."""
+        _check_client_id(client_id)
+        check_integer("serial", serial, FIRST_SERIAL, jsonl.MAX_SERIAL, "as a fetch has told it")
+        answer = yield Step(
+            begin=True,
+            end=True,
+            queries=(
+                Query(name="forget_cleared_sessions", parameters={"client_ids": [client_id]}),
+                Query(name="mark_delivered", parameters={"client_id": client_id, "serial": serial}),
+            ),
+        )
+        return bool(answer[-1])
+
+    def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
+        """See ``store.SessionOperations.ack``."""
+        _check_client_id(client_id)
+        removed = unknown = 0
+        for begin in range(0, len(acks), ROWS_PER_STEP):
+            part = acks[begin : begin + ROWS_PER_STEP]
+            parameters = {
+                "client_id": client_id,
+                "packet_ids": [ack.packet_id for ack in part],
+                "serials": [ack.serial for ack in part],
+                "default_ttl_s": self._rules.default_ttl_s,
+            }
+            (rows,) = yield Step(begin=True, end=True, queries=(Query(name="ack", parameters=parameters),))
+            removed += len(rows)
+            left = set(rows)
+            for ack in part:
+                met = {row for row in left if row[0] == ack.packet_id and ack.serial in (None, row[1])}
+                left -= met
+                unknown += not met
+        return AckReport(client_id=client_id, removed=removed, unknown=unknown)
+
+    def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
+        """See ``store.SessionOperations.mark_released``."""
+        _check_client_id(client_id)
+        check_packet_id(packet_id)
+        parameters = {
+            "client_id": client_id,
+            "packet_id": packet_id,
+            "serial": serial,
+            "default_ttl_s": self._rules.default_ttl_s,
+        }
+        (((released, released_before),),) = yield Step(
+            begin=True, end=True, queries=(Query(name="mark_released", parameters=parameters),)
+        )
+        if released:
+            return Release.RELEASED
+        return Release.ALREADY if released_before else Release.MISSING
+
+    # --- sessions ----------------------------------------------------------------------------------------------
+
+    def purge_session(self, client_id: str, *, dry_run: bool = False) -> Operation[PurgeReport]:
+        """See ``store.SessionOperations.purge_session``."""
+        _check_client_id(client_id)
+        count = Query(name="count_pending", parameters={"client_id": client_id})
+        (((messages, highest_serial),),) = yield Step(begin=True, end=True, queries=(count,))
+        if dry_run:
+            return PurgeReport(client_id=client_id, messages=messages, kept=0, dry_run=True)
+        removed = 0
+        parameters = {"client_id": client_id, "up_to_serial": highest_serial, "limit": ROWS_PER_STEP}
+        while highest_serial is not None:
+            (((gone,),),) = yield Step(
+                begin=True, end=True, queries=(Query(name="purge_messages", parameters=parameters),)
+            )
+            removed += gone
+            if gone < ROWS_PER_STEP:
+                break
+        answer = yield Step(
+            begin=True,
+            end=True,
+            queries=(
+                Query(name="lock_existing_sessions", parameters={"client_ids": [client_id]}),
+                Query(name="remove_empty_sessions", parameters={"client_ids": [client_id], "now_ms": None}),
+                count,
+            ),
+        )
+        ((kept, _),) = answer[-1]
+        return PurgeReport(client_id=client_id, messages=removed, kept=kept, dry_run=False)
+
+    def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
+        """See ``store.SessionOperations.get_last_packet_id``."""
+        _check_client_id(client_id)
+        (((packet_id,),),) = yield Step(
+            begin=True, end=True, queries=(Query(name="last_packet_id", parameters={"client_id": client_id}),)
+        )
+        return int(packet_id) if packet_id is not None else None
+
+    def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
+        """See ``store.SessionOperations.set_last_packet_id``."""
+        _check_client_id(client_id)
+        check_packet_id(packet_id)
+        return (yield from _retried(lambda: self._transaction(self._exchange(client_id, packet_id, expected))))
+
+    def _exchange(self, client_id: str, packet_id: int, expected: int | None) -> Operation[bool]:
+        session = (yield from self._lock([client_id]))[client_id]
+        if session.last_packet_id != (expected or 0):
+            raise _Undo(False)
+        session.last_packet_id = packet_id
+        yield Step(queries=(_save_sessions_query([session]),))
+        return True
+
+    def reserve_packet_ids(self, client_id: str, *, count: int) -> Operation[tuple[int, ...]]:
+        """See ``store.SessionOperations.reserve_packet_ids``."""
+        _check_client_id(client_id)
+        check_integer("count", count, 1, MAX_RESERVED_PACKET_IDS, "ids are given out in small numbers")
+        return (yield from _retried(lambda: self._transaction(self._reserve(client_id, count))))
+
+    def _reserve(self, client_id: str, count: int) -> Operation[tuple[int, ...]]:
+        session = (yield from self._lock([client_id], counts=[count]))[client_id]
+        packet_ids = yield from self._free_packet_ids(session, count)
+        session.last_packet_id = packet_ids[-1]
+        yield Step(queries=(_save_sessions_query([session]),))
+        return tuple(packet_ids)
+
+    # --- looking -----------------------------------------------------------------------------------------------
+
+    def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
+        """See ``store.SessionOperations.inspect``; it needs the vendor's tables only."""
+        check_client_id(client_id)
+        check_page(offset=offset, limit=limit)
+        parameters = {"client_id": client_id}
+        (session,), rows = yield Step(
+            begin=True,
+            end=True,
+            queries=(
+                Query(name="inspect_session", parameters=parameters),
+                Query(name="inspect_messages", parameters=parameters | {"offset": offset, "limit": limit}),
+            ),
+        )
+        exists, messages, last_packet_id, last_serial = session
+        return SessionView(
+            client_id=client_id,
+            store="postgres",
+            exists=exists or messages > 0,
+            messages=messages,
+            offset=offset,
+            page=tuple(
+                MessageView(
+                    serial=serial,
+                    packet_id=packet_id,
+                    packet_type=packet_type,
+                    qos=qos,
+                    topic=topic,
+                    payload_bytes=payload_bytes,
+                    time_ms=time_ms,
+                    expires_at_ms=None if expires_at_ms is None else int(expires_at_ms),
+                )
+                for serial, packet_id, packet_type, qos, topic, payload_bytes, time_ms, expires_at_ms in rows
+            ),
+            last_packet_id=last_packet_id,
+            last_serial=last_serial,
+        )
+
+    def peek(self, client_id: str, *, packet_id: int) -> Operation[PendingMessage | None]:
+        """See ``store.SessionOperations.peek``.
+
+        :raises RefusedError: when nobody can read the record.
+        """
+        _check_client_id(client_id)
+        check_packet_id(packet_id)
+        (rows,) = yield Step(
+            begin=True,
+            end=True,
+            queries=(Query(name="peek", parameters={"client_id": client_id, "packet_id": packet_id}),),
+        )
+        for delivered_serial, now_ms, *columns in rows:
+            try:
+                message = self._pending(columns, delivered_serial=delivered_serial)
+            except ValueError as error:
+                raise RefusedError(
+                    f"message {packet_id} of session {client_id!r} cannot be read: {error}; "
+                    "the next fetch puts it in quarantine"
+                ) from None
+            if message.expires_at_ms is None or message.expires_at_ms > now_ms:
+                return message
+        return None
+
+    def export_session(
+        self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
+    ) -> Operation[ExportPage]:
+        """See ``store.SessionOperations.export_session``.
+
+        Where two messages have one packet id, since ids have wrapped, the older one is left out as unreadable.
+        """
+        _check_client_id(client_id)
+        check_page(offset=0, limit=limit)
+        lines: list[bytes] = []
+        if after_serial is None:
+            session = yield from self.inspect(client_id, limit=1)
+            last_serial = session.last_serial
+            lines.append(
+                jsonl.session_line(
+                    client_id=client_id,
+                    last_packet_id=(yield from self.get_last_packet_id(client_id)),
+                    last_serial=last_serial if last_serial is None or last_serial >= 0 else None,
+                    exported_from="postgres",
+                )
+            )
+        page = yield from self._read_page(
+            client_id,
+            after_serial=FIRST_SERIAL if after_serial is None else after_serial,
+            backlog_serial=_HIGHEST_SERIAL,
+            limit=limit,
+            max_bytes=PAGE_BYTES,
+        )
+        superseded: set[int] = set()
+        if page.messages:
+            parameters = {
+                "client_id": client_id,
+                "first_serial": page.messages[0].serial,
+                "last_serial": page.messages[-1].serial,
+            }
+            (rows,) = yield Step(
+                begin=True, end=True, queries=(Query(name="superseded_messages", parameters=parameters),)
+            )
+            superseded = {serial for (serial,) in rows}
+        lines += [
+            jsonl.message_line(message, client_id=client_id)
+            for message in page.messages
+            if message.serial not in superseded
+        ]
+        return ExportPage(
+            lines=tuple(lines),
+            after_serial=page.after_serial,
+            more=page.more,
+            unreadable=len(page.unreadable) + len(superseded),
+        )
+
+    def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
+        """See ``store.SessionOperations.import_session``; the lines are held in memory until all have been checked.
+
+        :raises UsageError: also when there are more messages than the rules allow, or one has what the vendor's tables
+            cannot say.
+        """
+        _check_client_id(client_id)
+        session = jsonl.read_lines(lines, client_id=client_id, max_payload_bytes=self._rules.max_payload_bytes)
+        if len(session.messages) > self._rules.limit:
+            raise UsageError(
+                f"the export has {len(session.messages)} messages: this store keeps at most {self._rules.limit} (limit)"
+            )
+        for message in session.messages:
+            self._check_import(message)
+        return (yield from _retried(lambda: self._transaction(self._import(session))))
+
+    def _check_import(self, message: PendingMessage) -> None:
+        try:
+            _check_columns(message)
+        except UsageError as error:
+            raise UsageError(f"the message with serial {message.serial} has no place in this store: {error}") from None
+        expires_at_ms = self._expires_at_ms(message.time_ms, _signed(message.expiry_interval_s))
+        told_ms = message.expires_at_ms
+        if told_ms is not None and abs(told_ms - expires_at_ms) > _EXPIRY_SLACK_MS:
+            raise UsageError(
+                f"the message with serial {message.serial} expires at {told_ms}, and here it would at "
+                f"{expires_at_ms}: TBMQ 1.x has no column for the instant; use a store whose default_ttl_s is that of "
+                "the store it comes from"
+            )
+
+    def _import(self, exported: jsonl.ExportedSession) -> Operation[ImportReport]:
+        parameters: dict[str, Any] = {
+            "client_id": exported.client_id,
+            "last_serial": FIRST_SERIAL if exported.last_serial is None else exported.last_serial,
+            "last_packet_id": exported.last_packet_id or 0,
+        }
+        forget = Query(name="forget_cleared_sessions", parameters={"client_ids": [exported.client_id]})
+        _, rows = yield Step(queries=(forget, Query(name="import_session", parameters=parameters)))
+        if not rows:
+            raise MovedOn(f"session {exported.client_id!r} exists: purge it first, or import nothing")
+        ((now_ms,),) = rows
+        stored: list[Row] = []
+        latest_ms = now_ms
+        for message in exported.messages:
+            interval = _signed(message.expiry_interval_s)
+            expires_at_ms = self._expires_at_ms(message.time_ms, interval)
+            if expires_at_ms > now_ms:
+                latest_ms = max(latest_ms, expires_at_ms)
+                stored.append(
+                    _columns(
+                        message,
+                        client_id=exported.client_id,
+                        serial=message.serial,
+                        packet_id=message.packet_id,
+                        packet_type=message.packet_type,
+                        interval=interval,
+                    )
+                )
+        state = _Session(
+            client_id=exported.client_id,
+            last_serial=parameters["last_serial"],
+            last_packet_id=parameters["last_packet_id"],
+            now_ms=now_ms,
+            delivered_serial=exported.delivered_serial,
+            message_bound=len(stored),
+            messages=None,
+            batch_offset=None,
+            batch_first_serial=None,
+            batch_packet_ids=None,
+            used_packet_ids=[],
+            until_ms=self._until_ms(latest_ms),
+        )
+        yield Step(queries=(*(_save_messages_query(part) for part in _parts(stored)), _save_states_query([state])))
+        return ImportReport(
+            client_id=exported.client_id,
+            stored=len(stored),
+            expired=len(exported.messages) - len(stored),
+            last_packet_id=exported.last_packet_id,
+        )
+
+    # --- cleaning up -------------------------------------------------------------------------------------------
+
+    def remove_expired(self, *, dry_run: bool = False) -> Operation[CleanupReport]:
+        """Remove the messages of all sessions whose life is over, then sessions whose own time is.
+
+        It goes through the vendor's table once, in short transactions, and waits for nobody.
+        """
+        (((blocks,),),) = yield Step(begin=True, end=True, queries=(Query(name="source_blocks"),))
+        messages = 0
+        for block in range(0, blocks, BLOCKS_PER_STEP):
+            parameters = {
+                "first_place": f"({block},0)",
+                "end_place": f"({block + BLOCKS_PER_STEP},0)",
+                "default_ttl_s": self._rules.default_ttl_s,
+            }
+            if dry_run:
+                query = Query(name="expired_messages", parameters=parameters)
+                (((expired,),),) = yield Step(begin=True, end=True, queries=(query,))
+                messages += expired
+            else:
+                messages += yield from self._transaction(self._remove_expired(parameters))
+        sessions = yield from self._remove_idle_sessions(dry_run=dry_run)
+        return CleanupReport(messages=messages, sessions=sessions, dry_run=dry_run)
+
+    @staticmethod
+    def _remove_expired(parameters: dict[str, Any]) -> Operation[int]:
+        (rows,) = yield Step(queries=(Query(name="remove_expired", parameters=parameters),))
+        if rows:
+            yield Step(queries=(_count_removed_query([(client_id, expired, 0) for client_id, expired in rows]),))
+        return sum(expired for _, expired in rows)
+
+    def _remove_idle_sessions(self, *, dry_run: bool) -> Operation[int]:
+        sessions = 0
+        after_client_id = ""
+        while True:
+            parameters = {"after_client_id": after_client_id, "limit": SESSIONS_PER_STEP}
+            (rows,) = yield Step(begin=True, end=True, queries=(Query(name="idle_sessions", parameters=parameters),))
+            if not rows:
+                return sessions
+            client_ids = [client_id for client_id, _ in rows]
+            after_client_id = client_ids[-1]
+            if dry_run:
+                sessions += len(client_ids)
+                continue
+            parameters = {"client_ids": client_ids}
+            answer = yield Step(
+                begin=True,
+                end=True,
+                queries=(
+                    Query(name="lock_existing_sessions", parameters=parameters),
+                    Query(name="remove_empty_sessions", parameters=parameters | {"now_ms": rows[0][1]}),
+                ),
+            )
+            ((removed,),) = answer[-1]
+            sessions += removed
+
+    def trim_sessions(self, *, dry_run: bool = False) -> Operation[CleanupReport]:
+        """Remove what is over the limit in all sessions, also in those that the vendor's broker has filled.
+
+        Dead messages go first, then the oldest, in short transactions.
+        """
+        messages = sessions = 0
+        after_client_id: str | None = ""
+        while after_client_id is not None:
+            parameters = {
+                "after_client_id": after_client_id,
+                "sessions": SESSIONS_PER_STEP,
+                "limit": self._rules.limit,
+                "default_ttl_s": self._rules.default_ttl_s,
+            }
+            (rows,) = yield Step(
+                begin=True, end=True, queries=(Query(name="sessions_over_limit", parameters=parameters),)
+            )
+            after_client_id = rows[-1][0]
+            over = {client_id: too_many for client_id, too_many in rows if too_many is not None}
+            sessions += len(over)
+            for client_id, too_many in over.items():
+                messages += too_many if dry_run else (yield from self._trim_session(client_id))
+        return CleanupReport(messages=messages, sessions=sessions, dry_run=dry_run)
+
+    def _trim_session(self, client_id: str) -> Operation[int]:
+        removed = 0
+        while True:
+            gone, left = yield from _retried(lambda: self._transaction(self._trim(client_id)))
+            removed += gone
+            if not gone or left <= self._rules.limit:
+                return removed
+
+    def _trim(self, client_id: str) -> Operation[tuple[int, int]]:
+        # More than any bound: the messages are counted.
+        session = (yield from self._lock([client_id], counts=[MAX_PACKET_ID]))[client_id]
+        yield from self._make_room([session])
+        yield Step(queries=(_save_states_query([session]),))
+        return session.dead + session.trimmed, session.messages or 0
+
+    # --- common parts ------------------------------------------------------------------------------------------
+
+    def _expires_at_ms(self, time_ms: int, interval: int | None) -> int:
+        return wire.expires_at_ms(
+            time_ms=time_ms, msg_expiry_interval=interval, default_ttl_s=self._rules.default_ttl_s
+        )
+
+    def _until_ms(self, latest_ms: int) -> int:
+        expiry_s = self._rules.session_expiry_s
+        return FOR_EVER_MS if expiry_s is None else latest_ms + 1000 * expiry_s
+
+    def _read_page(
+        self, client_id: str, *, after_serial: int, backlog_serial: int | None, limit: int, max_bytes: int
+    ) -> Operation[_Page]:
+        parameters = {
+            "client_id": client_id,
+            # Broken rows have negative serials; they are found by whoever begins at the beginning.
+            "after_serial": after_serial if after_serial > FIRST_SERIAL else _LOWEST_SERIAL,
+            "backlog_serial": backlog_serial,
+            "limit": limit,
+            "max_bytes": max_bytes,
+        }
+        (rows,) = yield Step(begin=True, end=True, queries=(Query(name="fetch_pending", parameters=parameters),))
+        backlog_serial, delivered_serial, now_ms, available, *_ = rows[0]
+        page = _Page(after_serial=after_serial, backlog_serial=backlog_serial)
+        if available is None:
+            return page
+        page.more = available > len(rows)
+        for _, _, _, _, *columns in rows:
+            serial = columns[0]
+            page.after_serial = max(page.after_serial, serial)
+            try:
+                message = self._pending(columns, delivered_serial=delivered_serial)
+            except ValueError as error:
+                page.unreadable[serial] = str(error)
+                continue
+            if message.expires_at_ms is not None and message.expires_at_ms <= now_ms:
+                page.expired.append(serial)
+            else:
+                page.messages.append(message)
+        return page
+
+    def _pending(self, columns: Sequence[Any], *, delivered_serial: int) -> PendingMessage:
+        """Return a row as a message.
+
+        :raises ValueError: naming the rule that the row breaks, in the words of the migration's quarantine.
+        """
+        (
+            serial,
+            packet_id,
+            packet_type,
+            topic,
+            payload,
+            qos,
+            time_ms,
+            retain,
+            interval,
+            payload_format_indicator,
+            content_type,
+            response_topic,
+            correlation_data,
+            user_properties,
+        ) = columns
+        if not 0 <= serial <= jsonl.MAX_SERIAL:
+            raise ValueError("serial_out_of_range")
+        if packet_id is None or not 1 <= packet_id <= MAX_PACKET_ID:
+            raise ValueError("packet_id_out_of_range")
+        if packet_type not in {"PUBLISH", "PUBREL"}:
+            raise ValueError("packet_type_unknown")
+        if qos not in {1, 2}:
+            raise ValueError("qos_out_of_range")
+        if not 0 <= time_ms < 2**53:
+            raise ValueError("time_out_of_range")
+        try:
+            pairs = wire.user_properties(user_properties) or ()
+        except ValueError:
+            raise ValueError("user_properties_invalid") from None
+        return PendingMessage(
+            serial=serial,
+            packet_id=packet_id,
+            packet_type=packet_type,
+            topic=topic,
+            payload=payload,
+            qos=qos,
+            time_ms=time_ms,
+            expires_at_ms=self._expires_at_ms(time_ms, interval),
+            redelivery=serial <= delivered_serial,
+            retain=bool(retain),
+            expiry_interval_s=wire.interval_s(interval),
+            payload_format_indicator=payload_format_indicator,
+            content_type=content_type,
+            response_topic=response_topic,
+            correlation_data=correlation_data,
+            user_properties=tuple((pair["k"], pair["v"]) for pair in pairs),
+        )
+
+    @staticmethod
+    def _transaction(body: Operation[T]) -> Operation[T]:
+        """Run steps in one transaction; whatever ends them early leaves nothing behind."""
+        transaction = object()
+        try:
+            yield Step(begin=True, transaction=transaction)
+            result = yield from body
+            yield Step(end=True, transaction=transaction)
+        except _Undo as undo:
+            yield Step(undo=True, transaction=transaction)
+            return undo.result  # type: ignore[no-any-return]
+        except Exception:
+            yield Step(undo=True, transaction=transaction)
+            raise
+        return result
+
+
+@dataclass(slots=True, kw_only=True)
+class _Page:
+    """What a page of rows holds; ``unreadable`` has reasons by serial."""
+
+    after_serial: int
+    backlog_serial: int
+    messages: list[PendingMessage] = field(default_factory=list)
+    expired: list[int] = field(default_factory=list)
+    unreadable: dict[int, str] = field(default_factory=dict)
+    more: bool = False
+
+
+_EXPIRY_SLACK_MS = 60_000
+"""TBMQ 2.x counts a life from when it stores the message, moments after the message's time."""
+
+_RETRIED = (
+    postgres_errors.DeadlockDetected,
+    postgres_errors.SerializationFailure,
+    # Somebody who does not lock sessions, as the vendor's broker, has given out the same serial.
+    postgres_errors.UniqueViolation,
+)
+
+_NOBODYS_OWN = (
+    postgres_errors.OperationalError,
+    postgres_errors.InsufficientPrivilege,
+    postgres_errors.UndefinedTable,
+    postgres_errors.UndefinedColumn,
+    postgres_errors.UndefinedFunction,
+    postgres_errors.ReadOnlySqlTransaction,
+)
+"""No single session is to blame for these."""
+
+
+def _retried(attempt: Callable[[], Operation[T]]) -> Operation[T]:
+    """Run an operation again when it lost against another writer."""
+    for _ in range(TRIES - 1):
+        try:
+            return (yield from attempt())
+        except RefusedError as error:
+            if not isinstance(error.__cause__, _RETRIED):
+                raise
+    return (yield from attempt())
+
+
+def _batches(saves: Sequence[SessionSave]) -> Iterator[list[SessionSave]]:
+    """Cut saves into transactions; one holds a session once, since a save sees what the one before it left."""
+    batch: list[SessionSave] = []
+    client_ids: set[str] = set()
+    messages = size_bytes = 0
+    for save in saves:
+        save_bytes = sum(len(message.payload) for message in save.messages)
+        full = (
+            len(batch) == SESSIONS_PER_TRANSACTION
+            or messages + len(save.messages) > MESSAGES_PER_TRANSACTION
+            or size_bytes + save_bytes > BYTES_PER_TRANSACTION
+        )
+        if batch and (full or save.client_id in client_ids):
+            yield batch
+            batch, client_ids, messages, size_bytes = [], set(), 0, 0
+        batch.append(save)
+        client_ids.add(save.client_id)
+        messages += len(save.messages)
+        size_bytes += save_bytes
+    if batch:
+        yield batch
+
+
+def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
+    """Cut rows into statements."""
+    begin = size_bytes = 0
+    for number, row in enumerate(rows):
+        row_bytes = len(row[_PAYLOAD])
+        if number > begin and size_bytes + row_bytes > BYTES_PER_STATEMENT:
+            yield rows[begin:number]
+            begin, size_bytes = number, 0
+        size_bytes += row_bytes
+    if rows:
+        yield rows[begin:]
+
+
+_COLUMNS = (
+    "client_ids", "serials", "topics", "times_ms", "packet_ids", "packet_types", "qos", "payloads", "user_properties",
+    "retain", "expiry_intervals", "payload_format_indicators", "content_types", "response_topics", "correlation_data",
+)  # fmt: skip
+_PAYLOAD = _COLUMNS.index("payloads")
+
+
+def _columns(
+    message: NewMessage | PendingMessage,
+    *,
+    client_id: str,
+    serial: int,
+    packet_id: int,
+    packet_type: str,
+    interval: int | None,
+) -> Row:
+    """Return a row of the vendor's table."""
+    properties = None
+    if message.user_properties:
+        pairs = [{"k": name, "v": value} for name, value in message.user_properties]
+        properties = orjson.dumps({"props": pairs}).decode()
+    return (
+        client_id,
+        serial,
+        message.topic,
+        message.time_ms,
+        packet_id,
+        packet_type,
+        message.qos,
+        message.payload,
+        properties,
+        message.retain,
+        interval,
+        message.payload_format_indicator,
+        message.content_type,
+        message.response_topic,
+        message.correlation_data,
+    )
+
+
+def _save_messages_query(rows: Sequence[Row]) -> Query:
+    columns = (list(column) for column in zip(*rows, strict=True))
+    return Query(name="save_messages", parameters=dict(zip(_COLUMNS, columns, strict=True)))
+
+
+def _save_sessions_query(sessions: Sequence[_Session]) -> Query:
+    return Query(
+        name="save_sessions",
+        parameters={
+            "client_ids": [session.client_id for session in sessions],
+            "last_serials": [session.last_serial for session in sessions],
+            "last_packet_ids": [session.last_packet_id for session in sessions],
+        },
+    )
+
+
+def _save_states_query(sessions: Sequence[_Session]) -> Query:
+    return Query(
+        name="save_session_states",
+        parameters={
+            "client_ids": [session.client_id for session in sessions],
+            "last_serials": [session.last_serial for session in sessions],
+            "message_bounds": [session.message_bound for session in sessions],
+            "delivered_serials": [session.delivered_serial for session in sessions],
+            "until_ms": [session.until_ms for session in sessions],
+            "trimmed": [session.trimmed for session in sessions],
+            "expired": [session.expired for session in sessions],
+            "refused": [session.refused for session in sessions],
+        },
+    )
+
+
+def _save_sources_query(batches: Sequence[tuple[SessionSave, int, Sequence[int | None]]]) -> Query:
+    return Query(
+        name="save_session_sources",
+        parameters={
+            "client_ids": [save.client_id for save, _, _ in batches],
+            "sources": [save.source for save, _, _ in batches],
+            "offsets": [save.offset for save, _, _ in batches],
+            "first_serials": [first_serial for _, first_serial, _ in batches],
+            "packet_ids": [packet_id for _, _, packet_ids in batches for packet_id in packet_ids],
+            "lengths": [len(packet_ids) for _, _, packet_ids in batches],
+        },
+    )
+
+
+def _count_removed_query(counts: Sequence[tuple[str, int, int]]) -> Query:
+    return Query(
+        name="count_removed",
+        parameters={
+            "client_ids": [client_id for client_id, _, _ in counts],
+            "expired": [expired for _, expired, _ in counts],
+            "quarantined": [quarantined for _, _, quarantined in counts],
+        },
+    )
+
+
+def _put_away(client_id: str, page: _Page) -> Iterator[Query]:
+    """Remove what a page holds beside messages, and count it."""
+    if page.expired:
+        yield Query(name="remove_messages", parameters={"client_id": client_id, "serials": page.expired})
+    if page.unreadable:
+        parameters = {"serials": list(page.unreadable), "reasons": list(page.unreadable.values())}
+        yield Query(name="quarantine_messages", parameters={"client_id": client_id} | parameters)
+    yield _count_removed_query([(client_id, len(page.expired), len(page.unreadable))])
+
+
+def _out_of_range(message: NewMessage) -> Refusal | None:
+    interval = message.expiry_interval_s
+    if interval is None or 0 <= interval <= MAX_EXPIRY_INTERVAL_S:
+        return None
+    return Refusal.EXPIRY_OUT_OF_RANGE
+
+
+def _signed(interval_s: int | None) -> int | None:
+    """Return what the vendor's column holds for an expiry interval: its four bytes, read as a signed number."""
+    return interval_s - 2**32 if interval_s is not None and interval_s >= 2**31 else interval_s
+
+
+def _check_client_id(client_id: str) -> None:
+    check_client_id(client_id)
+    _check_length("client id", client_id)
+
+
+def _check_columns(message: NewMessage | PendingMessage) -> None:
+    if message.subscription_ids:
+        raise UsageError(
+            f"subscription_ids is {message.subscription_ids}: TBMQ 1.x has no column for them; leave them out, or use "
+            "the Redis store"
+        )
+    for name, value in (("content_type", message.content_type), ("response_topic", message.response_topic)):
+        if value is not None:
+            _check_length(name, value)
+
+
+def _check_length(name: str, value: str) -> None:
+    if len(value) > MAX_VENDOR_TEXT:
+        raise UsageError(
+            f"{name} has {len(value)} characters ({value[:20]!r}...): this store has columns of {MAX_VENDOR_TEXT}"
+        )
