@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager, contextmanager, suppress
+from datetime import UTC, datetime, timedelta
+from ipaddress import IPv4Address
 from pathlib import Path
 from typing import Any, TypeAlias
 
 import pytest
 import redis
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 from lua_sessions import command
 from script_callers import APPEND, AwaitedCaller, BlockingCaller, Caller, eventually, script
 
@@ -481,6 +487,69 @@ def test_unix_socket_user_and_database_of_the_address_are_used(
             users = {entry["user"] for entry in client.client_list() if entry["name"] == "queuekeeper"}
             assert users == {"writer"}
         assert client.llen("{a}") == 1
+
+
+@pytest.fixture
+def certificate(tmp_path: Path) -> tuple[Path, Path]:
+    """A certificate of 127.0.0.1, signed by itself, and its key."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "127.0.0.1")])
+    now = datetime.now(UTC)
+    signed = (
+        x509.CertificateBuilder(name, name, key.public_key(), x509.random_serial_number())
+        .not_valid_before(now - timedelta(hours=1))
+        .not_valid_after(now + timedelta(hours=1))
+        .add_extension(x509.SubjectAlternativeName([x509.IPAddress(IPv4Address("127.0.0.1"))]), critical=False)
+        .sign(key, hashes.SHA256())
+    )
+    certificate_file, key_file = tmp_path / "server.crt", tmp_path / "server.key"
+    certificate_file.write_bytes(signed.public_bytes(serialization.Encoding.PEM))
+    key_file.write_bytes(
+        key.private_bytes(serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
+    )
+    return certificate_file, key_file
+
+
+@contextmanager
+def tls_terminated(port: int, certificate: tuple[Path, Path]) -> Iterator[int]:
+    """Listen with TLS in front of a server that may have been built without."""
+    context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    context.load_cert_chain(*certificate)
+    loop = asyncio.new_event_loop()
+
+    async def pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with suppress(OSError):
+            while data := await reader.read(65_536):
+                writer.write(data)
+        writer.close()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        inner_reader, inner_writer = await asyncio.open_connection("127.0.0.1", port)
+        await asyncio.gather(pump(reader, inner_writer), pump(inner_reader, writer))
+
+    server = loop.run_until_complete(asyncio.start_server(serve, "127.0.0.1", 0, ssl=context))
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+    try:
+        yield server.sockets[0].getsockname()[1]
+    finally:
+        loop.call_soon_threadsafe(server.close)
+        eventually(lambda: len(asyncio.all_tasks(loop)) == 0)
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join()
+        loop.close()
+
+
+def test_tls_is_spoken_and_certificates_are_checked(
+    make_caller: MakeCaller, valkey_url: str, append: Script, certificate: tuple[Path, Path]
+) -> None:
+    port = int(valkey_url.rpartition(":")[2].partition("/")[0])
+    with tls_terminated(port, certificate) as secured:
+        address = valkey_url.replace("redis://", "rediss://").replace(f":{port}/", f":{secured}/")
+        with make_caller(f"{address}?ssl_ca_certs={certificate[0]}") as caller:
+            assert caller.call(append, ["{a}"], ["x"]) == 1
+        with pytest.raises(ServerUnavailable, match="TLS failed"), make_caller(address):
+            pass
 
 
 def test_many_tasks_keep_the_order_of_each_client(url: str, append: Script, attach: Script) -> None:
