@@ -1,0 +1,279 @@
+"""What is special to sessions in Redis: keys and slots, expiry of keys, memory, broken records, lost connections."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.keyspace import payload_key, quarantined_key, session_keys
+from queuekeeper.redis_client import connect, nodes
+from queuekeeper.sessions.model import Ack, NewMessage, SaveReport, SessionSave, StoreRules
+from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.lua.lua_sessions import HOSTILE_IDS
+
+pytestmark = pytest.mark.conformance
+
+HOUR_MS = 3_600_000
+
+
+def message(payload: bytes = b"x", *, life_s: int | None = 3_600) -> NewMessage:
+    return NewMessage(topic="t", payload=payload, qos=1, time_ms=time.time_ns() // 1_000_000, expiry_interval_s=life_s)
+
+
+def save(store: RedisSessionStore, client_id: str, *payloads: bytes, **options: Any) -> SaveReport:
+    messages = tuple(message(payload) for payload in payloads)
+    (report,) = store.save_messages([SessionSave(client_id=client_id, messages=messages, **options)])
+    return report
+
+
+def payloads(store: RedisSessionStore, client_id: str) -> list[bytes]:
+    return [found.payload for found in store.fetch_pending(client_id, limit=10_000).messages]
+
+
+def numbered(count: int, first: int = 0) -> list[bytes]:
+    return [b"%d" % number for number in range(first, first + count)]
+
+
+@pytest.fixture
+def client(valkey_url: str) -> Iterator[Any]:
+    with connect(valkey_url) as found:
+        yield found
+
+
+def test_any_client_id_has_its_session_on_a_cluster(redis_cluster_url: str) -> None:
+    with connect(redis_cluster_url) as cluster:
+        store = RedisSessionStore(cluster, prefix="tbmq:")
+        saves = [SessionSave(client_id=name, messages=(message(name.encode()),)) for name in HOSTILE_IDS]
+        assert [report.error for report in store.save_messages(saves)] == [None] * len(saves)
+        for name in HOSTILE_IDS:
+            assert payloads(store, name) == [name.encode()]
+            assert store.ack(name, [Ack(packet_id=1, serial=1)]).removed == 1
+            assert store.purge_session(name).messages == 0
+        assert sum(node.dbsize() for _, node in nodes(cluster)) == 0
+
+
+@pytest.mark.parametrize("session_expiry_s", [0, 600])
+def test_keys_of_a_session_end_within_an_hour_after_its_last_message(client: Any, session_expiry_s: int) -> None:
+    store = RedisSessionStore(client, rules=StoreRules(session_expiry_s=session_expiry_s))
+    save(store, "a", b"x")
+    end_ms = client.pexpiretime(payload_key("a", 1)) + 1_000 * session_expiry_s
+    for key in session_keys("a"):
+        assert end_ms <= client.pexpiretime(key) <= end_ms + HOUR_MS
+
+
+def test_keys_of_a_session_stay_where_the_rules_say_for_ever(client: Any) -> None:
+    store = RedisSessionStore(client, rules=StoreRules(session_expiry_s=None))
+    save(store, "a", b"x")
+    assert [client.pttl(key) for key in session_keys("a")] == [-1, -1, -1]
+
+
+def test_full_server_takes_no_save_and_still_confirms_and_purges(redis_server_factory: Callable[..., Any]) -> None:
+    server = redis_server_factory(maxmemory="20mb", maxmemory_policy="noeviction")
+    with connect(server.url) as full:
+        store = RedisSessionStore(full, rules=StoreRules(max_payload_bytes=10_000_000))
+        first = save(store, "a", b"1", b"2")
+        assert first.stored == 2
+        full.config_set("maxmemory", "1mb")
+        before = full.dbsize()
+
+        report = save(store, "a", b"3")
+
+        assert isinstance(report.error, StoreFull)
+        assert report.stored == 0
+        assert full.dbsize() == before
+        assert payloads(store, "a") == [b"1", b"2"]
+        assert store.mark_delivered("a", serial=1)
+        assert store.ack("a", [Ack(packet_id=1)]).removed == 1
+        full.config_set("maxmemory", "20mb")
+        assert save(store, "a", b"3").packet_ids == (3,)
+        full.config_set("maxmemory", "1mb")
+        assert store.purge_session("a").messages == 2
+        assert full.dbsize() == 0
+
+
+def test_unreadable_record_goes_to_quarantine_and_its_neighbours_are_delivered(client: Any) -> None:
+    store = RedisSessionStore(client)
+    save(store, "a", *numbered(4))
+    client.set(payload_key("a", 2), '{"packetType":"PUBLISH"', keepttl=True)
+    client.delete(payload_key("a", 3))
+    client.hset(payload_key("a", 3), "field", "value")
+    client.zadd(session_keys("a").messages, {"{b}_messages_1": 3.5})
+
+    page = store.fetch_pending("a")
+
+    assert [found.payload for found in page.messages] == [b"0", b"3"]
+    assert page.unreadable == 3
+    assert client.get(quarantined_key("a", 2)) == b'{"packetType":"PUBLISH"'
+    assert client.pttl(quarantined_key("a", 2)) > 0
+    assert client.hgetall(quarantined_key("a", 3)) == {b"field": b"value"}
+    assert client.pttl(quarantined_key("a", 3)) > 0
+    assert store.fetch_pending("a").unreadable == 1, "what names no key of the session is left where it is"
+
+
+def test_record_that_nobody_can_read_is_no_message_to_confirm_or_peek_at(client: Any) -> None:
+    store = RedisSessionStore(client)
+    save(store, "a", b"1")
+    client.set(payload_key("a", 1), "[]")
+    assert store.mark_released("a", packet_id=1).value == "missing"
+    with pytest.raises(RefusedError, match=r"packet id 1 of 'a' names a record that is no message"):
+        store.peek("a", packet_id=1)
+
+
+@pytest.mark.parametrize("position", [0, 1, 2])
+def test_key_of_another_type_fails_its_session_alone(client: Any, position: int) -> None:
+    store = RedisSessionStore(client)
+    key = session_keys("bad")[position]
+    client.rpush(key, "value")
+    bad, good = store.save_messages([SessionSave(client_id=name, messages=(message(),)) for name in ("bad", "good")])
+    assert isinstance(bad.error, QueuekeeperError)
+    assert "WRONGTYPE" in str(bad.error)
+    assert (good.error, good.stored) == (None, 1)
+    assert client.keys("{bad}*") == [key.encode()]
+
+
+def test_last_packet_id_that_is_no_number_is_named(client: Any) -> None:
+    client.set(session_keys("a").last_packet_id, "many")
+    report = save(RedisSessionStore(client), "a", b"x")
+    assert isinstance(report.error, RefusedError)
+    assert "b'many'" in str(report.error)
+
+
+def test_messages_in_flight_are_trimmed_last(client: Any) -> None:
+    store = RedisSessionStore(client, rules=StoreRules(limit=5))
+    save(store, "a", *numbered(5))
+    store.fetch_pending("a", limit=3, mark_delivered=True)
+
+    report = save(store, "a", b"5", b"6")
+    assert (report.trimmed, report.trimmed_in_flight) == (2, 0)
+    assert payloads(store, "a") == [b"0", b"1", b"2", b"5", b"6"]
+
+    report = save(store, "a", *numbered(4, 7))
+    assert (report.trimmed, report.trimmed_in_flight) == (4, 0)
+    assert payloads(store, "a") == [b"0", b"1", b"2", b"9", b"10"]
+
+    store.mark_delivered("a", serial=11)
+    report = save(store, "a", b"11")
+    assert (report.trimmed, report.trimmed_in_flight) == (1, 0), "the new one is the only one not delivered"
+    assert payloads(store, "a") == [b"0", b"1", b"2", b"9", b"10"]
+
+
+def test_expired_messages_make_room_before_live_ones(client: Any) -> None:
+    store = RedisSessionStore(client, rules=StoreRules(limit=3))
+    save(store, "a", b"live")
+    short = NewMessage(topic="t", payload=b"short", qos=1, time_ms=time.time_ns() // 1_000_000, expiry_interval_s=1)
+    store.save_messages([SessionSave(client_id="a", messages=(short, short))])
+    while client.exists(payload_key("a", 2), payload_key("a", 3)):
+        time.sleep(0.02)
+    report = save(store, "a", b"new")
+    assert (report.trimmed, report.dead) == (0, 2)
+    assert payloads(store, "a") == [b"live", b"new"]
+
+
+def test_full_set_of_packet_ids_makes_room_for_new_messages(client: Any) -> None:
+    store = RedisSessionStore(client, rules=StoreRules(limit=65_535))
+    for first in range(0, 65_535, 5_000):
+        assert save(store, "a", *numbered(min(5_000, 65_535 - first), first)).error is None
+    report = save(store, "a", b"new", b"er")
+    assert report.error is None
+    assert report.packet_ids == (1, 2)
+    assert report.trimmed == 2
+    assert client.zcard(session_keys("a").messages) == 65_535
+
+
+def test_packet_ids_in_use_are_passed_over_however_many(client: Any) -> None:
+    store = RedisSessionStore(client)
+    save(store, "a", *numbered(1_500))
+    client.set(session_keys("a").last_packet_id, 65_534, keepttl=True)
+    assert save(RedisSessionStore(client), "a", b"x", b"y", b"z").packet_ids == (65_535, 1_501, 1_502)
+    assert store.reserve_packet_ids("a", count=2) == (1_503, 1_504)
+
+
+def test_batch_whose_reply_was_lost_is_stored_once(valkey_url: str) -> None:
+    with connect(valkey_url) as killed, connect(valkey_url) as killer:
+        store = RedisSessionStore(killed)
+        assert save(store, "a", b"0").error is None
+        own_ids = {int(found["id"]) for found in killer.client_list()} - {killer.client_id()}
+        # The server holds back every answer to a write, and the connection is cut while it does.
+        killer.execute_command("CLIENT", "PAUSE", 300, "WRITE")
+        with ThreadPoolExecutor(1) as pool:
+            lost = pool.submit(save, store, "a", b"1", b"2", source="p0", offset=7)
+            while not any(int(found["id"]) in own_ids and "b" in found["flags"] for found in killer.client_list()):
+                time.sleep(0.005)
+            for number in own_ids:
+                killer.execute_command("CLIENT", "KILL", "ID", number)
+            report = lost.result()
+        assert isinstance(report.error, ServerUnavailable)
+        again = save(store, "a", b"1", b"2", source="p0", offset=7)
+        once_more = save(RedisSessionStore(killer), "a", b"1", b"2", source="p0", offset=7)
+        assert (again.error, again.packet_ids) == (None, once_more.packet_ids)
+        assert once_more.replayed
+        assert payloads(store, "a") == [b"0", b"1", b"2"]
+
+
+def test_threads_that_save_for_one_client_lose_and_mix_nothing(client: Any) -> None:
+    stores = [RedisSessionStore(client) for _ in range(3)]
+
+    def publish(name: int) -> list[SaveReport]:
+        store = stores[name % len(stores)]
+        return [save(store, "a", *(b"%d/%d/%d" % (name, turn, n) for n in range(3))) for turn in range(20)]
+
+    with ThreadPoolExecutor(6) as pool:
+        reports = [report for done in pool.map(publish, range(6)) for report in done]
+
+    assert [report.error for report in reports] == [None] * 120
+    ids = [packet_id for report in reports for packet_id in report.packet_ids]
+    assert sorted(filter(None, ids)) == list(range(1, 361))
+    found = payloads(stores[0], "a")
+    assert len(found) == 360
+    for name in range(6):
+        own = [payload for payload in found if payload.startswith(b"%d/" % name)]
+        assert own == [b"%d/%d/%d" % (name, turn, n) for turn in range(20) for n in range(3)]
+    batches = [found[at : at + 3] for at in range(0, 360, 3)]
+    assert all(len({payload.rsplit(b"/", 1)[0] for payload in batch}) == 1 for batch in batches)
+
+
+def test_last_packet_id_of_a_new_session_needs_no_read_when_it_is_known(client: Any) -> None:
+    store = RedisSessionStore(client)
+    save(store, "a", b"x")
+    steps: list[int] = []
+    answer = store.answer
+
+    def counting(step: Any) -> Any:
+        steps.append(len(step))
+        return answer(step)
+
+    store.answer = counting  # type: ignore[method-assign]
+    store.save_messages([SessionSave(client_id="a", messages=(message(),))])
+    assert steps == [1]
+    others = [SessionSave(client_id=f"b{n}", messages=(message(),)) for n in range(50)]
+    steps.clear()
+    store.save_messages(others)
+    assert steps == [50, 50], "all sessions are read at once, then all are saved at once"
+
+
+def test_large_batch_is_cut_into_bounded_calls(client: Any) -> None:
+    store = RedisSessionStore(client)
+    client.config_resetstat()
+    assert save(store, "a", *[b"x" * 200_000] * 6).stored == 6
+    assert save(store, "b", *numbered(600)).stored == 600
+    scripts = client.info("commandstats")["cmdstat_evalsha"]
+    reads = 2
+    assert scripts["calls"] - scripts["failed_calls"] - reads == 3 + 3
+
+
+@pytest.mark.parametrize("recent_sessions", [0, "many"])
+def test_bad_number_of_recent_sessions_is_refused(client: Any, recent_sessions: Any) -> None:
+    with pytest.raises(UsageError, match="recent_sessions"):
+        RedisSessionStore(client, recent_sessions=recent_sessions)
+
+
+def test_session_that_fell_out_of_mind_is_read_again(client: Any) -> None:
+    store = RedisSessionStore(client, recent_sessions=2)
+    for turn in (1, 2):
+        for name in ("a", "b", "c"):
+            assert save(store, name, b"x").packet_ids == (turn,)
