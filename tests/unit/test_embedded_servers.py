@@ -299,6 +299,22 @@ def test_a_cluster_survives_a_restart(redis_cluster: RedisCluster) -> None:
     assert all(len(node.client().keys()) > 0 for node in redis_cluster.nodes)
 
 
+def test_a_cluster_with_replicas_holds_every_key_twice_also_after_a_restart(server_home: Path) -> None:
+    cluster = RedisCluster(server_home / "replicated", flavour="valkey", replicas=1, die_with_parent=True)
+    cluster.start()
+    try:
+        with redis.RedisCluster.from_url(cluster.url) as client:
+            for number in range(30):
+                client.set(f"key-{number}", number)
+        cluster.stop()
+        cluster.start()
+        counts = [node.client().dbsize() for node in cluster.nodes]
+        assert counts[:3] == counts[3:]
+        assert sum(counts) == 60
+    finally:
+        cluster.stop()
+
+
 def test_redis_is_durable_and_never_evicts(redis_server_factory: Callable[..., RedisServer]) -> None:
     with redis_server_factory(maxmemory="20mb").client() as client:
         shown: Any = client.config_get("appendonly", "appendfsync", "save", "maxmemory-policy", "maxmemory")

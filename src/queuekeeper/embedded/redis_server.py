@@ -1,10 +1,11 @@
-"""A private Valkey or Redis on loopback, alone or as a cluster of three; keys and scripts are not its business."""
+"""A private Valkey or Redis on loopback, alone or as a cluster; keys and scripts are not its business."""
 
 from __future__ import annotations
 
 import shutil
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -20,6 +21,7 @@ from queuekeeper.errors import ServerUnavailable
 
 Flavour = Literal["any", "valkey", "redis"]
 
+_MASTERS = 3
 _LOCAL_ERRORS = (redis.ConnectionError, redis.TimeoutError)
 
 
@@ -130,6 +132,7 @@ class RedisCluster:
     """Three masters that share the hash slots; made for tests, so it keeps nothing that a single server would not.
 
     :param directory: one folder per node is made in it.
+    :param replicas: of each master. In ``nodes`` they come behind the three, a first one of each, then a second.
     """
 
     def __init__(
@@ -137,6 +140,7 @@ class RedisCluster:
         directory: Path,
         *,
         flavour: Flavour = "any",
+        replicas: int = 0,
         config: Mapping[str, str | int] | None = None,
         die_with_parent: bool = False,
     ) -> None:
@@ -144,7 +148,7 @@ class RedisCluster:
         self.nodes: list[RedisServer] = []
         # One password for all: a cluster's client has only one.
         password = secret(self.directory / "password")
-        for index in range(3):
+        for index in range(_MASTERS * (1 + replicas)):
             folder = self.directory / f"node-{index}"
             write_private(folder / "password", password)
             ports = self.directory / f"node-{index}" / "bus"
@@ -160,6 +164,9 @@ class RedisCluster:
                         "cluster-require-full-coverage": "yes",
                         # The default, the port plus 10,000, lies among the ports of outgoing connections.
                         "cluster-port": _kept_port(ports),
+                        # A replica shows it to its master.
+                        "masterauth": password,
+                        "repl-diskless-sync-delay": 0,
                         **(config or {}),
                     },
                     die_with_parent=die_with_parent,
@@ -179,13 +186,7 @@ class RedisCluster:
         try:
             if not _slots_given(clients[0]):
                 self._form(clients)
-            deadline = time.monotonic() + 30
-            while not all(_agrees(client) for client in clients):
-                if time.monotonic() > deadline:
-                    raise ServerUnavailable(
-                        f"the cluster in {self.directory} did not form: {_command(clients[0], 'CLUSTER INFO')!r}"
-                    )
-                time.sleep(0.05)
+            self._await(lambda: all(_agrees(client, len(clients)) for client in clients), clients[0])
         finally:
             for client in clients:
                 client.close()
@@ -199,17 +200,33 @@ class RedisCluster:
         """Remove all keys of all nodes."""
         for node in self.nodes:
             with node.client() as client:
-                client.flushall()
+                if _replication(client)["role"] == "master":
+                    client.flushall()
+
+    def _await(self, condition: Callable[[], bool], client: redis.Redis) -> None:
+        deadline = time.monotonic() + 30
+        while not condition():
+            if time.monotonic() > deadline:
+                raise ServerUnavailable(
+                    f"the cluster in {self.directory} did not form: {_command(client, 'CLUSTER INFO')!r}"
+                )
+            time.sleep(0.05)
 
     def _form(self, clients: list[redis.Redis]) -> None:
         slots = 16_384
         for index, client in enumerate(clients):
             _command(client, "CLUSTER SET-CONFIG-EPOCH", index + 1)
-            first, beyond = slots * index // len(clients), slots * (index + 1) // len(clients)
-            _command(client, "CLUSTER ADDSLOTSRANGE", first, beyond - 1)
+            if index < _MASTERS:
+                first, beyond = slots * index // _MASTERS, slots * (index + 1) // _MASTERS
+                _command(client, "CLUSTER ADDSLOTSRANGE", first, beyond - 1)
         for node in self.nodes[1:]:
             bus = node._config["cluster-port"]
             _command(clients[0], "CLUSTER MEET", HOST, node.port, bus)
+        names = [_text(_command(client, "CLUSTER MYID")) for client in clients]
+        for index, client in enumerate(clients[_MASTERS:]):
+            master = names[index % _MASTERS]
+            self._await(partial(_knows, client, master), clients[0])
+            _command(client, "CLUSTER REPLICATE", master)
 
 
 def binary_path(flavour: Flavour = "any") -> Path:
@@ -259,12 +276,15 @@ def _kept_port(path: Path) -> int:
     return port
 
 
+def _text(answer: object) -> str:
+    return answer.decode() if isinstance(answer, bytes) else str(answer)
+
+
 def _cluster_facts(client: redis.Redis) -> dict[str, str]:
     answer = _command(client, "CLUSTER INFO")
     if isinstance(answer, dict):
         return {str(name): str(value) for name, value in answer.items()}
-    text = answer.decode() if isinstance(answer, bytes) else str(answer)
-    return dict(line.split(":", 1) for line in text.split() if ":" in line)
+    return dict(line.split(":", 1) for line in _text(answer).split() if ":" in line)
 
 
 def _slots_given(client: redis.Redis) -> bool:
@@ -272,6 +292,16 @@ def _slots_given(client: redis.Redis) -> bool:
     return int(facts["cluster_slots_assigned"]) > 0
 
 
-def _agrees(client: redis.Redis) -> bool:
+def _knows(client: redis.Redis, node: str) -> bool:
+    return node in _text(_command(client, "CLUSTER NODES"))
+
+
+def _replication(client: redis.Redis) -> dict[str, object]:
+    return cast(dict[str, object], client.info("replication"))
+
+
+def _agrees(client: redis.Redis, nodes: int) -> bool:
     facts = _cluster_facts(client)
-    return facts["cluster_state"] == "ok" and facts["cluster_size"] == "3" and facts["cluster_known_nodes"] == "3"
+    formed = facts["cluster_size"] == str(_MASTERS) and facts["cluster_known_nodes"] == str(nodes)
+    # Only a replica says how the link to its master is.
+    return formed and facts["cluster_state"] == "ok" and _replication(client).get("master_link_status") in (None, "up")
