@@ -53,6 +53,8 @@ REPLICA_TIMEOUT_MS = 1_000
 
 _NOT_RUN = (NoScriptError, AskError, TryAgainError, ClusterDownError, BusyLoadingError, ReadOnlyError)
 _SERVER_WORDS = frozenset({"OOM"})
+# Said by the server before a script runs, and unknown to redis-py.
+_SERVER_REFUSALS = frozenset({"BUSY", "MISCONF", "NOREPLICAS"})
 _INCLUDE = re.compile(r'--- @include "([^"]*)"\s*')
 _INCLUDE_LIKE = re.compile(r"\s*-{2,}\s*@include\b")
 _SHEBANG = re.compile(r"#!lua(?: flags=([a-z,-]+))?")
@@ -378,7 +380,7 @@ def as_ours(error: BaseException, script: Script, address: str) -> QueuekeeperEr
     if word in script.errors:
         return from_lua(error)
     # redis-py gives errors that it knows a class of their own and takes the word away.
-    if type(error) is not ResponseError:
+    if type(error) is not ResponseError or word in _SERVER_REFUSALS:
         return from_redis(error, address)
     if word in LUA_ERRORS:
         return ScriptError(f"{script.name} answered {word}, which its header does not declare: {text}")

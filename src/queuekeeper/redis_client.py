@@ -169,6 +169,8 @@ def from_redis(error: BaseException, address: str, *, secret: str = "") -> Queue
         return ServerUnavailable(f"{server} is a replica and takes no writes: name its master")
     if isinstance(error, BusyLoadingError):
         return ServerUnavailable(f"{server} is still loading its data: wait until it answers PING, then repeat")
+    if text.startswith("BUSY "):
+        return ServerUnavailable(f"{server} has been running one script for long: end that one with SCRIPT KILL")
     if isinstance(error, AuthenticationError) or "authentication" in low or "auth " in low:
         if "without any password" in low:
             return ServerUnavailable(f"{server} has no password set: take user and password out of the URL")

@@ -23,6 +23,7 @@ class RedisSessionStore:
     :param recent_sessions: sessions whose last packet id is kept in mind.
     :param replicas: replicas that must have a save for its report to say ``replicated``; 0 asks for none.
     :param replica_timeout_ms: how long to wait for them. A save that they do not have by then is stored all the same.
+    :param retry_for_s: how long a call waits for a slot that moves, a failover, or a server that is busy or loading.
     """
 
     def __init__(
@@ -34,9 +35,12 @@ class RedisSessionStore:
         recent_sessions: int = RECENT_SESSIONS,
         replicas: int = 0,
         replica_timeout_ms: int = lua.REPLICA_TIMEOUT_MS,
+        retry_for_s: float = lua.RETRY_FOR_S,
     ) -> None:
         self.operations = RedisSessionOperations(prefix=prefix, rules=rules, recent_sessions=recent_sessions)
-        self._caller = lua.ScriptCaller(client, replicas=replicas, replica_timeout_ms=replica_timeout_ms)
+        self._caller = lua.ScriptCaller(
+            client, replicas=replicas, replica_timeout_ms=replica_timeout_ms, retry_for_s=retry_for_s
+        )
 
     def answer(self, step: Sequence[lua.Call]) -> lua.Replies:
         """Send the calls of a step."""

@@ -35,10 +35,14 @@ FIRST_PAUSE_S = 0.1
 
 
 class Stored(NamedTuple):
-    """Where a message is."""
+    """Where a message is.
+
+    :ivar replicated: whether as many replicas as asked for have it; none when none were asked for.
+    """
 
     serial: int
     packet_id: int
+    replicated: bool | None = None
 
 
 class MessageRefused(RefusedError):
@@ -255,7 +259,7 @@ class SessionWriter:
             if serial is None or packet_id is None:
                 future.set_exception(MessageRefused(report.client_id, report.refused[position]))
             else:
-                future.set_result(Stored(serial, packet_id))
+                future.set_result(Stored(serial, packet_id, report.replicated))
         self._finish(batch)
 
     def _fail(self, batch: _Batch, error: BaseException) -> None:
