@@ -14,6 +14,7 @@ from queuekeeper.keyspace import payload_key, quarantined_key, session_keys
 from queuekeeper.redis_client import connect, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SaveReport, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.conformance.cutting_proxy import CuttingProxy
 from tests.lua.lua_sessions import HOSTILE_IDS
 
 pytestmark = pytest.mark.conformance
@@ -194,25 +195,41 @@ def test_packet_ids_in_use_are_passed_over_however_many(client: Any) -> None:
 
 
 def test_batch_whose_reply_was_lost_is_stored_once(valkey_url: str) -> None:
+    with CuttingProxy(valkey_url) as proxy, connect(proxy.url) as cut, connect(valkey_url) as direct:
+        store = RedisSessionStore(cut)
+        assert save(store, "a", b"0").error is None
+        proxy.cuts = 1
+        report = save(store, "a", b"1", b"2", source="p0", offset=7)
+        assert isinstance(report.error, ServerUnavailable)
+        assert payloads(RedisSessionStore(direct), "a") == [b"0", b"1", b"2"]
+
+        again = save(store, "a", b"1", b"2", source="p0", offset=7)
+
+        assert (again.error, again.replayed, again.packet_ids, again.serials) == (None, True, (2, 3), (2, 3))
+        assert payloads(store, "a") == [b"0", b"1", b"2"]
+        older = save(store, "a", b"1", source="p0", offset=6)
+        assert (older.replayed, older.forgotten, older.packet_ids) == (True, True, (None,))
+        assert save(store, "a", b"3", source="p0", offset=8).packet_ids == (4,)
+
+
+def test_request_that_did_not_reach_the_server_is_stored_by_its_repetition(valkey_url: str) -> None:
     with connect(valkey_url) as killed, connect(valkey_url) as killer:
         store = RedisSessionStore(killed)
         assert save(store, "a", b"0").error is None
         own_ids = {int(found["id"]) for found in killer.client_list()} - {killer.client_id()}
-        # The server holds back every answer to a write, and the connection is cut while it does.
-        killer.execute_command("CLIENT", "PAUSE", 300, "WRITE")
+        # Writes are held back before they run.
+        killer.execute_command("CLIENT", "PAUSE", 60_000, "WRITE")
         with ThreadPoolExecutor(1) as pool:
-            lost = pool.submit(save, store, "a", b"1", b"2", source="p0", offset=7)
+            lost = pool.submit(save, store, "a", b"1", source="p0", offset=7)
             while not any(int(found["id"]) in own_ids and "b" in found["flags"] for found in killer.client_list()):
                 time.sleep(0.005)
             for number in own_ids:
                 killer.execute_command("CLIENT", "KILL", "ID", number)
-            report = lost.result()
-        assert isinstance(report.error, ServerUnavailable)
-        again = save(store, "a", b"1", b"2", source="p0", offset=7)
-        once_more = save(RedisSessionStore(killer), "a", b"1", b"2", source="p0", offset=7)
-        assert (again.error, again.packet_ids) == (None, once_more.packet_ids)
-        assert once_more.replayed
-        assert payloads(store, "a") == [b"0", b"1", b"2"]
+            assert isinstance(lost.result().error, ServerUnavailable)
+        killer.execute_command("CLIENT", "UNPAUSE")
+        again = save(store, "a", b"1", source="p0", offset=7)
+        assert (again.error, again.replayed, again.packet_ids) == (None, False, (2,))
+        assert payloads(store, "a") == [b"0", b"1"]
 
 
 def test_threads_that_save_for_one_client_lose_and_mix_nothing(client: Any) -> None:

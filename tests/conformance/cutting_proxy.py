@@ -1,0 +1,66 @@
+"""A proxy between a client and a server that cuts connections at the worst moment."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from contextlib import suppress
+from typing import Self
+from urllib.parse import urlsplit
+
+
+class CuttingProxy:
+    """Passes bytes on until it is told to cut: then the server gets the request and the client no reply.
+
+    :ivar url: address for clients.
+    :ivar cuts: replies still to be cut off.
+    """
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._target = (str(parts.hostname), int(parts.port or 0))
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        port = self._listener.getsockname()[1]
+        self.url = parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{port}").geturl()
+        self.cuts = 0
+        self._sockets: list[socket.socket] = []
+        self._threads = [threading.Thread(target=self._accept)]
+
+    def __enter__(self) -> Self:
+        self._threads[0].start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        # A thread that waits in accept() is woken by a shutdown, not by a close.
+        self._end(self._listener)
+        for opened in self._sockets:
+            self._end(opened)
+        for thread in self._threads:
+            thread.join()
+
+    def _accept(self) -> None:
+        with suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                server = socket.create_connection(self._target)
+                self._sockets += (client, server)
+                for source, sink, replies in ((client, server, False), (server, client, True)):
+                    thread = threading.Thread(target=self._pass_on, args=(source, sink, replies))
+                    self._threads.append(thread)
+                    thread.start()
+
+    def _pass_on(self, source: socket.socket, sink: socket.socket, replies: bool) -> None:
+        with suppress(OSError):
+            while data := source.recv(65_536):
+                if replies and self.cuts:
+                    self.cuts -= 1
+                    break
+                sink.sendall(data)
+        self._end(source)
+        self._end(sink)
+
+    @staticmethod
+    def _end(opened: socket.socket) -> None:
+        with suppress(OSError):
+            opened.shutdown(socket.SHUT_RDWR)
+        opened.close()
