@@ -15,11 +15,11 @@ from queuekeeper.redis_client import connect, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SaveReport, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.conformance.cutting_proxy import CuttingProxy
-from tests.lua.lua_sessions import HOSTILE_IDS
 
 pytestmark = pytest.mark.conformance
 
 HOUR_MS = 3_600_000
+CLIENT_IDS = ("meter-7", "}brace", "%percent", "{", "{}", "a{b}c", "glob*?[x]", "смарт-😀", "line\nbreak", "i" * 255)
 
 
 def message(payload: bytes = b"x", *, life_s: int | None = 3_600) -> NewMessage:
@@ -49,9 +49,9 @@ def client(valkey_url: str) -> Iterator[Any]:
 def test_any_client_id_has_its_session_on_a_cluster(redis_cluster_url: str) -> None:
     with connect(redis_cluster_url) as cluster:
         store = RedisSessionStore(cluster, prefix="tbmq:")
-        saves = [SessionSave(client_id=name, messages=(message(name.encode()),)) for name in HOSTILE_IDS]
+        saves = [SessionSave(client_id=name, messages=(message(name.encode()),)) for name in CLIENT_IDS]
         assert [report.error for report in store.save_messages(saves)] == [None] * len(saves)
-        for name in HOSTILE_IDS:
+        for name in CLIENT_IDS:
             assert payloads(store, name) == [name.encode()]
             assert store.ack(name, [Ack(packet_id=1, serial=1)]).removed == 1
             assert store.purge_session(name).messages == 0
