@@ -1,7 +1,10 @@
 -- Integers travel as decimal text, without leading zeros, which the server's commands refuse. Beyond 2^53 a Lua number,
 -- and a sorted set's score, is no longer exact.
 local function integer(text)
-    if text == nil or #text > 17 or (text ~= '0' and not string.find(text, '^%-?[1-9]%d*$')) then
+    if text == '0' then
+        return 0
+    end
+    if text == nil or #text > 17 or not string.find(text, '^%-?[1-9]%d*$') then
         return nil
     end
     local number = tonumber(text)

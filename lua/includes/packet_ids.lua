@@ -1,10 +1,5 @@
--- Positions, from 0, of the payload keys among KEYS that the set refers to: their packet ids are in use.
-local function positions_in_use(messages_key, first_payload)
-    local positions = {}
-    for position, score in ipairs(redis.call('ZMSCORE', messages_key, unpack(KEYS, first_payload))) do
-        if score then
-            positions[#positions + 1] = position - 1
-        end
-    end
-    return positions
+--- @include "includes/integers"
+local function is_packet_id(text)
+    local number = integer(text)
+    return number ~= nil and number >= 1 and number <= 65535
 end

@@ -33,8 +33,6 @@ Cost
     O(M log N) for M messages and N references; about 10 us per call and 2 us per message. At most 256 messages.
 ]]
 --- @include "includes/integers"
---- @include "includes/last_packet_id"
---- @include "includes/ownership"
 --- @include "includes/packet_ids"
 --- @include "includes/session_counters"
 --- @include "includes/time"
@@ -57,15 +55,13 @@ end
 if count > MESSAGES_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. MESSAGES_PER_CALL .. ' messages')
 end
-if not is_last_packet_id(expected) or not is_last_packet_id(last_packet_id) then
-    return redis.error_reply('INVALID last packet id is not an integer from 0 to 65535')
-end
-if last_packet_id == '' or last_packet_id == '0' then
+if not is_packet_id(last_packet_id) then
     return redis.error_reply('INVALID packet id of the last message is not an integer from 1 to 65535')
 end
-local offset, chunk
+local offset
 if source ~= '' then
-    offset, chunk = integer(ARGV[4]), integer(ARGV[5])
+    offset = integer(ARGV[4])
+    local chunk = integer(ARGV[5])
     if not offset or offset < 0 or not chunk or chunk < 0 then
         return redis.error_reply('INVALID offset or chunk is not an integer of 0 or more')
     end
@@ -75,29 +71,23 @@ if source ~= '' then
 end
 local session_expiry_ms, refused = integer(ARGV[7]), integer(ARGV[8])
 if ARGV[7] ~= '' and (not session_expiry_ms or session_expiry_ms < 0) then
-    return redis.error_reply('INVALID session expiry is not an integer of 0 or more')
+    return redis.error_reply('INVALID session expiry is neither empty nor an integer of 0 or more')
 end
 if not refused or refused < 0 then
     return redis.error_reply('INVALID number of refused messages is not an integer of 0 or more')
 end
 
 local now = now_ms()
-local live, expired, seen = {}, {}, {}
+local expired = {}
 local earliest, latest = MAX_INTEGER, 0
 for index = 1, count do
-    local key = KEYS[FIRST_PAYLOAD - 1 + index]
     local expires_at_ms = integer(ARGV[FIRST_PAIR + 2 * index - 2])
     if not expires_at_ms then
         return redis.error_reply('INVALID expiry of message ' .. index .. ' is not an integer')
     end
-    if seen[key] then
-        return redis.error_reply('INVALID payload key of message ' .. index .. ' comes twice')
-    end
-    seen[key] = true
     if expires_at_ms <= now then
         expired[#expired + 1] = index - 1
     else
-        live[#live + 1] = index
         if expires_at_ms < earliest then
             earliest = expires_at_ms
         end
@@ -107,126 +97,166 @@ for index = 1, count do
     end
 end
 
-local source_field = 'source:' .. source
+local source_field = source ~= '' and 'source:' .. source or 'owner'
 local fields = redis.call(
-    'HMGET', session_key, 'owner', 'import', 'last_serial', 'delivered_serial', 'saved_last_packet_id', 'until_ms',
-    'earliest_expiry_ms', source_field
+    'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', 'owner', source_field
 )
-if not takes_messages(fields[1], fields[2]) then
-    return redis.error_reply('NOT_OWNER PostgreSQL owns the session, or its import is not complete')
+if fields[5] == 'postgres' then
+    return redis.error_reply('NOT_OWNER PostgreSQL owns the session')
 end
 
 -- The record of a source: its last offset, then ';chunk:first serial:packet ids:expired' for each chunk of it.
-local record = fields[8]
-if record then
-    local recorded = tonumber(string.match(record, '^%d+'))
+local record = ARGV[4]
+if source ~= '' and fields[6] then
+    local recorded = tonumber(string.match(fields[6], '^%d+'))
     if recorded > offset then
         return { 'forgotten' }
     end
     if recorded == offset then
+        record = fields[6]
         local serial, ids, positions = string.match(record, ';' .. ARGV[5] .. ':(%d+):([%d,-]*):([%d,]*)')
         if serial then
             return { 'replayed', tonumber(serial), ids, positions }
         end
-    else
-        record = ARGV[4]
-    end
-else
-    record = ARGV[4]
-end
-
-local current = redis.call('GET', last_packet_id_key) or ''
-if current ~= expected then
-    return { 'conflict', current }
-end
-local references = redis.call('ZCARD', messages_key)
-if references > 0 then
-    local in_use = positions_in_use(messages_key, FIRST_PAYLOAD)
-    if #in_use > 0 then
-        return { 'conflict', current, unpack(in_use) }
     end
 end
 
--- Another program that saved since our last save has moved the last packet id; what it wrote is not in our fields.
-local ours = fields[5] == current
-local serial = integer(fields[3] or '')
-if not ours or not serial then
-    local highest = integer(expected) or 0
-    if references > 0 then
-        highest = math.floor(tonumber(redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2]))
+-- Another program that saved since our last save has moved the last packet id; our fields do not cover what it wrote.
+local serial = tonumber(fields[1] or nil)
+local ours = serial and fields[2] == expected
+if not ours then
+    local current = redis.call('GET', last_packet_id_key) or ''
+    if current ~= expected then
+        return { 'conflict', current }
     end
-    serial = math.max(highest, serial or 0, integer(fields[4] or '') or 0)
+    -- Our own save would have found an import complete.
+    local foreign = redis.call('HMGET', session_key, 'import', 'delivered_serial')
+    if foreign[1] and foreign[1] ~= 'done' then
+        return redis.error_reply('NOT_OWNER the import of the session is not complete')
+    end
+    local highest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2] or serial or expected
+    serial = math.max(math.floor(tonumber(highest) or 0), serial or 0, tonumber(foreign[2] or '0'))
 end
-if serial + #live > MAX_INTEGER then
+if serial + count > MAX_INTEGER then
     return redis.error_reply('INVALID serials of the session have reached 2^53')
 end
-
 local first_serial = serial + 1
-local positions = table.concat(expired, ',')
+local first_text = string.format('%d', first_serial)
+local positions = expired[1] and table.concat(expired, ',') or ''
 if source ~= '' then
-    record = string.format('%s;%d:%d:%s:%s', record, chunk, first_serial, packet_ids, positions)
+    record = record .. ';' .. ARGV[5] .. ':' .. first_text .. ':' .. packet_ids .. ':' .. positions
 end
 
--- Writing: SET comes first, or HINCRBY or HSET when all have expired. A full server refuses each of them.
+-- Writing: the first write is a SET, which a full server refuses, and so are HSET and HINCRBY when all have expired.
 
-local earliest_text = ours and fields[7] or ''
-if #live > 0 then
-    local scored = {}
-    for position, index in ipairs(live) do
-        local key = KEYS[FIRST_PAYLOAD - 1 + index]
-        local at = FIRST_PAIR + 2 * index - 2
-        redis.call('SET', key, ARGV[at + 1], 'PXAT', ARGV[at])
-        scored[2 * position - 1] = string.format('%d', serial + position)
-        scored[2 * position] = key
+local earliest_text = ours and fields[4] or ''
+local references
+if #expired < count then
+    -- One call looks and writes. It seldom finds another value, which is put back then: nobody can have seen it gone.
+    if ours then
+        local current = redis.call('SET', last_packet_id_key, last_packet_id, 'KEEPTTL', 'GET')
+        if current ~= expected then
+            if current then
+                redis.call('SET', last_packet_id_key, current, 'KEEPTTL')
+            else
+                redis.call('UNLINK', last_packet_id_key)
+            end
+            return { 'conflict', current or '' }
+        end
     end
-    redis.call('ZADD', messages_key, unpack(scored))
+    local scored = {}
+    local filled, passed = 0, 1
+    for index = 1, count do
+        if expired[passed] == index - 1 then
+            passed = passed + 1
+        else
+            local key = KEYS[FIRST_PAYLOAD - 1 + index]
+            local at = FIRST_PAIR + 2 * index - 2
+            -- The same holds here: most packet ids are free, and nothing refers to the messages of this call yet.
+            if not redis.call('SET', key, ARGV[at + 1], 'NX', 'PXAT', ARGV[at]) then
+                for position = 2, filled, 2 do
+                    redis.call('UNLINK', scored[position])
+                end
+                if ours then
+                    redis.call('SET', last_packet_id_key, expected, 'KEEPTTL')
+                end
+                local in_use = {}
+                for position = 1, count do
+                    if redis.call('EXISTS', KEYS[FIRST_PAYLOAD - 1 + position]) == 1 then
+                        in_use[#in_use + 1] = position - 1
+                    end
+                end
+                return { 'conflict', expected, unpack(in_use) }
+            end
+            serial = serial + 1
+            scored[filled + 1] = filled == 0 and first_text or string.format('%d', serial)
+            scored[filled + 2] = key
+            filled = filled + 2
+        end
+    end
+    local added = redis.call('ZADD', messages_key, unpack(scored))
+    references = redis.call('ZCARD', messages_key)
+    local was_empty = references == added
 
     -- Messages of another program may live longer than we know. Then the keys stay until the set has been empty.
-    local stored_until = fields[6]
-    local old_until_ms = integer(stored_until or '')
-    local until_ms
-    if session_expiry_ms and (references == 0 or (ours and old_until_ms)) then
-        until_ms = math.ceil((latest + session_expiry_ms) / HOUR_MS) * HOUR_MS
-        until_ms = math.min(math.max(until_ms, old_until_ms or 0), MAX_INTEGER)
+    local old_until_ms = tonumber(fields[3] or nil)
+    local until_text = 'never'
+    if session_expiry_ms and (was_empty or (ours and old_until_ms)) then
+        local until_ms = math.ceil((latest + session_expiry_ms) / HOUR_MS) * HOUR_MS
+        if old_until_ms and old_until_ms >= until_ms then
+            until_text = fields[3]
+        else
+            until_text = string.format('%d', math.min(until_ms, MAX_INTEGER))
+        end
     end
-    local until_text = until_ms and string.format('%d', until_ms) or 'never'
-    if until_ms then
-        redis.call('SET', last_packet_id_key, last_packet_id, 'PXAT', until_text)
-    else
+    local moved = until_text ~= fields[3]
+    if not ours then
         redis.call('SET', last_packet_id_key, last_packet_id)
     end
+    if until_text == 'never' then
+        if moved then
+            redis.call('PERSIST', messages_key)
+            redis.call('PERSIST', last_packet_id_key)
+            redis.call('PERSIST', session_key)
+        end
+    elseif moved or was_empty then
+        -- A set that was empty was no key, and has no expiry yet.
+        redis.call('PEXPIREAT', messages_key, until_text)
+        if moved or not ours then
+            redis.call('PEXPIREAT', last_packet_id_key, until_text)
+        end
+    end
 
-    local changed = { 'last_serial', scored[#scored - 1], 'saved_last_packet_id', last_packet_id }
-    if references == 0 or earliest < (integer(earliest_text) or 0) then
+    if was_empty or earliest < (tonumber(earliest_text) or 0) then
         earliest_text = string.format('%d', earliest)
     end
-    if earliest_text ~= fields[7] then
-        changed[#changed + 1], changed[#changed + 2] = 'earliest_expiry_ms', earliest_text
-    end
-    local moved = until_text ~= stored_until
-    if moved then
-        changed[#changed + 1], changed[#changed + 2] = 'until_ms', until_text
-    end
+    local last_serial = scored[filled - 1]
     if source ~= '' then
-        changed[#changed + 1], changed[#changed + 2] = source_field, record
+        redis.call(
+            'HSET', session_key, 'last_serial', last_serial, 'saved_last_packet_id', last_packet_id,
+            source_field, record
+        )
+    else
+        redis.call('HSET', session_key, 'last_serial', last_serial, 'saved_last_packet_id', last_packet_id)
     end
-    redis.call('HSET', session_key, unpack(changed))
-
-    if until_ms then
-        -- A set that was empty was no key, and has no expiry yet.
-        if moved or references == 0 then
-            redis.call('PEXPIREAT', messages_key, until_text)
-        end
-        if moved then
-            redis.call('PEXPIREAT', session_key, until_text)
-        end
-    elseif moved then
-        redis.call('PERSIST', messages_key)
-        redis.call('PERSIST', session_key)
+    if moved or earliest_text ~= fields[4] then
+        redis.call('HSET', session_key, 'until_ms', until_text, 'earliest_expiry_ms', earliest_text)
     end
-elseif source ~= '' and redis.call('EXISTS', session_key) == 1 then
-    redis.call('HSET', session_key, source_field, record)
+    if moved and until_text ~= 'never' then
+        redis.call('PEXPIREAT', session_key, until_text)
+    end
+else
+    local current = redis.call('GET', last_packet_id_key) or ''
+    if current ~= expected then
+        return { 'conflict', current }
+    end
+    references = redis.call('ZCARD', messages_key)
+    if source ~= '' and redis.call('EXISTS', session_key) == 1 then
+        redis.call('HSET', session_key, source_field, record)
+    end
 end
-count_in_session(session_key, 'expired', #expired)
-count_in_session(session_key, 'refused', refused)
-return { 'saved', first_serial, references + #live, positions, earliest_text }
+if #expired > 0 or refused > 0 then
+    count_in_session(session_key, 'expired', #expired)
+    count_in_session(session_key, 'refused', refused)
+end
+return { 'saved', first_serial, references, positions, earliest_text }

@@ -28,7 +28,7 @@ local expected, last_packet_id = ARGV[1], ARGV[2]
 if #KEYS ~= 2 or #ARGV ~= 3 then
     return redis.error_reply('INVALID 2 keys and 3 arguments are expected')
 end
-if not is_last_packet_id(expected) or not is_last_packet_id(last_packet_id) or last_packet_id == '' then
+if not is_last_packet_id(last_packet_id) or last_packet_id == '' then
     return redis.error_reply('INVALID last packet id is not an integer from 0 to 65535')
 end
 if not is_keep_ms(ARGV[3]) then
