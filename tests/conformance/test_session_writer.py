@@ -175,6 +175,25 @@ def test_calls_beyond_the_bound_wait_until_there_is_room(valkey_url: str) -> Non
     run(valkey_url, test)
 
 
+def test_call_that_is_cancelled_while_it_waits_for_room_leaves_its_turn_to_the_next(valkey_url: str) -> None:
+    async def test(store: WatchedStore) -> None:
+        async with SessionWriter(store, max_pending=1) as writer:
+            await writer.save("a", message(b"0"))
+            store.gate.clear()
+            calls = [asyncio.create_task(writer.save("a", message(b"%d" % number))) for number in range(1, 5)]
+            await asyncio.sleep(0.01)
+            calls[1].cancel()
+            store.gate.set()
+            await calls[0]
+            # By now the turn is the third call's, which may not have taken it yet.
+            calls[2].cancel()
+            assert (await calls[3]).serial in {3, 4}
+        assert (await payloads(store, "a"))[:2] == [b"0", b"1"]
+        assert (await payloads(store, "a"))[-1] == b"4"
+
+    run(valkey_url, test)
+
+
 def test_closing_stores_all_that_was_accepted_and_takes_nothing_more(valkey_url: str) -> None:
     async def test(store: WatchedStore) -> None:
         writer = SessionWriter(store, max_pending=10)
