@@ -7,8 +7,6 @@ next batch gathers, so batches grow with the load.
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from contextlib import suppress
 from copy import copy
 from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias
@@ -99,9 +97,7 @@ class SessionWriter:
         self._store = store
         self._source = source
         self._offset = first_offset or 0
-        # asyncio.Semaphore does the same for several microseconds per message.
-        self._room = max_pending
-        self._turns: deque[asyncio.Future[None]] = deque()
+        self._room = asyncio.Semaphore(max_pending)
         # Messages by session: of sessions with nothing under way, and of the others.
         self._ready: dict[str, list[_Waiting]] = {}
         self._held: dict[str, list[_Waiting]] = {}
@@ -135,48 +131,23 @@ class SessionWriter:
         check_client_id(client_id)
         self._store.operations.check_payload(client_id, message)
         self._entered += 1
-        if self._room and not self._turns:
-            self._room -= 1
-        else:
-            await self._wait_for_room()
         try:
-            future: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
-            waiting = self._held if client_id in self._under_way else self._ready
-            found = waiting.get(client_id)
-            if found is None:
-                waiting[client_id] = [(message, future)]
-            else:
-                found.append((message, future))
-            if not self._starts_soon:
-                self._start_soon()
-            return await future
+            await self._room.acquire()
+            try:
+                future: asyncio.Future[Stored] = asyncio.get_running_loop().create_future()
+                waiting = self._held if client_id in self._under_way else self._ready
+                found = waiting.get(client_id)
+                if found is None:
+                    waiting[client_id] = [(message, future)]
+                else:
+                    found.append((message, future))
+                if not self._starts_soon:
+                    self._start_soon()
+                return await future
+            finally:
+                self._room.release()
         finally:
-            self._leave()
-
-    async def _wait_for_room(self) -> None:
-        """Return when a call before has left its room to this one."""
-        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._turns.append(turn)
-        try:
-            await turn
-        except asyncio.CancelledError:
-            if turn.cancelled():
-                with suppress(ValueError):
-                    self._turns.remove(turn)
-                self._entered -= 1
-            else:
-                self._leave()
-            raise
-
-    def _leave(self) -> None:
-        """Leave the room of a call to the one that has waited longest."""
-        self._entered -= 1
-        while self._turns:
-            turn = self._turns.popleft()
-            if not turn.done():
-                turn.set_result(None)
-                return
-        self._room += 1
+            self._entered -= 1
 
     async def flush(self) -> None:
         """Return when all messages accepted so far are stored or have failed; their own calls say which."""
