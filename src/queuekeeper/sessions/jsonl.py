@@ -111,9 +111,7 @@ def _parsed(line: bytes) -> Any:
 
 
 def _session(fields: Any, *, client_id: str) -> dict[str, Any]:
-    if not isinstance(fields, dict) or fields.keys() != {"session"}:
-        raise ValueError("the first line must hold the member session and no other")
-    session = _members(fields["session"], _SESSION_FIELDS)
+    session = _members(_members(fields, ("session",))["session"], _SESSION_FIELDS)
     if session["format"] != FORMAT or type(session["format"]) is not int:
         raise ValueError(f"format is {session['format']!r}: this release reads format {FORMAT}")
     if session["client_id"] != client_id:
@@ -146,7 +144,9 @@ def _message(fields: Any, *, client_id: str) -> PendingMessage:
 
 def _members(fields: Any, names: tuple[str, ...]) -> dict[str, Any]:
     if not isinstance(fields, dict) or fields.keys() != set(names):
-        raise ValueError(f"it must be an object of {', '.join(names)}")
+        unknown = sorted(fields.keys() - set(names)) if isinstance(fields, dict) else []
+        surprise = f" and has {', '.join(unknown)}" if unknown else ""
+        raise ValueError(f"it must be an object of {', '.join(names)}{surprise}")
     return fields
 
 

@@ -1,0 +1,432 @@
+"""The contract of a session store in plain Python, with a clock that tests move: what every real store is held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import orjson
+
+from queuekeeper.clock import Clock
+from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, QueuekeeperError, UsageError
+from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.sessions.model import (
+    DEFAULT_PAGE,
+    MAX_EXPIRY_INTERVAL_S,
+    Ack,
+    AckReport,
+    ExportPage,
+    ImportReport,
+    MessageView,
+    NewMessage,
+    PendingMessage,
+    PendingPage,
+    Problem,
+    PurgeReport,
+    Refusal,
+    Release,
+    SaveReport,
+    SessionSave,
+    SessionView,
+    StoreRules,
+    check_client_id,
+    check_integer,
+    check_packet_id,
+    check_page,
+)
+from queuekeeper.sessions.store import PAGE_BYTES
+
+PROPERTIES = (
+    "retain",
+    "expiry_interval_s",
+    "payload_format_indicator",
+    "content_type",
+    "response_topic",
+    "correlation_data",
+    "user_properties",
+    "subscription_ids",
+)
+"""Fields of a new message that a pending one repeats as they are; all but these are named where they are used."""
+
+
+@dataclass
+class Session:
+    """One session.
+
+    :param messages: by packet id, in the order of delivery.
+    :param batches: offset and report of the last batch of each source.
+    :param unreadable: serials of messages that a test has spoiled.
+    """
+
+    messages: dict[int, PendingMessage] = field(default_factory=dict)
+    last_packet_id: int | None = None
+    last_serial: int = 0
+    delivered_serial: int = -1
+    batches: dict[str, tuple[int, SaveReport]] = field(default_factory=dict)
+    unreadable: set[int] = field(default_factory=set)
+
+    def next_packet_id(self, used: int | None) -> int:
+        """Return the first id after one that no message has, wrapping from 65,535 to 1."""
+        candidate = used or 0
+        for _ in range(MAX_PACKET_ID):
+            candidate = candidate % MAX_PACKET_ID + 1
+            if candidate not in self.messages:
+                return candidate
+        raise PacketIdInUse("every packet id is in use")
+
+
+class Sessions:
+    """What all store objects of a test share, as they would share a server.
+
+    :param clock: current time, moved by the test.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        self.clock = clock
+        self.by_client_id: dict[str, Session] = {}
+        self.refused: set[str] = set()
+
+    def get(self, client_id: str) -> Session:
+        """Return a session; one that is not there as an empty one, which is not kept."""
+        return self.by_client_id.get(client_id) or Session()
+
+    def live(self, client_id: str) -> dict[int, PendingMessage]:
+        """Return the messages whose life is not over."""
+        found = self.get(client_id).messages
+        return {packet_id: message for packet_id, message in found.items() if not self.is_dead(message)}
+
+    def is_dead(self, message: PendingMessage) -> bool:
+        """Return whether a message's life is over."""
+        return message.expires_at_ms is not None and message.expires_at_ms <= self.clock()
+
+
+class ReferenceStore:
+    """A store without a server.
+
+    :param sessions: shared by all store objects of a test.
+    """
+
+    def __init__(self, sessions: Sessions, rules: StoreRules | None = None) -> None:
+        self._sessions = sessions
+        self._rules = rules or StoreRules()
+
+    def save_messages(
+        self, saves: Sequence[SessionSave], *, like: Sequence[SaveReport] | None = None
+    ) -> list[SaveReport]:
+        """Save; see the contract.
+
+        :param like: what another store has reported, whose packet ids and serials are taken over.
+        """
+        for save in saves:
+            for message in save.messages:
+                if len(message.payload) > self._rules.max_payload_bytes:
+                    raise UsageError(
+                        f"payload has {len(message.payload)} bytes: at most {self._rules.max_payload_bytes}"
+                    )
+        reports = []
+        for index, save in enumerate(saves):
+            try:
+                reports.append(self._save(save, like[index] if like else None))
+            except QueuekeeperError as error:
+                reports.append(SaveReport(client_id=save.client_id, error=error))
+        return reports
+
+    def _save(self, save: SessionSave, like: SaveReport | None) -> SaveReport:
+        if save.client_id in self._sessions.refused:
+            raise NotOwner("the session belongs to the other store")
+        session = self._sessions.by_client_id.setdefault(save.client_id, Session())
+        if save.source is not None and save.offset is not None and save.source in session.batches:
+            offset, report = session.batches[save.source]
+            if save.offset == offset:
+                return replace(report, trimmed=0, trimmed_in_flight=0, dead=0, replayed=True)
+            if save.offset < offset:
+                nothing = (None,) * len(save.messages)
+                return SaveReport(
+                    client_id=save.client_id, packet_ids=nothing, serials=nothing, replayed=True, forgotten=True
+                )
+        packet_ids: list[int | None] = []
+        serials: list[int | None] = []
+        refused: dict[int, Refusal] = {}
+        for position, message in enumerate(save.messages):
+            refusal = self.refusal(message)
+            if refusal is not None:
+                refused[position] = refusal
+                packet_ids.append(None)
+                serials.append(None)
+                continue
+            packet_id = like.packet_ids[position] if like else session.next_packet_id(session.last_packet_id)
+            serial = like.serials[position] if like else session.last_serial + 1
+            assert packet_id is not None
+            assert serial is not None
+            # Another store may have taken the id of a message whose life is over.
+            session.messages.pop(packet_id, None)
+            session.messages[packet_id] = self._pending(message, packet_id, serial)
+            session.last_packet_id, session.last_serial = packet_id, serial
+            packet_ids.append(packet_id)
+            serials.append(serial)
+        trimmed, trimmed_in_flight, dead = self._make_room(session)
+        report = SaveReport(
+            client_id=save.client_id,
+            packet_ids=tuple(packet_ids),
+            serials=tuple(serials),
+            refused=refused,
+            trimmed=trimmed,
+            trimmed_in_flight=trimmed_in_flight,
+            dead=dead,
+        )
+        if save.source is not None and save.offset is not None:
+            session.batches[save.source] = (save.offset, report)
+        return report
+
+    def refusal(self, message: NewMessage) -> Refusal | None:
+        """Return why a message is not stored."""
+        if message.expiry_interval_s is not None and not 0 <= message.expiry_interval_s <= MAX_EXPIRY_INTERVAL_S:
+            return Refusal.EXPIRY_OUT_OF_RANGE
+        over = message.expiry_interval_s == 0 or self._expires_at_ms(message) <= self._sessions.clock()
+        return Refusal.EXPIRED if over else None
+
+    def _expires_at_ms(self, message: NewMessage) -> int:
+        life_s = self._rules.default_ttl_s if message.expiry_interval_s is None else message.expiry_interval_s
+        return min(message.time_ms + 1000 * life_s, 2**53 - 1)
+
+    def _pending(self, message: NewMessage, packet_id: int, serial: int) -> PendingMessage:
+        return PendingMessage(
+            serial=serial,
+            packet_id=packet_id,
+            packet_type="PUBLISH",
+            topic=message.topic,
+            payload=message.payload,
+            qos=message.qos,
+            time_ms=message.time_ms,
+            expires_at_ms=self._expires_at_ms(message),
+            redelivery=False,
+            **{name: getattr(message, name) for name in PROPERTIES},
+        )
+
+    def _make_room(self, session: Session) -> tuple[int, int, int]:
+        """Return how many messages were trimmed, how many of them in flight, and how many had died."""
+        dead = self._sweep(session) if len(session.messages) > self._rules.limit else 0
+        trimmed = in_flight = 0
+        while len(session.messages) > self._rules.limit:
+            waiting = [m for m in session.messages.values() if m.serial > session.delivered_serial]
+            victim = min(waiting or session.messages.values(), key=lambda m: m.serial)
+            del session.messages[victim.packet_id]
+            trimmed += 1
+            in_flight += not waiting
+        return trimmed, in_flight, dead
+
+    def _sweep(self, session: Session) -> int:
+        dead = [packet_id for packet_id, m in session.messages.items() if self._sessions.is_dead(m)]
+        for packet_id in dead:
+            del session.messages[packet_id]
+        return len(dead)
+
+    def fetch_pending(
+        self,
+        client_id: str,
+        *,
+        after_serial: int = -1,
+        backlog_serial: int | None = None,
+        limit: int = DEFAULT_PAGE,
+        max_bytes: int = PAGE_BYTES,
+        mark_delivered: bool = False,
+    ) -> PendingPage:
+        check_client_id(client_id)
+        check_page(offset=0, limit=limit)
+        check_integer("max_bytes", max_bytes, 1, 2**53 - 1, "a page holds at least one message")
+        session = self._sessions.get(client_id)
+        if backlog_serial is None:
+            backlog_serial = max((m.serial for m in session.messages.values()), default=-1)
+        page: list[PendingMessage] = []
+        expired = unreadable = 0
+        waiting = [m for m in session.messages.values() if after_serial < m.serial <= backlog_serial]
+        for number, message in enumerate(waiting):
+            full = number == limit or (page and sum(len(m.payload) for m in [*page, message]) > max_bytes)
+            if full:
+                break
+            after_serial = message.serial
+            if message.serial in session.unreadable:
+                del session.messages[message.packet_id]
+                unreadable += 1
+            elif self._sessions.is_dead(message):
+                del session.messages[message.packet_id]
+                expired += 1
+            else:
+                page.append(replace(message, redelivery=message.serial <= session.delivered_serial))
+        if mark_delivered and page:
+            self.mark_delivered(client_id, serial=page[-1].serial)
+        return PendingPage(
+            client_id=client_id,
+            messages=tuple(page),
+            after_serial=after_serial,
+            backlog_serial=backlog_serial,
+            more=any(after_serial < m.serial <= backlog_serial for m in session.messages.values()),
+            expired=expired,
+            unreadable=unreadable,
+        )
+
+    def mark_delivered(self, client_id: str, *, serial: int) -> bool:
+        check_client_id(client_id)
+        session = self._sessions.get(client_id)
+        moved = bool(session.messages) and serial > session.delivered_serial
+        if moved:
+            session.delivered_serial = serial
+        return moved
+
+    def ack(self, client_id: str, acks: Sequence[Ack]) -> AckReport:
+        check_client_id(client_id)
+        removed = 0
+        for ack in acks:
+            message = self._sessions.live(client_id).get(ack.packet_id)
+            if message is not None and ack.serial in (None, message.serial):
+                del self._sessions.get(client_id).messages[ack.packet_id]
+                removed += 1
+        return AckReport(client_id=client_id, removed=removed, unknown=len(acks) - removed)
+
+    def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Release:
+        check_client_id(client_id)
+        check_packet_id(packet_id)
+        message = self._sessions.live(client_id).get(packet_id)
+        if message is None or serial not in (None, message.serial):
+            return Release.MISSING
+        if message.packet_type == "PUBREL":
+            return Release.ALREADY
+        released = replace(message, packet_type="PUBREL", payload=b"")
+        self._sessions.get(client_id).messages[packet_id] = released
+        return Release.RELEASED
+
+    def purge_session(self, client_id: str, *, dry_run: bool = False) -> PurgeReport:
+        check_client_id(client_id)
+        count = len(self._sessions.get(client_id).messages)
+        if not dry_run:
+            self._sessions.by_client_id.pop(client_id, None)
+        return PurgeReport(client_id=client_id, messages=count, kept=0, dry_run=dry_run)
+
+    def get_last_packet_id(self, client_id: str) -> int | None:
+        check_client_id(client_id)
+        return self._sessions.get(client_id).last_packet_id
+
+    def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> bool:
+        check_client_id(client_id)
+        check_packet_id(packet_id)
+        if self.get_last_packet_id(client_id) != expected:
+            return False
+        self._sessions.by_client_id.setdefault(client_id, Session()).last_packet_id = packet_id
+        return True
+
+    def reserve_packet_ids(self, client_id: str, *, count: int) -> tuple[int, ...]:
+        check_client_id(client_id)
+        check_integer("count", count, 1, 1_000, "ids are given out in small numbers")
+        session = self._sessions.by_client_id.setdefault(client_id, Session())
+        ids: list[int] = []
+        last = session.last_packet_id
+        for _ in range(count):
+            last = session.next_packet_id(last)
+            if last in ids:
+                raise PacketIdInUse(f"{count} free packet ids do not exist")
+            ids.append(last)
+        session.last_packet_id = last
+        return tuple(ids)
+
+    def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> SessionView:
+        check_client_id(client_id)
+        check_page(offset=offset, limit=limit)
+        session = self._sessions.get(client_id)
+        views = [self._view(session, message) for message in session.messages.values()]
+        return SessionView(
+            client_id=client_id,
+            store="reference",
+            exists=client_id in self._sessions.by_client_id,
+            messages=len(views),
+            offset=offset,
+            page=tuple(views[offset : offset + limit]),
+            last_packet_id=session.last_packet_id,
+            last_serial=session.last_serial or None,
+        )
+
+    def _view(self, session: Session, message: PendingMessage) -> MessageView:
+        if message.serial in session.unreadable:
+            return MessageView(serial=message.serial, packet_id=message.packet_id, problem=Problem.UNREADABLE)
+        if self._sessions.is_dead(message):
+            return MessageView(serial=message.serial, packet_id=message.packet_id, problem=Problem.DANGLING)
+        return MessageView(
+            serial=message.serial,
+            packet_id=message.packet_id,
+            packet_type=message.packet_type,
+            qos=message.qos,
+            topic=message.topic,
+            payload_bytes=len(message.payload),
+            time_ms=message.time_ms,
+            expires_at_ms=message.expires_at_ms,
+        )
+
+    def peek(self, client_id: str, *, packet_id: int) -> PendingMessage | None:
+        check_client_id(client_id)
+        check_packet_id(packet_id)
+        message = self._sessions.live(client_id).get(packet_id)
+        delivered_serial = self._sessions.get(client_id).delivered_serial
+        return message and replace(message, redelivery=message.serial <= delivered_serial)
+
+    def export_session(
+        self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
+    ) -> ExportPage:
+        check_client_id(client_id)
+        check_page(offset=0, limit=limit)
+        session = self._sessions.get(client_id)
+        lines: list[dict[str, Any]] = []
+        if after_serial is None:
+            after_serial = -1
+            lines.append({"last_packet_id": session.last_packet_id, "last_serial": session.last_serial})
+        waiting = [m for m in self._sessions.live(client_id).values() if m.serial > after_serial]
+        lines += [_line(message) for message in waiting[:limit]]
+        return ExportPage(
+            lines=tuple(orjson.dumps(line) for line in lines),
+            after_serial=waiting[:limit][-1].serial if waiting else after_serial,
+            more=len(waiting) > limit,
+        )
+
+    def import_session(self, client_id: str, lines: Iterable[bytes]) -> ImportReport:
+        check_client_id(client_id)
+        if client_id in self._sessions.by_client_id:
+            raise MovedOn(f"session {client_id!r} exists")
+        session = Session()
+        expired = 0
+        for number, line in enumerate(lines, start=1):
+            try:
+                fields = orjson.loads(line)
+                if number == 1:
+                    session.last_packet_id, session.last_serial = _values(fields, "last_packet_id", "last_serial")
+                    continue
+                message = _message(fields)
+            except (AttributeError, KeyError, TypeError, ValueError) as error:
+                raise UsageError(f"line {number} is not one of an export: {error}") from error
+            if self._sessions.is_dead(message):
+                expired += 1
+            else:
+                session.messages[message.packet_id] = message
+        self._sessions.by_client_id[client_id] = session
+        return ImportReport(
+            client_id=client_id, stored=len(session.messages), expired=expired, last_packet_id=session.last_packet_id
+        )
+
+
+def _line(message: PendingMessage) -> dict[str, Any]:
+    fields = {name: getattr(message, name) for name in message.__slots__ if name != "redelivery"}
+    return {name: value.hex() if isinstance(value, bytes) else value for name, value in fields.items()}
+
+
+def _message(fields: Mapping[str, Any]) -> PendingMessage:
+    values = dict(fields)
+    values["payload"] = bytes.fromhex(values["payload"])
+    if values["correlation_data"] is not None:
+        values["correlation_data"] = bytes.fromhex(values["correlation_data"])
+    values["user_properties"] = tuple((name, value) for name, value in values["user_properties"])
+    values["subscription_ids"] = tuple(values["subscription_ids"])
+    return PendingMessage(redelivery=False, **values)
+
+
+def _values(fields: Mapping[str, Any], *names: str) -> tuple[Any, ...]:
+    if fields.keys() != set(names):
+        raise ValueError(f"it has the fields {', '.join(fields)}")
+    return tuple(fields[name] for name in names)

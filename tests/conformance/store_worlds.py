@@ -1,0 +1,297 @@
+"""Every session store behind one face, so that one test serves all: the reference, Redis and PostgreSQL, both ways."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AsyncExitStack, ExitStack, contextmanager
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg import sql
+
+from queuekeeper import assets, postgres, redis_client
+from queuekeeper.errors import ServerUnavailable
+from queuekeeper.keyspace import payload_key, session_keys
+from queuekeeper.redis_async import connect as connect_async
+from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
+from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
+from tests.conformance.reference_store import ReferenceStore, Sessions
+
+Store: TypeAlias = Any
+"""Has the methods of ``SessionOperations``, each of which returns its result."""
+
+Work: TypeAlias = Callable[[Store], Any]
+"""One call of a store's method; of an asyncio store it returns the coroutine."""
+
+
+class AwaitedStore:
+    """An asyncio store whose coroutines are run to their end, so that the same tests serve both."""
+
+    def __init__(self, store: Any, runner: asyncio.Runner) -> None:
+        self.store = store
+        self._runner = runner
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        method = getattr(self.store, name)
+        return lambda *args, **kwargs: self._runner.run(method(*args, **kwargs))
+
+
+class World(ABC):
+    """One kind of store and the server behind it.
+
+    :cvar ways_to_spoil: what can be done to a record so that nobody can read it.
+    :cvar keeps_subscription_ids: whether there is a place for them.
+    """
+
+    ways_to_spoil: tuple[str, ...]
+    keeps_subscription_ids = True
+
+    @abstractmethod
+    def store(self, **rules: Any) -> Store:
+        """Return another store object for the same data, with a connection of its own."""
+
+    @abstractmethod
+    def erase(self) -> None:
+        """Forget all sessions, and close what :meth:`store` has opened."""
+
+    @abstractmethod
+    def refuse(self, client_id: str) -> None:
+        """Make every save for a client fail, and for it alone."""
+
+    @abstractmethod
+    def spoil(self, client_id: str, packet_id: int, serial: int, way: str) -> None:
+        """Make a record unreadable."""
+
+    def now_ms(self) -> int:
+        """Return the time by which lives are judged."""
+        return time.time_ns() // 1_000_000
+
+    def wait_until(self, instant_ms: int) -> None:
+        """Return when an instant has passed."""
+        while (left_ms := instant_ms + 2 - self.now_ms()) > 0:
+            time.sleep(left_ms / 1000)
+
+    def close(self) -> None:
+        """End for good."""
+        self.erase()
+
+
+class ReferenceWorld(World):
+    """The reference, whose time stands until it is moved."""
+
+    ways_to_spoil = ("spoiled",)
+
+    def __init__(self) -> None:
+        self._now_ms = 1_800_000_000_000
+        self.sessions = Sessions(self.now_ms)
+
+    def store(self, **rules: Any) -> Store:
+        return ReferenceStore(self.sessions, StoreRules(**rules))
+
+    def erase(self) -> None:
+        self.sessions.by_client_id.clear()
+        self.sessions.refused.clear()
+
+    def refuse(self, client_id: str) -> None:
+        self.sessions.refused.add(client_id)
+
+    def spoil(self, client_id: str, packet_id: int, serial: int, way: str) -> None:
+        self.sessions.get(client_id).unreadable.add(serial)
+
+    def now_ms(self) -> int:
+        return self._now_ms
+
+    def wait_until(self, instant_ms: int) -> None:
+        self._now_ms = max(self._now_ms, instant_ms)
+
+
+class ServerWorld(World):
+    """Stores on a real server.
+
+    :param awaited: whether the stores are the asyncio ones.
+    """
+
+    def __init__(self, url: str, *, awaited: bool) -> None:
+        self.url = url
+        self._runner = asyncio.Runner() if awaited else None
+        self._opened = ExitStack()
+        self._opened_async = AsyncExitStack()
+
+    @abstractmethod
+    def blocking_store(self, rules: StoreRules, opened: ExitStack) -> Store: ...
+
+    @abstractmethod
+    async def asyncio_store(self, rules: StoreRules, opened: AsyncExitStack) -> Store: ...
+
+    def store(self, **rules: Any) -> Store:
+        if self._runner is None:
+            return self.neighbour(**rules)
+        return AwaitedStore(self._runner.run(self.asyncio_store(StoreRules(**rules), self._opened_async)), self._runner)
+
+    def neighbour(self, **rules: Any) -> Store:
+        """Return a blocking store, which can be called in the midst of another store's operation."""
+        return self.blocking_store(StoreRules(**rules), self._opened)
+
+    def erase(self) -> None:
+        if self._runner is not None:
+            self._runner.run(self._opened_async.aclose())
+        self._opened.close()
+
+    def close(self) -> None:
+        super().close()
+        if self._runner is not None:
+            self._runner.close()
+
+    def at_once(self, plans: Sequence[Sequence[Work]], **rules: Any) -> list[list[Any]]:
+        """Carry out several plans at the same time.
+
+        :param plans: each a sequence of calls, done in order; threads with a connection each, or tasks that share a
+            store.
+        :returns: results of each plan.
+        """
+        if self._runner is not None:
+            return self._runner.run(self._at_once(plans, self.store(**rules).store))
+        stores = [self.store(**rules) for _ in plans]
+        with ThreadPoolExecutor(len(plans)) as pool:
+            return list(pool.map(lambda plan, store: [work(store) for work in plan], plans, stores))
+
+    @staticmethod
+    async def _at_once(plans: Sequence[Sequence[Work]], store: Store) -> list[list[Any]]:
+        async def carry_out(plan: Sequence[Work]) -> list[Any]:
+            return [await work(store) for work in plan]
+
+        return list(await asyncio.gather(*map(carry_out, plans)))
+
+    @contextmanager
+    def after_step(self, store: Store, number: int, act: Callable[[], None]) -> Iterator[Callable[[], bool]]:
+        """Do something once when the server has answered a step, before the store sees the answer.
+
+        :param number: of the step, counted from 1 within the block.
+        :param act: may raise, and then the answer is lost.
+        :returns: function that says whether it was done.
+        """
+        target = store.store if isinstance(store, AwaitedStore) else store
+        original = target.answer
+        steps = 0
+
+        def count() -> None:
+            nonlocal steps
+            steps += 1
+            if steps == number:
+                act()
+
+        def answer(step: Any) -> Any:
+            reply = original(step)
+            count()
+            return reply
+
+        async def answer_async(step: Any) -> Any:
+            reply = await original(step)
+            count()
+            return reply
+
+        target.answer = answer if self._runner is None else answer_async
+        yield lambda: steps >= number
+        target.answer = original
+
+
+class RedisWorld(ServerWorld):
+    """A single server or a cluster."""
+
+    ways_to_spoil = ("no JSON", "no object", "no fields", "no base64", "wrong type")
+
+    def __init__(self, url: str, *, awaited: bool) -> None:
+        super().__init__(url, awaited=awaited)
+        self.client: Any = redis_client.connect(url)
+
+    def blocking_store(self, rules: StoreRules, opened: ExitStack) -> Store:
+        client = opened.enter_context(redis_client.connect(self.url))
+        return RedisSessionStore(client, rules=rules)
+
+    async def asyncio_store(self, rules: StoreRules, opened: AsyncExitStack) -> Store:
+        client = await opened.enter_async_context(await connect_async(self.url))
+        return AsyncRedisSessionStore(client, rules=rules)
+
+    def erase(self) -> None:
+        super().erase()
+        for _, node in redis_client.nodes(self.client):
+            node.flushall()
+
+    def close(self) -> None:
+        super().close()
+        self.client.close()
+
+    def refuse(self, client_id: str) -> None:
+        self.client.hset(session_keys(client_id).session, "owner", "postgres")
+
+    def spoil(self, client_id: str, packet_id: int, serial: int, way: str) -> None:
+        key = payload_key(client_id, packet_id)
+        if way == "wrong type":
+            self.client.delete(key)
+            self.client.rpush(key, "x")
+            return
+        text = {
+            "no JSON": b"\xff{",
+            "no object": b"[]",
+            "no fields": b'{"packetType":"PUBLISH"}',
+            "no base64": self.client.get(key).replace(b'"payload":"', b'"payload":"?'),
+        }[way]
+        self.client.set(key, text, keepttl=True)
+
+
+class PostgresWorld(ServerWorld):
+    """A database with the tables of TBMQ 1.x."""
+
+    ways_to_spoil = ("properties", "packet type")
+    keeps_subscription_ids = False
+
+    def __init__(self, url: str, *, awaited: bool) -> None:
+        super().__init__(url, awaited=awaited)
+        self.connection = postgres.connect(url, autocommit=True)
+        self.connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
+        postgres.migrate(self.connection)
+        self._fenced = False
+
+    def blocking_store(self, rules: StoreRules, opened: ExitStack) -> Store:
+        connection = opened.enter_context(postgres.connect(self.url, autocommit=True))
+        return PostgresSessionStore(connection, rules=rules)
+
+    async def asyncio_store(self, rules: StoreRules, opened: AsyncExitStack) -> Store:
+        connection = await psycopg.AsyncConnection.connect(self.url, autocommit=True)
+        await opened.enter_async_context(connection)
+        return AsyncPostgresSessionStore(connection, rules=rules)
+
+    def erase(self) -> None:
+        super().erase()
+        self.connection.execute("TRUNCATE device_session_ctx, device_publish_msg")
+        if self._fenced:
+            self.connection.execute("DROP TRIGGER refuse ON device_publish_msg")
+            self._fenced = False
+
+    def close(self) -> None:
+        super().close()
+        self.connection.close()
+
+    def refuse(self, client_id: str) -> None:
+        self.connection.execute(
+            "CREATE OR REPLACE FUNCTION refuse() RETURNS trigger LANGUAGE plpgsql AS"
+            " $$ BEGIN RAISE EXCEPTION 'the session has moved to Redis'; END $$"
+        )
+        trigger = "CREATE TRIGGER refuse BEFORE INSERT ON device_publish_msg FOR EACH ROW WHEN (NEW.client_id = {})"
+        self.connection.execute(sql.SQL(trigger + " EXECUTE FUNCTION refuse()").format(sql.Literal(client_id)))
+        self._fenced = True
+
+    def spoil(self, client_id: str, packet_id: int, serial: int, way: str) -> None:
+        column, value = {"properties": ("user_properties", "{"), "packet type": ("packet_type", "SUBSCRIBE")}[way]
+        update = sql.SQL("UPDATE device_publish_msg SET {} = %s WHERE client_id = %s AND serial_number = %s")
+        self.connection.execute(update.format(sql.Identifier(column)), (value, client_id, serial))
+
+
+def lose_answer() -> None:
+    """Behave as a connection that breaks when the server has done the work."""
+    raise ServerUnavailable("the connection broke before the answer came")
