@@ -137,7 +137,7 @@ if not ours then
     local highest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2] or serial or expected
     serial = math.max(math.floor(tonumber(highest) or 0), serial or 0, tonumber(foreign[2] or '0'))
 end
-if serial + count > MAX_INTEGER then
+if serial > MAX_INTEGER - count then
     return redis.error_reply('INVALID serials of the session have reached 2^53')
 end
 local first_serial = serial + 1

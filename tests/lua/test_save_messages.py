@@ -1,0 +1,451 @@
+"""``save_messages``: messages are stored behind all others, once, or not at all."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from lua_sessions import HOSTILE_IDS, HOUR_MS, Message, Session, contents, messages, now_ms
+
+from queuekeeper.errors import NotOwner, StoreFull, UsageError
+from queuekeeper.lua import ScriptCaller, load
+from queuekeeper.redis_client import RedisClient, connect
+
+pytestmark = pytest.mark.lua
+
+FAR_MS = 4_000_000_000_000
+"""A multiple of an hour would hide the rounding; this is not one."""
+UNTIL_MS = 4_000_003_200_000 + HOUR_MS
+"""End of the hour in which an hour of session expiry after ``FAR_MS`` ends."""
+
+
+@pytest.fixture
+def session(client: RedisClient) -> Session:
+    """A session that holds nothing yet."""
+    return Session(client=client)
+
+
+def far(count: int, *, first: int = 1) -> list[Message]:
+    return [message._replace(expires_at_ms=FAR_MS) for message in messages(count, first=first)]
+
+
+def text(number: int) -> bytes:
+    return str(number).encode()
+
+
+def expiry(session: Session) -> list[int]:
+    """Return the expiry of set, last packet id and hash."""
+    client: Any = session.client
+    return [client.pexpiretime(key) for key in session.keys]
+
+
+@pytest.mark.parametrize("client_id", HOSTILE_IDS)
+def test_first_save_makes_exactly_these_keys(client: RedisClient, client_id: str) -> None:
+    session = Session(client=client, client_id=client_id, prefix="p:")
+    assert session.save_messages(far(3)) == [b"saved", 1, 3, b"", text(FAR_MS)]
+    members = [(session.payload(n).encode(), float(n)) for n in (1, 2, 3)]
+    assert contents(client) == {
+        session.keys.messages: (members, UNTIL_MS),
+        session.keys.last_packet_id: (b"3", UNTIL_MS),
+        session.keys.session: (
+            {
+                b"last_serial": b"3",
+                b"saved_last_packet_id": b"3",
+                b"until_ms": text(UNTIL_MS),
+                b"earliest_expiry_ms": text(FAR_MS),
+            },
+            UNTIL_MS,
+        ),
+        **{session.payload(message.packet_id): (message.json.encode(), FAR_MS) for message in far(3)},
+    }
+
+
+def test_next_save_goes_behind_the_others(session: Session) -> None:
+    session.save_messages(far(2))
+    assert session.save_messages(far(3, first=3), expected=2) == [b"saved", 3, 5, b"", text(FAR_MS)]
+    assert session.references() == [(session.payload(n), n) for n in range(1, 6)]
+    assert session.client.get(session.keys.last_packet_id) == b"5"
+
+
+def test_json_is_stored_byte_for_byte(session: Session) -> None:
+    json = '{"a":[],"n":12345678901234567890,"s":"\\/ é 😀 \\u0000"}'
+    session.save_messages([Message(1, 0, FAR_MS, json)])
+    assert session.client.get(session.payload(1)) == json.encode()
+
+
+def test_packet_ids_wrap_and_serials_go_on(session: Session) -> None:
+    session.save_messages(far(1, first=65_535))
+    assert session.save_messages(far(2), expected=65_535) == [b"saved", 2, 3, b"", text(FAR_MS)]
+    assert [key for key, _ in session.references()] == [session.payload(n) for n in (65_535, 1, 2)]
+    assert session.client.get(session.keys.last_packet_id) == b"2"
+
+
+def test_256_messages_fit_and_257_do_not(session: Session) -> None:
+    assert session.save_messages(far(256))[:3] == [b"saved", 1, 256]
+    with pytest.raises(UsageError, match=r"^a call takes at most 256 messages$"):
+        session.save_messages(far(257, first=257), expected=256)
+
+
+# Messages whose life is over.
+
+
+def test_expired_messages_are_passed_over_and_counted_and_serials_stay_contiguous(session: Session) -> None:
+    batch = far(5)
+    for position in (0, 2, 3):
+        batch[position] = batch[position]._replace(expires_at_ms=now_ms() - position)
+    assert session.save_messages(batch) == [b"saved", 1, 2, b"0,2,3", text(FAR_MS)]
+    assert session.references() == [(session.payload(2), 1), (session.payload(5), 2)]
+    assert session.state()["expired"] == "3"
+    assert session.client.exists(session.payload(1)) == 0
+    assert session.client.get(session.keys.last_packet_id) == b"5"
+
+
+def test_save_of_expired_messages_only_makes_no_session(session: Session) -> None:
+    batch = [message._replace(expires_at_ms=-5) for message in far(2)]
+    assert session.save_messages(batch, source="a", packet_ids="1-2", refused=2) == [b"saved", 1, 0, b"0,1", b""]
+    assert contents(session.client) == {}
+
+
+def test_save_of_expired_messages_only_changes_counters_and_the_source_of_a_session(session: Session) -> None:
+    session.save_messages(far(2))
+    before = session.state()
+    batch = [message._replace(expires_at_ms=0) for message in far(2, first=3)]
+    reply = session.save_messages(batch, expected=2, source="a", offset=7, packet_ids="3-4")
+    assert reply == [b"saved", 3, 2, b"0,1", text(FAR_MS)]
+    assert session.state() == {**before, "source:a": "7;0:3:3-4:0,1", "expired": "2"}
+    assert session.client.get(session.keys.last_packet_id) == b"2"
+    again = session.save_messages(batch, expected=2, source="a", offset=7, packet_ids="3-4")
+    assert again == [b"replayed", 3, b"3-4", b"0,1"]
+    assert session.state()["expired"] == "2"
+
+
+def test_conflict_is_told_even_when_all_have_expired(session: Session) -> None:
+    session.save_messages(far(2))
+    batch = [message._replace(expires_at_ms=0) for message in far(1)]
+    assert session.save_messages(batch) == [b"conflict", b"2"]
+    session.client.set(session.keys.last_packet_id, 9)
+    assert session.save_messages(batch, expected=2) == [b"conflict", b"9"]
+
+
+def test_refused_messages_are_counted(session: Session) -> None:
+    session.save_messages(far(1), refused=2)
+    session.save_messages(far(1, first=2), expected=1, refused=3)
+    assert session.state()["refused"] == "5"
+
+
+# Sources: a repeated call stores nothing twice.
+
+
+def test_repeated_call_of_a_source_answers_what_the_first_one_did_and_writes_nothing(session: Session) -> None:
+    batch = far(3)
+    batch[1] = batch[1]._replace(expires_at_ms=0)
+    options: dict[str, Any] = {"source": "kafka-3", "offset": 12, "packet_ids": "1-3"}
+    assert session.save_messages(batch, **options) == [b"saved", 1, 2, b"1", text(FAR_MS)]
+    before = contents(session.client)
+    assert session.save_messages(batch, **options) == [b"replayed", 1, b"1-3", b"1"]
+    assert session.save_messages(far(1, first=9), expected=3, **options) == [b"replayed", 1, b"1-3", b"1"]
+    assert contents(session.client) == before
+
+
+def test_repeated_call_is_known_after_its_messages_are_gone(session: Session) -> None:
+    session.save_messages(far(2), source="a", packet_ids="1-2")
+    assert session.ack((1, 1), (2, 2)) == [1, 1]
+    assert session.save_messages(far(2), source="a", packet_ids="1-2") == [b"replayed", 1, b"1-2", b""]
+
+
+def test_chunks_of_the_last_batch_are_all_known_and_an_older_batch_is_forgotten(session: Session) -> None:
+    for chunk in range(12):
+        reply = session.save_messages(
+            far(1, first=chunk + 1), expected=chunk or "", source="a", offset=5, chunk=chunk, packet_ids=str(chunk + 1)
+        )
+        assert reply[:2] == [b"saved", chunk + 1]
+    for chunk in range(12):
+        reply = session.save_messages(far(1), source="a", offset=5, chunk=chunk)
+        assert reply == [b"replayed", chunk + 1, text(chunk + 1), b""]
+    assert session.save_messages(far(1), source="a", offset=4) == [b"forgotten"]
+    session.save_messages(far(1, first=13), expected=12, source="a", offset=6, packet_ids="13")
+    assert session.state()["source:a"] == "6;0:13:13:"
+    assert session.save_messages(far(1), source="a", offset=5) == [b"forgotten"]
+
+
+def test_sources_do_not_know_each_other(session: Session) -> None:
+    session.save_messages(far(1), source="a", offset=9, packet_ids="1")
+    assert session.save_messages(far(1, first=2), expected=1, source="b", packet_ids="2")[0] == b"saved"
+    assert session.save_messages(far(1, first=3), expected=2)[0] == b"saved"
+    assert session.save_messages(far(1), source="a", offset=9) == [b"replayed", 1, b"1", b""]
+
+
+# Conflicts: nothing is written, and the true state is told.
+
+
+@pytest.mark.parametrize("expected", ["", 1, 3, "x"])
+def test_other_last_packet_id_than_the_expected_one_is_a_conflict(session: Session, expected: int | str) -> None:
+    session.save_messages(far(2))
+    before = contents(session.client)
+    assert session.save_messages(far(1, first=4), expected=expected) == [b"conflict", b"2"]
+    assert contents(session.client) == before
+
+
+def test_last_packet_id_that_another_program_has_moved_is_a_conflict(session: Session) -> None:
+    session.save_messages(far(2))
+    session.client.set(session.keys.last_packet_id, 7, keepttl=True)
+    before = contents(session.client)
+    assert session.save_messages(far(1, first=3), expected=2) == [b"conflict", b"7"]
+    assert contents(session.client) == before
+
+
+def test_last_packet_id_that_is_gone_is_a_conflict(session: Session) -> None:
+    session.save_messages(far(2))
+    session.client.delete(session.keys.last_packet_id)
+    before = contents(session.client)
+    assert session.save_messages(far(1, first=3), expected=2) == [b"conflict", b""]
+    assert contents(session.client) == before
+    assert session.save_messages(far(1, first=3))[:2] == [b"saved", 3]
+
+
+def test_packet_ids_in_use_are_a_conflict_that_names_them_and_leaves_no_trace(session: Session) -> None:
+    session.save_messages(far(6))
+    session.ack((2, ""), (4, ""))
+    before = contents(session.client)
+    assert session.save_messages(far(6), expected=6, last_packet_id=6) == [b"conflict", b"6", 0, 2, 4, 5]
+    assert contents(session.client) == before
+
+
+def test_packet_ids_in_use_are_a_conflict_in_a_session_of_another_program_too(session: Session) -> None:
+    client: Any = session.client
+    client.set(session.keys.last_packet_id, 4)
+    client.zadd(session.keys.messages, {session.payload(6): 9})
+    client.set(session.payload(6), "{}")
+    before = contents(session.client)
+    assert session.save_messages(far(3, first=5), expected=4) == [b"conflict", b"4", 1]
+    assert contents(session.client) == before
+
+
+def test_packet_id_of_a_dead_reference_is_free(session: Session) -> None:
+    session.save_messages(far(3))
+    session.client.delete(session.payload(1))
+    assert session.save_messages(far(1), expected=3)[:3] == [b"saved", 4, 3]
+    assert session.references() == [(session.payload(2), 2), (session.payload(3), 3), (session.payload(1), 4)]
+
+
+# Serials never start again.
+
+
+def test_serials_go_on_after_the_set_was_empty(session: Session) -> None:
+    session.save_messages(far(3))
+    session.ack((1, ""), (2, ""), (3, ""))
+    assert session.save_messages(far(1, first=4), expected=3) == [b"saved", 4, 1, b"", text(FAR_MS)]
+    assert expiry(session) == [UNTIL_MS] * 3
+
+
+def test_serials_of_a_session_of_another_program_go_on_from_the_highest_score(session: Session) -> None:
+    client: Any = session.client
+    client.set(session.keys.last_packet_id, 7)
+    client.zadd(session.keys.messages, {session.payload(6): 900_000, session.payload(7): 900_001})
+    assert session.save_messages(far(1, first=8), expected=7)[:3] == [b"saved", 900_002, 3]
+
+
+def test_serials_of_a_session_without_messages_go_on_from_the_last_packet_id(session: Session) -> None:
+    client: Any = session.client
+    client.set(session.keys.last_packet_id, 7)
+    assert session.save_messages(far(1, first=8), expected=7)[:3] == [b"saved", 8, 1]
+
+
+def test_serials_stay_above_what_was_delivered_from_an_import(session: Session) -> None:
+    session.import_session(messages(2), last_packet_id=2)
+    session.mark_delivered(1_002)
+    session.ack((1, ""), (2, ""))
+    assert session.save_messages(far(1, first=3), expected=2)[:3] == [b"saved", 1_003, 1]
+
+
+def test_serials_stay_above_those_of_a_program_that_saved_meanwhile(session: Session) -> None:
+    session.save_messages(far(3))
+    client: Any = session.client
+    client.zadd(session.keys.messages, {session.payload(4): 50})
+    client.set(session.keys.last_packet_id, 4)
+    assert session.save_messages(far(1, first=5), expected=4)[:2] == [b"saved", 51]
+    client.zadd(session.keys.messages, {session.payload(6): 20})
+    client.set(session.keys.last_packet_id, 6)
+    session.ack((5, ""))
+    client.zrem(session.keys.messages, session.payload(4))
+    assert session.save_messages(far(1, first=7), expected=6)[:2] == [b"saved", 52]
+
+
+@pytest.mark.parametrize("score", [2**53 - 1, "inf"])
+def test_serials_end_where_scores_are_no_longer_exact(session: Session, score: int | str) -> None:
+    client: Any = session.client
+    client.zadd(session.keys.messages, {"other": score})
+    before = contents(client)
+    with pytest.raises(UsageError, match=r"^serials of the session have reached 2\^53$"):
+        session.save_messages(far(2))
+    assert contents(client) == before
+
+
+# Keys outlive the last message by the session's own expiry.
+
+
+def test_expiry_of_the_session_moves_with_its_latest_message_by_whole_hours(session: Session) -> None:
+    session.save_messages(far(1))
+    session.save_messages([Message(2, 0, FAR_MS + 1, "{}")], expected=1)
+    assert expiry(session) == [UNTIL_MS] * 3
+    session.save_messages([Message(3, 0, FAR_MS + HOUR_MS, "{}")], expected=2)
+    assert expiry(session) == [UNTIL_MS + HOUR_MS] * 3
+    assert session.state()["until_ms"] == str(UNTIL_MS + HOUR_MS)
+
+
+def test_expiry_of_the_session_is_never_shortened(session: Session) -> None:
+    session.save_messages(far(1))
+    session.save_messages([Message(2, 0, now_ms() + 60_000, "{}")], expected=1, session_expiry_ms=0)
+    assert expiry(session) == [UNTIL_MS] * 3
+    session.ack((1, ""), (2, ""))
+    session.save_messages([Message(3, 0, now_ms() + 60_000, "{}")], expected=2, session_expiry_ms=0)
+    assert expiry(session) == [UNTIL_MS] * 3
+
+
+def test_session_without_expiry_stays_for_ever(session: Session) -> None:
+    session.save_messages(far(1), session_expiry_ms="")
+    assert expiry(session) == [-1] * 3
+    assert session.state()["until_ms"] == "never"
+    session.save_messages(far(1, first=2), expected=1, session_expiry_ms="")
+    assert expiry(session) == [-1] * 3
+
+
+def test_session_that_had_an_expiry_loses_it_when_there_is_none_any_more(session: Session) -> None:
+    session.save_messages(far(1))
+    session.save_messages(far(1, first=2), expected=1, session_expiry_ms="")
+    assert expiry(session) == [-1] * 3
+
+
+def test_expiry_beyond_what_is_exact_is_cut(session: Session) -> None:
+    session.save_messages([Message(1, 0, 2**53, "{}")])
+    assert expiry(session) == [2**53] * 3
+    assert session.client.pexpiretime(session.payload(1)) == 2**53
+
+
+def test_keys_of_an_import_get_an_expiry_once_the_set_has_been_empty(session: Session) -> None:
+    session.import_session(messages(1), last_packet_id=1)
+    assert session.save_messages(far(1, first=2), expected=1)[4] == b""
+    assert expiry(session) == [-1] * 3
+    assert session.state()["until_ms"] == "never"
+    session.ack((1, ""), (2, ""))
+    assert session.save_messages(far(1, first=3), expected=2)[4] == text(FAR_MS)
+    assert expiry(session) == [UNTIL_MS] * 3
+
+
+def test_messages_of_another_program_are_not_lost_with_the_keys_of_ours(session: Session) -> None:
+    session.save_messages(far(1))
+    client: Any = session.client
+    client.set(session.payload(2), "{}")
+    client.zadd(session.keys.messages, {session.payload(2): 2})
+    client.set(session.keys.last_packet_id, 2)
+    assert session.save_messages(far(1, first=3), expected=2) == [b"saved", 3, 3, b"", b""]
+    assert expiry(session) == [-1] * 3
+    assert session.state()["earliest_expiry_ms"] == ""
+
+
+def test_earliest_expiry_goes_down_and_begins_anew_with_an_empty_set(session: Session) -> None:
+    soon = now_ms() + 600_000
+    session.save_messages(far(1))
+    assert session.save_messages([Message(2, 0, soon, "{}")], expected=1)[4] == text(soon)
+    assert session.save_messages(far(1, first=3), expected=2)[4] == text(soon)
+    assert session.state()["earliest_expiry_ms"] == str(soon)
+    session.ack((1, ""), (2, ""), (3, ""))
+    assert session.save_messages(far(1, first=4), expected=3)[4] == text(FAR_MS)
+
+
+# Who may save.
+
+
+def test_session_that_postgres_owns_takes_nothing(session: Session) -> None:
+    session.import_session(messages(1), last_packet_id=1, owner="postgres")
+    before = contents(session.client)
+    with pytest.raises(NotOwner, match=r"^PostgreSQL owns the session$"):
+        session.save_messages(far(1, first=2), expected=1)
+    assert contents(session.client) == before
+
+
+def test_session_whose_import_goes_on_takes_nothing(session: Session) -> None:
+    session.import_session(messages(1), last=False)
+    before = contents(session.client)
+    with pytest.raises(NotOwner, match=r"^the import of the session is not complete$"):
+        session.save_messages(far(1, first=2))
+    assert contents(session.client) == before
+
+
+def test_imported_session_counts_as_used_after_a_save(session: Session) -> None:
+    session.import_session(messages(2), last_packet_id=2)
+    session.save_messages(far(1, first=3), expected=2)
+    assert session.import_session(messages(2), last_packet_id=2) == [b"unchanged", 0, 0]
+
+
+# Bad arguments are refused before anything is written.
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"last_packet_id": 0}, "packet id of the last message is not an integer from 1 to 65535"),
+        ({"last_packet_id": ""}, "packet id of the last message is not an integer from 1 to 65535"),
+        ({"last_packet_id": 65_536}, "packet id of the last message is not an integer from 1 to 65535"),
+        ({"last_packet_id": "01"}, "packet id of the last message is not an integer from 1 to 65535"),
+        ({"source": "a", "offset": -1}, "offset or chunk is not an integer of 0 or more"),
+        ({"source": "a", "offset": ""}, "offset or chunk is not an integer of 0 or more"),
+        ({"source": "a", "offset": 2**53 + 2}, "offset or chunk is not an integer of 0 or more"),
+        ({"source": "a", "chunk": "-0"}, "offset or chunk is not an integer of 0 or more"),
+        ({"source": "a", "packet_ids": "1;2"}, "packet ids are not digits, commas and hyphens"),
+        ({"session_expiry_ms": -1}, "session expiry is neither empty nor an integer of 0 or more"),
+        ({"session_expiry_ms": "1e3"}, "session expiry is neither empty nor an integer of 0 or more"),
+        ({"refused": -1}, "number of refused messages is not an integer of 0 or more"),
+        ({"refused": ""}, "number of refused messages is not an integer of 0 or more"),
+    ],
+)
+def test_bad_argument_is_refused_before_anything_is_written(
+    session: Session, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        session.save_messages(far(2), **options)
+    assert str(caught.value) == message
+    assert contents(session.client) == {}
+
+
+@pytest.mark.parametrize("expires_at_ms", ["", "x", "1e15", "04000000000000", "4000000000000.5", str(2**53 + 2)])
+def test_bad_expiry_of_one_message_refuses_the_call(session: Session, expires_at_ms: str) -> None:
+    keys, args = session.save_call(far(2))
+    args[-2] = expires_at_ms
+    with pytest.raises(UsageError, match=r"^expiry of message 2 is not an integer$"):
+        ScriptCaller(session.client).call(load("sessions/save_messages"), keys, args)
+    assert contents(session.client) == {}
+
+
+@pytest.mark.parametrize(("keys", "args"), [(3, 8), (4, 9), (4, 12), (5, 10), (2, 8)])
+def test_wrong_number_of_keys_or_arguments_is_refused(session: Session, keys: int, args: int) -> None:
+    names, values = session.save_call(far(2))
+    with pytest.raises(UsageError, match=r"^3 keys and a key per message, 8 arguments and 2 per message are expected$"):
+        ScriptCaller(session.client).call(load("sessions/save_messages"), names[:keys], [*values, 1, 2][:args])
+    assert contents(session.client) == {}
+
+
+def test_payload_key_that_comes_twice_stores_nothing(session: Session) -> None:
+    batch = far(3)
+    assert session.save_messages([batch[0], batch[1], batch[0]]) == [b"conflict", b""]
+    assert contents(session.client) == {}
+
+
+# A full server.
+
+
+def test_full_server_refuses_a_save_as_a_whole(own_server: Any) -> None:
+    with connect(own_server.url) as client:
+        session = Session(client=client)
+        session.save_messages(far(2), source="a", packet_ids="1-2")
+        before = contents(client)
+        client.config_set("maxmemory", 1)
+        expired = [message._replace(expires_at_ms=0) for message in far(1, first=3)]
+        for batch in (far(2, first=3), expired):
+            with pytest.raises(StoreFull, match=r"is full"):
+                session.save_messages(batch, expected=2, source="a", offset=1, packet_ids="3")
+        with pytest.raises(StoreFull):
+            Session(client=client, client_id="fresh").save_messages(far(1))
+        assert contents(client) == before
+        client.config_set("maxmemory", 0)
+        assert session.save_messages(far(2, first=3), expected=2, source="a", offset=1, packet_ids="3-4")[1] == 3
