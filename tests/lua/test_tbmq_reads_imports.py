@@ -1,14 +1,13 @@
-"""What TBMQ 2.x does with a session finds imported messages in order: its operations, told again in plain commands."""
+"""What TBMQ 2.x does with a session finds imported messages in order: as ``tbmq_broker`` tells it."""
 
 from __future__ import annotations
 
 import json
 from base64 import b64encode
-from dataclasses import dataclass
-from typing import Any
 
 import pytest
-from lua_sessions import HOSTILE_IDS, Message, Session, contents, now_ms
+from lua_sessions import Message, Session, contents, now_ms
+from tbmq_broker import CONNECTING_IDS, Broker
 
 from queuekeeper.errors import MovedOn
 from queuekeeper.redis_client import RedisClient
@@ -17,59 +16,6 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 pytestmark = pytest.mark.lua
 
 DAY_MS = 86_400_000
-CONNECTING_IDS = tuple(client_id for client_id in HOSTILE_IDS if client_id[0] not in "}%")
-"""TBMQ puts the id between braces as it is: ids that we encode have other keys there, and are not reachable."""
-
-
-@dataclass(frozen=True)
-class Broker:
-    """A broker that knows the client id only: it makes every key's name itself, and reads nothing of ours."""
-
-    client: Any
-    client_id: str
-
-    @property
-    def stem(self) -> str:
-        return f"{{{self.client_id}}}"
-
-    def fetch(self) -> list[dict[str, Any]]:
-        """Read everything in order of score; a reference without a message is forgotten."""
-        found = []
-        for reference in self.client.zrange(f"{self.stem}_messages", 0, -1):
-            text = self.client.get(reference)
-            if text is None:
-                self.client.zrem(f"{self.stem}_messages", reference)
-            else:
-                found.append(json.loads(text))
-        return found
-
-    def acknowledge(self, packet_id: int) -> None:
-        """Remove a message that the client has confirmed."""
-        key = f"{self.stem}_messages_{packet_id}"
-        self.client.zrem(f"{self.stem}_messages", key)
-        self.client.delete(key)
-
-    def received(self, packet_id: int) -> None:
-        """Note that the client has sent PUBREC: the record stays, as PUBREL and without an expiry."""
-        key = f"{self.stem}_messages_{packet_id}"
-        text = self.client.get(key)
-        if text is not None:
-            self.client.set(key, json.dumps({**json.loads(text), "packetType": "PUBREL"}))
-
-    def add(self, topic: str, *, limit: int = 10_000) -> int:
-        """Store one message behind all others and return the packet id that it gets."""
-        packet_id = int(self.client.get(f"{self.stem}_last_packet_id") or 0) % 65_535 + 1
-        newest = self.client.zrange(f"{self.stem}_messages", 0, 0, desc=True, withscores=True)
-        score = (newest[0][1] if newest else packet_id - 1) + 1
-        key = f"{self.stem}_messages_{packet_id}"
-        message = {"clientId": self.client_id, "topicName": topic, "packetId": packet_id, "packetType": "PUBLISH"}
-        self.client.set(key, json.dumps(message), ex=600)
-        self.client.zadd(f"{self.stem}_messages", {key: score})
-        self.client.set(f"{self.stem}_last_packet_id", packet_id)
-        for reference in self.client.zrange(f"{self.stem}_messages", 0, -limit - 1):
-            self.client.zrem(f"{self.stem}_messages", reference)
-            self.client.delete(reference)
-        return packet_id
 
 
 def publish(packet_id: int, serial: int, client_id: str, *, life_ms: int = DAY_MS) -> Message:
