@@ -54,15 +54,17 @@ class PostgresSessionStore:
             if step.begin:
                 self._begin(step.transaction)
             elif step.undo:
-                self._finish(step.transaction, _Undone())
+                # An operation that hears of an error does not know whether its transaction has been undone.
+                if self._open is not None and self._open[0] is step.transaction:
+                    self._finish(_Undone())
                 return []
             try:
                 rows = self._execute(step.queries)
             except BaseException as error:
-                self._finish(step.transaction, error)
+                self._finish(error)
                 raise
             if step.end:
-                self._finish(step.transaction, None)
+                self._finish(None)
             return rows
 
     def _begin(self, transaction: object) -> None:
@@ -75,11 +77,9 @@ class PostgresSessionStore:
             raise
         self._open = (transaction, opened)
 
-    def _finish(self, transaction: object, error: BaseException | None) -> None:
-        """End a transaction, unless that has been done: an error may be told twice."""
-        if self._open is None or self._open[0] is not transaction:
-            return
-        opened, self._open = self._open[1], None
+    def _finish(self, error: BaseException | None) -> None:
+        assert self._open is not None
+        (_, opened), self._open = self._open, None
         try:
             opened.__exit__(type(error) if error else None, error, None)
         finally:
@@ -134,32 +134,39 @@ class AsyncPostgresSessionStore:
             if step.begin:
                 await self._begin(step.transaction)
             elif step.undo:
-                await self._finish(step.transaction, _Undone())
+                # An operation that hears of an error does not know whether its transaction has been undone.
+                if self._open is not None and self._open[0] is step.transaction:
+                    await self._finish(_Undone())
                 return []
             try:
                 rows = await self._execute(step.queries)
             except BaseException as error:
-                await self._finish(step.transaction, error)
+                await self._finish(error)
                 raise
             if step.end:
-                await self._finish(step.transaction, None)
+                await self._finish(None)
             return rows
 
     async def _begin(self, transaction: object) -> None:
         await self._busy.acquire()
+        opened = self._connection.transaction()
+        entering = asyncio.ensure_future(opened.__aenter__())
         try:
-            opened = self._connection.transaction()
-            await opened.__aenter__()
-        except BaseException:
-            self._busy.release()
+            # A task that is cancelled here would leave a transaction behind that nobody ends.
+            await asyncio.shield(entering)
+        except BaseException as error:
+            await asyncio.wait([entering])
+            if entering.exception() is None:
+                self._open = (transaction, opened)
+                await self._finish(error)
+            else:
+                self._busy.release()
             raise
         self._open = (transaction, opened)
 
-    async def _finish(self, transaction: object, error: BaseException | None) -> None:
-        """End a transaction, unless that has been done: an error may be told twice."""
-        if self._open is None or self._open[0] is not transaction:
-            return
-        opened, self._open = self._open[1], None
+    async def _finish(self, error: BaseException | None) -> None:
+        assert self._open is not None
+        (_, opened), self._open = self._open, None
         try:
             await opened.__aexit__(type(error) if error else None, error, None)
         finally:
