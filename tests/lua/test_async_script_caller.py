@@ -23,12 +23,12 @@ from lua_sessions import command
 from script_callers import APPEND, AwaitedCaller, BlockingCaller, Caller, eventually, script
 
 from queuekeeper.errors import MovedOn, RefusedError, ScriptError, ServerUnavailable, StoreFull, UsageError
-from queuekeeper.keyspace import client_slot
 from queuekeeper.lua import Call, Script
 from queuekeeper.redis_async import connect
 from queuekeeper.redis_client import connect as connect_blocking
 from queuekeeper.redis_client import nodes
 from queuekeeper.redis_connection import Limits
+from tests.cluster_slots import slot_of
 
 pytestmark = pytest.mark.lua
 
@@ -293,50 +293,6 @@ def test_demoted_master_is_waited_for_and_not_for_ever(
             with pytest.raises(ServerUnavailable, match="is a replica and takes no writes"):
                 caller.call(append, ["{a}"], ["x"])
             assert time.monotonic() - began < 5
-
-
-class Slot:
-    """A slot of the cluster, and two masters: its holder and another."""
-
-    def __init__(self, client: Any, key: str) -> None:
-        masters = dict(nodes(client))
-        self.number = client_slot(key)
-        client.nodes_manager.initialize()
-        holder = client.nodes_manager.get_node_from_slot(self.number).name
-        self.source = masters[holder]
-        self.target = next(node for name, node in masters.items() if name != holder)
-        self.masters = list(masters.values())
-
-    @staticmethod
-    def name(node: redis.Redis) -> str:
-        return str(command(node, "CLUSTER MYID").decode())
-
-    def begin(self) -> None:
-        command(self.target, "CLUSTER SETSLOT", self.number, "IMPORTING", self.name(self.source))
-        command(self.source, "CLUSTER SETSLOT", self.number, "MIGRATING", self.name(self.target))
-
-    def move_keys(self, *keys: str) -> None:
-        options = self.target.connection_pool.connection_kwargs
-        address = (options["host"], options["port"], "", 0, 5_000)
-        command(self.source, "MIGRATE", *address, "AUTH", options["password"], "KEYS", *keys)
-
-    def finish(self) -> None:
-        for node in (self.target, self.source, *self.masters):
-            command(node, "CLUSTER SETSLOT", self.number, "NODE", self.name(self.target))
-
-    def give_back(self) -> None:
-        self.source, self.target = self.target, self.source
-        self.begin()
-        keys = command(self.source, "CLUSTER GETKEYSINSLOT", self.number, 1_000)
-        if keys:
-            self.move_keys(*keys)
-        self.finish()
-
-
-@contextmanager
-def slot_of(url: str, key: str) -> Iterator[Slot]:
-    with connect_blocking(url) as client:
-        yield Slot(client, key)
 
 
 def test_slot_is_followed_through_every_stage_of_its_move(
