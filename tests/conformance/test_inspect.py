@@ -15,7 +15,7 @@ from queuekeeper import assets, lua, postgres
 from queuekeeper.errors import SchemaMismatch, UsageError
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.redis_client import RedisClient, connect
-from queuekeeper.sessions.model import ImportView, MessageView, Problem, SessionView
+from queuekeeper.sessions.model import ImportView, MessageView, Problem, SessionCounts, SessionView
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
@@ -285,6 +285,31 @@ def test_postgres_says_which_serial_was_given_out_last(database: postgres.Connec
     database.execute("INSERT INTO device_session_ctx VALUES ('a', 0, 77, 5)")
     view = PostgresSessionStore(database).inspect("a")
     assert (view.last_serial, view.last_packet_id) == (77, 5)
+
+
+def test_postgres_counts_are_those_of_the_session_that_is_there_now(database: postgres.Connection) -> None:
+    database.execute("INSERT INTO device_session_ctx VALUES ('a', 0, 77, 5)")
+    store = PostgresSessionStore(database)
+    assert store.inspect("a").counts is None, "without schema queuekeeper nothing is counted, and nothing fails"
+
+    postgres.migrate(database)
+    database.execute("INSERT INTO queuekeeper.session_states (client_id, known_serial, trimmed) VALUES ('a', 77, 9)")
+    assert store.inspect("a").counts == SessionCounts(trimmed=9)
+    assert store.inspect("a").delivered_serial is None
+
+    database.execute("UPDATE device_session_ctx SET last_serial_number = 3")
+    assert store.inspect("a").counts is None, "the broker has cleared the session and begun again"
+
+
+def test_postgres_is_described_to_one_who_may_not_read_the_counts(database: postgres.Connection) -> None:
+    postgres.migrate(database)
+    database.execute("INSERT INTO device_session_ctx VALUES ('a', 0, 77, 5)")
+    with database.transaction(force_rollback=True):
+        database.execute("CREATE ROLE reader")
+        database.execute("GRANT SELECT ON device_session_ctx, device_publish_msg TO reader")
+        database.execute("SET LOCAL ROLE reader")
+        view = PostgresSessionStore(database).inspect("a")
+    assert (view.last_serial, view.counts) == (77, None)
 
 
 def test_database_without_the_tables_is_refused(postgres_url: str) -> None:

@@ -22,6 +22,7 @@ from queuekeeper.sessions.model import (
     Refusal,
     Release,
     SaveReport,
+    SessionCounts,
     SessionSave,
     StoreRules,
 )
@@ -872,6 +873,27 @@ def test_inspect_describes_all_messages_without_content(world: World) -> None:
     part = store.inspect(C, offset=1, limit=1)
     assert part.page == view.page[1:2]
     assert part.next_offset == 2
+
+
+def test_inspect_says_what_has_become_of_messages(server_world: ServerWorld) -> None:
+    world = server_world
+    store = world.store(limit=3)
+    over = message(world, time_ms=world.now_ms() - 10_000, expiry_interval_s=1)
+    bad = message(world, expiry_interval_s=2**32)
+    save(store, SessionSave(client_id=C, messages=(over, bad, bad, *(message(world) for _ in range(3)))))
+    view = store.inspect(C)
+    assert view.delivered_serial is None
+    assert view.counts == SessionCounts(expired=1, refused=2)
+
+    save(store, batch(world, b"one more"))
+    fetched = pending(store, mark_delivered=True)
+    world.spoil(C, fetched[1].packet_id, fetched[1].serial, world.ways_to_spoil[0])
+    pending(store)
+
+    view = world.store().inspect(C)
+    assert view.delivered_serial == fetched[-1].serial
+    assert view.counts == SessionCounts(expired=1, refused=2, trimmed=1, quarantined=1)
+    assert store.inspect("nobody").counts is None
 
 
 def test_peek_shows_a_message_and_changes_nothing(world: World) -> None:

@@ -102,6 +102,22 @@ class ImportView:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SessionCounts:
+    """What has become of a session's messages beside delivery, as far as its store has seen it.
+
+    :param trimmed: live messages removed because the session was over its limit.
+    :param expired: messages whose life was over when they were saved or found.
+    :param refused: messages refused for their expiry interval.
+    :param quarantined: records put aside because nobody could read them.
+    """
+
+    trimmed: int = 0
+    expired: int = 0
+    refused: int = 0
+    quarantined: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
 class SessionView:
     """A session and one page of its messages, in the order of delivery.
 
@@ -111,6 +127,8 @@ class SessionView:
     :param offset: messages before the page.
     :param page: messages of the page.
     :param last_serial: serial given out last, where the store keeps it.
+    :param delivered_serial: messages up to it have been sent; none when the store does not say.
+    :param counts: none when the store has no record of its own for the session.
     :param owner: store that owns the session, where Redis says so.
     :param imported: none when no migration wrote the session.
     """
@@ -123,6 +141,8 @@ class SessionView:
     page: tuple[MessageView, ...]
     last_packet_id: int | None
     last_serial: int | None = None
+    delivered_serial: int | None = None
+    counts: SessionCounts | None = None
     owner: str | None = None
     epoch: int | None = None
     imported: ImportView | None = None

@@ -32,6 +32,7 @@ from queuekeeper.sessions.model import (
     Refusal,
     Release,
     SaveReport,
+    SessionCounts,
     SessionSave,
     SessionView,
     StoreRules,
@@ -71,6 +72,7 @@ FIRST_SERIAL = -1
 FOR_EVER_MS = 2**63 - 1
 MAX_RESERVED_PACKET_IDS = 1_000
 TRIES = 5
+_COUNTS = ("trimmed", "expired", "refused", "quarantined")
 _LOWEST_SERIAL, _HIGHEST_SERIAL = -(2**63), 2**63 - 1
 
 
@@ -89,7 +91,7 @@ class Step:
     :param begin: they begin a transaction; it is undone when a statement fails.
     :param end: they end it, and it holds.
     :param undo: the transaction is undone, if it has not ended.
-    :param transaction: tells it from the transactions of others; needed where one step does not both begin and end it.
+    :param transaction: what a step that only begins or undoes a transaction tells it by from those of others.
     """
 
     queries: tuple[Query, ...] = ()
@@ -556,7 +558,10 @@ class PostgresSessionOperations:
     # --- looking -----------------------------------------------------------------------------------------------
 
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
-        """See ``store.SessionOperations.inspect``; it needs the vendor's tables only."""
+        """See ``store.SessionOperations.inspect``.
+
+        It needs the vendor's tables only, and tells more where schema ``queuekeeper`` is there and may be read.
+        """
         check_client_id(client_id)
         check_page(offset=offset, limit=limit)
         parameters = {"client_id": client_id}
@@ -568,7 +573,14 @@ class PostgresSessionOperations:
                 Query(name="inspect_messages", parameters=parameters | {"offset": offset, "limit": limit}),
             ),
         )
-        exists, messages, last_packet_id, last_serial = session
+        exists, messages, last_packet_id, last_serial, has_state = session
+        delivered_serial: int | None = None
+        counts: SessionCounts | None = None
+        if has_state:
+            (states,) = yield Step(begin=True, end=True, queries=(Query(name="inspect_state", parameters=parameters),))
+            if states:
+                ((delivered_serial, *counted),) = states
+                counts = SessionCounts(**dict(zip(_COUNTS, counted, strict=True)))
         return SessionView(
             client_id=client_id,
             store="postgres",
@@ -590,6 +602,8 @@ class PostgresSessionOperations:
             ),
             last_packet_id=last_packet_id,
             last_serial=last_serial,
+            delivered_serial=delivered_serial,
+            counts=counts,
         )
 
     def peek(self, client_id: str, *, packet_id: int) -> Operation[PendingMessage | None]:
@@ -945,7 +959,7 @@ class PostgresSessionOperations:
         try:
             yield Step(begin=True, transaction=transaction)
             result = yield from body
-            yield Step(end=True, transaction=transaction)
+            yield Step(end=True)
         except _Undo as undo:
             yield Step(undo=True, transaction=transaction)
             return undo.result  # type: ignore[no-any-return]

@@ -45,6 +45,7 @@ from queuekeeper.sessions.model import (
     Refusal,
     Release,
     SaveReport,
+    SessionCounts,
     SessionSave,
     SessionView,
     StoreRules,
@@ -813,6 +814,8 @@ class RedisSessionOperations:
             page=tuple(page),
             last_packet_id=_integer(state.last_packet_id),
             last_serial=_integer(fields.get(b"last_serial")),
+            delivered_serial=_integer(fields.get(b"delivered_serial")),
+            counts=_counts(fields),
             owner=_text(fields.get(b"owner")),
             epoch=_integer(fields.get(b"epoch")),
             imported=_import_view(state),
@@ -1129,6 +1132,17 @@ def _message_view(keys: _Keys, reference: _Reference, record: tuple[bytes, int])
         payload_bytes=_base64_bytes(fields.get("payload")),
         time_ms=_of(int, fields.get("time")),
         expires_at_ms=expiry,
+    )
+
+
+def _counts(fields: dict[bytes, bytes]) -> SessionCounts | None:
+    if not fields:
+        return None
+    return SessionCounts(
+        trimmed=_integer(fields.get(b"trimmed")) or 0,
+        expired=_integer(fields.get(b"expired")) or 0,
+        refused=_integer(fields.get(b"refused")) or 0,
+        quarantined=_integer(fields.get(b"quarantined")) or 0,
     )
 
 
