@@ -10,6 +10,8 @@ CODE := $(wildcard src dags plugins spark_jobs tests benchmarks)
 # Further words for pytest: make test-lua ARGS="-k import -x"
 ARGS ?=
 PYTEST := $(BIN)/python -m pytest
+# Half of a lane's time is waiting for servers: two files at a time, each process with servers of its own.
+IN_PARALLEL := -n 2 --dist loadfile
 
 # Shows what a command says only when it fails.
 quietly = said=$$($(1) 2>&1) || { printf '%s\n' "$$said"; exit 1; }
@@ -42,11 +44,11 @@ down: ## Stop the private servers; their data stay
 
 .PHONY: test
 test: setup-tests lint ## Lint, then all test lanes
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) $(IN_PARALLEL) $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup-tests lint ## Lint, then the lanes without Spark, Airflow or a browser: under two minutes
-	@$(PYTEST) -m "unit or lua or sql" $(ARGS)
+	@$(PYTEST) $(IN_PARALLEL) -m "unit or lua or sql" $(ARGS)
 
 .PHONY: lint
 lint: setup-tests ## Style, types, import rules, Lua and SQL
