@@ -33,6 +33,7 @@ Cost
     O(M log N) for M messages and N references; about 10 us per call and 2 us per message. At most 256 messages.
 ]]
 --- @include "includes/integers"
+--- @include "includes/ownership"
 --- @include "includes/packet_ids"
 --- @include "includes/session_counters"
 --- @include "includes/time"
@@ -69,10 +70,12 @@ if source ~= '' then
         return redis.error_reply('INVALID packet ids are not digits, commas and hyphens')
     end
 end
-local session_expiry_ms, refused = integer(ARGV[7]), integer(ARGV[8])
-if ARGV[7] ~= '' and (not session_expiry_ms or session_expiry_ms < 0) then
+-- It is only counted with, so that any way to write a number will do.
+local session_expiry_ms = tonumber(ARGV[7])
+if ARGV[7] ~= '' and not (session_expiry_ms and session_expiry_ms >= 0 and session_expiry_ms % 1 == 0) then
     return redis.error_reply('INVALID session expiry is neither empty nor an integer of 0 or more')
 end
+local refused = integer(ARGV[8])
 if not refused or refused < 0 then
     return redis.error_reply('INVALID number of refused messages is not an integer of 0 or more')
 end
@@ -97,23 +100,26 @@ for index = 1, count do
     end
 end
 
-local source_field = source ~= '' and 'source:' .. source or 'owner'
-local fields = redis.call(
-    'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', 'owner', source_field
-)
-if fields[5] == 'postgres' then
-    return redis.error_reply('NOT_OWNER PostgreSQL owns the session')
+-- Every field costs; so what only a session of another writer needs is read below.
+local fields, source_field
+if source == '' then
+    fields = redis.call('HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms')
+else
+    source_field = 'source:' .. source
+    fields = redis.call(
+        'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', source_field
+    )
 end
 
 -- The record of a source: its last offset, then ';chunk:first serial:packet ids:expired' for each chunk of it.
 local record = ARGV[4]
-if source ~= '' and fields[6] then
-    local recorded = tonumber(string.match(fields[6], '^%d+'))
+if fields[5] then
+    local recorded = tonumber(string.match(fields[5], '^%d+'))
     if recorded > offset then
         return { 'forgotten' }
     end
     if recorded == offset then
-        record = fields[6]
+        record = fields[5]
         local serial, ids, positions = string.match(record, ';' .. ARGV[5] .. ':(%d+):([%d,-]*):([%d,]*)')
         if serial then
             return { 'replayed', tonumber(serial), ids, positions }
@@ -129,13 +135,13 @@ if not ours then
     if current ~= expected then
         return { 'conflict', current }
     end
-    -- Our own save would have found an import complete.
-    local foreign = redis.call('HMGET', session_key, 'import', 'delivered_serial')
-    if foreign[1] and foreign[1] ~= 'done' then
-        return redis.error_reply('NOT_OWNER the import of the session is not complete')
+    -- A session that we have saved to is no import's any more: an import leaves it alone.
+    local others = redis.call('HMGET', session_key, 'owner', 'import', 'delivered_serial')
+    if not takes_messages(others[1], others[2]) then
+        return redis.error_reply('NOT_OWNER PostgreSQL owns the session, or its import is not complete')
     end
     local highest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2] or serial or expected
-    serial = math.max(math.floor(tonumber(highest) or 0), serial or 0, tonumber(foreign[2] or '0'))
+    serial = math.max(math.floor(tonumber(highest) or 0), serial or 0, tonumber(others[3] or '0'))
 end
 if serial > MAX_INTEGER - count then
     return redis.error_reply('INVALID serials of the session have reached 2^53')
