@@ -13,7 +13,7 @@ Returns
 Errors
     INVALID  an argument breaks the rules above
 Cost
-    O(log N + L) for N references and a limit of L; about 0.3 us per reference.
+    O(log N + L) for N references and a limit of L; about 1 us per reference.
 ]]
 --- @include "includes/integers"
 

@@ -16,7 +16,7 @@ Returns
 Errors
     INVALID  up_to_serial is not an integer, or there are too many payload keys or members
 Cost
-    O(M log N) for M keys and members and N references; about 1 us per key. At most 1,000 of each.
+    O(M log N) for M keys and members and N references; about 3 us per key. At most 1,000 of each.
 ]]
 --- @include "includes/integers"
 

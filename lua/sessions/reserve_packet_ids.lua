@@ -19,7 +19,7 @@ Errors
     INVALID    an argument breaks the rules above
     NOT_OWNER  PostgreSQL owns the session, or its import is not complete
 Cost
-    O(M) for M packet ids; about 6 us per call and 0.3 us per packet id. At most 1,000.
+    O(M) for M packet ids; about 10 us per call and 1 us per packet id. At most 1,000.
 ]]
 --- @include "includes/integers"
 --- @include "includes/ownership"

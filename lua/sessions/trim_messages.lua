@@ -14,7 +14,7 @@ Returns
 Errors
     INVALID  an argument is not an integer, or there are too many payload keys
 Cost
-    O(M log N) for M payload keys and N references; about 2 us per key that goes. At most 1,000 keys.
+    O(M log N) for M payload keys and N references; about 3 us per key that goes. At most 1,000 keys.
 ]]
 --- @include "includes/integers"
 --- @include "includes/session_counters"
