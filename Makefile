@@ -65,6 +65,10 @@ lint: setup-tests ## Style, types, import rules, Lua and SQL
 bench: setup ## Measure the copy against its limits (benchmarks/)
 	@$(BIN)/python benchmarks/backfill.py $(ARGS)
 
+.PHONY: bench-online
+bench-online: setup ## Measure saving against the server's limit and others (ARGS="--rounds 5")
+	@$(BIN)/python benchmarks/online.py $(ARGS)
+
 ##@ One lane at a time
 
 .PHONY: $(LANES:%=test-%)

@@ -16,7 +16,6 @@ import argparse
 import base64
 import json
 import os
-import platform
 import re
 import shutil
 import socket
@@ -30,7 +29,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
-from datetime import UTC, datetime
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
@@ -38,12 +36,13 @@ from typing import Any, Self
 from urllib.parse import urlsplit
 
 import psutil
+from machine import facts
 from psycopg import sql
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
 
-from queuekeeper import __version__, lua
+from queuekeeper import lua
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer, java_home
 from queuekeeper.embedded.redis_server import Flavour
@@ -539,27 +538,9 @@ def memory(stand: Stand, *, messages: int, sessions: int, plan: MigrationPlan | 
 
 
 def machine(stand: Stand) -> dict[str, Any]:
-    """Return what the figures depend on; nothing that names the machine."""
+    """Return what the figures depend on."""
     with connect(stand.postgres_url) as connection, stand.redis.client() as client:
-        server = client.info("server")
-        flavour = "valkey" if "valkey_version" in server else "redis"
-        postgres = connection.info.server_version
-    model = platform.processor() or platform.machine()
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
-        model = next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), model)
-    return {
-        "measured_on": datetime.now(UTC).date().isoformat(),
-        "processor": model,
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
-        "memory_gib": round(psutil.virtual_memory().total / 1024**3, 1),
-        "system": f"{platform.system()} {platform.release().partition('-')[0]}",
-        "python": platform.python_version(),
-        "spark": version("pyspark"),
-        "postgresql": f"{postgres // 10_000}.{postgres % 10_000}",
-        flavour: str(server[f"{flavour}_version"]),
-        "queuekeeper": __version__,
-    }
+        return facts(connection, client) | {"spark": version("pyspark")}
 
 
 def summary(rounds: dict[str, list[Sample]]) -> dict[str, Any]:

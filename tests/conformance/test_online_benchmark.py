@@ -1,0 +1,70 @@
+"""The benchmark of the online path measures what it says, with counts too small for its figures to mean anything."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(300)]
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "online.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_small_run_measures_all_ways_and_writes_them_down(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+
+    done = run(
+        *("--rounds", "1", "--seconds", "0.05", "--messages", "200", "--sessions", "20", "--payload-bytes", "64"),
+        *("--publishers", "8", "--long-queue", "600", "--json", str(path)),
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = path.read_text("utf-8")
+    result = json.loads(text)
+    ways = result["summary"]["ways"]
+    always = [
+        *("naive", "writer, 8 publishers, 1p", "writer, 8 publishers, 2p", "limit x 1"),
+        *("batch, 100 x 1, 1p", "batch, 100 x 1, 2p", "batch, 10 x 10, 1p", "batch, 10 x 10, 2p"),
+        *("limit x 10", "limit x 100", "tbmq x 1", "tbmq x 10", "tbmq x 100", "postgres, 100 x 1", "postgres, 10 x 10"),
+    ]
+    assert {f"{way}, 64 B" for way in always} <= ways.keys()
+    for way, (sample,) in result["rounds"].items():
+        assert ways[way]["messages_per_s"] == round(sample["messages"] / sample["seconds"])
+        # So little work takes PostgreSQL less time than the kernel's clock can tell.
+        assert sample["server_cpu_s"] > 0 or way.startswith("postgres"), way
+        made_beforehand = way.startswith(("limit", "tbmq", "redis-benchmark", "valkey-benchmark"))
+        assert (sample["client_cpu_s"] is None) == made_beforehand, way
+        assert sample["messages"] == 200 or not made_beforehand, way
+    naive, limit = ways["naive, 64 B"], ways["limit x 1, 64 B"]
+    assert limit["times_naive"] == pytest.approx(limit["messages_per_s"] / naive["messages_per_s"], rel=0.01)
+    assert naive["of_limit"] == pytest.approx(naive["messages_per_s"] / limit["messages_per_s"], rel=0.01)
+    assert set(result["summary"]["server_cpu_ours_to_tbmq"]) == {"1 per call", "10 per call", "100 per call"}
+    stored = result["bytes_per_message"]["64"]
+    assert all(stored[store] > 64 for store in ("ours", "tbmq", "postgres"))
+    scripts = {operation: found["script"] for operation, found in result["blocking"].items()}
+    assert list(scripts) == ["save", "fetch", "ack", "trim", "purge", "sweep"]
+    assert scripts["save"] == "sessions/save_messages"
+    assert result["blocking"]["save"]["calls"] == 3 + 1  # three of at most 256 messages, and the look before
+    assert [fetch["messages"] for fetch in result["fetch"]] == [600, 600]
+    # The result is published: it says what kind of machine it was, not which one.
+    assert {"processor", "cores", "memory_gib", "postgresql", "valkey"} <= set(result["machine"])
+    for secret in (socket.gethostname(), str(tmp_path), str(ROOT), "redis://", "postgresql://"):
+        assert secret not in text
+
+
+@pytest.mark.parametrize("words", [("--seconds", "0"), ("--long-queue", "10001")])
+def test_impossible_wishes_are_refused_before_anything_is_started(words: tuple[str, str]) -> None:
+    done = run(*words)
+
+    assert done.returncode == 2
+    assert "error:" in done.stderr
