@@ -1,26 +1,73 @@
-"""``queuekeeper sample`` and ``queuekeeper sessions``: make sessions, and look at one in both stores."""
+"""``queuekeeper sample`` and ``queuekeeper sessions``: make sessions; look at one, save it, restore it, end it."""
 
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+import sys
+from base64 import b64encode
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+from unicodedata import category
 
 import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.output import instant, pairs, plain, printable, record, screen, show, table
+from queuekeeper.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.table import Table
 
-    from queuekeeper.sessions.model import MessageView, SessionView
+    from queuekeeper.sessions.model import MessageView, PendingMessage, SessionView
+    from queuekeeper.sessions.transfer import ExportReport, SessionStore
 
-app = typer.Typer(no_args_is_help=True, help="Look at DEVICE sessions.")
+app = typer.Typer(no_args_is_help=True, help="Look at DEVICE sessions, move one by a file, end one.")
+
+ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The MQTT client id.")]
+StoreName = Annotated[Literal["redis", "postgres"], typer.Option("--store", help="Where the session is.")]
+KeyPrefix = Annotated[str | None, typer.Option(help="Prefix of the Redis keys.")]
+DefaultTtl = Annotated[int, typer.Option(help="Life in seconds of a message without an expiry, as its broker has it.")]
+DEFAULT_TTL_S = 604_800
+STANDARD_STREAM = "-"
 
 
 @app.callback()
 def _group() -> None:
-    """Look at DEVICE sessions."""
+    """Look at DEVICE sessions, move one by a file, end one."""
+
+
+@contextmanager
+def _opened(
+    name: str,
+    *,
+    postgres_url: str | None,
+    redis_url: str | None,
+    key_prefix: str | None,
+    default_ttl_s: int = DEFAULT_TTL_S,
+) -> Iterator[SessionStore]:
+    """Open one store for the block; only its server has to run."""
+    from queuekeeper.sessions import transfer
+    from queuekeeper.sessions.postgres_store import PostgresSessionStore
+    from queuekeeper.sessions.redis_store import RedisSessionStore
+
+    rules = transfer.rules(default_ttl_s=default_ttl_s)
+    if name == "postgres":
+        with context.postgres_connection(postgres_url) as connection:
+            yield PostgresSessionStore(connection, rules=rules)
+    else:
+        with context.redis_connection(redis_url) as client:
+            yield RedisSessionStore(client, _prefix(key_prefix), rules)
+
+
+def _prefix(key_prefix: str | None) -> str:
+    return context.settings().key_prefix if key_prefix is None else key_prefix
+
+
+def _product(store: str) -> str:
+    return {"postgres": "PostgreSQL", "redis": "Redis"}[store]
 
 
 def sample(
@@ -75,11 +122,11 @@ def sample(
 
 @app.command()
 def inspect(
-    client_id: Annotated[str, typer.Argument(metavar="CLIENT", help="The MQTT client id.")],
+    client_id: ClientId,
     *,
     offset: Annotated[int, typer.Option(min=0, help="Messages to skip.")] = 0,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Messages to show.")] = 20,
-    key_prefix: Annotated[str | None, typer.Option(help="Prefix of the Redis keys.")] = None,
+    key_prefix: KeyPrefix = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
@@ -91,7 +138,7 @@ def inspect(
     from queuekeeper.sessions.postgres_store import PostgresSessionStore
     from queuekeeper.sessions.redis_store import RedisSessionStore
 
-    prefix = context.settings().key_prefix if key_prefix is None else key_prefix
+    prefix = _prefix(key_prefix)
     with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
         source = PostgresSessionStore(connection).inspect(client_id, offset=offset, limit=limit)
         target = RedisSessionStore(client, prefix=prefix).inspect(client_id, offset=offset, limit=limit)
@@ -101,6 +148,205 @@ def inspect(
         as_json=as_json,
         pretty=lambda out: _side_by_side(out, source, target),
     )
+
+
+@app.command()
+def peek(
+    client_id: ClientId,
+    packet_id: Annotated[int, typer.Argument(metavar="PACKET_ID", help="The MQTT packet id of the message.")],
+    *,
+    content: Annotated[
+        bool, typer.Option("--payload", help="Show payload, correlation data and user properties too.")
+    ] = False,
+    store: StoreName = "redis",
+    default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
+    key_prefix: KeyPrefix = None,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Show one message and change nothing. Its content is shown only when asked for.
+
+    Example: `queuekeeper sessions peek meter-17 1042 --payload`
+    """
+    with _opened(
+        store, postgres_url=postgres_url, redis_url=redis_url, key_prefix=key_prefix, default_ttl_s=default_ttl_s
+    ) as opened:
+        message = opened.peek(client_id, packet_id=packet_id)
+    if message is None:
+        raise UsageError(
+            f"{_product(store)} holds no message of {client_id!r} with packet id {packet_id}: "
+            "`queuekeeper sessions inspect` lists those that are there"
+        )
+    facts = _facts(message, content=content)
+
+    def pretty(out: Console) -> None:
+        shown = {
+            name.removesuffix("_ms").replace("_", " "): instant(value) if name.endswith("_ms") else _text(value)
+            for name, value in facts.items()
+        }
+        out.print(pairs(f"Packet {packet_id} of {client_id} in {_product(store)}", shown))
+
+    show({"client_id": client_id, "store": store} | facts, as_json=as_json, pretty=pretty)
+
+
+def _facts(message: PendingMessage, *, content: bool) -> dict[str, Any]:
+    """Return a message by its fields; what the publisher wrote into it only when asked for."""
+    facts: dict[str, Any] = {
+        "serial": message.serial,
+        "packet_id": message.packet_id,
+        "packet_type": message.packet_type,
+        "topic": message.topic,
+        "qos": message.qos,
+        "retain": message.retain,
+        "redelivery": message.redelivery,
+        "time_ms": message.time_ms,
+        "expires_at_ms": message.expires_at_ms,
+        "expiry_interval_s": message.expiry_interval_s,
+        "payload_format_indicator": message.payload_format_indicator,
+        "content_type": message.content_type,
+        "response_topic": message.response_topic,
+        "subscription_ids": list(message.subscription_ids),
+        "payload_bytes": len(message.payload),
+        "correlation_data_bytes": None if message.correlation_data is None else len(message.correlation_data),
+        "user_property_count": len(message.user_properties),
+    }
+    if content:
+        facts |= _readable("payload", message.payload)
+        if message.correlation_data is not None:
+            facts |= _readable("correlation_data", message.correlation_data)
+        facts["user_properties"] = [list(pair) for pair in message.user_properties]
+    return facts
+
+
+def _readable(name: str, content: bytes) -> dict[str, str]:
+    """Return bytes as text where they are text without control characters, else as base64, and say which."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if any(category(character) == "Cc" and character not in "\t\n\r" for character in text):
+        return {name: b64encode(content).decode(), f"{name}_encoding": "base64"}
+    return {name: text, f"{name}_encoding": "utf-8"}
+
+
+@app.command("export")
+def export_session(
+    client_id: ClientId,
+    *,
+    output: Annotated[str, typer.Option(help="File to write, or - for stdout.", metavar="FILE")] = STANDARD_STREAM,
+    store: StoreName = "redis",
+    default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
+    key_prefix: KeyPrefix = None,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    yes: context.Yes = False,
+    as_json: context.AsJson = False,
+) -> None:
+    """Write one session with its content as JSON Lines. The session stays as it is.
+
+    A file appears when it is complete. One that is there is replaced after a question, or with --yes.
+
+    Example: `queuekeeper sessions export meter-17 --output meter-17.jsonl`
+    """
+    from queuekeeper.sessions import transfer
+
+    if as_json and output == STANDARD_STREAM:
+        raise UsageError("--json and the session both want stdout: name a file by --output")
+    path = Path(output)
+    if output != STANDARD_STREAM and path.is_file():
+        context.confirm(f"{printable(output)} exists and will be replaced.", yes=yes, as_json=as_json)
+    with _opened(
+        store, postgres_url=postgres_url, redis_url=redis_url, key_prefix=key_prefix, default_ttl_s=default_ttl_s
+    ) as opened:
+        if output == STANDARD_STREAM:
+            report = transfer.export_session(opened, client_id, sys.stdout.buffer)
+            sys.stdout.buffer.flush()
+            screen(stderr=True).print(f"{report.messages:,} messages exported")
+        else:
+            report = transfer.export_session_to_file(opened, client_id, path, replace=True)
+            facts = plain(report) | {"store": store, "output": output}
+            show(facts, as_json=as_json, pretty=lambda out: out.print(_report("Export", facts)))
+    _check_whole(report)
+
+
+def _check_whole(report: ExportReport) -> None:
+    if report.unreadable:
+        raise CheckFailed(
+            f"the export is not whole: {report.unreadable:,} records of {report.client_id!r} cannot be read and were "
+            "left out"
+        )
+
+
+@app.command("import")
+def import_session(
+    client_id: ClientId,
+    *,
+    source: Annotated[str, typer.Option("--input", help="File to read, or - for stdin.", metavar="FILE")],
+    store: StoreName = "redis",
+    default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
+    key_prefix: KeyPrefix = None,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Store an exported session where none of this client is. Order, packet ids and expiry stay.
+
+    All lines are checked before anything is written, so it needs no dry run.
+
+    Example: `queuekeeper sessions import meter-17 --input meter-17.jsonl --store redis`
+    """
+    from queuekeeper.sessions import transfer
+
+    with _opened(
+        store, postgres_url=postgres_url, redis_url=redis_url, key_prefix=key_prefix, default_ttl_s=default_ttl_s
+    ) as opened:
+        if source == STANDARD_STREAM:
+            report = opened.import_session(client_id, sys.stdin.buffer)
+        else:
+            report = transfer.import_session_from_file(opened, client_id, Path(source))
+    facts = plain(report) | {"store": store}
+    show(facts, as_json=as_json, pretty=lambda out: out.print(_report("Import", facts)))
+
+
+@app.command()
+def purge(
+    client_id: ClientId,
+    *,
+    store: StoreName = "redis",
+    key_prefix: KeyPrefix = None,
+    dry_run: context.DryRun = False,
+    yes: context.Yes = False,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Remove one session with all its messages.
+
+    A question says first how many they are. Messages that are saved while it runs stay.
+
+    Example: `queuekeeper sessions purge meter-17 --dry-run`
+    """
+    with _opened(store, postgres_url=postgres_url, redis_url=redis_url, key_prefix=key_prefix) as opened:
+        report = opened.purge_session(client_id, dry_run=True)
+        if not dry_run:
+            context.confirm(
+                f"The session of {printable(client_id)} will be removed from {_product(store)}, with "
+                f"{report.messages:,} messages.",
+                yes=yes,
+                as_json=as_json,
+            )
+            report = opened.purge_session(client_id)
+    facts = plain(report) | {"store": store}
+    title = "Dry run" if dry_run else "Purge"
+    show(facts, as_json=as_json, pretty=lambda out: out.print(_report(title, facts)))
+
+
+def _report(title: str, facts: dict[str, Any]) -> Table:
+    shown = {name.replace("_", " "): value for name, value in facts.items()}
+    if "last packet id" in shown:
+        shown["last packet id"] = _text(shown["last packet id"])
+    return pairs(title, shown)
 
 
 def _whole(view: SessionView) -> dict[str, Any]:
@@ -113,10 +359,14 @@ def _whole(view: SessionView) -> dict[str, Any]:
 
 
 def _side_by_side(out: Console, source: SessionView, target: SessionView) -> None:
-    names = ("exists", "messages", "last_packet_id", "last_serial", "owner", "epoch")
+    names = ("exists", "messages", "last_packet_id", "last_serial", "delivered_serial", "owner", "epoch")
     rows: list[tuple[Any, ...]] = [
         (name.replace("_", " "), _text(getattr(source, name)), _text(getattr(target, name))) for name in names
     ]
+    rows += (
+        (name, *(_text(getattr(view.counts, name, None)) for view in (source, target)))
+        for name in ("trimmed", "expired", "refused", "quarantined")
+    )
     out.print(table(f"Session {source.client_id}", ("", "PostgreSQL", "Redis"), rows))
     if target.imported is not None:
         out.print(pairs("Import", plain(target.imported)))

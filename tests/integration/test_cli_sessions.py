@@ -1,0 +1,354 @@
+"""``queuekeeper sessions`` on real servers: one session is looked at, exported, brought back and removed."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from base64 import b64decode
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from queuekeeper import assets, postgres, redis_client
+from queuekeeper.cli import app
+from queuekeeper.clock import system_clock
+from queuekeeper.embedded import RedisServer
+from queuekeeper.keyspace import payload_key
+from queuekeeper.sessions.model import NewMessage, SaveReport, SessionSave, StoreRules
+from queuekeeper.sessions.postgres_store import PostgresSessionStore
+from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.transfer import SessionStore
+
+pytestmark = pytest.mark.integration
+
+C = "meter-17"
+STORES = ("redis", "postgres")
+
+
+class Servers:
+    """A Redis and a PostgreSQL with TBMQ's tables, and the options that name them."""
+
+    def __init__(self, redis_url: str, postgres_url: str) -> None:
+        self.client = redis_client.connect(redis_url)
+        self.connection = postgres.connect(postgres_url, autocommit=True)
+        self.options = ("--redis-url", redis_url, "--postgres-url", postgres_url)
+
+    def store(self, name: str, **rules: Any) -> SessionStore:
+        if name == "postgres":
+            return PostgresSessionStore(self.connection, rules=StoreRules(**rules))
+        return RedisSessionStore(self.client, rules=StoreRules(**rules))
+
+    def close(self) -> None:
+        self.client.close()
+        self.connection.close()
+
+
+@pytest.fixture
+def servers(valkey_url: str, postgres_url: str) -> Iterator[Servers]:
+    found = Servers(valkey_url, postgres_url)
+    found.connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
+    postgres.migrate(found.connection)
+    yield found
+    found.close()
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tests away from the servers and settings of whoever runs them."""
+    for name in list(os.environ):
+        if name.startswith("QUEUEKEEPER_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
+
+
+def run(*arguments: str, given: bytes | None = None) -> Result:
+    return CliRunner().invoke(app, ["sessions", *arguments], input=given)
+
+
+def as_json(*arguments: str, given: bytes | None = None) -> Any:
+    result = run(*arguments, "--json", given=given)
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def fails(*arguments: str, code: int, words: str, given: bytes | None = None) -> Result:
+    result = run(*arguments, given=given)
+    assert result.exit_code == code, result.output
+    assert re.search(words, " ".join(result.stderr.split())), result.stderr
+    assert "Traceback" not in result.stderr
+    return result
+
+
+def save(store: SessionStore, *payloads: bytes, client_id: str = C, **fields: Any) -> SaveReport:
+    values: dict[str, Any] = {"topic": "plant/7", "qos": 1, "time_ms": system_clock(), "expiry_interval_s": 3_600}
+    messages = tuple(NewMessage(payload=payload, **(values | fields)) for payload in payloads)
+    (report,) = store.save_messages([SessionSave(client_id=client_id, messages=messages)])
+    assert report.error is None
+    return report
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_peek_shows_the_content_only_when_asked(servers: Servers, store: str) -> None:
+    save(
+        servers.store(store), b"temperature \xe2\x98\x83 \x0a\xe2\x80\xae reversed",
+        correlation_data=b"\xff\x00", user_properties=(("secret-name", "secret-value"),), content_type="text/plain",
+    )  # fmt: skip
+    command = ("peek", C, "1", "--store", store, *servers.options)
+
+    facts = as_json(*command)
+    assert (facts["store"], facts["packet_type"], facts["topic"]) == (store, "PUBLISH", "plant/7")
+    assert (facts["payload_bytes"], facts["correlation_data_bytes"], facts["user_property_count"]) == (29, 2, 1)
+    assert facts["expires_at_ms"] == facts["time_ms"] + 3_600_000
+    plain = run(*command).stdout
+    assert "plant/7" in plain
+    for secret in ("temperature", "secret-name", "secret-value"):
+        assert secret not in json.dumps(facts) + plain
+
+    whole = as_json(*command, "--payload")
+    assert whole["payload"] == "temperature ☃ \n\u202e reversed"
+    assert whole["payload_encoding"] == "utf-8"
+    assert b64decode(whole["correlation_data"]) == b"\xff\x00"
+    assert whole["correlation_data_encoding"] == "base64"
+    assert whole["user_properties"] == [["secret-name", "secret-value"]]
+    shown = run(*command, "--payload").stdout
+    assert r"temperature ☃ \n\u202e reversed" in shown
+    assert "\u202e" not in shown
+
+
+@pytest.mark.parametrize("payload", [b"\x1b[31mred", b"\xff\xfe", b"a\x00b", "next\x85line".encode()])
+def test_payload_that_is_no_plain_text_is_shown_as_base64(servers: Servers, payload: bytes) -> None:
+    save(servers.store("redis"), payload)
+    command = ("peek", C, "1", "--payload", *servers.options)
+
+    facts = as_json(*command)
+    assert facts["payload_encoding"] == "base64"
+    assert b64decode(facts["payload"]) == payload
+    assert "\x1b" not in run(*command).stdout
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_peek_names_what_is_not_there_or_no_packet_id(servers: Servers, store: str) -> None:
+    command = ("peek", "x\x1b[31m", "--store", store, *servers.options)
+
+    failed = fails(*command, "7", code=2, words=r"holds no message of 'x.x1b\[31m' with packet id 7: .* lists those")
+    assert failed.stdout == ""
+    fails(*command, "65536", code=2, words="packet_id is 65536: it must be 1 to 65535")
+    fails(*command, "many", code=2, words="Invalid value for 'PACKET_ID'")
+
+
+@pytest.mark.parametrize("target", STORES)
+@pytest.mark.parametrize("source", STORES)
+def test_session_goes_through_a_file_and_comes_back_byte_for_byte(
+    servers: Servers, tmp_path: Path, source: str, target: str
+) -> None:
+    origin = servers.store(source)
+    save(origin, *(b"%d\xff" % number for number in range(1_203)), user_properties=(("k", "v"),))
+    origin.mark_released(C, packet_id=2)
+    origin.fetch_pending(C, limit=3, mark_delivered=True)
+    file = tmp_path / "session.jsonl"
+
+    exported = as_json("export", C, "--store", source, "--output", str(file), *servers.options)
+    assert exported == {
+        "client_id": C, "messages": 1_203, "unreadable": 0, "store": source, "output": str(file)
+    }  # fmt: skip
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert [path.name for path in tmp_path.iterdir()] == ["session.jsonl"], "no draft is left"
+    lines = file.read_bytes().splitlines()
+    assert len(lines) == 1_204
+
+    assert as_json("purge", C, "--store", source, "--yes", *servers.options)["messages"] == 1_203
+    restored = as_json("import", C, "--store", target, "--input", str(file), *servers.options)
+    assert restored == {
+        "client_id": C, "stored": 1_203, "expired": 0, "last_packet_id": 1_203, "store": target
+    }  # fmt: skip
+    again = run("export", C, "--store", target, *servers.options).stdout_bytes.splitlines()
+    assert again[1:] == lines[1:]
+    fails(
+        "import", C, "--store", target, "--input", str(file), *servers.options,
+        code=4, words=f"session of '{C}' exists|session '{C}' exists",
+    )  # fmt: skip
+
+
+def test_export_to_stdout_is_the_lines_alone_and_import_reads_them_from_stdin(servers: Servers) -> None:
+    save(servers.store("redis"), b"a", b"b")
+
+    piped = run("export", C, *servers.options)
+    assert piped.exit_code == 0
+    assert set(json.loads(piped.stdout.splitlines()[0])) == {"session"}
+    assert len(piped.stdout.splitlines()) == 3
+    assert piped.stderr == "2 messages exported\n"
+
+    stored = as_json("import", C, "--store", "postgres", "--input", "-", *servers.options, given=piped.stdout_bytes)
+    assert stored["stored"] == 2
+    fails("export", C, "--json", *servers.options, code=2, words="both want stdout: name a file by --output")
+
+
+def test_file_that_is_there_is_replaced_only_when_somebody_agrees(servers: Servers, tmp_path: Path) -> None:
+    save(servers.store("redis"), b"a")
+    file = tmp_path / "session.jsonl"
+    file.write_text("precious")
+    command = ("export", C, "--output", str(file), *servers.options)
+
+    fails(*command, code=4, words=r"exists and will be replaced\. Nobody can be asked here: repeat .* with --yes")
+    assert file.read_text() == "precious"
+    assert run(*command, "--yes").exit_code == 0
+    assert len(file.read_bytes().splitlines()) == 2
+    fails("export", C, "--output", str(tmp_path), *servers.options, code=2, words="is no file: name one")
+    fails(
+        "export", C, "--output", str(tmp_path / "no" / "x"), *servers.options,
+        code=4, words="cannot be written: No such file or directory; name another file",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_export_that_fails_leaves_the_old_file_and_no_draft(servers: Servers, tmp_path: Path, store: str) -> None:
+    file = tmp_path / "session.jsonl"
+    file.write_text("precious")
+
+    fails(
+        "export", "nobody", "--store", store, "--output", str(file), "--yes", *servers.options,
+        code=2, words=f"{store} holds no session of 'nobody'",
+    )  # fmt: skip
+    assert file.read_text() == "precious"
+    assert list(tmp_path.iterdir()) == [file]
+
+
+def test_export_that_is_not_whole_is_written_and_ends_with_1(servers: Servers, tmp_path: Path) -> None:
+    save(servers.store("redis"), b"a", b"b", b"c")
+    servers.client.set(payload_key(C, 2), "{broken")
+    file = tmp_path / "session.jsonl"
+
+    result = fails(
+        "export", C, "--output", str(file), "--json", *servers.options,
+        code=1, words="the export is not whole: 1 records of 'meter-17' cannot be read and were left out",
+    )  # fmt: skip
+    assert (json.loads(result.stdout)["messages"], json.loads(result.stdout)["unreadable"]) == (2, 1)
+    assert len(file.read_bytes().splitlines()) == 3
+    assert servers.store("redis").inspect(C).messages == 3, "an export changes nothing"
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_import_names_the_broken_line_and_stores_nothing(servers: Servers, tmp_path: Path, store: str) -> None:
+    save(servers.store("redis"), b"a")
+    exported = run("export", C, *servers.options).stdout_bytes
+    servers.store("redis").purge_session(C)
+    command = ("import", C, "--store", store, *servers.options, "--input")
+
+    fails(*command, "-", given=exported + b"{}\n", code=2, words=f"line 3 is not one of an export of '{C}'")
+    fails(*command, "-", given=b"", code=2, words="there is no line: an export begins with the session's own")
+    fails(*command, str(tmp_path / "absent"), code=2, words="absent cannot be read: No such file or directory")
+    fails(*command, str(tmp_path), code=2, words="cannot be read: Is a directory")
+    fails(
+        "import", "other", "--store", store, *servers.options, "--input", "-",
+        given=exported, code=2, words="line 1 is not one of an export of 'other': it is the session of 'meter-17'",
+    )  # fmt: skip
+    assert not servers.store(store).inspect(C).exists
+
+
+def test_life_without_an_expiry_is_told_for_a_store_that_cannot_keep_the_instant(servers: Servers) -> None:
+    save(servers.store("redis", default_ttl_s=1_000), b"a", expiry_interval_s=None)
+    exported = run("export", C, *servers.options).stdout_bytes
+    command = ("import", C, "--store", "postgres", "--input", "-", *servers.options)
+
+    fails(*command, given=exported, code=2, words="use a store whose default_ttl_s is that of the store it comes from")
+    assert as_json(*command, "--default-ttl-s", "1000", given=exported)["stored"] == 1
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_purge_says_how_many_messages_go_and_asks_first(servers: Servers, store: str) -> None:
+    save(servers.store(store), b"a", b"b", b"c")
+    purge = ("purge", C, "--store", store, *servers.options)
+    product = {"redis": "Redis", "postgres": "PostgreSQL"}[store]
+    question = f"The session of meter-17 will be removed from {product}, with 3 messages."
+
+    assert as_json(*purge, "--dry-run") == {
+        "client_id": C, "messages": 3, "kept": 0, "dry_run": True, "store": store
+    }  # fmt: skip
+    assert "Dry run" in run(*purge, "--dry-run").stdout
+    for extra in ((), ("--json",)):
+        result = fails(*purge, *extra, code=4, words=re.escape(question) + " Nobody can be asked here")
+        assert result.stdout == ""
+    assert servers.store(store).inspect(C).messages == 3
+
+    assert as_json(*purge, "--yes")["dry_run"] is False
+    assert not servers.store(store).inspect(C).exists
+    assert as_json(*purge, "--yes")["messages"] == 0, "to purge what is not there is no error"
+
+
+def test_no_to_the_question_removes_nothing(servers: Servers, monkeypatch: pytest.MonkeyPatch) -> None:
+    save(servers.store("redis"), b"a")
+    asked: list[str] = []
+
+    def confirm(question: str, **_: object) -> bool:
+        asked.append(question)
+        return False
+
+    monkeypatch.setattr("queuekeeper.cli.context.typer.confirm", confirm)
+    monkeypatch.setattr("queuekeeper.cli.context.sys", type("Terminal", (), {"stdin": _Terminal()}))
+    fails("purge", C, *servers.options, code=4, words="not confirmed: nothing was written")
+
+    assert asked == ["The session of meter-17 will be removed from Redis, with 1 messages."]
+    assert servers.store("redis").inspect(C).messages == 1
+
+
+class _Terminal:
+    """Where somebody sits."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+def test_only_the_server_of_the_named_store_has_to_run(servers: Servers) -> None:
+    save(servers.store("redis"), b"a")
+    redis_only = (*servers.options[:2], "--postgres-url", "postgresql://127.0.0.1:1/x")
+
+    assert as_json("peek", C, "1", *redis_only)["packet_id"] == 1
+    fails(
+        "peek", C, "1", "--store", "postgres", *redis_only, code=4, words=r"PostgreSQL at 127\.0\.0\.1:1 is not avail"
+    )
+    fails("peek", C, "1", "--store", "cassandra", *redis_only, code=2, words="Invalid value for '--store'")
+
+
+def test_key_prefix_names_other_sessions(servers: Servers) -> None:
+    prefixed = RedisSessionStore(servers.client, "tbmq:")
+    save(prefixed, b"a")
+
+    fails("peek", C, "1", *servers.options, code=2, words="holds no message")
+    assert as_json("peek", C, "1", "--key-prefix", "tbmq:", *servers.options)["payload_bytes"] == 1
+    assert as_json("purge", C, "--key-prefix", "tbmq:", "--yes", *servers.options)["messages"] == 1
+
+
+def test_inspect_says_what_has_become_of_messages(servers: Servers) -> None:
+    for name in STORES:
+        store = servers.store(name, limit=2)
+        save(store, b"a", b"b", b"c")
+        store.fetch_pending(C, limit=1, mark_delivered=True)
+
+    both = as_json("inspect", C, *servers.options)
+    for name in STORES:
+        assert both[name]["counts"] == {"trimmed": 1, "expired": 0, "refused": 0, "quarantined": 0}
+        assert both[name]["delivered_serial"] == both[name]["page"][0]["serial"]
+    shown = run("inspect", C, *servers.options).stdout
+    assert re.search(r"trimmed +1 +1 *\n", shown)
+    assert re.search(r"delivered serial +\d+ +\d+ *\n", shown)
+
+
+def test_full_redis_can_be_purged_and_refuses_an_import_as_a_whole(
+    redis_server_factory: Callable[..., RedisServer], servers: Servers
+) -> None:
+    save(servers.store("redis"), *([b"x" * 10_000] * 100))
+    exported = run("export", C, *servers.options).stdout_bytes
+    server = redis_server_factory(maxmemory_policy="noeviction")
+    full = ("--redis-url", server.url)
+    with server.client() as client:
+        save(RedisSessionStore(client), b"a", b"b", client_id="other")
+        client.config_set("maxmemory", client.info("memory")["used_memory"])
+
+        fails("import", C, "--input", "-", *full, given=exported, code=1, words="memory")
+        assert not RedisSessionStore(client).inspect(C).exists
+        assert as_json("purge", "other", "--yes", *full)["messages"] == 2
