@@ -17,12 +17,13 @@ ARGV
     [7]  message         JSON
 Returns
     {"replayed", key}   the message is stored under key
-    {"unchanged", key}  a message with this serial is in the session already, under key
+    {"unchanged", key}  an earlier call has stored the message, under key
     {"expired", ""}     its life is over; nothing was written
 Errors
     INVALID           an argument breaks the rules above
     STALE             a greater epoch owns the session
-    MOVED_ON          this plan has not imported the session to its end, or its last packet id is another
+    MOVED_ON          this plan has not imported the session to its end, its last packet id is another, or a message
+                      that came later has been given the serial
     PACKET_ID_IN_USE  another message of the session has this payload key
 Cost
     O(log N) for N references; about 15 us.
@@ -58,10 +59,14 @@ end
 if state.plan ~= plan or state.import ~= 'done' then
     return redis.error_reply('MOVED_ON plan ' .. plan .. ' has not imported the session to its end')
 end
--- A repeated call finds its own message, perhaps under the key that an earlier try chose; the last packet id has moved.
-local stored = redis.call('ZRANGE', messages_key, ARGV[5], ARGV[5], 'BYSCORE', 'LIMIT', 0, 1)
-if stored[1] then
-    return { 'unchanged', stored[1] }
+-- A repeated call finds its own note, with the key that an earlier try chose; the last packet id has moved.
+local note = 'replayed:' .. ARGV[5]
+local replayed = redis.call('HGET', session_key, note)
+if replayed then
+    return { 'unchanged', replayed }
+end
+if redis.call('ZRANGE', messages_key, ARGV[5], ARGV[5], 'BYSCORE', 'LIMIT', 0, 1)[1] then
+    return redis.error_reply('MOVED_ON serial ' .. ARGV[5] .. ' has been given to a message that came later')
 end
 local current = redis.call('GET', last_packet_id_key) or ''
 if current ~= expected then
@@ -83,5 +88,6 @@ if last_packet_id ~= '' then
         redis.call('HSET', session_key, 'imported_last_packet_id', last_packet_id)
     end
 end
+redis.call('HSET', session_key, note, payload_key)
 redis.call('HINCRBY', session_key, 'references', 1)
 return { 'replayed', payload_key }

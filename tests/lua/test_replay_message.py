@@ -68,6 +68,21 @@ def test_replay_after_a_lost_answer_does_not_add_the_message_under_a_second_pack
     assert contents(session.client) == before
 
 
+def test_replay_is_still_known_when_the_client_has_confirmed_the_message(session: Session) -> None:
+    session.replay_message(repaired(4, serial=500), expected=3, last_packet_id=4)
+    session.client.zrem(session.keys.messages, session.payload(4))
+    session.client.delete(session.payload(4))
+    assert session.replay_message(repaired(5, serial=500), expected=4, last_packet_id=5)[0] == b"unchanged"
+
+
+def test_serial_that_a_later_message_was_given_is_not_taken_for_a_replay(session: Session) -> None:
+    session.client.zadd(session.keys.messages, {session.payload(9): 500})
+    before = contents(session.client)
+    with pytest.raises(MovedOn, match="serial 500 has been given to a message that came later"):
+        session.replay_message(repaired(4, serial=500), expected=3, last_packet_id=4)
+    assert contents(session.client) == before
+
+
 def test_session_with_a_replayed_message_can_still_be_dropped(session: Session) -> None:
     session.replay_message(repaired(serial=500), expected=3, last_packet_id=4)
     assert session.drop_import([1, 2, 3, 4]) == [4, 0]
