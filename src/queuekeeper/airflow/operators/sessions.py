@@ -1,0 +1,197 @@
+"""Looking at one session, its way to a file and back, and its end, as tasks; the work is the stores'."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import orjson
+from airflow.sdk import BaseOperator
+
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.sessions import transfer
+from queuekeeper.sessions.jsonl import STORES
+from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.postgres_store import PostgresSessionStore
+from queuekeeper.sessions.redis_store import RedisSessionStore
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+PAGE = 20
+
+
+class SessionOperator(BaseOperator):
+    """What all tasks about one session are given.
+
+    :param client_id: MQTT client id of the session (templated).
+    :param store: ``redis`` or ``postgres`` (templated).
+    :param key_prefix: put before every Redis key (templated).
+    :param default_ttl_s: life of a message without an expiry, as the broker has it (templated).
+    :param postgres_conn_id: where sessions of TBMQ 1.x are (templated).
+    :param redis_conn_id: where those of TBMQ 2.x are (templated).
+    """
+
+    template_fields: Sequence[str] = (
+        "client_id",
+        "store",
+        "key_prefix",
+        "default_ttl_s",
+        "postgres_conn_id",
+        "redis_conn_id",
+    )
+
+    def __init__(
+        self,
+        *,
+        client_id: str,
+        store: str = "redis",
+        key_prefix: str = "",
+        default_ttl_s: int | str = StoreRules.default_ttl_s,
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        redis_conn_id: str = REDIS_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.client_id = client_id
+        self.store = store
+        self.key_prefix = key_prefix
+        self.default_ttl_s = default_ttl_s
+        self.postgres_conn_id = postgres_conn_id
+        self.redis_conn_id = redis_conn_id
+
+    @contextmanager
+    def open_store(self) -> Iterator[transfer.SessionStore]:
+        """Open the store for the length of a ``with`` block.
+
+        :raises UsageError: when there is no store of this name.
+        """
+        if self.store not in STORES:
+            raise UsageError(f"the store is {self.store!r}: it must be {' or '.join(STORES)}")
+        rules = transfer.rules(default_ttl_s=int(self.default_ttl_s))
+        if self.store == "postgres":
+            with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
+                yield PostgresSessionStore(connection, rules=rules)
+        else:
+            with QueuekeeperRedisHook(self.redis_conn_id).connect() as client:
+                yield RedisSessionStore(client, self.key_prefix, rules)
+
+
+class InspectSessionOperator(SessionOperator):
+    """Describe a session and a page of its messages, without content.
+
+    :param offset: messages to pass over (templated).
+    :param limit: messages to describe (templated); they all go through Airflow's database.
+    """
+
+    template_fields: Sequence[str] = (*SessionOperator.template_fields, "offset", "limit")
+
+    def __init__(self, *, offset: int | str = 0, limit: int | str = PAGE, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.offset = offset
+        self.limit = limit
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return what the store says of the session."""
+        self.log.info("Looking at session %r in %s", self.client_id, self.store)
+        with self.open_store() as store:
+            view = store.inspect(self.client_id, offset=int(self.offset), limit=int(self.limit))
+        self.log.info("Session %r: exists %s, %s messages", self.client_id, view.exists, view.messages)
+        return _as_dict(view)
+
+
+class PurgeSessionOperator(SessionOperator):
+    """Remove a session with all its messages; a repeated task removes what has come since.
+
+    :param dry_run: only count, as is the default; a task that removes has to say ``False`` (templated).
+    """
+
+    # BaseOperator has a method named dry_run, which must stay.
+    template_fields: Sequence[str] = (*SessionOperator.template_fields, "only_count")
+
+    def __init__(self, *, dry_run: bool | str = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.only_count = dry_run
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return how many messages were removed, or would be."""
+        dry_run = _flag("dry_run", self.only_count)
+        intent = "Counting what a purge would remove" if dry_run else "Purging"
+        self.log.info("%s: session %r in %s", intent, self.client_id, self.store)
+        with self.open_store() as store:
+            report = store.purge_session(self.client_id, dry_run=dry_run)
+        removed = "would be removed" if dry_run else "removed"
+        self.log.info("Session %r: %s messages %s, %s kept", self.client_id, report.messages, removed, report.kept)
+        return _as_dict(report)
+
+
+class ExportSessionOperator(SessionOperator):
+    """Write a session with its content into a file of the worker, as JSON Lines.
+
+    Records that nobody can read fail the task once the file is written, so that nothing is purged because of it.
+
+    :param path: file to write; only its owner can read it (templated).
+    :param replace: put it in the place of a file that is there (templated).
+    """
+
+    template_fields: Sequence[str] = (*SessionOperator.template_fields, "path", "replace")
+
+    def __init__(self, *, path: str, replace: bool | str = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+        self.replace = replace
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return how many messages were written, and where."""
+        replace = _flag("replace", self.replace)
+        self.log.info("Exporting session %r from %s to %s", self.client_id, self.store, self.path)
+        with self.open_store() as store:
+            report = transfer.export_session_to_file(store, self.client_id, Path(self.path), replace=replace)
+        self.log.info(
+            "Session %r: %s messages written, %s unreadable", self.client_id, report.messages, report.unreadable
+        )
+        if report.unreadable:
+            raise CheckFailed(
+                f"{self.path} is not the whole session: {report.unreadable} records of {self.client_id!r} cannot be "
+                "read and were left out"
+            )
+        return _as_dict(report) | {"path": self.path}
+
+
+class ImportSessionOperator(SessionOperator):
+    """Store an exported session where none of this client is; messages whose life is over are counted and left out.
+
+    :param path: file of the worker to read (templated).
+    """
+
+    template_fields: Sequence[str] = (*SessionOperator.template_fields, "path")
+
+    def __init__(self, *, path: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.path = path
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return how many messages were stored."""
+        self.log.info("Importing session %r into %s from %s", self.client_id, self.store, self.path)
+        with self.open_store() as store:
+            report = transfer.import_session_from_file(store, self.client_id, Path(self.path))
+        self.log.info("Session %r: %s messages stored, %s expired", self.client_id, report.stored, report.expired)
+        return _as_dict(report)
+
+
+def _flag(name: str, value: bool | str) -> bool:
+    """Return what a rendered template says: ``True`` and ``False`` arrive as text."""
+    try:
+        return {"true": True, "false": False}[str(value).lower()]
+    except KeyError:
+        raise UsageError(f"{name} is {value!r}: it must be True or False") from None
+
+
+def _as_dict(report: Any) -> dict[str, Any]:
+    """Return a report as Airflow keeps it: objects, lists, numbers and text."""
+    found: dict[str, Any] = orjson.loads(orjson.dumps(report))
+    return found
