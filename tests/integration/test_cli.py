@@ -299,6 +299,12 @@ def test_a_migration_from_sample_to_undo(postgres_url: str, valkey_url: str, tmp
     assert as_json(*undo, "--dry-run")["sessions_dropped"] == 0
     assert as_json("migrate", "status", *servers[:2])["cohort_states"] == {"planned": 96}
 
+    with connect(postgres_url) as connection:
+        connection.execute("DROP TABLE device_publish_msg, device_session_ctx")
+    without = process(*undo, "--dry-run", home=tmp_path)
+    assert without.returncode == 4
+    assert "undo finds the sessions by the source's tables: restore them first" in " ".join(without.stderr.split())
+
 
 def test_private_servers_come_and_go(tmp_path: Path) -> None:
     try:

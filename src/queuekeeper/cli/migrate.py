@@ -555,11 +555,12 @@ def undo(
 def _clients(reader: Any, found: MigrationPlan, wanted: list[int]) -> Iterator[str]:
     """Yield the source's client ids of some cohorts, a page at a time."""
     from queuekeeper.keyspace import client_slot
-    from queuekeeper.postgres import statement
+    from queuekeeper.postgres import statement, translated_errors
 
     firsts = [cohort.slot_first for cohort in found.cohorts]
     chosen = set(wanted)
-    with reader.cursor(name="clients") as cursor:
+    missing = "undo finds the sessions by the source's tables: restore them first"
+    with translated_errors(reader, missing=missing), reader.cursor(name="clients") as cursor:
         cursor.itersize = 5_000
         cursor.execute(statement("migration/clients"))
         for (client_id,) in cursor:
