@@ -108,7 +108,7 @@ def test_job_gets_its_secrets_by_environment_and_its_last_line_is_the_result(
         ("print(json.dumps({'differences': 3})); sys.exit(1)", AirflowFailException,
          r"probe.py stopped with exit code 1: \{\"differences\": 3\}"),
         ("print(json.dumps({'error': 'ServerUnavailable', 'message': 'Redis is down'})); sys.exit(4)", AirflowException,
-         r"(?s)probe.py broke off with exit code 4; it can be repeated"),
+         "probe.py lost a server; it can be repeated: Redis is down"),
         ("raise RuntimeError('unforeseen')", AirflowException,
          r"(?s)probe.py broke off with exit code 1; it can be repeated.*unforeseen"),
         ("os.kill(os.getppid(), 9); time.sleep(60)", AirflowException,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import http.client
+import json
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ import pytest
 from queuekeeper import postgres, redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, RedisServer
-from queuekeeper.errors import RefusedError
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import PlanState
 from queuekeeper.sessions.sample import SampleParameters, fill
@@ -33,30 +34,30 @@ SMALL = {"cohort_count": 8, "quarantine_cap_percent": 50}
 class World:
     """Servers of this module, with a sample loaded and Redis empty."""
 
-    def __init__(self, airflow: AirflowServer, connection: postgres.Connection, redis_url: str) -> None:
+    def __init__(self, airflow: AirflowServer, connection: postgres.Connection, redis: RedisServer) -> None:
         self.airflow = airflow
         self.connection = connection
-        self.redis_url = redis_url
+        self.redis = redis
         self.ledger = MigrationLedger(connection)
 
     def keys(self) -> int:
         """Return how many keys Redis holds."""
-        with redis_client.connect(self.redis_url) as client:
+        with redis_client.connect(self.redis.url) as client:
             return int(client.dbsize())
 
 
 @pytest.fixture(scope="module")
 def servers(
     postgres_server: PostgresServer, server_home: Path, redis_servers: Callable[[str], RedisServer]
-) -> Iterator[tuple[AirflowServer, str, str]]:
+) -> Iterator[tuple[AirflowServer, str, RedisServer]]:
     """Airflow on a database of its own, connected to a source and a target."""
     source = postgres_server.create_database(DATABASE)
-    target = redis_servers("valkey").url
+    target = redis_servers("valkey")
     airflow = AirflowServer(
         server_home / "migration-airflow",
         metadata_url=postgres_server.create_database(f"{DATABASE}_airflow"),
         postgres_url=source,
-        redis_url=target,
+        redis_url=target.url,
         environment={
             "QUEUEKEEPER_HOME": str(server_home / "migration-home"),
             "QUEUEKEEPER_REPORTS_DIR": str(server_home / "migration-reports"),
@@ -76,10 +77,11 @@ def servers(
 
 
 @pytest.fixture
-def world(servers: tuple[AirflowServer, str, str]) -> Iterator[World]:
+def world(servers: tuple[AirflowServer, str, RedisServer]) -> Iterator[World]:
     """A sample with hostile rows in the source, no plans, and an empty Redis."""
     airflow, source, target = servers
-    with redis_client.connect(target) as client:
+    target.start()
+    with redis_client.connect(target.url) as client:
         client.flushall()
     with postgres.connect(source, autocommit=True) as connection:
         connection.execute("DROP SCHEMA IF EXISTS queuekeeper CASCADE")
@@ -191,7 +193,7 @@ def test_user_triggers_approves_and_gets_a_balanced_ledger_and_a_report(world: W
 
 
 def _nothing_secret_in_the_logs(world: World, client: AirflowClient, run_id: str) -> None:
-    password = urlsplit(world.redis_url).password or ""
+    password = urlsplit(world.redis.url).password or ""
     assert password
     for task in client.tasks(DAG, run_id):
         if task.task_id in ("plan", "copy", "verify"):
@@ -241,11 +243,28 @@ def test_rejected_plan_ends_the_run_and_writes_nothing(world: World, client: Air
     state = finished(client, run_id)
 
     assert state == "failed"
+    assert "was rejected by operator: nothing was written to Redis" in log(client, run_id, "check_approval")
+    _nothing_was_copied(world, client, run_id)
+
+
+def test_question_that_nobody_answers_in_time_counts_as_rejected(world: World, client: AirflowClient) -> None:
+    run_id = client.trigger(DAG, conf={**SMALL, "approval_timeout_minutes": 1})
+    asked(client, run_id)
+
+    state = finished(client, run_id)
+
+    assert state == "failed"
+    reason = "was rejected, as nobody answered in time: nothing was written to Redis; trigger the DAG again"
+    assert reason in log(client, run_id, "check_approval")
+    _nothing_was_copied(world, client, run_id)
+
+
+def _nothing_was_copied(world: World, client: AirflowClient, run_id: str) -> None:
     found = states(client, run_id)
     assert found["approve"] == "success"
     assert found["check_approval"] == "failed"
     assert {found[task] for task in ("copy", "verify", "report", "migrated")} == {"upstream_failed"}
-    assert "was rejected by operator: nothing was written to Redis" in log(client, run_id, "check_approval")
+    assert world.ledger.approval(world.ledger.plan_of_run(run_id)) is None
     assert world.keys() == 0
 
 
@@ -279,6 +298,50 @@ def test_unknown_parameter_fails_the_first_task_before_spark_starts(world: World
     assert plan.try_number == 1
 
 
+def test_form_refuses_a_value_beyond_its_limits(client: AirflowClient) -> None:
+    with pytest.raises(UsageError, match=r"Invalid input for param limit: 0 is less than the minimum of 1"):
+        client.trigger(DAG, conf={"limit": 0})
+
+
+def test_failed_verification_is_reported_and_fails_the_run(world: World, client: AirflowClient) -> None:
+    run_id = client.trigger(DAG, conf={**SMALL, "copy_groups": 1})
+    asked(client, run_id)
+    decide(client, run_id, "Approve")
+    plan_id = world.ledger.plan_of_run(run_id)
+    in_state(client, run_id, "copy", "success")
+
+    with redis_client.connect(world.redis.url) as redis:
+        lost, changed, *_ = sorted(redis.scan_iter(match="*}_messages_*"))
+        redis.delete(lost)
+        redis.set(changed, json.dumps(json.loads(redis.get(changed)) | {"topicName": "other"}), keepttl=True)
+    assert world.ledger.progress(plan_id, "verify").done == 0
+    state = finished(client, run_id)
+
+    assert state == "failed"
+    found = states(client, run_id)
+    assert (found["verify"], found["report"], found["migrated"]) == ("failed", "success", "upstream_failed")
+    (verify,) = [task for task in client.tasks(DAG, run_id) if task.task_id == "verify"]
+    assert verify.try_number == 1
+    assert "source and target differ: 2 differences" in log(client, run_id, "verify")
+    report = client.returned(DAG, run_id, "report")
+    assert report["verdict"] == "not balanced"
+    written = json.loads(Path(report["json"]).read_text("utf-8"))
+    assert written["differences"]["by_kind"] == {"missing": 1, "properties": 1}
+    page = Path(report["html"]).read_text("utf-8")
+    assert "Not balanced" in page
+    for difference in written["differences"]["shown"]:
+        assert difference["client"] in page
+
+
+def in_state(client: AirflowClient, run_id: str, task_id: str, wanted: str) -> None:
+    """Wait until a task has reached a state."""
+    deadline = time.monotonic() + 240
+    while (state := states(client, run_id)[task_id]) != wanted:
+        assert time.monotonic() < deadline, f"{task_id} stays {state}"
+        assert client.run_state(DAG, run_id) == "running", log(client, run_id, task_id)
+        time.sleep(0.3)
+
+
 def copy_driver(client: AirflowClient, run_id: str, *, timeout_s: float = 240) -> psutil.Process:
     """Wait for the Python driver of a run's copy and return it."""
     deadline = time.monotonic() + timeout_s
@@ -308,25 +371,34 @@ def copied(world: World, run_id: str, *, more_than: int, timeout_s: float = 240)
     return done
 
 
-def test_killed_task_leaves_no_driver_and_its_retry_finishes_the_copy(world: World, client: AirflowClient) -> None:
+def test_copy_whose_task_and_then_its_redis_are_killed_leaves_no_driver_and_is_finished_by_its_retries(
+    world: World, client: AirflowClient
+) -> None:
     run_id = client.trigger(DAG, conf={**SMALL, "copy_groups": 1, "throttle_messages_per_s": 100})
     asked(client, run_id)
     decide(client, run_id, "Approve")
     plan_id = world.ledger.plan_of_run(run_id)
 
     driver = copy_driver(client, run_id)
-    copied(world, run_id, more_than=0)
+    done = copied(world, run_id, more_than=0)
     jvm = driver.parent()
     assert jvm is not None
     task = psutil.Process(int(driver.environ()["QUEUEKEEPER_SUPERVISOR_PID"]))
     task.send_signal(signal.SIGKILL)
     _, alive = psutil.wait_procs([driver, jvm], timeout=15)
-
     assert alive == []
+
+    copy_driver(client, run_id)
+    copied(world, run_id, more_than=done)
+    world.redis.kill()
+    in_state(client, run_id, "copy", "up_for_retry")
+    assert "copy_sessions.py lost a server; it can be repeated: Redis at 127.0.0.1:" in log(client, run_id, "copy")
+
+    world.redis.start()
     world.ledger.set_throttle(plan_id, None)
     assert finished(client, run_id) == "success"
     (copy,) = [found for found in client.tasks(DAG, run_id) if found.task_id == "copy"]
-    assert copy.try_number == 2
+    assert copy.try_number == 3
     rows = world.ledger.ledger(plan_id)
     assert sum(row.unaccounted for row in rows) == 0
     assert sum(row.differences for row in rows) == 0

@@ -59,6 +59,7 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
     limit = f" of {_bytes(sum(limits))}" if limits and all(limits) else ", no limit set"
     as_of = datetime.fromtimestamp(plan.as_of_ms / 1_000, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     throttle = parameters.throttle_messages_per_s
+    life = humanize.precisedelta(parameters.default_ttl_s)
     rows = [
         ("Plan", f"`{plan.plan_id}`, as of {as_of}"),
         ("Cohorts", f"{_count(len(plan.chosen))} of {_count(len(plan.cohorts))}"),
@@ -66,7 +67,7 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
         ("Clients with messages", f"{_count(numbers['clients'])}, longest queue {_count(numbers['longest_queue'])}"),
         ("Messages", f"{_count(numbers['messages'])}, payloads {_bytes(numbers['payload_bytes'])}"),
         ("**To copy**", f"**{_count(numbers['to_copy'])}**"),
-        ("Expired", f"{_count(numbers['expired'])} (not copied: their life is over)"),
+        ("Expired", f"{_count(numbers['expired'])} (not copied: their life is over; {life} if the publisher set none)"),
         ("Trimmed", f"{_count(numbers['trimmed'])} (not copied: beyond {_count(parameters.limit)} per session)"),
         ("Quarantined", f"{_count(numbers['quarantined'])} (kept in PostgreSQL for repair)"),
         ("Redis memory", f"{_bytes(numbers['forecast_bytes'])} forecast, {_bytes(used)} in use{limit}"),

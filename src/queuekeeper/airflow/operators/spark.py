@@ -192,10 +192,11 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
 
     def _fail(self, hook: QueuekeeperSparkHook, error: AirflowException) -> NoReturn:
         code = hook.exit_code
-        # A server that was lost may be back for the next try, which goes on where this one stopped.
-        lost = (hook.result or {}).get("error") == ServerUnavailable.__name__
-        refused = code in _NEVER_RETRIED or (code == CheckFailed.exit_code and hook.result is not None)
-        if refused and not lost:
+        if (hook.result or {}).get("error") == ServerUnavailable.__name__:
+            # It may be back for the next try, which goes on where this one stopped.
+            words = _words(hook.result, error)
+            raise AirflowException(f"{self.job} lost a server; it can be repeated: {words}") from None
+        if code in _NEVER_RETRIED or (code == CheckFailed.exit_code and hook.result is not None):
             raise AirflowFailException(
                 f"{self.job} stopped with exit code {code}: {_words(hook.result, error)}"
             ) from None
