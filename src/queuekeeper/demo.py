@@ -45,6 +45,8 @@ _LOOK_EVERY_S = 0.5
 _ANSWER_AFTER_S = 6.0
 """Airflow loses an answer that comes before it has noted that the task waits, and then counts a failed try."""
 _TIMEOUT_S = 1_800.0
+_ANSWER_WITHIN_S = 120.0
+"""On a busy machine Airflow's first answers take half a minute; one that has died refuses at once."""
 _SETTLED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 _SYMBOLS: Mapping[str, str] = {
     "success": "[green]✓[/]",
@@ -153,7 +155,7 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
             began,
             f"Airflow is up: [link]{airflow.url}[/]  user [b]{admin.name}[/]  password [b]{admin.password}[/]",
         )
-        with airflow.client() as client:
+        with AirflowClient(airflow.url, user=admin.name, password=admin.password, timeout_s=_ANSWER_WITHIN_S) as client:
             result = _migrate_sessions(client, MigrationLedger(connection), options, console, began)
         _show(console, result, airflow)
         if not options.leave:
@@ -269,17 +271,22 @@ class _Bars:
         self._progress = progress
         self._bars = {step: progress.add_task(step, total=None, visible=False) for step in self._STEPS}
         self._said: dict[str, int] = {}
+        self._total: int | None = None
 
     def update(self, ledger: MigrationLedger, plan_id: str) -> None:
+        if self._total is None:
+            # A step knows of the groups that have begun; a bar that is full and then grows would mislead.
+            self._total = ledger.load_plan(plan_id).total("to_copy")
         for step in self._STEPS:
             now = ledger.progress(plan_id, step)
             if now.total == 0:
                 continue
-            self._progress.update(self._bars[step], completed=now.done, total=now.total, visible=True)
-            tenth = 10 * now.done // now.total
+            total = max(now.total, self._total)
+            self._progress.update(self._bars[step], completed=now.done, total=total, visible=True)
+            tenth = 10 * now.done // total
             if not self._console.is_terminal and tenth != self._said.get(step):
                 self._said[step] = tenth
-                self._console.print(f"         {step} {now.done:,}/{now.total:,} messages")
+                self._console.print(f"         {step} {now.done:,}/{total:,} messages")
 
 
 @contextmanager
