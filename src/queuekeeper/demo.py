@@ -42,8 +42,6 @@ REDIS_DATABASE = 1
 
 Approval = Literal["auto", "ui"]
 _LOOK_EVERY_S = 0.5
-_ANSWER_AFTER_S = 6.0
-"""Airflow loses an answer that comes before it has noted that the task waits, and then counts a failed try."""
 _TIMEOUT_S = 1_800.0
 _ANSWER_WITHIN_S = 120.0
 """On a busy machine Airflow's first answers take half a minute; one that has died refuses at once."""
@@ -195,7 +193,6 @@ def _watch(
     """Follow a run to its end, answer its question if that is ours to do, and return its state."""
     shown: dict[tuple[str, int], str | None] = {}
     asked = False
-    waits_since: float | None = None
     deadline = time.monotonic() + _TIMEOUT_S
     with _bars(console) as bars:
         while True:
@@ -208,9 +205,7 @@ def _watch(
                     if task.state == "failed":
                         _show_log(client, console, run_id, task)
                 shown[key] = task.state
-            waits_since = (waits_since or time.monotonic()) if _waits_for_a_person(tasks) else None
-            settled = waits_since is not None and time.monotonic() - waits_since >= _ANSWER_AFTER_S
-            if settled and not (asked and options.approval == "ui"):
+            if _waits_for_a_person(tasks) and not (asked and options.approval == "ui"):
                 asked = _approve(client, run_id, options, console, began, asked=asked)
                 # A person may take a long time, and that is no reason to give up.
                 deadline = float("inf") if options.approval == "ui" else deadline

@@ -13,6 +13,9 @@ import httpx
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 
 FINISHED = frozenset({"success", "failed"})
+_PARKED = frozenset({"awaiting_input", "deferred"})
+_SETTLE_S = 6.0
+"""Airflow 3.3 takes a task for failed when the answer to its question overtakes the end of the process that asked."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,7 +154,11 @@ class AirflowClient:
         return dict(found)
 
     def answer(self, dag_id: str, run_id: str, task_id: str, *, options: list[str]) -> None:
-        """Answer a human-in-the-loop task with the chosen options."""
+        """Answer a human-in-the-loop task with the chosen options, once it has been waiting for a few seconds.
+
+        :raises RefusedError: when the task asks nothing (any more), or this user may not answer.
+        """
+        self._let_settle(dag_id, run_id, task_id)
         path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}/-1/hitlDetails"
         self.call("PATCH", path, body={"chosen_options": options, "params_input": {}})
 
@@ -181,6 +188,15 @@ class AirflowClient:
         except RefusedError:
             body = {"name": name, "slots": slots, "description": description, "include_deferred": False}
             self.call("POST", "/pools", body=body)
+
+    def _let_settle(self, dag_id: str, run_id: str, task_id: str) -> None:
+        path = f"/dags/{dag_id}/dagRuns/{run_id}/taskInstances/{task_id}"
+        parked_since: float | None = None
+        while (state := self.call("GET", path)["state"]) in (*_PARKED, "running"):
+            parked_since = (parked_since or time.monotonic()) if state in _PARKED else None
+            if parked_since is not None and time.monotonic() - parked_since >= _SETTLE_S:
+                return
+            time.sleep(0.5)
 
     def _sign_in(self) -> None:
         self._http.headers.pop("Authorization", None)
