@@ -11,6 +11,7 @@ from itertools import count
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer, java_home
 from queuekeeper.embedded.redis_server import Flavour
@@ -19,6 +20,10 @@ from queuekeeper.errors import ServerUnavailable
 REDIS_FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
 
 _names = count(1)
+
+# Tests share their machine: how long one example takes says nothing.
+settings.register_profile("queuekeeper", deadline=None)
+settings.load_profile("queuekeeper")
 
 
 @pytest.fixture(scope="session")

@@ -34,7 +34,6 @@ def examples(strategy: st.SearchStrategy[T], count: int) -> list[T]:
         max_examples=count,
         derandomize=True,
         database=None,
-        deadline=None,
         phases=[Phase.generate],
         suppress_health_check=list(HealthCheck),
     )

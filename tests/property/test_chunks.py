@@ -83,7 +83,7 @@ def small_calls() -> Iterator[None]:
     patch.undo()
 
 
-@settings(max_examples=400, derandomize=True, database=None, deadline=None)
+@settings(max_examples=400, derandomize=True, database=None)
 @given(clients, cuts)
 def test_calls_carry_each_client_whole_in_order_and_within_bounds(found: list[Client], edges: list[int]) -> None:
     table = _table(found)
@@ -107,7 +107,7 @@ def test_calls_carry_each_client_whole_in_order_and_within_bounds(found: list[Cl
             assert call.count > 0 or own == [call]
 
 
-@settings(max_examples=200, derandomize=True, database=None, deadline=None)
+@settings(max_examples=200, derandomize=True, database=None)
 @given(clients)
 def test_calls_are_as_few_as_the_bounds_allow_when_a_client_lies_in_one_batch(found: list[Client]) -> None:
     calls = list(chunks(iter(_batches(_table(found), []))))

@@ -43,7 +43,7 @@ class Course:
         return self.now - started
 
 
-@settings(max_examples=300, derandomize=True, database=None, deadline=None)
+@settings(max_examples=300, derandomize=True, database=None)
 @given(sizes=chunk_sizes, rate=st.floats(10, 5_000), work_s=st.floats(0, 0.05))
 def test_rate_is_neither_exceeded_nor_missed(sizes: list[int], rate: float, work_s: float) -> None:
     took = Course(rate).send(sizes, each_takes_s=work_s)

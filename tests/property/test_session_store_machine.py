@@ -304,7 +304,6 @@ def test_store_holds_what_the_reference_holds(world: ServerWorld) -> None:
             stateful_step_count=30,
             derandomize=True,
             database=None,
-            deadline=None,
             report_multiple_bugs=False,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
         ),

@@ -41,7 +41,7 @@ def server(redis_cluster: RedisCluster) -> Any:
 
 
 @given(client_id=CLIENT_IDS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_all_keys_of_a_client_are_in_the_slot_that_the_server_computes(server: Any, client_id: str) -> None:
     keys = [*session_keys(client_id), payload_key(client_id, 1), *session_keys(client_id, prefix="tbmq:")]
     slots = {server.execute_command("CLUSTER KEYSLOT", key) for key in keys}
@@ -49,7 +49,7 @@ def test_all_keys_of_a_client_are_in_the_slot_that_the_server_computes(server: A
 
 
 @given(key=st.one_of(st.binary(max_size=40), st.text(alphabet="{}ab", max_size=12).map(str.encode)))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_slot_of_any_key_is_the_one_that_the_server_computes(server: Any, key: bytes) -> None:
     assert hash_slot(key) == server.execute_command("CLUSTER KEYSLOT", key)
 
