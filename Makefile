@@ -10,8 +10,12 @@ CODE := $(wildcard src dags plugins spark_jobs tests benchmarks)
 # Further words for pytest: make test-lua ARGS="-k import -x"
 ARGS ?=
 PYTEST := $(BIN)/python -m pytest
-# Half of a lane's time is waiting for servers: two files at a time, each process with servers of its own.
+# Half of a quick lane's time is waiting for servers: two files at a time, each process with servers of its own.
+# The others need the whole machine for Spark and Airflow.
 IN_PARALLEL := -n 2 --dist loadfile
+ALONE := spark or integration or chaos
+# What pytest answers when ARGS leave no test of a part.
+NOTHING_CHOSEN := 5
 
 # Shows what a command says only when it fails.
 quietly = said=$$($(1) 2>&1) || { printf '%s\n' "$$said"; exit 1; }
@@ -44,7 +48,10 @@ down: ## Stop the private servers; their data stay
 
 .PHONY: test
 test: setup-tests lint ## Lint, then all test lanes
-	@$(PYTEST) $(IN_PARALLEL) $(ARGS)
+	@failed=0; \
+	$(PYTEST) $(IN_PARALLEL) -m "not ($(ALONE))" $(ARGS) || [ $$? -eq $(NOTHING_CHOSEN) ] || failed=1; \
+	$(PYTEST) -m "$(ALONE)" $(ARGS) || [ $$? -eq $(NOTHING_CHOSEN) ] || failed=1; \
+	exit $$failed
 
 .PHONY: test-fast
 test-fast: setup-tests lint ## Lint, then the lanes without Spark, Airflow or a browser: under two minutes

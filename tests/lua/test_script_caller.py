@@ -135,19 +135,20 @@ def test_calls_keep_their_order_while_scripts_are_flushed_all_the_time(
     thread = threading.Thread(target=flush_until_stopped)
     thread.start()
     try:
-        for round_number in range(10):
+        rounds = 0
+        while rounds < 10 or flushes <= 10:
             calls = [
-                Call(appenders[number % 2], [f"{{client-{number % 20}}}"], [str(round_number * 10 + number // 20)])
+                Call(appenders[number % 2], [f"{{client-{number % 20}}}"], [str(rounds * 10 + number // 20)])
                 for number in range(200)
             ]
-            expected = [round_number * 10 + number // 20 + 1 for number in range(200)]
+            expected = [rounds * 10 + number // 20 + 1 for number in range(200)]
             assert ScriptCaller(client).execute(calls) == expected
+            rounds += 1
     finally:
         stop.set()
         thread.join()
-    assert flushes > 10
     for number in range(20):
-        assert client.lrange(f"{{client-{number}}}", 0, -1) == [str(step).encode() for step in range(100)]
+        assert client.lrange(f"{{client-{number}}}", 0, -1) == [str(step).encode() for step in range(10 * rounds)]
 
 
 def test_error_of_one_call_leaves_other_clients_alone(client: RedisClient, appenders: list[Script]) -> None:
