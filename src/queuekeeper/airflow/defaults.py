@@ -52,6 +52,8 @@ class Tag(StrEnum):
     POSTGRES = "postgres"
     REDIS = "redis"
     SPARK = "spark"
+    QUALITY = "quality"
+    MAINTENANCE = "maintenance"
 
 
 def retry_policy() -> ExceptionRetryPolicy:
