@@ -10,7 +10,8 @@ from queuekeeper import assets
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality import suites
-from queuekeeper.quality.suites import Severity, SuiteReport
+from queuekeeper.quality.checks import Severity
+from queuekeeper.quality.suites import SuiteReport
 
 GOOD: dict[str, Any] = {
     "rows_seen": 100, "copied": 70, "expired": 20, "trimmed": 10, "superseded": 0, "quarantined": 0,

@@ -9,12 +9,12 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import TYPE_CHECKING, Any
 
 from queuekeeper import assets
 from queuekeeper.errors import UsageError
 from queuekeeper.postgres import connect
+from queuekeeper.quality.checks import Severity
 
 if TYPE_CHECKING:
     from great_expectations.core.batch_definition import BatchDefinition
@@ -25,19 +25,6 @@ SHOWN_VALUES = 5
 """How many offending values a result shows: reports travel through Airflow's database."""
 
 _TABLE = re.compile(r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*")
-
-
-class Severity(StrEnum):
-    """What a failed expectation means."""
-
-    CRITICAL = "critical"  # the data is wrong: stop
-    WARNING = "warning"  # somebody should look
-    INFO = "info"  # good to know
-
-    @property
-    def rank(self) -> int:
-        """Higher is worse."""
-        return list(reversed(Severity)).index(self)
 
 
 @dataclass(frozen=True, kw_only=True)

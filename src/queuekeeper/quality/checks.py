@@ -1,0 +1,375 @@
+"""The catalogue of checks on queues: what each finds, what that means and what mends it; suites say what must hold.
+
+Numbers are for good: reports, known issues and trends name a check by them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from queuekeeper.errors import UsageError
+
+
+class Severity(StrEnum):
+    """What a failed expectation means."""
+
+    CRITICAL = "critical"  # the data is wrong: stop
+    WARNING = "warning"  # somebody should look
+    INFO = "info"  # good to know
+
+    @property
+    def rank(self) -> int:
+        """Higher is worse."""
+        return list(reversed(Severity)).index(self)
+
+
+class Priority(StrEnum):
+    """How urgent a finding is; finer than the severity that Great Expectations knows."""
+
+    P0 = "P0"  # messages are being lost, or come in the wrong order
+    P1 = "P1"  # loss is likely
+    P2 = "P2"  # memory or work is wasted
+    P3 = "P3"  # good to know
+
+    @property
+    def severity(self) -> Severity:
+        """What it is for a suite."""
+        known = {Priority.P0: Severity.CRITICAL, Priority.P1: Severity.WARNING}
+        return known.get(self, Severity.INFO)
+
+
+class Store(StrEnum):
+    """Where a check looks."""
+
+    REDIS = "redis"
+    POSTGRES = "postgres"
+
+
+class Area(StrEnum):
+    """What a check is about; those of areas that are still to come do not run yet."""
+
+    SESSIONS = "sessions"
+    SERVERS = "servers"
+    MIGRATION = "migration"
+    COMPACTED = "compacted"
+    FANOUT = "fanout"
+    EVENTS = "events"
+    PARTITIONS = "partitions"
+
+
+AREAS_TODAY = frozenset({Area.SESSIONS, Area.SERVERS, Area.MIGRATION})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Remedy:
+    """A DAG that mends what a check found.
+
+    :param conf: its form; a value in braces is filled in by the run that found the fault.
+    """
+
+    dag_id: str
+    conf: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """The remedy as a person calls it."""
+        return str(self.conf.get("remedy", self.dag_id))
+
+    def filled(self, **values: Any) -> dict[str, Any]:
+        """Return the form for one run.
+
+        :param values: what stands in braces in the form -> what to write there.
+        """
+        return {
+            name: values[value[1:-1]] if isinstance(value, str) and value.startswith("{") else value
+            for name, value in self.conf.items()
+        }
+
+
+def _repair(remedy: str) -> Remedy:
+    return Remedy(
+        dag_id="session_repair",
+        conf={
+            "remedy": remedy,
+            "quality_run_id": "{quality_run_id}",
+            "cohorts": "{cohorts}",
+            "key_prefix": "{key_prefix}",
+            "dry_run": True,
+        },
+    )
+
+
+CLEANUP = Remedy(dag_id="expired_reference_cleanup", conf={"key_prefix": "{key_prefix}", "dry_run": True})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Check:
+    """One way in which a queue can be wrong.
+
+    :param id: ``Q`` and its number.
+    :param priority: of its worst finding.
+    :param milder: of its lesser finding, where it has one.
+    :param computation: how it is found, in a sentence.
+    :param cost: what finding it takes.
+    :param remedy: what mends it; none where a person has to look.
+    :param advice: what to do, in a sentence.
+    """
+
+    id: str
+    title: str
+    stores: tuple[Store, ...]
+    priority: Priority
+    computation: str
+    cost: str
+    advice: str
+    area: Area = Area.SESSIONS
+    milder: Priority | None = None
+    remedy: Remedy | None = None
+
+    @property
+    def severity(self) -> Severity:
+        """Severity of its worst finding."""
+        return self.priority.severity
+
+    @property
+    def runs_today(self) -> bool:
+        """False when the queues that it is about come with a later release."""
+        return self.area in AREAS_TODAY
+
+    def priority_of(self, severity: Severity) -> Priority:
+        """Return the priority of a finding of this severity."""
+        if self.milder is not None and self.milder.severity is severity:
+            return self.milder
+        return self.priority
+
+
+_PAGE = "one read-only script per queue and page of 500 references"
+_CONTENTS = "decodes each message inside the server; numbers leave it, contents do not"
+_ROWS = "one pass over the rows of a cohort"
+_BOTH = (Store.REDIS, Store.POSTGRES)
+_REDIS = (Store.REDIS,)
+_POSTGRES = (Store.POSTGRES,)
+
+_ALL = (
+    Check(
+        id="Q1", title="Order", stores=_REDIS, priority=Priority.P0,
+        computation="Scores of a set increase strictly and are whole numbers up to 2^53; two that tie have no order.",
+        cost=_PAGE, remedy=_repair("reorder_from_source"),
+        advice="Rebuild the set from the source's serials; the run asks first.",
+    ),
+    Check(
+        id="Q2", title="Serials", stores=_POSTGRES, priority=Priority.P0,
+        computation="No two rows of a client have the same serial; the primary key holds it unless a restore lost it.",
+        cost=_ROWS, remedy=_repair("remove_duplicates"),
+        advice="Remove the rows that are there twice, then restore the primary key.",
+    ),
+    Check(
+        id="Q3", title="Packet id step", stores=_BOTH, priority=Priority.P1,
+        computation="From one message to the next the packet id grows as the serial does, modulo 65,535.",
+        cost=_PAGE, advice="Look at the queue: renumber only messages that were never sent.",
+    ),
+    Check(
+        id="Q4", title="Packet id range", stores=_BOTH, priority=Priority.P1,
+        computation="Each packet id is there and in 1 to 65,535.",
+        cost=_ROWS, remedy=_repair("quarantine_messages"),
+        advice="Put the messages into quarantine; replay gives them a free packet id.",
+    ),
+    Check(
+        id="Q5", title="Duplicate packet id", stores=_POSTGRES, priority=Priority.P0,
+        computation="No two waiting rows of a client have the same packet id: in Redis one would overwrite the other.",
+        cost=_ROWS, remedy=_repair("quarantine_messages"),
+        advice="Put the older message into quarantine before a migration.",
+    ),
+    Check(
+        id="Q6", title="Serial gaps", stores=_BOTH, priority=Priority.P3,
+        computation="Highest less lowest serial, plus one, less messages: acknowledged out of order, expired, or lost.",
+        cost="none beside the profile", advice="Watch the trend; a jump without deliveries is a loss.",
+    ),
+    Check(
+        id="Q7", title="Size limit", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
+        computation="Live messages of a queue do not exceed the broker's limit; PostgreSQL is trimmed once a night.",
+        cost="one ZCARD per queue", remedy=_repair("trim_dead_first"),
+        advice="Trim dead references first, then the oldest messages.",
+    ),
+    Check(
+        id="Q8", title="Payload size", stores=_BOTH, priority=Priority.P2,
+        computation="Each payload is at most as large as the broker accepts.",
+        cost="one STRLEN per message, no content is read", remedy=_repair("quarantine_messages"),
+        advice="Ask the publisher; a broker with a smaller limit cannot send such a message.",
+    ),
+    Check(
+        id="Q9", title="Reference without payload", stores=_REDIS, priority=Priority.P1, milder=Priority.P2,
+        computation="Each reference names a payload that is there; worse when dead ones fill a queue to nine tenths, "
+        "because the next trim then removes live messages.",
+        cost=_PAGE, remedy=CLEANUP, advice="Remove the dead references.",
+    ),
+    Check(
+        id="Q10", title="Payload without reference", stores=_REDIS, priority=Priority.P2,
+        computation="Each payload key is a member of its client's set, looked up twice so that a write in between is "
+        "no finding.",
+        cost="one look-up per payload key", remedy=_repair("unlink_orphans"),
+        advice="Unlink the orphans: nobody will ever send them.",
+    ),
+    Check(
+        id="Q11", title="Last packet id", stores=_REDIS, priority=Priority.P0,
+        computation="Where messages wait there is a last packet id, and the newest message's is not ahead of it: "
+        "the next publish would overwrite a waiting message.",
+        cost="one GET per queue", remedy=_repair("repair_counter"), advice="Move the counter forward, never back.",
+    ),
+    Check(
+        id="Q12", title="Last packet id, source against target", stores=_BOTH, priority=Priority.P0,
+        computation="The last packet id of each session is the same in PostgreSQL and in Redis, also without messages.",
+        cost="one join of two profiles", remedy=_repair("repair_counter"),
+        advice="Move the counter of the target forward before the broker starts.",
+    ),
+    Check(
+        id="Q13", title="Payload without TTL", stores=_REDIS, priority=Priority.P2,
+        computation="Each payload key expires; those rewritten without KEEPTTL never do.",
+        cost=_PAGE, remedy=_repair("repair_ttl"), advice="Set the expiry again from each message's own time.",
+    ),
+    Check(
+        id="Q14", title="TTL against expiry", stores=_REDIS, priority=Priority.P1,
+        computation="No payload key outlives the message's own expiry, counted from its time, or the default life.",
+        cost=_CONTENTS, remedy=_repair("repair_ttl"),
+        advice="Shorten the lives: expired commands must not reach a device.",
+    ),
+    Check(
+        id="Q15", title="Expired rows", stores=_POSTGRES, priority=Priority.P2,
+        computation="No row is still there long after time plus the smaller of expiry and default life.",
+        cost=_ROWS, advice="See that the broker's nightly clean-up runs.",
+    ),
+    Check(
+        id="Q16", title="Quality of service", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
+        computation="Each message's quality of service is 0, 1 or 2; 0 need not have been stored.",
+        cost=_CONTENTS, remedy=_repair("quarantine_messages"), advice="Put the messages into quarantine.",
+    ),
+    Check(
+        id="Q17", title="Packet type", stores=_BOTH, priority=Priority.P1,
+        computation="Each message is a PUBLISH or a PUBREL, and a PUBREL has quality of service 2.",
+        cost=_CONTENTS, advice="Look at the queue, and which release of the broker wrote it.",
+    ),
+    Check(
+        id="Q18", title="Hash tag", stores=_BOTH, priority=Priority.P0, milder=Priority.P2,
+        computation="The client id neither empties nor shifts the hash tag of its keys, and no two clients share one; "
+        "on a cluster the keys of such a client lie in several slots.",
+        cost="none beside the profile", remedy=_repair("rekey_clients"),
+        advice="Give the session keys with an encoded tag, or the device another id.",
+    ),
+    Check(
+        id="Q19", title="Key type and slot", stores=_REDIS, priority=Priority.P0,
+        computation="Each key of a client has the Redis type it should have, and its references name its own keys.",
+        cost="one TYPE per key", remedy=_repair("rekey_clients"),
+        advice="Move the keys where they belong; look who wrote the wrong type.",
+    ),
+    Check(
+        id="Q20", title="Odd client id", stores=_BOTH, priority=Priority.P2,
+        computation="The client id holds no glob, control or HTML characters, on which tools stumble.",
+        cost="none beside the profile", advice="Escape the id in scripts that use MATCH; choose plainer ids.",
+    ),
+    Check(
+        id="Q21", title="Duplicate message", stores=_BOTH, priority=Priority.P3,
+        computation="No two messages of a client have the same topic, time and payload.",
+        cost=_CONTENTS, remedy=_repair("remove_duplicates"), advice="See whether a publish was retried.",
+    ),
+    Check(
+        id="Q22", title="Message without session", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
+        computation="Messages wait only for clients that have a session, and sessions without messages leave no keys "
+        "behind that never expire.",
+        cost="one anti-join", remedy=_repair("quarantine_messages"),
+        advice="Put the messages into quarantine, remove keys of sessions that do not return.",
+    ),
+    Check(
+        id="Q23", title="Compaction", stores=_BOTH, priority=Priority.P1, milder=Priority.P2, area=Area.COMPACTED,
+        computation="One live sequence number for each client and key; index and payload belong to each other.",
+        cost="count distinct against count", advice="Compact again.",
+    ),
+    Check(
+        id="Q24", title="Retention", stores=_BOTH, priority=Priority.P2, area=Area.COMPACTED,
+        computation="The oldest message is no older than retention plus interval, and the collector ran lately.",
+        cost="one minimum per cohort", advice="Run the collector.",
+    ),
+    Check(
+        id="Q25", title="List and hash", stores=_REDIS, priority=Priority.P0, milder=Priority.P2, area=Area.FANOUT,
+        computation="Each id of a consumer's list has its message, and each message is in a list.",
+        cost="lists by pages", advice="Rebuild the lists.",
+    ),
+    Check(
+        id="Q26", title="Lock without TTL", stores=_REDIS, priority=Priority.P1, area=Area.FANOUT,
+        computation="Each lock expires; one that does not was left by a crash.",
+        cost="one PTTL per lock", advice="Release the lock once its owner is known to be gone.",
+    ),
+    Check(
+        id="Q27", title="Partition coverage", stores=_POSTGRES, priority=Priority.P0, area=Area.PARTITIONS,
+        computation="Partitions cover the days to come without gap or overlap.",
+        cost="catalogue only", advice="Make the missing partitions.",
+    ),
+    Check(
+        id="Q28", title="Default partition", stores=_POSTGRES, priority=Priority.P1, area=Area.PARTITIONS,
+        computation="The default partition is empty.",
+        cost="one row", advice="Move its rows to partitions of their own.",
+    ),
+    Check(
+        id="Q29", title="Pending detach", stores=_POSTGRES, priority=Priority.P1, area=Area.PARTITIONS,
+        computation="No partition waits for the end of its detachment.",
+        cost="catalogue only", advice="Finish the detachment.",
+    ),
+    Check(
+        id="Q30", title="Retention against cursors", stores=_POSTGRES, priority=Priority.P0, area=Area.EVENTS,
+        computation="The slowest consumer is not older than the oldest partition.",
+        cost="one join", advice="Stop the retention, then replay.",
+    ),
+    Check(
+        id="Q31", title="Event never dispatched", stores=_POSTGRES, priority=Priority.P0, area=Area.EVENTS,
+        computation="Each stored event is waiting or was dispatched; after a crash the waiting list may be empty.",
+        cost="an anti-join over the newest partitions", advice="Put the events into the waiting list again.",
+    ),
+    Check(
+        id="Q32", title="Subscription condition", stores=_POSTGRES, priority=Priority.P0, area=Area.EVENTS,
+        computation="Polling goes on, and each condition can be evaluated in a read-only trial.",
+        cost="one row per condition", advice="Put the subscription into quarantine: it stops all others.",
+    ),
+    Check(
+        id="Q33", title="Wraparound", stores=_POSTGRES, priority=Priority.P1, area=Area.EVENTS,
+        computation="Tables without autovacuum are far from transaction id wraparound.",
+        cost="catalogue only", advice="Freeze the tables.",
+    ),
+    Check(
+        id="Q34", title="Source against target", stores=_BOTH, priority=Priority.P0, area=Area.MIGRATION,
+        computation="Sessions, live messages and lowest and highest serial are the same in both stores.",
+        cost="one join of two profiles", remedy=_repair("reorder_from_source"),
+        advice="Verify the migration again: `queuekeeper migrate verify` compares every message.",
+    ),
+    Check(
+        id="Q35", title="Replication slot", stores=_POSTGRES, priority=Priority.P1, area=Area.EVENTS,
+        computation="The slot is healthy, keeps little WAL and does not lag.",
+        cost="one row", advice="Pause or end the stream.",
+    ),
+    Check(
+        id="Q36", title="Redis server", stores=_REDIS, priority=Priority.P1, milder=Priority.P3, area=Area.SERVERS,
+        computation="Nothing is evicted, the append-only file is on and written, a replica follows, memory has room.",
+        cost="INFO and CONFIG GET per master", advice="Change the server's configuration; add memory.",
+    ),
+    Check(
+        id="Q37", title="Quarantine", stores=_POSTGRES, priority=Priority.P1, milder=Priority.P3, area=Area.MIGRATION,
+        computation="Fewer rows wait in quarantine than in the run before, and none for longer than a month.",
+        cost="a count by reason", remedy=_repair("replay_quarantined"),
+        advice="Repair and replay the rows, or decide to give them up.",
+    ),
+)  # fmt: skip
+
+CHECKS: Mapping[str, Check] = {check.id: check for check in _ALL}
+"""Number of a check -> the check, in order."""
+
+
+def check(check_id: str) -> Check:
+    """Return a check by its number.
+
+    :raises UsageError: when there is none.
+    """
+    found = CHECKS.get(check_id)
+    if found is None:
+        raise UsageError(f"there is no check {check_id!r}: they are Q1 to Q{len(CHECKS)}")
+    return found
