@@ -20,7 +20,8 @@ from queuekeeper.migration.model import (
     Reason,
 )
 from queuekeeper.migration.report import Evidence
-from queuekeeper.migration.report_model import MemoryFacts, ServerMemory
+from queuekeeper.migration.report_model import MemoryFacts
+from queuekeeper.report.servers import ServerMemory
 
 PLAN_ID = "0123456789abcdef"
 NOW_MS = 1_760_000_300_000

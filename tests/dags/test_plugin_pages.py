@@ -15,7 +15,7 @@ from fastapi import FastAPI, HTTPException
 from queuekeeper.airflow.plugin import QueuekeeperPlugin
 from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.run_index import remember, report_of
-from queuekeeper.migration.report_model import ReportFiles
+from queuekeeper.report.files import ReportFiles
 
 pytestmark = pytest.mark.dags
 

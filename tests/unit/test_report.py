@@ -24,7 +24,8 @@ from queuekeeper.migration.report import (
     write_report,
 )
 from queuekeeper.migration.report_model import MigrationReport, Verdict
-from queuekeeper.migration.report_page import FATE_MEANINGS, duration, instant, percent, render, size
+from queuekeeper.migration.report_page import FATE_MEANINGS, render
+from queuekeeper.report.figures import duration, instant, percent, size
 from tests import report_samples as samples
 
 pytestmark = pytest.mark.unit

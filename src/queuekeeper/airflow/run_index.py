@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from airflow.sdk.configuration import conf
 
-from queuekeeper.migration.report_model import ReportFiles
+from queuekeeper.report.files import ReportFiles
 
 PREFIX = "/queuekeeper"
 """Where the plugin's pages are mounted, below Airflow's own base address."""

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
-from datetime import UTC, datetime
 from itertools import pairwise
 from pathlib import Path
 
 from queuekeeper import __version__
-from queuekeeper.errors import QueuekeeperError, RefusedError
+from queuekeeper.errors import QueuekeeperError
 from queuekeeper.migration.ledger import (
     Approval,
     DifferenceCount,
@@ -35,14 +32,14 @@ from queuekeeper.migration.report_model import (
     MigrationReport,
     PlanFacts,
     QuarantineLine,
-    ReportFiles,
-    ServerMemory,
     StepThroughput,
     ThroughputPoint,
     Verdict,
 )
 from queuekeeper.migration.report_page import render
-from queuekeeper.redis_client import RedisClient, facts
+from queuekeeper.redis_client import RedisClient
+from queuekeeper.report.files import ReportFiles, stamp, write_files
+from queuekeeper.report.servers import ServerMemory, measure_servers
 
 DIFFERENCES_SHOWN = 200
 POINTS_PER_STEP = 400
@@ -492,17 +489,7 @@ def measure_memory(
     servers: tuple[ServerMemory, ...] = ()
     estimate, remark = None, "Nothing has been copied yet."
     try:
-        servers = tuple(
-            ServerMemory(
-                address=fact.address,
-                product="Valkey" if fact.is_valkey else "Redis",
-                version=fact.version,
-                used_memory_bytes=fact.used_memory_bytes,
-                maxmemory_bytes=fact.maxmemory_bytes,
-                maxmemory_policy=fact.maxmemory_policy,
-            )
-            for fact in facts(client)
-        )
+        servers = measure_servers(client)
         if messages or sessions:
             estimate = estimate_memory(client, prefix=plan.parameters.key_prefix, messages=messages, sessions=sessions)
             remark = "" if estimate else "No key of a session was met in the sample."
@@ -546,31 +533,9 @@ def write_report(report: MigrationReport, directory: Path) -> ReportFiles:
     :param directory: made when it is not there.
     :raises RefusedError: when it cannot be written to.
     """
-    stamp = datetime.fromtimestamp(report.generated_at_ms / 1_000, UTC).strftime("%Y%m%dT%H%M%SZ")
-    stem = f"migration-{report.plan.plan_id}-{stamp}"
-    text = report.to_json().encode()
-    page = render(report, json_name=f"{stem}.json", json_sha256=hashlib.sha256(text).hexdigest()).encode()
-    html_path, json_path = directory / f"{stem}.html", directory / f"{stem}.json"
-    try:
-        directory.mkdir(parents=True, exist_ok=True)
-        _write(json_path, text)
-        _write(html_path, page)
-    except OSError as error:
-        raise RefusedError(
-            f"the report cannot be written to {directory}: {error.strerror}; name another folder or make room"
-        ) from error
-    return ReportFiles(html=html_path, json=json_path, sha256=hashlib.sha256(page).hexdigest())
-
-
-def _write(path: Path, content: bytes) -> None:
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
+    return write_files(
+        directory,
+        stem=f"migration-{report.plan.plan_id}-{stamp(report.generated_at_ms)}",
+        text=report.to_json(),
+        page=lambda name, sha256: render(report, json_name=name, json_sha256=sha256),
+    )

@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from pathlib import Path
 from typing import Any
 
 from queuekeeper.migration.memory import MemoryEstimate
 from queuekeeper.migration.model import CopyReport
+from queuekeeper.report.servers import ServerMemory
 
 FORMAT = 1
 """Version of the JSON file's shape; grows when a field changes its meaning or goes."""
@@ -177,21 +177,6 @@ class StepThroughput:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServerMemory:
-    """What one Redis master says about its memory.
-
-    :param maxmemory_bytes: 0 when no limit is set.
-    """
-
-    address: str
-    product: str
-    version: str
-    used_memory_bytes: int
-    maxmemory_bytes: int
-    maxmemory_policy: str
-
-
-@dataclass(frozen=True, kw_only=True)
 class MemoryFacts:
     """Memory as forecast, and as measured.
 
@@ -255,15 +240,3 @@ class MigrationReport:
     def to_json(self) -> str:
         """Return the report as JSON text."""
         return json.dumps(asdict(self), ensure_ascii=False, indent=2) + "\n"
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportFiles:
-    """Where a report was written.
-
-    :param sha256: of the HTML file; the page in turn names the hash of the JSON file.
-    """
-
-    html: Path
-    json: Path
-    sha256: str

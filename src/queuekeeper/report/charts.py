@@ -1,0 +1,91 @@
+"""Charts as inline SVG in the colours of the page, light or dark; which figures they show is each report's own."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+from markupsafe import Markup
+
+WIDE_PX, NARROW_PX = 1_040, 360
+"""Charts are drawn twice: text that is scaled down with its picture cannot be read on a telephone."""
+
+
+def chart_of(values: list[dict[str, Any]]) -> Any:
+    """Return an empty chart on these rows."""
+    import altair as alt
+
+    return alt.Chart(alt.Data(values=values))  # type: ignore[no-untyped-call]
+
+
+def axis(width: int, *, count: int | None = None, grid: bool = True) -> Any:
+    """Return an axis in the reports' style.
+
+    :param width: of the chart: a narrow one has fewer labels.
+    :param count: about how many labels an axis of numbers has.
+    :param grid: false for an axis of names.
+    """
+    import altair as alt
+
+    options: dict[str, Any] = {
+        "grid": grid,
+        "ticks": False,
+        "domain": False,
+        "labelPadding": 8,
+        "minExtent": 0 if grid else 72,
+    }
+    if count is not None:
+        options |= {"tickCount": count if width == WIDE_PX else min(count, 3), "format": ",.3~f"}
+    return alt.Axis(**options)
+
+
+def pictures(draw: Callable[[int], Any], *, label: str) -> tuple[Markup, Markup]:
+    """Draw a chart wide and narrow; the page shows the one that fits.
+
+    :param draw: returns the chart in a width.
+    :param label: what the chart says, for those who cannot see it.
+    """
+    return picture(draw(WIDE_PX), label=label, name="wide"), picture(draw(NARROW_PX), label=label, name="narrow")
+
+
+def picture(chart: Any, *, label: str, name: str) -> Markup:
+    """Return a chart as part of a page.
+
+    :param name: class of the picture.
+    """
+    import vl_convert
+
+    font = "system-ui, -apple-system, 'Segoe UI', Roboto, sans-serif"
+    styled = (
+        chart.properties(background="transparent", padding=2, autosize={"type": "fit-x", "contains": "padding"})
+        .configure(font=font)
+        .configure_axis(
+            gridColor="var(--line)",
+            labelColor="var(--muted)",
+            titleColor="var(--muted)",
+            labelFontSize=12,
+            titleFontSize=12,
+            titleFontWeight="normal",
+            titlePadding=10,
+        )
+        .configure_view(stroke=None)
+    )
+    return _inline(vl_convert.vegalite_to_svg(styled.to_json(), show_warnings=False), label=label, name=name)
+
+
+_OPENING = re.compile(r"<svg\b[^>]*?\bviewBox=\"([\d. -]+)\"[^>]*>")
+_ARIA = re.compile(r' (?:aria-[a-z]+|role)="[^"]*"')
+
+
+def _inline(svg: str, *, label: str, name: str) -> Markup:
+    """Make a drawing part of the page: no namespaces (which look like addresses), one label in place of many roles."""
+    match = _OPENING.search(svg)
+    if match is None:
+        raise ValueError("the chart is no SVG with a viewBox")
+    width, height = match[1].split()[2:]
+    opening = Markup('<svg class="{}" role="img" aria-label="{}" width="{}" height="{}" viewBox="{}">').format(
+        name, label, width, height, match[1]
+    )
+    # Text in the drawing is axis titles and figures only; nothing of the source gets there.
+    return opening + Markup(_ARIA.sub("", svg[match.end() :]))  # noqa: S704

@@ -1,0 +1,74 @@
+"""Figures as people read them: counts, bytes, spans, instants and shares, each with its unit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import UTC, datetime
+from typing import Any
+
+
+def number(value: int | float) -> str:
+    """Return a count with thousands separators."""
+    return f"{round(value):,}"
+
+
+def size(value: int | float) -> str:
+    """Return bytes in the unit that reads best, for example ``62.1 MiB``."""
+    amount = float(value)
+    if abs(amount) < 1024:
+        return f"{amount:,.0f} B"
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        amount /= 1024
+        if abs(amount) < 1024 or unit == "TiB":
+            break
+    return f"{amount:,.1f} {unit}"
+
+
+def duration(seconds: float) -> str:
+    """Return a span of time in words, for example ``2 min 05 s``."""
+    if seconds < 60:
+        return f"{seconds:,.1f} s"
+    minutes, rest = divmod(round(seconds), 60)
+    if minutes < 60:
+        return f"{minutes} min {rest:02d} s"
+    return f"{minutes // 60:,} h {minutes % 60:02d} min"
+
+
+def instant(at_ms: int) -> str:
+    """Return an instant as date and time in UTC."""
+    try:
+        moment = datetime.fromtimestamp(at_ms / 1_000, UTC)
+    except (OverflowError, ValueError, OSError):
+        return f"{at_ms:,} ms"
+    return f"{moment:%Y-%m-%d %H:%M:%S} UTC"
+
+
+def percent(share: float) -> str:
+    """Return a share in per cent; what is there is never shown as nothing, what is missing never as all."""
+    if 0 < share < 0.001:
+        return "under 0.1 %"
+    if 0.999 < share < 1:
+        return "over 99.9 %"
+    return f"{share * 100:.1f} %"
+
+
+def signed_percent(share: float) -> str:
+    """Return a deviation in per cent with its sign."""
+    return f"{share * 100:+.1f} %".replace("-", "−")
+
+
+def words(name: str) -> str:
+    """Return an identifier as words."""
+    return name.replace("_", " ")
+
+
+FILTERS: dict[str, Callable[[Any], str]] = {
+    "number": number,
+    "size": size,
+    "duration": duration,
+    "instant": instant,
+    "percent": percent,
+    "signed_percent": signed_percent,
+    "words": words,
+}
+"""Names under which templates know them."""
