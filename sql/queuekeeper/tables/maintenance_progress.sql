@@ -2,12 +2,13 @@
 -- needs: maintenance_runs
 CREATE TABLE queuekeeper.maintenance_progress (
     maintenance_run_id text NOT NULL,
-    shard text NOT NULL, -- host:port
-    cursor text NOT NULL DEFAULT '0', -- of SCAN: where to go on
+    shard text NOT NULL, -- host:port, with a range of hash slots where a server is shared out
+    cursor text NOT NULL DEFAULT '0', -- where to go on: server's run id and SCAN's cursor, or what the remedy goes by
     scanned bigint NOT NULL DEFAULT 0,
     removed bigint NOT NULL DEFAULT 0,
     repaired bigint NOT NULL DEFAULT 0,
     freed_bytes bigint NOT NULL DEFAULT 0,
+    counts jsonb NOT NULL DEFAULT '{}', -- the same in detail, by the names of the plan
     done boolean NOT NULL DEFAULT FALSE,
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     CONSTRAINT maintenance_progress_pkey PRIMARY KEY (maintenance_run_id, shard),

@@ -1,0 +1,10 @@
+-- Let a run wait, or go on.
+-- params: maintenance_run_id, paused
+-- rows: at most one: (maintenance_run_id)
+-- index: maintenance_runs_pkey
+UPDATE queuekeeper.maintenance_runs
+SET
+    paused = %(paused)s,
+    updated_at = clock_timestamp()
+WHERE maintenance_run_id = %(maintenance_run_id)s
+RETURNING maintenance_run_id

@@ -1,0 +1,10 @@
+-- Move a run to another state.
+-- params: maintenance_run_id, state
+-- rows: at most one: (maintenance_run_id)
+-- index: maintenance_runs_pkey
+UPDATE queuekeeper.maintenance_runs
+SET
+    state = %(state)s,
+    updated_at = clock_timestamp()
+WHERE maintenance_run_id = %(maintenance_run_id)s
+RETURNING maintenance_run_id

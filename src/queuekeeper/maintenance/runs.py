@@ -1,0 +1,305 @@
+"""What cleanups and remedies write down: plan, approval, state, throttle, progress, report; it decides nothing."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+import psycopg
+from psycopg.types.json import Jsonb
+
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.postgres import Connection, statement, translated_errors
+
+_QUERIES = "maintenance/"
+_KNOWN_RUNS = 5
+_MAX_INT = 2_147_483_647
+
+
+class RunState(StrEnum):
+    """Where a run stands."""
+
+    PLANNED = "planned"  # looked at and counted; waits for approval
+    APPROVED = "approved"  # a person agreed
+    RUNNING = "running"  # at work, paused, or killed while it was
+    DONE = "done"  # everything was gone through
+    STOPPED = "stopped"  # its time was up, or somebody stopped it; it can go on
+    FAILED = "failed"  # an error ended it; it can go on
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaintenanceRun:
+    """One cleanup or remedy as stored.
+
+    :param kind: ``expired_reference_cleanup``, or the name of a remedy.
+    :param parameters: what it was asked to do.
+    :param plan: what would be done, in the kind's own words.
+    :param report: what was done; none before its end.
+    """
+
+    maintenance_run_id: str
+    kind: str
+    parameters: dict[str, Any]
+    state: RunState
+    plan: dict[str, Any]
+    report: dict[str, Any] | None
+    approved_by: str | None
+    approved_at: datetime | None
+    throttle_operations_per_s: int | None
+    paused: bool
+    created_at: datetime
+    updated_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunControl:
+    """What a person may change while a run works.
+
+    :param operations_per_s: over all shards; none for no limit.
+    """
+
+    paused: bool
+    operations_per_s: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ShardProgress:
+    """How far a run has come in one shard.
+
+    :param shard: any text that names a share of the work; a cleanup's is ``host:port``.
+    :param cursor: where to go on, in the kind's own words.
+    :param scanned: keys or queues looked at.
+    :param counts: what was removed and repaired, in detail.
+    :param updated_at: given by the database; none for progress that is yet to be written.
+    """
+
+    shard: str
+    cursor: str = "0"
+    scanned: int = 0
+    removed: int = 0
+    repaired: int = 0
+    freed_bytes: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    done: bool = False
+    updated_at: datetime | None = None
+
+
+def maintenance_run_id(*, kind: str, parameters: Mapping[str, Any], plan: Mapping[str, Any]) -> str:
+    """Return the id of a run: the same wishes and the same findings give the same id."""
+    identity = {"kind": kind, "parameters": parameters, "plan": plan}
+    return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
+
+
+class MaintenanceRuns:
+    """Reads and writes the records of cleanups and remedies.
+
+    Every method is one transaction. Methods may be called from many processes at once, each with its own connection.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        """Use a connection that commits by itself.
+
+        :raises UsageError: when it does not: progress would stay invisible to others until the end of the run.
+        """
+        if not connection.autocommit:
+            raise UsageError("records of runs need a connection with autocommit=True, so that others see progress")
+        self._connection = connection
+
+    def save_plan(
+        self,
+        *,
+        kind: str,
+        parameters: Mapping[str, Any],
+        plan: Mapping[str, Any],
+        operations_per_s: int | None = None,
+    ) -> MaintenanceRun:
+        """Store a plan and return it as stored; the same plan made again stays as it is.
+
+        :param kind: ``expired_reference_cleanup``, or the name of a remedy.
+        :param parameters: what JSON can hold.
+        :param plan: what JSON can hold; without client ids and payloads, as it is shown to people.
+        :param operations_per_s: throttle to begin with; none for no limit.
+        :raises UsageError: when the throttle is out of range.
+        """
+        _check_throttle(operations_per_s)
+        found = maintenance_run_id(kind=kind, parameters=parameters, plan=plan)
+        self._row(
+            "save_run",
+            {
+                "maintenance_run_id": found,
+                "kind": kind,
+                "parameters": Jsonb(dict(parameters)),
+                "plan": Jsonb(dict(plan)),
+                "throttle_operations_per_s": operations_per_s,
+            },
+        )
+        return self.load(found)
+
+    def load(self, run_id: str) -> MaintenanceRun:
+        """Return a run.
+
+        :raises UsageError: when there is no such run; names those that exist.
+        """
+        (found, kind, parameters, state, plan, report, approved_by, approved_at, throttle, paused, created, updated) = (
+            self._known(run_id, self._row("load_run", {"maintenance_run_id": run_id}))
+        )
+        return MaintenanceRun(
+            maintenance_run_id=found,
+            kind=kind,
+            parameters=parameters,
+            state=RunState(state),
+            plan=plan,
+            report=report,
+            approved_by=approved_by,
+            approved_at=approved_at,
+            throttle_operations_per_s=throttle,
+            paused=paused,
+            created_at=created,
+            updated_at=updated,
+        )
+
+    def latest_id(self, kind: str | None = None) -> str | None:
+        """Return the id of the newest run, if any.
+
+        :param kind: of this kind only.
+        """
+        row = self._row("known_runs", {"kind": kind, "maximum": 1})
+        return None if row is None else str(row[0])
+
+    def approve(self, run_id: str, approved_by: str) -> None:
+        """Note who agreed to a run; one that is at work already keeps its state.
+
+        :raises UsageError: when there is no such run.
+        """
+        self._known(run_id, self._row("approve_run", {"maintenance_run_id": run_id, "approved_by": approved_by}))
+
+    def set_state(self, run_id: str, state: RunState) -> None:
+        """Move a run to another state.
+
+        :raises UsageError: when there is no such run.
+        """
+        self._known(run_id, self._row("set_run_state", {"maintenance_run_id": run_id, "state": str(state)}))
+
+    def save_report(self, run_id: str, report: Mapping[str, Any]) -> None:
+        """Keep what a run did.
+
+        :param report: what JSON can hold; without client ids and payloads.
+        :raises UsageError: when there is no such run.
+        """
+        self._known(run_id, self._row("save_run_report", {"maintenance_run_id": run_id, "report": Jsonb(dict(report))}))
+
+    # --- while it runs -----------------------------------------------------------------------------------------
+
+    def set_throttle(self, run_id: str, operations_per_s: int | None) -> None:
+        """Change how fast a run may work, also while it does.
+
+        :param operations_per_s: over all shards; none lifts the throttle.
+        :raises UsageError: when it is below 1, or there is no such run.
+        """
+        _check_throttle(operations_per_s)
+        parameters = {"maintenance_run_id": run_id, "operations_per_s": operations_per_s}
+        self._known(run_id, self._row("set_run_throttle", parameters))
+
+    def set_paused(self, run_id: str, paused: bool) -> None:
+        """Let a run wait, or go on.
+
+        :raises UsageError: when there is no such run.
+        """
+        self._known(run_id, self._row("set_run_paused", {"maintenance_run_id": run_id, "paused": paused}))
+
+    def control(self, run_id: str) -> RunControl:
+        """Return what a person may have changed; a run asks about once a second.
+
+        :raises UsageError: when there is no such run.
+        """
+        paused, operations_per_s = self._known(run_id, self._row("run_control", {"maintenance_run_id": run_id}))
+        return RunControl(paused=paused, operations_per_s=operations_per_s)
+
+    def save_progress(self, run_id: str, progress: ShardProgress) -> None:
+        """Note how far a run has come in one shard; a run that is killed goes on from there."""
+        self._row(
+            "save_shard_progress",
+            {
+                "maintenance_run_id": run_id,
+                "shard": progress.shard,
+                "cursor": progress.cursor,
+                "scanned": progress.scanned,
+                "removed": progress.removed,
+                "repaired": progress.repaired,
+                "freed_bytes": progress.freed_bytes,
+                "counts": Jsonb(dict(progress.counts)),
+                "done": progress.done,
+            },
+        )
+
+    def progress(self, run_id: str) -> list[ShardProgress]:
+        """Return how far a run has come in each shard that it has begun, by name of the shard."""
+        return [
+            ShardProgress(
+                shard=shard,
+                cursor=cursor,
+                scanned=scanned,
+                removed=removed,
+                repaired=repaired,
+                freed_bytes=freed_bytes,
+                counts=counts,
+                done=done,
+                updated_at=updated_at,
+            )
+            for shard, cursor, scanned, removed, repaired, freed_bytes, counts, done, updated_at in self._rows(
+                "shard_progress", {"maintenance_run_id": run_id}
+            )
+        ]
+
+    def shard_progress(self, run_id: str, shard: str) -> ShardProgress:
+        """Return how far a run has come in one shard; nothing is done in one that it has not begun."""
+        return next((each for each in self.progress(run_id) if each.shard == shard), ShardProgress(shard=shard))
+
+    @contextmanager
+    def shard_lock(self, run_id: str, shard: str) -> Iterator[None]:
+        """Hold one shard of a run for this session, so that no second process works on it.
+
+        The lock ends with the connection, so a killed process leaves none behind.
+
+        :raises RefusedError: when another session holds it.
+        """
+        digest = hashlib.sha256(json.dumps(["queuekeeper.maintenance", run_id, shard]).encode()).digest()
+        key = {"key": int.from_bytes(digest[:8], "big", signed=True)}
+        (locked,) = self._rows("lock_shard", key)[0]
+        if not locked:
+            raise RefusedError(f"another process works on {shard} for run {run_id}: wait for it, or end it first")
+        try:
+            yield
+        finally:
+            # A connection that is gone has given up its locks; the error that broke it is the one to show.
+            if not self._connection.closed:
+                with suppress(psycopg.OperationalError):
+                    self._connection.execute(statement(f"{_QUERIES}unlock_shard"), key)
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _rows(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        with translated_errors(self._connection, missing="run `queuekeeper database migrate`"):
+            cursor = self._connection.execute(statement(f"{_QUERIES}{name}"), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def _row(self, name: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
+        return next(iter(self._rows(name, parameters)), None)
+
+    def _known(self, run_id: str, row: tuple[Any, ...] | None) -> tuple[Any, ...]:
+        if row is not None:
+            return row
+        known = [str(name) for (name,) in self._rows("known_runs", {"kind": None, "maximum": _KNOWN_RUNS})]
+        names = f"known, latest first: {', '.join(known)}" if known else "there are none yet; plan first"
+        raise UsageError(f"no maintenance run {run_id!r} in this database: {names}")
+
+
+def _check_throttle(operations_per_s: int | None) -> None:
+    if operations_per_s is not None and not 1 <= operations_per_s <= _MAX_INT:
+        raise UsageError(f"throttle is {operations_per_s} operations/s: it must be 1 to {_MAX_INT}, or none")
