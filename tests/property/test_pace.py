@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from queuekeeper.migration.apply import Pace
+from queuekeeper.clock import Pace
 
 chunk_sizes = st.lists(st.integers(1, 256), min_size=1, max_size=60)
 

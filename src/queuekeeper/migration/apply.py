@@ -6,7 +6,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import hiredis
@@ -19,7 +19,7 @@ from pyspark.taskcontext import TaskContext
 from redis.exceptions import RedisError, ResponseError
 
 from queuekeeper import lua
-from queuekeeper.clock import Clock, system_clock
+from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import ImportedBefore, MovedOn, RefusedError, StalePlan
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration import preflight, transforms
@@ -341,48 +341,6 @@ def _unpacked(fragment: bytes, count: int) -> list[bytes]:
     values = reader.gets()
     assert isinstance(values, list)
     return values
-
-
-@dataclass
-class Pace:
-    """Holds a task to its share of the throttle, which may change while it runs, and reports its progress.
-
-    Unused time is worth half a second's messages at most; a chunk is never cut, so one may go on top of that.
-
-    :param report: called about once a second; returns the messages per second allowed to this task, or none.
-    """
-
-    report: Callable[[], float | None]
-    now_s: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-    _rate: float | None = field(default=None, init=False)
-    _reported_s: float = field(default=float("-inf"), init=False)
-    _debt: float = field(default=0.0, init=False)
-    _paid_s: float = field(default=0.0, init=False)
-
-    def __call__(self, messages: int) -> None:
-        """Wait until the messages may be sent."""
-        self._look()
-        self._debt += messages
-        while self._rate is not None:
-            now = self.now_s()
-            # Half a second's worth may be sent at once; unused time is not saved up.
-            self._debt = max(self._debt - (now - self._paid_s) * self._rate, -0.5 * self._rate)
-            self._paid_s = now
-            if self._debt <= 0:
-                return
-            self.sleep(min(1.0, self._debt / self._rate))
-            self._look()
-        self._debt = 0.0
-
-    def _look(self) -> None:
-        now = self.now_s()
-        if now - self._reported_s >= 1.0:
-            self._reported_s = now
-            rate = self.report()
-            if rate is not None and self._rate is None:
-                self._paid_s = now
-            self._rate = rate
 
 
 def copy_sessions(
