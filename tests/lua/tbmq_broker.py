@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,23 +56,33 @@ class Broker:
 
     def add(self, topic: str, *, limit: int = 10_000, life_s: int = 600) -> int:
         """Store one message behind all others and return the packet id that it gets."""
-        packet_id = int(self.client.get(f"{self.stem}_last_packet_id") or 0) % 65_535 + 1
-        newest = self.client.zrange(f"{self.stem}_messages", 0, 0, desc=True, withscores=True)
-        score = (newest[0][1] if newest else packet_id - 1) + 1
-        key = f"{self.stem}_messages_{packet_id}"
         message = {
             "clientId": self.client_id,
             "topicName": topic,
             "time": now_ms(),
             "qos": 2,
-            "packetId": packet_id,
             "packetType": "PUBLISH",
             "payload": b64encode(b"\xff\xff\xfe body").decode(),
             "retained": False,
             "msgExpiryInterval": life_s,
         }
-        self.client.set(key, record(message), ex=life_s)
-        self.client.zadd(f"{self.stem}_messages", {key: score})
+        return self.save([message], limit=limit)
+
+    def save(self, pack: Sequence[dict[str, Any]], *, limit: int = 10_000, default_life_s: int = 604_800) -> int:
+        """Store a pack behind all others and return the last packet id.
+
+        What was written stays when the server refuses one of the commands, as it does inside a script.
+        """
+        packet_id = int(self.client.get(f"{self.stem}_last_packet_id") or 0)
+        newest = self.client.zrange(f"{self.stem}_messages", 0, 0, desc=True, withscores=True)
+        score = newest[0][1] if newest else packet_id
+        for message in pack:
+            packet_id = packet_id % 65_535 + 1
+            score += 1
+            key = f"{self.stem}_messages_{packet_id}"
+            life_s = message.get("msgExpiryInterval", default_life_s)
+            self.client.set(key, record({**message, "packetId": packet_id}), ex=life_s)
+            self.client.zadd(f"{self.stem}_messages", {key: score})
         self.client.set(f"{self.stem}_last_packet_id", packet_id)
         for reference in self.client.zrange(f"{self.stem}_messages", 0, -limit - 1):
             self.client.zrem(f"{self.stem}_messages", reference)
