@@ -17,6 +17,7 @@ class Settings(BaseSettings):
     :param spark_master: where Spark runs when no ``spark-submit`` says so.
     :param key_prefix: put before every Redis key; may hold no braces.
     :param reports_dir: where reports are written; ``<home>/reports`` when absent.
+    :param hash_key: secret from which reports' names of clients are made; one is made and kept in ``home`` when absent.
     """
 
     model_config = SettingsConfigDict(env_prefix="QUEUEKEEPER_", frozen=True)
@@ -27,6 +28,7 @@ class Settings(BaseSettings):
     spark_master: str = "local[*]"
     key_prefix: str = ""
     reports_dir: Path | None = None
+    hash_key: SecretStr | None = None
 
     @property
     def reports(self) -> Path:
