@@ -1,4 +1,4 @@
-"""Where time comes from: one clock that callers pass in, so that tests can stop it, and a pace to keep; no formatting."""
+"""Where time comes from: one clock that callers pass in, so that tests can stop it, and a pace to keep by it."""
 
 from __future__ import annotations
 
