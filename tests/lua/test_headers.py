@@ -17,7 +17,10 @@ from queuekeeper.redis_client import connect
 pytestmark = pytest.mark.lua
 
 SCRIPTS = lua.names()
-FIRST_OF = {"KEYS": {"FIRST_PAYLOAD"}, "ARGV": {"FIRST_TRIPLE", "FIRST_PAIR", "FIRST_SERIAL", "FIRST_MEMBER"}}
+FIRST_OF = {
+    "KEYS": {"FIRST_PAYLOAD"},
+    "ARGV": {"FIRST_TRIPLE", "FIRST_PAIR", "FIRST_SERIAL", "FIRST_MEMBER", "FIRST_PACKET_ID"},
+}
 """Constants that name the first of the repeated keys or arguments."""
 
 

@@ -1,0 +1,120 @@
+#!lua flags=no-writes
+--[[
+Purpose
+    Judge what messages hold, in the server: the JSON is decoded here, never encoded again, and only numbers leave.
+KEYS
+    [1+] payload         keys of messages of one session
+ARGV
+    [1]  client_id       whose messages they must be
+    [2]  default_ttl_s   life of a message without expiry interval
+    [3+] packet_id       of each key, in order
+Returns
+    {faults, fingerprint, ...}  two numbers per key, in order: a sum of 1 unreadable, 2 of another client or packet id,
+                         4 quality of service outside 0 to 2, 8 quality of service 0, 16 neither PUBLISH nor PUBREL,
+                         or PUBREL below quality of service 2, 32 lives over a minute longer than it should; 48 bits of
+                         a hash over topic, time and payload, 0 when unreadable. 0 and 0 for a key without a string
+Errors
+    INVALID  an argument breaks the rules above
+Cost
+    O(B) for B bytes; about 5 us per message of 300 B. At most 500 keys; the caller bounds the bytes.
+]]
+--- @include "includes/integers"
+
+local FIRST_PAYLOAD = 1
+local MESSAGES_PER_CALL = 500
+local FIRST_PACKET_ID = 3
+-- Life counts from the message's time, which a broker sets a little before it stores the message.
+local GRACE_MS = 60000
+-- TBMQ's reader holds the interval in a signed int: this value stands for itself and all that are longer.
+local MOST_SIGNED_S, MOST_UNSIGNED_S = 2147483647, 4294967295
+
+local client_id, default_ttl_s = ARGV[1], integer(ARGV[2])
+if #KEYS < FIRST_PAYLOAD or #KEYS > MESSAGES_PER_CALL or #ARGV ~= FIRST_PACKET_ID - 1 + #KEYS then
+    return redis.error_reply(
+        'INVALID 1 to ' .. MESSAGES_PER_CALL .. ' keys, 2 arguments and a packet id per key are expected'
+    )
+end
+if not default_ttl_s or default_ttl_s < 1 then
+    return redis.error_reply('INVALID default life is not an integer of 1 or more')
+end
+
+local function whole(value)
+    return type(value) == 'number' and value % 1 == 0
+end
+
+local function is_message(value)
+    if type(value) ~= 'table' then
+        return false
+    end
+    local interval_s = value.msgExpiryInterval
+    local payload = value.payload
+    return type(value.topicName or value.topic) == 'string'
+        and whole(value.time)
+        and value.time >= 0
+        and whole(value.qos)
+        and whole(value.packetId)
+        and type(value.packetType) == 'string'
+        and (type(payload) == 'string' or (payload == nil and value.packetType == 'PUBREL'))
+        and (interval_s == nil or interval_s == cjson.null or whole(interval_s))
+end
+
+local function lives_too_long(message, expires_at_ms)
+    if expires_at_ms < 0 then
+        return false
+    end
+    local interval_s = message.msgExpiryInterval
+    if not whole(interval_s) then
+        interval_s = default_ttl_s
+    elseif interval_s < 0 then
+        interval_s = interval_s + MOST_UNSIGNED_S + 1
+    elseif interval_s == MOST_SIGNED_S then
+        interval_s = MOST_UNSIGNED_S
+    end
+    return expires_at_ms > message.time + 1000 * interval_s + GRACE_MS
+end
+
+local function judge(key, packet_id)
+    local json = redis.pcall('GET', key)
+    if type(json) == 'table' then
+        if not string.find(json.err, 'WRONGTYPE', 1, true) then
+            return nil, json
+        end
+        return 0, 0
+    end
+    if not json then
+        return 0, 0
+    end
+    local decoded, message = pcall(cjson.decode, json)
+    if not decoded or not is_message(message) then
+        return 1, 0
+    end
+    local faults = 0
+    if message.clientId ~= client_id or message.packetId ~= tonumber(packet_id) then
+        faults = faults + 2
+    end
+    if message.qos < 0 or message.qos > 2 then
+        faults = faults + 4
+    elseif message.qos == 0 then
+        faults = faults + 8
+    end
+    local kind = message.packetType
+    if kind ~= 'PUBLISH' and (kind ~= 'PUBREL' or message.qos ~= 2) then
+        faults = faults + 16
+    end
+    if lives_too_long(message, redis.call('PEXPIRETIME', key)) then
+        faults = faults + 32
+    end
+    local text = (message.topicName or message.topic) .. '\0' .. string.format('%d', message.time) .. '\0'
+    return faults, tonumber(string.sub(redis.sha1hex(text .. (message.payload or '')), 1, 12), 16)
+end
+
+local reply = {}
+for index = FIRST_PAYLOAD, #KEYS do
+    local faults, fingerprint = judge(KEYS[index], ARGV[FIRST_PACKET_ID - 1 + index])
+    if not faults then
+        return fingerprint
+    end
+    reply[2 * index - 1] = faults
+    reply[2 * index] = fingerprint
+end
+return reply
