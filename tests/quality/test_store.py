@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from datetime import date, timedelta
+
+import pytest
+
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.postgres import Connection, connect, migrate
+from queuekeeper.quality.checks import Priority, Severity
+from queuekeeper.quality.known_issues import KnownIssues
+from queuekeeper.quality.store import QualityResult, QualityStore, Status, Verdict
+from tests.quality_rows import NOW, hash_of, queue, save_expiry_hours, save_profile
+
+TODAY = NOW.date()
+
+
+@pytest.fixture
+def connection(postgres_url: str) -> Iterator[Connection]:
+    with connect(postgres_url, autocommit=True) as opened:
+        migrate(opened)
+        yield opened
+
+
+def result(number: int = 1, **changes: object) -> QualityResult:
+    values = {
+        "suite": "sessions_redis", "expectation": number, "check_id": "Q9", "severity": Severity.INFO,
+        "status": Status.PASSED, "description": "Each reference names a payload.",
+    }  # fmt: skip
+    return QualityResult(**{**values, **changes})  # type: ignore[arg-type]
+
+
+def judged(store: QualityStore, run_id: str, *results: QualityResult, age_h: int = 0, finish: bool = True) -> None:
+    store.begin(
+        quality_run_id=run_id, mode="full", suites=["sessions_redis"], profile_ids=["redis-1"],
+        numbers={"queues": 3}, started_at=NOW - timedelta(hours=age_h),
+    )  # fmt: skip
+    if finish:
+        store.finish(quality_run_id=run_id, verdict=Verdict.PASSED, results=results, numbers={"messages": 9})
+
+
+def test_a_run_comes_back_as_it_was_stored_worst_result_first(connection: Connection) -> None:
+    store = QualityStore(connection)
+    failed = result(
+        2, status=Status.FAILED, severity=Severity.WARNING, unexpected_count=3, observed="3 of 9",
+        examples=({"client_hash": "ab", "dead": 4},), remedy="expired_reference_cleanup", remedy_conf={"dry_run": True},
+    )  # fmt: skip
+    judged(store, "q-1", result(1), failed)
+
+    run = store.run("q-1")
+    assert (run.verdict, run.numbers, run.started_at) == (Verdict.PASSED, {"queues": 3, "messages": 9}, NOW)
+    assert run.finished_at is not None
+    assert store.results("q-1") == (failed, result(1))
+    assert failed.priority is Priority.P1
+
+
+def test_a_run_that_is_made_again_forgets_what_it_found(connection: Connection) -> None:
+    store = QualityStore(connection)
+    judged(store, "q-1", result(1), result(2))
+    judged(store, "q-1", result(1), finish=False)
+
+    assert store.results("q-1") == ()
+    assert store.run("q-1").verdict is Verdict.RUNNING
+    assert store.run("q-1").finished_at is None
+
+
+def test_the_trend_shows_the_worst_of_each_check_in_the_last_finished_runs(connection: Connection) -> None:
+    store = QualityStore(connection)
+    judged(store, "old", result(1), age_h=3)
+    judged(store, "mid", result(1), result(2, status=Status.KNOWN, unexpected_count=9),
+           result(3, status=Status.FAILED, unexpected_count=1), age_h=2)  # fmt: skip
+    judged(store, "new", result(1, check_id="Q1"), age_h=1)
+    judged(store, "at work", finish=False)
+
+    shown = [
+        (
+            each.run.quality_run_id,
+            {check_id: (cell.status, cell.unexpected_count) for check_id, cell in each.cells.items()},
+        )
+        for each in store.trend(runs=2)
+    ]
+
+    assert shown == [("mid", {"Q9": (Status.FAILED, 1)}), ("new", {"Q1": (Status.PASSED, 0)})]
+    assert len(store.trend()) == 3
+
+
+def test_an_unknown_run_or_profile_is_refused_with_the_newest(connection: Connection, postgres_url: str) -> None:
+    store = QualityStore(connection)
+    with pytest.raises(UsageError, match="there is no quality run 'q-9': there is none yet in this database"):
+        store.results("q-9")
+    judged(store, "q-1")
+    save_profile(postgres_url)
+
+    with pytest.raises(UsageError, match="there is no quality run 'q-9': the newest are q-1"):
+        store.run("q-9")
+    with pytest.raises(UsageError, match="there is no profile 'r': the newest are redis-1"):
+        store.profiles(["redis-1", "r"])
+
+
+def test_profiles_come_in_the_order_asked_for_and_the_newest_is_the_newest_complete_one(
+    connection: Connection, postgres_url: str
+) -> None:
+    save_profile(postgres_url, queue("a"), profile_id="old")
+    save_profile(postgres_url, profile_id="new", started_at=NOW + timedelta(hours=1))
+    save_profile(postgres_url, profile_id="killed", started_at=NOW + timedelta(hours=2), finished_at=None)
+    save_profile(postgres_url, profile_id="other", store="postgres")
+    store = QualityStore(connection)
+
+    assert [each.queues for each in store.profiles(["new", "old"])] == [0, 1]
+    assert store.newest_profiles(store="redis") == ("new",)
+    assert store.newest_profiles(store="postgres") == ("other",)
+
+
+def test_the_worst_queues_are_named_by_hash_with_their_faults(connection: Connection, postgres_url: str) -> None:
+    save_profile(
+        postgres_url,
+        queue("well", dead=2),
+        queue("odd", odd_characters=1, without_ttl=50),
+        queue("torn", tied_serials=1),
+    )
+    store = QualityStore(connection)
+
+    worst = store.worst_queues("redis-1")
+
+    assert [(each.client_hash, each.faults, each.client_id) for each in worst] == [
+        (hash_of("torn"), {"tied_serials": 1}, None),
+        (hash_of("odd"), {"without_ttl": 50, "odd_characters": 1}, None),
+    ]
+    assert [each.client_id for each in store.worst_queues("redis-1", n=1, show_client_ids=True)] == ["torn"]
+
+
+def test_depths_and_expiry_are_counted(connection: Connection, postgres_url: str) -> None:
+    lives = {"a": 0, "b": 1, "c": 2, "d": 3, "e": 9, "f": 70_000}
+    save_profile(postgres_url, *(queue(name, live=live) for name, live in lives.items()))
+    save_expiry_hours(postgres_url, "redis-1", {3_600_000: (5, 500), 0: (1, 10)})
+    store = QualityStore(connection)
+
+    buckets = store.depth_histogram("redis-1")
+
+    assert [(each.low, each.high, each.queues, each.messages) for each in buckets if each.queues] == [
+        (0, 0, 1, 0), (1, 1, 1, 1), (2, 3, 2, 5), (8, 15, 1, 9), (65_536, None, 1, 70_000),
+    ]  # fmt: skip
+    assert [(each.hour_ms, each.messages) for each in store.expiry_hours("redis-1")] == [(0, 1), (3_600_000, 5)]
+    assert store.depth_histogram("nothing") == ()
+
+
+def test_known_issues_are_kept_listed_and_removed(connection: Connection) -> None:
+    issues = KnownIssues(connection)
+    later = issues.add(check_id="Q9", owner="ops", reason="cleanup on Monday", ends_on=TODAY, today=TODAY)
+    one = issues.add(
+        check_id="Q11", owner="ops", reason="device lost", ends_on=TODAY, today=TODAY, client_hash=hash_of("a")
+    )
+
+    assert issues.all() == (later, one)
+    assert not one.is_overdue(TODAY)
+    assert one.is_overdue(TODAY + timedelta(days=1))
+    issues.remove(later.known_issue_id)
+    assert issues.all() == (one,)
+    with pytest.raises(UsageError, match="there is no known issue"):
+        issues.remove(later.known_issue_id)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"check_id": "Q99"}, "there is no check 'Q99'"),
+        ({"owner": " "}, "needs an owner and a reason"),
+        ({"ends_on": date(2020, 1, 1)}, "would end on 2020-01-01, which has passed"),
+        ({"client_hash": "device-7"}, "'device-7' is not one: copy the 16 hex digits"),
+    ],
+)
+def test_a_known_issue_that_excuses_nothing_sensible_is_refused(
+    connection: Connection, change: dict[str, object], message: str
+) -> None:
+    given = {"check_id": "Q9", "owner": "ops", "reason": "r", "ends_on": TODAY, "today": TODAY}
+    with pytest.raises(UsageError, match=message):
+        KnownIssues(connection).add(**{**given, **change})  # type: ignore[arg-type]
+
+
+def test_a_database_without_the_tables_is_refused_with_the_command_that_makes_them(postgres_url: str) -> None:
+    with connect(postgres_url, autocommit=True) as connection, pytest.raises(RefusedError, match="database migrate"):
+        QualityStore(connection).runs()
