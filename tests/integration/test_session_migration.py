@@ -268,25 +268,6 @@ def _nothing_was_copied(world: World, client: AirflowClient, run_id: str) -> Non
     assert world.keys() == 0
 
 
-def test_source_that_changes_while_the_plan_waits_makes_it_stale(world: World, client: AirflowClient) -> None:
-    run_id = client.trigger(DAG, conf=SMALL)
-    asked(client, run_id)
-    world.connection.execute(
-        "UPDATE device_session_ctx SET last_serial_number = 5 "
-        "WHERE client_id = (SELECT min(client_id) FROM device_session_ctx)"
-    )
-
-    decide(client, run_id, "Approve")
-    state = finished(client, run_id)
-
-    assert state == "failed"
-    assert states(client, run_id)["copy"] == "upstream_failed"
-    assert "the source has changed since plan" in log(client, run_id, "check_approval")
-    (check,) = [task for task in client.tasks(DAG, run_id) if task.task_id == "check_approval"]
-    assert check.try_number == 1
-    assert world.keys() == 0
-
-
 def test_unknown_parameter_fails_the_first_task_before_spark_starts(world: World, client: AirflowClient) -> None:
     run_id = client.trigger(DAG, conf={"limt": 5})
 
@@ -402,21 +383,3 @@ def test_copy_whose_task_and_then_its_redis_are_killed_leaves_no_driver_and_is_f
     rows = world.ledger.ledger(plan_id)
     assert sum(row.unaccounted for row in rows) == 0
     assert sum(row.differences for row in rows) == 0
-
-
-def test_killed_worker_leaves_neither_task_nor_driver(world: World, client: AirflowClient) -> None:
-    run_id = client.trigger(DAG, conf={**SMALL, "copy_groups": 1, "throttle_messages_per_s": 100})
-    asked(client, run_id)
-    decide(client, run_id, "Approve")
-
-    driver = copy_driver(client, run_id)
-    copied(world, run_id, more_than=0)
-    jvm = driver.parent()
-    assert jvm is not None
-    task = psutil.Process(int(driver.environ()["QUEUEKEEPER_SUPERVISOR_PID"]))
-    worker = task.parent()
-    assert worker is not None
-    worker.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs([task, driver, jvm], timeout=20)
-
-    assert alive == []
