@@ -1,0 +1,81 @@
+"""Published defects that no check of sessions finds: they leave no trace, or concern queues that are still to come."""
+
+from __future__ import annotations
+
+from tests.golden_defects.defect import Untold
+
+MIGRATION = "`SqlDatabaseUpgradeService`, 2.0.0 and 2.0.1"
+COMES_WITH = "comes with the checks of"
+
+UNTOLD: tuple[Untold, ...] = (
+    Untold(
+        title="Trimming removes what is in flight first, and a late acknowledgement then removes a newer message",
+        published="remove and add script of `DeviceMsgServiceImpl`, 2.0.0 to 2.3.0",
+        reason="the message is gone, its place is a gap like any other",
+        ours=(
+            "test_messages_in_flight_are_trimmed_last_and_counted",
+            "test_late_ack_never_removes_a_newer_message_with_the_same_packet_id",
+        ),
+    ),
+    Untold(
+        title="Clean start removes the session while new messages arrive for it",
+        published="`SessionClusterManagerImpl`, 2.0.0 to 2.3.0",
+        reason="the new messages are gone",
+        ours=("test_message_saved_while_a_session_is_purged_survives",),
+    ),
+    Untold(
+        title="On reconnect new messages overtake those that wait",
+        published="`PersistedDeviceActorMessageProcessor`, 2.1.0 to 2.3.0; thingsboard/tbmq#207",
+        reason="an order of sending, not of data",
+        ours=("test_messages_saved_while_a_backlog_is_read_do_not_overtake_it",),
+    ),
+    Untold(
+        title="Fresh messages get an expiry that no publisher set; empty properties are lost",
+        published="`DevicePublishMsgUtil`, 2.0.0 and 2.0.1",
+        reason="profiles compare numbers; the verification of a migration compares every message",
+        ours=(
+            "test_each_copied_message_is_sent_under_its_key_with_serial_expiry_and_tbmqs_json",
+            "test_every_session_is_in_redis_as_the_rules_say",
+        ),
+    ),
+    Untold(
+        title="A failed import is logged and the upgrade says that it succeeded; a failed export has changed the "
+        "version already; both tables are dropped unchecked",
+        published=MIGRATION,
+        reason="what is missing afterwards is found as Q12 and Q34 while the source is there, and by nobody later",
+        ours=(
+            "test_verification_accounts_for_every_row_and_finds_no_difference",
+            "test_failed_verification_is_reported_and_fails_the_run",
+        ),
+    ),
+    Untold(
+        title="Events that were committed are never dispatched after a crash: the list of unread ones is UNLOGGED",
+        published="`pgmb.sql`, PGMB",
+        reason=f"{COMES_WITH} event queues: Q31",
+    ),
+    Untold(
+        title="Retention drops partitions that a consumer has not read",
+        published="`pgmb.sql`, PGMB",
+        reason=f"{COMES_WITH} event queues and partitions: Q27, Q30",
+    ),
+    Untold(
+        title="One condition that fails on data stops the polling of every group",
+        published="`pgmb.sql`, PGMB",
+        reason=f"{COMES_WITH} event queues: Q32",
+    ),
+    Untold(
+        title="Compaction leaves payloads without index, and collects only once",
+        published="`emqx_ecq_store.erl` and `emqx_ecq_gc.erl`, EMQX",
+        reason=f"{COMES_WITH} compacted queues: Q23, Q24",
+    ),
+    Untold(
+        title="Messages expire and their ids in consumers' lists do not; a crash leaves a lock for ever",
+        published="`RedisOps.java`, RedisQ 2.0.0",
+        reason=f"{COMES_WITH} fan-out queues: Q25, Q26",
+    ),
+    Untold(
+        title="A default partition keeps others from being detached without blocking",
+        published="PostgreSQL's DETACH PARTITION; pgpartman/pg_partman#677",
+        reason=f"{COMES_WITH} partitions: Q28, Q29",
+    ),
+)
