@@ -175,11 +175,11 @@ def test_every_script_is_tried_here() -> None:
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-@pytest.mark.parametrize("client_id", HOSTILE_IDS)
-def test_script_touches_its_declared_keys_only(client: RedisClient, client_id: str, operation: str) -> None:
+def test_script_touches_its_declared_keys_only(client: RedisClient, operation: str) -> None:
     prepare, run, reply = OPERATIONS[operation]
-    prepare(Session(client=client, client_id=client_id))
-    assert run(LimitedSession(client=client, client_id=client_id)) == reply
+    for client_id in HOSTILE_IDS:
+        prepare(Session(client=client, client_id=client_id))
+        assert run(LimitedSession(client=client, client_id=client_id)) == reply, client_id
 
 
 def test_script_that_makes_the_name_of_a_key_is_found_out(client: RedisClient, tmp_path: Path) -> None:
