@@ -1,0 +1,103 @@
+"""A file of what a run is about to change, line by line, from which it can be taken back; doing so is the run's kind's.
+
+JSON Lines: a first line that says whose file it is, then a line per change. It holds client ids, never a payload, and
+only its owner can read it. Lines are on disk before the change is made, so a line may tell of one that never was:
+whoever takes back has to look at each place first.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from queuekeeper.errors import RefusedError, UsageError
+
+FORMAT = "queuekeeper-undo-1"
+
+
+class UndoFile:
+    """Writes the undo file of one run; a run that goes on appends to its file.
+
+    :param path: file to make or to go on with.
+    :param header: whose file it is: at least its ``kind``; a file with another header is refused.
+    :raises RefusedError: when it is another run's file or cannot be written.
+    """
+
+    def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
+        self.path = path
+        first = {"format": FORMAT, **header}
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b")
+        except OSError as error:
+            raise RefusedError(f"undo file {path} cannot be written: {error.strerror}; name another") from error
+        known = self._file.readline()
+        if not known:
+            self.write([first])
+        elif _parsed(known) != first:
+            self._file.close()
+            raise RefusedError(f"{path} is the undo file of something else: name another file")
+        elif _ends_within_a_line(self._file):
+            # A kill left half a line; what follows it has to be whole.
+            self._file.write(b"\n")
+
+    def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
+        """Append lines and return when they are on disk.
+
+        :raises RefusedError: when there is no room for them.
+        """
+        try:
+            self._file.writelines(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
+            self._file.flush()
+            os.fsync(self._file.fileno())
+        except OSError as error:
+            raise RefusedError(f"undo file {self.path} cannot be written: {error.strerror}; make room") from error
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._file.close()
+
+
+def read_undo_file(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+    """Return what the first line says, and the changes; half a line that a kill left is passed over.
+
+    :raises UsageError: when there is no such file, or it is none of ours.
+    """
+    try:
+        with path.open("rb") as file:
+            header = _parsed(file.readline())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
+    if header is None or header.get("format") != FORMAT:
+        raise UsageError(f"{path} is no undo file of this release")
+    return header, _lines(path)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    with path.open("rb") as file:
+        file.readline()
+        for line in file:
+            found = _parsed(line)
+            if found is not None:
+                yield found
+
+
+def _parsed(line: bytes) -> dict[str, Any] | None:
+    try:
+        found = json.loads(line)
+    except ValueError:
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def _ends_within_a_line(file: Any) -> bool:
+    file.seek(-1, os.SEEK_END)
+    return bool(file.read(1) != b"\n")
