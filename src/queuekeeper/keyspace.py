@@ -7,7 +7,8 @@ The layout of DEVICE sessions is the one that TBMQ 2.x reads and writes:
 ``{C}_messages_<packetId>``  STRING  message as JSON, with an expiry of its own
 ``{C}_last_packet_id``       STRING  MQTT packet id given out last
 ``{C}_session``              HASH    ours: owner, epoch, import state, counters
-``{C}_quarantined_<serial>`` any     ours: a record that nobody could read, under the serial that it had
+``{C}_quarantined_<serial>`` any     ours: a record that was put aside, under the serial that it had
+``{C}_orphan_<packetId>``    any     ours: a record that no reference named, until it expires
 ===========================  ======  ==========================================================
 """
 
@@ -79,8 +80,40 @@ def payload_key(client_id: str, packet_id: int | str, *, prefix: str = "") -> st
 
 
 def quarantined_key(client_id: str, serial: int, *, prefix: str = "") -> str:
-    """Return the key under which an unreadable record of a DEVICE session is kept."""
+    """Return the key under which a record of a DEVICE session is kept that was put aside."""
     return f"{prefix}{{{hash_tag(client_id)}}}_quarantined_{serial}"
+
+
+def orphan_key(client_id: str, packet_id: int | str, *, prefix: str = "") -> str:
+    """Return the key under which a record is kept for a while that no reference named."""
+    return f"{prefix}{{{hash_tag(client_id)}}}_orphan_{packet_id}"
+
+
+def broker_stem(client_id: str, *, prefix: str = "") -> str:
+    """Return how the keys of a client begin that TBMQ itself writes: it never encodes the tag."""
+    return f"{prefix}{{{client_id}}}"
+
+
+_SESSION_KEY = re.compile(rb"(\{.+\})_(?:messages(?:_([0-9]+))?|(last_packet_id|session))", re.DOTALL)
+
+
+def split_session_key(name: bytes, *, prefix: bytes) -> tuple[bytes, str] | None:
+    """Return prefix and tag of a DEVICE session's key, and of which kind it is; none for any other key.
+
+    :returns: kind ``messages``, ``payload``, ``last_packet_id`` or ``session``; what stands before it is the same for
+        all keys of a session, so that their names can be put together without knowing the client id.
+    """
+    if not name.startswith(prefix):
+        return None
+    match = _SESSION_KEY.fullmatch(name, len(prefix))
+    if match is None:
+        return None
+    return prefix + match[1], match[3].decode() if match[3] else "payload" if match[2] else "messages"
+
+
+def session_scan_pattern(prefix: str) -> str:
+    """Return a pattern for SCAN that misses no key of a DEVICE session."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "{*}_*"
 
 
 def hash_slot(key: bytes | str) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,6 +58,24 @@ def messages(count: int, *, first: int = 1, expires_at_ms: int | None = None) ->
         Message(first + n, 1_000 + first + n, until + n, f'{{"packetId":{first + n},"subscriptionIds":[]}}')
         for n in range(count)
     ]
+
+
+FAR_MS = 4_000_000_000_000
+
+
+def readable(client_id: str, packet_id: int, *, expires_at_ms: int = FAR_MS, **fields: Any) -> Message:
+    """Return a message that brokers can read; all have the same content unless told otherwise."""
+    record = {
+        "clientId": client_id,
+        "topicName": "t",
+        "time": 1_800_000_000_000,
+        "qos": 1,
+        "packetId": packet_id,
+        "packetType": "PUBLISH",
+        "payload": "cGF5bG9hZA==",
+        "retained": False,
+    }
+    return Message(packet_id, 0, expires_at_ms, json.dumps({**record, **fields}))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -220,6 +239,75 @@ class Session:
         """Move an unreadable record out of the session."""
         keys = [self.keys.messages, self.keys.session, self.payload(packet_id), self.quarantined(int(serial))]
         reply: int = self._call("quarantine_message", keys, [serial, keep_ms])
+        return reply
+
+    def orphan(self, packet_id: int) -> str:
+        """Return the name under which a record without reference is kept."""
+        return f"{self.keys.messages.removesuffix('messages')}orphan_{packet_id}"
+
+    def judge_messages(self, packet_ids: Sequence[int], *, max_bytes: int | str = 1_000_000) -> list[list[Any]]:
+        """Have records judged; six values each."""
+        keys = [self.payload(packet_id) for packet_id in packet_ids]
+        reply = self._list("judge_messages", keys, [self.client_id, max_bytes])
+        return [reply[at : at + 6] for at in range(0, len(reply), 6)]
+
+    def set_expiry(
+        self, *changes: tuple[int, int | str, int | str, int | str], may_lengthen: int | str = 0
+    ) -> list[int]:
+        """Set instants, given as packet id, serial, instant before and after."""
+        keys = [self.keys.messages, self.keys.session, *(self.payload(change[0]) for change in changes)]
+        return self._list("set_expiry", keys, [may_lengthen, *(value for change in changes for value in change[1:])])
+
+    def reorder_messages(
+        self, *moves: tuple[int, int | str, int | str], highest: int | str, delivered_serial: int | str = ""
+    ) -> int:
+        """Give references other serials, given as packet id, old and new serial."""
+        keys = [self.keys.messages, self.keys.session, *(self.payload(move[0]) for move in moves)]
+        args = [highest, delivered_serial, *(value for move in moves for value in move[1:])]
+        reply: int = self._call("reorder_messages", keys, args)
+        return reply
+
+    def find_orphans(self, packet_ids: Sequence[int]) -> list[int]:
+        """Look for records that no reference names."""
+        return self._list("find_orphans", [self.keys.messages, *map(self.payload, packet_ids)], [])
+
+    def unlink_orphan(self, packet_id: int, *, keep_ms: int | str = 60_000) -> int:
+        """Take a record without reference out of its session."""
+        keys = [self.keys.messages, self.payload(packet_id), self.orphan(packet_id)]
+        reply: int = self._call("unlink_orphan", keys, [keep_ms])
+        return reply
+
+    def quarantine_duplicate(
+        self, kept: tuple[int, int | str], going: tuple[int, int | str], *, keep_ms: int | str = 60_000
+    ) -> int:
+        """Take a message out of the session that another one repeats; each is given as packet id and serial."""
+        aside = f"{self.keys.messages.removesuffix('messages')}quarantined_{going[1]}"
+        keys = [self.keys.messages, self.keys.session, self.payload(kept[0]), self.payload(going[0]), aside]
+        reply: int = self._call("quarantine_duplicate", keys, [kept[1], going[1], keep_ms])
+        return reply
+
+    def restore_message(
+        self, aside: str, packet_id: int, *, serial: int | str = "", expires_at_ms: int | str = "", client_id: str = ""
+    ) -> bytes:
+        """Put a record back that was set aside."""
+        keys = [self.keys.messages, self.keys.session, aside, self.payload(packet_id)]
+        reply: bytes = self._call("restore_message", keys, [serial, expires_at_ms, client_id])
+        return reply
+
+    def rekey_messages(self, batch: Sequence[Message], *, last_packet_id: int | str = "") -> list[int]:
+        """Write messages that had other keys."""
+        keys = [*self.keys, *(self.payload(message.packet_id) for message in batch)]
+        triples = [value for message in batch for value in (message.serial, message.expires_at_ms, message.json)]
+        return self._list("rekey_messages", keys, [last_packet_id, *triples])
+
+    def unlink_copied(self, key: str, digest: str) -> int:
+        """Remove a key whose content is known."""
+        reply: int = self._call("unlink_copied", [key], [digest])
+        return reply
+
+    def remove_references(self, *pairs: tuple[str, int | str]) -> int:
+        """Remove references, given as member and score."""
+        reply: int = self._call("remove_references", [self.keys.messages], [text for pair in pairs for text in pair])
         return reply
 
     def state(self) -> dict[str, str]:

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from hashlib import sha1
 from pathlib import Path
 from typing import Any
 
 import pytest
 import redis
-from lua_sessions import HOSTILE_IDS, Message, Session, command, messages, now_ms
+from lua_sessions import HOSTILE_IDS, Message, Session, command, messages, now_ms, readable
 
 from queuekeeper import lua
 from queuekeeper.errors import RefusedError, ScriptError
@@ -74,6 +75,25 @@ def save(session: Session) -> None:
 def save_with_dead_reference(session: Session) -> None:
     save(session)
     session.client.delete(session.payload(2))
+
+
+def save_readable(session: Session) -> None:
+    session.save_messages([readable(session.client_id, 1), readable(session.client_id, 2)])
+
+
+def quarantine_readable(session: Session) -> None:
+    save_readable(session)
+    session.quarantine_message(2, 2)
+
+
+def save_delivered(session: Session) -> None:
+    save(session)
+    session.mark_delivered(2)
+
+
+def save_orphan(session: Session) -> None:
+    save(session)
+    session.client.set(session.payload(9), "{}", pxat=FAR_MS)
 
 
 OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
@@ -166,6 +186,64 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
     "reserve_packet_ids": (save, lambda session: session.reserve_packet_ids([4, 5], expected=3), [b"reserved"]),
     "set_last_packet_id": (save, lambda session: session.set_last_packet_id(9, expected=3, keep_ms=60_000), 1),
     "quarantine_message": (save, lambda session: session.quarantine_message(2, 2), 1),
+    "judge_messages": (
+        save_readable,
+        lambda session: [verdict[0] for verdict in session.judge_messages([1, 9])],
+        [b"publish", b"missing"],
+    ),
+    "set_expiry": (
+        save,
+        lambda session: session.set_expiry((1, 1, FAR_MS, FAR_MS - 9), (2, 2, 0, -1), may_lengthen=1),
+        [1, 0],
+    ),
+    "set_expiry for ever": (
+        save,
+        lambda session: session.set_expiry((1, 1, FAR_MS, -1), may_lengthen=1),
+        [1],
+    ),
+    "reorder_messages": (
+        save_delivered,
+        lambda session: session.reorder_messages((1, 1, 8), (2, 2, 7), highest=8, delivered_serial=8),
+        1,
+    ),
+    "find_orphans": (
+        save_orphan,
+        lambda session: session.find_orphans([1, 9]),
+        [-2, FAR_MS],
+    ),
+    "unlink_orphan": (save_orphan, lambda session: session.unlink_orphan(9), 1),
+    "quarantine_duplicate": (
+        save_readable,
+        lambda session: session.quarantine_duplicate((1, 1), (2, 2)),
+        1,
+    ),
+    "restore_message into its place": (
+        quarantine_readable,
+        lambda session: session.restore_message(session.quarantined(2), 2, serial=2, client_id=session.client_id),
+        b"restored",
+    ),
+    "restore_message without a place": (
+        lambda session: (save_orphan(session), session.unlink_orphan(9)),
+        lambda session: session.restore_message(session.orphan(9), 9, expires_at_ms=-1),
+        b"restored",
+    ),
+    "rekey_messages": (
+        lambda session: None,
+        lambda session: session.rekey_messages(
+            [Message(1, 5, FAR_MS, "{}"), Message(2, 6, -1, "{}")], last_packet_id=2
+        ),
+        [2, 0, 0],
+    ),
+    "unlink_copied": (
+        save,
+        lambda session: session.unlink_copied(session.payload(1), sha1(SAVED[0].json.encode()).hexdigest()),
+        1,
+    ),
+    "remove_references": (
+        save,
+        lambda session: session.remove_references((session.payload(1), 1), (session.payload(2), 9)),
+        1,
+    ),
 }
 
 

@@ -1,0 +1,30 @@
+#!lua flags=no-writes
+--[[
+Purpose
+    Say which payload keys no reference of their session names.
+KEYS
+    [1]  messages        sorted set of references
+    [2+] payload         keys of messages
+ARGV
+    none
+Returns
+    {pexpiretime, ...}  one number per payload key: instant in ms at which it expires, -1 for never; -2 when it is
+                        referred to or does not exist
+Errors
+    INVALID  there are arguments, no payload keys or too many
+Cost
+    O(M) for M payload keys; about 1 us per key. At most 1,000 keys.
+]]
+local PAYLOAD_KEYS_PER_CALL = 1000
+local FIRST_PAYLOAD = 2
+
+local count = #KEYS - FIRST_PAYLOAD + 1
+if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 0 then
+    return redis.error_reply('INVALID 1 key and 1 to ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys are expected')
+end
+
+local found = {}
+for position, score in ipairs(redis.call('ZMSCORE', KEYS[1], unpack(KEYS, FIRST_PAYLOAD))) do
+    found[position] = score and -2 or redis.call('PEXPIRETIME', KEYS[FIRST_PAYLOAD - 1 + position])
+end
+return found

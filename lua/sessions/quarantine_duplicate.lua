@@ -1,0 +1,54 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Take a message out of its session that another one, which comes before it, repeats, and keep it under another name.
+KEYS
+    [1]  messages        sorted set of references
+    [2]  session         fields of the session
+    [3]  kept            key of the message that stays
+    [4]  payload         key of the message that goes
+    [5]  quarantined     its new name; a record of this name is replaced
+ARGV
+    [1]  kept_serial     serial of the message that stays
+    [2]  serial          serial of the message that goes; greater
+    [3]  keep_ms         life of a record that has no expiry
+Returns
+    1  the message was moved and its reference removed
+    0  one of the two is another message by now, has been released, or they differ; nothing was written
+Errors
+    INVALID  an argument breaks the rules above
+Cost
+    O(log N + B) for N references and records of B bytes; about 30 us for records of 1 KB.
+]]
+--- @include "includes/message_digest"
+--- @include "includes/message_facts"
+--- @include "includes/session_counters"
+
+local messages_key, session_key, kept_key, payload_key, quarantined_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local kept_serial, serial, keep_ms = integer(ARGV[1]), integer(ARGV[2]), integer(ARGV[3])
+if #KEYS ~= 5 or #ARGV ~= 3 or not kept_serial or not serial or serial <= kept_serial then
+    return redis.error_reply('INVALID 5 keys, two serials in their order and a life are expected')
+end
+if not keep_ms or keep_ms < 1 then
+    return redis.error_reply('INVALID life of the record is not an integer of 1 or more')
+end
+
+local scores = redis.call('ZMSCORE', messages_key, kept_key, payload_key)
+if not scores[1] or not scores[2] or tonumber(scores[1]) ~= kept_serial or tonumber(scores[2]) ~= serial then
+    return 0
+end
+local records = redis.call('MGET', kept_key, payload_key)
+local kept = records[1] and message_facts(records[1])
+local going = records[2] and message_facts(records[2])
+if not kept or not going or kept.packet_type ~= 'PUBLISH' or going.packet_type ~= 'PUBLISH'
+    or message_digest(kept) ~= message_digest(going)
+then
+    return 0
+end
+redis.call('RENAME', payload_key, quarantined_key)
+if redis.call('PEXPIRETIME', quarantined_key) == -1 then
+    redis.call('PEXPIRE', quarantined_key, ARGV[3])
+end
+redis.call('ZREM', messages_key, payload_key)
+count_in_session(session_key, 'quarantined', 1)
+return 1

@@ -1,0 +1,65 @@
+#!lua
+--[[
+Purpose
+    Give references other serials, all of them or none, and let later messages come behind them.
+KEYS
+    [1]  messages        sorted set of references
+    [2]  session         fields of the session
+    [3+] payload         members of the set
+ARGV
+    [1]  highest           highest serial of the session once all is done; serials given out later are greater
+    [2]  delivered_serial  up to which messages have been sent before, by the new serials; empty: it stays
+    [3+] serial            a pair per payload: the score that it has, and the serial that it gets, 0 or more
+Returns
+    1  all have their new serials
+    0  one of them has another score, or is gone; nothing was written
+Errors
+    INVALID  an argument breaks the rules above, or there are too many payload keys
+Cost
+    O(M log N) for M payload keys and N references; about 3 us per key. At most 500 keys.
+]]
+--- @include "includes/integers"
+
+local PAYLOAD_KEYS_PER_CALL = 500
+local FIRST_PAYLOAD = 3
+local FIRST_PAIR = 3
+
+local messages_key, session_key, delivered_serial = KEYS[1], KEYS[2], ARGV[2]
+local highest = integer(ARGV[1])
+local count = #KEYS - FIRST_PAYLOAD + 1
+if count < 1 or #ARGV ~= FIRST_PAIR - 1 + 2 * count then
+    return redis.error_reply('INVALID 2 keys and a key per message, 2 arguments and 2 per message are expected')
+end
+if count > PAYLOAD_KEYS_PER_CALL then
+    return redis.error_reply('INVALID a call takes at most ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys')
+end
+if not highest or (delivered_serial ~= '' and not integer(delivered_serial)) then
+    return redis.error_reply('INVALID highest or delivered serial is not an integer')
+end
+for index = 1, count do
+    local at = FIRST_PAIR + 2 * (index - 1)
+    local serial = integer(ARGV[at + 1])
+    if not tonumber(ARGV[at]) or not serial or serial < 0 or serial > highest then
+        return redis.error_reply('INVALID serial of message ' .. index .. ' is not an integer up to the highest')
+    end
+end
+
+local scored = {}
+for position, score in ipairs(redis.call('ZMSCORE', messages_key, unpack(KEYS, FIRST_PAYLOAD))) do
+    local at = FIRST_PAIR + 2 * (position - 1)
+    if not score or tonumber(score) ~= tonumber(ARGV[at]) then
+        return 0
+    end
+    scored[2 * position - 1] = ARGV[at + 1]
+    scored[2 * position] = KEYS[FIRST_PAYLOAD - 1 + position]
+end
+redis.call('ZADD', messages_key, 'XX', unpack(scored))
+local fields = redis.call('HMGET', session_key, 'last_serial', 'delivered_serial')
+local last_serial = tonumber(fields[1] or nil)
+if last_serial and last_serial < highest then
+    redis.call('HSET', session_key, 'last_serial', ARGV[1])
+end
+if fields[2] and delivered_serial ~= '' then
+    redis.call('HSET', session_key, 'delivered_serial', delivered_serial)
+end
+return 1

@@ -1,0 +1,71 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Set the instants at which messages expire, where they still are what the caller has read.
+KEYS
+    [1]  messages        sorted set of references
+    [2]  session         fields of the session
+    [3+] payload         keys of messages
+ARGV
+    [1]  may_lengthen    1 to take back what an earlier call did; 0: a life is only ever made shorter
+    [2+] serial          a triple per message: its serial, the instant at which it expires now and the one at which it
+                         is to, in ms; -1 for never
+Returns
+    {done, ...}  one number per message: 1 when its instant was set, 0 when it is another message by now, expires at
+                 another instant, or would end at once
+Errors
+    INVALID  an argument breaks the rules above, or there are too many payload keys
+Cost
+    O(M log N) for M payload keys and N references; about 3 us per key. At most 500 keys.
+]]
+--- @include "includes/integers"
+--- @include "includes/earliest_expiry"
+--- @include "includes/time"
+
+local PAYLOAD_KEYS_PER_CALL = 500
+local FIRST_PAYLOAD = 3
+local FIRST_TRIPLE = 2
+
+local messages_key, session_key, may_lengthen = KEYS[1], KEYS[2], ARGV[1]
+local count = #KEYS - FIRST_PAYLOAD + 1
+if count < 1 or #ARGV ~= FIRST_TRIPLE - 1 + 3 * count then
+    return redis.error_reply('INVALID 2 keys and a key per message, 1 argument and 3 per message are expected')
+end
+if count > PAYLOAD_KEYS_PER_CALL then
+    return redis.error_reply('INVALID a call takes at most ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys')
+end
+if may_lengthen ~= '0' and may_lengthen ~= '1' then
+    return redis.error_reply('INVALID the leave to lengthen is neither 0 nor 1')
+end
+for index = 1, count do
+    local at = FIRST_TRIPLE + 3 * (index - 1)
+    local before, after = integer(ARGV[at + 1]), integer(ARGV[at + 2])
+    if not integer(ARGV[at]) or not before or not after or before < -1 or after < -1 then
+        return redis.error_reply('INVALID serial or expiry of message ' .. index .. ' is not an integer')
+    end
+    if may_lengthen == '0' and (after == -1 or (before ~= -1 and after > before)) then
+        return redis.error_reply('INVALID the life of message ' .. index .. ' would be made longer')
+    end
+end
+
+local now = now_ms()
+local done = {}
+for index = 1, count do
+    local key = KEYS[FIRST_PAYLOAD - 1 + index]
+    local at = FIRST_TRIPLE + 3 * (index - 1)
+    local score = redis.call('ZSCORE', messages_key, key)
+    local after = integer(ARGV[at + 2])
+    done[index] = 0
+    if score and tonumber(score) == integer(ARGV[at]) and (after == -1 or after > now)
+        and redis.call('PEXPIRETIME', key) == integer(ARGV[at + 1])
+    then
+        if after == -1 then
+            redis.call('PERSIST', key)
+        else
+            redis.call('PEXPIREAT', key, ARGV[at + 2])
+            note_expiry(session_key, after)
+        end
+        done[index] = 1
+    end
+end
+return done
