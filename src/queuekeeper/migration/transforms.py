@@ -51,12 +51,9 @@ def classify(
         ``last_packet_id``: on a session row what the counter must be, on a message row what it must be if the client
         has no session row.
     """
-    # Columns of their own, since these texts are dear to parse and the result is used several times.
-    parsed = source.withColumn("parsed", F.try_parse_json(F.col("user_properties"))).withColumn(
-        "pairs", F.try_variant_get("parsed", "$.props", "array<struct<k: string, v: string>>")
-    )
     judged = (
-        parsed.withColumn("reason", _reason())
+        with_user_properties(source)
+        .withColumn("reason", _reason())
         .withColumn("expires_at_ms", expires_at_ms(default_ttl_s=parameters.default_ttl_s))
         .drop("parsed")
     )
@@ -100,6 +97,14 @@ def classify(
     )
 
 
+def with_user_properties(source: DataFrame) -> DataFrame:
+    """Add ``parsed``, the text of the user properties read as JSON, and ``pairs``, the list in it."""
+    # Columns of their own, since these texts are dear to parse and the result is used several times.
+    return source.withColumn("parsed", F.try_parse_json(F.col("user_properties"))).withColumn(
+        "pairs", F.try_variant_get("parsed", "$.props", "array<struct<k: string, v: string>>")
+    )
+
+
 def _reason() -> Column:
     """Return why a row cannot be copied, or null."""
     message = (
@@ -116,7 +121,7 @@ def _reason() -> Column:
         )
         .when(~F.col("qos").isin(1, 2), Reason.QOS_OUT_OF_RANGE.value)
         .when(~_time_in_range(), Reason.TIME_OUT_OF_RANGE.value)
-        .when(~_user_properties_valid(), Reason.USER_PROPERTIES_INVALID.value)
+        .when(~user_properties_valid(), Reason.USER_PROPERTIES_INVALID.value)
     )
     session = F.when(F.length("client_id") == 0, Reason.CLIENT_ID_EMPTY.value).when(
         ~F.col("last_packet_id").between(0, MAX_PACKET_ID), Reason.LAST_PACKET_ID_OUT_OF_RANGE.value
@@ -163,7 +168,8 @@ def _last_packet_id() -> Column:
 _USER_PROPERTIES_TYPES = ("OBJECT<props: ARRAY<OBJECT<k: STRING, v: STRING>>>", "OBJECT<props: ARRAY<VOID>>")
 
 
-def _user_properties_valid() -> Column:
+def user_properties_valid() -> Column:
+    """Return whether the text that :func:`with_user_properties` has read is what TBMQ writes, or null."""
     found = F.schema_of_variant("parsed")
     # An absent name or value and a pair that is null do not show in the type. JSON's null has no pairs.
     complete = F.forall("pairs", lambda pair: pair["k"].isNotNull() & pair["v"].isNotNull())

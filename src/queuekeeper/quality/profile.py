@@ -1,0 +1,324 @@
+"""Profiles stores with Spark: a row per queue with all that checks need to know; how bad it is, is theirs to say."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+
+import pyarrow as pa
+import redis
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
+from pyspark.taskcontext import TaskContext
+
+from queuekeeper import keyspace
+from queuekeeper.clock import Pace
+from queuekeeper.config import Settings
+from queuekeeper.errors import ServerUnavailable
+from queuekeeper.migration.preflight import check_source
+from queuekeeper.migration.source import Layout, layout, open_source, task_count
+from queuekeeper.migration.spark import our_errors
+from queuekeeper.postgres import Connection, address, migrate, statement, translated_errors
+from queuekeeper.postgres import connect as connect_postgres
+from queuekeeper.quality import postgres_queues, scan
+from queuekeeper.quality.identity import client_hash, hash_key
+from queuekeeper.quality.profile_model import TURNS, ProfileParameters, ProfileReport, Store
+from queuekeeper.quality.profile_preflight import check_profiled
+from queuekeeper.quality.profile_tables import SPARK_HOURS, SPARK_ROWS, ProfileTables
+from queuekeeper.quality.queue_reader import QueueReader
+from queuekeeper.redis_client import RedisClient, nodes, redis_errors, shards
+from queuekeeper.redis_client import connect as connect_redis
+
+Batches = Iterator[pa.RecordBatch]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Profile:
+    """What a profile is about to do, the same for both stores."""
+
+    spark: SparkSession
+    profile_id: str
+    store: Store
+    parameters: ProfileParameters
+    postgres_url: str
+    parquet_dir: str | None
+    hash_key: bytes
+    cohorts: tuple[keyspace.Cohort, ...]
+    wanted: tuple[int, ...]
+
+    @property
+    def shards(self) -> tuple[str, ...]:
+        """Address of the server of each cohort."""
+        return tuple(cohort.shard for cohort in self.cohorts)
+
+
+def profile_redis(
+    spark: SparkSession,
+    *,
+    redis_url: str,
+    postgres_url: str,
+    parameters: ProfileParameters,
+    now_ms: int,
+    profile_id: str | None = None,
+    parquet_dir: str | None = None,
+    key: bytes | None = None,
+) -> ProfileReport:
+    """Read the queues of a Redis and put a row per queue on record; nothing is written to Redis.
+
+    Every master is scanned by one task, since only its own clock of SCAN knows when all keys were shown. What was seen
+    is grouped by client and read again with scripts by tasks of some cohorts each, none of which spans two masters.
+
+    :param postgres_url: control database.
+    :param now_ms: instant of the profile; names it when nobody else does.
+    :param profile_id: name of the profile; another one of this name is replaced.
+    :param parquet_dir: folder for the rows as Parquet, in a folder of the profile's name.
+    :param key: for the names of clients in reports; the installation's when absent.
+    :raises UsageError: when a cohort does not exist.
+    :raises RefusedError: when the server is not fit or a permission is missing, with the rule that grants it.
+    """
+    started = time.monotonic()
+    with connect_redis(redis_url) as client, connect_postgres(postgres_url, autocommit=True) as connection:
+        check_profiled(client, parameters=parameters)
+        cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=shards(client))
+        profile = _begin(
+            spark, connection, cohorts=cohorts, store="redis", parameters=parameters, postgres_url=postgres_url,
+            now_ms=now_ms, as_of_ms=_clock_of(client), profile_id=profile_id, parquet_dir=parquet_dir, key=key,
+        )  # fmt: skip
+        if not profile.wanted:
+            return _record(connection, profile, started=started)
+        masters = tuple(name for name, _ in nodes(client))
+        share = len(profile.wanted) / len(cohorts)
+        placement = layout(
+            spark, cohorts=cohorts, wanted=profile.wanted, tasks=task_count(spark, rows=int(_keys_in(client) * share))
+        )
+        rows = _redis_queues(profile, placement, redis_url=redis_url, masters=masters)
+        return _record(connection, profile, placement=placement, rows=rows, started=started)
+
+
+def profile_postgres(
+    spark: SparkSession,
+    *,
+    postgres_url: str,
+    parameters: ProfileParameters,
+    now_ms: int,
+    profile_id: str | None = None,
+    parquet_dir: str | None = None,
+    key: bytes | None = None,
+) -> ProfileReport:
+    """Read the queues of TBMQ's tables from one snapshot and put a row per queue on record.
+
+    :param postgres_url: database of the tables, and control database.
+    :param now_ms: instant at which a message is live or expired.
+
+    The other parameters and errors are those of :func:`profile_redis`.
+    """
+    started = time.monotonic()
+    with connect_postgres(postgres_url, autocommit=True) as connection:
+        check_source(connection)
+        whole = [(0, keyspace.SLOTS - 1, address(connection))]
+        profile = _begin(
+            spark, connection, cohorts=keyspace.cohorts(count=parameters.cohort_count, shards=whole), store="postgres",
+            parameters=parameters, postgres_url=postgres_url, now_ms=now_ms, as_of_ms=now_ms, profile_id=profile_id,
+            parquet_dir=parquet_dir, key=key,
+        )  # fmt: skip
+        if not profile.wanted:
+            return _record(connection, profile, started=started)
+        with translated_errors(connection):
+            found = connection.execute(statement("migration/count_messages")).fetchone()
+        assert found is not None
+        placement = layout(
+            spark, cohorts=profile.cohorts, wanted=profile.wanted, tasks=task_count(spark, rows=int(found[0]))
+        )
+        with open_source(spark, postgres_url=postgres_url, placement=placement) as source:
+            queues = postgres_queues.queues(source, parameters=parameters, as_of_ms=now_ms, shards=profile.shards)
+            hours = postgres_queues.hours(source, parameters=parameters, as_of_ms=now_ms)
+            return _record(
+                connection, profile, placement=placement, rows=_named(profile, queues), hours=hours, started=started
+            )
+
+
+# --- both stores ----------------------------------------------------------------------------------------------
+
+
+def _begin(
+    spark: SparkSession,
+    connection: Connection,
+    *,
+    cohorts: Sequence[keyspace.Cohort],
+    store: Store,
+    parameters: ProfileParameters,
+    postgres_url: str,
+    now_ms: int,
+    as_of_ms: int,
+    profile_id: str | None,
+    parquet_dir: str | None,
+    key: bytes | None,
+) -> _Profile:
+    chosen = keyspace.parse_cohorts(parameters.cohorts, count=len(cohorts))
+    if parameters.mode == "fast":
+        chosen = [cohort for place, cohort in enumerate(chosen) if place % TURNS == parameters.turn]
+    profile = _Profile(
+        spark=spark,
+        profile_id=profile_id or parameters.profile_id(store, now_ms=now_ms),
+        store=store,
+        parameters=parameters,
+        postgres_url=postgres_url,
+        parquet_dir=parquet_dir,
+        hash_key=key or hash_key(Settings()),
+        cohorts=tuple(cohorts),
+        wanted=tuple(chosen),
+    )
+    migrate(connection)
+    ProfileTables(connection).begin(
+        profile.profile_id, store=store, parameters=parameters, cohorts=chosen, as_of_ms=as_of_ms
+    )
+    return profile
+
+
+def _record(
+    connection: Connection,
+    profile: _Profile,
+    *,
+    started: float,
+    placement: Layout | None = None,
+    rows: DataFrame | None = None,
+    hours: DataFrame | None = None,
+) -> ProfileReport:
+    """Write the rows where they are computed, then the sums.
+
+    :param rows: columns of :data:`queuekeeper.quality.profile_tables.ROWS`, partitioned by task.
+    :param hours: when messages expire, where the rows do not say it.
+    """
+    found: list[tuple[int, int, int]] = []
+    parquet = f"{profile.parquet_dir}/{profile.profile_id}" if profile.parquet_dir else None
+    if rows is not None and placement is not None:
+        postgres_url, profile_id, groups = profile.postgres_url, profile.profile_id, placement.groups
+
+        def store(batches: Batches) -> Batches:
+            yield from _stored(batches, postgres_url=postgres_url, profile_id=profile_id, cohorts=groups[_part()])
+
+        with our_errors(), ExitStack() as stack:
+            if parquet:
+                rows = rows.persist(StorageLevel.DISK_ONLY)
+                stack.callback(rows.unpersist)
+            stored = rows.mapInArrow(store, SPARK_HOURS)
+            found = _summed(stored)
+            if hours is not None:
+                found = _summed(hours)
+            if parquet:
+                rows.drop("hours").write.mode("overwrite").parquet(parquet)
+    totals = ProfileTables(connection).finish(
+        profile.profile_id, shards=profile.shards, hours=found, keep_profiles=profile.parameters.keep_profiles
+    )
+    return ProfileReport(
+        profile_id=profile.profile_id,
+        store=profile.store,
+        mode=profile.parameters.mode,
+        cohorts=profile.wanted,
+        queues=totals.queues,
+        messages=totals.messages,
+        live=totals.live,
+        faulty_queues=totals.faulty_queues,
+        seconds=round(time.monotonic() - started, 3),
+        parquet=parquet if rows is not None else None,
+    )
+
+
+def _part() -> int:
+    context = TaskContext.get()
+    assert context is not None
+    return context.partitionId()
+
+
+def _summed(hours: DataFrame) -> list[tuple[int, int, int]]:
+    sums = hours.groupBy("hour_ms").agg(F.sum("messages").alias("messages"), F.sum("payload_bytes").alias("bytes"))
+    return [(row["hour_ms"], row["messages"], row["bytes"]) for row in sums.collect()]
+
+
+def _stored(batches: Batches, *, postgres_url: str, profile_id: str, cohorts: Sequence[int]) -> Batches:
+    """Put the rows of one task on record and yield when the messages expire."""
+    hours: list[pa.Array] = []
+
+    def passed() -> Batches:
+        for batch in batches:
+            hours.append(batch.column("hours").flatten())
+            yield batch
+
+    with connect_postgres(postgres_url, autocommit=True) as connection:
+        ProfileTables(connection).replace_queues(profile_id, cohorts, passed())
+    for values in hours:
+        yield pa.RecordBatch.from_struct_array(values)
+
+
+# --- Redis ----------------------------------------------------------------------------------------------------
+
+
+def _clock_of(client: RedisClient) -> int:
+    instants = []
+    for name, node in nodes(client):
+        with redis_errors(name):
+            seconds, microseconds = node.time()
+            instants.append(seconds * 1000 + microseconds // 1000)
+    return max(instants)
+
+
+def _keys_in(client: RedisClient) -> int:
+    total = 0
+    for name, node in nodes(client):
+        with redis_errors(name):
+            total += int(node.dbsize())
+    return total
+
+
+def _pace(profile: _Profile, *, tasks: int) -> Pace:
+    """Return the pace of one of so many tasks, of which only some run at once."""
+    rate = profile.parameters.throttle_references_per_s
+    share = None if rate is None else rate / min(tasks, profile.spark.sparkContext.defaultParallelism)
+    return Pace(lambda: share)
+
+
+def _redis_queues(profile: _Profile, placement: Layout, *, redis_url: str, masters: tuple[str, ...]) -> DataFrame:
+    parameters, shard_of, secret = profile.parameters, profile.shards, profile.hash_key
+    slot_firsts, labels = placement.slot_firsts, placement.labels
+    scan_pace, read_pace = _pace(profile, tasks=len(masters)), _pace(profile, tasks=placement.tasks)
+
+    def find(batches: Batches) -> Batches:
+        scanner = scan.Scanner(prefix=parameters.key_prefix, slot_firsts=slot_firsts, labels=labels, pace=scan_pace)
+        for batch in batches:
+            for master in batch.column("id").to_pylist():
+                with connect_redis(redis_url) as client:
+                    yield from scanner.read(_master(client, masters[master]), masters[master])
+
+    def read(batches: Batches) -> Batches:
+        with connect_redis(redis_url) as client:
+            reader = QueueReader(client, parameters=parameters, shards=shard_of, hash_key=secret, pace=read_pace)
+            yield from reader.read(batches)
+
+    found = profile.spark.range(0, len(masters), 1, len(masters)).mapInArrow(find, scan.SPARK_SCHEMA)
+    return found.repartition(placement.tasks, "task").sortWithinPartitions("client_id").mapInArrow(read, SPARK_ROWS)
+
+
+def _master(client: RedisClient, name: str) -> redis.Redis:
+    node = dict(nodes(client)).get(name)
+    if node is None:
+        raise ServerUnavailable(f"{name} is no master of the cluster any more: profile again")
+    return node
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------------------
+
+
+def _named(profile: _Profile, queues: DataFrame) -> DataFrame:
+    """Add the clients' names in reports."""
+    secret = profile.hash_key
+
+    def name(batches: Batches) -> Batches:
+        for batch in batches:
+            hashes = [client_hash(client, key=secret) for client in batch.column("client_id").to_pylist()]
+            place = batch.schema.get_field_index("client_hash")
+            yield batch.set_column(place, "client_hash", pa.array(hashes, pa.string()))
+
+    return queues.mapInArrow(name, SPARK_ROWS)

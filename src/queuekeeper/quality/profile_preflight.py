@@ -1,0 +1,89 @@
+"""What must hold before a Redis is profiled: a server that keeps its data, and a user that may look at them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import redis
+from redis.exceptions import MovedError, NoPermissionError
+
+from queuekeeper import lua
+from queuekeeper.errors import RefusedError
+from queuekeeper.keyspace import session_keys
+from queuekeeper.migration.preflight import server_problems
+from queuekeeper.quality.profile_model import ProfileParameters
+from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Probe:
+    """A command on keys that do not exist, and the access rule that allows it."""
+
+    command: tuple[lua.Value, ...]
+    rule: str
+
+
+def check_profiled(client: RedisClient, *, parameters: ProfileParameters) -> None:
+    """Check that every master can be profiled by this user.
+
+    :raises RefusedError: naming every problem with what mends it: an old version, a replica, a server that evicts
+        messages, and for each command that the user may not run the rule for ``ACL SETUSER``.
+    """
+    problems = [problem for server in facts(client) for problem in server_problems(server)]
+    for address, node in nodes(client):
+        missing = [probe.rule for probe in _probes(parameters) if not _allowed(node, address, probe)]
+        if missing:
+            user = _user_name(node)
+            problems.append(
+                f"Redis at {address} does not allow user {user} what a profile needs: "
+                f"ACL SETUSER {user} {' '.join(dict.fromkeys(missing))}"
+            )
+    if problems:
+        raise RefusedError("; ".join(problems))
+
+
+def _probes(parameters: ProfileParameters) -> list[_Probe]:
+    prefix = parameters.key_prefix
+    keys = session_keys("queuekeeper probe", prefix=prefix)
+    payload = f"{keys.messages}_1"
+    commands: list[tuple[lua.Value, ...]] = [
+        ("SCAN", 0, "MATCH", f"{prefix}{{*", "COUNT", 1),
+        ("TIME",),
+        ("DBSIZE",),
+        ("TYPE", keys.messages),
+        ("ZCARD", keys.messages),
+        ("ZRANGE", keys.messages, 0, 0, "WITHSCORES"),
+        ("ZSCORE", keys.messages, payload),
+        ("HEXISTS", keys.session, "saved_last_packet_id"),
+        ("PEXPIRETIME", payload),
+        ("STRLEN", payload),
+    ]
+    probes = [_Probe(command=command, rule=f"+{str(command[0]).lower()}") for command in commands]
+    # A right to GET for these keys only: what is given out next is no secret, payloads may be.
+    counter_rule = f"(+get ~{prefix}*_last_packet_id)"
+    probes.append(_Probe(command=("GET", keys.last_packet_id), rule="+get" if parameters.contents else counter_rule))
+    if parameters.contents:
+        probes.append(_Probe(command=("GET", payload), rule="+get"))
+    script = lua.load("quality/profile_messages")
+    probes.append(_Probe(command=("SCRIPT", "LOAD", script.source), rule="+script|load"))
+    probes.append(_Probe(command=lua.command(script, [payload], ()), rule=f"+evalsha ~{prefix}*"))
+    return probes
+
+
+def _allowed(node: redis.Redis, address: str, probe: _Probe) -> bool:
+    try:
+        with redis_errors(address):
+            node.execute_command(*probe.command)  # type: ignore[no-untyped-call]
+    except RefusedError as error:
+        if isinstance(error.__cause__, NoPermissionError):
+            return False
+        if isinstance(error.__cause__, MovedError):
+            return True
+        raise
+    return True
+
+
+def _user_name(node: redis.Redis) -> str:
+    options: dict[str, Any] = node.connection_pool.connection_kwargs
+    return str(options.get("username") or "default")

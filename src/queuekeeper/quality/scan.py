@@ -1,0 +1,146 @@
+"""Finds the sessions of one Redis master by SCAN, as Arrow batches of clients with their packet ids; judges nothing."""
+
+from __future__ import annotations
+
+import re
+from binascii import crc_hqx
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import redis
+
+from queuekeeper.clock import Pace
+from queuekeeper.keyspace import SLOTS, client_id_of_tag, client_slot, hash_tag
+from queuekeeper.redis_client import redis_errors
+
+SCHEMA = pa.schema(
+    [
+        ("task", pa.int32()),
+        ("cohort", pa.int32()),
+        ("slot", pa.int32()),
+        ("client_id", pa.string()),
+        ("packet_ids", pa.list_(pa.int32())),
+        ("bad_tag", pa.bool_()),
+        ("scattered", pa.int32()),
+    ]
+)
+"""A row per client, tag and window of SCAN; a client may have many.
+
+``packet_ids`` of the payload keys that were seen, -1 for one that ends in no number. Under a hash tag that is not the
+client's own, ``bad_tag``, payload keys are only counted, in ``scattered``.
+"""
+
+SPARK_SCHEMA = "task int, cohort int, slot int, client_id string, packet_ids array<int>, bad_tag boolean, scattered int"
+
+_KEYS_PER_PAGE = 1_000
+_KEYS_PER_WINDOW = 50_000
+_GLOB = re.compile(r"([*?\[\]\\])")
+_PACKET_ID = r"^(0|[1-9][0-9]{0,8})$"
+_PAYLOAD = "messages_"
+_SESSION_KEYS = pa.array(["messages", "last_packet_id", "session"])
+
+
+class Scanner:
+    """Reads key names page by page; memory is bounded by a window of them.
+
+    SCAN may show a key twice, and miss one that comes or goes meanwhile: the rows are candidates.
+
+    :param prefix: before every key.
+    :param slot_firsts: first slot of each cohort, ascending.
+    :param labels: task label of each cohort; -1 for one that is not wanted.
+    :param pace: is told how many keys were read.
+    """
+
+    def __init__(self, *, prefix: str, slot_firsts: tuple[int, ...], labels: tuple[int, ...], pace: Pace) -> None:
+        self._stem = f"{prefix}{{"
+        self._slot_firsts = np.asarray(slot_firsts)
+        self._labels = np.asarray(labels, np.int32)
+        self._pace = pace
+
+    def read(self, node: redis.Redis, address: str) -> Iterator[pa.RecordBatch]:
+        """Yield the clients that a master holds.
+
+        :param address: of the master, for messages.
+        """
+        pattern = _GLOB.sub(r"\\\1", self._stem) + "*"
+        cursor: int | None = None
+        keys: list[bytes] = []
+        while cursor != 0:
+            with redis_errors(address):
+                answer: Any = node.scan(cursor or 0, match=pattern, count=_KEYS_PER_PAGE)
+            cursor, page = int(answer[0]), answer[1]
+            keys += page
+            self._pace(len(page))
+            if len(keys) >= _KEYS_PER_WINDOW or cursor == 0:
+                yield self._window(keys)
+                keys = []
+
+    def _window(self, keys: list[bytes]) -> pa.RecordBatch:
+        names = _texts(keys)
+        names = names.filter(pc.match_substring(names, "}_"))
+        # The last "}_" ends the tag: what follows it in our keys holds no brace.
+        parts = pc.split_pattern(names, pattern="}_", max_splits=1, reverse=True)
+        stems, ends = pc.list_element(parts, 0), pc.list_element(parts, 1)
+        is_payload = pc.starts_with(ends, _PAYLOAD)
+        ours = pc.or_(is_payload, pc.is_in(ends, _SESSION_KEYS))
+        stems, ends, is_payload = stems.filter(ours), ends.filter(ours), is_payload.filter(ours)
+        texts = pc.utf8_slice_codeunits(ends, len(_PAYLOAD))
+        texts = pc.if_else(pc.match_substring_regex(texts, _PACKET_ID), texts, "-1")
+        packet_ids = texts.cast(pa.int32()).to_numpy(zero_copy_only=False)
+
+        encoded = stems.dictionary_encode()
+        owners = encoded.indices.to_numpy(zero_copy_only=False)
+        clients, slots, regular = self._clients(encoded.dictionary.to_pylist())
+        cohorts = (np.searchsorted(self._slot_firsts, slots, side="right") - 1).astype(np.int32)
+        tasks = self._labels[cohorts]
+        counted = is_payload.to_numpy(zero_copy_only=False) & regular[owners]
+        order = np.flatnonzero(counted)
+        order = order[np.argsort(owners[order], kind="stable")]
+        offsets = np.zeros(len(clients) + 1, np.int32)
+        np.cumsum(np.bincount(owners[counted], minlength=len(clients)), out=offsets[1:])
+        payloads = np.bincount(owners[is_payload.to_numpy(zero_copy_only=False)], minlength=len(clients))
+        batch = pa.RecordBatch.from_arrays(
+            [
+                pa.array(tasks),
+                pa.array(cohorts),
+                pa.array(slots),
+                pa.array(clients, pa.string()),
+                pa.ListArray.from_arrays(pa.array(offsets), pa.array(packet_ids[order])),
+                pa.array(~regular),
+                pa.array(np.where(regular, 0, payloads).astype(np.int32)),
+            ],
+            schema=SCHEMA,
+        )
+        return batch.filter(pa.array(tasks >= 0))
+
+    def _clients(self, stems: list[str]) -> tuple[list[str], Any, Any]:
+        """Return client id, slot and whether the tag is the client's own, for each distinct stem."""
+        tags = [stem[len(self._stem) :] for stem in stems]
+        slots = np.fromiter((crc_hqx(tag.encode(), 0) for tag in tags), np.int32, len(tags)) % SLOTS
+        clients, regular = tags, np.ones(len(tags), bool)
+        for index, tag in enumerate(tags):
+            # Seldom: an id that the tag does not hold as it is, or whose tag ends within it.
+            if not tag or tag[0] in "}%" or "}" in tag:
+                clients[index] = client_id_of_tag(tag)
+                slots[index] = client_slot(clients[index]) if tag else 0
+                regular[index] = bool(tag) and hash_tag(clients[index]) == tag
+        return clients, slots, regular
+
+
+def _texts(keys: list[bytes]) -> pa.Array:
+    """Return the keys as text; one that is no UTF-8 is not ours, since client ids are."""
+    try:
+        return pa.array(keys, pa.binary()).cast(pa.string())
+    except pa.ArrowInvalid:
+        return pa.array([key for key in keys if _is_text(key)], pa.binary()).cast(pa.string())
+
+
+def _is_text(key: bytes) -> bool:
+    try:
+        key.decode()
+    except UnicodeDecodeError:
+        return False
+    return True
