@@ -6,6 +6,8 @@ from collections.abc import Callable
 from datetime import UTC, datetime
 from typing import Any
 
+_FORMULA = ("=", "+", "-", "@", "|", "%")
+
 
 def number(value: int | float) -> str:
     """Return a count with thousands separators."""
@@ -57,9 +59,24 @@ def signed_percent(share: float) -> str:
     return f"{share * 100:+.1f} %".replace("-", "−")
 
 
+def short(value: float) -> str:
+    """Return a count in a few characters, for example ``1.2k``."""
+    for unit in ("", "k", "M", "G"):
+        if abs(value) < 1_000 or unit == "G":
+            break
+        value /= 1_000
+    return f"{value:.3g}{unit}" if unit else f"{value:.0f}"
+
+
 def words(name: str) -> str:
     """Return an identifier as words."""
     return name.replace("_", " ")
+
+
+def harmless(text: object) -> str:
+    """Return foreign text so that no spreadsheet takes a copy of it for a formula, and what cannot be seen is named."""
+    shown = "".join(each if each.isprintable() else f"\\u{ord(each):04x}" for each in str(text))
+    return f"'{shown}" if shown.lstrip().startswith(_FORMULA) else shown
 
 
 FILTERS: dict[str, Callable[[Any], str]] = {
@@ -69,6 +86,8 @@ FILTERS: dict[str, Callable[[Any], str]] = {
     "instant": instant,
     "percent": percent,
     "signed_percent": signed_percent,
+    "short": short,
     "words": words,
+    "harmless": harmless,
 }
 """Names under which templates know them."""
