@@ -29,7 +29,7 @@ CREATE TABLE queuekeeper.queue_profiles (
     shard text NOT NULL,
     messages bigint NOT NULL, -- references of the set, or rows
     live bigint NOT NULL, -- of them, messages that are there and have not expired
-    dead bigint NOT NULL, -- of them, references without payload, or rows past their expiry
+    dead bigint NOT NULL, -- of them, references whose message is gone, or rows past their expiry
     over_limit bigint NOT NULL, -- live messages beyond the limit
     dead_crowding int NOT NULL, -- 1: dead references fill a queue that is nine tenths full or more
     lowest_serial double precision,
@@ -37,7 +37,7 @@ CREATE TABLE queuekeeper.queue_profiles (
     serial_gaps bigint NOT NULL, -- serials missing between lowest and highest
     tied_serials bigint NOT NULL, -- references whose serial another one has too
     bad_serials bigint NOT NULL, -- negative, not a whole number, or beyond 2^53
-    step_errors bigint NOT NULL, -- neighbours whose packet ids do not differ as their serials do
+    step_errors bigint NOT NULL, -- neighbours whose packet ids do not step as their serials do; in Redis ids may be passed over
     bad_packet_ids bigint NOT NULL, -- null or outside 1 to 65,535
     duplicate_packet_ids bigint, -- rows whose packet id another one has too
     duplicate_messages bigint, -- same topic, time and payload as another; null unless contents were read
@@ -46,19 +46,19 @@ CREATE TABLE queuekeeper.queue_profiles (
     last_packet_id bigint, -- null: none, or unreadable
     counter_missing int NOT NULL, -- 1: messages wait and no packet id is recorded as given out last
     counter_invalid int NOT NULL, -- 1: the record is no packet id
-    counter_behind int NOT NULL, -- 1: the newest message has a later packet id than the one given out last
+    counter_behind int NOT NULL, -- 1: the newest message has a later packet id, or TBMQ would give out one in use
     without_ttl bigint, -- payloads that would never expire
-    ttl_too_long bigint, -- payloads that outlive their own expiry, or the default life; contents tell exactly
+    ttl_too_long bigint, -- payloads that outlive their own expiry, or the default life; null unless contents were read
     payload_bytes bigint NOT NULL,
     largest_bytes bigint NOT NULL,
     oversized bigint NOT NULL,
     unreadable bigint, -- records that are no message; null unless contents were read
     mismatched bigint, -- records of another client or packet id than their key says; null unless contents were read
-    bad_qos bigint, -- quality of service outside 0 to 2
+    bad_qos bigint, -- quality of service outside 0 to 2; this and the next two: null for unread contents
     qos_0 bigint,
     bad_packet_types bigint, -- neither PUBLISH nor PUBREL, or PUBREL below quality of service 2
     wrong_type_keys bigint, -- keys that hold another Redis type than they should
-    bad_tag int NOT NULL, -- 1: the client id empties or shifts the hash tag
+    bad_tag int NOT NULL, -- 1: the client id is empty or begins with } or %: its hash tag needs care
     odd_characters int NOT NULL, -- 1: the client id holds glob, control or HTML characters
     idle_keys bigint, -- keys without expiry of a session in which no message waits
     missing_session int, -- 1: messages wait for a client without a session

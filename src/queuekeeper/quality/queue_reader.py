@@ -360,16 +360,15 @@ class QueueReader:
         late = equal[firsts] & ~window.before_tied[queues]
         valid = _is_packet_id(packet_ids)
         surplus = (packet_ids - before_packet_id - (serials - before_serial)) % MAX_PACKET_ID
-        # Our own store passes over packet ids in use and gives some out without a message; nobody goes back.
-        saved = window.heads[owners, 4] > 0
-        wrong = np.where(saved, surplus > _HALF, surplus != 0)
+        # A client gives packet ids to messages of a group, too, and a store passes over those in use; nobody goes back.
+        backward = surplus > _HALF
 
         window.add("messages", owners)
         window.add("bad_serials", owners[~good])
         window.add("equal_serials", owners[equal])
         window.add("tied_serials", owners[tied])
         window.add("tied_serials", queues[late])
-        window.add("step_errors", owners[comparable & ~equal & valid & _is_packet_id(before_packet_id) & wrong])
+        window.add("step_errors", owners[comparable & ~equal & valid & _is_packet_id(before_packet_id) & backward])
         window.add("foreign_references", owners[packet_ids == _MISSING])
         window.add("bad_packet_ids", owners[~valid & (packet_ids != _MISSING)])
         np.minimum.at(window.lowest, owners[good], serials[good])
