@@ -37,7 +37,7 @@ CREATE TABLE queuekeeper.queue_profiles (
     serial_gaps bigint NOT NULL, -- serials missing between lowest and highest
     tied_serials bigint NOT NULL, -- references whose serial another one has too
     bad_serials bigint NOT NULL, -- negative, not a whole number, or beyond 2^53
-    step_errors bigint NOT NULL, -- neighbours whose packet ids do not step as their serials do; in Redis ids may be passed over
+    step_errors bigint NOT NULL, -- neighbours whose packet ids step otherwise than serials; Redis may pass over ids
     bad_packet_ids bigint NOT NULL, -- null or outside 1 to 65,535
     duplicate_packet_ids bigint, -- rows whose packet id another one has too
     duplicate_messages bigint, -- same topic, time and payload as another; null unless contents were read
