@@ -1,0 +1,16 @@
+-- Find the profiles of Redis that a judgement of quality rests on.
+-- params: quality_run_id; null for the newest
+-- rows: at most one: (quality_run_id, profile_ids, cohort_count)
+-- index: quality_runs_pkey, profiles_pkey
+SELECT
+    run.quality_run_id,
+    array_agg(profile.profile_id ORDER BY profile.profile_id) AS profile_ids,
+    max(profile.cohort_count) AS cohort_count
+FROM queuekeeper.quality_runs AS run
+INNER JOIN queuekeeper.profiles AS profile ON profile.profile_id = any(run.profile_ids)
+WHERE
+    profile.store = 'redis'
+    AND (%(quality_run_id)s::text IS NULL OR run.quality_run_id = %(quality_run_id)s)
+GROUP BY run.quality_run_id
+ORDER BY max(run.started_at) DESC
+LIMIT 1

@@ -1,0 +1,33 @@
+-- Find the queues in which a profile saw what a remedy mends; named ones whatever it saw.
+-- params: remedy, profile_ids, cohorts, client_hashes; client_hashes: null for all that are faulty
+-- rows: (client_id, client_hash), in the order of the hashes
+-- index: queue_profiles_pkey
+SELECT DISTINCT
+    queue.client_id,
+    queue.client_hash
+FROM queuekeeper.queue_profiles AS queue
+WHERE
+    queue.profile_id = any(%(profile_ids)s::text[])
+    AND queue.cohort = any(%(cohorts)s::int[])
+    AND (%(client_hashes)s::text[] IS NULL OR queue.client_hash = any(%(client_hashes)s::text[]))
+    AND (
+        %(client_hashes)s::text[] IS NOT NULL
+        OR CASE %(remedy)s::text
+            WHEN 'repair_counter' THEN queue.counter_missing + queue.counter_invalid + queue.counter_behind > 0
+            WHEN 'repair_ttl' THEN queue.without_ttl > 0 OR queue.ttl_too_long > 0
+            WHEN 'reorder_from_source' THEN queue.tied_serials + queue.bad_serials + queue.step_errors > 0
+            WHEN 'unlink_orphans' THEN queue.orphans > 0
+            WHEN 'remove_duplicates' THEN queue.duplicate_messages > 0
+            WHEN 'rekey_clients' THEN queue.bad_tag > 0
+            WHEN 'trim_dead_first' THEN queue.over_limit > 0 OR queue.dead_crowding > 0
+            WHEN 'quarantine_messages'
+                THEN
+                    queue.bad_packet_ids > 0 OR queue.foreign_references > 0 OR queue.unreadable > 0
+                    OR queue.mismatched > 0 OR queue.bad_qos > 0 OR queue.bad_packet_types > 0
+                    OR queue.wrong_type_keys > 0
+            -- What waits in quarantine is no fault that a profile looks for.
+            WHEN 'replay_quarantined' THEN TRUE
+            ELSE FALSE
+        END
+    )
+ORDER BY queue.client_hash

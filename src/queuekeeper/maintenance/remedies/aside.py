@@ -1,0 +1,73 @@
+"""Names and ways of records in a session's quarantine, which several remedies put there and take back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from queuekeeper.keyspace import quarantined_key
+from queuekeeper.maintenance.remedies.model import Effect, Queue
+from queuekeeper.maintenance.remedies.world import World
+
+_INTEGER = re.compile(r"0|-?[1-9][0-9]{0,15}")
+_LEFT = {
+    "missing": "its time in keeping is over",
+    "occupied": "its packet id or its place is in use by now",
+    "unreadable": "nobody can read it",
+}
+
+
+def is_serial(score: str) -> bool:
+    """Return whether a score can name a record in quarantine: a whole number that is exact."""
+    return _INTEGER.fullmatch(score) is not None
+
+
+def aside_key(world: World, queue: Queue, effect: Effect) -> str:
+    """Return the name of a record in quarantine."""
+    return quarantined_key(queue.client_id, int(effect.serial), prefix=world.parameters.key_prefix)
+
+
+def payload_of(world: World, queue: Queue, effect: Effect) -> bytes:
+    """Return the name that a record has in its session, also when it is no good one."""
+    if effect.member:
+        return effect.member.encode("utf-8", "surrogateescape")
+    return world.payload(queue, effect.packet_id or 0).encode()
+
+
+def put_aside(world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+    """Move records out of their session, where they still have their serial."""
+    keys = world.keys(queue)
+    replies = world.calls(
+        "quarantine_message",
+        [
+            (
+                [keys.messages, keys.session, payload_of(world, queue, each), aside_key(world, queue, each)],
+                [each.serial, 1_000 * world.parameters.keep_s],
+            )
+            for each in effects
+        ],
+    )
+    return [bool(reply) for reply in replies]
+
+
+def bring_back(world: World, queue: Queue, effects: Sequence[Effect], *, judged: bool) -> list[str]:
+    """Move records back into their session and say for each why it was not; an empty text when it was.
+
+    :param judged: only those that are messages of this client under their own packet id.
+    """
+    keys = world.keys(queue)
+    replies = world.calls(
+        "restore_message",
+        [
+            (
+                [keys.messages, keys.session, aside_key(world, queue, each), payload_of(world, queue, each)],
+                [
+                    each.serial,
+                    "" if each.expires_at_ms is None else str(each.expires_at_ms),
+                    queue.client_id if judged else "",
+                ],
+            )
+            for each in effects
+        ],
+    )
+    return [_LEFT.get(reply.decode(), "") for reply in replies]

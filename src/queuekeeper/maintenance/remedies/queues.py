@@ -1,0 +1,74 @@
+"""Which queues a remedy treats: those that somebody names, or those that failed the check that belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from queuekeeper.errors import UsageError
+from queuekeeper.keyspace import parse_cohorts
+from queuekeeper.maintenance.remedies.model import Queue
+from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.quality.identity import client_hash
+from queuekeeper.sessions.model import check_client_id
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """A choice among the queues of a judgement of quality.
+
+    :param quality_run_id: the judgement; empty for the newest.
+    :param cohorts: ``all`` or such as ``0-3,7``.
+    :param client_hashes: names of queues in reports; when there are any, only these, whatever their checks said.
+    """
+
+    quality_run_id: str = ""
+    cohorts: str = "all"
+    client_hashes: tuple[str, ...] = ()
+
+
+def named_queues(client_ids: Iterable[str], *, key: bytes) -> list[Queue]:
+    """Return queues by their client ids, each once.
+
+    :param key: secret of :func:`queuekeeper.quality.identity.hash_key`.
+    :raises UsageError: for an id that cannot be one.
+    """
+    found = dict.fromkeys(client_ids)
+    for client_id in found:
+        check_client_id(client_id)
+    return [Queue(client_id=client_id, client_hash=client_hash(client_id, key=key)) for client_id in found]
+
+
+def failed_queues(connection: Connection, *, remedy: str, selection: Selection) -> list[Queue]:
+    """Return the queues of Redis that a judgement of quality found in need of a remedy, in the order of their hashes.
+
+    :raises UsageError: when there is no such judgement, cohort or client hash.
+    """
+    with translated_errors(connection, missing="run `queuekeeper database migrate`"):
+        run = connection.execute(
+            statement("maintenance/judged_profiles"), {"quality_run_id": selection.quality_run_id or None}
+        ).fetchone()
+        if run is None:
+            wanted = f"quality run {selection.quality_run_id!r}" if selection.quality_run_id else "quality run yet"
+            raise UsageError(f"there is no {wanted} with a profile of Redis: run `queuekeeper quality run` first")
+        quality_run_id, profile_ids, cohort_count = run
+        cohorts = parse_cohorts(selection.cohorts, count=cohort_count)
+        rows = connection.execute(
+            statement("maintenance/queues_to_repair"),
+            {
+                "remedy": remedy,
+                "profile_ids": profile_ids,
+                "cohorts": cohorts,
+                "client_hashes": list(selection.client_hashes) or None,
+            },
+        ).fetchall()
+    queues = [Queue(client_id=client_id, client_hash=digest) for client_id, digest in rows]
+    missing = sorted(set(selection.client_hashes) - {queue.client_hash for queue in queues})
+    if missing:
+        raise UsageError(f"quality run {quality_run_id} knows no queue {_listed(missing)} in these cohorts")
+    return queues
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,70 @@
+"""Sets aside messages that repeat an earlier one of their session: same topic, time and payload, another packet id."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from queuekeeper.maintenance.remedies.aside import aside_key, bring_back, is_serial
+from queuekeeper.maintenance.remedies.model import Effect, Queue, SimpleRemedy
+from queuekeeper.maintenance.remedies.world import Reference, World
+
+
+class RemoveDuplicates(SimpleRemedy):
+    """See ``purpose``."""
+
+    name = "remove_duplicates"
+    purpose = (
+        "Of messages with the same topic, time and payload it keeps the oldest and puts the others into the session's "
+        "quarantine; the server compares, and content stays there."
+    )
+    undo_words = "Messages come back to their places while they are kept in quarantine."
+
+    def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
+        """Return one effect per message that repeats one with a lower serial."""
+        world.state(queue)
+        references = [each for each in world.references(queue) if each.packet_id is not None and is_serial(each.score)]
+        first: dict[str, Reference] = {}
+        effects: list[Effect] = []
+        for reference, verdict in world.judged(queue, references):
+            # A message that the client has confirmed half-way is in the midst of an exchange.
+            if verdict.word != "publish":
+                continue
+            kept = first.setdefault(verdict.digest, reference)
+            if int(kept.score) < int(reference.score):
+                effects.append(
+                    Effect(
+                        kind="repeated message set aside",
+                        packet_id=reference.packet_id,
+                        serial=reference.score,
+                        expires_at_ms=verdict.expires_at_ms,
+                        twin=kept.packet_id,
+                        twin_serial=kept.score,
+                    )
+                )
+        return effects
+
+    def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+        """Move each, where the two still are the same."""
+        keys = world.keys(queue)
+        keep_ms = 1_000 * world.parameters.keep_s
+        replies = world.calls(
+            "quarantine_duplicate",
+            [
+                (
+                    [
+                        keys.messages,
+                        keys.session,
+                        world.payload(queue, each.twin or 0),
+                        world.payload(queue, each.packet_id or 0),
+                        aside_key(world, queue, each),
+                    ],
+                    [each.twin_serial, each.serial, keep_ms],
+                )
+                for each in effects
+            ],
+        )
+        return [bool(reply) for reply in replies]
+
+    def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
+        """Move each back."""
+        return bring_back(world, queue, effects, judged=False)

@@ -1,0 +1,144 @@
+"""Puts a session's messages back into the order of PostgreSQL's serials, where the source still has their rows."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from psycopg import errors as postgres_errors
+
+from queuekeeper.errors import SchemaMismatch
+from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused, SimpleRemedy
+from queuekeeper.maintenance.remedies.world import Reference, Verdict, World, batches
+from queuekeeper.postgres import address, statement
+
+_MAX_SERIAL = 2**53
+
+
+class ReorderFromSource(SimpleRemedy):
+    """See ``purpose``.
+
+    A message is that of a row when packet id and time are the same. Messages without a row came after the migration:
+    they stay behind the others in their own order, and a queue in which one of them is older than a message with a row
+    is refused.
+    """
+
+    name = "reorder_from_source"
+    purpose = (
+        "Gives messages the serials of their rows in PostgreSQL, and puts those that came later behind them; refuses a "
+        "queue of which the source says too little."
+    )
+    undo_words = "References get the serials back that they had, if none of them has changed since."
+    reads_source = True
+    whole = True
+
+    def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
+        """Return one effect per reference that gets another serial, the highest new serial first.
+
+        From above each step leaves an order that the next one can go on from.
+        """
+        world.state(queue)
+        references = world.references(queue)
+        if any(each.packet_id is None for each in references):
+            raise QueueRefused("it holds references that name no packet id: quarantine_messages first")
+        verdicts = world.judge(queue, [each.member for each in references])
+        serials = _serials(_rows(world, queue), references, verdicts)
+        effects = [
+            Effect(kind="message moved to its place", packet_id=each.packet_id, before=each.score, after=serial)
+            for each, serial in zip(references, serials, strict=True)
+            if float(each.score) != serial
+        ]
+        return sorted(effects, key=lambda effect: -int(effect.after or 0))
+
+    def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+        """Set the serials."""
+        return _move(world, queue, effects, back=False)
+
+    def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
+        """Set them back."""
+        return [
+            "" if done else "the message has gone or moved since" for done in _move(world, queue, effects, back=True)
+        ]
+
+
+def _rows(world: World, queue: Queue) -> dict[tuple[int, int], int]:
+    """Return serials of the source's rows by packet id and time."""
+    assert world.source is not None  # whoever plans has looked
+    try:
+        rows = world.source.execute(statement("maintenance/source_serials"), {"client_id": queue.client_id}).fetchall()
+    except (postgres_errors.UndefinedTable, postgres_errors.UndefinedColumn) as error:
+        raise SchemaMismatch(
+            f"{address(world.source)} does not hold TBMQ 1.x's tables: {error.diag.message_primary}. "
+            "Name the database that the sessions came from"
+        ) from error
+    if not rows:
+        raise QueueRefused("the source has no rows of this client")
+    found = {(packet_id, time_ms): serial for serial, packet_id, time_ms in rows}
+    if len(found) < len(rows):
+        raise QueueRefused("rows of the source share packet id and time")
+    return found
+
+
+def _serials(
+    rows: dict[tuple[int, int], int], references: Sequence[Reference], verdicts: Sequence[Verdict]
+) -> list[int]:
+    """Return the new serial of each reference."""
+    by_packet_id: dict[int, list[int]] = {}
+    for (packet_id, _), serial in rows.items():
+        by_packet_id.setdefault(packet_id, []).append(serial)
+    found: dict[int, int] = {}
+    later: list[tuple[int, int]] = []
+    newest_ms = -1
+    for position, (reference, verdict) in enumerate(zip(references, verdicts, strict=True)):
+        assert reference.packet_id is not None
+        if verdict.word == "missing":
+            candidates = by_packet_id.get(reference.packet_id, [])
+            if len(candidates) != 1:
+                raise QueueRefused("it holds dead references of which the source says nothing: clean it up first")
+            found[position] = candidates[0]
+        elif not verdict.readable:
+            raise QueueRefused("it holds records that nobody can read: quarantine_messages first")
+        elif (row := rows.get((reference.packet_id, verdict.time_ms))) is not None:
+            found[position] = row
+            newest_ms = max(newest_ms, verdict.time_ms)
+        else:
+            later.append((verdict.time_ms, position))
+    if any(verdict_ms < newest_ms for verdict_ms, _ in later):
+        raise QueueRefused("messages without a row in the source are older than others that have one")
+    if not found:
+        raise QueueRefused("none of its messages has a row in the source")
+    highest = max(found.values())
+    for place, (_, position) in enumerate(sorted(later), start=1):
+        found[position] = highest + place
+    if any(count > 1 for count in Counter(found.values()).values()) or highest + len(later) > _MAX_SERIAL:
+        raise QueueRefused("the source gives two references the same serial")
+    return [found[position] for position in range(len(references))]
+
+
+def _move(world: World, queue: Queue, effects: Sequence[Effect], *, back: bool) -> list[bool]:
+    keys = world.keys(queue)
+    delivered = world.state(queue).fields.get("delivered_serial", "")
+    moves = [(each, each.after, each.before) if back else (each, each.before, each.after) for each in effects]
+    if back:
+        moves.reverse()
+    serials = [_serial(to) for _, _, to in moves]
+    if None in serials:
+        # The server would not take such a serial back: it was the fault.
+        return [False] * len(moves)
+    # Which messages were sent before is no longer told by one serial: all of them may have been.
+    highest = max(0, int(delivered or 0), *(serial for serial in serials if serial is not None))
+    done: list[bool] = []
+    for batch in batches(zip(moves, serials, strict=True)):
+        names = [keys.messages, keys.session, *(world.payload(queue, move[0].packet_id or 0) for move, _ in batch)]
+        pairs = [str(value) for move, serial in batch for value in (move[1], serial)]
+        sent = str(highest) if delivered else ""
+        done += [bool(world.call("reorder_messages", names, [highest, sent, *pairs]))] * len(batch)
+    if back:
+        done.reverse()
+    return done
+
+
+def _serial(value: int | str | None) -> int | None:
+    """Return a score as a serial; none for what no message can be given as one."""
+    number = float(str(value))
+    return int(number) if number % 1 == 0 and 0 <= number <= _MAX_SERIAL else None

@@ -1,0 +1,73 @@
+"""Moves a session's last packet id forward to its newest message's, so that no waiting message is overwritten."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.maintenance.remedies.model import Effect, Queue, SimpleRemedy
+from queuekeeper.maintenance.remedies.world import REFERENCES_PER_CALL, World
+
+HALF = 32_768
+"""Packet ids come round: what is less than this ahead lies before us, the rest behind."""
+
+_SET = "counter set where there was none"
+_MOVED = "counter moved forward"
+
+
+class RepairCounter(SimpleRemedy):
+    """See ``purpose``."""
+
+    name = "repair_counter"
+    purpose = "Moves the last packet id forward to that of the newest message, also where it is missing; never back."
+    undo_words = "A counter that was moved goes back, if no packet id was given out since; one that was missing stays."
+
+    def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
+        """Return one effect when the counter is missing, no packet id, or behind."""
+        state = world.state(queue)
+        keys = world.keys(queue)
+        start = max(0, state.references - REFERENCES_PER_CALL)
+        page = world.call("list_references", [keys.messages], ["rank", start, REFERENCES_PER_CALL])
+        stem = world.payload(queue, "").encode()
+        newest = next((found for member in reversed(page[::2]) if (found := _packet_id(member, stem))), None)
+        if newest is None:
+            return []
+        text = state.last_packet_id
+        last = _valid(text)
+        if not last:
+            return [Effect(kind=_SET, packet_id=newest, before=text, after=newest)]
+        # What our own store gave out last is right, however far the newest message lies behind it.
+        if state.fields.get("saved_last_packet_id") == text or not 0 < (newest - last) % MAX_PACKET_ID < HALF:
+            return []
+        return [Effect(kind=_MOVED, packet_id=newest, before=text, after=newest)]
+
+    def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+        """Set it where it still is what was found."""
+        return [_set(world, queue, expected=str(effect.before), to=str(effect.after)) for effect in effects]
+
+    def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
+        """Set it back where it still is what was set."""
+        return [
+            "there was no counter before"
+            if effect.kind == _SET
+            else ""
+            if _set(world, queue, expected=str(effect.after), to=str(effect.before))
+            else "packet ids were given out since"
+            for effect in effects
+        ]
+
+
+def _set(world: World, queue: Queue, *, expected: str, to: str) -> bool:
+    keys = world.keys(queue)
+    return bool(world.call("set_last_packet_id", [keys.last_packet_id, keys.session], [expected, to, ""]))
+
+
+def _packet_id(member: bytes, stem: bytes) -> int | None:
+    return _valid(member[len(stem) :].decode("utf-8", "replace")) if member.startswith(stem) else None
+
+
+def _valid(text: str) -> int | None:
+    """Return a packet id; none for other text, and for the 0 of a session that has never given one out."""
+    if not text.isascii() or not text.isdigit() or text.startswith("0") or len(text) > 5:
+        return None
+    return int(text) if int(text) <= MAX_PACKET_ID else None

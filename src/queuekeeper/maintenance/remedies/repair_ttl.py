@@ -1,0 +1,86 @@
+"""Gives messages the end of life that their own time and expiry say, where they have none or a later one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from queuekeeper.maintenance.remedies.model import Effect, Queue, SimpleRemedy
+from queuekeeper.maintenance.remedies.world import Verdict, World, batches
+from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
+from queuekeeper.sessions.wire import MAX_INTERVAL_S, expires_at_ms
+
+TOLERANCE_MS = 60_000
+"""TBMQ counts a life from when it stores the message, moments after the time that it writes into it."""
+
+_MAX_INTEGER = 2**53 - 1
+_NEVER = -1
+_GIVEN = "life given where there was no end"
+_SHORTENED = "life made shorter"
+
+
+class RepairTtl(SimpleRemedy):
+    """See ``purpose``."""
+
+    name = "repair_ttl"
+    purpose = (
+        "Sets the instant at which a message expires from its own time and expiry, or the default life, "
+        "where it has none or a later one; no life is made longer."
+    )
+    undo_words = "Messages get the instant back that they had, while they are there."
+
+    def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
+        """Return one effect per message that would live too long."""
+        state = world.state(queue)
+        references = [each for each in world.references(queue) if each.packet_id is not None]
+        grace_ms = state.now_ms + 1_000 * world.parameters.grace_s
+        effects: list[Effect] = []
+        for reference, verdict in world.judged(queue, references):
+            if not verdict.readable:
+                continue
+            wanted = max(_end_ms(verdict, world.parameters.default_ttl_s), grace_ms)
+            if verdict.expires_at_ms != _NEVER and verdict.expires_at_ms <= wanted + TOLERANCE_MS:
+                continue
+            effects.append(
+                Effect(
+                    kind=_GIVEN if verdict.expires_at_ms == _NEVER else _SHORTENED,
+                    packet_id=reference.packet_id,
+                    serial=reference.score,
+                    before=verdict.expires_at_ms,
+                    after=wanted,
+                )
+            )
+        return effects
+
+    def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+        """Set the instants."""
+        return _set(world, queue, [(effect, effect.before, effect.after) for effect in effects], may_lengthen=0)
+
+    def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
+        """Set them back."""
+        done = _set(world, queue, [(effect, effect.after, effect.before) for effect in effects], may_lengthen=1)
+        return ["" if each else "the message is gone, or expires at another instant by now" for each in done]
+
+
+def _end_ms(verdict: Verdict, default_ttl_s: int) -> int:
+    interval_s = verdict.interval_s
+    if interval_s == MAX_INTERVAL_S:
+        # TBMQ's signed number had no room for more.
+        interval_s = MAX_EXPIRY_INTERVAL_S
+    end_ms = expires_at_ms(time_ms=verdict.time_ms, msg_expiry_interval=interval_s, default_ttl_s=default_ttl_s)
+    return min(end_ms, _MAX_INTEGER)
+
+
+def _set(
+    world: World,
+    queue: Queue,
+    changes: Sequence[tuple[Effect, int | str | None, int | str | None]],
+    *,
+    may_lengthen: int,
+) -> list[bool]:
+    keys = world.keys(queue)
+    done: list[bool] = []
+    for batch in batches(changes):
+        names = [keys.messages, keys.session, *(world.payload(queue, effect.packet_id or 0) for effect, _, _ in batch)]
+        triples = [str(value) for effect, before, after in batch for value in (effect.serial, before, after)]
+        done += map(bool, world.call("set_expiry", names, [may_lengthen, *triples]))
+    return done

@@ -1,0 +1,223 @@
+"""What a remedy reads of a session, by read-only scripts in bounded pages; what follows from it is the remedy's."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, NamedTuple, TypeVar
+
+from queuekeeper import lua
+from queuekeeper.clock import Clock
+from queuekeeper.errors import ScriptError
+from queuekeeper.keyspace import (
+    MAX_PACKET_ID,
+    SessionKeys,
+    hash_tag,
+    payload_key,
+    session_keys,
+    session_scan_pattern,
+)
+from queuekeeper.maintenance.remedies.model import Queue, QueueRefused, RemedyParameters
+from queuekeeper.postgres import Connection
+from queuekeeper.redis_client import RedisClient, nodes, redis_errors
+
+KEYS_PER_CALL = 200
+"""Keys of one script call: about a millisecond of the server's time."""
+
+JUDGED_BYTES_PER_CALL = 262_144
+REFERENCES_PER_CALL = 1_000
+SCAN_COUNT = 1_000
+
+_PACKET_ID = re.compile(rb"[1-9][0-9]{0,4}")
+
+T = TypeVar("T")
+
+
+class Reference(NamedTuple):
+    """A member of a session's sorted set.
+
+    :ivar own: whether it has the form of a payload key of this session, its packet id good or bad.
+    :ivar packet_id: that it names; none when that is no packet id.
+    """
+
+    member: bytes
+    score: str
+    own: bool
+    packet_id: int | None
+
+
+class Verdict(NamedTuple):
+    """What the server says of a record, whose content stays there.
+
+    :ivar word: missing, wrong_type, unreadable, other_client, publish or pubrel.
+    :ivar expires_at_ms: -1 for never.
+    """
+
+    word: str
+    expires_at_ms: int
+    packet_id: int | None
+    time_ms: int
+    interval_s: int | None
+    digest: str
+
+    @property
+    def readable(self) -> bool:
+        """Whether it is a message of this client."""
+        return self.word in {"publish", "pubrel"}
+
+
+class State(NamedTuple):
+    """What a session says about itself.
+
+    :ivar last_packet_id: as it is stored; empty for none.
+    :ivar now_ms: the server's time.
+    """
+
+    last_packet_id: str
+    references: int
+    now_ms: int
+    fields: dict[str, str]
+
+
+@dataclass(kw_only=True)
+class World:
+    """Servers and wishes of one remedy.
+
+    :param source: database with TBMQ's tables; none where no remedy asks for it.
+    :param pace: waits until so many keys may be asked for.
+    """
+
+    client: RedisClient
+    parameters: RemedyParameters
+    clock: Clock
+    pace: Callable[[int], None]
+    source: Connection | None = None
+    caller: lua.ScriptCaller = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Make one caller for all scripts."""
+        self.caller = lua.ScriptCaller(self.client)
+
+    # Names.
+
+    def keys(self, queue: Queue) -> SessionKeys:
+        """Return the session's keys."""
+        return session_keys(queue.client_id, prefix=self.parameters.key_prefix)
+
+    def payload(self, queue: Queue, packet_id: int | str) -> str:
+        """Return the key of one message."""
+        return payload_key(queue.client_id, packet_id, prefix=self.parameters.key_prefix)
+
+    # Reading.
+
+    def call(self, verb: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
+        """Run one script of sessions at the wanted pace; see :meth:`calls`."""
+        return self.calls(verb, [(keys, args)])[0]
+
+    def calls(self, verb: str, calls: Sequence[tuple[Sequence[lua.Value], Sequence[lua.Value]]]) -> list[Any]:
+        """Run one script of sessions several times at the wanted pace.
+
+        :raises QueueRefused: when a key of the session holds another type than it should.
+        """
+        script = lua.load(f"sessions/{verb}")
+        found: list[Any] = []
+        for batch in batches(calls):
+            self.pace(sum(len(keys) for keys, _ in batch))
+            try:
+                found += self.caller.execute([lua.Call(script, keys, args) for keys, args in batch]).or_raise()
+            except ScriptError as error:
+                if "WRONGTYPE" in str(error):
+                    raise QueueRefused("a key of the session holds another Redis type") from None
+                raise
+        return found
+
+    def state(self, queue: Queue) -> State:
+        """Read a session.
+
+        :raises QueueRefused: when it belongs to PostgreSQL, or its import is not complete.
+        """
+        last, references, _, now_ms, *pairs = self.call("read_session", self.keys(queue), [])
+        texts = [text.decode("utf-8", "replace") for text in pairs]
+        fields = dict(zip(texts[::2], texts[1::2], strict=True))
+        if fields.get("owner") == "postgres":
+            raise QueueRefused("the session belongs to PostgreSQL")
+        if fields.get("import", "done") != "done":
+            raise QueueRefused("its import is not complete")
+        return State(last.decode("utf-8", "replace"), references, now_ms, fields)
+
+    def references(self, queue: Queue) -> list[Reference]:
+        """Read all references in the order of delivery."""
+        stem = self.payload(queue, "").encode()
+        return [_reference(member, score, stem) for member, score in self.members(self.keys(queue).messages)]
+
+    def members(self, messages_key: str) -> list[tuple[bytes, str]]:
+        """Read all members of a sorted set with their scores, lowest first."""
+        found: list[tuple[bytes, str]] = []
+        while True:
+            page = self.call("list_references", [messages_key], ["rank", len(found), REFERENCES_PER_CALL])
+            found += ((member, score.decode()) for member, score in zip(page[::2], page[1::2], strict=True))
+            if len(page) < 2 * REFERENCES_PER_CALL:
+                return found
+
+    def judge(self, queue: Queue, keys: Sequence[bytes | str]) -> list[Verdict]:
+        """Have the server judge records of a session."""
+        found: list[Verdict] = []
+        while len(found) < len(keys):
+            batch = keys[len(found) : len(found) + KEYS_PER_CALL]
+            reply = self.call("judge_messages", batch, [queue.client_id, JUDGED_BYTES_PER_CALL])
+            found += (_verdict(reply[at : at + 6]) for at in range(0, len(reply), 6))
+        return found
+
+    def judged(self, queue: Queue, references: Sequence[Reference]) -> Iterator[tuple[Reference, Verdict]]:
+        """Pair references with what the server says of their records."""
+        return zip(references, self.judge(queue, [each.member for each in references]), strict=True)
+
+    def numbered_keys(self, queues: Sequence[Queue], kind: str) -> dict[str, list[int]]:
+        """Walk over all keys once and return, by client id, the numbers of those of one kind.
+
+        Keys that are written or moved to another server meanwhile may be missed, or come twice.
+
+        :param kind: ``messages``, ``quarantined`` or ``orphan``.
+        """
+        prefix = self.parameters.key_prefix
+        wanted = {f"{prefix}{{{hash_tag(queue.client_id)}}}".encode(): queue.client_id for queue in queues}
+        pattern = session_scan_pattern(prefix).removesuffix("*") + f"{kind}_*"
+        found: dict[str, set[int]] = {}
+        for address, node in nodes(self.client):
+            with redis_errors(address):
+                for key in node.scan_iter(match=pattern, count=SCAN_COUNT):
+                    self.pace(1)
+                    stem, _, number = key.rpartition(f"_{kind}_".encode())
+                    client_id = wanted.get(stem)
+                    if client_id is not None and re.fullmatch(rb"0|-?[1-9][0-9]{0,15}", number):
+                        found.setdefault(client_id, set()).add(int(number))
+        return {client_id: sorted(numbers) for client_id, numbers in found.items()}
+
+
+def batches(items: Iterable[T], size: int = KEYS_PER_CALL) -> Iterator[list[T]]:
+    """Cut items into lists of bounded length."""
+    iterator = iter(items)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def _reference(member: bytes, score: str, stem: bytes) -> Reference:
+    if not member.startswith(stem):
+        return Reference(member, score, own=False, packet_id=None)
+    suffix = member[len(stem) :]
+    is_id = _PACKET_ID.fullmatch(suffix) is not None and int(suffix) <= MAX_PACKET_ID
+    return Reference(member, score, own=True, packet_id=int(suffix) if is_id else None)
+
+
+def _verdict(reply: Sequence[Any]) -> Verdict:
+    word, expires_at_ms, packet_id, time_ms, interval_s, digest = reply
+    return Verdict(
+        word=word.decode(),
+        expires_at_ms=expires_at_ms,
+        packet_id=int(packet_id) if packet_id != b"" else None,
+        time_ms=int(time_ms or 0),
+        interval_s=int(interval_s) if interval_s else None,
+        digest=digest.decode(),
+    )

@@ -1,0 +1,770 @@
+"""Each remedy on Valkey, Redis and a cluster: a planted fault is planned, mended, gone, and back after the undo."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from queuekeeper import assets, postgres
+from queuekeeper.clock import system_clock
+from queuekeeper.embedded import PostgresServer
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.keyspace import orphan_key, payload_key, quarantined_key, session_keys
+from queuekeeper.maintenance.remedies import (
+    REMEDY_NAMES,
+    RemedyParameters,
+    RemedyPlan,
+    RemedyReport,
+    apply_remedy,
+    plan_remedy,
+    undo_remedy,
+)
+from queuekeeper.maintenance.remedies.queues import named_queues
+from queuekeeper.maintenance.remedies.registry import REMEDIES
+from queuekeeper.redis_client import RedisClient, connect, nodes
+from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.redis_store import RedisSessionStore
+
+pytestmark = pytest.mark.conformance
+
+FLAVOURS = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
+KEY = b"test key of hashes"
+HOUR_MS = 3_600_000
+C = "meter-7"
+CLIENT_IDS = (C, "}brace", "in{the}middle", "смарт-😀", "<script>", "line\nbreak")
+
+
+class Bench:
+    """A server with a few healthy sessions beside the one that is spoilt."""
+
+    def __init__(self, client: RedisClient, folder: Path) -> None:
+        self.any: Any = client
+        self.client = client
+        self.folder = folder
+        self.store = RedisSessionStore(client, rules=StoreRules(limit=65_000))
+        self.now_ms = system_clock()
+        for client_id in ("healthy-1", "healthy-2"):
+            self.save(client_id, 5)
+
+    def save(self, client_id: str = C, count: int = 6, *, life_s: int | None = 3_600, payload: bytes = b"body") -> None:
+        """Store messages of different content."""
+        before = self.store.inspect(client_id).messages
+        messages = [
+            NewMessage(
+                topic="t", payload=b"%b %d" % (payload, before + n), qos=1, time_ms=self.now_ms + n,
+                expiry_interval_s=life_s,
+            )
+            for n in range(count)
+        ]  # fmt: skip
+        (report,) = self.store.save_messages([SessionSave(client_id=client_id, messages=tuple(messages))])
+        assert report.error is None
+
+    def payload(self, packet_id: int | str, client_id: str = C) -> str:
+        return payload_key(client_id, packet_id)
+
+    def plan(
+        self, remedy: str, *client_ids: str, source: postgres.Connection | None = None, **parameters: Any
+    ) -> RemedyPlan:
+        """Plan for all sessions, the healthy ones too."""
+        ids = client_ids or (C, "healthy-1", "healthy-2")
+        return plan_remedy(
+            self.client,
+            remedy=remedy,
+            queues=named_queues(ids, key=KEY),
+            parameters=RemedyParameters(**parameters),
+            source=source,
+        )
+
+    def apply(
+        self, plan: RemedyPlan, *client_ids: str, source: postgres.Connection | None = None, **options: Any
+    ) -> RemedyReport:
+        """Do what a plan says."""
+        ids = client_ids or (C, "healthy-1", "healthy-2")
+        return apply_remedy(
+            self.client,
+            plan=plan,
+            queues=named_queues(ids, key=KEY),
+            undo_path=self.undo_path(plan.remedy),
+            source=source,
+            **options,
+        )
+
+    def undo_path(self, remedy: str) -> Path:
+        return self.folder / f"{remedy}.jsonl"
+
+    def undo(self, remedy: str, *, dry_run: bool = False) -> Any:
+        """Take the last run of a remedy back."""
+        return undo_remedy(self.client, path=self.undo_path(remedy), key=KEY, dry_run=dry_run)
+
+    def mends(self, remedy: str, expected: dict[str, int], *, without_undo: bool = False, **parameters: Any) -> None:
+        """Check the whole way of a remedy: plan, apply, second plan, repetition, undo, and the fault is back."""
+        spoilt = self.contents()
+        plan = self.plan(remedy, **parameters)
+        assert plan.effects == expected
+        assert self.contents() == spoilt, "a plan writes nothing"
+        assert C not in json.dumps(plan.as_record())
+        report = self.apply(plan)
+        assert report.done == expected
+        assert (report.changed, report.not_planned, report.refusals) == (0, 0, {})
+        mended = self.contents()
+        second = self.plan(remedy, **parameters)
+        assert second.is_empty
+        repeated = self.apply(plan)
+        assert not repeated.done
+        assert self.contents() == mended, "repeated, it changes nothing"
+        if without_undo:
+            assert not REMEDIES[remedy].can_undo
+            assert "There is none" in plan.undo
+            assert not self.undo_path(remedy).exists()
+            return
+        assert self.undo(remedy, dry_run=True).restored == sum(expected.values())
+        assert self.contents() == mended
+        undone = self.undo(remedy)
+        assert (undone.restored, undone.left) == (sum(expected.values()), {})
+        assert without_marks(self.contents()) == without_marks(spoilt)
+
+    def contents(self) -> dict[str, Any]:
+        """Return all keys with values and instants of expiry."""
+        found: dict[str, Any] = {}
+        for _, node in nodes(self.client):
+            server: Any = node
+            for key in server.scan_iter(count=1_000):
+                read = {b"string": server.get, b"hash": server.hgetall, b"list": lambda k, s=server: s.lrange(k, 0, -1)}
+                kind = server.type(key)
+                value = server.zrange(key, 0, -1, withscores=True) if kind == b"zset" else read[kind](key)
+                found[key.decode()] = (value, server.pexpiretime(key))
+        return found
+
+
+def without_marks(contents: dict[str, Any]) -> dict[str, Any]:
+    """Return contents without what only grows: counters, and the instant from which a sweep may be due."""
+    marks = {b"quarantined", b"saved_last_packet_id", b"earliest_expiry_ms", b"last_serial", b"delivered_serial"}
+    return {
+        key: (
+            {name: text for name, text in value.items() if name not in marks} if isinstance(value, dict) else value,
+            end,
+        )
+        for key, (value, end) in contents.items()
+    }
+
+
+@pytest.fixture(params=[*FLAVOURS, "cluster"])
+def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
+    if request.param == "cluster":
+        url = request.getfixturevalue("redis_cluster_url")
+    else:
+        url = request.getfixturevalue("redis_servers")(request.param).url
+    with connect(url) as client:
+        for _, node in nodes(client):
+            node.flushall()
+        yield Bench(client, tmp_path)
+
+
+@pytest.fixture(scope="module")
+def database(postgres_server: PostgresServer) -> Iterator[postgres.Connection]:
+    """Database of TBMQ 1.x for all tests of this file."""
+    url = postgres_server.create_database("remedies", template="template0")
+    with postgres.connect(url, autocommit=True) as connection:
+        connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
+        yield connection
+    postgres_server.drop_database("remedies")
+
+
+@pytest.fixture
+def source(database: postgres.Connection) -> postgres.Connection:
+    """The same without rows."""
+    database.execute("TRUNCATE device_publish_msg")
+    return database
+
+
+# Counter.
+
+
+def test_counter_that_is_behind_moves_forward(bench: Bench) -> None:
+    bench.save()
+    bench.any.set(session_keys(C).last_packet_id, 2)
+
+    bench.mends("repair_counter", {"counter moved forward": 1})
+
+
+def test_counter_is_moved_round_the_end_of_the_packet_ids(bench: Bench) -> None:
+    keys = session_keys(C)
+    bench.any.set(keys.last_packet_id, 65_530)
+    bench.save()
+    bench.any.set(keys.last_packet_id, 65_533)
+
+    report = bench.apply(bench.plan("repair_counter"))
+
+    assert report.done == {"counter moved forward": 1}
+    assert bench.any.get(keys.last_packet_id) == b"1"
+
+
+@pytest.mark.parametrize("text", [None, "", "0", "abc", "70000"])
+def test_counter_that_is_no_packet_id_is_set(bench: Bench, text: str | None) -> None:
+    bench.save()
+    key = session_keys(C).last_packet_id
+    bench.any.delete(key)
+    if text is not None:
+        bench.any.set(key, text)
+
+    report = bench.apply(bench.plan("repair_counter"))
+
+    assert report.done == {"counter set where there was none": 1}
+    assert bench.any.get(key) == b"6"
+    assert bench.plan("repair_counter").is_empty
+    assert bench.undo("repair_counter").left == {"there was no counter before": 1}
+
+
+def test_counter_never_goes_back(bench: Bench) -> None:
+    bench.save()
+    bench.any.set(session_keys(C).last_packet_id, 30_000)
+    assert bench.plan("repair_counter").is_empty
+
+
+def test_counter_that_moved_after_the_plan_is_left_alone(bench: Bench) -> None:
+    bench.save()
+    key = session_keys(C).last_packet_id
+    bench.any.set(key, 2)
+    plan = bench.plan("repair_counter")
+    bench.any.set(key, 9)
+
+    assert not bench.apply(plan).done
+    assert bench.any.get(key) == b"9"
+
+
+def test_counter_from_which_ids_were_given_out_since_does_not_go_back(bench: Bench) -> None:
+    bench.save()
+    bench.any.set(session_keys(C).last_packet_id, 2)
+    bench.apply(bench.plan("repair_counter"))
+    RedisSessionStore(bench.client).reserve_packet_ids(C, count=1)
+
+    assert bench.undo("repair_counter").left == {"packet ids were given out since": 1}
+
+
+# Lives.
+
+
+def test_lives_are_given_and_shortened_but_never_made_longer(bench: Bench) -> None:
+    bench.save()
+    bench.any.persist(bench.payload(1))
+    bench.any.pexpireat(bench.payload(2), bench.now_ms + 50 * HOUR_MS)
+    bench.any.pexpireat(bench.payload(3), bench.now_ms + 60_000)
+
+    bench.mends("repair_ttl", {"life given where there was no end": 1, "life made shorter": 1})
+
+    bench.apply(bench.plan("repair_ttl"))
+    assert bench.any.pexpiretime(bench.payload(1)) == bench.now_ms + HOUR_MS
+    assert bench.any.pexpiretime(bench.payload(2)) == bench.now_ms + 1 + HOUR_MS
+    assert bench.any.pexpiretime(bench.payload(3)) == bench.now_ms + 60_000
+
+
+def test_message_without_expiry_gets_the_default_life_and_one_with_a_long_expiry_keeps_it(bench: Bench) -> None:
+    bench.save(life_s=None, count=1)
+    bench.save(life_s=30 * 86_400, count=1)
+    bench.any.persist(bench.payload(1))
+
+    bench.apply(bench.plan("repair_ttl", default_ttl_s=86_400))
+
+    assert bench.any.pexpiretime(bench.payload(1)) == bench.now_ms + 86_400_000
+    assert bench.any.pexpiretime(bench.payload(2)) == bench.now_ms + 30 * 86_400_000
+
+
+def test_message_whose_life_is_over_stays_for_the_time_of_grace(bench: Bench) -> None:
+    bench.save(count=1)
+    record = json.loads(bench.any.get(bench.payload(1)))
+    bench.any.set(bench.payload(1), json.dumps({**record, "time": bench.now_ms - 50 * HOUR_MS}))
+
+    plan = bench.plan("repair_ttl", grace_s=300)
+    bench.apply(plan)
+
+    left_ms = bench.any.pexpiretime(bench.payload(1)) - system_clock()
+    assert 200_000 < left_ms <= 300_000
+    assert bench.plan("repair_ttl", grace_s=300).is_empty
+    assert bench.undo("repair_ttl").restored == 1
+    assert bench.any.pexpiretime(bench.payload(1)) == -1
+
+
+def test_sweep_hears_of_lives_that_end_earlier_now(bench: Bench) -> None:
+    bench.save(life_s=86_400)
+    record = json.loads(bench.any.get(bench.payload(1)))
+    bench.any.set(bench.payload(1), json.dumps({**record, "msgExpiryInterval": 3_600}))
+
+    bench.apply(bench.plan("repair_ttl"))
+
+    assert int(bench.any.hget(session_keys(C).session, "earliest_expiry_ms")) == bench.now_ms + HOUR_MS
+
+
+# Order.
+
+
+def rows(source: postgres.Connection, messages: Sequence[tuple[int, int, int]], client_id: str = C) -> None:
+    """Fill in the source, given as serial, packet id and time."""
+    for serial, packet_id, time_ms in messages:
+        source.execute(
+            "INSERT INTO device_publish_msg"
+            " (client_id, serial_number, topic, time, packet_id, packet_type, qos, payload, retain)"
+            " VALUES (%s, %s, 't', %s, %s, 'PUBLISH', 1, '', false)",
+            (client_id, serial, time_ms, packet_id),
+        )
+
+
+def order(bench: Bench) -> list[int]:
+    return [int(member.rpartition(b"_")[2]) for member in bench.any.zrange(session_keys(C).messages, 0, -1)]
+
+
+def test_messages_go_back_to_the_order_of_the_source_and_later_ones_behind_them(
+    bench: Bench, source: postgres.Connection
+) -> None:
+    bench.save(count=5)
+    rows(source, [(100 + n, n, bench.now_ms + n - 1) for n in range(1, 4)])
+    # As a migration that is run a second time leaves it: what came live is in front.
+    for packet_id, score in ((4, 1), (5, 2), (1, 7), (2, 7), (3, 6)):
+        bench.any.zadd(session_keys(C).messages, {bench.payload(packet_id): score})
+    spoilt = order(bench)
+
+    plan = bench.plan("reorder_from_source", C, source=source)
+    report = bench.apply(plan, C, source=source)
+
+    assert plan.effects == report.done == {"message moved to its place": 5}
+    assert order(bench) == [1, 2, 3, 4, 5]
+    assert [int(score) for _, score in bench.any.zrange(session_keys(C).messages, 0, -1, withscores=True)] == [
+        101, 102, 103, 104, 105,
+    ]  # fmt: skip
+    assert bench.plan("reorder_from_source", C, source=source).is_empty
+    bench.save(count=1)
+    assert order(bench) == [1, 2, 3, 4, 5, 6], "what comes now comes behind"
+    bench.store.ack(C, [])
+    assert bench.undo("reorder_from_source").restored == 5
+    assert [packet_id for packet_id in order(bench) if packet_id != 6] == spoilt
+
+
+@pytest.mark.parametrize(
+    ("source_rows", "reason"),
+    [
+        ([], "the source has no rows of this client"),
+        ([(101, 1, 5)], "none of its messages has a row in the source"),
+        ([(101, 6, 0)], "messages without a row in the source are older than others that have one"),
+    ],
+)
+def test_queue_of_which_the_source_says_too_little_is_refused(
+    bench: Bench, source: postgres.Connection, source_rows: list[tuple[int, int, int]], reason: str
+) -> None:
+    bench.save()
+    rows(source, [(serial, packet_id, time or bench.now_ms + 5) for serial, packet_id, time in source_rows])
+
+    plan = bench.plan("reorder_from_source", C, source=source)
+
+    assert plan.refusals == {reason: 1}
+    assert plan.is_empty
+
+
+def test_reorder_without_a_source_is_refused_before_anything_is_done(bench: Bench) -> None:
+    with pytest.raises(UsageError, match="reorder_from_source needs the PostgreSQL database"):
+        bench.plan("reorder_from_source")
+
+
+# Orphans.
+
+
+def test_orphans_are_set_aside_for_a_while(bench: Bench) -> None:
+    bench.save()
+    bench.any.zrem(session_keys(C).messages, bench.payload(2), bench.payload(5))
+    bench.any.persist(bench.payload(5))
+
+    bench.mends("unlink_orphans", {"orphan set aside": 2}, keep_s=600)
+
+    bench.apply(bench.plan("unlink_orphans", keep_s=600))
+    ends_ms = bench.any.pexpiretime(orphan_key(C, 5))
+    assert system_clock() + 500_000 < ends_ms <= system_clock() + 600_000
+    assert bench.any.exists(bench.payload(2)) == 0
+
+
+def test_orphan_that_has_a_reference_again_is_left_alone(bench: Bench) -> None:
+    bench.save()
+    member = bench.payload(2)
+    bench.any.zrem(session_keys(C).messages, member)
+    plan = bench.plan("unlink_orphans")
+    bench.any.zadd(session_keys(C).messages, {member: 2})
+
+    assert not bench.apply(plan).done
+    assert bench.any.exists(member) == 1
+
+
+# Duplicates.
+
+
+def duplicate(bench: Bench, packet_id: int, of: int) -> None:
+    """Give a message the content of another one."""
+    record = json.loads(bench.any.get(bench.payload(of)))
+    bench.any.set(bench.payload(packet_id), json.dumps({**record, "packetId": packet_id}), keepttl=True)
+
+
+def test_of_equal_messages_the_oldest_stays(bench: Bench) -> None:
+    bench.save()
+    duplicate(bench, 3, of=1)
+    duplicate(bench, 6, of=1)
+
+    bench.mends("remove_duplicates", {"repeated message set aside": 2})
+
+    bench.apply(bench.plan("remove_duplicates"))
+    assert order(bench) == [1, 2, 4, 5]
+    assert bench.any.exists(quarantined_key(C, 3)) == 1
+    assert bench.plan("replay_quarantined").is_empty, "a repetition does not come back by a replay"
+
+
+def test_repetition_that_is_in_the_midst_of_an_exchange_stays(bench: Bench) -> None:
+    bench.save()
+    duplicate(bench, 3, of=1)
+    plan = bench.plan("remove_duplicates")
+    bench.store.mark_released(C, packet_id=3)
+
+    assert bench.apply(plan).done == {}
+    assert order(bench) == [1, 2, 3, 4, 5, 6]
+
+
+# Quarantine.
+
+
+def test_records_that_do_not_belong_are_set_aside(bench: Bench) -> None:
+    bench.save()
+    messages = session_keys(C).messages
+    good = json.loads(bench.any.get(bench.payload(5)))
+    bench.any.set(bench.payload(1), "{broken", keepttl=True)
+    bench.any.delete(bench.payload(2))
+    bench.any.rpush(bench.payload(2), "a list")
+    bench.any.set(bench.payload(3), json.dumps({**good, "clientId": "another", "packetId": 3}), keepttl=True)
+    bench.any.set(bench.payload(4), json.dumps({**good, "packetId": 9}), keepttl=True)
+    bench.any.set(bench.payload(70_000), json.dumps({**good, "packetId": 70_000}))
+    bench.any.zadd(messages, {bench.payload(70_000): 17})
+
+    bench.mends(
+        "quarantine_messages",
+        {
+            "record of another client or packet id set aside": 2,
+            "record that nobody can read set aside": 2,
+            "record with a packet id out of range set aside": 1,
+        },
+    )
+
+    bench.apply(bench.plan("quarantine_messages"))
+    assert order(bench) == [5, 6]
+    assert [message.packet_id for message in bench.store.fetch_pending(C).messages] == [5, 6]
+    assert bench.any.exists(quarantined_key(C, 17)) == 1
+
+
+def test_reference_that_names_no_key_of_its_session_goes_for_good(bench: Bench) -> None:
+    bench.save()
+    bench.any.zadd(session_keys(C).messages, {b"{other}_messages_1": 0, b"\xff\xfe": 3})
+
+    plan = bench.plan("quarantine_messages")
+    assert "other" not in json.dumps(plan.as_record())
+    assert bench.apply(plan).done == {"reference that names no key of its session removed": 2}
+    assert order(bench) == [1, 2, 3, 4, 5, 6]
+    assert bench.undo("quarantine_messages").left == {"it named nothing": 2}
+
+
+def test_record_that_can_be_read_again_comes_back_to_its_place(bench: Bench) -> None:
+    bench.save()
+    good = bench.any.get(bench.payload(3))
+    for packet_id in (2, 3, 4):
+        bench.any.set(bench.payload(packet_id), "{broken", keepttl=True)
+    bench.apply(bench.plan("quarantine_messages"))
+    assert bench.plan("replay_quarantined").is_empty, "they cannot be read yet"
+    bench.any.set(quarantined_key(C, 3), good, keepttl=True)
+    bench.any.set(quarantined_key(C, 4), good, keepttl=True)
+
+    bench.mends("replay_quarantined", {"record back in its queue": 1})
+
+    bench.apply(bench.plan("replay_quarantined"))
+    assert order(bench) == [1, 3, 5, 6]
+
+
+def test_record_whose_place_is_taken_stays_in_quarantine(bench: Bench) -> None:
+    bench.save()
+    good = bench.any.get(bench.payload(3))
+    bench.any.set(bench.payload(3), "{broken", keepttl=True)
+    bench.apply(bench.plan("quarantine_messages"))
+    bench.any.set(quarantined_key(C, 3), good, keepttl=True)
+    plan = bench.plan("replay_quarantined")
+    bench.any.set(bench.payload(3), "new")
+
+    assert bench.apply(plan).done == {}
+    assert bench.plan("replay_quarantined").is_empty
+    assert bench.any.get(quarantined_key(C, 3)) == good
+
+
+# Limit.
+
+
+def test_dead_references_go_first_and_then_the_oldest(bench: Bench) -> None:
+    bench.save(count=10)
+    bench.any.delete(bench.payload(9), bench.payload(10))
+
+    bench.mends("trim_dead_first", {"dead reference removed": 2, "message trimmed": 3}, without_undo=True, limit=5)
+
+    assert order(bench) == [4, 5, 6, 7, 8]
+    assert bench.any.exists(bench.payload(1)) == 0
+
+
+def test_dead_references_alone_can_make_room(bench: Bench) -> None:
+    bench.save(count=10)
+    bench.any.delete(*(bench.payload(n) for n in range(5, 11)))
+
+    assert bench.apply(bench.plan("trim_dead_first", limit=5)).done == {"dead reference removed": 6}
+    assert order(bench) == [1, 2, 3, 4]
+
+
+def test_queue_that_was_emptied_after_the_plan_loses_nothing_more(bench: Bench) -> None:
+    bench.save(count=10)
+    plan = bench.plan("trim_dead_first", limit=5)
+    bench.any.zrem(session_keys(C).messages, *(bench.payload(n) for n in range(1, 6)))
+
+    assert bench.apply(plan).done == {}
+    assert order(bench) == [6, 7, 8, 9, 10]
+
+
+# Tags.
+
+
+def as_the_broker_writes(bench: Bench, client_id: str, count: int = 230) -> dict[int, tuple[bytes, int]]:
+    """Plant a session under TBMQ's own names and return its messages by packet id."""
+    stem = f"{{{client_id}}}"
+    planted: dict[int, tuple[bytes, int]] = {}
+    pipe = bench.any.pipeline(transaction=False)
+    for n in range(1, count + 1):
+        record = {
+            "clientId": client_id, "topicName": "t", "time": bench.now_ms, "qos": 1, "packetId": n,
+            "packetType": "PUBLISH", "payload": "AAAA", "retained": False,
+        }  # fmt: skip
+        planted[n] = (json.dumps(record).encode(), -1 if n == 2 else bench.now_ms + HOUR_MS + n)
+        pipe.set(f"{stem}_messages_{n}", planted[n][0], pxat=None if n == 2 else planted[n][1])
+        pipe.zadd(f"{stem}_messages", {f"{stem}_messages_{n}": 1_000 + n})
+    pipe.set(f"{stem}_last_packet_id", count)
+    pipe.execute()
+    return planted
+
+
+@pytest.mark.parametrize("client_id", ["}brace", "%percent", "}", "%7Dx"])
+def test_session_moves_to_keys_of_one_slot(bench: Bench, client_id: str) -> None:
+    planted = as_the_broker_writes(bench, client_id)
+    bench.any.delete(f"{{{client_id}}}_messages_7")
+    del planted[7]
+
+    plan = bench.plan("rekey_clients", client_id, C)
+    assert plan.effects == {"counter moved": 1, "dead reference left behind": 1, "message moved": 229}
+    report = bench.apply(plan, client_id, C)
+
+    assert report.done == plan.effects
+    found = bench.contents()
+    assert [key for key in found if key.startswith(f"{{{client_id}}}_")] == []
+    for packet_id, stored in planted.items():
+        assert found[payload_key(client_id, packet_id)] == stored
+    page = bench.store.inspect(client_id, limit=1_000).page
+    assert [(message.packet_id, message.serial) for message in page] == [(n, 1_000 + n) for n in planted]
+    assert bench.store.get_last_packet_id(client_id) == 230
+    assert bench.plan("rekey_clients", client_id, C).is_empty
+    (saved,) = bench.store.save_messages(
+        [SessionSave(client_id=client_id, messages=(NewMessage(topic="t", payload=b"", qos=1, time_ms=bench.now_ms),))]
+    )
+    assert saved.packet_ids == (231,)
+
+
+def test_interrupted_move_goes_on(bench: Bench) -> None:
+    client_id = "}brace"
+    as_the_broker_writes(bench, client_id)
+    plan = bench.plan("rekey_clients", client_id)
+    calls = 0
+
+    def interrupted(keys: int) -> None:
+        nonlocal calls
+        calls += keys
+        if calls > 900:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        bench.apply(plan, client_id, pace=interrupted)
+    assert bench.store.inspect(client_id).messages > 0
+    rest = bench.plan("rekey_clients", client_id)
+    bench.apply(rest, client_id)
+
+    assert bench.store.inspect(client_id, limit=1).messages == 230
+    assert [key for key in bench.contents() if key.startswith("{}brace}_")] == []
+
+
+def test_session_that_exists_under_both_tags_is_left_to_a_person(bench: Bench) -> None:
+    as_the_broker_writes(bench, "}brace", 3)
+    bench.save("}brace", 2)
+    before = bench.contents()
+
+    report = bench.apply(bench.plan("rekey_clients", "}brace"), "}brace")
+
+    assert report.refusals == {"the session exists and was not moved here": 1}
+    assert bench.contents() == before
+
+
+def test_keys_of_another_client_are_not_taken_for_badly_tagged_ones(bench: Bench) -> None:
+    bench.save("}x", 3)
+    before = bench.contents()
+
+    plan = bench.plan("rekey_clients", "%7Dx", "}x", "a}b", C)
+
+    assert plan.is_empty
+    assert plan.refusals == {"the keys under its tag are those of another client": 1}
+    assert bench.contents() == before
+
+
+# All of them.
+
+
+@pytest.mark.parametrize("remedy", REMEDY_NAMES)
+def test_healthy_sessions_are_left_alone_whatever_their_ids(
+    bench: Bench, source: postgres.Connection, remedy: str
+) -> None:
+    for client_id in CLIENT_IDS:
+        bench.save(client_id)
+        bench.store.mark_released(client_id, packet_id=2)
+        rows(source, [(n, n, bench.now_ms + n - 1) for n in range(1, 7)], client_id)
+    before = bench.contents()
+
+    plan = bench.plan(remedy, *CLIENT_IDS, "nobody", source=source)
+    report = bench.apply(plan, *CLIENT_IDS, "nobody", source=source)
+
+    assert plan.is_empty
+    assert plan.looked_at == len(CLIENT_IDS) + 1
+    assert set(plan.refusals) <= {"the source has no rows of this client"}
+    assert report.done == {}
+    assert bench.contents() == before
+
+
+@pytest.mark.parametrize("remedy", REMEDY_NAMES)
+def test_key_of_the_wrong_type_stops_its_queue_only(bench: Bench, source: postgres.Connection, remedy: str) -> None:
+    bench.save()
+    bench.any.delete(session_keys(C).messages)
+    bench.any.set(session_keys(C).messages, "no set")
+    bench.save("}brace", 1)
+    bench.any.set("{}brace}_messages", "no set")
+
+    plan = bench.plan(remedy, C, "}brace", "healthy-1", source=source)
+
+    reason = "a key of the session holds another Redis type"
+    assert plan.refusals.get(reason) == 1
+
+
+@pytest.mark.parametrize("remedy", [name for name in REMEDY_NAMES if name != "rekey_clients"])
+def test_session_whose_import_is_not_complete_is_left_alone(
+    bench: Bench, source: postgres.Connection, remedy: str
+) -> None:
+    bench.save()
+    bench.any.hset(session_keys(C).session, "import", "3")
+
+    assert bench.plan(remedy, source=source).refusals.get("its import is not complete") == 1
+
+
+def test_no_more_is_done_in_a_queue_than_was_planned(bench: Bench) -> None:
+    bench.save()
+    bench.any.persist(bench.payload(1))
+    plan = bench.plan("repair_ttl")
+    bench.any.persist(bench.payload(2))
+
+    report = bench.apply(plan)
+
+    assert report.done == {"life given where there was no end": 1}
+    assert report.not_planned == 1
+
+
+def test_refused_permission_is_told_with_the_command(bench: Bench) -> None:
+    bench.save()
+    for _, node in nodes(bench.client):
+        server: Any = node
+        server.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">secret", "~*", "+@all", "-evalsha")
+    options: Any = nodes(bench.client)[0][1].connection_pool.connection_kwargs
+    try:
+        with (
+            connect(f"redis://reader:secret@{options['host']}:{options['port']}") as user,
+            pytest.raises(RefusedError, match=r"does not allow this user .*evalsha.* ACL SETUSER"),
+        ):
+            plan_remedy(user, remedy="repair_ttl", queues=named_queues([C], key=KEY), parameters=RemedyParameters())
+    finally:
+        for _, node in nodes(bench.client):
+            server = node
+            server.execute_command("ACL", "DELUSER", "reader")
+
+
+@pytest.mark.parametrize(
+    ("parameters", "words"),
+    [
+        ({"limit": 0}, "limit is 0: it must be 1 to 65535"),
+        ({"default_ttl_s": 0}, "default_ttl_s is 0: it must be 1 to"),
+        ({"keep_s": -1}, "keep_s is -1: it must be 1 to"),
+        ({"grace_s": 0}, "grace_s is 0: it must be 1 to"),
+        ({"key_prefix": "{a}"}, "holds a brace"),
+    ],
+)
+def test_parameter_that_makes_no_sense_is_refused(parameters: dict[str, Any], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        RemedyParameters(**parameters)
+
+
+def test_unknown_remedy_and_unfit_undo_file_are_refused(bench: Bench, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no remedy 'magic': one of repair_counter, repair_ttl"):
+        bench.plan("magic")
+    path = bench.undo_path("repair_ttl")
+    with pytest.raises(UsageError, match="cannot be read: No such file"):
+        bench.undo("repair_ttl")
+    path.write_text("{}\n", "utf-8")
+    with pytest.raises(UsageError, match="is no undo file"):
+        bench.undo("repair_ttl")
+
+
+@pytest.mark.parametrize("remedy", ["repair_counter", "repair_ttl", "unlink_orphans", "quarantine_messages"])
+def test_writer_that_is_at_work_loses_nothing(bench: Bench, remedy: str) -> None:
+    bench.save(count=300)
+    for packet_id in range(1, 301, 3):
+        bench.any.persist(bench.payload(packet_id))
+        bench.any.set(bench.payload(packet_id + 1), "{broken", keepttl=True)
+        bench.any.zrem(session_keys(C).messages, bench.payload(packet_id + 2))
+    stop = threading.Event()
+    saved: list[int] = []
+
+    def write() -> None:
+        number = 0
+        while not stop.is_set():
+            number += 1
+            message = NewMessage(topic="live", payload=b"%d" % number, qos=1, time_ms=system_clock())
+            (report,) = bench.store.save_messages([SessionSave(client_id=C, messages=(message,))])
+            assert report.error is None
+            saved.extend(serial for serial in report.serials if serial is not None)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(5):
+            bench.apply(bench.plan(remedy))
+    finally:
+        stop.set()
+        writer.join()
+
+    serials = {message.serial for message in bench.store.inspect(C, limit=10_000).page}
+    assert len(saved) > 5
+    assert set(saved) <= serials
+    assert len(set(saved)) == len(saved)
+
+
+def test_pace_is_asked_before_every_call(bench: Bench) -> None:
+    bench.save()
+    asked: list[int] = []
+    seen: Callable[[int], None] = asked.append
+    plan_remedy(
+        bench.client,
+        remedy="repair_ttl",
+        queues=named_queues([C], key=KEY),
+        parameters=RemedyParameters(),
+        pace=seen,
+    )
+    assert sum(asked) >= 6
