@@ -7,7 +7,8 @@ local function integer(text)
     if text == nil or #text > 17 or not string.find(text, '^%-?[1-9]%d*$') then
         return nil
     end
-    local number = tonumber(text)
+    -- The sum reads the text once, tonumber() twice.
+    local number = text + 0
     if number > 9007199254740992 or number < -9007199254740992 then
         return nil
     end

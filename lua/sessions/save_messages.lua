@@ -34,14 +34,14 @@ Cost
     message of 1 KB in large ones. At most 256 messages.
 ]]
 --- @include "includes/integers"
---- @include "includes/ownership"
---- @include "includes/packet_ids"
---- @include "includes/session_counters"
---- @include "includes/time"
+
+-- A save of one message is the most frequent call of all, so little is made for it: every function that an include
+-- defines and every table costs time, whether it is used or not.
 
 local MESSAGES_PER_CALL = 256
 local FIRST_PAYLOAD = 4
 local FIRST_PAIR = 9
+local MAX_PACKET_ID = 65535
 local HOUR_MS = 3600000
 local MAX_INTEGER = 9007199254740992
 
@@ -57,7 +57,8 @@ end
 if count > MESSAGES_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. MESSAGES_PER_CALL .. ' messages')
 end
-if not is_packet_id(last_packet_id) then
+local last = integer(last_packet_id)
+if not last or last < 1 or last > MAX_PACKET_ID then
     return redis.error_reply('INVALID packet id of the last message is not an integer from 1 to 65535')
 end
 local offset
@@ -81,8 +82,11 @@ if not refused or refused < 0 then
     return redis.error_reply('INVALID number of refused messages is not an integer of 0 or more')
 end
 
-local now = now_ms()
-local expired = {}
+-- As includes/time does. Fractions of a millisecond do not matter: expiries are whole.
+local time = redis.call('TIME')
+local now = time[1] * 1000 + time[2] / 1000
+local expired
+local live = count
 local earliest, latest = MAX_INTEGER, 0
 for index = 1, count do
     local expires_at_ms = integer(ARGV[FIRST_PAIR + 2 * index - 2])
@@ -90,7 +94,9 @@ for index = 1, count do
         return redis.error_reply('INVALID expiry of message ' .. index .. ' is not an integer')
     end
     if expires_at_ms <= now then
+        expired = expired or {}
         expired[#expired + 1] = index - 1
+        live = live - 1
     else
         if expires_at_ms < earliest then
             earliest = expires_at_ms
@@ -129,9 +135,10 @@ if fields[5] then
 end
 
 -- Another program that saved since our last save has moved the last packet id; our fields do not cover what it wrote.
-local serial = tonumber(fields[1] or nil)
+local serial = fields[1] and fields[1] + 0
 local ours = serial and fields[2] == expected
 if not ours then
+    --- @include "includes/ownership"
     local current = redis.call('GET', last_packet_id_key) or ''
     if current ~= expected then
         return { 'conflict', current }
@@ -149,7 +156,7 @@ if serial > MAX_INTEGER - count then
 end
 local first_serial = serial + 1
 local first_text = string.format('%d', first_serial)
-local positions = expired[1] and table.concat(expired, ',') or ''
+local positions = expired and table.concat(expired, ',') or ''
 if source ~= '' then
     record = record .. ';' .. ARGV[5] .. ':' .. first_text .. ':' .. packet_ids .. ':' .. positions
 end
@@ -158,7 +165,10 @@ end
 
 local earliest_text = ours and fields[4] or ''
 local references
-if #expired < count then
+if live > 0 then
+    -- Numbers of the session's fields are read before the first write, so that none can stop the script behind it.
+    local old_earliest_ms = earliest_text ~= '' and earliest_text + 0
+    local old_until_ms = fields[3] and fields[3] ~= 'never' and fields[3] + 0
     -- One call looks and writes. It seldom finds another value, which is put back then: nobody can have seen it gone.
     if ours then
         local current = redis.call('SET', last_packet_id_key, last_packet_id, 'KEEPTTL', 'GET')
@@ -171,10 +181,10 @@ if #expired < count then
             return { 'conflict', current or '' }
         end
     end
-    local scored = {}
+    local scored = count > 1 and {}
     local filled, passed = 0, 1
     for index = 1, count do
-        if expired[passed] == index - 1 then
+        if expired and expired[passed] == index - 1 then
             passed = passed + 1
         else
             local key = KEYS[FIRST_PAYLOAD - 1 + index]
@@ -195,25 +205,33 @@ if #expired < count then
                 end
                 return { 'conflict', expected, unpack(in_use) }
             end
-            serial = serial + 1
-            scored[filled + 1] = filled == 0 and first_text or string.format('%d', serial)
-            scored[filled + 2] = key
-            filled = filled + 2
+            if scored then
+                serial = serial + 1
+                scored[filled + 1] = filled == 0 and first_text or string.format('%d', serial)
+                scored[filled + 2] = key
+                filled = filled + 2
+            end
         end
     end
-    local added = redis.call('ZADD', messages_key, unpack(scored))
+    local last_serial = first_text
+    local added
+    if scored then
+        last_serial = scored[filled - 1]
+        added = redis.call('ZADD', messages_key, unpack(scored))
+    else
+        added = redis.call('ZADD', messages_key, first_text, KEYS[FIRST_PAYLOAD])
+    end
     references = redis.call('ZCARD', messages_key)
     local was_empty = references == added
 
     -- Messages of another program may live longer than we know. Then the keys stay until the set has been empty.
-    local old_until_ms = tonumber(fields[3] or nil)
     local until_text = 'never'
     if session_expiry_ms and (was_empty or (ours and old_until_ms)) then
-        local until_ms = math.ceil((latest + session_expiry_ms) / HOUR_MS) * HOUR_MS
+        local until_ms = latest + session_expiry_ms
         if old_until_ms and old_until_ms >= until_ms then
             until_text = fields[3]
         else
-            until_text = string.format('%d', math.min(until_ms, MAX_INTEGER))
+            until_text = string.format('%d', math.min(math.ceil(until_ms / HOUR_MS) * HOUR_MS, MAX_INTEGER))
         end
     end
     local moved = until_text ~= fields[3]
@@ -234,10 +252,9 @@ if #expired < count then
         end
     end
 
-    if was_empty or earliest < (tonumber(earliest_text) or 0) then
+    if was_empty or (old_earliest_ms and earliest < old_earliest_ms) then
         earliest_text = string.format('%d', earliest)
     end
-    local last_serial = scored[filled - 1]
     if source ~= '' then
         redis.call(
             'HSET', session_key, 'last_serial', last_serial, 'saved_last_packet_id', last_packet_id,
@@ -262,8 +279,9 @@ else
         redis.call('HSET', session_key, source_field, record)
     end
 end
-if #expired > 0 or refused > 0 then
-    count_in_session(session_key, 'expired', #expired)
+if expired or refused > 0 then
+    --- @include "includes/session_counters"
+    count_in_session(session_key, 'expired', count - live)
     count_in_session(session_key, 'refused', refused)
 end
 return { 'saved', first_serial, references, positions, earliest_text }

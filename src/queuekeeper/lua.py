@@ -58,7 +58,7 @@ _SERVER_WORDS = frozenset({"OOM"})
 # Said by the server before a script runs, and unknown to redis-py.
 _SERVER_REFUSALS = frozenset({"BUSY", "MISCONF", "NOREPLICAS"})
 _pack = cast(Callable[[tuple[Value, ...]], bytes], hiredis.pack_command)
-_INCLUDE = re.compile(r'--- @include "([^"]*)"\s*')
+_INCLUDE = re.compile(r'\s*--- @include "([^"]*)"\s*')
 _INCLUDE_LIKE = re.compile(r"\s*-{2,}\s*@include\b")
 _SHEBANG = re.compile(r"#!lua(?: flags=([a-z,-]+))?")
 _SECTIONS = ("Purpose", "KEYS", "ARGV", "Returns", "Errors", "Cost")
