@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -36,6 +37,9 @@ RedisClient: TypeAlias = redis.Redis | redis.RedisCluster
 CONNECT_TIMEOUT_S = 5
 REPLY_TIMEOUT_S = 30
 """No script of ours runs for longer than milliseconds; a server that is silent for this long is lost or stuck."""
+
+MINIMUM_REDIS_VERSION = (7, 0)
+"""Redis 7.0: scripts with flags, absolute expiry of keys read back by PEXPIRETIME; every Valkey is later."""
 
 DEFAULTS = {
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
@@ -281,6 +285,14 @@ def facts(client: RedisClient) -> list[ServerFacts]:
             )
         )
     return result
+
+
+def version_problem(server: ServerFacts) -> str | None:
+    """Return what is wrong with the version of a server and what to do, if anything is."""
+    version = tuple(int(part) for part in re.findall(r"\d+", server.version)[:2])
+    if server.is_valkey or version >= MINIMUM_REDIS_VERSION:
+        return None
+    return f"Redis at {server.address} is version {server.version}: upgrade it to 7.0 or later"
 
 
 def _info(client: redis.Redis, section: str) -> dict[str, Any]:

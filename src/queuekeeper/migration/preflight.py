@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
@@ -10,10 +9,7 @@ import humanize
 
 from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.postgres import Connection, address, statement, translated_errors
-from queuekeeper.redis_client import RedisClient, ServerFacts, facts
-
-MINIMUM_REDIS_VERSION = (7, 0)
-"""Redis 7.0: scripts with flags, absolute expiry of keys read back by PEXPIRETIME."""
+from queuekeeper.redis_client import RedisClient, ServerFacts, facts, version_problem
 
 MEMORY_SHARE = 0.9
 """Share of a server's memory that forecast and present use may take together; the rest is for clients and buffers."""
@@ -184,10 +180,8 @@ def check_target(client: RedisClient, *, forecast_bytes: int | Mapping[str, int]
 
 def server_problems(server: ServerFacts) -> list[str]:
     """Return what keeps a server from being a target at all, each with its remedy."""
-    problems: list[str] = []
-    version = tuple(int(part) for part in re.findall(r"\d+", server.version)[:2])
-    if not server.is_valkey and version < MINIMUM_REDIS_VERSION:
-        problems.append(f"Redis at {server.address} is version {server.version}: upgrade it to 7.0 or later")
+    too_old = version_problem(server)
+    problems = [too_old] if too_old else []
     if server.role != "master":
         problems.append(f"Redis at {server.address} is a replica: name its master instead, or REPLICAOF NO ONE")
     if server.maxmemory_policy != "noeviction":

@@ -1,0 +1,32 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Take the expiry off keys again, where it still is the one that was set.
+KEYS
+    [1+] key             keys of one session
+ARGV
+    [1+] expires_at_ms   the instant at which each is to expire
+Returns
+    persisted
+Errors
+    INVALID  keys and instants do not pair, or there are too many
+Cost
+    O(M) for M keys; about 1 us per key. At most 1,000 keys.
+]]
+local KEYS_PER_CALL = 1000
+local FIRST_KEY = 1
+local FIRST_EXPIRY = 1
+
+local count = #KEYS
+if count < 1 or count > KEYS_PER_CALL or #ARGV ~= count then
+    return redis.error_reply('INVALID 1 to ' .. KEYS_PER_CALL .. ' keys and an instant for each are expected')
+end
+
+local persisted = 0
+for position = 0, count - 1 do
+    local key = KEYS[FIRST_KEY + position]
+    if string.format('%d', redis.call('PEXPIRETIME', key)) == ARGV[FIRST_EXPIRY + position] then
+        persisted = persisted + redis.call('PERSIST', key)
+    end
+end
+return persisted

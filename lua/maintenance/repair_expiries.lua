@@ -1,0 +1,67 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Give messages without expiry the one that they say of themselves: their time and their own interval, or the default.
+KEYS
+    [1]  messages        sorted set of references
+    [2]  session         fields of the session
+    [3+] payload         keys of messages
+ARGV
+    [1]  default_ttl_ms  life of a message without an interval
+    [2]  grace_ms        a message whose life is over already ends so much later than now, so that it can be taken back
+    [3]  apply           1; or 0 to say only what would be done
+Returns
+    {expires_at_ms, ...}  a text per key, from the first on as many as fit: the instant that was set; empty when the key
+                          has gone, has an expiry or is not referred to; unreadable when the record does not say
+Errors
+    INVALID  an argument breaks the rules above, or there are no payload keys or too many
+Cost
+    O(M log N) for M payload keys and N references; about 10 us per message of 1 KB. At most 100 keys, and 1 MB of JSON
+    unless the first has more.
+]]
+--- @include "includes/earliest_expiry"
+--- @include "includes/message_facts"
+--- @include "includes/time"
+
+local PAYLOAD_KEYS_PER_CALL = 100
+local BYTES_PER_CALL = 1048576
+local FIRST_PAYLOAD = 3
+
+local messages_key, session_key = KEYS[1], KEYS[2]
+local default_ttl_ms, grace_ms, apply = integer(ARGV[1]), integer(ARGV[2]), ARGV[3]
+local count = #KEYS - FIRST_PAYLOAD + 1
+if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 3 then
+    return redis.error_reply('INVALID 2 keys, 1 to 100 payload keys and 3 arguments are expected')
+end
+if not default_ttl_ms or default_ttl_ms < 1 or not grace_ms or grace_ms < 1 or (apply ~= '0' and apply ~= '1') then
+    return redis.error_reply('INVALID default life and grace are integers of 1 or more, and apply is 0 or 1')
+end
+
+local soonest = now_ms() + grace_ms
+local reply, bytes = {}, 0
+for index = FIRST_PAYLOAD, #KEYS do
+    local key = KEYS[index]
+    local answer = ''
+    if redis.call('PEXPIRETIME', key) == -1 and redis.call('ZSCORE', messages_key, key) then
+        -- MGET reads a key of another type as nothing.
+        local json = redis.call('MGET', key)[1] or ''
+        bytes = bytes + #json
+        if bytes > BYTES_PER_CALL and #reply > 0 then
+            return reply
+        end
+        local facts = message_facts(json)
+        if facts then
+            local life_ms = facts.interval_s and 1000 * facts.interval_s or default_ttl_ms
+            local expires_at_ms = math.max(facts.time_ms + life_ms, soonest)
+            answer = string.format('%d', expires_at_ms)
+            if apply == '1' then
+                redis.call('PEXPIREAT', key, answer)
+                note_expiry(session_key, expires_at_ms)
+            end
+        else
+            answer = 'unreadable'
+        end
+    end
+    reply[#reply + 1] = answer
+end
+return reply

@@ -1,0 +1,76 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Remove messages that no reference of their session names, once they are old enough not to be anybody's work.
+KEYS
+    [1]  messages        sorted set of references
+    [2+] payload         keys of messages
+ARGV
+    [1]  default_ttl_ms  life that is left to a record without expiry that nobody can read
+    [2]  grace_ms        a message younger than this is left alone
+    [3]  apply           1; or 0 to say only what would be done
+Returns
+    {outcome, number, ...}  a pair per key, from the first on as many as fit: unlinked and the memory that it took;
+                            limited and the instant at which it now expires; young, unreadable, wrong_type or
+                            referenced (also when it has gone), and 0: those are left alone
+Errors
+    INVALID  an argument breaks the rules above, or there are no payload keys or too many
+Cost
+    O(M log N) for M payload keys and N references; about 10 us per message of 1 KB. At most 100 keys, and 1 MB of JSON
+    unless the first has more.
+]]
+--- @include "includes/message_facts"
+--- @include "includes/time"
+
+local PAYLOAD_KEYS_PER_CALL = 100
+local BYTES_PER_CALL = 1048576
+local FIRST_PAYLOAD = 2
+
+local messages_key = KEYS[1]
+local default_ttl_ms, grace_ms, apply = integer(ARGV[1]), integer(ARGV[2]), ARGV[3]
+local count = #KEYS - FIRST_PAYLOAD + 1
+if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 3 then
+    return redis.error_reply('INVALID 1 key, 1 to 100 payload keys and 3 arguments are expected')
+end
+if not default_ttl_ms or default_ttl_ms < 1 or not grace_ms or grace_ms < 1 or (apply ~= '0' and apply ~= '1') then
+    return redis.error_reply('INVALID default life and grace are integers of 1 or more, and apply is 0 or 1')
+end
+
+local now = now_ms()
+local kind = redis.call('TYPE', messages_key).ok
+local reply, bytes = {}, 0
+for index = FIRST_PAYLOAD, #KEYS do
+    local key = KEYS[index]
+    local outcome, number = 'referenced', 0
+    if kind ~= 'zset' and kind ~= 'none' then
+        outcome = 'wrong_type'
+    elseif redis.call('EXISTS', key) == 1 and (kind == 'none' or not redis.call('ZSCORE', messages_key, key)) then
+        -- MGET reads a key of another type as nothing.
+        local json = redis.call('MGET', key)[1]
+        bytes = bytes + #(json or '')
+        if bytes > BYTES_PER_CALL and #reply > 0 then
+            return reply
+        end
+        local facts = json and message_facts(json)
+        if not json then
+            outcome = 'wrong_type'
+        elseif facts and facts.time_ms + grace_ms <= now then
+            outcome, number = 'unlinked', redis.call('MEMORY', 'USAGE', key)
+            if apply == '1' then
+                redis.call('UNLINK', key)
+            end
+        elseif facts then
+            outcome = 'young'
+        elseif redis.call('PEXPIRETIME', key) == -1 then
+            outcome, number = 'limited', now + default_ttl_ms
+            if apply == '1' then
+                redis.call('PEXPIREAT', key, string.format('%d', number))
+            end
+        else
+            outcome = 'unreadable'
+        end
+    end
+    reply[#reply + 1] = outcome
+    reply[#reply + 1] = number
+end
+return reply

@@ -1,0 +1,338 @@
+"""Judges pages of keys and cleans them, by scripts that decide in the moment in which they write; others scan."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from heapq import nlargest
+from typing import Any, NamedTuple, TypeVar
+
+from queuekeeper import lua
+from queuekeeper.clock import Pace
+from queuekeeper.errors import QueuekeeperError, ScriptError
+from queuekeeper.keyspace import split_session_key
+from queuekeeper.maintenance.cleanup_model import CleanupCounts, CleanupParameters
+from queuekeeper.maintenance.cleanup_undo import name_of
+from queuekeeper.maintenance.undo_file import UndoFile
+from queuekeeper.redis_client import RedisClient
+
+REFERENCES_PER_CALL = 1_000
+RECORDS_PER_CALL = 100
+CALLS_PER_TRIP = 200
+WORST_QUEUES = 10
+CROWDED_SHARE = 0.9
+"""From nine tenths of the limit on, dead references cost the live messages beside them their place."""
+
+T = TypeVar("T")
+
+
+def _slices(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
+    for start in range(0, len(values), size):
+        yield values[start : start + size]
+
+
+def _positions(text: bytes) -> list[int]:
+    return [int(position) for position in text.split(b",")] if text else []
+
+
+def _is_wrong_type(reply: lua.Reply) -> bool:
+    return isinstance(reply, ScriptError) and "WRONGTYPE" in str(reply)
+
+
+class _Reference(NamedTuple):
+    member: bytes
+    score: float
+
+
+@dataclass
+class _Queue:
+    """A set on its way through a sweep.
+
+    :ivar start: rank at which the next page begins.
+    """
+
+    stem: bytes
+    start: int = 0
+    seen: int = 0
+    dead: int = 0
+    page: list[_Reference] = field(default_factory=list)
+
+
+class Sweep:
+    """Judges pages of keys, and cleans them where there is an undo file to note it in.
+
+    :ivar worst: ``(dead, references, stem)`` of the queues with most dead references.
+    """
+
+    def __init__(self, client: RedisClient, parameters: CleanupParameters, *, undo: UndoFile | None) -> None:
+        self.worst: list[tuple[int, int, bytes]] = []
+        self._caller = lua.ScriptCaller(client)
+        self._parameters = parameters
+        self._prefix = parameters.key_prefix.encode()
+        self._undo = undo
+        self._apply = "0" if undo is None else "1"
+        self._judgement = (parameters.default_ttl_s * 1000, parameters.grace_s * 1000, self._apply)
+
+    def page(self, names: Iterable[bytes], pace: Pace) -> CleanupCounts:
+        """Return what there was to do, or was done, among some keys."""
+        counts = CleanupCounts()
+        queues: set[bytes] = set()
+        payloads: dict[bytes, list[bytes]] = defaultdict(list)
+        idle: dict[bytes, set[str]] = defaultdict(set)
+        for name in names:
+            found = split_session_key(name, prefix=self._prefix)
+            if found is None:
+                continue
+            stem, kind = found
+            counts.keys += 1
+            if kind == "messages":
+                queues.add(stem)
+            elif kind == "payload":
+                payloads[stem].append(name)
+            else:
+                idle[stem].add(kind)
+        pace(counts.keys)
+        self._orphans(payloads, counts)
+        emptied = self._queues([_Queue(stem) for stem in sorted(queues)], counts, pace)
+        self._idle({stem: {"last_packet_id", "session"} for stem in emptied}, counts, all_dead=True)
+        # A session whose set has gone by now has been judged above.
+        self._idle({stem: kinds for stem, kinds in idle.items() if stem not in emptied}, counts, all_dead=False)
+        return counts
+
+    def _call(self, calls: Sequence[lua.Call], counts: CleanupCounts) -> list[lua.Reply]:
+        """Return the replies; none where a key is of another type."""
+        replies: list[lua.Reply] = []
+        for trip in _slices(calls, CALLS_PER_TRIP):
+            for reply in self._caller.execute(trip):
+                if _is_wrong_type(reply):
+                    counts.wrong_type_keys += 1
+                    replies.append(None)
+                elif isinstance(reply, QueuekeeperError):
+                    raise reply
+                else:
+                    replies.append(reply)
+        return replies
+
+    # --- references ----------------------------------------------------------------------------------------------
+
+    def _queues(self, queues: list[_Queue], counts: CleanupCounts, pace: Pace) -> set[bytes]:
+        """Go through sets page by page; return the sessions of which nothing is left but dead references."""
+        emptied: set[bytes] = set()
+        counts.sessions += len(queues)
+        list_references = lua.load("sessions/list_references")
+        while queues:
+            going_on: list[_Queue] = []
+            # As many sets at once as may come with a full page each.
+            for some in _slices(queues, CALLS_PER_TRIP // 4):
+                calls = [
+                    lua.Call(list_references, [each.stem + b"_messages"], ["rank", each.start, REFERENCES_PER_CALL])
+                    for each in some
+                ]
+                listed: list[_Queue] = []
+                for queue, reply in zip(some, self._call(calls, counts), strict=True):
+                    if reply is None:
+                        continue
+                    queue.page = [
+                        _Reference(member, float(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)
+                    ]
+                    listed.append(queue)
+                pace(sum(len(each.page) for each in listed))
+                self._references(listed, counts)
+                for queue in listed:
+                    if len(queue.page) == REFERENCES_PER_CALL:
+                        going_on.append(queue)
+                    elif self._end(queue, counts):
+                        emptied.add(queue.stem)
+            queues = going_on
+        return emptied
+
+    def _end(self, queue: _Queue, counts: CleanupCounts) -> bool:
+        """Count a set that was gone through to its end; tell whether all its references were dead."""
+        if queue.dead:
+            if queue.seen >= CROWDED_SHARE * self._parameters.session_limit:
+                counts.crowded_queues += 1
+            self.worst = nlargest(WORST_QUEUES, [*self.worst, (queue.dead, queue.seen, queue.stem)])
+        return 0 < queue.seen == queue.dead
+
+    def _references(self, queues: Sequence[_Queue], counts: CleanupCounts) -> None:
+        """Judge a page of each set."""
+        judged: list[tuple[_Queue, list[_Reference]]] = []
+        for queue in queues:
+            own = queue.stem + b"_messages_"
+            ours = [each for each in queue.page if each.member.startswith(own) and each.member[len(own) :].isdigit()]
+            counts.foreign_references += len(queue.page) - len(ours)
+            counts.references += len(queue.page)
+            queue.seen += len(queue.page)
+            queue.start += len(queue.page)
+            if ours:
+                judged.append((queue, ours))
+        find = lua.load("maintenance/find_dead_references")
+        calls = [lua.Call(find, [queue.stem + b"_messages", *(each.member for each in ours)]) for queue, ours in judged]
+        dead: list[tuple[_Queue, list[_Reference], int]] = []
+        lasting: list[tuple[_Queue, list[_Reference]]] = []
+        for (queue, ours), reply in zip(judged, self._call(calls, counts), strict=True):
+            if reply is None:
+                continue
+            gone = [ours[position] for position in _positions(reply[0])]
+            if gone:
+                dead.append((queue, gone, int(reply[2])))
+            without = [ours[position] for position in _positions(reply[1])]
+            if without:
+                lasting.append((queue, without))
+        self._remove(dead, counts)
+        self._repair(lasting, counts)
+
+    def _remove(self, dead: Sequence[tuple[_Queue, list[_Reference], int]], counts: CleanupCounts) -> None:
+        """Remove dead references; noted before, as a reference that is there again is left alone by an undo."""
+        removed = [len(gone) for _, gone, _ in dead]
+        if self._undo is not None and dead:
+            self._undo.write(
+                [
+                    {
+                        "messages": name_of(queue.stem + b"_messages"),
+                        "references": [(name_of(each.member), each.score) for each in gone],
+                    }
+                    for queue, gone, _ in dead
+                ]
+            )
+            remove = lua.load("sessions/remove_dead_references")
+            calls = [
+                lua.Call(
+                    remove,
+                    [queue.stem + b"_messages", queue.stem + b"_session", *(each.member for each in gone)],
+                    ["", ""],
+                )
+                for queue, gone, _ in dead
+            ]
+            removed = [0 if reply is None else int(reply[0]) for reply in self._call(calls, counts)]
+        for (queue, gone, dead_bytes), number in zip(dead, removed, strict=True):
+            counts.dead_references += number
+            counts.freed_bytes += dead_bytes * number // len(gone)
+            queue.dead += number
+            if self._undo is not None:
+                queue.start -= number
+
+    def _repair(self, lasting: Sequence[tuple[_Queue, list[_Reference]]], counts: CleanupCounts) -> None:
+        """Give messages without expiry one."""
+        script = lua.load("maintenance/repair_expiries")
+        work = [
+            (queue.stem, [each.member for each in page])
+            for queue, without in lasting
+            for page in _slices(without, RECORDS_PER_CALL)
+        ]
+
+        def call(stem: bytes, keys: list[bytes]) -> lua.Call:
+            return lua.Call(script, [stem + b"_messages", stem + b"_session", *keys], self._judgement)
+
+        for repaired in self._records(work, call, 1, counts):
+            expiries = [(key, answer) for key, (answer,) in repaired if answer.isdigit()]
+            counts.expiries_repaired += len(expiries)
+            counts.unreadable += sum(answer == b"unreadable" for _, (answer,) in repaired)
+            self._note(expiries)
+
+    # --- messages ------------------------------------------------------------------------------------------------
+
+    def _orphans(self, payloads: dict[bytes, list[bytes]], counts: CleanupCounts) -> None:
+        """Judge payload keys that no reference names."""
+        find = lua.load("sessions/find_orphans")
+        asked = [(stem, page) for stem, keys in payloads.items() for page in _slices(keys, REFERENCES_PER_CALL)]
+        replies = self._call([lua.Call(find, [stem + b"_messages", *keys]) for stem, keys in asked], counts)
+        work = [
+            (stem, list(some))
+            for (stem, keys), reply in zip(asked, replies, strict=True)
+            if reply is not None
+            for some in _slices([key for key, found in zip(keys, reply, strict=True) if found != -2], RECORDS_PER_CALL)
+        ]
+        script = lua.load("maintenance/unlink_orphans")
+
+        def call(stem: bytes, keys: list[bytes]) -> lua.Call:
+            return lua.Call(script, [stem + b"_messages", *keys], self._judgement)
+
+        for judged in self._records(work, call, 2, counts):
+            limited: list[tuple[bytes, bytes]] = []
+            for key, (outcome, amount) in judged:
+                if outcome == b"unlinked":
+                    counts.orphans += 1
+                    counts.freed_bytes += amount
+                elif outcome == b"limited":
+                    counts.expiries_repaired += 1
+                    limited.append((key, b"%d" % amount))
+                elif outcome == b"young":
+                    counts.young_orphans += 1
+                elif outcome == b"unreadable":
+                    counts.unreadable += 1
+                elif outcome == b"wrong_type":
+                    counts.wrong_type_keys += 1
+            self._note(limited)
+
+    def _records(
+        self,
+        work: list[tuple[bytes, list[bytes]]],
+        call: Callable[[bytes, list[bytes]], lua.Call],
+        width: int,
+        counts: CleanupCounts,
+    ) -> Iterator[list[tuple[bytes, list[Any]]]]:
+        """Yield each key with its answer; a call that is full answers for fewer keys than it was given.
+
+        :param width: values of an answer.
+        """
+        while work:
+            again: list[tuple[bytes, list[bytes]]] = []
+            for some in _slices(work, CALLS_PER_TRIP):
+                done: list[tuple[bytes, list[Any]]] = []
+                replies = self._call([call(stem, keys) for stem, keys in some], counts)
+                for (stem, keys), reply in zip(some, replies, strict=True):
+                    if reply is None:
+                        continue
+                    answers: list[list[Any]] = [list(answer) for answer in _slices(reply, width)]
+                    done += zip(keys, answers, strict=False)
+                    if len(answers) < len(keys):
+                        again.append((stem, keys[len(answers) :]))
+                yield done
+            work = again
+
+    # --- what outlives its session -------------------------------------------------------------------------------
+
+    def _idle(self, sessions: dict[bytes, set[str]], counts: CleanupCounts, *, all_dead: bool) -> None:
+        """Let packet ids and fields of sessions without messages expire.
+
+        :param sessions: with the kinds of keys to count; others that get an expiry with them are met on their own.
+        :param all_dead: only dead references are left of their sets, or were.
+        """
+        script = lua.load("maintenance/expire_idle_session")
+        keep_ms = self._parameters.idle_days * 86_400_000
+        stems = list(sessions)
+        args: list[lua.Value] = [keep_ms, self._apply, int(all_dead and self._undo is None)]
+        calls = [
+            lua.Call(script, [stem + b"_messages", stem + b"_last_packet_id", stem + b"_session"], args)
+            for stem in stems
+        ]
+        expiries: list[tuple[bytes, bytes]] = []
+        for stem, reply in zip(stems, self._call(calls, counts), strict=True):
+            if reply is None:
+                continue
+            if reply[0] == b"held":
+                counts.held_sessions += 1
+            elif reply[0] == b"foreign":
+                counts.wrong_type_keys += 1
+            elif reply[0] == b"expires":
+                sizes = {"last_packet_id": int(reply[2]), "session": int(reply[3])}
+                met = {kind: size for kind, size in sizes.items() if size and (self._undo or kind in sessions[stem])}
+                counts.idle_keys += len(met)
+                counts.later_bytes += sum(met.values())
+                shared = stem.startswith(self._prefix + b"{ss_")
+                counts.shared_subscriptions += shared and "last_packet_id" in met
+                expiries += [(stem + b"_" + kind.encode(), b"%d" % reply[1]) for kind in met]
+        self._note(expiries)
+
+    def _note(self, expiries: Sequence[tuple[bytes, bytes]]) -> None:
+        """Note expiries that were set; keys of one session stand in one line, since they share a slot."""
+        if self._undo is None or not expiries:
+            return
+        lines: dict[bytes, list[tuple[str, int]]] = defaultdict(list)
+        for key, expires_at_ms in expiries:
+            found = split_session_key(key, prefix=self._prefix)
+            assert found is not None  # it was made of one
+            lines[found[0]].append((name_of(key), int(expires_at_ms)))
+        self._undo.write([{"expiries": page} for each in lines.values() for page in _slices(each, REFERENCES_PER_CALL)])
