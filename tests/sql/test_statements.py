@@ -17,7 +17,13 @@ SQL = assets.directory("sql")
 STATEMENTS = sorted(
     str(path.relative_to(SQL).with_suffix("")) for path in SQL.rglob("*.sql") if "-- params:" in path.read_text("utf-8")
 )
-SOURCES = "\n".join(path.read_text("utf-8") for path in Path(queuekeeper.__file__).parent.rglob("*.py"))
+SOURCES = "\n".join(
+    path.read_text("utf-8")
+    for path in (
+        *Path(queuekeeper.__file__).parent.rglob("*.py"),
+        *assets.directory("expectations").glob("*.json"),  # a suite names the statement that gives its rows
+    )
+)
 
 
 def header(name: str) -> dict[str, str]:

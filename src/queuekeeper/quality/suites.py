@@ -1,4 +1,4 @@
-"""Loads expectation suites and runs them on PostgreSQL; what they demand stands in ``expectations/``.
+"""Loads expectation suites and runs them on PostgreSQL or Spark; what they demand stands in ``expectations/``.
 
 Great Expectations is imported when a suite runs, not before: it takes seconds.
 """
@@ -6,23 +6,32 @@ Great Expectations is imported when a suite runs, not before: it takes seconds.
 from __future__ import annotations
 
 import json
+import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from enum import StrEnum
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import psycopg
 
 from queuekeeper import assets
 from queuekeeper.errors import UsageError
 from queuekeeper.postgres import connect
-from queuekeeper.quality.checks import Severity
+from queuekeeper.quality.checks import Severity, Store, check
 
 if TYPE_CHECKING:
     from great_expectations.core.batch_definition import BatchDefinition
+    from great_expectations.data_context.data_context.ephemeral_data_context import EphemeralDataContext
     from great_expectations.datasource.fluent.postgres_datasource import PostgresDatasource
     from great_expectations.expectations.expectation import Expectation as GxExpectation
+    from pyspark.sql import DataFrame
 
 SHOWN_VALUES = 5
 """How many offending values a result shows: reports travel through Airflow's database."""
+
+CLIENT_ID = "client_id"
+"""Column that is shown only to those who ask for it."""
 
 _TABLE = re.compile(r"[a-z_][a-z0-9_]*\.[a-z_][a-z0-9_]*")
 
@@ -33,12 +42,16 @@ class Expectation:
 
     :param type: its name in Great Expectations.
     :param description: what holds when it passes.
+    :param check: number of the check that it is part of, see :mod:`queuekeeper.quality.checks`; empty for none.
+    :param needs_contents: whether it looks at what is only known when messages' contents were read.
     """
 
     type: str
     kwargs: Mapping[str, Any]
     severity: Severity
     description: str
+    check: str = ""
+    needs_contents: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +59,16 @@ class Suite:
     """Expectations on one table.
 
     :param identity: columns that name a row in a report.
+    :param rows: statement in ``sql/quality/`` that gives the rows of a judgement; empty when the caller names a table.
+    :param stores: stores of which a judgement needs a profile.
     """
 
     name: str
     description: str
     identity: tuple[str, ...]
     expectations: tuple[Expectation, ...]
+    rows: str = ""
+    stores: tuple[Store, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +77,7 @@ class ExpectationResult:
 
     :param passed: whether it held; never true when the check is broken.
     :param broken: why the check could not be made (a missing column, say), else empty.
-    :param observed: what was found for a check of the whole table, as text; else empty.
+    :param observed: what was found, as text: of how many rows how many break it, or the value of the whole table.
     :param unexpected_count: rows that break it.
     :param examples: identity and value of the first of them.
     """
@@ -77,7 +94,7 @@ class ExpectationResult:
 class SuiteReport:
     """What a suite found.
 
-    :param subject: table or query that was checked.
+    :param subject: table, query or kind of frame that was checked.
     """
 
     suite: str
@@ -128,11 +145,19 @@ def parse(text: str, *, name: str) -> Suite:
         raw = json.loads(text)
     except ValueError as error:
         raise UsageError(f"{where} is not JSON: {error}") from error
-    fields = _fields(raw, where, {"name": str, "description": str, "identity": list, "expectations": list})
+    fields = _fields(
+        raw,
+        where,
+        {"name": str, "description": str, "identity": list, "expectations": list},
+        optional={"rows": str, "stores": list},
+    )
     if fields["name"] != name:
         raise UsageError(f"{where}: name is {fields['name']!r}, it must be {name!r} like the file")
     if not fields["expectations"]:
         raise UsageError(f"{where}: expectations is empty: such a suite would always pass")
+    rows = fields.get("rows", "")
+    if rows and not (assets.directory("sql") / "quality" / f"{rows}.sql").is_file():
+        raise UsageError(f"{where}: rows is {rows!r}: there is no statement sql/quality/{rows}.sql")
     return Suite(
         name=name,
         description=fields["description"],
@@ -141,77 +166,161 @@ def parse(text: str, *, name: str) -> Suite:
             _expectation(entry, f"{where}: expectation {number}")
             for number, entry in enumerate(fields["expectations"], start=1)
         ),
+        rows=rows,
+        stores=tuple(_one_of(Store, store, where, "stores") for store in fields.get("stores", [])),
     )
 
 
 def _expectation(raw: object, where: str) -> Expectation:
-    fields = _fields(raw, where, {"type": str, "kwargs": dict, "severity": str, "description": str})
-    try:
-        severity = Severity(fields["severity"])
-    except ValueError as error:
-        raise UsageError(f"{where}: severity is {fields['severity']!r}: one of {', '.join(Severity)}") from error
+    fields = _fields(
+        raw,
+        where,
+        {"type": str, "kwargs": dict, "severity": str, "description": str},
+        optional={"check": str, "needs_contents": bool},
+    )
+    severity = _one_of(Severity, fields["severity"], where, "severity")
+    number = fields.get("check", "")
+    if number:
+        try:
+            known = check(number)
+        except UsageError as error:
+            raise UsageError(f"{where}: {error}") from error
+        if severity not in {known.severity, *([known.milder.severity] if known.milder else [])}:
+            raise UsageError(f"{where}: {number} has no finding of severity {severity}")
     return Expectation(
-        type=fields["type"], kwargs=fields["kwargs"], severity=severity, description=fields["description"]
+        type=fields["type"],
+        kwargs=fields["kwargs"],
+        severity=severity,
+        description=fields["description"],
+        check=number,
+        needs_contents=fields.get("needs_contents", False),
     )
 
 
-def _fields(raw: object, where: str, kinds: Mapping[str, type]) -> dict[str, Any]:
+_Choice = TypeVar("_Choice", bound=StrEnum)
+
+
+def _one_of(kind: type[_Choice], value: object, where: str, field: str) -> _Choice:
+    try:
+        return kind(str(value))
+    except ValueError as error:
+        raise UsageError(f"{where}: {field} is {value!r}: one of {', '.join(kind)}") from error
+
+
+def _fields(
+    raw: object, where: str, kinds: Mapping[str, type], *, optional: Mapping[str, type] | None = None
+) -> dict[str, Any]:
     """Return an object's fields, which must be these and of these kinds."""
     if not isinstance(raw, dict):
         raise UsageError(f"{where} is not an object")
-    for name, kind in kinds.items():
-        if not isinstance(raw.get(name), kind):
+    known = {**kinds, **(optional or {})}
+    for name, kind in known.items():
+        if not isinstance(raw.get(name), kind) and (name in kinds or name in raw):
             raise UsageError(f"{where}: field {name!r} is missing or not a {kind.__name__}")
-    strangers = sorted(set(raw) - set(kinds))
+    strangers = sorted(set(raw) - set(known))
     if strangers:
         raise UsageError(f"{where}: unknown field {strangers[0]!r}")
     return raw
 
 
-def validate(suite: Suite, *, postgres_url: str, table: str | None = None, query: str | None = None) -> SuiteReport:
-    """Check data in PostgreSQL; nothing is written anywhere.
+def validate(
+    suite: Suite,
+    *,
+    postgres_url: str | None = None,
+    table: str | None = None,
+    query: str | None = None,
+    frame: DataFrame | None = None,
+    show_client_ids: bool = False,
+    shown: int = SHOWN_VALUES,
+) -> SuiteReport:
+    """Check data in PostgreSQL or in Spark by a checkpoint; nothing is written anywhere.
 
     :param table: ``schema.table``, all of whose rows are checked.
     :param query: a ``SELECT`` whose rows are checked, in place of a table. Its text is run as it is.
-    :raises UsageError: when not exactly one of table and query is given, the table does not exist, or the suite names
-        an expectation or an argument that Great Expectations does not know.
+    :param frame: rows in Spark, in place of PostgreSQL.
+    :param show_client_ids: show examples with the client's id, not only with its hash.
+    :param shown: how many offending rows a result shows.
+    :raises UsageError: when not exactly one of table, query and frame is given, the table does not exist, a column is
+        missing that tells rows apart, or the suite names an expectation or an argument that Great Expectations does not
+        know.
     """
-    import great_expectations
-    from great_expectations.data_context.types.base import ProgressBarsConfig
-
-    if (table is None) == (query is None):
+    if [table, query, frame].count(None) != 2 or (frame is None) != (postgres_url is not None):
         raise UsageError("give either a table or a query to check")
-    context = great_expectations.get_context(mode="ephemeral")
-    context.variables.progress_bars = ProgressBarsConfig(globally=False)
-    expectations = great_expectations.ExpectationSuite(
-        name=suite.name, expectations=[_theirs(suite, number) for number in range(len(suite.expectations))]
-    )
-    _check_subject(postgres_url, table=table, query=query)
-    source = context.data_sources.add_postgres("postgres", connection_string=_sqlalchemy_url(postgres_url, table=table))
-    try:
-        definition = great_expectations.ValidationDefinition(
-            name=suite.name, data=_batch(source, table=table, query=query), suite=context.suites.add(expectations)
+    expectations = [_theirs(suite, number) for number in range(len(suite.expectations))]
+    identity = (*suite.identity, *([CLIENT_ID] if show_client_ids and "client_hash" in suite.identity else []))
+    result_format = {
+        "result_format": "SUMMARY",
+        "partial_unexpected_count": shown,
+        "unexpected_index_column_names": list(identity),
+    }
+    if frame is not None:
+        _check_identity(identity, frame.columns)
+        context = _quiet_context()
+        batch = context.data_sources.add_spark("spark", persist=False).add_dataframe_asset("frame")
+        raw = _run(
+            context,
+            suite.name,
+            expectations,
+            batch.add_batch_definition_whole_dataframe("all"),
+            result_format,
+            parameters={"dataframe": frame},
         )
-        outcome = context.validation_definitions.add(definition).run(
-            result_format={
-                "result_format": "SUMMARY",
-                "partial_unexpected_count": SHOWN_VALUES,
-                "unexpected_index_column_names": list(suite.identity),
-            }
-        )
-    finally:
-        source.get_execution_engine().close()
-        source.get_engine().dispose()
+    else:
+        url = postgres_url or ""
+        _check_identity(identity, _columns(url, table=table, query=query))
+        context = _quiet_context()
+        source = context.data_sources.add_postgres("postgres", connection_string=_sqlalchemy_url(url, table=table))
+        try:
+            raw = _run(context, suite.name, expectations, _batch(source, table=table, query=query), result_format)
+        finally:
+            source.get_execution_engine().close()
+            source.get_engine().dispose()
     # Results come back in an order of their own.
-    raw: dict[str, Any] = outcome.to_json_dict()  # type: ignore[no-untyped-call]
     found = {result["expectation_config"]["meta"]["number"]: result for result in raw["results"]}
     return SuiteReport(
         suite=suite.name,
-        subject=table or query or "",
+        subject=table or query or "a frame in Spark",
         results=tuple(
-            _result(expectation, found[number], suite.identity) for number, expectation in enumerate(suite.expectations)
+            _result(expectation, found[number], shown=shown) for number, expectation in enumerate(suite.expectations)
         ),
     )
+
+
+def _quiet_context() -> EphemeralDataContext:
+    """Return a context that writes no file, sends nothing anywhere and draws no bars."""
+    # Read when the package is imported and when a context is made.
+    os.environ["GX_ANALYTICS_ENABLED"] = "false"
+    import great_expectations
+    from great_expectations.data_context.types.base import ProgressBarsConfig
+
+    context = great_expectations.get_context(mode="ephemeral")
+    context.variables.progress_bars = ProgressBarsConfig(globally=False)
+    return context
+
+
+def _run(
+    context: EphemeralDataContext,
+    name: str,
+    expectations: list[GxExpectation],
+    batch: BatchDefinition[Any],
+    result_format: Mapping[str, Any],
+    *,
+    parameters: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
+    import great_expectations as gx
+
+    definition = gx.ValidationDefinition(
+        name=name, data=batch, suite=context.suites.add(gx.ExpectationSuite(name=name, expectations=expectations))
+    )
+    checkpoint = gx.Checkpoint(
+        name=name,
+        validation_definitions=[context.validation_definitions.add(definition)],
+        result_format=dict(result_format),
+    )
+    outcome = context.checkpoints.add(checkpoint).run(batch_parameters=dict(parameters or {}) or None)
+    (result,) = outcome.run_results.values()
+    raw: dict[str, Any] = result.to_json_dict()  # type: ignore[no-untyped-call]
+    return raw
 
 
 def _theirs(suite: Suite, number: int) -> GxExpectation:
@@ -219,6 +328,8 @@ def _theirs(suite: Suite, number: int) -> GxExpectation:
     from great_expectations.exceptions.exceptions import GreatExpectationsError
     from great_expectations.expectations.expectation_configuration import ExpectationConfiguration
     from great_expectations.expectations.metadata_types import FailureSeverity
+
+    import queuekeeper.quality.expectations  # noqa: F401, PLC0415 - makes ours known
 
     ours = suite.expectations[number]
     try:
@@ -233,17 +344,30 @@ def _theirs(suite: Suite, number: int) -> GxExpectation:
         raise UsageError(f"suite {suite.name}, expectation {number + 1}, {ours.type}: {error}") from error
 
 
-def _check_subject(postgres_url: str, *, table: str | None, query: str | None) -> None:
-    """Fail early and in plain words, before Great Expectations fails late and in its own."""
+def _columns(postgres_url: str, *, table: str | None, query: str | None) -> list[str]:
+    """Return the columns of the subject; fail early and in plain words, before Great Expectations fails late."""
     with connect(postgres_url) as connection:
+        connection.read_only = True
         if table is not None:
             if _TABLE.fullmatch(table) is None:
                 raise UsageError(f"table {table!r}: write it as schema.table, in plain small letters")
             found = connection.execute("SELECT to_regclass(%s) IS NOT NULL", (table,)).fetchone()
             if found != (True,):
                 raise UsageError(f"there is no table {table} in this database")
-        elif re.match(r"\s*select\s", query or "", re.IGNORECASE) is None:
+            query = f"SELECT * FROM {table}"  # noqa: S608 - looks like a name, and is one
+        elif re.match(r"\s*(select|with)\s", query or "", re.IGNORECASE) is None:
             raise UsageError("the query to check must begin with SELECT")
+        try:
+            empty = connection.execute(f"SELECT * FROM ({query}) AS subject LIMIT 0".encode())  # noqa: S608 - likewise
+        except psycopg.ProgrammingError as error:
+            raise UsageError(f"the query to check does not run: {str(error).splitlines()[0]}") from error
+        return [column.name for column in empty.description or ()]
+
+
+def _check_identity(identity: Sequence[str], columns: Sequence[str]) -> None:
+    missing = [column for column in identity if column not in columns]
+    if missing:
+        raise UsageError(f"the rows to check have no column {missing[0]!r}, which tells them apart")
 
 
 def _sqlalchemy_url(postgres_url: str, *, table: str | None) -> str:
@@ -265,24 +389,35 @@ def _sqlalchemy_url(postgres_url: str, *, table: str | None) -> str:
 
 def _batch(source: PostgresDatasource, *, table: str | None, query: str | None) -> BatchDefinition[Any]:
     if query is not None:
+        # It refuses a WITH at the beginning.
+        query = f"SELECT * FROM ({query}) AS subject"  # noqa: S608 - the caller's own text
         return source.add_query_asset("query", query=query).add_batch_definition_whole_table("all")
     name = (table or "").partition(".")[2]
     return source.add_table_asset("table", table_name=name).add_batch_definition_whole_table("all")
 
 
-def _result(expectation: Expectation, raw: Mapping[str, Any], identity: tuple[str, ...]) -> ExpectationResult:
+def _result(expectation: Expectation, raw: Mapping[str, Any], *, shown: int) -> ExpectationResult:
     broken = _broken(raw.get("exception_info") or {})
     result = raw.get("result") or {}
     rows = result.get("partial_unexpected_index_list") or []
-    shown = {*identity, *(value for key, value in expectation.kwargs.items() if key.startswith("column"))}
     return ExpectationResult(
         expectation=expectation,
         passed=bool(raw["success"]) and not broken,
         broken=broken,
-        observed=str(result["observed_value"]) if "observed_value" in result else "",
+        observed=_observed(result),
         unexpected_count=int(result.get("unexpected_count") or 0),
-        examples=tuple({key: value for key, value in row.items() if key in shown} for row in rows[:SHOWN_VALUES]),
+        examples=tuple(rows[:shown]),
     )
+
+
+def _observed(result: Mapping[str, Any]) -> str:
+    if "observed_value" in result:
+        return str(result["observed_value"])
+    if "element_count" not in result:
+        return ""
+    count, total = int(result.get("unexpected_count") or 0), int(result["element_count"])
+    share = f" ({count / total:.1%})" if count and total else ""
+    return f"{count:,} of {total:,}{share}"
 
 
 def _broken(info: Mapping[str, Any]) -> str:

@@ -1,0 +1,26 @@
+"""Expectations on hash tags, which keep a client's keys in one slot."""
+
+from __future__ import annotations
+
+from queuekeeper.quality.expectations.rule import QueueExpectation, reads
+
+
+class ExpectHashTagToHoldClientTogether(QueueExpectation):
+    """The client id neither empties nor shifts the hash tag, so all keys of the client are in one slot."""
+
+    column_list: list[str] = reads("slot", "bad_tag")
+
+    def rule(self) -> str:
+        """Return the rule."""
+        return "bad_tag = 0"
+
+
+class ExpectKeysToBeTheClientsOwn(QueueExpectation):
+    """Each key has its type, and references and records are those of the client whose key holds them."""
+
+    column_list: list[str] = reads("messages", "wrong_type_keys", "foreign_references", "mismatched")
+
+    def rule(self) -> str:
+        """Return the rule."""
+        foreign = "coalesce(foreign_references, 0) + coalesce(mismatched, 0)"
+        return f"coalesce(wrong_type_keys, 0) = 0 AND {self.few(foreign)}"

@@ -1,0 +1,309 @@
+"""Judges profiles by suites and keeps what was found; making profiles and showing results are elsewhere."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, date, datetime
+from typing import Any
+
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.postgres import Connection, connect, statement, translated_errors
+from queuekeeper.quality.checks import Priority, Severity, Store, check
+from queuekeeper.quality.known_issues import KnownIssue, KnownIssues
+from queuekeeper.quality.servers import read_servers
+from queuekeeper.quality.store import Profile, QualityResult, QualityStore, Status, Verdict
+from queuekeeper.quality.suites import SHOWN_VALUES, ExpectationResult, Suite, load, validate
+from queuekeeper.redis_client import connect as connect_redis
+
+SERVERS_SUITE = "redis_servers"
+COMPARISON_SUITE = "source_against_target"
+_QUARANTINE = ("origin", "reason", "open", "replayed", "oldest_ms")
+
+
+@dataclass(frozen=True, kw_only=True)
+class QualityReport:
+    """What a judgement of quality came to; also kept in ``quality_runs`` and ``quality_results``.
+
+    :param results: every expectation that was judged, worst first.
+    :param not_judged: checks of which a part was left out, because no profile had read contents.
+    :param overdue: known issues of checks that failed, which excuse nothing any more.
+    """
+
+    quality_run_id: str
+    verdict: Verdict
+    mode: str
+    suites: tuple[str, ...]
+    profile_ids: tuple[str, ...]
+    results: tuple[QualityResult, ...]
+    not_judged: tuple[str, ...]
+    overdue: tuple[KnownIssue, ...]
+    queues: int
+    messages: int
+    seconds: float
+
+    @property
+    def findings(self) -> tuple[QualityResult, ...]:
+        """What did not pass and nobody answers for, worst first."""
+        return tuple(result for result in self.results if result.status in {Status.FAILED, Status.BROKEN})
+
+    def count(self, priority: Priority) -> int:
+        """Return how many expectations of a priority failed."""
+        return sum(result.priority is priority for result in self.findings)
+
+
+def suites_for(stores: Sequence[str], *, servers: bool) -> tuple[str, ...]:
+    """Return the suites that can judge profiles of these stores.
+
+    Source against target is left out: it holds after a migration, until a broker uses the target.
+
+    :param servers: whether the Redis servers can be asked about themselves.
+    """
+    chosen = [f"sessions_{store}" for store in Store if store in stores]
+    return (*chosen, *([SERVERS_SUITE] if servers else []), "quarantine")
+
+
+def run_quality(
+    *,
+    postgres_url: str,
+    profile_ids: Sequence[str],
+    suites: Sequence[str],
+    quality_run_id: str,
+    now: datetime,
+    redis_url: str | None = None,
+    key_prefix: str = "",
+    show_client_ids: bool = False,
+) -> QualityReport:
+    """Judge profiles by suites; made again under the same id, it takes the place of what was found before.
+
+    :param profile_ids: complete profiles, at most one of each store.
+    :param suites: names of files in ``expectations/``; see :func:`suites_for`.
+    :param redis_url: servers to ask about themselves; none leaves that out.
+    :param key_prefix: before every Redis key, for the forms of remedies.
+    :param show_client_ids: name clients in examples as they are, not only by hash.
+    :raises UsageError: when a suite or profile does not exist, or a suite has nothing to look at.
+    :raises RefusedError: when a profile is not complete.
+    """
+    began = time.monotonic()
+    chosen = [load(name) for name in suites]
+    with connect(postgres_url, autocommit=True) as connection:
+        store = QualityStore(connection)
+        profiles = {Store(profile.store): profile for profile in store.profiles(profile_ids)}
+        _check_choice(chosen, profiles, profile_ids, servers=redis_url is not None)
+        mode = "fast" if any(profile.mode == "fast" for profile in profiles.values()) else "full"
+        numbers: dict[str, Any] = {
+            "queues": sum(profile.queues or 0 for profile in profiles.values()),
+            "messages": sum(profile.messages or 0 for profile in profiles.values()),
+            "servers": [] if redis_url is None else _servers(redis_url),
+            "quarantine": _quarantine(connection),
+        }
+        store.begin(
+            quality_run_id=quality_run_id,
+            mode=mode,
+            suites=suites,
+            profile_ids=profile_ids,
+            numbers=numbers,
+            started_at=now,
+        )
+        issues = KnownIssues(connection).all()
+    judge = _Judge(
+        postgres_url=postgres_url,
+        profiles=profiles,
+        quality_run_id=quality_run_id,
+        key_prefix=key_prefix,
+        issues=issues,
+        today=now.astimezone(UTC).date(),
+        show_client_ids=show_client_ids,
+    )
+    results = sorted((result for suite in chosen for result in judge.judge(suite)), key=lambda result: result.urgency)
+    verdict = _verdict(results)
+    not_judged = sorted(judge.not_judged, key=lambda number: int(number[1:]))
+    unexpected: dict[str, int] = {}
+    for result in results:
+        unexpected[result.check_id] = max(unexpected.get(result.check_id, 0), result.unexpected_count)
+    with connect(postgres_url, autocommit=True) as connection:
+        QualityStore(connection).finish(
+            quality_run_id=quality_run_id,
+            verdict=verdict,
+            results=results,
+            numbers={"unexpected": unexpected, "not_judged": not_judged},
+        )
+    failed = {result.check_id for result in results if result.status is Status.FAILED}
+    return QualityReport(
+        quality_run_id=quality_run_id,
+        verdict=verdict,
+        mode=mode,
+        suites=tuple(suites),
+        profile_ids=tuple(profile_ids),
+        results=tuple(results),
+        not_judged=tuple(not_judged),
+        overdue=tuple(issue for issue in issues if issue.is_overdue(judge.today) and issue.check_id in failed),
+        queues=numbers["queues"],
+        messages=numbers["messages"],
+        seconds=time.monotonic() - began,
+    )
+
+
+def _check_choice(
+    chosen: Sequence[Suite], profiles: Mapping[Store, Profile], profile_ids: Sequence[str], *, servers: bool
+) -> None:
+    """Refuse, before anything is written, what could not be judged."""
+    if len(profiles) != len(profile_ids):
+        raise UsageError("two profiles are of the same store: name one of each store at most")
+    for profile in profiles.values():
+        if profile.finished_at is None:
+            raise RefusedError(f"profile {profile.profile_id} is not complete: wait for it, or make another")
+    if not chosen:
+        raise UsageError("no suite is named: a judgement without checks would always pass")
+    for suite in chosen:
+        if not suite.rows:
+            raise UsageError(f"suite {suite.name} is not about queues: it judges a table that its caller names")
+        for store in suite.stores:
+            if store not in profiles:
+                raise UsageError(f"suite {suite.name} needs a profile of {store}: make one, or leave the suite out")
+        if suite.name == SERVERS_SUITE and not servers:
+            raise UsageError(f"suite {suite.name} asks the Redis servers: name their address, or leave the suite out")
+        if suite.name == COMPARISON_SUITE:
+            source, target = profiles[Store.POSTGRES], profiles[Store.REDIS]
+            if (source.cohort_count, source.cohorts) != (target.cohort_count, target.cohorts):
+                raise UsageError(
+                    f"suite {suite.name} needs profiles of the same cohorts: {source.profile_id} and "
+                    f"{target.profile_id} were made of others"
+                )
+
+
+def _servers(redis_url: str) -> list[dict[str, Any]]:
+    client = connect_redis(redis_url)
+    try:
+        return list(read_servers(client))
+    finally:
+        client.close()
+
+
+def _quarantine(connection: Connection) -> list[dict[str, Any]]:
+    with translated_errors(connection):
+        rows = connection.execute(statement("quality/quarantine_sums")).fetchall()
+    return [dict(zip(_QUARANTINE, row, strict=True)) for row in rows]
+
+
+def _verdict(results: Sequence[QualityResult]) -> Verdict:
+    """Return what results come to; a broken check proves nothing, so it fails."""
+    failed = {result.severity for result in results if result.status is Status.FAILED}
+    if Severity.CRITICAL in failed or any(result.status is Status.BROKEN for result in results):
+        return Verdict.FAILED
+    return Verdict.WARNED if Severity.WARNING in failed else Verdict.PASSED
+
+
+class _Judge:
+    """Runs suites on the profiles of one judgement."""
+
+    def __init__(
+        self,
+        *,
+        postgres_url: str,
+        profiles: Mapping[Store, Profile],
+        quality_run_id: str,
+        key_prefix: str,
+        issues: Sequence[KnownIssue],
+        today: date,
+        show_client_ids: bool,
+    ) -> None:
+        self._postgres_url = postgres_url
+        self._profiles = profiles
+        self._quality_run_id = quality_run_id
+        self._key_prefix = key_prefix
+        self._issues = [issue for issue in issues if not issue.is_overdue(today)]
+        self._show_client_ids = show_client_ids
+        self.today = today
+        self.not_judged: set[str] = set()
+
+    def judge(self, suite: Suite) -> list[QualityResult]:
+        """Return what a suite finds."""
+        blind = any(not self._profiles[store].contents for store in suite.stores)
+        numbered = list(enumerate(suite.expectations, start=1))
+        asked = [(number, each) for number, each in numbered if not (blind and each.needs_contents)]
+        self.not_judged |= {each.check for _, each in numbered if blind and each.needs_contents}
+        report = validate(
+            replace(suite, expectations=tuple(each for _, each in asked)),
+            postgres_url=self._postgres_url,
+            query=self._query(suite),
+            show_client_ids=self._show_client_ids,
+            # As many more as may be known: whoever is left is somebody nobody answers for.
+            shown=SHOWN_VALUES + len({issue.client_hash for issue in self._issues if issue.client_hash}),
+        )
+        return [self._result(suite, number, result) for (number, _), result in zip(asked, report.results, strict=True)]
+
+    def _query(self, suite: Suite) -> str:
+        values = {"quality_run_id": self._quality_run_id} | {
+            f"{store}_profile_id": profile.profile_id for store, profile in self._profiles.items()
+        }
+        # The text goes through SQLAlchemy, which reads signs in it: hex digits mean nothing to anybody.
+        literals = {
+            name: f"convert_from(decode('{value.encode().hex()}', 'hex'), 'UTF8')" for name, value in values.items()
+        }
+        return statement(f"quality/{suite.rows}") % literals
+
+    def _result(self, suite: Suite, number: int, found: ExpectationResult) -> QualityResult:
+        expectation = found.expectation
+        status = self._status(found)
+        remedy = check(expectation.check).remedy if status is not Status.PASSED else None
+        return QualityResult(
+            suite=suite.name,
+            expectation=number,
+            check_id=expectation.check,
+            severity=expectation.severity,
+            status=status,
+            description=expectation.description,
+            unexpected_count=found.unexpected_count,
+            observed=found.broken or found.observed,
+            examples=self._examples(found, status),
+            remedy="" if remedy is None else remedy.dag_id,
+            remedy_conf={}
+            if remedy is None
+            else remedy.filled(
+                quality_run_id=self._quality_run_id,
+                cohorts=self._cohorts(suite),
+                key_prefix=self._key_prefix or None,
+            ),
+        )
+
+    def _status(self, found: ExpectationResult) -> Status:
+        if found.broken:
+            return Status.BROKEN
+        if found.passed:
+            return Status.PASSED
+        hashes = self._known_hashes(found)
+        whole = len(found.examples) == found.unexpected_count > 0
+        if hashes is None or (whole and all(example.get("client_hash") in hashes for example in found.examples)):
+            return Status.KNOWN
+        return Status.FAILED
+
+    def _known_hashes(self, found: ExpectationResult) -> set[str] | None:
+        """Return the queues of which a failure is known; none when it is known of all."""
+        known = [issue.client_hash for issue in self._issues if issue.check_id == found.expectation.check]
+        return None if None in known else {name for name in known if name is not None}
+
+    def _examples(self, found: ExpectationResult, status: Status) -> tuple[Mapping[str, Any], ...]:
+        """Return the first offenders; where some are known, those that are not."""
+        hashes = (self._known_hashes(found) or set()) if status is Status.FAILED else set()
+        news = [example for example in found.examples if example.get("client_hash") not in hashes]
+        return tuple(news[:SHOWN_VALUES])
+
+    def _cohorts(self, suite: Suite) -> str:
+        for store in suite.stores:
+            profile = self._profiles[store]
+            if len(profile.cohorts) < profile.cohort_count:
+                return _ranges(profile.cohorts)
+        return "all"
+
+
+def _ranges(cohorts: Sequence[int]) -> str:
+    """Return a choice of cohorts as people type it, such as ``0-3,7``."""
+    parts: list[list[int]] = []
+    for cohort in sorted(cohorts):
+        if parts and parts[-1][1] == cohort - 1:
+            parts[-1][1] = cohort
+        else:
+            parts.append([cohort, cohort])
+    return ",".join(str(first) if first == last else f"{first}-{last}" for first, last in parts)
