@@ -28,6 +28,9 @@ The others occur in healthy queues, too: ``dead`` references, ``serial_gaps``, `
 that repeats itself, and ``idle_keys`` of a session that is up to date.
 """
 
+RECORD_ROOM_BYTES = 4_096
+"""What a record may hold beside its payload; topics and properties are longer only where something is wrong."""
+
 LARGEST_PAYLOAD_BYTES = 268_435_455
 """MQTT 5 section 2.1.4: no packet is larger."""
 
@@ -43,7 +46,7 @@ class ProfileParameters:
     :param contents: judge the messages' JSON too. The server decodes it and answers numbers; the user needs ``GET``.
     :param session_limit: messages that a session may hold.
     :param default_ttl_s: life of a message whose publisher set no expiry.
-    :param max_payload_bytes: size beyond which a record of Redis, or a payload of PostgreSQL, counts as oversized.
+    :param max_payload_bytes: largest payload that is in order; see :attr:`max_record_bytes`.
     :param key_prefix: before every Redis key.
     :param throttle_references_per_s: references read per second over all tasks; none means as fast as they come.
     :param keep_profiles: of profiles of the same store, mode and cohorts, the newest so many keep the rows of queues.
@@ -89,6 +92,11 @@ class ProfileParameters:
         if self.keep_profiles < 1:
             raise UsageError(f"keep_profiles is {self.keep_profiles}: it must be 1 or more")
         check_prefix(self.key_prefix)
+
+    @property
+    def max_record_bytes(self) -> int:
+        """Largest record of Redis that is in order: Base64 makes a third more of a payload, and the rest has room."""
+        return -(-self.max_payload_bytes // 3) * 4 + RECORD_ROOM_BYTES
 
     def profile_id(self, store: Store, *, now_ms: int) -> str:
         """Return the name of a profile that nobody has named: 16 hex digits over store, parameters and instant."""

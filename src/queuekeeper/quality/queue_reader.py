@@ -269,7 +269,7 @@ class QueueReader:
         window.live_codes.append(_codes(owners, packet_ids))
         window.add("live", owners)
         window.add("payload_bytes", owners, size_bytes)
-        window.add("oversized", owners[size_bytes > self._parameters.max_payload_bytes])
+        window.add("oversized", owners[size_bytes > self._parameters.max_record_bytes])
         window.add("without_ttl", owners[expires_at_ms < 0])
         np.maximum.at(window.largest, owners, size_bytes)
         ending = expires_at_ms >= 0
@@ -278,7 +278,7 @@ class QueueReader:
         _add_hours(hours, np.where(ending, expires_at_ms // HOUR_MS * HOUR_MS, 0), size_bytes)
         if self._parameters.contents:
             # What is too large is reported as that; decoding it would keep the server for long.
-            small = np.flatnonzero(size_bytes <= self._parameters.max_payload_bytes)
+            small = np.flatnonzero(size_bytes <= self._parameters.max_record_bytes)
             if len(small):
                 self._read_contents(
                     window, owners[small], packet_ids[small], size_bytes[small], [keys[n] for n in places[small]]

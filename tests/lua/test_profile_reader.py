@@ -1,0 +1,203 @@
+"""A queue's profile, from SCAN to the row, without Spark: faults are seen as themselves, healthy queues are clean."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+from lua_sessions import command
+from planted_queues import (
+    HEALTHY,
+    LIMIT,
+    MESSAGES,
+    PARAMETERS,
+    PLANTED,
+    Queue,
+    client_of,
+    faults,
+    plant,
+    plant_healthy,
+    profiled,
+    scanned,
+)
+
+from queuekeeper.clock import Pace
+from queuekeeper.errors import RefusedError
+from queuekeeper.keyspace import client_slot
+from queuekeeper.quality.identity import client_hash
+from queuekeeper.quality.profile_preflight import check_profiled
+from queuekeeper.quality.queue_reader import QueueReader
+from queuekeeper.redis_client import RedisClient, connect, nodes
+from tests.cluster_slots import slot_of
+
+pytestmark = pytest.mark.lua
+
+CONTENTS = replace(PARAMETERS, contents=True)
+# The least that a profile without contents needs; GET is for the counters only.
+RULES = (
+    "+info +client|setname +cluster|slots +cluster|shards +command +ping +select +scan +time +dbsize +type +zcard "
+    "+zrange +zscore +hexists +pexpiretime +strlen +script|load +evalsha (+get ~*_last_packet_id)"
+)
+
+
+@contextmanager
+def user_of(client: RedisClient, rules: str) -> Iterator[RedisClient]:
+    """Return a client of a user with these rights on all keys."""
+    masters = [node for _, node in nodes(client)]
+    for node in masters:
+        command(node, "ACL SETUSER", "profiler", "reset", "on", ">word", "~*", *rules.split())
+    options = masters[0].connection_pool.connection_kwargs
+    try:
+        with connect(f"redis://profiler:word@{options['host']}:{options['port']}") as user:
+            yield user
+    finally:
+        for node in masters:
+            command(node, "ACL DELUSER", "profiler")
+
+
+def test_each_fault_is_seen_as_itself(client: RedisClient) -> None:
+    plant(client)
+    rows = profiled(client, CONTENTS)
+    found = {name: faults(rows[client_of(name)]) for name in PLANTED}
+    assert found == {name: dict(planted.found) for name, planted in PLANTED.items()}
+    assert rows.keys() == {client_of(name) for name in PLANTED}
+
+    blind = profiled(client)
+    for name, planted in PLANTED.items():
+        assert faults(blind[client_of(name)]) == ({} if planted.contents else dict(planted.found)), name
+
+
+def test_healthy_queues_are_clean(client: RedisClient) -> None:
+    plant_healthy(client)
+    rows = profiled(client, CONTENTS)
+    assert rows.keys() == set(HEALTHY)
+    # An acknowledged message leaves a gap, and nothing more.
+    assert {name: found for name, row in rows.items() if (found := faults(row))} == {"saved": {"serial_gaps": 1}}
+
+
+def test_row_says_what_is_there(client: RedisClient) -> None:
+    queue = Queue(client=client, client_id="meter-7")
+    queue.fill(3)
+    queue.put(4, 1_004, payload=bytes(900))
+    row = profiled(client)["meter-7"]
+    any_client: Any = client
+    sizes = [any_client.strlen(queue.payload(packet_id)) for packet_id in (1, 2, 3, 4)]
+    ends = [any_client.pexpiretime(queue.payload(packet_id)) for packet_id in (1, 2, 3, 4)]
+    assert (
+        row
+        | {
+            "client_hash": client_hash("meter-7", key=b"key"),
+            "slot": client_slot("meter-7"),
+            "messages": 4,
+            "live": 4,
+            "lowest_serial": 1_001.0,
+            "highest_serial": 1_004.0,
+            "last_packet_id": 4,
+            "payload_bytes": sum(sizes),
+            "largest_bytes": max(sizes),
+            "earliest_expires_at_ms": min(ends),
+            "latest_expires_at_ms": max(ends),
+        }
+        == row
+    )
+    assert sum(hour["messages"] for hour in row["hours"]) == 4
+    assert sum(hour["payload_bytes"] for hour in row["hours"]) == sum(sizes)
+
+
+def test_long_queue_is_judged_across_its_pages(client: RedisClient) -> None:
+    queue = Queue(client=client, client_id="long")
+    queue.fill(1_203)
+    any_client: Any = client
+    # The 500th and the 501st reference stand on different pages: a tie, and a step back.
+    any_client.zadd(queue.messages, {queue.payload(500): 1_501})
+    any_client.zadd(queue.messages, {queue.payload(1_001): 2_000.1, queue.payload(1_000): 2_001})
+    row = profiled(client, replace(PARAMETERS, session_limit=2_000))["long"]
+    assert (row["messages"], row["live"], row["tied_serials"], row["bad_serials"]) == (1_203, 1_203, 2, 1)
+
+
+def test_only_keys_with_the_prefix_are_read(client: RedisClient) -> None:
+    plant_healthy(client, prefix="a*:")
+    plant(client)
+    rows = profiled(client, replace(PARAMETERS, key_prefix="a*:"))
+    assert rows.keys() == set(HEALTHY)
+    assert profiled(client, replace(PARAMETERS, key_prefix="b:")) == {}
+
+
+def test_queues_are_found_where_their_slots_have_gone(redis_cluster_url: str) -> None:
+    with connect(redis_cluster_url) as client, slot_of(redis_cluster_url, "moving") as slot:
+        Queue(client=client, client_id="moving").fill()
+        Queue(client=client, client_id="staying").fill()
+        _, batches = scanned(client, PARAMETERS)
+        slot.move()
+        try:
+            reader = QueueReader(
+                client, parameters=CONTENTS, shards=[""] * 12, hash_key=b"key", pace=Pace(lambda: None)
+            )
+            rows = [row for batch in reader.read(iter(batches)) for row in batch.to_pylist()]
+        finally:
+            slot.give_back()
+    assert {row["client_id"]: (row["live"], faults(row)) for row in rows} == {
+        "moving": (MESSAGES, {}),
+        "staying": (MESSAGES, {}),
+    }
+
+
+def test_what_scan_shows_twice_counts_once_and_what_is_gone_is_no_orphan(client: RedisClient) -> None:
+    queue = Queue(client=client, client_id="meter-7")
+    queue.fill()
+    all_cohorts, batches = scanned(client, PARAMETERS)
+    any_client: Any = client
+    any_client.zrem(queue.messages, queue.payload(1))
+    any_client.delete(queue.payload(1))
+    any_client.zrem(queue.messages, queue.payload(2))
+    shown = [batch for batch in batches for _ in range(2)]
+    reader = QueueReader(
+        client,
+        parameters=PARAMETERS,
+        shards=[cohort.shard for cohort in all_cohorts],
+        hash_key=b"key",
+        pace=Pace(lambda: None),
+    )
+    (row,) = [row for batch in reader.read(iter(shown)) for row in batch.to_pylist()]
+    assert (row["messages"], row["live"], row["orphans"]) == (3, 3, 1)
+
+
+def test_user_without_get_profiles_all_but_contents_and_can_read_no_payload(client: RedisClient) -> None:
+    plant_healthy(client)
+    with user_of(client, RULES) as user:
+        check_profiled(user, parameters=PARAMETERS)
+        assert profiled(user) == profiled(client)
+        with pytest.raises(RefusedError, match=r"does not allow user profiler .*: ACL SETUSER profiler \+get$"):
+            check_profiled(user, parameters=CONTENTS)
+        queue = Queue(client=client, client_id="saved")
+        any_user: Any = user
+        with pytest.raises(Exception, match="permission"):
+            any_user.get(queue.payload(1))
+        with pytest.raises(Exception, match="permission"):
+            any_user.set(queue.counter, 7)
+
+
+@pytest.mark.parametrize("missing", ["+pexpiretime", "+strlen", "+zrange", "(+get ~*_last_packet_id)", "+scan"])
+def test_missing_permission_is_named_with_its_rule(client: RedisClient, missing: str) -> None:
+    with user_of(client, RULES.replace(missing, "")) as user, pytest.raises(RefusedError) as raised:
+        check_profiled(user, parameters=PARAMETERS)
+    assert f"ACL SETUSER profiler {missing}" in str(raised.value)
+
+
+def test_server_that_evicts_is_refused(own_server: Any) -> None:
+    with connect(own_server.url) as client:
+        command(client, "CONFIG SET", "maxmemory-policy", "allkeys-lru")
+        with pytest.raises(RefusedError, match="may evict messages"):
+            check_profiled(client, parameters=PARAMETERS)
+
+
+def test_limit_is_about_live_messages(client: RedisClient) -> None:
+    queue = Queue(client=client, client_id="full")
+    queue.fill(LIMIT + 2)
+    any_client: Any = client
+    any_client.delete(queue.payload(1))
+    row = profiled(client)["full"]
+    assert (row["over_limit"], row["dead"], row["dead_crowding"]) == (1, 1, 1)
