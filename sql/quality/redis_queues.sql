@@ -1,6 +1,6 @@
 -- Rows that the suite of sessions in Redis looks at: the queues of a profile, and who shares a hash tag or a cluster.
 -- params: quality_run_id, redis_profile_id
--- rows: all columns of queue_profiles, then (session_limit, is_clustered, shares_tag)
+-- rows: all columns of queue_profiles, then (is_clustered, shares_tag)
 -- index: queue_profiles_pkey
 WITH tags AS (
     -- What stands before a brace in an id is its whole tag.
@@ -28,11 +28,9 @@ servers AS (
 
 SELECT
     queues.*, -- noqa: AM04
-    profiles.session_limit,
     cast(servers.are_clustered AS int) AS is_clustered,
     cast(coalesce(tags.clients > 1 OR tags.tag = queues.client_id, FALSE) AS int) AS shares_tag
 FROM queuekeeper.queue_profiles AS queues
-INNER JOIN queuekeeper.profiles AS profiles ON queues.profile_id = profiles.profile_id
 CROSS JOIN servers
 LEFT JOIN tags ON split_part(queues.client_id, '}', 1) = tags.tag
 WHERE queues.profile_id = %(redis_profile_id)s

@@ -52,7 +52,8 @@ POSTGRES_FAULTS: dict[tuple[str, str, str], dict[str, Any]] = {
     ("Q5", "critical", ""): {"duplicate_packet_ids": 2},
     ("Q7", "info", ""): {"over_limit": 5},
     ("Q8", "info", ""): {"oversized": 1},
-    ("Q15", "info", ""): {"dead": 1, "live": 2, "earliest_expires_at_ms": AS_OF_MS - 3 * 86_400_000},
+    ("Q11", "warning", ""): {"counter_behind": 1},
+    ("Q15", "info", ""): {"dead": 1, "live": 2},
     ("Q16", "warning", ""): {"bad_qos": 1},
     ("Q16", "info", ""): {"qos_0": 1},
     ("Q17", "warning", ""): {"bad_packet_types": 1},
@@ -175,14 +176,16 @@ def test_bad_hash_tags_and_shared_ones_weigh_more_on_a_cluster(url: str) -> None
 
 
 def test_what_needs_contents_is_left_out_and_said_when_they_were_not_read(url: str) -> None:
-    unread = dict.fromkeys(("bad_qos", "qos_0", "bad_packet_types", "unreadable", "mismatched", "duplicate_messages"))
+    unread = dict.fromkeys(
+        ("ttl_too_long", "bad_qos", "qos_0", "bad_packet_types", "unreadable", "mismatched", "duplicate_messages")
+    )
     save_profile(url, *(queue(f"device-{number}", **unread) for number in range(3)), contents=False)
 
     report = judge(url)
 
     assert report.verdict is Verdict.PASSED
-    assert report.not_judged == ("Q16", "Q17", "Q21")
-    assert not {"Q16", "Q17", "Q21"} & {result.check_id for result in report.results}
+    assert report.not_judged == ("Q14", "Q16", "Q17", "Q21")
+    assert not {"Q14", "Q16", "Q17", "Q21"} & {result.check_id for result in report.results}
 
 
 def test_a_judgement_made_twice_finds_the_same_and_is_kept_once(url: str) -> None:

@@ -114,7 +114,8 @@ class Check:
     :param milder: of its lesser finding, where it has one.
     :param computation: how it is found, in a sentence.
     :param cost: what finding it takes.
-    :param remedy: what mends it; none where a person has to look.
+    :param remedy: what mends its worst finding in Redis; none where a person has to look.
+    :param milder_remedy: what mends its lesser finding.
     :param advice: what to do, in a sentence.
     """
 
@@ -128,6 +129,7 @@ class Check:
     area: Area = Area.SESSIONS
     milder: Priority | None = None
     remedy: Remedy | None = None
+    milder_remedy: Remedy | None = None
 
     @property
     def severity(self) -> Severity:
@@ -144,6 +146,10 @@ class Check:
         if self.milder is not None and self.milder.severity is severity:
             return self.milder
         return self.priority
+
+    def remedy_of(self, severity: Severity) -> Remedy | None:
+        """Return what mends a finding of this severity."""
+        return self.milder_remedy if self.priority_of(severity) is self.milder else self.remedy
 
 
 _PAGE = "one read-only script per queue and page of 500 references"
@@ -163,8 +169,7 @@ _ALL = (
     Check(
         id="Q2", title="Serials", stores=_POSTGRES, priority=Priority.P0,
         computation="No two rows of a client have the same serial; the primary key holds it unless a restore lost it.",
-        cost=_ROWS, remedy=_repair("remove_duplicates"),
-        advice="Remove the rows that are there twice, then restore the primary key.",
+        cost=_ROWS, advice="Remove the rows that are there twice, then restore the primary key.",
     ),
     Check(
         id="Q3", title="Packet id step", stores=_BOTH, priority=Priority.P1,
@@ -180,8 +185,7 @@ _ALL = (
     Check(
         id="Q5", title="Duplicate packet id", stores=_POSTGRES, priority=Priority.P0,
         computation="No two waiting rows of a client have the same packet id: in Redis one would overwrite the other.",
-        cost=_ROWS, remedy=_repair("quarantine_messages"),
-        advice="Put the older message into quarantine before a migration.",
+        cost=_ROWS, advice="Nothing before a migration: it keeps the newest and puts the others into quarantine.",
     ),
     Check(
         id="Q6", title="Serial gaps", stores=_BOTH, priority=Priority.P3,
@@ -197,14 +201,14 @@ _ALL = (
     Check(
         id="Q8", title="Payload size", stores=_BOTH, priority=Priority.P2,
         computation="Each payload is at most as large as the broker accepts.",
-        cost="one STRLEN per message, no content is read", remedy=_repair("quarantine_messages"),
+        cost="one STRLEN per message, no content is read",
         advice="Ask the publisher; a broker with a smaller limit cannot send such a message.",
     ),
     Check(
         id="Q9", title="Reference without payload", stores=_REDIS, priority=Priority.P1, milder=Priority.P2,
         computation="Each reference names a payload that is there; worse when dead ones fill a queue to nine tenths, "
         "because the next trim then removes live messages.",
-        cost=_PAGE, remedy=CLEANUP, advice="Remove the dead references.",
+        cost=_PAGE, remedy=CLEANUP, milder_remedy=CLEANUP, advice="Remove the dead references.",
     ),
     Check(
         id="Q10", title="Payload without reference", stores=_REDIS, priority=Priority.P2,
@@ -214,7 +218,7 @@ _ALL = (
         advice="Unlink the orphans: nobody will ever send them.",
     ),
     Check(
-        id="Q11", title="Last packet id", stores=_REDIS, priority=Priority.P0,
+        id="Q11", title="Last packet id", stores=_BOTH, priority=Priority.P0, milder=Priority.P1,
         computation="Where messages wait there is a last packet id, and the newest message's is not ahead of it: "
         "the next publish would overwrite a waiting message.",
         cost="one GET per queue", remedy=_repair("repair_counter"), advice="Move the counter forward, never back.",
@@ -222,8 +226,8 @@ _ALL = (
     Check(
         id="Q12", title="Last packet id, source against target", stores=_BOTH, priority=Priority.P0,
         computation="The last packet id of each session is the same in PostgreSQL and in Redis, also without messages.",
-        cost="one join of two profiles", remedy=_repair("repair_counter"),
-        advice="Move the counter of the target forward before the broker starts.",
+        cost="one join of two profiles",
+        advice="Undo the import of these sessions and copy them again, before the broker starts.",
     ),
     Check(
         id="Q13", title="Payload without TTL", stores=_REDIS, priority=Priority.P2,
@@ -238,8 +242,8 @@ _ALL = (
     ),
     Check(
         id="Q15", title="Expired rows", stores=_POSTGRES, priority=Priority.P2,
-        computation="No row is still there long after time plus the smaller of expiry and default life.",
-        cost=_ROWS, advice="See that the broker's nightly clean-up runs.",
+        computation="No row is still there after time plus the smaller of expiry and default life.",
+        cost=_ROWS, advice="See that the broker's clean-up runs: it removes them once a night.",
     ),
     Check(
         id="Q16", title="Quality of service", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
@@ -249,20 +253,21 @@ _ALL = (
     Check(
         id="Q17", title="Packet type", stores=_BOTH, priority=Priority.P1,
         computation="Each message is a PUBLISH or a PUBREL, and a PUBREL has quality of service 2.",
-        cost=_CONTENTS, advice="Look at the queue, and which release of the broker wrote it.",
+        cost=_CONTENTS, remedy=_repair("quarantine_messages"),
+        advice="Put the messages into quarantine; look which release of the broker wrote them.",
     ),
     Check(
         id="Q18", title="Hash tag", stores=_BOTH, priority=Priority.P0, milder=Priority.P2,
         computation="The client id neither empties nor shifts the hash tag of its keys, and no two clients share one; "
         "on a cluster the keys of such a client lie in several slots.",
-        cost="none beside the profile", remedy=_repair("rekey_clients"),
+        cost="none beside the profile", remedy=_repair("rekey_clients"), milder_remedy=_repair("rekey_clients"),
         advice="Give the session keys with an encoded tag, or the device another id.",
     ),
     Check(
         id="Q19", title="Key type and slot", stores=_REDIS, priority=Priority.P0,
         computation="Each key of a client has the Redis type it should have, and its references name its own keys.",
-        cost="one TYPE per key", remedy=_repair("rekey_clients"),
-        advice="Move the keys where they belong; look who wrote the wrong type.",
+        cost="one TYPE per key", remedy=_repair("quarantine_messages"),
+        advice="Put what is not the client's own into quarantine; look who wrote the wrong type.",
     ),
     Check(
         id="Q20", title="Odd client id", stores=_BOTH, priority=Priority.P2,
@@ -278,8 +283,8 @@ _ALL = (
         id="Q22", title="Message without session", stores=_BOTH, priority=Priority.P1, milder=Priority.P3,
         computation="Messages wait only for clients that have a session, and sessions without messages leave no keys "
         "behind that never expire.",
-        cost="one anti-join", remedy=_repair("quarantine_messages"),
-        advice="Put the messages into quarantine, remove keys of sessions that do not return.",
+        cost="one anti-join", milder_remedy=CLEANUP,
+        advice="Ask whose messages these are; the clean-up removes keys of sessions that do not return.",
     ),
     Check(
         id="Q23", title="Compaction", stores=_BOTH, priority=Priority.P1, milder=Priority.P2, area=Area.COMPACTED,
@@ -339,7 +344,7 @@ _ALL = (
     Check(
         id="Q34", title="Source against target", stores=_BOTH, priority=Priority.P0, area=Area.MIGRATION,
         computation="Sessions, live messages and lowest and highest serial are the same in both stores.",
-        cost="one join of two profiles", remedy=_repair("reorder_from_source"),
+        cost="one join of two profiles",
         advice="Verify the migration again: `queuekeeper migrate verify` compares every message.",
     ),
     Check(
@@ -355,8 +360,8 @@ _ALL = (
     Check(
         id="Q37", title="Quarantine", stores=_POSTGRES, priority=Priority.P1, milder=Priority.P3, area=Area.MIGRATION,
         computation="Fewer rows wait in quarantine than in the run before, and none for longer than a month.",
-        cost="a count by reason", remedy=_repair("replay_quarantined"),
-        advice="Repair and replay the rows, or decide to give them up.",
+        cost="a count by reason",
+        advice="Repair and replay the rows, `queuekeeper migrate quarantine` lists them, or decide to give them up.",
     ),
 )  # fmt: skip
 

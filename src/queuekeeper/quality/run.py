@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
 
@@ -220,12 +220,12 @@ class _Judge:
 
     def judge(self, suite: Suite) -> list[QualityResult]:
         """Return what a suite finds."""
-        blind = any(not self._profiles[store].contents for store in suite.stores)
+        read = all(self._profiles[store].contents for store in suite.stores)
         numbered = list(enumerate(suite.expectations, start=1))
-        asked = [(number, each) for number, each in numbered if not (blind and each.needs_contents)]
-        self.not_judged |= {each.check for _, each in numbered if blind and each.needs_contents}
+        asked = [(number, each) for number, each in numbered if read or not each.needs_contents]
+        self.not_judged |= {each.check for each in suite.expectations if each.needs_contents and not read}
         report = validate(
-            replace(suite, expectations=tuple(each for _, each in asked)),
+            suite if read else suite.without_contents(),
             postgres_url=self._postgres_url,
             query=self._query(suite),
             show_client_ids=self._show_client_ids,
@@ -247,7 +247,9 @@ class _Judge:
     def _result(self, suite: Suite, number: int, found: ExpectationResult) -> QualityResult:
         expectation = found.expectation
         status = self._status(found)
-        remedy = check(expectation.check).remedy if status is not Status.PASSED else None
+        # Remedies mend queues in Redis.
+        mended = Store.REDIS in suite.stores and status is not Status.PASSED
+        remedy = check(expectation.check).remedy_of(expectation.severity) if mended else None
         return QualityResult(
             suite=suite.name,
             expectation=number,
