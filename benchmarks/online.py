@@ -121,7 +121,7 @@ redis.call('SET', key, ARGV[3], 'NX', 'PXAT', ARGV[2])
 redis.call('ZADD', messages_key, serial, key)
 redis.call('ZCARD', messages_key)
 redis.call('HSET', session_key, 'last_serial', serial, 'saved_last_packet_id', packet_id)
-return { 'saved', tonumber(serial), 1, '', ARGV[2] }
+return 'saved:' .. serial .. ':1::' .. ARGV[2]
 """
 
 
@@ -590,13 +590,13 @@ def save_calls(operations: RedisSessionOperations, saves: Sequence[SessionSave])
     calls: list[lua.Call] = []
     step: list[lua.Call] = next(operation)
     while True:
-        replies = []
+        replies: list[object] = []
         for call in step:
             if call.script.name == "sessions/read_session":
                 replies.append([b"", 0, b"", system_clock()])
             else:
                 calls.append(call)
-                replies.append([b"saved", 1, 1, b"", b""])
+                replies.append(b"saved:1:1::")
         try:
             step = operation.send(replies)
         except StopIteration:
@@ -650,7 +650,7 @@ def pipe_into(url: str, commands: bytes, count: int) -> None:
                 raise QueuekeeperError("the server has closed the connection")
             reader.feed(block)
             while (reply := reader.gets()) is not False:
-                if answered >= 0 and type(reply) is not int and (type(reply) is not list or reply[0] != b"saved"):
+                if answered >= 0 and not (type(reply) is int or (type(reply) is bytes and reply.startswith(b"saved:"))):
                     raise QueuekeeperError(f"a call that was made beforehand was not carried out: {reply}")
                 answered += 1
         sender.join()

@@ -18,10 +18,11 @@ ARGV
     [8]  refused            messages of the batch that the caller refused, to be counted
     [9+] message            a pair per message: expires_at_ms, JSON
 Returns
-    {"saved", first_serial, references, expired, earliest_expiry_ms}  stored under serials that count up from
-                      first_serial; members of the set now; positions of the messages whose life was over and that
-                      were passed over, from 0, as text with commas; instant before which no message of the session
-                      expires, as text, empty when unknown. When all had expired, the last packet id has not changed
+    "saved:first_serial:references:expired:earliest_expiry_ms"  one text, as a list costs a tenth of the call: stored
+                      under serials that count up from first_serial; members of the set now; positions of the messages
+                      whose life was over and that were passed over, from 0, with commas; instant before which no
+                      message of the session expires, empty when unknown. When all had expired, the last packet id has
+                      not changed
     {"replayed", first_serial, packet_ids, expired}  this call has been made before; nothing was written
     {"forgotten"}     the source has saved a batch with a greater offset; nothing was written
     {"conflict", last_packet_id, position, ...}  the last packet id is this one and not the expected one, or else
@@ -284,4 +285,4 @@ if expired or refused > 0 then
     count_in_session(session_key, 'expired', count - live)
     count_in_session(session_key, 'refused', refused)
 end
-return { 'saved', first_serial, references, positions, earliest_text }
+return 'saved:' .. first_text .. ':' .. references .. ':' .. positions .. ':' .. earliest_text

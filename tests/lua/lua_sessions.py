@@ -182,8 +182,13 @@ class Session:
         return keys, args
 
     def save_messages(self, batch: Sequence[Message], **options: Any) -> list[Any]:
-        """Store messages."""
-        return self._list("save_messages", *self.save_call(batch, **options))
+        """Store messages; the reply that is one text is returned as a list too."""
+        reply = self._call("save_messages", *self.save_call(batch, **options))
+        if isinstance(reply, bytes):
+            word, first_serial, references, *others = reply.split(b":")
+            return [word, int(first_serial), int(references), *others]
+        assert isinstance(reply, list)
+        return reply
 
     def remove_dead_references(
         self, packet_ids: Sequence[int], *, earliest_expiry_ms: int | str = "", complete_for: int | str = ""

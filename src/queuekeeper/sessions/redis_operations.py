@@ -305,11 +305,13 @@ class RedisSessionOperations:
     def _report_of(self, begun: _Begun, replies: Sequence[Reply], at: int) -> SaveReport | None:
         """Return the report of a save that its first call has done completely; none when there is more to do."""
         reply = replies[at]
-        if type(reply) is not list or reply[0] != b"saved" or reply[3] or reply[2] > self._rules.limit:
+        if type(reply) is not bytes:
+            return None
+        serial, references, expired = _read_saved(reply)
+        if expired or references > self._rules.limit:
             return None
         ids = begun.ids
         begun.keys.last = b"%d" % ids[-1]
-        serial = reply[1]
         return SaveReport(
             client_id=begun.client_id,
             packet_ids=tuple(ids),
@@ -366,20 +368,18 @@ class RedisSessionOperations:
             trimmed = _added(trimmed, made_room)
             if has_it is not None:
                 replicated = has_it and replicated is not False
-            outcome = reply[0]
-            if outcome == b"forgotten":
+            replayed = type(reply) is list
+            if not replayed:
+                serial, references, expired = _read_saved(reply)
+            elif reply[0] == b"forgotten":
                 forgotten = True
                 break
-            if outcome == b"replayed":
-                replays += 1
-                ids = _read_runs(reply[2])
-                expired = reply[3]
             else:
-                references = reply[2]
-                expired = reply[3]
+                _, serial, runs, expired = reply
+                replays += 1
+                ids = _read_runs(runs)
             dead = {int(position) for position in expired.split(b",")} if expired else ()
-            serial = reply[1]
-            if outcome == b"saved" and len(dead) < len(chunk.messages):
+            if not replayed and len(dead) < len(chunk.messages):
                 keys.last = b"%d" % ids[-1]
             for at, position in enumerate(chunk.positions):
                 if at in dead:
@@ -483,7 +483,7 @@ class RedisSessionOperations:
                 ids, replies = begun
                 begun = None
             reply = _checked(replies[0])
-            if reply[0] != b"conflict":
+            if type(reply) is bytes or reply[0] != b"conflict":
                 return ids, reply, _replicated(replies), trimmed
             last = reply[1]
             keys.last = last
@@ -1048,6 +1048,12 @@ def _following(last: bytes, count: int, in_use: Set[int]) -> Sequence[int]:
         if packet_id not in in_use:
             found.append(packet_id)
     return found
+
+
+def _read_saved(reply: bytes) -> tuple[int, int, bytes]:
+    """Return first serial, references and expired positions of a save."""
+    _, serial, references, expired, _ = reply.split(b":")
+    return int(serial), int(references), expired
 
 
 def _write_runs(ids: Sequence[int]) -> str:
