@@ -10,7 +10,7 @@ from typing import Any
 from queuekeeper.quality.checks import CHECKS, Severity
 from queuekeeper.quality.known_issues import KnownIssue
 from queuekeeper.quality.report import Evidence
-from queuekeeper.quality.report_model import CohortLine, QuarantineCount
+from queuekeeper.quality.report_model import CohortLine
 from queuekeeper.quality.store import (
     DepthBucket,
     ExpiryHour,
@@ -52,6 +52,18 @@ def _profile(store: str) -> Profile:
     )
 
 
+def quarantined(
+    origin: str,
+    reason: str,
+    *,
+    waiting: int,
+    replayed: int,
+    oldest_ms: int | None = None,
+) -> dict[str, Any]:
+    """Return a count of the quarantine as a run keeps it."""
+    return {"origin": origin, "reason": reason, "open": waiting, "replayed": replayed, "oldest_ms": oldest_ms}
+
+
 def _run(number: int, *, verdict: Verdict, used_bytes: int) -> QualityRun:
     started = NOW - timedelta(hours=6 * (29 - number))
     return QualityRun(
@@ -70,7 +82,12 @@ def _run(number: int, *, verdict: Verdict, used_bytes: int) -> QualityRun:
                     "maxmemory_bytes": 2_147_483_648,
                     "maxmemory_policy": "noeviction",
                 }
-            ]
+            ],
+            "quarantine": [
+                quarantined("session_migration", "packet_id_duplicate", waiting=72, replayed=12, oldest_ms=NOW_MS),
+                quarantined("session store", "topic_empty", waiting=0, replayed=9),
+            ],
+            "not_judged": ["Q21"],
         },
         started_at=started,
         finished_at=started + timedelta(seconds=50),
@@ -226,12 +243,6 @@ def failed() -> Evidence:
         depths={redis: _depths(), postgres: _depths()},
         expiry={redis: _hours(), postgres: _hours()},
         cohorts={redis: cohort_lines("redis"), postgres: cohort_lines("postgres")},
-        quarantine=(
-            QuarantineCount(
-                origin="session_migration", reason="packet_id_duplicate", open=72, replayed=12, oldest_ms=NOW_MS
-            ),
-            QuarantineCount(origin="session store", reason="topic_empty", open=0, replayed=9, oldest_ms=None),
-        ),
     )
 
 
@@ -253,14 +264,17 @@ def hostile() -> Evidence:
             name: tuple(replace(queue, client_hash=HOSTILE, faults={FORMULA: 1, HOSTILE: 2}) for queue in queues)
             for name, queues in evidence.queues.items()
         },
-        quarantine=(QuarantineCount(origin=HOSTILE, reason=FORMULA, open=1, replayed=0, oldest_ms=1),),
+        run=replace(
+            evidence.run,
+            numbers=dict(evidence.run.numbers) | {"quarantine": [quarantined(HOSTILE, FORMULA, waiting=1, replayed=0)]},
+        ),
     )
 
 
 def passed() -> Evidence:
     """Return the evidence of a run in which everything holds."""
     evidence = failed()
-    run = replace(evidence.run, verdict=Verdict.PASSED)
+    run = replace(evidence.run, verdict=Verdict.PASSED, numbers={})
     return replace(
         evidence,
         run=run,
@@ -268,7 +282,6 @@ def passed() -> Evidence:
         known_issues=(),
         queues={},
         cohorts={},
-        quarantine=(),
     )
 
 

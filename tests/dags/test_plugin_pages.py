@@ -118,7 +118,7 @@ def test_every_answer_forbids_scripts_and_foreign_frames(browser: Browser) -> No
 def test_run_leads_to_its_report(browser: Browser, folder: Path) -> None:
     run_id = "manual__2026-01-31T12:00:00+00:00/../x"
     files = ReportFiles(html=folder / f"{STEM}.html", json=folder / f"{STEM}.json", sha256="0")
-    remember(folder, dag_id="session_migration", run_id=run_id, plan_id="0123456789abcdef", files=files)
+    remember(folder, dag_id="session_migration", run_id=run_id, files=files)
 
     answer = browser.get("/run", params={"dag_id": "session_migration", "run_id": run_id})
 
@@ -137,7 +137,7 @@ def test_run_without_a_report_says_why_and_escapes_what_it_was_asked(browser: Br
 @pytest.mark.parametrize("content", ["", "[]", '{"html": "../secret.html"}', "\0"])
 def test_broken_note_of_a_run_counts_as_none(folder: Path, content: str) -> None:
     files = ReportFiles(html=folder / f"{STEM}.html", json=folder / f"{STEM}.json", sha256="0")
-    remember(folder, dag_id="d", run_id="r", plan_id="0123456789abcdef", files=files)
+    remember(folder, dag_id="d", run_id="r", files=files)
     (note,) = (folder / "runs").iterdir()
     note.write_text(content, "utf-8")
 

@@ -14,12 +14,22 @@ if TYPE_CHECKING:
     from airflow.sdk.types import TaskInstanceKey
 
 
-class MigrationReportLink(BaseOperatorLink):
-    """Leads from a task to the report of its run."""
-
-    name = "Migration report"
+class ReportLink(BaseOperatorLink):
+    """Leads from a task to the report of its run; subclasses name it."""
 
     def get_link(self, operator: BaseOperator, *, ti_key: TaskInstanceKey) -> str:
         """Return the address of the run's report in Airflow's own UI."""
         query = urlencode({"dag_id": ti_key.dag_id, "run_id": ti_key.run_id})
         return f"{base_path()}{PREFIX}/run?{query}"
+
+
+class MigrationReportLink(ReportLink):
+    """The report of a migration."""
+
+    name = "Migration report"
+
+
+class QualityReportLink(ReportLink):
+    """The report of a judgement of quality."""
+
+    name = "Quality report"

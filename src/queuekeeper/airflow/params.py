@@ -11,12 +11,18 @@ from airflow.sdk import Param
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
 from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS
+from queuekeeper.maintenance.cleanup_model import CleanupParameters
+from queuekeeper.maintenance.remedies import REMEDY_NAMES
+from queuekeeper.maintenance.remedies.registry import REMEDIES
 from queuekeeper.migration.model import MigrationParameters
+from queuekeeper.quality.profile_model import LARGEST_PAYLOAD_BYTES, TURNS, ProfileParameters
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
 _DEFAULTS = MigrationParameters()
+_CLEANUP = CleanupParameters()
+_PROFILE = ProfileParameters()
 _CONNECTION = r"^[A-Za-z0-9_.\-]+$"
 _COHORTS = r"^\s*(all|\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)\s*$"
 
@@ -30,6 +36,30 @@ def _connection_param(default: str, *, title: str, description: str) -> Param:
         title=title,
         description=description,
         examples=[default],
+    )
+
+
+def _key_prefix_param() -> Param:
+    return Param(
+        None,
+        type=["null", "string"],
+        pattern=r"^[^{}]*$",
+        maxLength=200,
+        title="Key prefix",
+        description="Put before every Redis key; braces are not allowed. Set it to what TBMQ has in CACHE_PREFIX.",
+        examples=["tbmq:"],
+    )
+
+
+def _approval_timeout_param() -> Param:
+    return Param(
+        1_440,
+        type="integer",
+        minimum=1,
+        maximum=10_080,
+        title="Time to answer (minutes)",
+        description="How long the run waits for a person to approve the plan. No answer means reject.",
+        examples=[60, 1_440],
     )
 
 
@@ -117,24 +147,8 @@ def session_migration_params() -> dict[str, Param]:
             "be changed while the copy runs, see the runbook.",
             examples=[None, 5_000, 50_000],
         ),
-        "key_prefix": Param(
-            None,
-            type=["null", "string"],
-            pattern=r"^[^{}]*$",
-            maxLength=200,
-            title="Key prefix",
-            description="Put before every Redis key; braces are not allowed. Set it to what TBMQ has in CACHE_PREFIX.",
-            examples=["tbmq:"],
-        ),
-        "approval_timeout_minutes": Param(
-            1_440,
-            type="integer",
-            minimum=1,
-            maximum=10_080,
-            title="Time to answer (minutes)",
-            description="How long the run waits for a person to approve the plan. No answer means reject.",
-            examples=[60, 1_440],
-        ),
+        "key_prefix": _key_prefix_param(),
+        "approval_timeout_minutes": _approval_timeout_param(),
         "postgres_conn_id": _connection_param(
             POSTGRES_CONNECTION,
             title="PostgreSQL connection",
@@ -150,6 +164,293 @@ def session_migration_params() -> dict[str, Param]:
             SPARK_CONNECTION,
             title="Spark connection",
             description="Where Spark runs, in client mode, for example local[2] or spark://host:7077.",
+        ),
+    }
+
+
+def expired_reference_cleanup_params() -> dict[str, Param]:
+    """Return the form of ``expired_reference_cleanup``."""
+    return {
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description="Stop after the plan and its summary. Nothing is asked, nothing is written to Redis.",
+        ),
+        "default_ttl_s": Param(
+            _CLEANUP.default_ttl_s,
+            type="integer",
+            minimum=1,
+            maximum=4_294_967_295,
+            title="Default life (seconds)",
+            description="Life of a message whose publisher set no expiry, for messages that have lost theirs. Set it "
+            "to what TBMQ has in persisted-messages.ttl, or more.",
+            examples=[86_400, 604_800, 2_592_000],
+        ),
+        "limit": Param(
+            _CLEANUP.session_limit,
+            type="integer",
+            minimum=1,
+            maximum=MAX_PACKET_ID,
+            title="Limit (messages per session)",
+            description="What TBMQ has in persisted-messages.limit: from nine tenths of it on, dead references cost "
+            "live messages their place, and the queue is counted as crowded.",
+            examples=[1_000, 10_000, MAX_PACKET_ID],
+        ),
+        "grace_s": Param(
+            _CLEANUP.grace_s,
+            type="integer",
+            minimum=1,
+            maximum=31_536_000,
+            title="Grace (seconds)",
+            description="A message without reference is removed once it is older than so many seconds. A message "
+            "without expiry whose life is over goes so many seconds after the cleanup.",
+            examples=[3_600, 86_400],
+        ),
+        "idle_days": Param(
+            _CLEANUP.idle_days,
+            type="integer",
+            minimum=1,
+            maximum=3_650,
+            title="Idle sessions (days)",
+            description="How long packet id and fields of a session without messages are kept, from the first cleanup "
+            "that sees it so; a message puts an end to it. More than the broker's longest session expiry.",
+            examples=[8, 30, 90],
+        ),
+        "max_operations_per_s": Param(
+            _CLEANUP.max_operations_per_s,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=2_147_483_647,
+            title="Throttle (operations per second)",
+            description="Keys and references looked at per second, over all tasks; empty is as fast as the servers "
+            "allow. It can be changed while the cleanup runs, see the runbook.",
+            examples=[None, 5_000, 20_000],
+        ),
+        "max_run_minutes": Param(
+            _CLEANUP.max_run_minutes,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=10_080,
+            title="Time limit (minutes)",
+            description="How long a task cleans before it stops, fails and can be cleared to go on; empty is no limit.",
+            examples=[None, 60, 240],
+        ),
+        "shares": Param(
+            _CLEANUP.shares,
+            type="integer",
+            minimum=1,
+            maximum=64,
+            title="Shares of a single server",
+            description="How many tasks share a single server, by ranges of hash slots. In a cluster each master has "
+            "one task, whatever stands here.",
+            examples=[1, 2, 4],
+        ),
+        "undo_retention_days": Param(
+            7,
+            type="integer",
+            minimum=1,
+            maximum=365,
+            title="Keep undo files (days)",
+            description="Undo files that are older are removed when a cleanup starts. They name clients.",
+            examples=[7, 30],
+        ),
+        "key_prefix": _key_prefix_param(),
+        "approval_timeout_minutes": _approval_timeout_param(),
+        "postgres_conn_id": _connection_param(
+            POSTGRES_CONNECTION,
+            title="PostgreSQL connection",
+            description="Database in which plan, approval and progress are kept, in schema queuekeeper.",
+        ),
+        "redis_conn_id": _connection_param(
+            REDIS_CONNECTION,
+            title="Redis connection",
+            description="Redis or Valkey to clean: a single server, or any node of a cluster.",
+        ),
+    }
+
+
+def queue_quality_params() -> dict[str, Param]:
+    """Return the form of ``queue_quality``."""
+    return {
+        "suite": Param(
+            "fast",
+            type="string",
+            enum=["fast", "full"],
+            values_display={"fast": "fast: one turn of the cohorts", "full": "full: all chosen cohorts"},
+            title="Suite",
+            description="fast reads one part in 96 of the cohorts; every quarter of an hour, that covers all of them "
+            "in a day. full reads all that are chosen.",
+        ),
+        "stores": Param(
+            "redis",
+            type="string",
+            enum=["redis", "postgres", "both"],
+            values_display={"redis": "Redis", "postgres": "PostgreSQL", "both": "Redis and PostgreSQL"},
+            title="Stores",
+            description="Where to look for queues. Nothing is written to either.",
+        ),
+        "compare": Param(
+            False,
+            type="boolean",
+            title="Compare the stores",
+            description="Hold source against target, too. They agree after a migration, until a broker uses the "
+            "target; needs both stores.",
+        ),
+        "cohorts": Param(
+            _PROFILE.cohorts,
+            type="string",
+            pattern=_COHORTS,
+            title="Cohorts",
+            description="Which cohorts to read: all, or numbers and ranges.",
+            examples=["all", "0-3", "0-3,7,12-15"],
+        ),
+        "cohort_count": Param(
+            _PROFILE.cohort_count,
+            type="integer",
+            minimum=1,
+            maximum=SLOTS,
+            title="Number of cohorts",
+            description="How many ranges of hash slots the clients are cut into; a fast suite needs 96 or more.",
+            examples=[96, 384],
+        ),
+        "turn": Param(
+            None,
+            type=["null", "integer"],
+            minimum=0,
+            maximum=TURNS - 1,
+            title="Turn",
+            description="Which of the 96 parts a fast suite reads; empty takes that of the time of day.",
+            examples=[None, 0, 95],
+        ),
+        "contents": Param(
+            _PROFILE.contents,
+            type="boolean",
+            title="Judge contents",
+            description="Judge the messages' JSON, too. The server decodes it and answers numbers; the user needs GET.",
+        ),
+        "limit": Param(
+            _PROFILE.session_limit,
+            type="integer",
+            minimum=1,
+            maximum=MAX_PACKET_ID,
+            title="Limit (messages per session)",
+            description="How many messages a session may hold. Set it to what TBMQ has in persisted-messages.limit.",
+            examples=[1_000, 10_000, MAX_PACKET_ID],
+        ),
+        "default_ttl_s": Param(
+            _PROFILE.default_ttl_s,
+            type="integer",
+            minimum=1,
+            maximum=4_294_967_295,
+            title="Default life (seconds)",
+            description="Life of a message whose publisher set no expiry. Set it to what TBMQ has in "
+            "persisted-messages.ttl.",
+            examples=[86_400, 604_800, 2_592_000],
+        ),
+        "max_payload_bytes": Param(
+            _PROFILE.max_payload_bytes,
+            type="integer",
+            minimum=1,
+            maximum=LARGEST_PAYLOAD_BYTES,
+            title="Largest payload (bytes)",
+            description="Size beyond which a message counts as oversized.",
+            examples=[65_536, 1_048_576],
+        ),
+        "throttle_references_per_s": Param(
+            None,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=2_147_483_647,
+            title="Throttle (references per second)",
+            description="Fastest rate of the reading of Redis; empty is as fast as the server allows.",
+            examples=[None, 50_000],
+        ),
+        "key_prefix": _key_prefix_param(),
+        "postgres_conn_id": _connection_param(
+            POSTGRES_CONNECTION,
+            title="PostgreSQL connection",
+            description="Database with schema queuekeeper, where results are kept, and with TBMQ's tables if they are "
+            "to be read.",
+        ),
+        "redis_conn_id": _connection_param(
+            REDIS_CONNECTION,
+            title="Redis connection",
+            description="Redis or Valkey to read: a single server, or any node of a cluster. Read rights are enough.",
+        ),
+        "spark_conn_id": _connection_param(
+            SPARK_CONNECTION,
+            title="Spark connection",
+            description="Where Spark runs, in client mode, for example local[2] or spark://host:7077.",
+        ),
+    }
+
+
+def session_repair_params() -> dict[str, Param]:
+    """Return the form of ``session_repair``."""
+    return {
+        "remedy": Param(
+            REMEDY_NAMES[0],
+            type="string",
+            enum=list(REMEDY_NAMES),
+            values_display={remedy.name: f"{remedy.name}: {remedy.purpose}" for remedy in REMEDIES.values()},
+            title="Remedy",
+            description="What to mend. The plan says how it can be undone, or that it cannot.",
+        ),
+        "dry_run": Param(
+            True,
+            type="boolean",
+            title="Dry run",
+            description="Stop after the plan and its summary. Nothing is asked, nothing is written to Redis.",
+        ),
+        "quality_run_id": Param(
+            None,
+            type=["null", "string"],
+            pattern=r"^[0-9A-Za-z_.:+\-]*$",
+            maxLength=200,
+            title="Quality run",
+            description="The queues that failed the remedy's check in this run are treated; empty is the newest run.",
+            examples=["3f2a9c0d11e47b58"],
+        ),
+        "cohorts": Param(
+            "all",
+            type="string",
+            pattern=_COHORTS,
+            title="Cohorts",
+            description="Only queues of these cohorts: all, or numbers and ranges, as the profile has cut them.",
+            examples=["all", "0-3", "0-3,7,12-15"],
+        ),
+        "client_hashes": Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string", "pattern": "^[0-9a-f]{16}$"},
+            title="Queues",
+            description="Only these queues, by their names in reports, whatever their checks said; empty is all that "
+            "failed.",
+            examples=[["0123456789abcdef"]],
+        ),
+        "max_operations_per_s": Param(
+            5_000,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=2_147_483_647,
+            title="Throttle (keys per second)",
+            description="Keys asked for per second, by plan and repair; empty is as fast as the server allows. It can "
+            "be changed while the repair runs, see the runbook.",
+            examples=[None, 1_000, 20_000],
+        ),
+        "key_prefix": _key_prefix_param(),
+        "approval_timeout_minutes": _approval_timeout_param(),
+        "postgres_conn_id": _connection_param(
+            POSTGRES_CONNECTION,
+            title="PostgreSQL connection",
+            description="Database with schema queuekeeper: judgements of quality, and the records of repairs; for "
+            "reorder_from_source also TBMQ's tables.",
+        ),
+        "redis_conn_id": _connection_param(
+            REDIS_CONNECTION,
+            title="Redis connection",
+            description="Redis or Valkey with the sessions: a single server, or any node of a cluster.",
         ),
     }
 

@@ -25,7 +25,6 @@ class RunReport:
 
     dag_id: str
     run_id: str
-    plan_id: str
     html: str
 
 
@@ -34,12 +33,22 @@ def base_path() -> str:
     return urlsplit(conf.get("api", "base_url", fallback="") or "").path.rstrip("/")
 
 
-def remember(directory: Path, *, dag_id: str, run_id: str, plan_id: str, files: ReportFiles) -> None:
+def forms_url() -> str:
+    """Return the address below which the plugin opens forms of DAGs.
+
+    A report is a file that may be read anywhere, so it names the whole address where Airflow knows its own; where it
+    does not, the path, which serves those who read the report in Airflow.
+    """
+    base = (conf.get("api", "base_url", fallback="") or "").rstrip("/")
+    return f"{base}{PREFIX}/trigger"
+
+
+def remember(directory: Path, *, dag_id: str, run_id: str, files: ReportFiles) -> None:
     """Note that a run's report is now this one.
 
     :param directory: folder of the reports.
     """
-    entry = RunReport(dag_id=dag_id, run_id=run_id, plan_id=plan_id, html=files.html.name)
+    entry = RunReport(dag_id=dag_id, run_id=run_id, html=files.html.name)
     path = _path(directory, dag_id=dag_id, run_id=run_id)
     path.parent.mkdir(parents=True, exist_ok=True)
     half = path.with_suffix(".part")
@@ -50,10 +59,10 @@ def remember(directory: Path, *, dag_id: str, run_id: str, plan_id: str, files: 
 def report_of(directory: Path, *, dag_id: str, run_id: str) -> RunReport | None:
     """Return the report of a run, if it has one."""
     try:
-        entry = RunReport(**json.loads(_path(directory, dag_id=dag_id, run_id=run_id).read_text("utf-8")))
-    except (FileNotFoundError, ValueError, TypeError):
+        entry = json.loads(_path(directory, dag_id=dag_id, run_id=run_id).read_text("utf-8"))
+        return RunReport(dag_id=entry["dag_id"], run_id=entry["run_id"], html=entry["html"])
+    except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None
-    return entry
 
 
 def _path(directory: Path, *, dag_id: str, run_id: str) -> Path:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import re
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,7 +17,7 @@ from urllib.parse import urlencode
 
 from queuekeeper import __version__
 from queuekeeper.postgres import Connection, statement, translated_errors
-from queuekeeper.quality.checks import CHECKS, Severity
+from queuekeeper.quality.checks import CHECKS, Check, Severity
 from queuekeeper.quality.known_issues import KnownIssue, KnownIssues
 from queuekeeper.quality.report_model import (
     FORMAT,
@@ -93,14 +95,21 @@ class Evidence:
     depths: Mapping[str, tuple[DepthBucket, ...]] = field(default_factory=dict)
     expiry: Mapping[str, tuple[ExpiryHour, ...]] = field(default_factory=dict)
     cohorts: Mapping[str, tuple[CohortLine, ...]] = field(default_factory=dict)
-    quarantine: tuple[QuarantineCount, ...] = ()
 
 
-def build_report(connection: Connection, *, quality_run_id: str, now_ms: int, forms_url: str = "") -> PublishedReport:
+def build_report(
+    connection: Connection,
+    *,
+    quality_run_id: str,
+    now_ms: int,
+    forms_url: str = "",
+    form_values: Mapping[str, Any] | None = None,
+) -> PublishedReport:
     """Gather all that is known of a judgement of quality; reads only, and only the control schema.
 
     :param now_ms: instant of the report.
     :param forms_url: address below which forms of DAGs are opened; empty for a report without links.
+    :param form_values: what else every form of a remedy is filled with, such as connections.
     :raises UsageError: when there is no such run.
     """
     store = QualityStore(connection)
@@ -117,12 +126,6 @@ def build_report(connection: Connection, *, quality_run_id: str, now_ms: int, fo
             )
             for profile in profiles
         }
-        quarantine = tuple(
-            QuarantineCount(origin=origin, reason=reason, open=waiting, replayed=replayed, oldest_ms=oldest_ms)
-            for origin, reason, waiting, replayed, oldest_ms in connection.execute(
-                statement("quality/quarantine_sums")
-            ).fetchall()
-        )
     evidence = Evidence(
         run=run,
         profiles=profiles,
@@ -133,18 +136,19 @@ def build_report(connection: Connection, *, quality_run_id: str, now_ms: int, fo
         depths={profile_id: store.depth_histogram(profile_id) for profile_id in ids},
         expiry={profile_id: store.expiry_hours(profile_id) for profile_id in ids},
         cohorts=sums,
-        quarantine=quarantine,
     )
-    return compose_report(evidence, now_ms=now_ms, forms_url=forms_url)
+    return compose_report(evidence, now_ms=now_ms, forms_url=forms_url, form_values=form_values)
 
 
-def compose_report(evidence: Evidence, *, now_ms: int, forms_url: str = "") -> PublishedReport:
+def compose_report(
+    evidence: Evidence, *, now_ms: int, forms_url: str = "", form_values: Mapping[str, Any] | None = None
+) -> PublishedReport:
     """Work out what the evidence says; parameters as for :func:`build_report`."""
     run, profiles = evidence.run, evidence.profiles
     today = datetime.fromtimestamp(now_ms / 1_000, UTC).date()
     known = tuple(_known_line(issue, today=today) for issue in evidence.known_issues)
     results = tuple(
-        _result_line(result, known=known, forms_url=forms_url)
+        _result_line(result, known=known, forms_url=forms_url, form_values=form_values or {})
         for result in sorted(evidence.results, key=lambda result: (*result.urgency, -result.unexpected_count))
     )
     cohorts = tuple(line for profile in profiles for line in evidence.cohorts.get(profile.profile_id, ()))
@@ -164,7 +168,7 @@ def compose_report(evidence: Evidence, *, now_ms: int, forms_url: str = "") -> P
         messages=sum(profile.messages or 0 for profile in profiles),
         faulty_queues=sum(line.faulty_queues for line in cohorts),
         results=results,
-        not_run=_not_run(results),
+        not_run=_not_run(results, not_judged=run.numbers.get("not_judged", ())),
         known_issues=known,
         heat=heat_map(evidence.trend),
         worst_queues=_worst(evidence),
@@ -180,7 +184,7 @@ def compose_report(evidence: Evidence, *, now_ms: int, forms_url: str = "") -> P
             for profile in profiles
         ),
         memory=forecast_memory(evidence.trend, run=run),
-        quarantine=evidence.quarantine,
+        quarantine=tuple(QuarantineCount(**line) for line in run.numbers.get("quarantine", ())),
         cohorts=cohorts,
     )
 
@@ -265,7 +269,9 @@ def _known_line(issue: KnownIssue, *, today: date) -> KnownIssueLine:
     )
 
 
-def _result_line(result: QualityResult, *, known: Sequence[KnownIssueLine], forms_url: str) -> ResultLine:
+def _result_line(
+    result: QualityResult, *, known: Sequence[KnownIssueLine], forms_url: str, form_values: Mapping[str, Any]
+) -> ResultLine:
     check, passed = CHECKS[result.check_id], result.status is Status.PASSED
     broken = result.status is Status.BROKEN
     return ResultLine(
@@ -283,7 +289,7 @@ def _result_line(result: QualityResult, *, known: Sequence[KnownIssueLine], form
         advice="" if passed else _BROKEN if broken else check.advice,
         remedy=None
         if passed or broken or not result.remedy
-        else remedy_link(result.remedy, result.remedy_conf, forms_url=forms_url),
+        else remedy_link(result.remedy, {**result.remedy_conf, **form_values}, forms_url=forms_url),
         known=()
         if passed
         else tuple(issue for issue in known if issue.check_id == result.check_id and not issue.overdue),
@@ -302,19 +308,20 @@ def remedy_link(dag_id: str, conf: Mapping[str, Any], *, forms_url: str) -> Reme
     )
 
 
-def _not_run(results: Sequence[ResultLine]) -> tuple[NotRun, ...]:
+def _not_run(results: Sequence[ResultLine], *, not_judged: Sequence[str]) -> tuple[NotRun, ...]:
     ran = {line.check_id for line in results}
+
+    def why(check: Check) -> str:
+        if check.id in not_judged:
+            return "needs the messages' contents, at least in part: run queue_quality with contents"
+        if check.runs_today:
+            return "not part of the suites that were chosen"
+        return f"comes with a later release ({check.area.value})"
+
     return tuple(
-        NotRun(
-            check_id=check.id,
-            title=check.title,
-            priority=str(check.priority),
-            why="not part of the suites that were chosen"
-            if check.runs_today
-            else f"comes with the {check.area.value} queues",
-        )
+        NotRun(check_id=check.id, title=check.title, priority=str(check.priority), why=why(check))
         for check in CHECKS.values()
-        if check.id not in ran
+        if check.id not in ran or check.id in not_judged
     )
 
 
@@ -466,7 +473,14 @@ def write_report(report: PublishedReport, directory: Path) -> ReportFiles:
     """
     return write_files(
         directory,
-        stem=f"quality-{report.quality_run_id}-{stamp(report.generated_at_ms)}",
+        stem=f"quality-{_file_id(report.quality_run_id)}-{stamp(report.generated_at_ms)}",
         text=report.to_json(),
         page=lambda name, sha256: render(report, json_name=name, json_sha256=sha256),
     )
+
+
+def _file_id(quality_run_id: str) -> str:
+    """Return the name of a run as it stands in file names: its own, unless a person made it up."""
+    if re.fullmatch("[0-9a-f]{16}", quality_run_id):
+        return quality_run_id
+    return hashlib.sha256(quality_run_id.encode()).hexdigest()[:16]

@@ -54,7 +54,7 @@ class ReportMigrationOperator(BaseOperator):
             files = write_report(report, directory)
             ledger.save_report(self.plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
         run = context["dag_run"]
-        remember(directory, dag_id=run.dag_id, run_id=run.run_id, plan_id=self.plan_id, files=files)
+        remember(directory, dag_id=run.dag_id, run_id=run.run_id, files=files)
         self.log.info("Migration %s: %s; report %s", self.plan_id, report.verdict, files.html)
         return {
             "plan_id": self.plan_id,

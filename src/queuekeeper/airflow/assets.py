@@ -1,0 +1,8 @@
+"""Assets that other DAGs are scheduled on; whoever has something to say about one names it as its outlet."""
+
+from __future__ import annotations
+
+from airflow.sdk import Asset
+
+SESSION_QUALITY = Asset(name="queuekeeper_session_quality", uri="queuekeeper://sessions/quality")
+"""Updated when the queues of the sessions were found to be in order; a DAG that is scheduled on it waits for that."""

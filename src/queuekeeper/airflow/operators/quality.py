@@ -1,0 +1,318 @@
+"""Profile, check, report and publish the quality of queues as tasks; what is done is in ``queuekeeper.quality``."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
+
+from queuekeeper.airflow.assets import SESSION_QUALITY
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.links import QualityReportLink
+from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.airflow.params import reject_unknown_of
+from queuekeeper.airflow.run_index import forms_url, remember
+from queuekeeper.clock import system_clock
+from queuekeeper.config import Settings
+from queuekeeper.quality.gate import standing_failures
+from queuekeeper.quality.profile_model import TURNS
+from queuekeeper.quality.store import QualityStore, Verdict
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+BOTH = "both"
+
+
+def id_of(context: Context, *more: str) -> str:
+    """Return a name of 16 hex digits that stays the same when a task of a run is tried again."""
+    run = context["dag_run"]
+    return hashlib.sha256(json.dumps([run.dag_id, run.run_id, *more]).encode()).hexdigest()[:16]
+
+
+def turn_of(moment: datetime) -> int:
+    """Return which of the day's turns an instant belongs to: a quarter of an hour each."""
+    at = moment.astimezone(UTC)
+    return (at.hour * 60 + at.minute) * TURNS // 1_440
+
+
+class ProfileQueuesOperator(QueuekeeperSparkOperator):
+    """Read the queues of one store and write a row of numbers for each; nothing is written to the store.
+
+    :param store: ``redis`` or ``postgres``.
+    :param stores: those that the run is about; the task is skipped when its own is not among them (templated).
+    :param mode: ``fast`` for one turn of the cohorts, ``full`` for all (templated).
+    :param turn: which turn a fast profile reads; empty for that of the run's time (templated).
+    :param contents: whether to judge the messages' JSON (templated).
+    """
+
+    template_fields: Sequence[str] = (
+        *QueuekeeperSparkOperator.template_fields,
+        "stores",
+        "mode",
+        "cohorts",
+        "cohort_count",
+        "turn",
+        "contents",
+        "session_limit",
+        "default_ttl_s",
+        "max_payload_bytes",
+        "key_prefix",
+        "throttle_references_per_s",
+    )
+
+    def __init__(
+        self,
+        *,
+        store: str,
+        stores: str = "{{ params.stores }}",
+        mode: str = "{{ params.suite }}",
+        cohorts: str = "{{ params.cohorts }}",
+        cohort_count: int | str = "{{ params.cohort_count }}",
+        turn: int | str = "{{ '' if params.turn is none else params.turn }}",
+        contents: bool | str = "{{ params.contents }}",
+        session_limit: int | str = "{{ params.limit }}",
+        default_ttl_s: int | str = "{{ params.default_ttl_s }}",
+        max_payload_bytes: int | str = "{{ params.max_payload_bytes }}",
+        key_prefix: str = "{{ params.key_prefix or '' }}",
+        throttle_references_per_s: int | str = "{{ params.throttle_references_per_s or '' }}",
+        job: str = "profile_queues.py",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job=job, **kwargs)
+        self.store = store
+        self.stores = stores
+        self.mode = mode
+        self.cohorts = cohorts
+        self.cohort_count = cohort_count
+        self.turn = turn
+        self.contents = contents
+        self.session_limit = session_limit
+        self.default_ttl_s = default_ttl_s
+        self.max_payload_bytes = max_payload_bytes
+        self.key_prefix = key_prefix
+        self.throttle_references_per_s = throttle_references_per_s
+
+    def arguments(self, context: Context) -> list[str]:
+        """Return the parameters of the profile."""
+        run = context["dag_run"]
+        turn = self.turn if self.turn != "" else turn_of(run.logical_date or run.run_after)
+        arguments = [
+            f"--store={self.store}",
+            # A task that is tried again replaces what it has written.
+            f"--profile-id={id_of(context, self.store)}",
+            f"--mode={self.mode}",
+            f"--cohorts={self.cohorts}",
+            f"--cohort-count={self.cohort_count}",
+            f"--turn={turn}",
+            f"--session-limit={self.session_limit}",
+            f"--default-ttl-s={self.default_ttl_s}",
+            f"--max-payload-bytes={self.max_payload_bytes}",
+        ]
+        if str(self.contents) == "True":
+            arguments.append("--contents")
+        if self.key_prefix:
+            arguments.append(f"--key-prefix={self.key_prefix}")
+        if self.throttle_references_per_s != "":
+            arguments.append(f"--throttle-references-per-s={self.throttle_references_per_s}")
+        return arguments
+
+    def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
+        """Return what was read, in numbers."""
+        reject_unknown_of(context)
+        if self.stores not in (self.store, BOTH):
+            raise AirflowSkipException(f"this run is about {self.stores}")
+        report = super().execute(context)
+        # There may be thousands of cohorts, and they are on record.
+        return report | {"cohorts": len(report["cohorts"])}
+
+
+class RunQualityOperator(BaseOperator):
+    """Judge the profiles of a run by the suites; what is found is kept, and fails the run in a later task.
+
+    :param profiles: what the profile tasks returned; none for one that was skipped (templated).
+    :param compare: whether to compare source and target (templated).
+    :param key_prefix: for the forms of remedies (templated).
+    :param postgres_conn_id: control database (templated).
+    :param redis_conn_id: servers that are asked about themselves, when the run is about Redis (templated).
+    """
+
+    template_fields: Sequence[str] = ("profiles", "compare", "key_prefix", "postgres_conn_id", "redis_conn_id")
+    operator_extra_links = (QualityReportLink(),)
+    ui_color = "#d9e9d9"
+
+    def __init__(
+        self,
+        *,
+        profiles: Sequence[Any],
+        compare: bool | str = "{{ params.compare }}",
+        key_prefix: str = "{{ params.key_prefix or '' }}",
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        redis_conn_id: str = REDIS_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.profiles = profiles
+        self.compare = compare
+        self.key_prefix = key_prefix
+        self.postgres_conn_id = postgres_conn_id
+        self.redis_conn_id = redis_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the verdict and what did not pass, without any client."""
+        # Great Expectations takes seconds to import, which no other task should pay for.
+        from queuekeeper.quality.run import COMPARISON_SUITE, run_quality, suites_for  # noqa: PLC0415
+
+        profiles: list[Mapping[str, Any]] = [profile for profile in self.profiles if profile]
+        stores = [profile["store"] for profile in profiles]
+        on_redis = "redis" in stores
+        suites = suites_for(stores, servers=on_redis)
+        if str(self.compare) == "True":
+            suites = (*suites, COMPARISON_SUITE)
+        self.log.info("Judging %s by %s", ", ".join(stores), ", ".join(suites))
+        report = run_quality(
+            postgres_url=QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
+            profile_ids=[profile["profile_id"] for profile in profiles],
+            suites=suites,
+            quality_run_id=id_of(context),
+            now=datetime.fromtimestamp(system_clock() / 1_000, UTC),
+            redis_url=QueuekeeperRedisHook(self.redis_conn_id).url if on_redis else None,
+            key_prefix=self.key_prefix,
+        )
+        findings = [
+            {
+                "check": result.check_id,
+                "priority": str(result.priority),
+                "status": str(result.status),
+                "description": result.description,
+                "unexpected": result.unexpected_count,
+                "remedy": result.remedy,
+            }
+            for result in report.findings
+        ]
+        for finding in findings:
+            self.log.warning("%(priority)s %(check)s %(status)s: %(description)s (%(unexpected)s found)", finding)
+        for issue in report.overdue:
+            self.log.warning("The known issue of %s ended on %s; owner: %s", issue.check_id, issue.ends_on, issue.owner)
+        self.log.info(
+            "Quality run %s: %s; %s queues, %s messages", report.quality_run_id, report.verdict, report.queues,
+            report.messages,
+        )  # fmt: skip
+        return {
+            "quality_run_id": report.quality_run_id,
+            "verdict": str(report.verdict),
+            "queues": report.queues,
+            "messages": report.messages,
+            "checks": len(report.results),
+            "not_judged": list(report.not_judged),
+            "findings": findings,
+            "seconds": round(report.seconds, 1),
+        }
+
+
+class ReportQualityOperator(BaseOperator):
+    """Write what a judgement found, good or bad, as HTML and JSON.
+
+    :param quality_run_id: the judgement (templated).
+    :param postgres_conn_id: where its records are kept (templated).
+    :param redis_conn_id: with the former, what the forms of remedies are filled with (templated).
+    """
+
+    template_fields: Sequence[str] = ("quality_run_id", "postgres_conn_id", "redis_conn_id")
+    operator_extra_links = (QualityReportLink(),)
+
+    def __init__(
+        self,
+        *,
+        quality_run_id: str,
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        redis_conn_id: str = REDIS_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.quality_run_id = quality_run_id
+        self.postgres_conn_id = postgres_conn_id
+        self.redis_conn_id = redis_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the verdict and where the files are."""
+        # Only this task draws.
+        from queuekeeper.quality.report import build_report, write_report  # noqa: PLC0415
+
+        directory = Settings().reports
+        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
+            report = build_report(
+                connection,
+                quality_run_id=self.quality_run_id,
+                now_ms=system_clock(),
+                forms_url=forms_url(),
+                form_values={"postgres_conn_id": self.postgres_conn_id, "redis_conn_id": self.redis_conn_id},
+            )
+        files = write_report(report, directory)
+        run = context["dag_run"]
+        remember(directory, dag_id=run.dag_id, run_id=run.run_id, files=files)
+        self.log.info("Quality run %s: %s; report %s", self.quality_run_id, report.verdict, files.html)
+        return {
+            "quality_run_id": self.quality_run_id,
+            "verdict": str(report.verdict),
+            "html": str(files.html),
+            "json": str(files.json),
+            "sha256": files.sha256,
+        }
+
+
+class PublishQualityOperator(BaseOperator):
+    """Tell dependents that the queues are in order, or fail and leave them waiting.
+
+    A critical finding fails the task, and so does one of an earlier fast run whose cohorts nobody has read again.
+
+    :param judgement: what the check returned (templated).
+    :param postgres_conn_id: where its records are kept (templated).
+    """
+
+    template_fields: Sequence[str] = ("judgement", "postgres_conn_id")
+    operator_extra_links = (QualityReportLink(),)
+
+    def __init__(self, *, judgement: Any, postgres_conn_id: str = POSTGRES_CONNECTION, **kwargs: Any) -> None:
+        super().__init__(outlets=[SESSION_QUALITY], **kwargs)
+        self.judgement = judgement
+        self.postgres_conn_id = postgres_conn_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return what dependents are told."""
+        judgement: Mapping[str, Any] = self.judgement
+        verdict, findings = Verdict(judgement["verdict"]), judgement["findings"]
+        if verdict is Verdict.FAILED:
+            worst = [
+                f"{finding['check']} {finding['status']}: {finding['description']} ({finding['unexpected']} found)"
+                for finding in findings
+                if finding["priority"] == "P0" or finding["status"] == "broken"
+            ]
+            raise AirflowFailException(
+                f"The queues are not in order; dependents of {SESSION_QUALITY.uri} wait. "
+                f"{'; '.join(worst)}. The report of this run says what mends it"
+            )
+        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
+            now = datetime.fromtimestamp(system_clock() / 1_000, UTC)
+            standing = standing_failures(QualityStore(connection), now=now)
+        if standing:
+            names = ", ".join(failure.quality_run_id for failure in standing[:5])
+            raise AirflowFailException(
+                f"This run is in order, but cohorts that failed in {len(standing)} earlier runs ({names}) have not "
+                f"been read since; dependents of {SESSION_QUALITY.uri} wait. Mend them and make a full run"
+            )
+        told = {
+            "quality_run_id": judgement["quality_run_id"],
+            "verdict": str(verdict),
+            "warnings": sum(finding["priority"] == "P1" for finding in findings),
+        }
+        if verdict is Verdict.WARNED:
+            self.log.warning("Passed with warnings: %s", ", ".join(sorted({each["check"] for each in findings})))
+        context["outlet_events"][SESSION_QUALITY].extra = told
+        return told

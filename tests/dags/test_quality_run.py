@@ -1,0 +1,134 @@
+"""Runs of ``queue_quality`` inside this process, by ``dag.test()``: Spark, Great Expectations and Redis are real."""
+
+from __future__ import annotations
+
+import copy
+import json
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.models.asset import AssetEvent
+from airflow.utils.db import initdb
+from airflow.utils.session import create_session
+from sqlalchemy import select
+
+from queuekeeper import postgres, redis_client
+from queuekeeper.airflow.assets import SESSION_QUALITY
+from queuekeeper.airflow.run_index import report_of
+from queuekeeper.clock import system_clock
+from queuekeeper.embedded import java_home
+from queuekeeper.keyspace import session_keys
+from queuekeeper.redis_client import RedisClient
+from queuekeeper.sessions.model import NewMessage, SessionSave
+from queuekeeper.sessions.redis_store import RedisSessionStore
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.sdk import DAG
+
+pytestmark = [pytest.mark.dags, pytest.mark.timeout(600)]
+
+CLIENTS = [f"meter/{number}" for number in range(40)]
+FULL = {"suite": "full", "cohort_count": 4}
+
+
+@pytest.fixture
+def queue_quality(dag_bag: DagBag) -> DAG:
+    """The DAG under test, as a copy of the test's own."""
+    return copy.deepcopy(dag_bag.dags["queue_quality"])
+
+
+@pytest.fixture
+def redis(
+    postgres_url: str,
+    valkey_url: str,
+    server_home: Path,
+    tmp_path: Path,
+    connections: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[RedisClient]:
+    """Healthy queues, a control schema and Airflow's own database."""
+    java = java_home(server_home)
+    monkeypatch.setenv("JAVA_HOME", str(java))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(java / "bin"), os.environ["PATH"]]))
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "http://airflow.example.org/ops")
+    connections(
+        queuekeeper_postgres=postgres_url,
+        queuekeeper_redis=valkey_url,
+        queuekeeper_spark='{"conn_type": "spark", "host": "local[1]", "extra": {"deploy-mode": "client"}}',
+    )
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+    initdb()
+    with redis_client.connect(valkey_url) as client:
+        store = RedisSessionStore(client)
+        message = NewMessage(topic="meters", payload=b"17", qos=1, time_ms=system_clock())
+        store.save_messages([SessionSave(client_id=client_id, messages=(message,) * 3) for client_id in CLIENTS])
+        yield client
+
+
+def run(dag: DAG, **conf: Any) -> tuple[str, dict[str, str], dict[str, Any]]:
+    """Run the DAG and return the run's state, its tasks' states, and what its tasks returned."""
+    done = dag.test(run_conf=FULL | conf)
+    tasks = done.get_task_instances()
+    returned = {task.task_id: task.xcom_pull(task_ids=task.task_id) for task in tasks}
+    return done.run_id, {task.task_id: str(task.state) for task in tasks}, returned
+
+
+def asset_events() -> list[dict[str, Any]]:
+    """Return what dependents were told, oldest first."""
+    with create_session() as session:
+        events = session.scalars(select(AssetEvent).order_by(AssetEvent.id))
+        return [event.extra for event in events if event.asset.uri == SESSION_QUALITY.uri]
+
+
+def test_critical_finding_is_reported_and_keeps_dependents_waiting_until_it_is_mended(
+    queue_quality: DAG, redis: RedisClient, tmp_path: Path, dag_bag: DagBag
+) -> None:
+    keys = session_keys(CLIENTS[7])
+    redis.set(keys.last_packet_id, 1)
+
+    run_id, states, returned = run(queue_quality)
+
+    assert states == {
+        "profile_redis": "success",
+        "profile_postgres": "skipped",
+        "check": "success",
+        "report": "success",
+        "publish": "failed",
+    }
+    found = {finding["check"]: finding for finding in returned["check"]["findings"]}
+    assert found["Q11"]["priority"] == "P0"
+    assert found["Q11"]["unexpected"] == 1
+    assert asset_events() == []
+    written = json.loads(Path(returned["report"]["json"]).read_text("utf-8"))
+    assert written["verdict"] == "failed"
+    (finding,) = [line for line in written["results"] if line["check_id"] == "Q11" and line["status"] == "failed"]
+    assert finding["remedy"]["conf"] == {
+        "remedy": "repair_counter",
+        "quality_run_id": returned["check"]["quality_run_id"],
+        "cohorts": "all",
+        "key_prefix": None,
+        "dry_run": True,
+        "postgres_conn_id": "queuekeeper_postgres",
+        "redis_conn_id": "queuekeeper_redis",
+    }
+    assert finding["remedy"]["url"].startswith("http://airflow.example.org/ops/queuekeeper/trigger/session_repair?")
+    page = Path(returned["report"]["html"]).read_text("utf-8")
+    assert CLIENTS[7] not in page + json.dumps([written, returned])
+    note = report_of(tmp_path / "home" / "reports", dag_id="queue_quality", run_id=run_id)
+    assert note is not None
+    assert note.html == Path(returned["report"]["html"]).name
+
+    redis.set(keys.last_packet_id, 3)
+    _, states, returned = run(copy.deepcopy(dag_bag.dags["queue_quality"]), contents=True)
+
+    assert states["publish"] == "success"
+    (told,) = asset_events()
+    assert told == returned["publish"]
+    assert told["quality_run_id"] == returned["check"]["quality_run_id"]
+    assert told["verdict"] in ("passed", "warned")
