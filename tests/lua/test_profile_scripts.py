@@ -1,0 +1,180 @@
+"""The scripts that profile: numbers only, bounded, and clear about wrong calls."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from lua_sessions import HOSTILE_IDS, command, now_ms
+from planted_queues import Queue
+from test_declared_keys import limited
+
+from queuekeeper import lua
+from queuekeeper.errors import UsageError
+from queuekeeper.keyspace import session_keys
+from queuekeeper.redis_client import RedisClient
+
+pytestmark = pytest.mark.lua
+
+KEYS = session_keys("meter-7")
+
+
+def call(client: RedisClient, name: str, keys: list[str], args: list[lua.Value]) -> list[Any]:
+    reply: list[Any] = lua.ScriptCaller(client).call(lua.load(f"quality/{name}"), keys, args)
+    assert all(isinstance(value, int) for value in reply)
+    return reply
+
+
+@pytest.mark.parametrize("client_id", HOSTILE_IDS)
+def test_references_are_answered_as_serials_and_packet_ids(client: RedisClient, client_id: str) -> None:
+    queue = Queue(client=client, client_id=client_id)
+    queue.fill(3)
+    keys = [*session_keys(client_id)]
+    command(client, "HSET", keys[2], "saved_last_packet_id", "3")
+    # Members, no key of a wrong type, three keys of which none expires, last packet id, saved by us, newest.
+    assert call(client, "profile_references", keys, [1, 2]) == [3, 0, 3, 3, 1, 3, 1_002, 2, 1_003, 3]
+
+
+def test_references_that_are_none_are_told_apart(client: RedisClient) -> None:
+    queue = Queue(client=client, client_id="meter-7")
+    for score, member in (
+        (1, "{meter-8}_messages_1"),
+        (2, queue.payload("07")),
+        (3, queue.payload(70_000)),
+        (4.5, queue.payload(4)),
+        (-5, queue.payload(5)),
+        ("inf", queue.payload(6)),
+    ):
+        command(client, "ZADD", KEYS.messages, score, member)
+    command(client, "SET", KEYS.last_packet_id, "07")
+    found = call(client, "profile_references", [*KEYS], [0, 1_000])
+    assert found[:6] == [6, 0, 2, -2, 0, 6]
+    assert found[6:] == [-1, 5, 1, -1, 2, -2, 3, 70_000, -1, 4, -1, 6]
+
+
+def test_session_without_keys_is_answered_as_such(client: RedisClient) -> None:
+    assert call(client, "profile_references", [*KEYS], [0, 10]) == [0, 0, 0, -1, 0, -1]
+
+
+def test_messages_are_measured_and_not_read(client: RedisClient) -> None:
+    until = now_ms() + 60_000
+    keys = [f"{KEYS.messages}_{packet_id}" for packet_id in range(1, 5)]
+    command(client, "SET", keys[0], "12345", "PXAT", until)
+    command(client, "SET", keys[1], "")
+    command(client, "RPUSH", keys[2], "x")
+    assert call(client, "profile_messages", keys, []) == [until, 5, -1, 0, -1, -1, -2, 0]
+
+
+MESSAGE = {
+    "clientId": "meter-7", "topicName": "t", "time": 1_000_000, "qos": 2, "packetId": 1, "packetType": "PUBLISH",
+    "payload": "eA==", "msgExpiryInterval": 100,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("change", "faults"),
+    [
+        ({}, 0),
+        ({"topic": "t", "topicName": None}, 0),
+        ({"packetType": "PUBREL", "payload": None}, 0),
+        ({"userProperties": {"props": [{"k": "a", "v": "b"}]}, "subscriptionIds": []}, 0),
+        ({"payload": None}, 1),
+        ({"time": "now"}, 1),
+        ({"time": 1.5}, 1),
+        ({"msgExpiryInterval": "long"}, 1),
+        ({"topicName": None}, 1),
+        ({"packetId": 2}, 2),
+        ({"clientId": None}, 2),
+        ({"clientId": "meter-8", "qos": -1}, 6),
+        ({"qos": 0}, 8),
+        ({"packetType": "PUBREL", "qos": 1}, 16),
+        ({"packetType": "PINGREQ"}, 16),
+    ],
+)
+def test_contents_are_judged_in_the_server(client: RedisClient, change: dict[str, Any], faults: int) -> None:
+    key = f"{KEYS.messages}_1"
+    fields = {name: value for name, value in (MESSAGE | change).items() if value is not None}
+    command(client, "SET", key, json.dumps(fields))
+    found, fingerprint = call(client, "profile_contents", [key], ["meter-7", 60, 1])
+    assert found == faults
+    assert (fingerprint == 0) == (faults == 1)
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '"a"', "null", "7", "\x00", '{"clientId":' * 2_000])
+def test_record_that_is_no_message_is_unreadable(client: RedisClient, text: str) -> None:
+    key = f"{KEYS.messages}_1"
+    command(client, "SET", key, text)
+    assert call(client, "profile_contents", [key, f"{key}2"], ["meter-7", 60, 1, 12]) == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("interval_s", "longest_s"),
+    [(3_600, 3_600), (None, 60), (0, 0), (-1, 2**32 - 1), (2**31 - 1, 2**32 - 1), (2**32 - 1, 2**32 - 1)],
+)
+def test_life_is_too_long_a_minute_after_its_end(client: RedisClient, interval_s: int | None, longest_s: int) -> None:
+    key = f"{KEYS.messages}_1"
+    time_ms = now_ms()
+    fields = MESSAGE | {"time": time_ms, "msgExpiryInterval": interval_s}
+    end = time_ms + 1_000 * longest_s
+    for until, faults in ((end + 60_000, 0), (end + 60_001, 32)):
+        command(client, "SET", key, json.dumps(fields), "PXAT", until)
+        assert call(client, "profile_contents", [key], ["meter-7", 60, 1])[0] == faults
+
+
+def test_fingerprints_are_equal_for_equal_messages_only(client: RedisClient) -> None:
+    changes: list[dict[str, Any]] = [{}, {"packetId": 2}, {"topicName": "u"}, {"time": 1}, {"payload": "eQ=="}]
+    keys = [f"{KEYS.messages}_{number}" for number in range(len(changes))]
+    for key, change in zip(keys, changes, strict=True):
+        command(client, "SET", key, json.dumps(MESSAGE | change))
+    found = call(client, "profile_contents", keys, ["meter-7", 60, *range(len(changes))])[1::2]
+    assert found[0] == found[1]
+    assert len(set(found)) == 4
+
+
+def test_orphan_is_a_message_without_reference(client: RedisClient) -> None:
+    queue = Queue(client=client, client_id="meter-7")
+    queue.fill(2)
+    command(client, "ZREM", queue.messages, queue.payload(1))
+    keys = [queue.messages, *(queue.payload(packet_id) for packet_id in (1, 2, 3))]
+    assert call(client, "profile_orphans", keys, []) == [1, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "args"),
+    [
+        ("profile_references", [*KEYS], [0, 10]),
+        ("profile_messages", [f"{KEYS.messages}_1"], []),
+        ("profile_contents", [f"{KEYS.messages}_1"], ["meter-7", 60, 1]),
+        ("profile_orphans", [KEYS.messages, f"{KEYS.messages}_1"], []),
+    ],
+)
+def test_script_touches_its_declared_keys_only(
+    client: RedisClient, name: str, keys: list[str], args: list[lua.Value]
+) -> None:
+    Queue(client=client, client_id="meter-7").fill(2)
+    with limited(client, keys) as user:
+        assert call(user, name, keys, args) == call(client, name, keys, args)
+
+
+@pytest.mark.parametrize(
+    ("name", "keys", "args"),
+    [
+        ("profile_references", [*KEYS], [0]),
+        ("profile_references", [*KEYS], [-1, 10]),
+        ("profile_references", [*KEYS], [0, 0]),
+        ("profile_references", [*KEYS], [0, 1_001]),
+        ("profile_references", [KEYS.messages], [0, 10]),
+        ("profile_messages", [], []),
+        ("profile_messages", [KEYS.messages], [1]),
+        ("profile_messages", [KEYS.messages] * 1_001, []),
+        ("profile_contents", [KEYS.messages], ["meter-7", 60]),
+        ("profile_contents", [KEYS.messages], ["meter-7", 0, 1]),
+        ("profile_contents", [KEYS.messages] * 501, ["meter-7", 60, *range(501)]),
+        ("profile_orphans", [KEYS.messages], []),
+        ("profile_orphans", [KEYS.messages] * 1_001, []),
+    ],
+)
+def test_wrong_call_is_refused(client: RedisClient, name: str, keys: list[str], args: list[lua.Value]) -> None:
+    with pytest.raises(UsageError):
+        lua.ScriptCaller(client).call(lua.load(f"quality/{name}"), keys, args)

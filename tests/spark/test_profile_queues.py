@@ -1,0 +1,265 @@
+"""Profiles on record: the rows are those that the reader finds, sums agree with them, and a repeat changes nothing."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet
+import pytest
+from lua_sessions import now_ms
+from planted_queues import HEALTHY, PARAMETERS, PLANTED, SHOWN, plant, plant_healthy, profiled
+from pyspark.sql import SparkSession
+
+from queuekeeper import postgres
+from queuekeeper.errors import UsageError
+from queuekeeper.keyspace import client_slot
+from queuekeeper.migration.job import Environment
+from queuekeeper.postgres import Connection
+from queuekeeper.quality.identity import client_hash
+from queuekeeper.quality.profile import profile_postgres, profile_redis
+from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport
+from queuekeeper.redis_client import nodes
+from tests.spark.world import World
+
+KEY = b"a key of tests"
+CONTENTS = replace(PARAMETERS, contents=True)
+ROOT = Path(__file__).parents[2]
+
+
+def _profile(world: World, parameters: ProfileParameters, **options: Any) -> ProfileReport:
+    return profile_redis(
+        world.spark, redis_url=world.redis_url, postgres_url=world.postgres_url, parameters=parameters,
+        now_ms=now_ms(), key=KEY, **options,
+    )  # fmt: skip
+
+
+def _rows(connection: Connection, profile_id: str) -> dict[str, dict[str, Any]]:
+    cursor = connection.execute("SELECT * FROM queuekeeper.queue_profiles WHERE profile_id = %s", (profile_id,))
+    names = [column.name for column in cursor.description or ()]
+    return {row["client_id"]: row for values in cursor if (row := dict(zip(names, values, strict=True)))}
+
+
+def _bare(row: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("profile_id", "hours", "client_hash")}
+
+
+def _sums(world: World, table: str, profile_id: str, *columns: str) -> tuple[Any, ...]:
+    sums = ", ".join(f"sum({column})" for column in columns)
+    row = world.connection.execute(
+        f"SELECT {sums} FROM queuekeeper.{table} WHERE profile_id = %s", (profile_id,)
+    ).fetchone()
+    assert row is not None
+    return row
+
+
+@pytest.fixture(scope="module")
+def world(make_world: Callable[..., World]) -> World:
+    made = make_world()
+    plant(made.client)
+    plant_healthy(made.client)
+    return made
+
+
+def test_profile_of_redis_is_what_the_reader_finds(world: World, tmp_path: Path) -> None:
+    report = _profile(world, CONTENTS, profile_id="first", parquet_dir=str(tmp_path))
+    expected = profiled(world.client, CONTENTS)
+    rows = _rows(world.connection, "first")
+    assert {name: _bare(row) for name, row in rows.items()} == {name: _bare(row) for name, row in expected.items()}
+    assert {row["client_hash"] for row in rows.values()} == {client_hash(name, key=KEY) for name in rows}
+
+    messages, live = (sum(row[name] for row in expected.values()) for name in ("messages", "live"))
+    harmless = {"dead references", "idle session", "gap", "same message twice"}
+    assert report == replace(
+        report,
+        queues=len(PLANTED) + len(HEALTHY),
+        messages=messages,
+        live=live,
+        faulty_queues=len(PLANTED) - len(harmless),
+    )
+    assert _sums(world, "cohort_profiles", "first", "queues", "messages", "live", "faulty_queues") == (
+        report.queues, messages, live, report.faulty_queues,
+    )  # fmt: skip
+    hours = [hour for row in expected.values() for hour in row["hours"] or ()]
+    assert _sums(world, "expiry_hours", "first", "messages", "payload_bytes") == (
+        sum(hour["messages"] for hour in hours),
+        sum(hour["payload_bytes"] for hour in hours),
+    )
+    (kept,) = world.connection.execute(
+        "SELECT contents, cohort_count, cardinality(cohorts), queues, finished_at IS NOT NULL FROM queuekeeper.profiles"
+    ).fetchall()
+    assert kept == (True, 12, 12, report.queues, True)
+    table = pyarrow.parquet.read_table(str(report.parquet))
+    assert {row["client_id"]: _bare(row) for row in table.to_pylist()} == {
+        name: _bare(row) for name, row in rows.items()
+    }
+
+    # Again under the same name: the same rows. Under another one: only the newest keeps its rows, all keep their sums.
+    assert replace(_profile(world, CONTENTS, profile_id="first"), seconds=0) == replace(report, seconds=0, parquet=None)
+    assert _rows(world.connection, "first") == rows
+    assert _profile(world, replace(CONTENTS, keep_profiles=1), profile_id="second").queues == report.queues
+    assert _rows(world.connection, "first") == {}
+    assert _sums(world, "cohort_profiles", "first", "queues") == (report.queues,)
+
+
+def test_fast_profile_reads_the_cohorts_of_its_turn(world: World) -> None:
+    spec = importlib.util.spec_from_file_location("profile_queues", ROOT / "spark_jobs" / "profile_queues.py")
+    assert spec is not None
+    assert spec.loader is not None
+    job = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(job)
+
+    class Running(Environment):
+        def spark(self, name: str) -> SparkSession:
+            return world.spark
+
+    turn = client_slot("saved") * 96 // 16_384
+    arguments = {"store": "redis", "profile_id": "fast", "parquet_dir": None, "mode": "fast", "turn": turn}
+    result = job._profile(arguments, Running(postgres_url=world.postgres_url, redis_url=world.redis_url))
+    rows = _rows(world.connection, "fast")
+    assert result["cohorts"] == (turn,)
+    assert "saved" in rows
+    assert {row["cohort"] for row in rows.values()} == {turn}
+    assert all(client_slot(name) * 96 // 16_384 == turn for name in rows)
+    assert _bare(rows["saved"]) == _bare(profiled(world.client, ProfileParameters())["saved"])
+
+
+def test_profile_of_a_cluster_keeps_each_queue_with_its_shard(make_world: Callable[..., World]) -> None:
+    world = make_world(target="cluster")
+    plant(world.client)
+    plant_healthy(world.client)
+    report = _profile(world, replace(PARAMETERS, throttle_references_per_s=100_000))
+    expected = profiled(world.client)
+    rows = _rows(world.connection, report.profile_id)
+    assert {name: _bare(row) for name, row in rows.items()} == {name: _bare(row) for name, row in expected.items()}
+    assert {row["shard"] for row in rows.values()} == {name for name, _ in nodes(world.client)}
+
+
+def test_cohort_that_does_not_exist_is_refused_before_anything_is_written(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    with pytest.raises(UsageError, match="cohort 12 is out of range"):
+        _profile(world, replace(PARAMETERS, cohorts="0,12"))
+    assert world.connection.execute("SELECT to_regnamespace('queuekeeper')").fetchone() == (None,)
+
+
+def test_empty_redis_and_turn_without_cohorts_have_empty_profiles(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    report = _profile(world, PARAMETERS)
+    assert (report.queues, report.messages, report.faulty_queues) == (0, 0, 0)
+    nothing = _profile(world, ProfileParameters(mode="fast", cohorts="0-3", turn=9))
+    assert (nothing.cohorts, nothing.queues) == ((), 0)
+
+
+# --- PostgreSQL -----------------------------------------------------------------------------------------------
+
+
+def _third(change: str) -> str:
+    return f"UPDATE device_publish_msg SET {change} WHERE client_id = %(id)s AND serial_number = 1003"
+
+
+def _session(change: str) -> str:
+    return f"UPDATE device_session_ctx SET {change} WHERE client_id = %(id)s"
+
+
+def _more(batches: int) -> str:
+    """Add so many times five messages, and move the counter behind them."""
+    return (
+        "WITH added AS (INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type,"
+        " qos, payload) SELECT client_id, serial_number + 5 * n, topic, time, packet_id + 5 * n, packet_type, qos,"
+        f" payload || n::text::bytea FROM device_publish_msg, generate_series(1, {batches}) AS n"
+        f" WHERE client_id = %(id)s) UPDATE device_session_ctx SET last_packet_id = {5 * batches + 5}"
+        " WHERE client_id = %(id)s"
+    )
+
+
+EXPIRED = "time = time - 10000, msg_expiry_interval = 1"
+# What is wrong -> changes to a healthy queue of five messages, and what they are found as.
+IN_POSTGRES: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
+    "more than the limit": ((_more(4),), {"over_limit": 5}),
+    "past its expiry": ((_third(EXPIRED),), {"dead": 1}),
+    "dead rows crowd": ((_more(3), _third(EXPIRED)), {"dead": 1, "dead_crowding": 1}),
+    "negative serial": ((_third("serial_number = -1"),), {"bad_serials": 1, "serial_gaps": 1, "step_errors": 1}),
+    "step": ((_third("packet_id = 33"),), {"step_errors": 2}),
+    "packet id 0": ((_third("packet_id = 0"),), {"bad_packet_ids": 1}),
+    "packet id null": ((_third("packet_id = NULL"),), {"bad_packet_ids": 1}),
+    "same packet id": ((_third("packet_id = 2"),), {"duplicate_packet_ids": 2, "step_errors": 2}),
+    "no counter": ((_session("last_packet_id = NULL"),), {"counter_missing": 1}),
+    "no packet id as counter": ((_session("last_packet_id = 70000"),), {"counter_invalid": 1}),
+    "counter lags": ((_session("last_packet_id = 3"),), {"counter_behind": 1}),
+    "no session": (
+        ("DELETE FROM device_session_ctx WHERE client_id = %(id)s",),
+        {"missing_session": 1, "counter_missing": 1},
+    ),
+    "large": ((_third("payload = convert_to(repeat('x', 2001), 'UTF8')"),), {"oversized": 1}),
+    "quality 3": ((_third("qos = 3"),), {"bad_qos": 1}),
+    "quality 0": ((_third("qos = 0"),), {"qos_0": 1}),
+    "PUBREL of quality 1": ((_third("packet_type = 'PUBREL'"),), {"bad_packet_types": 1}),
+    "no packet type": ((_third("packet_type = NULL"),), {"bad_packet_types": 1}),
+    "gap": (
+        ("DELETE FROM device_publish_msg WHERE client_id = %(id)s AND serial_number = 1003",),
+        {"serial_gaps": 1},
+    ),
+    "no properties": ((_third("user_properties = '[]'"),), {"unreadable": 1}),
+    "same twice": ((_third("payload = '2', time = time - 1"),), {"duplicate_messages": 2}),
+    "}brace": ((), {"bad_tag": 1}),
+    "<b>": ((), {"odd_characters": 1}),
+    "healthy": ((), {}),
+    # Our own store passes over packet ids that are in use.
+    "passed over": (
+        (
+            "UPDATE device_publish_msg SET packet_id = packet_id + 2 WHERE client_id = %(id)s AND serial_number > 1003",
+            _session("last_packet_id = 7"),
+            "INSERT INTO queuekeeper.session_states (client_id, known_serial) VALUES (%(id)s, 1005)",
+        ),
+        {},
+    ),
+}
+
+
+def test_profile_of_postgres_sees_each_fault_as_itself(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    connection = world.connection
+    connection.execute(postgres.statement("sessions/vendor_schema"))
+    postgres.migrate(connection)
+    now = now_ms()
+    for client_id, (changes, _) in IN_POSTGRES.items():
+        connection.execute(
+            "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos,"
+            " payload) SELECT %(id)s, 1000 + n, 'plant', %(now)s - 1000 + n, n, 'PUBLISH', 1, n::text::bytea"
+            " FROM generate_series(1, 5) AS n",
+            {"id": client_id, "now": now},
+        )
+        connection.execute("INSERT INTO device_session_ctx VALUES (%s, 0, 1005, 5)", (client_id,))
+        for change in changes:
+            connection.execute(change, {"id": client_id})
+    connection.execute("INSERT INTO device_session_ctx VALUES ('idle', 0, 7, 7)")
+
+    report = profile_postgres(
+        world.spark, postgres_url=world.postgres_url, parameters=CONTENTS, now_ms=now, profile_id="tables", key=KEY
+    )
+    rows = _rows(connection, "tables")
+    assert rows.keys() == {*IN_POSTGRES, "idle"}
+    found = {name: {column: row[column] for column in SHOWN if row[column]} for name, row in rows.items()}
+    assert found == {name: dict(faults) for name, (_, faults) in IN_POSTGRES.items()} | {"idle": {}}
+    healthy = rows["healthy"]
+    assert healthy | {
+        "client_hash": client_hash("healthy", key=KEY), "slot": client_slot("healthy"), "messages": 5, "live": 5,
+        "lowest_serial": 1_001.0, "highest_serial": 1_005.0, "last_packet_id": 5, "payload_bytes": 5,
+        "largest_bytes": 1, "orphans": None, "idle_keys": None, "latest_expires_at_ms": now - 995 + 604_800_000,
+    } == healthy  # fmt: skip
+    assert report.messages == sum(row["messages"] for row in rows.values())
+    harmless = {"past its expiry", "gap", "same twice", "healthy", "passed over"}
+    assert report.faulty_queues == len(IN_POSTGRES) - len(harmless)
+    assert _sums(world, "expiry_hours", "tables", "messages") == (report.live,)
+
+    some = profile_postgres(
+        world.spark, postgres_url=world.postgres_url, now_ms=now, profile_id="some", key=KEY,
+        parameters=replace(PARAMETERS, cohorts="0-5"),
+    )  # fmt: skip
+    half = _rows(connection, "some")
+    assert set(half) == {name for name, row in rows.items() if row["cohort"] < 6}
+    assert some.queues == len(half)
+    assert {row["unreadable"] for row in half.values()} == {None}
