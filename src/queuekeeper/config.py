@@ -17,6 +17,7 @@ class Settings(BaseSettings):
     :param spark_master: where Spark runs when no ``spark-submit`` says so.
     :param key_prefix: put before every Redis key; may hold no braces.
     :param reports_dir: where reports are written; ``<home>/reports`` when absent.
+    :param undo_dir: where cleanups and remedies note what they change; ``<home>/undo`` when absent.
     :param hash_key: secret from which reports' names of clients are made; one is made and kept in ``home`` when absent.
     """
 
@@ -28,9 +29,15 @@ class Settings(BaseSettings):
     spark_master: str = "local[*]"
     key_prefix: str = ""
     reports_dir: Path | None = None
+    undo_dir: Path | None = None
     hash_key: SecretStr | None = None
 
     @property
     def reports(self) -> Path:
         """Folder for reports, not yet created."""
         return self.reports_dir or self.home / "reports"
+
+    @property
+    def undo(self) -> Path:
+        """Folder for undo files, not yet created."""
+        return self.undo_dir or self.home / "undo"

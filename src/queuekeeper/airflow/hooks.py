@@ -16,6 +16,7 @@ from airflow.sdk.log import mask_secret
 from queuekeeper import postgres, redis_client
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.errors import UsageError
+from queuekeeper.maintenance.runs import MaintenanceRuns
 from queuekeeper.migration.ledger import MigrationLedger
 
 if TYPE_CHECKING:
@@ -123,6 +124,12 @@ class QueuekeeperPostgresHook(PostgresHook):
         """Open the records of migrations for the length of a ``with`` block."""
         with self.connect() as connection:
             yield MigrationLedger(connection)
+
+    @contextmanager
+    def maintenance_runs(self) -> Iterator[MaintenanceRuns]:
+        """Open the records of cleanups and remedies for the length of a ``with`` block."""
+        with self.connect() as connection:
+            yield MaintenanceRuns(connection)
 
 
 class QueuekeeperRedisHook(RedisHook):

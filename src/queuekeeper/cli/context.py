@@ -20,6 +20,7 @@ from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
 
 if TYPE_CHECKING:
     from queuekeeper.config import Settings
+    from queuekeeper.maintenance.runs import MaintenanceRuns
     from queuekeeper.migration.ledger import MigrationLedger
     from queuekeeper.postgres import Connection
     from queuekeeper.redis_client import RedisClient
@@ -206,6 +207,15 @@ def open_ledger(url: str | None) -> Iterator[MigrationLedger]:
         yield MigrationLedger(connection)
 
 
+@contextmanager
+def open_maintenance_runs(url: str | None) -> Iterator[MaintenanceRuns]:
+    """Open the records of cleanups and remedies for the block."""
+    from queuekeeper.maintenance.runs import MaintenanceRuns
+
+    with postgres_connection(url) as connection:
+        yield MaintenanceRuns(connection)
+
+
 def chosen_plan(ledger: MigrationLedger, plan_id: str | None) -> str:
     """Return the plan that a command is about: the one named, else the newest.
 
@@ -229,6 +239,20 @@ def confirm(question: str, *, yes: bool, as_json: bool) -> None:
         raise RefusedError(f"{question} Nobody can be asked here: repeat the command with --yes")
     if not typer.confirm(question, default=False, err=True):
         raise RefusedError("not confirmed: nothing was written")
+
+
+def rate_of(text: str, what: str) -> int | None:
+    """Return the rate that a command names; none for none.
+
+    :param what: is counted, in the plural.
+    :raises UsageError: when it is no rate.
+    """
+    if text == "none":
+        return None
+    digits = text.replace(",", "").replace("_", "")
+    if not digits.isdecimal() or not 1 <= int(digits) <= 2_147_483_647:
+        raise UsageError(f"the rate is {text!r}: write {what} per second, 1 or more, or none")
+    return int(digits)
 
 
 def person() -> str:

@@ -361,7 +361,7 @@ def throttle(
 
     Example: `queuekeeper migrate throttle 0123456789abcdef 20000`
     """
-    messages_per_s = None if rate == "none" else _rate(rate)
+    messages_per_s = context.rate_of(rate, "messages")
     with context.open_ledger(postgres_url) as ledger:
         ledger.load_plan(plan_id)
         ledger.set_throttle(plan_id, messages_per_s)
@@ -371,13 +371,6 @@ def throttle(
         as_json=as_json,
         pretty=lambda out: out.print(f"Plan {plan_id}: {words}."),
     )
-
-
-def _rate(text: str) -> int:
-    digits = text.replace(",", "").replace("_", "")
-    if not digits.isdecimal() or not 1 <= int(digits) <= 2_147_483_647:
-        raise UsageError(f"the rate is {text!r}: write messages per second, 1 or more, or none")
-    return int(digits)
 
 
 @app.command()

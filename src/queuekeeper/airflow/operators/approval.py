@@ -94,9 +94,11 @@ class ApprovePlanOperator(HITLOperator):
         self.plan_only = plan_only
 
     def execute(self, context: Context) -> Any:
-        """Ask, or skip in a dry run."""
+        """Ask, or skip where the plan is the end of it."""
         if str(self.plan_only) == "True":
-            raise AirflowSkipException("dry run: it ends with the plan; nothing was written to Redis")
+            raise AirflowSkipException(
+                "it ends with the plan: a dry run, or nothing to do; nothing was written to Redis"
+            )
         self.response_timeout = timedelta(minutes=int(self.timeout_minutes))
         return super().execute(context)
 

@@ -1,0 +1,88 @@
+"""Clean sessions in Redis of what has expired, while the broker runs.
+
+References whose message is gone and messages that no reference names are removed; messages without expiry and what is
+left of idle sessions get one. A first pass counts; a person approves; each master is cleaned by a task of its own; a
+second pass shows what is left. No live message is touched: the script that writes looks again.
+
+**Before**: nothing has to be stopped. Start with a dry run.
+
+### If it fails
+
+- **plan**: the log's last line says what to mend: a parameter, a server, a right that the Redis user lacks, with the
+  command that grants it. Nothing was written to Redis. Trigger the DAG again.
+- **check_approval**: the plan was rejected, not answered in time, or is too old. Nothing was written to Redis. Trigger
+  the DAG again.
+- **apply**: it has retried what a retry can mend. Do what the log says, then clear the failed task with its downstream
+  tasks: it goes on where it stopped. The same after its time limit.
+- **report**: clear the task; it only reads.
+
+Step by step, with commands: `docs/runbooks/expired_reference_cleanup.md`. Owner: queuekeeper.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import DAG, TriggerRule
+
+from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.operators.approval import ApprovePlanOperator
+from queuekeeper.airflow.operators.cleanup import (
+    ApplyCleanupOperator,
+    CheckCleanupApprovalOperator,
+    PlanCleanupOperator,
+    ReportCleanupOperator,
+    SummariseCleanupOperator,
+)
+from queuekeeper.airflow.params import expired_reference_cleanup_params
+
+CONNECTIONS = {
+    "postgres_conn_id": "{{ params.postgres_conn_id }}",
+    "redis_conn_id": "{{ params.redis_conn_id }}",
+}
+SUMMARY = "ti.xcom_pull(task_ids='summarise_plan')"
+RUN_ID = "{{ ti.xcom_pull(task_ids='plan') }}"
+
+with DAG(
+    Path(__file__).stem,
+    description="Clean sessions in Redis of what has expired: plan, approve, clean, look again.",
+    doc_md=__doc__,
+    schedule=None,
+    start_date=START,
+    catchup=False,
+    max_active_runs=1,
+    params=expired_reference_cleanup_params(),
+    default_args={**default_args(), **CONNECTIONS},
+    tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
+):
+    plan = PlanCleanupOperator(task_id="plan", pool=Pool.REDIS)
+    summarise = SummariseCleanupOperator(task_id="summarise_plan", maintenance_run_id=RUN_ID, pool=Pool.POSTGRES)
+    approve = ApprovePlanOperator(
+        task_id="approve",
+        subject=f"Clean {{{{ '{{:,}}'.format({SUMMARY}['numbers']['to_do']) }}}} keys and references in Redis?",
+        body=f"{{{{ {SUMMARY}['markdown'] }}}}",
+        plan_only=f"{{{{ params.dry_run or {SUMMARY}['empty'] }}}}",
+        retry_delay=timedelta(seconds=1),
+    )
+    check = CheckCleanupApprovalOperator(
+        task_id="check_approval", maintenance_run_id=RUN_ID, decision=approve.output, pool=Pool.POSTGRES
+    )
+    apply = ApplyCleanupOperator.partial(
+        task_id="apply",
+        maintenance_run_id=RUN_ID,
+        map_index_template="{{ task.shard }}",
+        pool=Pool.REDIS,
+        execution_timeout=timedelta(days=7),
+    ).expand(shard=check.output)
+    # What was done is of interest most when a shard was not finished; without an approval there is nothing to report.
+    report = ReportCleanupOperator(
+        task_id="report", maintenance_run_id=RUN_ID, pool=Pool.REDIS, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
+    )
+    # The run's own verdict: a report alone must not turn a shard that failed green.
+    cleaned = EmptyOperator(task_id="cleaned")
+
+    plan >> summarise >> approve >> check >> apply
+    [check, apply] >> report
+    [apply, report] >> cleaned

@@ -1,0 +1,267 @@
+"""The steps of a cleanup as tasks; what is cleaned and how is in ``queuekeeper.maintenance``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.operators.approval import approver
+from queuekeeper.airflow.params import reject_unknown_of
+from queuekeeper.clock import system_clock
+from queuekeeper.config import Settings
+from queuekeeper.errors import CheckFailed
+from queuekeeper.maintenance.cleanup_model import CleanupParameters
+from queuekeeper.maintenance.cleanup_summary import plan_rows
+from queuekeeper.maintenance.cleanup_undo import remove_old_undo_files
+from queuekeeper.maintenance.expired_references import (
+    apply_cleanup,
+    check_cleanup_plan,
+    load_cleanup_plan,
+    plan_cleanup,
+    report_cleanup,
+    save_cleanup_plan,
+)
+from queuekeeper.postgres import migrate
+from queuekeeper.quality.identity import client_hash, hash_key
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class CleanupOperator(BaseOperator):
+    """What all tasks of a cleanup are given.
+
+    :param postgres_conn_id: where plan, approval and progress are kept (templated).
+    :param redis_conn_id: what is cleaned (templated).
+    """
+
+    template_fields: Sequence[str] = ("postgres_conn_id", "redis_conn_id")
+
+    def __init__(
+        self,
+        *,
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        redis_conn_id: str = REDIS_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.postgres_conn_id = postgres_conn_id
+        self.redis_conn_id = redis_conn_id
+
+    @property
+    def postgres_hook(self) -> QueuekeeperPostgresHook:
+        """Hook of the records."""
+        return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id)
+
+    @property
+    def redis_hook(self) -> QueuekeeperRedisHook:
+        """Hook of the store."""
+        return QueuekeeperRedisHook(self.redis_conn_id)
+
+    def say(self, line: str) -> None:
+        """Write progress to the task's log."""
+        self.log.info("%s", line)
+
+
+class PlanCleanupOperator(CleanupOperator):
+    """Count what a cleanup would do and write it down; nothing is written to Redis.
+
+    As the first task of its DAG it also refuses parameters that the form does not have.
+
+    :param key_prefix: put before every key (templated).
+    :param default_ttl_s: life of a message without expiry (templated).
+    :param session_limit: messages that the broker keeps per session (templated).
+    :param grace_s: age from which a message without reference may go (templated).
+    :param idle_days: how long what is left of an idle session is kept (templated).
+    :param max_operations_per_s: rate; empty for none (templated).
+    :param max_run_minutes: time limit of a task; empty for none (templated).
+    :param shares: tasks that share a single server (templated).
+    :param undo_retention_days: age from which undo files are removed (templated).
+    """
+
+    template_fields: Sequence[str] = (
+        *CleanupOperator.template_fields,
+        "key_prefix",
+        "default_ttl_s",
+        "session_limit",
+        "grace_s",
+        "idle_days",
+        "max_operations_per_s",
+        "max_run_minutes",
+        "shares",
+        "undo_retention_days",
+    )
+
+    def __init__(
+        self,
+        *,
+        key_prefix: str = "{{ params.key_prefix or '' }}",
+        default_ttl_s: int | str = "{{ params.default_ttl_s }}",
+        session_limit: int | str = "{{ params.limit }}",
+        grace_s: int | str = "{{ params.grace_s }}",
+        idle_days: int | str = "{{ params.idle_days }}",
+        max_operations_per_s: int | str = "{{ params.max_operations_per_s or '' }}",
+        max_run_minutes: int | str = "{{ params.max_run_minutes or '' }}",
+        shares: int | str = "{{ params.shares }}",
+        undo_retention_days: int | str = "{{ params.undo_retention_days }}",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.key_prefix = key_prefix
+        self.default_ttl_s = default_ttl_s
+        self.session_limit = session_limit
+        self.grace_s = grace_s
+        self.idle_days = idle_days
+        self.max_operations_per_s = max_operations_per_s
+        self.max_run_minutes = max_run_minutes
+        self.shares = shares
+        self.undo_retention_days = undo_retention_days
+
+    def execute(self, context: Context) -> str:
+        """Return the id of the run that waits for approval."""
+        reject_unknown_of(context)
+        parameters = CleanupParameters(
+            key_prefix=self.key_prefix,
+            default_ttl_s=int(self.default_ttl_s),
+            session_limit=int(self.session_limit),
+            grace_s=int(self.grace_s),
+            idle_days=int(self.idle_days),
+            max_operations_per_s=int(self.max_operations_per_s) if self.max_operations_per_s else None,
+            max_run_minutes=int(self.max_run_minutes) if self.max_run_minutes else None,
+            shares=int(self.shares),
+        )
+        settings = Settings()
+        now_ms = system_clock()
+        old = remove_old_undo_files(settings.undo, days=int(self.undo_retention_days), now_ms=now_ms)
+        self.log.info("Looking for what has expired; %s undo files were old and are gone", old)
+        key = hash_key(settings)
+        with self.postgres_hook.connect() as connection, self.redis_hook.connect() as client:
+            migrate(connection)
+            plan = plan_cleanup(
+                client,
+                parameters=parameters,
+                now_ms=now_ms,
+                name_client=lambda client_id: client_hash(client_id, key=key),
+                say=self.say,
+            )
+        with self.postgres_hook.maintenance_runs() as runs:
+            run_id = save_cleanup_plan(runs, plan).maintenance_run_id
+        self.log.info("Run %s: %s", run_id, plan.counts)
+        return run_id
+
+
+class SummariseCleanupOperator(CleanupOperator):
+    """Put the plan of a cleanup in a few lines.
+
+    :param maintenance_run_id: the run (templated).
+    """
+
+    template_fields: Sequence[str] = (*CleanupOperator.template_fields, "maintenance_run_id")
+
+    def __init__(self, *, maintenance_run_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.maintenance_run_id = maintenance_run_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return numbers and Markdown, and whether there is nothing to do."""
+        with self.postgres_hook.maintenance_runs() as runs:
+            plan = load_cleanup_plan(runs, self.maintenance_run_id)
+        rows = [("Run", f"`{self.maintenance_run_id}`"), *plan_rows(plan)]
+        markdown = "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)])
+        self.log.info("Run %s in short:\n%s", self.maintenance_run_id, markdown)
+        return {
+            "maintenance_run_id": self.maintenance_run_id,
+            "numbers": asdict(plan.counts) | {"to_do": plan.counts.to_do},
+            "empty": plan.empty,
+            "markdown": markdown,
+        }
+
+
+class CheckCleanupApprovalOperator(CleanupOperator):
+    """Read the answer, check that the plan may still be carried out, note who agreed, and share out the work.
+
+    :param maintenance_run_id: run that was put before the person (templated).
+    :param decision: what :class:`~queuekeeper.airflow.operators.approval.ApprovePlanOperator` returned (templated).
+    """
+
+    template_fields: Sequence[str] = (*CleanupOperator.template_fields, "maintenance_run_id", "decision")
+
+    def __init__(self, *, maintenance_run_id: str, decision: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.maintenance_run_id = maintenance_run_id
+        self.decision = decision
+
+    def execute(self, context: Context) -> list[str]:
+        """Return the shards to clean."""
+        approved_by = approver(self.maintenance_run_id, self.decision)
+        with self.postgres_hook.maintenance_runs() as runs:
+            plan = load_cleanup_plan(runs, self.maintenance_run_id)
+            check_cleanup_plan(plan, now_ms=system_clock())
+            runs.approve(self.maintenance_run_id, approved_by)
+        shards = [each.shard for each in plan.shards]
+        self.log.info("Run %s was approved by %s; cleaning %s", self.maintenance_run_id, approved_by, ", ".join(shards))
+        return shards
+
+
+class ApplyCleanupOperator(CleanupOperator):
+    """Clean one shard of an approved plan; repeating it goes on where it stopped.
+
+    :param maintenance_run_id: the run (templated).
+    :param shard: one of the plan's shards; mapped (templated).
+    """
+
+    template_fields: Sequence[str] = (*CleanupOperator.template_fields, "maintenance_run_id", "shard")
+
+    def __init__(self, *, maintenance_run_id: str, shard: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.maintenance_run_id = maintenance_run_id
+        self.shard = shard
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return what was done; a shard that is not done fails the task once that is noted."""
+        self.log.info("Cleaning %s for run %s", self.shard, self.maintenance_run_id)
+        with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
+            report = apply_cleanup(
+                client,
+                runs=runs,
+                run_id=self.maintenance_run_id,
+                shard=self.shard,
+                undo_directory=Settings().undo,
+                say=self.say,
+            )
+        self.log.info("%s: %s", self.shard, report.counts)
+        if report.undo_file:
+            self.log.info("What can be taken back stands in %s", report.undo_file)
+        if not report.done:
+            raise CheckFailed(f"{self.shard} is not done: {report.stopped}")
+        return asdict(report)
+
+
+class ReportCleanupOperator(CleanupOperator):
+    """Plan a second time and say what was done and what is left.
+
+    :param maintenance_run_id: the run (templated).
+    """
+
+    template_fields: Sequence[str] = (*CleanupOperator.template_fields, "maintenance_run_id")
+
+    def __init__(self, *, maintenance_run_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.maintenance_run_id = maintenance_run_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return plan, deed and rest."""
+        with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
+            outcome = report_cleanup(
+                client, runs=runs, run_id=self.maintenance_run_id, now_ms=system_clock(), say=self.say
+            )
+        verdict = "clean" if outcome.clean else f"{outcome.left.to_do:,} left, which may have expired since"
+        self.log.info(
+            "Run %s: %s. Planned %s, done %s", outcome.maintenance_run_id, verdict, outcome.planned, outcome.counts
+        )
+        return asdict(outcome) | {"clean": outcome.clean}

@@ -1,0 +1,187 @@
+"""The cleanup through Airflow: its form, its wiring, its operators, and whole runs by ``dag.test()``."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.sdk.exceptions import ParamValidationError
+from airflow.utils.db import initdb
+
+from queuekeeper import postgres
+from queuekeeper.airflow.operators.cleanup import (
+    ApplyCleanupOperator,
+    CheckCleanupApprovalOperator,
+    PlanCleanupOperator,
+)
+from queuekeeper.errors import CheckFailed, RefusedError, UsageError
+from queuekeeper.maintenance.cleanup_model import CleanupParameters, CleanupReport
+from queuekeeper.maintenance.runs import RunState
+from queuekeeper.redis_client import connect
+from tests.cleanup_world import World
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.sdk import DAG
+
+pytestmark = [pytest.mark.dags, pytest.mark.timeout(300)]
+
+ANSWER = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}
+
+
+@pytest.fixture
+def cleanup(dag_bag: DagBag) -> DAG:
+    """The DAG, as a copy of the test's own."""
+    return copy.deepcopy(dag_bag.dags["expired_reference_cleanup"])
+
+
+@pytest.fixture
+def world(
+    valkey_url: str,
+    postgres_url: str,
+    connections: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[World]:
+    """A store with dead references, and Airflow's connections to it."""
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
+    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
+    with connect(valkey_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
+        found = World(client, connection, tmp_path / "undo")
+        for number in range(20):
+            device = found.device(f"secret-device-{number}")
+            device.add(3)
+            device.expire(1)
+        yield found
+
+
+def states(run: Any) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for task in run.get_task_instances():
+        found.setdefault(task.task_id, set()).add(task.state)
+    return found
+
+
+def test_dry_run_ends_with_the_plan(cleanup: DAG, world: World) -> None:
+    initdb()
+    before = world.contents()
+    run = cleanup.test(run_conf={"dry_run": True})
+    assert run.state == "success"
+    assert states(run) == {
+        "plan": {"success"},
+        "summarise_plan": {"success"},
+        **{name: {"skipped"} for name in ("approve", "check_approval", "apply", "report", "cleaned")},
+    }
+    assert world.contents() == before
+
+
+def test_approved_run_cleans_every_share_and_reports(
+    cleanup: DAG, world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    initdb()
+    monkeypatch.setattr(HITLOperator, "execute", lambda *_: ANSWER)
+    run = cleanup.test(run_conf={"shares": 2})
+    log = "".join(capfd.readouterr())
+    assert run.state == "success"
+    assert {state for found in states(run).values() for state in found} == {"success"}
+    assert len([task for task in run.get_task_instances() if task.task_id == "apply"]) == 2
+    run_id = world.runs.latest_id("expired_reference_cleanup")
+    assert run_id is not None
+    stored = world.runs.load(run_id)
+    assert (stored.state, stored.approved_by) == (RunState.DONE, "ada")
+    assert stored.report is not None
+    assert (stored.report["clean"], stored.report["counts"]["dead_references"]) == (True, 20)
+    assert world.device("secret-device-0").references() == [2, 3]
+    assert "secret-device" not in log + json.dumps([stored.plan, stored.report])
+    assert len(list(world.undo.iterdir())) == 2
+
+
+def test_run_with_nothing_to_do_asks_nobody(cleanup: DAG, world: World) -> None:
+    initdb()
+    world.client.flushall()
+    run = cleanup.test()
+    assert run.state == "success"
+    assert states(run)["approve"] == {"skipped"}
+
+
+def test_unknown_parameter_is_named(cleanup: DAG, world: World) -> None:
+    initdb()
+    with pytest.raises(UsageError, match=r"unknown parameter 'idle_day' \(did you mean 'idle_days'\?\)"):
+        PlanCleanupOperator(task_id="plan").execute({"dag_run": FakeRun({"idle_day": 3}), "dag": cleanup})  # type: ignore[typeddict-item]
+
+
+class FakeRun:
+    def __init__(self, conf: dict[str, Any]) -> None:
+        self.conf = conf
+
+
+def test_rejection_writes_nothing(world: World) -> None:
+    postgres.migrate(world.connection)
+    run_id, _ = world.approved()
+    with pytest.raises(
+        RefusedError, match=f"plan {run_id} was rejected, as nobody answered in time: nothing was written"
+    ):
+        CheckCleanupApprovalOperator(
+            task_id="check",
+            maintenance_run_id=run_id,
+            decision={"chosen_options": ["Reject"], "responded_by_user": None},
+        ).execute({})
+
+
+def test_shard_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    postgres.migrate(world.connection)
+    run_id, (shard,) = world.approved()
+    done = world.apply(run_id, shard)
+    stopped = CleanupReport(
+        maintenance_run_id=run_id, shard=shard, done=False, stopped="its 5 minutes are over", counts=done.counts,
+        seconds=1.0, undo_file="",
+    )  # fmt: skip
+    monkeypatch.setattr("queuekeeper.airflow.operators.cleanup.apply_cleanup", lambda *_, **__: stopped)
+    with pytest.raises(CheckFailed, match=f"^{shard} is not done: its 5 minutes are over$"):
+        ApplyCleanupOperator(task_id="apply", maintenance_run_id=run_id, shard=shard).execute({})
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("dry_run", "yes"),
+        ("default_ttl_s", 0),
+        ("limit", 65_536),
+        ("grace_s", 0),
+        ("idle_days", 0),
+        ("max_operations_per_s", 0),
+        ("max_run_minutes", 1.5),
+        ("shares", 65),
+        ("undo_retention_days", 0),
+        ("key_prefix", "{a}"),
+        ("approval_timeout_minutes", 0),
+        ("redis_conn_id", "a b"),
+    ],
+)
+def test_bad_values_are_refused_by_the_form(cleanup: DAG, name: str, value: Any) -> None:
+    with pytest.raises(ParamValidationError, match=f"Invalid input for param {name}"):
+        cleanup.params[name] = value
+
+
+def test_defaults_are_those_of_the_cleanup_itself(cleanup: DAG) -> None:
+    params, defaults = cleanup.params.dump(), CleanupParameters()
+    for name in ("default_ttl_s", "grace_s", "idle_days", "max_operations_per_s", "max_run_minutes", "shares"):
+        assert params[name] == getattr(defaults, name)
+    assert params["limit"] == defaults.session_limit
+
+
+def test_it_is_wired_as_it_is_drawn(cleanup: DAG) -> None:
+    assert {task.task_id: set(task.upstream_task_ids) for task in cleanup.tasks} == {
+        "plan": set(),
+        "summarise_plan": {"plan"},
+        "approve": {"summarise_plan"},
+        "check_approval": {"approve"},
+        "apply": {"check_approval"},
+        "report": {"check_approval", "apply"},
+        "cleaned": {"apply", "report"},
+    }
