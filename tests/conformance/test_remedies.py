@@ -221,6 +221,19 @@ def test_counter_that_is_no_packet_id_is_set(bench: Bench, text: str | None) -> 
     assert bench.undo("repair_counter").left == {"there was no counter before": 1}
 
 
+def test_counter_of_a_broker_passes_over_the_packet_ids_of_waiting_messages(bench: Bench) -> None:
+    bench.save()
+    bench.any.delete(session_keys(C).session)
+    # The broker has come round: the newest message is far behind, and 3 and 4 wait where it gives out next.
+    bench.any.zrem(session_keys(C).messages, bench.payload(5), bench.payload(6))
+    bench.any.zadd(session_keys(C).messages, {bench.payload(60_000): 9})
+    bench.any.set(session_keys(C).last_packet_id, 2)
+
+    assert bench.apply(bench.plan("repair_counter")).done == {"counter moved forward": 1}
+    assert bench.any.get(session_keys(C).last_packet_id) == b"4"
+    assert bench.plan("repair_counter").is_empty
+
+
 def test_counter_never_goes_back(bench: Bench) -> None:
     bench.save()
     bench.any.set(session_keys(C).last_packet_id, 30_000)

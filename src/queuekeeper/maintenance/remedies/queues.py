@@ -27,6 +27,20 @@ class Selection:
     client_hashes: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Queues of a judgement of quality, and the rules that it went by.
+
+    :param limit: messages that a session may hold.
+    :param default_ttl_s: life of a message whose publisher set no expiry.
+    """
+
+    quality_run_id: str
+    queues: tuple[Queue, ...]
+    limit: int
+    default_ttl_s: int
+
+
 def named_queues(client_ids: Iterable[str], *, key: bytes) -> list[Queue]:
     """Return queues by their client ids, each once.
 
@@ -39,7 +53,7 @@ def named_queues(client_ids: Iterable[str], *, key: bytes) -> list[Queue]:
     return [Queue(client_id=client_id, client_hash=client_hash(client_id, key=key)) for client_id in found]
 
 
-def failed_queues(connection: Connection, *, remedy: str, selection: Selection) -> list[Queue]:
+def failed_queues(connection: Connection, *, remedy: str, selection: Selection) -> Judged:
     """Return the queues of Redis that a judgement of quality found in need of a remedy, in the order of their hashes.
 
     :raises UsageError: when there is no such judgement, cohort or client hash.
@@ -51,7 +65,7 @@ def failed_queues(connection: Connection, *, remedy: str, selection: Selection) 
         if run is None:
             wanted = f"quality run {selection.quality_run_id!r}" if selection.quality_run_id else "quality run yet"
             raise UsageError(f"there is no {wanted} with a profile of Redis: run `queuekeeper quality run` first")
-        quality_run_id, profile_ids, cohort_count = run
+        quality_run_id, profile_ids, cohort_count, limit, default_ttl_s = run
         cohorts = parse_cohorts(selection.cohorts, count=cohort_count)
         rows = connection.execute(
             statement("maintenance/queues_to_repair"),
@@ -62,11 +76,11 @@ def failed_queues(connection: Connection, *, remedy: str, selection: Selection) 
                 "client_hashes": list(selection.client_hashes) or None,
             },
         ).fetchall()
-    queues = [Queue(client_id=client_id, client_hash=digest) for client_id, digest in rows]
+    queues = tuple(Queue(client_id=client_id, client_hash=digest) for client_id, digest in rows)
     missing = sorted(set(selection.client_hashes) - {queue.client_hash for queue in queues})
     if missing:
         raise UsageError(f"quality run {quality_run_id} knows no queue {_listed(missing)} in these cohorts")
-    return queues
+    return Judged(quality_run_id=quality_run_id, queues=queues, limit=limit, default_ttl_s=default_ttl_s)
 
 
 def _listed(names: Sequence[str]) -> str:

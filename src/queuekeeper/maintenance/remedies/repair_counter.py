@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.maintenance.remedies.model import Effect, Queue, SimpleRemedy
-from queuekeeper.maintenance.remedies.world import REFERENCES_PER_CALL, World
+from queuekeeper.maintenance.remedies.world import World
 
 HALF = 32_768
 """Packet ids come round: what is less than this ahead lies before us, the rest behind."""
@@ -19,27 +19,33 @@ class RepairCounter(SimpleRemedy):
     """See ``purpose``."""
 
     name = "repair_counter"
-    purpose = "Moves the last packet id forward to that of the newest message, also where it is missing; never back."
+    purpose = (
+        "Moves the last packet id forward to that of the newest message, also where it is missing, and past packet ids "
+        "that the broker would give out a second time; never back."
+    )
     undo_words = "A counter that was moved goes back, if no packet id was given out since; one that was missing stays."
 
     def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
-        """Return one effect when the counter is missing, no packet id, or behind."""
+        """Return one effect when the counter is missing, no packet id, or leads to messages that wait."""
         state = world.state(queue)
-        keys = world.keys(queue)
-        start = max(0, state.references - REFERENCES_PER_CALL)
-        page = world.call("list_references", [keys.messages], ["rank", start, REFERENCES_PER_CALL])
-        stem = world.payload(queue, "").encode()
-        newest = next((found for member in reversed(page[::2]) if (found := _packet_id(member, stem))), None)
-        if newest is None:
-            return []
         text = state.last_packet_id
-        last = _valid(text)
-        if not last:
-            return [Effect(kind=_SET, packet_id=newest, before=text, after=newest)]
-        # What our own store gave out last is right, however far the newest message lies behind it.
-        if state.fields.get("saved_last_packet_id") == text or not 0 < (newest - last) % MAX_PACKET_ID < HALF:
+        # What our own store gave out last is right, however far the newest message lies behind it; and it passes over
+        # packet ids that are in use.
+        if state.references == 0 or (text and state.fields.get("saved_last_packet_id") == text):
             return []
-        return [Effect(kind=_MOVED, packet_id=newest, before=text, after=newest)]
+        waiting = [each.packet_id for each in world.references(queue) if each.packet_id is not None]
+        if not waiting:
+            return []
+        last = _valid(text)
+        newest = waiting[-1]
+        target = newest if last is None or 0 < (newest - last) % MAX_PACKET_ID < HALF else last
+        in_use = set(waiting)
+        # TBMQ gives out the next one, and would overwrite the message that has it.
+        while (following := target % MAX_PACKET_ID + 1) in in_use and following != newest:
+            target = following
+        if target == last:
+            return []
+        return [Effect(kind=_MOVED if last else _SET, packet_id=newest, before=text, after=target)]
 
     def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Set it where it still is what was found."""
@@ -60,10 +66,6 @@ class RepairCounter(SimpleRemedy):
 def _set(world: World, queue: Queue, *, expected: str, to: str) -> bool:
     keys = world.keys(queue)
     return bool(world.call("set_last_packet_id", [keys.last_packet_id, keys.session], [expected, to, ""]))
-
-
-def _packet_id(member: bytes, stem: bytes) -> int | None:
-    return _valid(member[len(stem) :].decode("utf-8", "replace")) if member.startswith(stem) else None
 
 
 def _valid(text: str) -> int | None:

@@ -1,0 +1,68 @@
+"""Mend one kind of fault in sessions that Redis holds, while the broker works.
+
+A judgement of quality (`queue_quality`) says which queues are faulty. The chosen remedy looks at each of them and plans
+exactly what it would change; a person approves; every change is made by a script that looks once more, and is noted in
+an undo file before. A second plan shows what is left.
+
+### If it fails
+
+- **plan**: the log's last line says what to mend: a parameter, a server, a missing privilege, no judgement of quality
+  yet. Nothing was written to Redis. Trigger the DAG again.
+- **apply**: it was rejected or not answered in time, and nothing was written; or a server went away: clear the task,
+  and it does the rest.
+- **report**: clear the task; it only reads.
+
+Step by step, with commands: `docs/runbooks/session_repair.md`. Owner: queuekeeper.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG
+
+from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.operators.approval import ApprovePlanOperator
+from queuekeeper.airflow.operators.repair import (
+    ApplyRepairOperator,
+    PlanRepairOperator,
+    ReportRepairOperator,
+    SummariseRepairOperator,
+)
+from queuekeeper.airflow.params import session_repair_params
+
+CONNECTIONS = {
+    "postgres_conn_id": "{{ params.postgres_conn_id }}",
+    "redis_conn_id": "{{ params.redis_conn_id }}",
+}
+REDIS: dict[str, Any] = {"pool": Pool.REDIS.value, "execution_timeout": timedelta(hours=12)}
+PLAN = "ti.xcom_pull(task_ids='plan')"
+RUN_ID = f"{{{{ {PLAN}['maintenance_run_id'] }}}}"
+
+with DAG(
+    Path(__file__).stem,
+    description="Mend one kind of fault in sessions: plan, approve, apply, report.",
+    doc_md=__doc__,
+    schedule=None,
+    start_date=START,
+    catchup=False,
+    max_active_runs=1,
+    params=session_repair_params(),
+    default_args={**default_args(), **CONNECTIONS},
+    tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
+):
+    plan = PlanRepairOperator(task_id="plan", **REDIS)
+    summarise = SummariseRepairOperator(task_id="summarise", run_id=RUN_ID, pool=Pool.POSTGRES)
+    approve = ApprovePlanOperator(
+        task_id="approve",
+        subject=f"{{{{ params.remedy }}}}: make {{{{ '{{:,}}'.format({PLAN}['changes']) }}}} changes in Redis?",
+        body="{{ ti.xcom_pull(task_ids='summarise')['markdown'] }}",
+        plan_only=f"{{{{ params.dry_run or {PLAN}['changes'] == 0 }}}}",
+        retry_delay=timedelta(seconds=1),
+    )
+    mend = ApplyRepairOperator(task_id="apply", run_id=RUN_ID, decision=approve.output, **REDIS)
+    report = ReportRepairOperator(task_id="report", run_id=RUN_ID, **REDIS)
+
+    plan >> summarise >> approve >> mend >> report

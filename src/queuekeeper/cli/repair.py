@@ -1,0 +1,264 @@
+"""``queuekeeper repair``: mend sessions by one remedy: plan, ask, do, take back; what a remedy does is its own."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from queuekeeper.cli import context
+from queuekeeper.cli.output import pairs, plain, printable, record, screen, show, table
+from queuekeeper.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from queuekeeper.maintenance.remedies import RemedyPlan, RemedyReport
+
+app = typer.Typer(no_args_is_help=True, help="Mend one kind of fault in sessions that Redis holds.")
+
+_HELP = {
+    "repair_counter": "Move the last packet id forward to that of the newest message; never back.",
+    "repair_ttl": "Give messages the end that their own time and expiry say; no life is made longer.",
+    "reorder_from_source": "Put messages back into the order of PostgreSQL's serials.",
+    "unlink_orphans": "Set records aside that no reference names.",
+    "remove_duplicates": "Set messages aside that repeat an earlier one; the oldest stays.",
+    "rekey_clients": "Move sessions of ids that begin with } or % to keys in one slot. There is no undo.",
+    "trim_dead_first": "Bring queues down to the limit, dead references first. There is no undo.",
+    "quarantine_messages": "Set records aside that nobody can read, or that belong elsewhere.",
+    "replay_quarantined": "Bring records back from the quarantine that can be read now.",
+}
+
+
+@app.callback()
+def _group() -> None:
+    """Mend one kind of fault in sessions that Redis holds.
+
+    Each command plans first, says how it can be undone, and asks. It treats the sessions named, or those that failed
+    the remedy's check in a quality run.
+    """
+
+
+def _command(remedy: str) -> Callable[..., None]:
+    def repair(
+        client_ids: Annotated[
+            list[str] | None, typer.Argument(metavar="CLIENT", help="The MQTT client ids of the sessions.")
+        ] = None,
+        *,
+        quality_run: Annotated[
+            str | None,
+            typer.Option(help="Treat the queues that failed the check in this quality run; 'latest' is the newest."),
+        ] = None,
+        client_hash: Annotated[
+            list[str] | None,
+            typer.Option(help="Of the quality run only this queue, by its name in reports; repeatable."),
+        ] = None,
+        cohorts: Annotated[str, typer.Option(help="Of the quality run only these cohorts: all, or 0-3,7.")] = "all",
+        limit: Annotated[
+            int | None, typer.Option(help="Messages that a session may hold.", show_default="10000")
+        ] = None,
+        default_ttl_s: Annotated[
+            int | None,
+            typer.Option(help="Life in seconds of a message without an expiry.", show_default="604800"),
+        ] = None,
+        keep_s: Annotated[
+            int, typer.Option(help="How long records that are set aside are kept, in seconds.")
+        ] = 604_800,
+        max_operations_per_s: Annotated[
+            int | None, typer.Option(min=1, help="Keys asked for per second; none is as fast as it goes.")
+        ] = None,
+        key_prefix: Annotated[str | None, typer.Option(help="Prefix of the Redis keys.")] = None,
+        undo_file: Annotated[
+            Path | None, typer.Option(help="Where to note what is changed.", show_default="QUEUEKEEPER_HOME/undo/...")
+        ] = None,
+        dry_run: context.DryRun = False,
+        yes: context.Yes = False,
+        postgres_url: context.PostgresUrl = None,
+        redis_url: context.RedisUrl = None,
+        as_json: context.AsJson = False,
+    ) -> None:
+        _repair(
+            remedy,
+            client_ids=client_ids or [],
+            quality_run=quality_run,
+            client_hashes=client_hash or [],
+            cohorts=cohorts,
+            chosen={"limit": limit, "default_ttl_s": default_ttl_s, "keep_s": keep_s},
+            max_operations_per_s=max_operations_per_s,
+            key_prefix=key_prefix,
+            undo_file=undo_file,
+            dry_run=dry_run,
+            yes=yes,
+            postgres_url=postgres_url,
+            redis_url=redis_url,
+            as_json=as_json,
+        )
+
+    repair.__doc__ = f"{_HELP[remedy]}\n\nExample: `queuekeeper repair {remedy} meter-17 --dry-run`"
+    return repair
+
+
+for _name, _words in _HELP.items():
+    app.command(_name, short_help=_words)(_command(_name))
+
+
+def _repair(
+    remedy: str,
+    *,
+    client_ids: list[str],
+    quality_run: str | None,
+    client_hashes: list[str],
+    cohorts: str,
+    chosen: dict[str, int | None],
+    max_operations_per_s: int | None,
+    key_prefix: str | None,
+    undo_file: Path | None,
+    dry_run: bool,
+    yes: bool,
+    postgres_url: str | None,
+    redis_url: str | None,
+    as_json: bool,
+) -> None:
+    from queuekeeper.clock import Pace, system_clock
+    from queuekeeper.maintenance.remedies import RemedyParameters, plan_remedy
+    from queuekeeper.maintenance.remedies.queues import Selection, failed_queues, named_queues
+    from queuekeeper.maintenance.remedies.records import apply_recorded, record_plan
+    from queuekeeper.maintenance.remedies.registry import remedy_named
+    from queuekeeper.maintenance.runs import MaintenanceRuns
+    from queuekeeper.quality.identity import hash_key
+
+    if bool(client_ids) == (quality_run is not None):
+        raise UsageError("name either client ids or --quality-run: whose sessions are to be looked at?")
+    settings = context.settings()
+    options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    options["key_prefix"] = settings.key_prefix if key_prefix is None else key_prefix
+    with ExitStack() as opened:
+        # A dry run on sessions that are named needs Redis only.
+        wants_postgres = not dry_run or quality_run is not None or remedy_named(remedy).reads_source
+        connection = opened.enter_context(context.postgres_connection(postgres_url)) if wants_postgres else None
+        client = opened.enter_context(context.redis_connection(redis_url))
+        if quality_run is None:
+            queues = tuple(named_queues(client_ids, key=hash_key(settings)))
+            selection = Selection(client_hashes=tuple(queue.client_hash for queue in queues))
+        else:
+            assert connection is not None
+            wanted = "" if quality_run == "latest" else quality_run
+            selection = Selection(quality_run_id=wanted, cohorts=cohorts, client_hashes=tuple(client_hashes))
+            judged = failed_queues(connection, remedy=remedy, selection=selection)
+            queues = judged.queues
+            options = {"limit": judged.limit, "default_ttl_s": judged.default_ttl_s} | options
+        parameters = RemedyParameters(**options)
+        with screen(stderr=True).status(f"Looking at {len(queues):,} sessions"):
+            plan = plan_remedy(
+                client,
+                remedy=remedy,
+                queues=queues,
+                parameters=parameters,
+                source=connection,
+                pace=Pace(lambda: max_operations_per_s),
+            )
+        if dry_run or plan.is_empty:
+            show(plan.as_record(), as_json=as_json, pretty=lambda out: _show_plan(out, plan))
+            return
+        if not as_json:
+            _show_plan(screen(stderr=True), plan)
+        context.confirm(f"{sum(plan.effects.values()):,} changes will be made in Redis.", yes=yes, as_json=as_json)
+        assert connection is not None
+        runs = MaintenanceRuns(connection)
+        run = record_plan(runs, plan, selection=selection, now_ms=system_clock(), operations_per_s=max_operations_per_s)
+        runs.approve(run.maintenance_run_id, context.person())
+        report = apply_recorded(
+            client,
+            runs=runs,
+            run_id=run.maintenance_run_id,
+            queues=queues,
+            undo_directory=settings.home / "undo",
+            undo_file=undo_file,
+            source=connection,
+            say=_say(as_json=as_json),
+        )
+    facts = {"maintenance_run_id": run.maintenance_run_id, **asdict(report)}
+    show(facts, as_json=as_json, pretty=lambda out: _show_report(out, run.maintenance_run_id, report))
+
+
+@app.command(short_help="Take a repair back by its undo file.")
+def undo(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="Undo file that a repair has written.")],
+    *,
+    max_operations_per_s: Annotated[
+        int | None, typer.Option(min=1, help="Keys asked for per second; none is as fast as it goes.")
+    ] = None,
+    dry_run: context.DryRun = False,
+    yes: context.Yes = False,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Take a repair back, where nobody has used the place since.
+
+    Example: `queuekeeper repair undo 3f2a9c0d11e47b58.repair.jsonl --dry-run`
+    """
+    from queuekeeper.clock import Pace
+    from queuekeeper.maintenance.remedies import undo_remedy
+    from queuekeeper.quality.identity import hash_key
+
+    key = hash_key(context.settings())
+    with context.redis_connection(redis_url) as client:
+        report = undo_remedy(client, path=file, key=key, dry_run=True)
+        if not dry_run:
+            context.confirm(
+                f"Up to {report.restored:,} changes of {report.remedy} will be taken back.", yes=yes, as_json=as_json
+            )
+            report = undo_remedy(client, path=file, key=key, pace=Pace(lambda: max_operations_per_s))
+
+    def pretty(out: Console) -> None:
+        out.print(record("Dry run" if dry_run else "Undo", report))
+        if report.left:
+            out.print(table("Left as they are", ("reason", "changes"), report.left.items()))
+
+    show(report, as_json=as_json, pretty=pretty)
+
+
+def _say(*, as_json: bool) -> Callable[[str], None]:
+    def say(text: str) -> None:
+        if not as_json:
+            screen(stderr=True).print(f"{time.strftime('%H:%M:%S')} {printable(text)}")
+
+    return say
+
+
+def _show_plan(out: Console, plan: RemedyPlan) -> None:
+    facts: dict[str, Any] = {
+        "remedy": plan.remedy,
+        "sessions looked at": plan.looked_at,
+        "sessions to mend": sum(bool(queue.effects) for queue in plan.queues),
+        "undo": plan.undo,
+    }
+    out.print(pairs("Plan", facts))
+    if plan.effects:
+        out.print(table("Changes", ("what", "number"), plan.effects.items()))
+        names = list(dict.fromkeys(name for example in plan.examples for name in example))
+        rows = [[_text(example.get(name)) for name in names] for example in plan.examples]
+        out.print(table("Some of them", [name.replace("_", " ") for name in names], rows))
+    else:
+        out.print("\nThere is nothing to do.")
+    if plan.refusals:
+        out.print(table("Sessions that cannot be treated", ("reason", "sessions"), plan.refusals.items()))
+
+
+def _show_report(out: Console, run_id: str, report: RemedyReport) -> None:
+    facts = {"run": run_id, "sessions treated": report.queues, "changed meanwhile": report.changed}
+    facts |= {"not in the plan": report.not_planned, "seconds": report.seconds, "undo file": report.undo_file or None}
+    out.print(pairs("Done", facts))
+    out.print(table("Changes", ("what", "number"), report.done.items()))
+    if report.refusals:
+        out.print(table("Sessions that could not be treated", ("reason", "sessions"), report.refusals.items()))
+
+
+def _text(value: Any) -> Any:
+    return None if value is None else str(plain(value))

@@ -1,0 +1,184 @@
+"""Remedies with their records: a plan is kept, a person approves it, and what was done stands beside it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from queuekeeper.clock import Clock, Pace, system_clock
+from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.maintenance.remedies.model import Queue, RemedyParameters, RemedyPlan, RemedyReport
+from queuekeeper.maintenance.remedies.queues import Selection
+from queuekeeper.maintenance.remedies.registry import remedy_named
+from queuekeeper.maintenance.remedies.run import apply_remedy
+from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
+from queuekeeper.migration.model import code_version
+from queuekeeper.postgres import Connection
+from queuekeeper.redis_client import RedisClient
+
+SHARE = "queues"
+"""A remedy's work is one share: it goes from queue to queue."""
+
+PLAN_VALID_MS = 7 * 86_400_000
+
+
+def record_plan(
+    runs: MaintenanceRuns,
+    plan: RemedyPlan,
+    *,
+    selection: Selection,
+    now_ms: int,
+    operations_per_s: int | None = None,
+) -> MaintenanceRun:
+    """Keep a plan and return it as a run that waits for approval.
+
+    :param selection: which queues were looked at.
+    """
+    parameters = {
+        **asdict(plan.parameters),
+        "selection": {**asdict(selection), "client_hashes": list(selection.client_hashes)},
+        "release": code_version(),
+        "as_of_ms": now_ms,
+    }
+    return runs.save_plan(
+        kind=plan.remedy, parameters=parameters, plan=plan.as_record(), operations_per_s=operations_per_s
+    )
+
+
+def recorded_plan(run: MaintenanceRun) -> tuple[RemedyPlan, Selection]:
+    """Return what :func:`record_plan` was given.
+
+    :raises UsageError: when the run is none of a remedy.
+    """
+    remedy_named(run.kind)
+    chosen = run.parameters["selection"]
+    known = {name: run.parameters[name] for name in RemedyParameters.__dataclass_fields__}
+    selection = Selection(**{**chosen, "client_hashes": tuple(chosen["client_hashes"])})
+    return RemedyPlan.from_record(run.plan, RemedyParameters(**known)), selection
+
+
+def apply_recorded(
+    client: RedisClient,
+    *,
+    runs: MaintenanceRuns,
+    run_id: str,
+    queues: Sequence[Queue],
+    undo_directory: Path,
+    undo_file: Path | None = None,
+    source: Connection | None = None,
+    clock: Clock = system_clock,
+    say: Callable[[str], None] = lambda text: None,
+) -> RemedyReport:
+    """Do what an approved plan says; repeated after an interruption, it does the rest.
+
+    It waits while the run is paused, and keeps to its throttle.
+
+    :param queues: at least those of the plan.
+    :param undo_directory: folder for the undo file.
+    :param undo_file: the file itself, when somebody has named it.
+    :param say: told how far it has come, about once a second.
+    :raises RefusedError: when nobody has approved, or another process does it already.
+    :raises StalePlan: when the plan is too old or was made by another release.
+    """
+    run = runs.load(run_id)
+    plan, _ = recorded_plan(run)
+    if run.approved_by is None:
+        raise RefusedError(f"nobody has approved run {run_id}: nothing was written")
+    if run.parameters["release"] != code_version():
+        raise StalePlan(f"run {run_id} was planned by release {run.parameters['release']}: plan again")
+    if clock() - run.parameters["as_of_ms"] > PLAN_VALID_MS:
+        raise StalePlan(f"run {run_id} was planned more than {PLAN_VALID_MS // 86_400_000} days ago: plan again")
+    with runs.shard_lock(run_id, SHARE):
+        narrator = _Narrator(runs, run_id, total=sum(bool(queue.effects) for queue in plan.queues), say=say)
+        runs.set_state(run_id, RunState.RUNNING)
+        try:
+            report = apply_remedy(
+                client,
+                plan=plan,
+                queues=queues,
+                undo_path=undo_file or undo_directory / f"{run_id}.repair.jsonl",
+                run_id=run_id,
+                source=source,
+                clock=clock,
+                pace=Pace(narrator.rate),
+                progress=narrator,
+            )
+        except BaseException:
+            runs.set_state(run_id, RunState.FAILED)
+            raise
+        narrator.save(done=True)
+        runs.save_report(run_id, asdict(report))
+        runs.set_state(run_id, RunState.DONE)
+    return report
+
+
+class _Narrator:
+    """Asks what a person has changed meanwhile, and says how far the run has come."""
+
+    def __init__(self, runs: MaintenanceRuns, run_id: str, *, total: int, say: Callable[[str], None]) -> None:
+        self._runs = runs
+        self._run_id = run_id
+        self._total = total
+        self._say = say
+        self._looked_at = 0
+        self._done = 0
+
+    def __call__(self, looked_at: int, done: int) -> None:
+        self._looked_at, self._done = looked_at, done
+
+    def rate(self) -> float | None:
+        """Return the throttle once the run is not paused; asked about once a second."""
+        self.save(done=False)
+        control = self._runs.control(self._run_id)
+        if control.paused:
+            self._say(f"run {self._run_id} is paused")
+        while control.paused:
+            time.sleep(1.0)
+            control = self._runs.control(self._run_id)
+        if self._looked_at:
+            self._say(f"{self._looked_at:,} of {self._total:,} queues, {self._done:,} changes")
+        return control.operations_per_s
+
+    def save(self, *, done: bool) -> None:
+        """Note how far it has come."""
+        progress = ShardProgress(
+            shard=SHARE, cursor=str(self._looked_at), scanned=self._looked_at, repaired=self._done, done=done
+        )
+        self._runs.save_progress(self._run_id, progress)
+
+
+def in_short(plan: RemedyPlan, run_id: str) -> tuple[dict[str, Any], str]:
+    """Return a plan's numbers, and the same for people as Markdown; no client id is in it."""
+    numbers: dict[str, Any] = {
+        "maintenance_run_id": run_id,
+        "remedy": plan.remedy,
+        "looked_at": plan.looked_at,
+        "queues": sum(bool(queue.effects) for queue in plan.queues),
+        "effects": plan.effects,
+        "changes": sum(plan.effects.values()),
+        "refusals": plan.refusals,
+        "undo": plan.undo,
+    }
+    rows = [
+        ("Run", f"`{run_id}`"),
+        ("Remedy", f"`{plan.remedy}`: {remedy_named(plan.remedy).purpose}"),
+        ("Queues", f"{numbers['queues']:,} to mend of {plan.looked_at:,} looked at"),
+        *((kind.capitalize(), f"**{count:,}**") for kind, count in plan.effects.items()),
+        *((f"Not treated: {reason}", f"{count:,} queues") for reason, count in plan.refusals.items()),
+        ("Undo", plan.undo),
+    ]
+    lines = ["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)]
+    if plan.examples:
+        lines += ["", "Some of the changes:", ""]
+        lines += [f"- {_example(example)}" for example in plan.examples]
+    return numbers, "\n".join(lines)
+
+
+def _example(example: Any) -> str:
+    facts = {name.replace("_", " "): value for name, value in example.items() if name not in {"kind", "client_hash"}}
+    return f"`{example['client_hash']}`: {example['kind']}" + "".join(
+        f", {name} {value}" for name, value in facts.items()
+    )

@@ -1,0 +1,206 @@
+"""``queuekeeper repair`` on real servers: sessions are planned for, mended and brought back, also by quality run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from queuekeeper import assets, postgres, redis_client
+from queuekeeper.cli import app
+from queuekeeper.clock import system_clock
+from queuekeeper.config import Settings
+from queuekeeper.keyspace import payload_key, session_keys
+from queuekeeper.maintenance.remedies import REMEDY_NAMES
+from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
+from queuekeeper.quality.identity import client_hash, hash_key
+from queuekeeper.sessions.model import NewMessage, SessionSave
+from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.quality_rows import queue, save_profile
+
+pytestmark = pytest.mark.integration
+
+C = "meter-17"
+
+
+class Servers:
+    """A Redis with a session whose messages have lost their expiry, and a PostgreSQL with our schema."""
+
+    def __init__(self, redis_url: str, postgres_url: str) -> None:
+        self.client: Any = redis_client.connect(redis_url)
+        self.connection = postgres.connect(postgres_url, autocommit=True)
+        self.postgres_url = postgres_url
+        self.options = ("--redis-url", redis_url, "--postgres-url", postgres_url)
+        store = RedisSessionStore(self.client)
+        for client_id in (C, "meter-18"):
+            message = NewMessage(topic="t", payload=b"secret", qos=1, time_ms=system_clock(), expiry_interval_s=3_600)
+            store.save_messages([SessionSave(client_id=client_id, messages=(message,) * 3)])
+            for packet_id in (1, 2):
+                self.client.persist(payload_key(client_id, packet_id))
+
+    def lasting(self, client_id: str = C) -> int:
+        """Return how many messages of a session never expire."""
+        return sum(self.client.pexpiretime(payload_key(client_id, n)) == -1 for n in (1, 2, 3))
+
+    def close(self) -> None:
+        self.client.close()
+        self.connection.close()
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tests away from the servers and settings of whoever runs them."""
+    for name in list(os.environ):
+        if name.startswith("QUEUEKEEPER_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def servers(valkey_url: str, postgres_url: str) -> Iterator[Servers]:
+    found = Servers(valkey_url, postgres_url)
+    postgres.migrate(found.connection)
+    yield found
+    found.close()
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["repair", *arguments])
+
+
+def as_json(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def fails(*arguments: str, code: int, words: str) -> Result:
+    result = run(*arguments)
+    assert result.exit_code == code, result.stderr
+    assert re.search(words, result.stderr), result.stderr
+    return result
+
+
+def test_session_is_mended_and_taken_back(servers: Servers) -> None:
+    plan = as_json("repair_ttl", C, "--dry-run", *servers.options)
+    assert plan["effects"] == {"life given where there was no end": 2}
+    assert servers.lasting() == 2
+
+    report = as_json("repair_ttl", C, "--yes", *servers.options)
+
+    assert report["done"] == plan["effects"]
+    assert servers.lasting() == 0
+    assert servers.lasting("meter-18") == 2
+    kept = MaintenanceRuns(servers.connection).load(report["maintenance_run_id"])
+    assert (kept.kind, kept.state) == ("repair_ttl", RunState.DONE)
+    assert kept.approved_by is not None
+    assert C not in json.dumps([kept.plan, kept.report, kept.parameters, report])
+    path = Path(report["undo_file"])
+    assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    assert as_json("repair_ttl", C, "--yes", *servers.options)["effects"] == {}
+
+    assert as_json("undo", str(path), "--dry-run", *servers.options[:2])["restored"] == 2
+    assert as_json("undo", str(path), "--yes", *servers.options[:2]) == {
+        "remedy": "repair_ttl", "dry_run": False, "restored": 2, "left": {},
+    }  # fmt: skip
+    assert servers.lasting() == 2
+
+
+def test_people_read_plan_and_report(servers: Servers, tmp_path: Path) -> None:
+    shown = run("repair_ttl", C, "--dry-run", *servers.options)
+    assert re.search(r"life given where there was no end +2", shown.stdout)
+    assert "Messages get the instant back that they had" in shown.stdout
+    assert C not in shown.stdout + shown.stderr
+    done = run("repair_ttl", C, "--yes", "--undo-file", str(tmp_path / "my.jsonl"), *servers.options)
+    assert done.exit_code == 0, done.stderr
+    assert re.search(r"sessions treated +1", done.stdout)
+    assert "secret" not in done.stdout + done.stderr
+    assert "There is nothing to do." in run("repair_ttl", C, *servers.options).stdout
+    undone = run("undo", str(tmp_path / "my.jsonl"), "--yes", *servers.options[:2])
+    assert re.search(r"restored +2", undone.stdout)
+
+
+def test_queues_of_a_quality_run_are_mended(servers: Servers) -> None:
+    key = hash_key(Settings())
+    save_profile(
+        servers.postgres_url,
+        *(queue(name, client_hash=client_hash(name, key=key), without_ttl=2) for name in (C, "meter-18")),
+        queue("healthy", client_hash=client_hash("healthy", key=key)),
+    )
+    servers.connection.execute(
+        "INSERT INTO queuekeeper.quality_runs (quality_run_id, mode, suites, profile_ids)"
+        " VALUES ('q1', 'full', '{sessions_redis}', '{redis-1}')"
+    )
+
+    chosen = client_hash(C, key=key)
+    report = as_json("repair_ttl", "--quality-run", "q1", "--client-hash", chosen, "--yes", *servers.options)
+    assert report["done"] == {"life given where there was no end": 2}
+    assert servers.lasting("meter-18") == 2
+    report = as_json("repair_ttl", "--quality-run", "latest", "--yes", *servers.options)
+    assert report["queues"] == 1
+    assert servers.lasting("meter-18") == 0
+    assert as_json("unlink_orphans", "--quality-run", "q1", "--dry-run", *servers.options)["looked_at"] == 0
+
+    fails("repair_ttl", "--quality-run", "q2", "--yes", *servers.options, code=2, words="there is no quality run 'q2'")
+    fails(
+        "repair_ttl", "--quality-run", "q1", "--cohorts", "4", *servers.options, code=2, words="cohort 4 is out of"
+    )  # fmt: skip
+    fails(
+        "repair_ttl", "--quality-run", "q1", "--client-hash", "0" * 16, *servers.options,
+        code=2, words="quality run q1 knows no queue 0000000000000000 in these cohorts",
+    )  # fmt: skip
+
+
+def test_without_a_quality_run_the_sentence_says_how_to_make_one(servers: Servers) -> None:
+    fails(
+        "repair_ttl", "--quality-run", "latest", *servers.options,
+        code=2, words="there is no quality run yet with a profile of Redis: run `queuekeeper quality run` first",
+    )  # fmt: skip
+
+
+def test_bad_input_is_refused_before_anything_is_done(servers: Servers, tmp_path: Path) -> None:
+    fails("repair_ttl", *servers.options, code=2, words="name either client ids or --quality-run")
+    fails("repair_ttl", C, "--quality-run", "q1", *servers.options, code=2, words="name either client ids or")
+    fails("repair_ttl", "", *servers.options, code=2, words="client id is empty")
+    fails("trim_dead_first", C, "--limit", "0", *servers.options, code=2, words="limit is 0: it must be 1 to 65535")
+    fails("repair_ttl", C, "--key-prefix", "{a}", *servers.options, code=2, words="holds a brace")
+    fails("repair_ttl", C, *servers.options, code=4, words="2 changes will be made in Redis. Nobody can be asked here")
+    fails("undo", str(tmp_path / "none"), *servers.options[:2], code=2, words="cannot be read: No such file")
+    taken = tmp_path / "taken"
+    taken.write_text("another file\n", "utf-8")
+    fails(
+        "repair_ttl", C, "--yes", "--undo-file", str(taken), *servers.options,
+        code=4, words="is the undo file of something else",
+    )  # fmt: skip
+    assert servers.lasting() == 2
+
+
+def test_dry_run_on_named_sessions_needs_no_postgresql(servers: Servers) -> None:
+    plan = as_json("repair_ttl", C, "--dry-run", *servers.options[:2])
+    assert plan["effects"] == {"life given where there was no end": 2}
+
+
+@pytest.mark.parametrize("remedy", REMEDY_NAMES)
+def test_every_remedy_is_a_command(servers: Servers, remedy: str) -> None:
+    servers.connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
+    assert f"queuekeeper repair {remedy}" in run(remedy, "--help").stdout
+    assert as_json(remedy, C, "meter-18", "--dry-run", *servers.options)["remedy"] == remedy
+
+
+def test_run_keeps_to_its_throttle_and_notes_its_progress(servers: Servers) -> None:
+    for client_id in (C, "meter-18"):
+        servers.client.set(session_keys(client_id).last_packet_id, 1)
+        servers.client.hdel(session_keys(client_id).session, "saved_last_packet_id")
+    report = as_json("repair_counter", C, "meter-18", "--yes", "--max-operations-per-s", "1000", *servers.options)
+    runs = MaintenanceRuns(servers.connection)
+    run_id = report["maintenance_run_id"]
+    assert runs.load(run_id).throttle_operations_per_s == 1_000
+    (progress,) = runs.progress(run_id)
+    assert (progress.scanned, progress.repaired, progress.done) == (2, 2, True)
