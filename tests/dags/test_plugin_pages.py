@@ -6,7 +6,9 @@ Who may see them is held on a real Airflow, in ``tests/integration/test_session_
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -14,12 +16,15 @@ from fastapi import FastAPI, HTTPException
 
 from queuekeeper.airflow.plugin import QueuekeeperPlugin
 from queuekeeper.airflow.plugin.pages import pages
+from queuekeeper.airflow.plugin.rest import RestApi
 from queuekeeper.airflow.run_index import remember, report_of
 from queuekeeper.report.files import ReportFiles
 
 pytestmark = pytest.mark.dags
 
 STEM = "migration-0123456789abcdef-20260131T120000Z"
+QUALITY = "quality-00112233445566aa-20260131T120000Z"
+FORM = {"Origin": "http://airflow", "Content-Type": "application/x-www-form-urlencoded"}
 
 
 class Browser:
@@ -29,12 +34,58 @@ class Browser:
         self._app = app
 
     def get(self, path: str, *, params: dict[str, str] | None = None) -> httpx.Response:
+        return self.send("GET", path, params=params)
+
+    def send(self, method: str, path: str, **options: Any) -> httpx.Response:
         async def send() -> httpx.Response:
             transport = httpx.ASGITransport(app=self._app)
             async with httpx.AsyncClient(transport=transport, base_url="http://airflow") as client:
-                return await client.get(path, params=params)
+                return await client.request(method, path, **options)
 
         return asyncio.run(send())
+
+
+class Airflow:
+    """Stands for Airflow's REST API: one DAG of ours that is paused, one of somebody else."""
+
+    def __init__(self) -> None:
+        self.asked: list[tuple[str, str, Any]] = []
+        self.seen: list[httpx.Headers] = []
+        self.refusal: tuple[int, str] | None = None
+        self.params = {
+            "remedy": _param("repair_ttl", type="string", enum=["repair_ttl", "rekey_clients"], title="Remedy"),
+            "dry_run": _param(False, type="boolean", title="Dry run"),
+            "client_hashes": _param(None, type=["null", "array"], items={"type": "string"}, title="Clients"),
+            "limit": _param(1_000, type="integer", minimum=1, maximum=65_535, title="Limit"),
+            "key_prefix": _param(None, type=["null", "string"], title="Key prefix"),
+            "more": _param({"a": 1}, type="object", title="More"),
+        }
+
+    def api(self) -> RestApi:
+        return RestApi(lambda: httpx.MockTransport(self._answer))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        path = request.url.path.removeprefix("/api/v2/dags/")
+        body = json.loads(request.content) if request.content else None
+        self.asked.append((request.method, path, body))
+        self.seen.append(request.headers)
+        if path == "theirs/details":
+            return httpx.Response(200, json={"tags": [{"name": "x"}], "params": {}})
+        if path == "absent/details":
+            return httpx.Response(404, json={"detail": "The Dag with ID: `absent` was not found"})
+        if path.endswith("/details"):
+            tags = [{"name": "queuekeeper"}]
+            dag = {"tags": tags, "params": self.params, "description": "Mends.", "is_paused": True}
+            return httpx.Response(200, json=dag)
+        if request.method == "POST":
+            if self.refusal is not None:
+                return httpx.Response(self.refusal[0], json={"detail": self.refusal[1]})
+            return httpx.Response(200, json={"dag_run_id": "manual__1"})
+        return httpx.Response(200, json={"state": "queued"})
+
+
+def _param(value: Any, **schema: Any) -> dict[str, Any]:
+    return {"value": value, "schema": schema, "description": "As it says."}
 
 
 @pytest.fixture
@@ -45,14 +96,21 @@ def folder(tmp_path: Path) -> Path:
     folder.mkdir()
     (folder / f"{STEM}.html").write_text("<h1>The report</h1>", "utf-8")
     (folder / f"{STEM}.json").write_text('{"verdict": "balanced"}', "utf-8")
+    (folder / f"{QUALITY}.html").write_text("<h1>Quality</h1>", "utf-8")
     (folder / "notes.html").write_text("secret", "utf-8")
+    (folder / "quality-..-20260131T120000Z.html").write_text("secret", "utf-8")
     (folder / "migration-fedcba9876543210-20260131T120000Z.html").symlink_to(tmp_path / "secret.html")
     return folder
 
 
 @pytest.fixture
-def browser(folder: Path) -> Browser:
-    return Browser(pages(directory=folder, guard=lambda: None))
+def airflow() -> Airflow:
+    return Airflow()
+
+
+@pytest.fixture
+def browser(folder: Path, airflow: Airflow) -> Browser:
+    return Browser(pages(directory=folder, guard=lambda: None, api=airflow.api()))
 
 
 def test_list_shows_each_report_with_its_data(browser: Browser) -> None:
@@ -61,6 +119,10 @@ def test_list_shows_each_report_with_its_data(browser: Browser) -> None:
     assert answer.status_code == 200
     assert f"/queuekeeper/reports/{STEM}.html" in answer.text
     assert f"/queuekeeper/reports/{STEM}.json" in answer.text
+    assert f"/queuekeeper/reports/{QUALITY}.html" in answer.text
+    assert f"/queuekeeper/reports/{QUALITY}.json" not in answer.text
+    assert "<td>migration</td>" in answer.text
+    assert "<td>quality</td>" in answer.text
     assert "notes" not in answer.text
     assert "fedcba" not in answer.text
 
@@ -85,6 +147,7 @@ def test_report_and_data_are_served_as_what_they_are(browser: Browser) -> None:
     "path",
     [
         "/reports/notes.html",
+        "/reports/quality-..-20260131T120000Z.html",
         "/reports/migration-fedcba9876543210-20260131T120000Z.html",
         "/reports/..%2Fsecret.html",
         "/reports/%2e%2e/secret.html",
@@ -155,10 +218,113 @@ def test_guard_stands_before_every_route_also_those_that_do_not_exist(folder: Pa
         "/",
         "/reports/{name}",
         "/run",
+        "/started",
+        "/trigger/{dag_id}",
         "/{path:path}",
     }
-    for path in ("/", f"/reports/{STEM}.html", "/run?dag_id=a&run_id=b", "/docs", "/a/b"):
+    for path in ("/", f"/reports/{STEM}.html", "/run?dag_id=a&run_id=b", "/trigger/a", "/started", "/docs", "/a/b"):
         assert browser.get(path).status_code == 401, path
+    assert browser.send("POST", "/trigger/a", headers=FORM).status_code == 401
+
+
+def test_link_opens_the_form_with_its_values_filled_in(browser: Browser) -> None:
+    conf = {"remedy": "rekey_clients", "dry_run": True, "client_hashes": ["0a", "0b"], "limit": 7, "key_prefix": "<b>"}
+
+    answer = browser.get("/trigger/session_repair", params={"conf": json.dumps(conf)})
+
+    assert answer.status_code == 200
+    assert '<option value="&#34;rekey_clients&#34;" selected>rekey_clients</option>' in answer.text
+    assert 'name="dry_run" value="true" aria-describedby="about-dry_run" checked' in answer.text
+    assert ">\n0a\n0b</textarea>" in answer.text
+    assert 'name="limit" value="7"' in answer.text
+    assert "1 to 65535." in answer.text
+    assert 'value="&lt;b&gt;"' in answer.text
+    assert answer.text.count("Filled in by the link.") == 5
+    assert "Unpause session_repair" in answer.text
+    assert "form-action 'self'" in answer.headers["content-security-policy"]
+    assert "script" not in answer.headers["content-security-policy"]
+
+
+def test_value_for_a_parameter_that_is_not_there_is_named(browser: Browser) -> None:
+    answer = browser.get("/trigger/session_repair", params={"conf": '{"limt": 1, "<i>": 2}'})
+
+    assert "This DAG has no parameter &lt;i&gt;, limt" in answer.text
+
+
+@pytest.mark.parametrize("conf", ["", "[]", "1", "{", "null"])
+def test_values_that_are_no_object_are_refused(browser: Browser, conf: str) -> None:
+    assert browser.get("/trigger/session_repair", params={"conf": conf}).status_code == 400
+
+
+@pytest.mark.parametrize("dag_id", ["theirs", "absent", "a/b"])
+def test_only_dags_of_queuekeeper_have_forms_here(browser: Browser, dag_id: str) -> None:
+    assert browser.get(f"/trigger/{dag_id}").status_code == 404
+    assert browser.send("POST", f"/trigger/{dag_id}", headers=FORM).status_code in (404, 405)
+
+
+def test_form_starts_the_run_as_the_user_and_unpauses_the_dag(browser: Browser, airflow: Airflow) -> None:
+    form = {
+        "remedy": '"rekey_clients"',
+        "client_hashes": " 0a \r\n\r\n0b\r\n",
+        "limit": "7",
+        "key_prefix": "",
+        "more": '{"b": [2]}',
+        "unpause-dag": "true",
+    }
+
+    answer = browser.send("POST", "/trigger/session_repair", data=form, headers=FORM | {"Cookie": "_token=of-the-user"})
+
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/queuekeeper/started?dag_id=session_repair&run_id=manual__1"
+    conf = {
+        "remedy": "rekey_clients",
+        "dry_run": False,
+        "client_hashes": ["0a", "0b"],
+        "limit": 7,
+        "key_prefix": None,
+        "more": {"b": [2]},
+    }
+    assert airflow.asked[1:] == [
+        ("POST", "session_repair/dagRuns", {"logical_date": None, "conf": conf}),
+        ("PATCH", "session_repair", {"is_paused": False}),
+    ]
+    assert {headers["cookie"] for headers in airflow.seen} == {"_token=of-the-user"}
+    started = browser.get("/started", params={"dag_id": "session_repair", "run_id": "manual__1"})
+    assert "is <strong>queued</strong>" in started.text
+    assert 'href="/dags/session_repair/runs/manual__1"' in started.text
+
+
+def test_what_was_typed_wrongly_stays_in_the_form_with_the_reason(browser: Browser, airflow: Airflow) -> None:
+    answer = browser.send("POST", "/trigger/session_repair", data={"limit": "many", "more": "{"}, headers=FORM)
+
+    assert answer.status_code == 422
+    assert "Limit: this is not a number" in answer.text
+    assert 'name="limit" value="many"' in answer.text
+    assert "More: this is not JSON" in answer.text
+    assert "Remedy: a value is needed" in answer.text
+    assert [method for method, _, _ in airflow.asked] == ["GET", "GET"]
+
+
+def test_what_airflow_refuses_is_shown_and_the_dag_stays_paused(browser: Browser, airflow: Airflow) -> None:
+    airflow.refusal = (400, "Invalid input for param limit: 0 is less than the minimum of 1")
+    form = {"remedy": '"repair_ttl"', "limit": "0", "more": "{}", "unpause-dag": "true"}
+
+    answer = browser.send("POST", "/trigger/session_repair", data=form, headers=FORM)
+
+    assert answer.status_code == 422
+    assert "0 is less than the minimum of 1" in answer.text
+    assert 'name="limit" value="0"' in answer.text
+    assert "PATCH" not in [method for method, _, _ in airflow.asked]
+    airflow.refusal = (403, "Forbidden")
+    assert browser.send("POST", "/trigger/session_repair", data=form, headers=FORM).status_code == 403
+
+
+@pytest.mark.parametrize("origin", ["https://attacker.example", "null", "", "http://airflow.attacker.example"])
+def test_form_that_another_site_sends_is_refused(browser: Browser, airflow: Airflow, origin: str) -> None:
+    answer = browser.send("POST", "/trigger/session_repair", data={}, headers=FORM | {"Origin": origin})
+
+    assert answer.status_code == 403
+    assert airflow.asked == []
 
 
 def test_views_are_below_the_address_that_airflow_is_served_under(monkeypatch: pytest.MonkeyPatch) -> None:

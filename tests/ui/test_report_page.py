@@ -2,81 +2,31 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser
 
 from queuekeeper.migration.report import compose_report, write_report
 from tests import report_samples as samples
+from tests.browser import CONTRASTS, chromium, opened, seconds_at_work
 
 pytestmark = pytest.mark.ui
-
-CHROMIUM = os.environ.get("QUEUEKEEPER_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
-
-# As the guidelines on accessible content compute it: relative luminance of two opaque colours.
-CONTRASTS = """() => {
-  const channels = (text) => text.match(/[\\d.]+/g).map(Number);
-  const luminance = ([r, g, b]) => [r, g, b].map((value) => {
-    const share = value / 255;
-    return share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
-  }).reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
-  const paper = (element) => {
-    for (let each = element; each; each = each.parentElement) {
-      const colour = channels(getComputedStyle(each).backgroundColor);
-      if (colour.length === 3 || colour[3] === 1) return colour;
-    }
-    return [255, 255, 255];
-  };
-  const found = [];
-  const walker = document.createTreeWalker(document.querySelector("body"), NodeFilter.SHOW_TEXT);
-  while (walker.nextNode()) {
-    const element = walker.currentNode.parentElement;
-    if (!walker.currentNode.data.trim() || element.closest("svg, .sr")) continue;
-    const [one, other] = [luminance(channels(getComputedStyle(element).color)), luminance(paper(element))];
-    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
-    if (ratio < 4.5) found.push([walker.currentNode.data.trim(), Math.round(ratio * 100) / 100]);
-  }
-  return found;
-}"""
 
 
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    assert CHROMIUM, "no Chromium was found: install it (apt-get install chromium) or name it in QUEUEKEEPER_CHROMIUM"
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(
-            executable_path=CHROMIUM,
-            args=[
-                "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
-                "--disable-component-update", "--disable-sync",
-            ],
-        )  # fmt: skip
+    with chromium() as started:
         yield started
-        started.close()
 
 
 @pytest.fixture(scope="module")
 def report_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     report = compose_report(samples.unbalanced(), now_ms=samples.NOW_MS, show_client_ids=True)
     return write_report(report, tmp_path_factory.mktemp("report")).html
-
-
-def opened(browser: Browser, path: Path, **options: Any) -> tuple[Page, list[str], list[str]]:
-    """Return the page, the addresses it asked for, and what it complained of."""
-    page = browser.new_page(**options)
-    requests: list[str] = []
-    complaints: list[str] = []
-    page.on("request", lambda request: requests.append(request.url))
-    page.on("console", lambda message: complaints.append(message.text))
-    page.on("pageerror", lambda error: complaints.append(str(error)))
-    page.goto(path.as_uri())
-    return page, requests, complaints
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -161,13 +111,8 @@ def test_a_board_of_ten_thousand_cohorts_opens_at_once(browser: Browser, tmp_pat
     report = compose_report(samples.balanced(count=10_000), now_ms=samples.NOW_MS)
     cohorts = len(report.cohorts)
     path = write_report(report, tmp_path).html
-    page = browser.new_page()
-    session = page.context.new_cdp_session(page)
-    # Time of the thread, not of the clock: tests share their machine.
-    session.send("Performance.enable", {"timeDomain": "threadTicks"})
-    page.goto(path.as_uri())
 
-    metrics = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+    assert 0 < seconds_at_work(browser, path) < 5
+    page, _, _ = opened(browser, path)
     assert page.locator(".board li").count() == cohorts
-    assert 0 < metrics["TaskDuration"] < 5
     page.close()

@@ -13,13 +13,15 @@ from fastapi import Depends, HTTPException
 SignedIn = Annotated[BaseUser, Depends(get_user)]
 
 
+REPORTING = ("session_migration", "queue_quality")
+"""DAGs whose reports are shown."""
+
+
 def may_read_runs(user: SignedIn) -> None:
-    """Demand a signed-in user (401) who may look at runs of migrations (403)."""
-    allowed = get_auth_manager().is_authorized_dag(
-        method="GET",
-        access_entity=DagAccessEntity.RUN,
-        details=DagDetails(id="session_migration"),
-        user=user,
-    )
-    if not allowed:
-        raise HTTPException(403, "You may not see runs of session_migration.")
+    """Demand a signed-in user (401) who may look at runs of every DAG that writes reports (403)."""
+    for dag_id in REPORTING:
+        allowed = get_auth_manager().is_authorized_dag(
+            method="GET", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id), user=user
+        )
+        if not allowed:
+            raise HTTPException(403, f"You may not see runs of {dag_id}.")

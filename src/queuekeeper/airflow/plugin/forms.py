@@ -1,0 +1,148 @@
+"""Forms of DAGs, filled in by a link: Airflow 3.3 has them, too, but no address that opens one with values."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+
+class Kind(StrEnum):
+    """How a parameter is asked for."""
+
+    CHOICE = "choice"
+    FLAG = "flag"
+    NUMBER = "number"
+    TEXT = "text"
+    LINES = "lines"
+    JSON = "json"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Field:
+    """One parameter of a DAG.
+
+    :param text: its value as it stands in the form.
+    :param changed: whether the link has given it another value than its default.
+    :param options: of a choice: value as JSON, and words.
+    """
+
+    name: str
+    title: str
+    description: str
+    kind: Kind
+    text: str
+    changed: bool
+    nullable: bool
+    minimum: float | None
+    maximum: float | None
+    options: tuple[tuple[str, str], ...]
+
+
+def fields(params: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[Field, ...]:
+    """Return a form.
+
+    :param params: a DAG's parameters as Airflow's REST API describes them.
+    :param given: values to fill in; those without a parameter are left to :func:`unknown`.
+    """
+    return tuple(_field(name, param, given) for name, param in params.items())
+
+
+def unknown(params: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names in a link that the form does not have."""
+    return tuple(sorted(set(given) - set(params)))
+
+
+def read(params: Mapping[str, Mapping[str, Any]], form: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the values that a person has sent, and what is wrong with them; Airflow itself checks their limits.
+
+    :param form: name of a field -> its text; a flag that is off is not there.
+    """
+    values: dict[str, Any] = {}
+    problems = []
+    for name, param in params.items():
+        try:
+            values[name] = _value(_kind(param["schema"]), form.get(name), nullable=_nullable(param["schema"]))
+        except ValueError as error:
+            # What was typed stays in the form.
+            values[name] = form.get(name)
+            problems.append(f"{param['schema'].get('title') or name}: {error}")
+    return values, tuple(problems)
+
+
+def _field(name: str, param: Mapping[str, Any], given: Mapping[str, Any]) -> Field:
+    schema, default = param["schema"], param["value"]
+    value = given.get(name, default)
+    kind = _kind(schema)
+    words = schema.get("values_display") or {}
+    return Field(
+        name=name,
+        title=schema.get("title") or name,
+        description=param.get("description") or "",
+        kind=kind,
+        text=_text(kind, value),
+        changed=value != default,
+        nullable=_nullable(schema),
+        minimum=schema.get("minimum"),
+        maximum=schema.get("maximum"),
+        options=tuple((json.dumps(option), str(words.get(str(option), option))) for option in schema.get("enum") or ()),
+    )
+
+
+def _types(schema: Mapping[str, Any]) -> Sequence[str]:
+    declared = schema.get("type") or []
+    return [declared] if isinstance(declared, str) else list(declared)
+
+
+def _nullable(schema: Mapping[str, Any]) -> bool:
+    return "null" in _types(schema)
+
+
+def _kind(schema: Mapping[str, Any]) -> Kind:
+    types = [each for each in _types(schema) if each != "null"]
+    if schema.get("enum"):
+        return Kind.CHOICE
+    match types:
+        case ["boolean"]:
+            return Kind.FLAG
+        case ["integer"] | ["number"]:
+            return Kind.NUMBER
+        case ["string"]:
+            return Kind.TEXT
+        case ["array"] if (schema.get("items") or {}).get("type") == "string":
+            return Kind.LINES
+    return Kind.JSON
+
+
+def _text(kind: Kind, value: Any) -> str:
+    if kind in (Kind.JSON, Kind.CHOICE, Kind.FLAG):
+        return json.dumps(value)
+    if value is None:
+        return ""
+    # What a link gives need not be of the right kind; it is shown, and Airflow says what is wrong with it.
+    if kind is Kind.LINES and isinstance(value, list):
+        return "\n".join(map(str, value))
+    return str(value)
+
+
+def _value(kind: Kind, text: str | None, *, nullable: bool) -> Any:
+    if kind is Kind.FLAG:
+        return text is not None
+    if kind is Kind.LINES:
+        lines = [line.strip() for line in (text or "").splitlines() if line.strip()]
+        return lines or (None if nullable else [])
+    if kind is Kind.TEXT:
+        return None if nullable and not text else (text or "")
+    if not text:
+        if nullable:
+            return None
+        raise ValueError("a value is needed")
+    try:
+        found = json.loads(text)
+    except ValueError:
+        raise ValueError("this is not a number" if kind is Kind.NUMBER else "this is not JSON") from None
+    if kind is Kind.NUMBER and (isinstance(found, bool) or not isinstance(found, int | float)):
+        raise ValueError("this is not a number")
+    return found

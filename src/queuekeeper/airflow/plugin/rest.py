@@ -1,0 +1,63 @@
+"""Asks Airflow's own REST API, in this process, as the user who is looking at a page: it decides what they may do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+from urllib.parse import quote
+
+import httpx
+from fastapi import Request
+
+_CREDENTIALS = ("authorization", "cookie")
+
+
+def airflow_transport() -> httpx.AsyncBaseTransport:
+    """Return the way to the application that serves this page."""
+    # Internal to Airflow: the module that its API server was started from, so it is loaded and not made anew.
+    from airflow.api_fastapi.main import app  # noqa: PLC0415
+
+    return httpx.ASGITransport(app=app)
+
+
+class RestApi:
+    """Airflow's public REST API.
+
+    :param transport: returns the way to it.
+    """
+
+    def __init__(self, transport: Callable[[], httpx.AsyncBaseTransport] = airflow_transport) -> None:
+        self._transport = transport
+
+    async def dag(self, request: Request, dag_id: str) -> httpx.Response:
+        """Ask for a DAG with its parameters."""
+        return await self._call(request, "GET", f"/dags/{quote(dag_id, safe='')}/details")
+
+    async def unpause(self, request: Request, dag_id: str) -> httpx.Response:
+        """Let a DAG's runs start."""
+        return await self._call(request, "PATCH", f"/dags/{quote(dag_id, safe='')}", body={"is_paused": False})
+
+    async def trigger(self, request: Request, dag_id: str, *, conf: dict[str, Any]) -> httpx.Response:
+        """Start a run."""
+        body = {"logical_date": None, "conf": conf}
+        return await self._call(request, "POST", f"/dags/{quote(dag_id, safe='')}/dagRuns", body=body)
+
+    async def run(self, request: Request, dag_id: str, run_id: str) -> httpx.Response:
+        """Ask how a run stands."""
+        return await self._call(request, "GET", f"/dags/{quote(dag_id, safe='')}/dagRuns/{quote(run_id, safe='')}")
+
+    async def _call(
+        self, request: Request, method: str, path: str, *, body: dict[str, Any] | None = None
+    ) -> httpx.Response:
+        headers = {name: request.headers[name] for name in _CREDENTIALS if name in request.headers}
+        async with httpx.AsyncClient(transport=self._transport(), base_url="http://airflow") as client:
+            return await client.request(method, f"/api/v2{path}", json=body, headers=headers)
+
+
+def detail(answer: httpx.Response) -> str:
+    """Return what Airflow says about a request that it refused."""
+    try:
+        found = answer.json().get("detail", answer.text)
+    except (ValueError, AttributeError):
+        found = answer.text
+    return str(found)[:2_000]

@@ -1,0 +1,79 @@
+"""Chromium for tests of pages: starting it, opening a page while noting what it asks for, measuring contrasts."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from playwright.sync_api import Browser, Page, sync_playwright
+
+CHROMIUM = os.environ.get("QUEUEKEEPER_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
+
+# As the guidelines on accessible content compute it: relative luminance of two opaque colours.
+CONTRASTS = """() => {
+  const channels = (text) => text.match(/[\\d.]+/g).map(Number);
+  const luminance = ([r, g, b]) => [r, g, b].map((value) => {
+    const share = value / 255;
+    return share <= 0.03928 ? share / 12.92 : ((share + 0.055) / 1.055) ** 2.4;
+  }).reduce((sum, value, at) => sum + value * [0.2126, 0.7152, 0.0722][at], 0);
+  const paper = (element) => {
+    for (let each = element; each; each = each.parentElement) {
+      const colour = channels(getComputedStyle(each).backgroundColor);
+      if (colour.length === 3 || colour[3] === 1) return colour;
+    }
+    return [255, 255, 255];
+  };
+  const found = [];
+  const walker = document.createTreeWalker(document.querySelector("body"), NodeFilter.SHOW_TEXT);
+  while (walker.nextNode()) {
+    const element = walker.currentNode.parentElement;
+    if (!walker.currentNode.data.trim() || element.closest("svg, .sr")) continue;
+    const [one, other] = [luminance(channels(getComputedStyle(element).color)), luminance(paper(element))];
+    const ratio = (Math.max(one, other) + 0.05) / (Math.min(one, other) + 0.05);
+    if (ratio < 4.5) found.push([walker.currentNode.data.trim(), Math.round(ratio * 100) / 100]);
+  }
+  return found;
+}"""
+
+
+@contextmanager
+def chromium() -> Iterator[Browser]:
+    """Start a browser for the length of a ``with`` block."""
+    assert CHROMIUM, "no Chromium was found: install it (apt-get install chromium) or name it in QUEUEKEEPER_CHROMIUM"
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(
+            executable_path=CHROMIUM,
+            args=[
+                "--no-sandbox", "--disable-gpu", "--disable-quic", "--disable-background-networking",
+                "--disable-component-update", "--disable-sync",
+            ],
+        )  # fmt: skip
+        yield started
+        started.close()
+
+
+def opened(browser: Browser, path: Path, **options: Any) -> tuple[Page, list[str], list[str]]:
+    """Return the page, the addresses it asked for, and what it complained of."""
+    page = browser.new_page(**options)
+    requests: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.goto(path.as_uri())
+    return page, requests, complaints
+
+
+def seconds_at_work(browser: Browser, path: Path) -> float:
+    """Open a page and return the time of its thread, not of the clock: tests share their machine."""
+    page = browser.new_page()
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    page.goto(path.as_uri())
+    metrics = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+    page.close()
+    return float(metrics["TaskDuration"])

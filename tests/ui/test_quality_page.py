@@ -1,0 +1,140 @@
+"""The quality report's page in a real browser: asks nobody for anything, can be read anywhere, opens at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Browser
+
+from queuekeeper.quality.report import compose_report, write_report
+from queuekeeper.quality.report_model import PublishedReport
+from tests import quality_samples as samples
+from tests.browser import CONTRASTS, chromium, opened, seconds_at_work
+
+pytestmark = pytest.mark.ui
+
+FORMS = "/queuekeeper/trigger"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture(scope="module")
+def report() -> PublishedReport:
+    return compose_report(samples.failed(), now_ms=samples.NOW_MS, forms_url=FORMS)
+
+
+@pytest.fixture(scope="module")
+def report_file(report: PublishedReport, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_report(report, tmp_path_factory.mktemp("report")).html
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 400])
+def test_the_page_can_be_read(browser: Browser, report_file: Path, tmp_path: Path, scheme: Any, width: int) -> None:
+    page, requests, complaints = opened(
+        browser, report_file, color_scheme=scheme, viewport={"width": width, "height": 900}
+    )
+    page.screenshot(path=tmp_path / f"{scheme}-{width}.png", full_page=True)
+
+    assert [url for url in requests if not url.startswith("data:")] == [report_file.as_uri()]
+    assert complaints == []
+    assert page.evaluate("document.documentElement.scrollWidth") == width
+    assert page.evaluate(CONTRASTS) == []
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+    assert dark is (scheme == "dark")
+    shown = page.locator("figure svg:visible")
+    kind = "wide" if width == 1280 else "narrow"
+    assert {shown.nth(at).get_attribute("class") for at in range(shown.count())} == {kind}
+    # Lengths, bytes, messages and what is held, of two stores; memory.
+    assert shown.count() == 9
+    page.close()
+
+
+def test_the_verdict_is_seen_first_and_all_runs_of_the_heat_map_fit(browser: Browser, report_file: Path) -> None:
+    page, _, _ = opened(browser, report_file, viewport={"width": 1280, "height": 720})
+    box = page.get_by_role("status").bounding_box()
+
+    assert box is not None
+    assert box["y"] + box["height"] < 720
+    assert "Failed" in page.get_by_role("status").inner_text()
+    overflow = "each => each.scrollWidth - each.clientWidth"
+    assert page.get_by_role("region", name="Checks by run").evaluate(overflow) <= 0
+    assert page.locator(".heat tbody tr").first.locator("td").count() == 30
+    page.close()
+
+
+def test_hostile_texts_stay_text(browser: Browser, tmp_path: Path) -> None:
+    report = compose_report(samples.hostile(), now_ms=samples.NOW_MS, forms_url=FORMS)
+    page, requests, complaints = opened(browser, write_report(report, tmp_path).html)
+
+    assert page.get_by_text(samples.HOSTILE).count() > 10
+    assert page.locator("script, img").count() == 0
+    assert complaints == []
+    assert not [url for url in requests if "attacker" in url]
+    # What a person copies from a cell begins with an apostrophe, not with the formula.
+    cells = page.locator("td, th").all_inner_texts()
+    assert [text for text in cells if text.strip().startswith(("=", "+", "@"))] == []
+    assert any(text.startswith("'=HYPERLINK") for text in cells)
+    page.close()
+
+
+def test_the_page_is_built_for_screen_readers_and_keyboards(browser: Browser, report_file: Path) -> None:
+    page, _, _ = opened(browser, report_file, viewport={"width": 400, "height": 800})
+
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.title().startswith("Failed: queue quality")
+    levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((each) => Number(each.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert page.locator("table:not(:has(caption))").count() == 0
+    assert page.locator("th:not([scope])").count() == 0
+    assert page.locator("figure svg:not([role=img][aria-label])").count() == 0
+    unreachable = page.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter((each) => each.tabIndex !== 0 || !each.ariaLabel).length"
+    )
+    assert unreachable == 0
+    # By keyboard alone: Tab comes to the first remedy.
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        if page.evaluate("document.activeElement.tagName") == "A":
+            break
+    assert "with its form filled in" in page.evaluate("document.activeElement.innerText")
+    page.close()
+
+
+def test_ten_thousand_cohorts_and_evidence_open_at_once(browser: Browser, tmp_path: Path) -> None:
+    evidence = samples.failed()
+    redis = evidence.profiles[0].profile_id
+    examples = tuple({"client_hash": f"{number:016x}", "last_packet_id": number} for number in range(10_000))
+    results = tuple(
+        replace(each, examples=examples, unexpected_count=10_000) if each.check_id == "Q11" else each
+        for each in evidence.results
+    )
+    many = replace(
+        evidence, results=results, cohorts={redis: samples.cohort_lines("redis", count=10_000)}, expiry={}, depths={}
+    )
+    path = write_report(compose_report(many, now_ms=samples.NOW_MS), tmp_path).html
+
+    assert 0 < seconds_at_work(browser, path) < 5
+    page, _, _ = opened(browser, path)
+    assert page.locator(".board li").count() == 10_000
+    page.close()
+
+
+def test_the_page_prints_in_black_on_white(browser: Browser, report_file: Path) -> None:
+    page, _, _ = opened(browser, report_file, color_scheme="dark")
+    page.emulate_media(media="print", color_scheme="dark")
+
+    assert page.evaluate("getComputedStyle(document.body).color") == "rgb(0, 0, 0)"
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    page.close()
