@@ -96,6 +96,11 @@ def save_orphan(session: Session) -> None:
     session.client.set(session.payload(9), "{}", pxat=FAR_MS)
 
 
+def unlink_orphan(session: Session) -> None:
+    save_orphan(session)
+    session.unlink_orphan(9)
+
+
 OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
     "import_session": (
         lambda session: session.import_session(messages(3), last=False),
@@ -223,7 +228,7 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
         b"restored",
     ),
     "restore_message without a place": (
-        lambda session: (save_orphan(session), session.unlink_orphan(9)),
+        unlink_orphan,
         lambda session: session.restore_message(session.orphan(9), 9, expires_at_ms=-1),
         b"restored",
     ),
