@@ -44,7 +44,11 @@ compared AS (
         greatest(0, coalesce(source.live, 0) - coalesce(source.over_limit, 0) - coalesce(source.set_aside, 0))
             AS source_messages,
         coalesce(target.live, 0) AS target_messages,
-        CASE WHEN source.last_packet_id BETWEEN 1 AND 65535 THEN source.last_packet_id END AS source_last_packet_id,
+        CASE
+            -- Where none is on record, or one that is behind the newest message, a migration takes the message's.
+            WHEN source.counter_missing + source.counter_behind > 0 THEN target.last_packet_id
+            WHEN source.last_packet_id BETWEEN 1 AND 65535 THEN source.last_packet_id
+        END AS source_last_packet_id,
         target.last_packet_id AS target_last_packet_id,
         source.lowest_serial AS source_lowest_serial,
         target.lowest_serial AS target_lowest_serial,

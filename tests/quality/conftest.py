@@ -1,8 +1,14 @@
+"""Fixtures of the quality lane."""
+
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+
+from tests.spark_session import spark
+
+__all__ = ["spark"]
 
 HERE = Path(__file__).parent
 
