@@ -1,0 +1,90 @@
+"""Dependents go on only when no failure stands: neither this run's nor one whose cohorts nobody has read again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from datetime import timedelta
+
+import pytest
+
+from queuekeeper.postgres import connect, migrate
+from queuekeeper.quality.gate import MEMORY, standing_failures
+from queuekeeper.quality.store import QualityStore, Verdict
+from tests.quality_rows import NOW, save_profile
+
+Judged = Callable[..., None]
+
+
+@pytest.fixture
+def store(postgres_url: str) -> Iterator[QualityStore]:
+    with connect(postgres_url, autocommit=True) as opened:
+        migrate(opened)
+        yield QualityStore(opened)
+
+
+@pytest.fixture
+def judged(store: QualityStore, postgres_url: str) -> Judged:
+    """Record a finished run: ``judged("name", Verdict.FAILED, cohorts=[0], age=timedelta(hours=1))``."""
+
+    def record(
+        name: str, verdict: Verdict, *, cohorts: list[int], age: timedelta, kind: str = "redis", finish: bool = True
+    ) -> None:
+        profile_id = save_profile(postgres_url, profile_id=f"profile {name}", cohorts=cohorts, store=kind)
+        store.begin(
+            quality_run_id=name, mode="fast", suites=[], profile_ids=[profile_id], numbers={}, started_at=NOW - age
+        )
+        if finish:
+            store.finish(quality_run_id=name, verdict=verdict, results=(), numbers={})
+
+    return record
+
+
+def standing(store: QualityStore) -> list[tuple[str, int]]:
+    return [(failure.quality_run_id, failure.cohorts) for failure in standing_failures(store, now=NOW)]
+
+
+def hours(number: int) -> timedelta:
+    return timedelta(hours=number)
+
+
+def test_nothing_stands_when_nothing_has_run(store: QualityStore) -> None:
+    assert standing(store) == []
+
+
+def test_a_turn_that_passes_does_not_make_up_for_another_that_failed(store: QualityStore, judged: Judged) -> None:
+    judged("bad turn", Verdict.FAILED, cohorts=[1], age=hours(2))
+    judged("good turn", Verdict.PASSED, cohorts=[2], age=hours(1))
+
+    assert standing(store) == [("bad turn", 1)]
+
+
+def test_a_failure_stands_until_all_its_cohorts_have_been_read_again(store: QualityStore, judged: Judged) -> None:
+    judged("bad", Verdict.FAILED, cohorts=[1, 2, 3], age=hours(3))
+    judged("half", Verdict.WARNED, cohorts=[1, 2], age=hours(2))
+    assert standing(store) == [("bad", 1)]
+
+    judged("at work", Verdict.RUNNING, cohorts=[3], age=hours(1), finish=False)
+    assert standing(store) == [("bad", 1)]
+
+    judged("rest", Verdict.PASSED, cohorts=[3], age=hours(0))
+    assert standing(store) == []
+
+
+def test_cohorts_of_another_store_are_other_cohorts(store: QualityStore, judged: Judged) -> None:
+    judged("bad", Verdict.FAILED, cohorts=[1], age=hours(2))
+    judged("other store", Verdict.PASSED, cohorts=[1], age=hours(1), kind="postgres")
+
+    assert standing(store) == [("bad", 1)]
+
+
+def test_a_failure_that_was_found_again_is_named_once_by_its_latest_run(store: QualityStore, judged: Judged) -> None:
+    judged("bad", Verdict.FAILED, cohorts=[1], age=hours(2))
+    judged("still bad", Verdict.FAILED, cohorts=[1], age=hours(1))
+
+    assert standing(store) == [("still bad", 1)]
+
+
+def test_a_failure_that_nobody_reads_again_is_forgotten_in_the_end(store: QualityStore, judged: Judged) -> None:
+    judged("bad", Verdict.FAILED, cohorts=[1], age=MEMORY + hours(1))
+
+    assert standing(store) == []
