@@ -251,7 +251,7 @@ def test_cleanup_that_is_killed_again_and_again_comes_to_its_end(
             "QUEUEKEEPER_POSTGRES_URL": postgres_url,
         }
         positions = [0]
-        for _ in range(3):
+        for _ in range(2):
             with subprocess.Popen(
                 command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
             ) as process:
