@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from typing import Literal, get_args
 
 from queuekeeper.errors import UsageError
@@ -15,6 +16,13 @@ Mode = Literal["fast", "full"]
 
 TURNS = 96
 """A fast profile reads one cohort in 96: a quarter of an hour apart they cover everything in a day."""
+
+
+def turn_of(moment: datetime) -> int:
+    """Return which of the day's turns an instant belongs to: a quarter of an hour each."""
+    at = moment.astimezone(UTC)
+    return (at.hour * 60 + at.minute) * TURNS // 1_440
+
 
 FAULTS = (
     "over_limit", "dead_crowding", "tied_serials", "bad_serials", "step_errors", "bad_packet_ids",

@@ -21,7 +21,7 @@ from queuekeeper.airflow.run_index import forms_url, remember
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.quality.gate import standing_failures
-from queuekeeper.quality.profile_model import TURNS
+from queuekeeper.quality.profile_model import turn_of
 from queuekeeper.quality.store import QualityStore, Verdict
 
 if TYPE_CHECKING:
@@ -34,12 +34,6 @@ def id_of(context: Context, *more: str) -> str:
     """Return a name of 16 hex digits that stays the same when a task of a run is tried again."""
     run = context["dag_run"]
     return hashlib.sha256(json.dumps([run.dag_id, run.run_id, *more]).encode()).hexdigest()[:16]
-
-
-def turn_of(moment: datetime) -> int:
-    """Return which of the day's turns an instant belongs to: a quarter of an hour each."""
-    at = moment.astimezone(UTC)
-    return (at.hour * 60 + at.minute) * TURNS // 1_440
 
 
 class ProfileQueuesOperator(QueuekeeperSparkOperator):

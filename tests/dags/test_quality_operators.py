@@ -1,0 +1,176 @@
+"""Tasks of ``queue_quality`` one by one: its wiring, its form, what a turn is, and what keeps dependents waiting."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException, ParamValidationError
+
+from queuekeeper import postgres
+from queuekeeper.airflow.assets import SESSION_QUALITY
+from queuekeeper.airflow.operators.quality import (
+    ProfileQueuesOperator,
+    PublishQualityOperator,
+    id_of,
+)
+from queuekeeper.airflow.run_index import forms_url
+from queuekeeper.clock import system_clock
+from queuekeeper.errors import UsageError
+from queuekeeper.quality.profile_model import ProfileParameters, turn_of
+from queuekeeper.quality.store import QualityStore, Verdict
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.sdk import DAG
+
+pytestmark = pytest.mark.dags
+
+FINDING = {
+    "check": "Q11", "priority": "P0", "status": "failed", "description": "The counter is not behind.", "unexpected": 5,
+    "remedy": "session_repair",
+}  # fmt: skip
+WARNING = FINDING | {"check": "Q9", "priority": "P1"}
+
+
+@pytest.fixture
+def dag(dag_bag: DagBag) -> DAG:
+    return copy.deepcopy(dag_bag.dags["queue_quality"])
+
+
+@pytest.fixture
+def control(postgres_url: str, connections: Callable[..., None]) -> str:
+    """A control schema that Airflow's connection names."""
+    connections(queuekeeper_postgres=postgres_url)
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+    return postgres_url
+
+
+def context_of(dag: DAG, **conf: Any) -> Any:
+    run = SimpleNamespace(
+        dag_id="queue_quality", run_id="manual__1", conf=conf, logical_date=None,
+        run_after=datetime(2026, 3, 1, 13, 50, tzinfo=UTC),
+    )  # fmt: skip
+    return {"dag_run": run, "dag": dag, "outlet_events": {SESSION_QUALITY: SimpleNamespace(extra={})}}
+
+
+def test_it_is_wired_as_it_is_drawn(dag: DAG) -> None:
+    assert {task.task_id: set(task.upstream_task_ids) for task in dag.tasks} == {
+        "profile_redis": set(),
+        "profile_postgres": set(),
+        "check": {"profile_redis", "profile_postgres"},
+        "report": {"check"},
+        "publish": {"check", "report"},
+    }
+    # What dependents wait for comes from the task that fails for what is critical, and from no other.
+    assert {task.task_id for task in dag.tasks if SESSION_QUALITY in task.outlets} == {"publish"}
+
+
+def test_its_schedule_comes_paused_and_covers_all_turns_of_a_day(dag: DAG) -> None:
+    assert dag.is_paused_upon_creation is True
+    first = datetime(2026, 3, 1, tzinfo=UTC)
+    assert [turn_of(first + timedelta(minutes=15 * turn)) for turn in range(96)] == list(range(96))
+    assert turn_of(datetime(2026, 3, 2, tzinfo=UTC) - timedelta(seconds=1)) == 95
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("suite", "slow"), ("stores", "all"), ("cohorts", "1;2"), ("cohorts", ""), ("cohort_count", 0),
+        ("cohort_count", 16_385), ("turn", 96), ("turn", -1), ("contents", "yes"), ("limit", 0), ("limit", 65_536),
+        ("default_ttl_s", 0), ("max_payload_bytes", 0), ("throttle_references_per_s", 0), ("key_prefix", "{a}"),
+        ("redis_conn_id", "{{ conn.x.password }}"), ("compare", "yes"),
+    ],
+)  # fmt: skip
+def test_form_refuses_what_no_profile_could_honour(dag: DAG, name: str, value: Any) -> None:
+    with pytest.raises(ParamValidationError, match=f"Invalid input for param {name}"):
+        dag.params[name] = value
+
+
+def test_defaults_are_those_of_the_profile_itself(dag: DAG) -> None:
+    params, defaults = dag.params.dump(), ProfileParameters()
+
+    assert params["cohorts"] == defaults.cohorts
+    assert params["cohort_count"] == defaults.cohort_count
+    assert params["limit"] == defaults.session_limit
+    assert params["default_ttl_s"] == defaults.default_ttl_s
+    assert params["max_payload_bytes"] == defaults.max_payload_bytes
+    assert params["contents"] is defaults.contents
+    assert params["turn"] is None
+
+
+def test_profile_of_a_store_that_the_run_is_not_about_is_skipped(dag: DAG) -> None:
+    task = ProfileQueuesOperator(task_id="p", store="postgres", stores="redis", spark_jobs="absent")
+
+    with pytest.raises(AirflowSkipException):
+        task.execute(context_of(dag))
+    with pytest.raises(UsageError, match=r"unknown parameter 'sute' \(did you mean 'suite'\?\)"):
+        task.execute(context_of(dag, sute="full"))
+
+
+def test_profile_reads_the_turn_of_its_time_unless_the_form_names_one(dag: DAG) -> None:
+    given: dict[str, Any] = {
+        "task_id": "p", "store": "redis", "spark_jobs": "absent", "stores": "both", "mode": "fast", "cohorts": "0-3",
+        "cohort_count": 96, "contents": "True", "session_limit": 7, "default_ttl_s": 8, "max_payload_bytes": 9,
+        "key_prefix": "", "throttle_references_per_s": "",
+    }  # fmt: skip
+    context = context_of(dag)
+
+    by_time = ProfileQueuesOperator(turn="", **given).arguments(context)
+    by_form = ProfileQueuesOperator(turn="0", **given).arguments(context)
+
+    assert "--turn=55" in by_time
+    assert "--turn=0" in by_form
+    assert f"--profile-id={id_of(context, 'redis')}" in by_time
+    assert "--contents" in by_time
+    assert [argument for argument in by_time if "prefix" in argument or "throttle" in argument] == []
+
+
+def test_critical_finding_keeps_dependents_waiting_and_says_what_it_is(dag: DAG) -> None:
+    judgement = {"quality_run_id": "q", "verdict": "failed", "findings": [FINDING, WARNING]}
+    context = context_of(dag)
+
+    with pytest.raises(AirflowFailException, match=r"Q11 failed: The counter is not behind\. \(5 found\)") as raised:
+        PublishQualityOperator(task_id="publish", judgement=judgement).execute(context)
+
+    assert "Q9" not in str(raised.value)
+    assert context["outlet_events"][SESSION_QUALITY].extra == {}
+
+
+def test_warnings_let_dependents_go_on_and_are_told(dag: DAG, control: str) -> None:
+    judgement = {"quality_run_id": "q", "verdict": "warned", "findings": [WARNING]}
+    context = context_of(dag)
+
+    told = PublishQualityOperator(task_id="publish", judgement=judgement).execute(context)
+
+    assert told == {"quality_run_id": "q", "verdict": "warned", "warnings": 1}
+    assert context["outlet_events"][SESSION_QUALITY].extra == told
+
+
+def test_turn_that_passes_waits_for_one_that_failed_and_was_not_read_again(dag: DAG, control: str) -> None:
+    now = datetime.fromtimestamp(system_clock() / 1_000, UTC)
+    with postgres.connect(control, autocommit=True) as connection:
+        connection.execute(
+            "INSERT INTO queuekeeper.profiles (profile_id, store, mode, contents, cohort_count, cohorts, session_limit,"
+            " default_ttl_s, max_payload_bytes, as_of_ms) VALUES ('p', 'redis', 'fast', false, 96, '{5}', 1, 1, 1, 1)"
+        )
+        store = QualityStore(connection)
+        store.begin(quality_run_id="bad", mode="fast", suites=[], profile_ids=["p"], numbers={}, started_at=now)
+        store.finish(quality_run_id="bad", verdict=Verdict.FAILED, results=(), numbers={})
+    judgement = {"quality_run_id": "q", "verdict": "passed", "findings": []}
+
+    with pytest.raises(AirflowFailException, match=r"cohorts that failed in 1 earlier runs \(bad\) have not been read"):
+        PublishQualityOperator(task_id="publish", judgement=judgement).execute(context_of(dag))
+
+
+def test_links_of_reports_name_the_whole_address_where_airflow_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "https://ops.example.org/airflow/")
+    assert forms_url() == "https://ops.example.org/airflow/queuekeeper/trigger"
+
+    monkeypatch.setenv("AIRFLOW__API__BASE_URL", "")
+    assert forms_url() == "/queuekeeper/trigger"
