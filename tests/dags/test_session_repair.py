@@ -1,0 +1,249 @@
+"""Repairs through Airflow: the form, whole runs by ``dag.test()``, and what never leaves the store."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.dag_processing.dagbag import DagBag
+from airflow.providers.standard.operators.hitl import HITLOperator
+from airflow.sdk.exceptions import ParamValidationError
+from airflow.utils.db import initdb
+from jinja2 import Template
+
+from queuekeeper import postgres
+from queuekeeper.airflow.operators.repair import ApplyRepairOperator, PlanRepairOperator
+from queuekeeper.clock import system_clock
+from queuekeeper.config import Settings
+from queuekeeper.errors import RefusedError, StalePlan, UsageError
+from queuekeeper.keyspace import payload_key
+from queuekeeper.maintenance.remedies import REMEDY_NAMES
+from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
+from queuekeeper.quality.identity import client_hash, hash_key
+from queuekeeper.redis_client import connect
+from queuekeeper.sessions.model import NewMessage, SessionSave
+from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.quality_rows import queue, save_profile
+
+if TYPE_CHECKING:
+    from airflow.sdk import DAG
+
+pytestmark = [pytest.mark.dags, pytest.mark.timeout(300)]
+
+ANSWER = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}
+DEVICES = ("secret-device-1", "secret-device-2")
+GIVEN = {"life given where there was no end": 3}
+
+
+class World:
+    """Two sessions whose messages never expire, and a quality run that says so."""
+
+    def __init__(self, client: Any, connection: postgres.Connection, postgres_url: str) -> None:
+        self.client = client
+        self.connection = connection
+        self.runs = MaintenanceRuns(connection)
+        self.key = hash_key(Settings())
+        message = NewMessage(
+            topic="t", payload=b"secret-content", qos=1, time_ms=system_clock(), expiry_interval_s=3_600
+        )
+        for client_id in DEVICES:
+            RedisSessionStore(client).save_messages([SessionSave(client_id=client_id, messages=(message,) * 3)])
+            for packet_id in (1, 2, 3):
+                client.persist(payload_key(client_id, packet_id))
+        save_profile(
+            postgres_url, *(queue(name, client_hash=client_hash(name, key=self.key), without_ttl=3) for name in DEVICES)
+        )
+        connection.execute(
+            "INSERT INTO queuekeeper.quality_runs (quality_run_id, mode, suites, profile_ids)"
+            " VALUES ('quality-1', 'full', '{sessions_redis}', '{redis-1}')"
+        )
+
+    def lasting(self, client_id: str) -> int:
+        """Return how many messages of a session never expire."""
+        return sum(self.client.pexpiretime(payload_key(client_id, n)) == -1 for n in (1, 2, 3))
+
+
+@pytest.fixture
+def repair() -> DAG:
+    """The DAG, read anew: a run leaves its parameters' values behind in the tasks, and copies share them."""
+    return DagBag(str(Path(__file__).resolve().parents[2] / "dags" / "session_repair.py")).dags["session_repair"]
+
+
+@pytest.fixture
+def world(
+    valkey_url: str,
+    postgres_url: str,
+    connections: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[World]:
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
+    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
+    with connect(valkey_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        yield World(client, connection, postgres_url)
+
+
+def states(run: Any) -> dict[str, str]:
+    return {task.task_id: task.state for task in run.get_task_instances()}
+
+
+def returned(run: Any, task_id: str) -> Any:
+    (task,) = [task for task in run.get_task_instances() if task.task_id == task_id]
+    return task.xcom_pull(task_ids=task_id)
+
+
+def planned(world: World, **arguments: Any) -> str:
+    """Plan the repair of one session, by its operator, and return the run's id."""
+    operator = PlanRepairOperator(
+        task_id="plan",
+        remedy="repair_ttl",
+        quality_run_id="quality-1",
+        cohorts="all",
+        client_hashes=json.dumps([client_hash(DEVICES[0], key=world.key)]),
+        key_prefix="",
+        max_operations_per_s="",
+    )
+    run_id: str = operator.execute(_context(**arguments))["maintenance_run_id"]
+    return run_id
+
+
+def _context(**conf: Any) -> Any:
+    return {"dag_run": SimpleNamespace(conf=conf), "dag": SimpleNamespace(params={})}
+
+
+def test_dry_run_ends_with_the_plan(repair: DAG, world: World) -> None:
+    initdb()
+
+    run = repair.test(run_conf={"remedy": "repair_ttl"})
+
+    assert run.state == "success"
+    assert states(run) == {
+        "plan": "success", "summarise": "success", "approve": "skipped", "apply": "skipped", "report": "skipped",
+    }  # fmt: skip
+    assert world.lasting(DEVICES[0]) == world.lasting(DEVICES[1]) == 3
+    assert returned(run, "plan")["effects"] == {"life given where there was no end": 6}
+
+
+def test_approved_run_mends_the_chosen_queue_and_looks_again(
+    repair: DAG, world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    initdb()
+    asked: list[tuple[str, str]] = []
+
+    def answer(operator: HITLOperator, _: Any) -> Any:
+        asked.append((operator.subject, operator.body or ""))
+        return ANSWER
+
+    monkeypatch.setattr(HITLOperator, "execute", answer)
+    chosen = client_hash(DEVICES[0], key=world.key)
+
+    run = repair.test(
+        run_conf={
+            "remedy": "repair_ttl", "quality_run_id": "quality-1", "client_hashes": [chosen], "dry_run": False,
+            "max_operations_per_s": 1_000,
+        }
+    )  # fmt: skip
+    log = "".join(capfd.readouterr())
+
+    assert set(states(run).values()) == {"success"}
+    assert (world.lasting(DEVICES[0]), world.lasting(DEVICES[1])) == (0, 3)
+    ((subject, body),) = asked
+    assert subject == "repair_ttl: make 3 changes in Redis?"
+    assert chosen in body
+    assert "Messages get the instant back that they had" in body
+    report = returned(run, "report")
+    assert (report["planned"], report["report"]["done"], report["left"]) == (GIVEN, GIVEN, {})
+    stored = world.runs.load(report["maintenance_run_id"])
+    assert (stored.state, stored.approved_by, stored.throttle_operations_per_s) == (RunState.DONE, "ada", 1_000)
+    path = Path(returned(run, "apply")["undo_file"])
+    assert DEVICES[0] in path.read_text("utf-8")
+    shown = log + json.dumps([returned(run, task) for task in states(run)])
+    assert "secret" not in shown.replace(str(path), "")
+
+
+@pytest.mark.parametrize(("dry_run", "changes", "skips"), [(False, 3, "False"), (False, 0, "True"), (True, 3, "True")])
+def test_nobody_is_asked_when_there_is_nothing_to_do(repair: DAG, dry_run: bool, changes: int, skips: str) -> None:
+    template: Any = repair.get_task("approve")
+    ti = SimpleNamespace(xcom_pull=lambda **_: {"changes": changes})
+
+    assert Template(template.plan_only).render(params={"dry_run": dry_run}, ti=ti) == skips
+
+
+@pytest.mark.parametrize(
+    ("decision", "words"),
+    [
+        (None, "nobody answered"),
+        ({"chosen_options": ["Reject"], "responded_by_user": {"id": "1", "name": "ada"}}, "rejected by ada"),
+        ({"chosen_options": ["Reject"], "responded_by_user": None}, "rejected, as nobody answered in time"),
+    ],
+)
+def test_without_an_approval_nothing_is_written(world: World, decision: Any, words: str) -> None:
+    run_id = planned(world)
+
+    with pytest.raises(RefusedError, match=words):
+        ApplyRepairOperator(task_id="apply", run_id=run_id, decision=decision).execute({})
+    assert world.lasting(DEVICES[0]) == 3
+
+
+def test_old_plan_is_refused(world: World) -> None:
+    run_id = planned(world)
+    world.connection.execute(
+        "UPDATE queuekeeper.maintenance_runs SET parameters = parameters || jsonb_build_object('as_of_ms', 0)"
+    )
+
+    with pytest.raises(StalePlan, match="was planned more than 7 days ago: plan again"):
+        ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER).execute({})
+    assert world.lasting(DEVICES[0]) == 3
+
+
+def test_failed_run_is_marked_and_goes_on_when_it_is_repeated(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = planned(world)
+    task = ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER)
+    with monkeypatch.context() as patched:
+        patched.setenv("QUEUEKEEPER_HOME", "/proc/nowhere")
+        with pytest.raises(RefusedError, match="cannot be written"):
+            task.execute({})
+    assert world.runs.load(run_id).state is RunState.FAILED
+    assert world.lasting(DEVICES[0]) == 3
+
+    assert task.execute({})["done"] == GIVEN
+    assert world.runs.load(run_id).state is RunState.DONE
+    assert task.execute({})["done"] == {}
+
+
+def test_name_that_the_form_does_not_have_is_refused(world: World) -> None:
+    with pytest.raises(UsageError, match="unknown parameter 'remedie'"):
+        planned(world, remedie="repair_ttl")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("remedy", "magic"), ("cohorts", "1;2"), ("client_hashes", ["x"]), ("client_hashes", "0123456789abcdef"),
+        ("dry_run", "yes"), ("max_operations_per_s", 0), ("key_prefix", "{a}"), ("quality_run_id", "a b"),
+        ("approval_timeout_minutes", 0),
+    ],
+)  # fmt: skip
+def test_form_refuses_what_makes_no_sense(repair: DAG, name: str, value: Any) -> None:
+    with pytest.raises(ParamValidationError):
+        repair.params[name] = value
+
+
+def test_form_offers_every_remedy_and_begins_with_a_dry_run(repair: DAG) -> None:
+    assert repair.params.get_param("remedy").schema["enum"] == list(REMEDY_NAMES)
+    assert repair.params["dry_run"] is True
+
+
+def test_tasks_follow_each_other(repair: DAG) -> None:
+    assert {task.task_id: set(task.upstream_task_ids) for task in repair.tasks} == {
+        "plan": set(),
+        "summarise": {"plan"},
+        "approve": {"summarise"},
+        "apply": {"approve"},
+        "report": {"apply"},
+    }
