@@ -1,4 +1,4 @@
-"""Scripts of ``lua/maintenance``: bad arguments change nothing, full servers are cleaned, no undeclared key is touched."""
+"""Scripts of ``lua/maintenance``: bad arguments change nothing, full servers are cleaned, keys are declared."""
 
 from __future__ import annotations
 
