@@ -106,11 +106,12 @@ def _session(client_id: str, count: int, *, now_ms: int, rng: random.Random) -> 
     first = rng.randrange(MAX_PACKET_ID - 20, MAX_PACKET_ID) if rng.random() < 0.1 else rng.randrange(60_000)
     serial = rng.randrange(1_000_000) if ours else first
     packet_id = first
+    gaps = rng.random() < 0.05
     references: list[str | int] = []
     until = 0
     for number in range(count):
-        # Confirmed out of order, now and then.
-        step = 1 if rng.random() < 0.95 else rng.randrange(2, 5)
+        # Some clients confirm out of order.
+        step = rng.randrange(1, 5) if gaps else 1
         serial += step
         packet_id = (packet_id + step - 1) % MAX_PACKET_ID + 1
         time_ms = now_ms - 2 * DAY_MS + number * (DAY_MS // count) + rng.randrange(1_000)
