@@ -76,6 +76,10 @@ bench: setup ## Measure the copy against its limits (benchmarks/)
 bench-online: setup ## Measure saving against the server's limit and others (ARGS="--rounds 5")
 	@$(BIN)/python benchmarks/online.py $(ARGS)
 
+.PHONY: bench-profile
+bench-profile: setup ## Measure a profile of queues: speed, cost, what others notice (ARGS="--memory")
+	@$(BIN)/python benchmarks/profile_queues.py $(ARGS)
+
 ##@ One lane at a time
 
 .PHONY: $(LANES:%=test-%)

@@ -32,15 +32,15 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 from urllib.parse import urlsplit
 
-import psutil
 from machine import facts
 from psycopg import sql
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
+from watch import Watch, peak_mib
 
 from queuekeeper import lua
 from queuekeeper.clock import system_clock
@@ -61,9 +61,7 @@ from queuekeeper.sessions.sample import DAY_MS, SampleParameters, fill
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 READING, WRITING, NAIVE, COPY = "reading limit", "writing limit", "naive", "copy"
-_LOOK_EVERY_S = 0.5
 _BLOCK_BYTES = 1024 * 1024
-_MEBIBYTE = 1024 * 1024
 
 
 # --- measuring -------------------------------------------------------------------------------------------------
@@ -85,67 +83,6 @@ class Sample:
     def messages_per_s(self) -> float:
         """Speed by the clock on the wall."""
         return self.messages / self.seconds
-
-
-class Watch:
-    """Adds up the processor time of parties while something is measured; processes that end meanwhile are counted.
-
-    :param parties: name -> process that makes up the party with its descendants, as far as they are not another's.
-    """
-
-    def __init__(self, parties: dict[str, int]) -> None:
-        self._parties = {pid: name for name, pid in parties.items()}
-        self._used_s: dict[tuple[int, float], tuple[str, float]] = {}
-        self._collected: set[tuple[int, float]] = set()
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="watch", daemon=True)
-
-    def __enter__(self) -> Self:
-        self._look()
-        self._before = self._totals()
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-        self._look()
-
-    def cpu_s(self) -> dict[str, float]:
-        """Return each party's seconds of processor time since the beginning."""
-        return {name: round(used_s - self._before[name], 3) for name, used_s in self._totals().items()}
-
-    def _totals(self) -> dict[str, float]:
-        return {
-            name: sum(used_s for owner, used_s in self._used_s.values() if owner == name)
-            for name in self._parties.values()
-        }
-
-    def _run(self) -> None:
-        while not self._stop.wait(_LOOK_EVERY_S):
-            self._look()
-
-    def _look(self) -> None:
-        me = psutil.Process()
-        owners = {me.pid: self._parties.get(me.pid, "")}
-        alive = set()
-        # Parents come before their children.
-        for process in (me, *me.children(recursive=True)):
-            with suppress(psutil.Error):
-                pid, parent = process.pid, process.ppid()
-                key = pid, process.create_time()
-                times = process.cpu_times()
-                used_s = times.user + times.system
-                if pid in self._parties:
-                    used_s += times.children_user + times.children_system
-                elif parent in self._parties:
-                    # Once it has ended its time is that of the parent, who collects it.
-                    self._collected.add(key)
-                owners[pid] = self._parties.get(pid) or owners.get(parent, "")
-                self._used_s[key] = owners[pid], used_s
-                alive.add(key)
-        for key in self._collected - alive:
-            self._used_s.pop(key, None)
 
 
 # --- the stand -------------------------------------------------------------------------------------------------
@@ -517,21 +454,11 @@ def memory(stand: Stand, *, messages: int, sessions: int, plan: MigrationPlan | 
     }
     with (stand.folder / "memory.log").open("w+") as log:
         process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        peaks = {"jvm": 0, "python": 0}
-        while process.poll() is None:
-            sizes = {"jvm": 0, "python": 0}
-            with suppress(psutil.Error):
-                leader = psutil.Process(process.pid)
-                for member in (leader, *leader.children(recursive=True)):
-                    with suppress(psutil.Error):
-                        kind = "jvm" if member.name() == "java" else "python"
-                        sizes[kind] += member.memory_info().rss
-            peaks = {kind: max(peaks[kind], size) for kind, size in sizes.items()}
-            time.sleep(_LOOK_EVERY_S)
+        peaks = peak_mib(process)
         if process.returncode:
             log.seek(0)
             raise QueuekeeperError(f"the copy of {messages:,} messages failed:\n{log.read()[-3_000:]}")
-    return Memory(messages=messages, jvm_mib=peaks["jvm"] // _MEBIBYTE, python_mib=peaks["python"] // _MEBIBYTE)
+    return Memory(messages=messages, jvm_mib=peaks["jvm"], python_mib=peaks["python"])
 
 
 # --- the result ------------------------------------------------------------------------------------------------

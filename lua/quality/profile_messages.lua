@@ -12,7 +12,7 @@ Returns
 Errors
     INVALID  there are arguments, no keys or too many keys
 Cost
-    O(M) for M keys; about 1.5 us per key. At most 1000 keys.
+    O(M) for M keys; about 3 us per key. At most 1000 keys.
 ]]
 local FIRST_PAYLOAD = 1
 local PAYLOAD_KEYS_PER_CALL = 1000

@@ -20,7 +20,7 @@ Returns
 Errors
     INVALID  an argument breaks the rules above
 Cost
-    O(log N + L) for N references and a limit of L; about 5 us, and 1 us per reference.
+    O(log N + L) for N references and a limit of L; about 5 us, and 3 us per reference.
 ]]
 --- @include "includes/integers"
 --- @include "includes/last_packet_id"
@@ -43,17 +43,17 @@ end
 -- Names of payload keys are compared, not made: the caller declares those that it looks at.
 local stem = messages_key .. '_'
 
+local sub, find = string.sub, string.find
+
+-- As decimal text and no other way to write a number: another text names another key.
 local function packet_id_of(member)
-    if string.sub(member, 1, #stem) ~= stem then
+    if sub(member, 1, #stem) ~= stem then
         return FOREIGN
     end
-    local number = integer(string.sub(member, #stem + 1))
-    return number and number >= 0 and number < 1000000000 and number or UNREADABLE
-end
-
-local function serial_of(score)
-    local serial = tonumber(score)
-    return serial >= 0 and serial <= 9007199254740992 and serial % 1 == 0 and serial or -1
+    if find(member, '^[1-9]%d*$', #stem + 1) and #member <= #stem + 9 then
+        return tonumber(sub(member, #stem + 1))
+    end
+    return sub(member, #stem + 1) == '0' and 0 or UNREADABLE
 end
 
 local wrong_types, without_expiry = 0, 0
@@ -94,7 +94,11 @@ end
 
 local reply = { references, wrong_types, without_expiry, last_packet_id, saved, newest }
 for index = 1, #page, 2 do
-    reply[index + 6] = serial_of(page[index + 1])
+    local serial = tonumber(page[index + 1])
+    if serial < 0 or serial > 9007199254740992 or serial % 1 ~= 0 then
+        serial = -1
+    end
+    reply[index + 6] = serial
     reply[index + 7] = packet_id_of(page[index])
 end
 return reply

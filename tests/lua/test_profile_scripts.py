@@ -42,7 +42,7 @@ def test_references_that_are_none_are_told_apart(client: RedisClient) -> None:
         (1, "{meter-8}_messages_1"),
         (2, queue.payload("07")),
         (3, queue.payload(70_000)),
-        (4.5, queue.payload(4)),
+        ("4.5", queue.payload(4)),
         (-5, queue.payload(5)),
         ("inf", queue.payload(6)),
     ):

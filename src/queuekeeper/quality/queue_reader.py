@@ -182,7 +182,7 @@ class QueueReader:
         lists = rows.column("packet_ids").combine_chunks()
         seen_ids = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
         seen_owners = np.repeat(queue_of_row, lists.value_lengths().to_numpy(zero_copy_only=False))
-        seen = np.unique(_codes(seen_owners, seen_ids)[seen_ids >= 0])
+        seen = _distinct(_codes(seen_owners, seen_ids)[seen_ids >= 0])
 
         hours: dict[int, tuple[int, int]] = {}
         self._read_references(window, regular, np.bincount(seen_owners, minlength=window.size), hours)
@@ -308,7 +308,7 @@ class QueueReader:
     def _count_orphans(self, window: _Window, seen: Integers) -> None:
         """Look at payload keys that SCAN saw and no reference led to: twice, each time in one instant with the set."""
         referred = np.concatenate(window.live_codes) if window.live_codes else np.zeros(0, np.int64)
-        suspects = np.setdiff1d(seen, referred)
+        suspects = seen[np.isin(seen, referred, assume_unique=True, invert=True, kind="sort")]
         for attempt in range(2):
             if not len(suspects):
                 return
@@ -455,6 +455,15 @@ def _changes(names: pa.ChunkedArray) -> Flags:
 def _codes(owners: Integers, packet_ids: Integers) -> Integers:
     """Return queue and packet id as one number."""
     return (owners.astype(np.int64) << 32) | packet_ids
+
+
+def _distinct(codes: Integers) -> Integers:
+    """Return each code once, in order; NumPy's own function hashes, which takes ten times as long."""
+    ordered = np.sort(codes)
+    first = np.ones(len(ordered), bool)
+    first[1:] = ordered[1:] != ordered[:-1]
+    distinct: Integers = ordered[first]
+    return distinct
 
 
 def _is_packet_id(values: Integers) -> Flags:

@@ -1,0 +1,400 @@
+"""Measure a profile of Redis: how fast it reads, what that costs the server, and what other clients notice of it.
+
+``python benchmarks/profile_queues.py --queues 20_000 --references 50 --rounds 3``
+
+Everything happens on private servers and in one run, the ways taking turns, so that a busy machine slows all of them:
+
+quiet      nobody but a client that pings and saves messages, a few hundred times a second
+profile    the same client beside a profile without contents, with Spark already up
+contents   the same beside a profile that judges contents, too
+
+With ``--memory`` the job is started as an operator would, for a tenth of the queues and for all of them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from multiprocessing.connection import Connection as Pipe
+from pathlib import Path
+from typing import Any
+
+from backfill import private_servers
+from machine import facts
+from pyspark.sql import SparkSession
+from rich.console import Console
+from rich.table import Table
+from watch import Watch, peak_mib
+
+from queuekeeper import redis_client
+from queuekeeper.clock import system_clock
+from queuekeeper.embedded import PostgresServer, RedisServer, java_home
+from queuekeeper.errors import QueuekeeperError, RefusedError
+from queuekeeper.keyspace import payload_key, session_keys
+from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
+from queuekeeper.migration.spark import build_session
+from queuekeeper.postgres import connect
+from queuekeeper.quality.profile import profile_redis
+from queuekeeper.quality.profile_model import ProfileParameters
+from queuekeeper.sessions.model import NewMessage, SessionSave
+from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.wire import message_json
+
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "benchmarks" / "results"
+QUIET, PROFILE, CONTENTS = "quiet", "profile", "contents"
+_QUIET_S = 5.0
+_PAUSE_S = 0.003
+_LIFE_MS = 86_400_000
+_MESSAGES_PER_PIPELINE = 20_000
+_KEY = b"the benchmark's clients are no secret"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Latency:
+    """How long a client waited for its answers, in milliseconds.
+
+    :param operation: ``ping`` or ``save``.
+    """
+
+    operation: str
+    count: int
+    p50_ms: float
+    p99_ms: float
+    longest_ms: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sample:
+    """One way, measured once.
+
+    :param references: read; 0 where nobody profiles.
+    :param cpu_s: seconds of processor time: ``client`` (Spark's JVM and workers), ``postgres`` and ``redis``.
+    """
+
+    references: int
+    seconds: float
+    cpu_s: dict[str, float]
+    latencies: tuple[Latency, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Most memory that the job took, as resident sets; pages that workers share count for each of them."""
+
+    queues: int
+    jvm_mib: int
+    python_mib: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stand:
+    """Servers and Spark."""
+
+    spark: SparkSession
+    postgres: PostgresServer
+    postgres_url: str
+    redis: RedisServer
+
+
+# --- data ------------------------------------------------------------------------------------------------------
+
+
+def fill(url: str, *, first: int, queues: int, references: int, payload_bytes: int) -> None:
+    """Store queues as a broker leaves them: the older a message, the smaller its serial and packet id."""
+    payload = os.urandom(payload_bytes)
+    now_ms = system_clock()
+    with redis_client.connect(url) as client:
+        pipeline: Any = client.pipeline(transaction=False)
+        for queue in range(first, first + queues):
+            client_id = f"device-{queue:08d}"
+            keys = session_keys(client_id)
+            members = {}
+            for number in range(1, references + 1):
+                key = payload_key(client_id, number)
+                time_ms = now_ms - references + number
+                record = message_json(
+                    client_id=client_id, topic=f"floor/{number % 9}", time_ms=time_ms, qos=1, packet_id=number,
+                    packet_type="PUBLISH", payload=payload, msg_expiry_interval=_LIFE_MS // 1_000,
+                )  # fmt: skip
+                pipeline.set(key, record, pxat=time_ms + _LIFE_MS)
+                members[key] = number
+            pipeline.zadd(keys.messages, members)
+            pipeline.set(keys.last_packet_id, references)
+            if len(pipeline) >= _MESSAGES_PER_PIPELINE:
+                pipeline.execute()
+        pipeline.execute()
+
+
+# --- the client that is not to be disturbed --------------------------------------------------------------------
+
+
+def disturb(url: str, pipe: Pipe) -> None:
+    """Ping and save until told to stop; run in a process of its own."""
+    waits_ms: dict[str, list[float]] = {"ping": [], "save": []}
+    with redis_client.connect(url) as client:
+        store = RedisSessionStore(client)
+        any_client: Any = client
+        pipe.send("ready")
+        turn = 0
+        while not pipe.poll():
+            turn += 1
+            message = NewMessage(topic="t", payload=b"x" * 64, qos=1, time_ms=system_clock(), expiry_interval_s=60)
+            save = SessionSave(client_id=f"bystander-{turn % 100}", messages=(message,))
+            for name, work in (("ping", any_client.ping), ("save", lambda save=save: store.save_messages([save]))):
+                started = time.perf_counter()
+                work()
+                waits_ms[name].append(1_000 * (time.perf_counter() - started))
+            time.sleep(_PAUSE_S)
+    pipe.send(waits_ms)
+
+
+@contextmanager
+def bystander(url: str) -> Iterator[Callable[[], tuple[Latency, ...]]]:
+    """Run the client beside the block; what is yielded ends it and returns what it waited."""
+    context = multiprocessing.get_context("spawn")
+    ours, theirs = context.Pipe()
+    process = context.Process(target=disturb, args=(url, theirs), daemon=True)
+    process.start()
+    ours.recv()
+
+    def end() -> tuple[Latency, ...]:
+        ours.send("stop")
+        waits_ms: dict[str, list[float]] = ours.recv()
+        process.join()
+        return tuple(_latency(name, waits) for name, waits in waits_ms.items())
+
+    try:
+        yield end
+    finally:
+        if process.is_alive():
+            process.terminate()
+            process.join()
+
+
+def _latency(operation: str, waits_ms: list[float]) -> Latency:
+    ordered = sorted(waits_ms)
+    return Latency(
+        operation=operation,
+        count=len(ordered),
+        p50_ms=round(ordered[len(ordered) // 2], 3),
+        p99_ms=round(ordered[len(ordered) * 99 // 100], 3),
+        longest_ms=round(ordered[-1], 3),
+    )
+
+
+# --- the ways --------------------------------------------------------------------------------------------------
+
+
+def quiet(_: Stand) -> int:
+    """Let the client be alone."""
+    time.sleep(_QUIET_S)
+    return 0
+
+
+def profile(stand: Stand, *, contents: bool = False) -> int:
+    """Profile all queues."""
+    report = profile_redis(
+        stand.spark,
+        redis_url=stand.redis.url,
+        postgres_url=stand.postgres_url,
+        parameters=ProfileParameters(contents=contents),
+        now_ms=system_clock(),
+        profile_id="benchmark",
+        key=_KEY,
+    )
+    return report.messages
+
+
+WAYS: dict[str, Callable[[Stand], int]] = {
+    QUIET: quiet,
+    PROFILE: profile,
+    CONTENTS: lambda stand: profile(stand, contents=True),
+}
+
+
+def measured(stand: Stand, way: Callable[[Stand], int]) -> Sample:
+    """Run one way beside the client."""
+    postgres_pid, redis_pid = stand.postgres.pid, stand.redis.pid
+    assert postgres_pid is not None
+    assert redis_pid is not None
+    with (
+        bystander(stand.redis.url) as end,
+        Watch({"client": os.getpid(), "postgres": postgres_pid, "redis": redis_pid}) as watch,
+    ):
+        started = time.perf_counter()
+        references = way(stand)
+        seconds = time.perf_counter() - started
+        latencies = end()
+    return Sample(references=references, seconds=round(seconds, 4), cpu_s=watch.cpu_s(), latencies=latencies)
+
+
+def memory(stand: Stand, *, queues: int, folder: Path) -> Memory:
+    """Profile in a fresh Spark and watch its size."""
+    command = [
+        str(Path(sys.executable).parent / "spark-submit"),
+        *("--master", "local[2]", "--driver-memory", "1g"),
+        *(str(ROOT / "spark_jobs" / "profile_queues.py"), "--store", "redis", "--profile-id", "memory"),
+    ]
+    environment = os.environ | {
+        "PYSPARK_PYTHON": sys.executable,
+        "QUEUEKEEPER_HOME": str(folder),
+        POSTGRES_VARIABLE: stand.postgres_url,
+        REDIS_VARIABLE: stand.redis.url,
+    }
+    with (folder / "memory.log").open("w+") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
+        peaks = peak_mib(process)
+        if process.returncode:
+            log.seek(0)
+            raise QueuekeeperError(f"the profile of {queues:,} queues failed:\n{log.read()[-3_000:]}")
+    return Memory(queues=queues, jvm_mib=peaks["jvm"], python_mib=peaks["python"])
+
+
+# --- the result ------------------------------------------------------------------------------------------------
+
+
+def summary(rounds: dict[str, list[Sample]]) -> dict[str, Any]:
+    """Return medians over the rounds; what a client notices is formed within a round, against its quiet."""
+    ways: dict[str, Any] = {}
+    for way, samples in rounds.items():
+        latencies = {
+            operation: {
+                name: round(statistics.median(getattr(sample.latencies[place], name) for sample in samples), 3)
+                for name in ("p50_ms", "p99_ms", "longest_ms")
+            }
+            | {
+                "p99_times_quiet": round(
+                    statistics.median(
+                        sample.latencies[place].p99_ms / alone.latencies[place].p99_ms
+                        for sample, alone in zip(samples, rounds[QUIET], strict=True)
+                    ),
+                    2,
+                )
+            }
+            for place, operation in enumerate(("ping", "save"))
+        }
+        ways[way] = {"latencies": latencies}
+        if way != QUIET:
+            ways[way]["references_per_s"] = round(
+                statistics.median(sample.references / sample.seconds for sample in samples)
+            )
+            ways[way]["cpu_us_per_reference"] = {
+                party: round(1e6 * statistics.median(sample.cpu_s[party] / sample.references for sample in samples), 2)
+                for party in samples[0].cpu_s
+            }
+    return ways
+
+
+def show(console: Console, result: dict[str, Any]) -> None:
+    """Print the table."""
+    table = Table(title=f"{result['queues']:,} queues of {result['references_per_queue']:,} references")
+    used_by = ("client", "redis", "postgres")
+    names = (
+        "way",
+        "references/s",
+        *(f"{party} µs" for party in used_by),
+        "ping p50",
+        "p99",
+        "save p50",
+        "p99",
+        "times",
+    )
+    for name in names:
+        table.add_column(name, justify="left" if name == "way" else "right")
+    for way, values in result["summary"].items():
+        used = values.get("cpu_us_per_reference", {})
+        ping, save = values["latencies"]["ping"], values["latencies"]["save"]
+        table.add_row(
+            way,
+            f"{values['references_per_s']:,}" if used else "",
+            *(f"{used[party]:.1f}" if used else "" for party in used_by),
+            *(f"{latency[name]:.2f}" for latency in (ping, save) for name in ("p50_ms", "p99_ms")),
+            f"{save['p99_times_quiet']:.1f}",
+        )
+    console.print(table)
+    for entry in result["memory"]:
+        console.print(f"{entry['queues']:,} queues: JVM {entry['jvm_mib']} MiB, Python {entry['python_mib']} MiB")
+
+
+def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
+    """Measure everything."""
+    with tempfile.TemporaryDirectory(prefix="queuekeeper-bench-") as name:
+        folder = Path(name)
+        folder.chmod(0o711)
+        os.environ["JAVA_HOME"] = str(java_home(folder))
+        with private_servers(folder, arguments.server) as (postgres, server):
+            stand = Stand(
+                spark=build_session("queuekeeper benchmark", master="local[2]"),
+                postgres=postgres,
+                postgres_url=postgres.create_database("benchmark"),
+                redis=server,
+            )
+            size = {"references": arguments.references, "payload_bytes": arguments.payload_bytes}
+            tenth = max(1, arguments.queues // 10)
+            fill(server.url, first=0, queues=tenth, **size)
+            found = [memory(stand, queues=tenth, folder=folder)] if arguments.memory else []
+            console.print("filling and warming up")
+            fill(server.url, first=tenth, queues=arguments.queues - tenth, **size)
+            profile(stand)
+            rounds: dict[str, list[Sample]] = {way: [] for way in WAYS}
+            for number in range(arguments.rounds):
+                console.print(f"round {number + 1}")
+                for way, work in WAYS.items():
+                    rounds[way].append(measured(stand, work))
+            if arguments.memory:
+                found.append(memory(stand, queues=arguments.queues, folder=folder))
+            with connect(stand.postgres_url) as connection, server.client() as client:
+                about = facts(connection, client) | {"spark": version("pyspark")}
+            stand.spark.stop()
+    return {
+        "machine": about,
+        "queues": arguments.queues,
+        "references_per_queue": arguments.references,
+        "payload_bytes": arguments.payload_bytes,
+        "summary": summary(rounds),
+        "memory": [asdict(entry) for entry in found],
+        "rounds": {way: [asdict(sample) for sample in samples] for way, samples in rounds.items()},
+    }
+
+
+def main(words: Sequence[str] | None = None) -> int:
+    """Measure, print and write the result."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--queues", type=int, default=20_000)
+    parser.add_argument("--references", type=int, default=50, help="of each queue")
+    parser.add_argument("--payload-bytes", type=int, default=256)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--server", choices=("valkey", "redis"), default="valkey")
+    parser.add_argument("--memory", action="store_true", help="also measure memory at a tenth of the queues and all")
+    parser.add_argument("--json", type=Path, help="where to write the result; a name in benchmarks/results if absent")
+    arguments = parser.parse_args(words)
+    if min(arguments.queues, arguments.references, arguments.payload_bytes, arguments.rounds) < 1:
+        parser.error("counts must be 1 or more")
+    console = Console()
+    try:
+        result = run(arguments, console)
+    except RefusedError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return error.exit_code
+    show(console, result)
+    path = arguments.json or RESULTS / f"profile-{arguments.server}-{arguments.queues * arguments.references}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
+    console.print(f"written to {path}", soft_wrap=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
