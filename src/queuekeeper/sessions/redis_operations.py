@@ -59,7 +59,9 @@ from queuekeeper.sessions.store import PAGE_BYTES
 from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
 from queuekeeper.sessions.wire import pending_message, stored_json
 
-KEYS_PER_CALL = 500
+KEYS_PER_CALL = 250
+"""Most messages that a call reads or removes: a thousand would keep the server from all others for 6 ms."""
+
 BYTES_PER_CALL = 4_000_000
 """Most that one reply should hold; a single larger message is read alone."""
 
@@ -194,7 +196,7 @@ class _Chunk(NamedTuple):
     number: int
     positions: list[int]
     messages: list[NewMessage]
-    expires_at_ms: list[int]
+    ends_ms: list[int]
 
 
 class _Begun(NamedTuple):
@@ -245,18 +247,22 @@ class RedisSessionOperations:
 
     def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
         """See ``store.SessionOperations.save_messages``."""
-        by_client: dict[str, list[int]] = {}
+        places: dict[str, int] = {}
+        repeated: dict[str, list[int]] = {}
         for index, save in enumerate(saves):
-            by_client.setdefault(save.client_id, []).append(index)
+            client_id = save.client_id
+            place = places.setdefault(client_id, index)
+            if place != index:
+                repeated.setdefault(client_id, [place]).append(index)
             for message in save.messages:
-                self.check_payload(save.client_id, message)
+                self.check_payload(client_id, message)
         reports: dict[int, SaveReport] = {}
         begun: list[_Begun] = []
         branches: list[Steps[None]] = []
-        for indexes in by_client.values():
-            first = self._begin(saves[indexes[0]], indexes[0]) if len(indexes) == 1 else None
+        for client_id, place in places.items():
+            first = None if client_id in repeated else self._begin(saves[place], place)
             if first is None:
-                branches.append(self._save_session(saves, indexes, reports))
+                branches.append(self._save_session(saves, repeated.get(client_id, [place]), reports))
             else:
                 begun.append(first)
         # Most saves are done by one call whose reply is as expected: they need nothing of what the others do.
@@ -294,13 +300,22 @@ class RedisSessionOperations:
         """Return the only call that a save needs when all goes well; none when it needs more."""
         keys = self._recent.get(save.client_id)
         last = keys.last
-        if last is None:
+        messages = save.messages
+        if last is None or len(messages) > MESSAGES_PER_SAVE:
             return None
-        chunks, refused = self._chunks(save.messages)
-        if refused or len(chunks) != 1:
+        size_bytes = 0
+        ends_ms: list[int] = []
+        for message in messages:
+            end_ms = self._end_of_new(message)
+            if isinstance(end_ms, Refusal):
+                return None
+            ends_ms.append(end_ms)
+            size_bytes += len(message.payload)
+        if size_bytes > BYTES_PER_SAVE and len(messages) > 1:
             return None
-        ids = _following(last, len(save.messages), _NOTHING)
-        return _Begun(place, save.client_id, keys, ids, self._save_call(keys, save, chunks[0], last, ids, 0))
+        ids = _following(last, len(messages), _NOTHING)
+        call = self._save_call(keys, save, messages, ends_ms, last=last, ids=ids)
+        return _Begun(place, save.client_id, keys, ids, call)
 
     def _report_of(self, begun: _Begun, replies: Sequence[Reply], at: int) -> SaveReport | None:
         """Return the report of a save that its first call has done completely; none when there is more to do."""
@@ -359,7 +374,16 @@ class RedisSessionOperations:
             refused_before = len(refused) if chunk.number == 0 else 0
 
             def call(last: bytes, ids: Sequence[int], chunk: _Chunk = chunk, refused: int = refused_before) -> lua.Call:
-                return self._save_call(keys, save, chunk, last, ids, refused)
+                return self._save_call(
+                    keys,
+                    save,
+                    chunk.messages,
+                    chunk.ends_ms,
+                    last=last,
+                    ids=ids,
+                    number=chunk.number,
+                    refused=refused,
+                )
 
             ids, reply, has_it, made_room = yield from self._claim(
                 keys, len(chunk.messages), call, may_trim=True, begun=begun
@@ -407,23 +431,15 @@ class RedisSessionOperations:
 
     def _chunks(self, messages: Sequence[NewMessage]) -> tuple[list[_Chunk], dict[int, Refusal]]:
         """Cut a batch so that a repeated batch is cut in the same places; refused messages are in no chunk."""
-        default_ttl_s = self._rules.default_ttl_s
         refused: dict[int, Refusal] = {}
         chunks: list[_Chunk] = []
         chunk: _Chunk | None = None
         size_bytes = 0
         for position, message in enumerate(messages):
-            life_s = message.expiry_interval_s
-            if life_s is None:
-                life_s = default_ttl_s
-            elif life_s == 0:
-                refused[position] = Refusal.EXPIRED
+            end_ms = self._end_of_new(message)
+            if isinstance(end_ms, Refusal):
+                refused[position] = end_ms
                 continue
-            elif not 0 < life_s <= MAX_EXPIRY_INTERVAL_S:
-                refused[position] = Refusal.EXPIRY_OUT_OF_RANGE
-                continue
-            expires_at_ms = message.time_ms + 1_000 * life_s
-            expires_at_ms = min(expires_at_ms, _MAX_INTEGER)
             # Packet ids have no say: a repeated batch may get others at first.
             size_bytes += len(message.payload)
             if chunk is None or size_bytes > BYTES_PER_SAVE or len(chunk.messages) == MESSAGES_PER_SAVE:
@@ -432,11 +448,32 @@ class RedisSessionOperations:
                 size_bytes = len(message.payload)
             chunk.positions.append(position)
             chunk.messages.append(message)
-            chunk.expires_at_ms.append(expires_at_ms)
+            chunk.ends_ms.append(end_ms)
         return chunks, refused
 
+    def _end_of_new(self, message: NewMessage) -> int | Refusal:
+        """Return when a message's life ends, or why it is refused."""
+        life_s = message.expiry_interval_s
+        if life_s is None:
+            life_s = self._rules.default_ttl_s
+        elif life_s == 0:
+            return Refusal.EXPIRED
+        elif not 0 < life_s <= MAX_EXPIRY_INTERVAL_S:
+            return Refusal.EXPIRY_OUT_OF_RANGE
+        end_ms = message.time_ms + 1_000 * life_s
+        return end_ms if end_ms <= _MAX_INTEGER else _MAX_INTEGER
+
     def _save_call(
-        self, keys: _Keys, save: SessionSave, chunk: _Chunk, last: bytes, ids: Sequence[int], refused: int
+        self,
+        keys: _Keys,
+        save: SessionSave,
+        messages: Sequence[NewMessage],
+        ends_ms: Sequence[int],
+        *,
+        last: bytes,
+        ids: Sequence[int],
+        number: int = 0,
+        refused: int = 0,
     ) -> lua.Call:
         stem = keys.stem
         names = [keys.messages, keys.last_packet_id, keys.session, *[b"%b%d" % (stem, packet_id) for packet_id in ids]]
@@ -446,10 +483,10 @@ class RedisSessionOperations:
         else:
             runs = _write_runs(ids)
             offset = save.offset or 0
-            args = [last, ids[-1], save.source, offset, chunk.number, runs, self._session_expiry_ms, refused]
+            args = [last, ids[-1], save.source, offset, number, runs, self._session_expiry_ms, refused]
         client_id = save.client_id
-        for packet_id, message, expires_at_ms in zip(ids, chunk.messages, chunk.expires_at_ms, strict=True):
-            args.append(expires_at_ms)
+        for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
+            args.append(end_ms)
             args.append(stored_json(message, client_id=client_id, packet_id=packet_id, packet_type=_PUBLISH))
         return lua.Call(self._save_script, names, args)
 
@@ -743,14 +780,14 @@ class RedisSessionOperations:
         keys.last = None
         removed = 0
         while True:
-            page = yield from self._list(keys, "rank", 0, REFERENCES_PER_LIST)
+            page = yield from self._list(keys, "rank", 0, KEYS_PER_CALL)
             going = [reference.member for reference in page if reference.serial <= state.highest]
             own = [member for member in going if keys.packet_id(member) is not None]
             foreign = [member for member in going if keys.packet_id(member) is None]
             call = self._call("purge_session", [*keys.three(), *own], [state.highest, *foreign])
             gone, remaining = _checked((yield [call])[0])
             removed += gone
-            if not remaining or len(going) < REFERENCES_PER_LIST:
+            if not remaining or len(going) < KEYS_PER_CALL:
                 return PurgeReport(client_id=client_id, messages=removed, kept=remaining, dry_run=False)
 
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
