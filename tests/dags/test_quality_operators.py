@@ -21,6 +21,7 @@ from queuekeeper.airflow.operators.quality import (
 from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
+from queuekeeper.quality.checks import CHECKS
 from queuekeeper.quality.profile_model import ProfileParameters, turn_of
 from queuekeeper.quality.store import QualityStore, Verdict
 
@@ -166,6 +167,19 @@ def test_turn_that_passes_waits_for_one_that_failed_and_was_not_read_again(dag: 
 
     with pytest.raises(AirflowFailException, match=r"cohorts that failed in 1 earlier runs \(bad\) have not been read"):
         PublishQualityOperator(task_id="publish", judgement=judgement).execute(context_of(dag))
+
+
+@pytest.mark.parametrize("check_id", [number for number, check in CHECKS.items() if check.remedy is not None])
+def test_form_of_every_remedy_takes_what_a_finding_fills_in(dag_bag: DagBag, check_id: str) -> None:
+    remedy = CHECKS[check_id].remedy
+    assert remedy is not None
+    filled = remedy.filled(quality_run_id="0123456789abcdef", cohorts="0-3,7", key_prefix=None)
+    params = copy.deepcopy(dag_bag.dags[remedy.dag_id].params)
+
+    for name, value in {**filled, "postgres_conn_id": "one", "redis_conn_id": "other"}.items():
+        assert name in params
+        params[name] = value
+    assert filled["dry_run"] is True
 
 
 def test_links_of_reports_name_the_whole_address_where_airflow_knows_it(monkeypatch: pytest.MonkeyPatch) -> None:
