@@ -20,6 +20,11 @@ from queuekeeper.redis_client import RedisClient
 REFERENCES_PER_CALL = 1_000
 RECORDS_PER_CALL = 100
 CALLS_PER_TRIP = 200
+COST_PER_TRIP = 2_000
+"""Keys, or what takes as long, of the calls that are sent at once: a server may run them in one go, and others wait."""
+
+LIST_COST = 200
+RECORD_COST = 10
 WORST_QUEUES = 10
 CROWDED_SHARE = 0.9
 """From nine tenths of the limit on, dead references cost the live messages beside them their place."""
@@ -30,6 +35,21 @@ T = TypeVar("T")
 def _slices(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
     for start in range(0, len(values), size):
         yield values[start : start + size]
+
+
+def _trips(calls: Sequence[lua.Call], cost: int | None) -> Iterator[list[lua.Call]]:
+    """Yield the calls in portions that keep a server busy for a few milliseconds."""
+    trip: list[lua.Call] = []
+    spent = 0
+    for call in calls:
+        price = len(call.keys) if cost is None else cost
+        if trip and (spent + price > COST_PER_TRIP or len(trip) == CALLS_PER_TRIP):
+            yield trip
+            trip, spent = [], 0
+        trip.append(call)
+        spent += price
+    if trip:
+        yield trip
 
 
 def _positions(text: bytes) -> list[int]:
@@ -100,10 +120,13 @@ class Sweep:
         self._idle({stem: kinds for stem, kinds in idle.items() if stem not in emptied}, counts, all_dead=False)
         return counts
 
-    def _call(self, calls: Sequence[lua.Call], counts: CleanupCounts) -> list[lua.Reply]:
-        """Return the replies; none where a key is of another type."""
+    def _call(self, calls: Sequence[lua.Call], counts: CleanupCounts, *, cost: int | None = None) -> list[lua.Reply]:
+        """Return the replies; none where a key is of another type.
+
+        :param cost: of each call; that of its keys when absent.
+        """
         replies: list[lua.Reply] = []
-        for trip in _slices(calls, CALLS_PER_TRIP):
+        for trip in _trips(calls, cost):
             for reply in self._caller.execute(trip):
                 if _is_wrong_type(reply):
                     counts.wrong_type_keys += 1
@@ -130,7 +153,7 @@ class Sweep:
                     for each in some
                 ]
                 listed: list[_Queue] = []
-                for queue, reply in zip(some, self._call(calls, counts), strict=True):
+                for queue, reply in zip(some, self._call(calls, counts, cost=LIST_COST), strict=True):
                     if reply is None:
                         continue
                     queue.page = [
@@ -281,7 +304,8 @@ class Sweep:
             again: list[tuple[bytes, list[bytes]]] = []
             for some in _slices(work, CALLS_PER_TRIP):
                 done: list[tuple[bytes, list[Any]]] = []
-                replies = self._call([call(stem, keys) for stem, keys in some], counts)
+                cost = RECORD_COST * max(len(keys) for _, keys in some)
+                replies = self._call([call(stem, keys) for stem, keys in some], counts, cost=cost)
                 for (stem, keys), reply in zip(some, replies, strict=True):
                     if reply is None:
                         continue
