@@ -80,6 +80,10 @@ bench-online: setup ## Measure saving against the server's limit and others (ARG
 bench-profile: setup ## Measure a profile of queues: speed, cost, what others notice (ARGS="--memory")
 	@$(BIN)/python benchmarks/profile_queues.py $(ARGS)
 
+.PHONY: bench-cleanup
+bench-cleanup: setup ## Measure a cleanup: speed, what others notice (ARGS="--messages 1000000 --sessions 100000")
+	@$(BIN)/python benchmarks/cleanup.py $(ARGS)
+
 ##@ One lane at a time
 
 .PHONY: $(LANES:%=test-%)
