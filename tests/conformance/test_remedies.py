@@ -691,22 +691,62 @@ def test_no_more_is_done_in_a_queue_than_was_planned(bench: Bench) -> None:
     assert report.not_planned == 1
 
 
-def test_refused_permission_is_told_with_the_command(bench: Bench) -> None:
+@pytest.mark.parametrize("remedy", REMEDY_NAMES)
+def test_user_with_the_rules_that_a_refusal_names_can_mend(
+    bench: Bench, source: postgres.Connection, remedy: str
+) -> None:
     bench.save()
-    for _, node in nodes(bench.client):
-        server: Any = node
-        server.execute_command("ACL", "SETUSER", "reader", "reset", "on", ">secret", "~*", "+@all", "-evalsha")
-    options: Any = nodes(bench.client)[0][1].connection_pool.connection_kwargs
+    masters: list[Any] = [node for _, node in nodes(bench.client)]
+    options = masters[0].connection_pool.connection_kwargs
+
+    def allow(*rules: str) -> None:
+        for node in masters:
+            node.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">secret", *rules)
+
+    def work() -> None:
+        queues = named_queues([C], key=KEY)
+        with connect(f"redis://limited:secret@{options['host']}:{options['port']}") as user:
+            plan = plan_remedy(user, remedy=remedy, queues=queues, parameters=RemedyParameters(), source=source)
+            apply_remedy(user, plan=plan, queues=queues, undo_path=bench.undo_path(remedy), source=source)
+
+    try:
+        basic = [
+            "+ping",
+            "+info",
+            "+evalsha",
+            "+script|load",
+            "+cluster|slots",
+            "+cluster|shards",
+            "+command",
+            "+client",
+        ]
+        allow("~*", *basic, "+zrange")
+        with pytest.raises(RefusedError, match=r"does not allow this user .*zcard.* on keys such as") as refused:
+            work()
+        allow(*str(refused.value).partition("ACL SETUSER <user> ")[2].split(), "+ping", "+client", "+cluster|shards")
+        with pytest.raises(RefusedError, match=r"does not allow this user .* on keys such as") as refused:
+            work()
+        allow(*str(refused.value).partition("ACL SETUSER <user> ")[2].split(), "+ping", "+client", "+cluster|shards")
+        work()
+    finally:
+        for node in masters:
+            node.execute_command("ACL", "DELUSER", "limited")
+
+
+def test_user_without_scripts_is_told_so(bench: Bench) -> None:
+    masters: list[Any] = [node for _, node in nodes(bench.client)]
+    for node in masters:
+        node.execute_command("ACL", "SETUSER", "limited", "reset", "on", ">secret", "~*", "+@all", "-evalsha")
+    options = masters[0].connection_pool.connection_kwargs
     try:
         with (
-            connect(f"redis://reader:secret@{options['host']}:{options['port']}") as user,
+            connect(f"redis://limited:secret@{options['host']}:{options['port']}") as user,
             pytest.raises(RefusedError, match=r"does not allow this user .*evalsha.* ACL SETUSER"),
         ):
-            plan_remedy(user, remedy="repair_ttl", queues=named_queues([C], key=KEY), parameters=RemedyParameters())
+            plan_remedy(user, remedy="repair_ttl", queues=(), parameters=RemedyParameters())
     finally:
-        for _, node in nodes(bench.client):
-            server = node
-            server.execute_command("ACL", "DELUSER", "reader")
+        for node in masters:
+            node.execute_command("ACL", "DELUSER", "limited")
 
 
 @pytest.mark.parametrize(

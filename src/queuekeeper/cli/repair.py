@@ -75,7 +75,7 @@ def _command(remedy: str) -> Callable[..., None]:
         ] = None,
         key_prefix: Annotated[str | None, typer.Option(help="Prefix of the Redis keys.")] = None,
         undo_file: Annotated[
-            Path | None, typer.Option(help="Where to note what is changed.", show_default="QUEUEKEEPER_HOME/undo/...")
+            Path | None, typer.Option(help="Where to note what is changed.", show_default="in QUEUEKEEPER_UNDO_DIR")
         ] = None,
         dry_run: context.DryRun = False,
         yes: context.Yes = False,
@@ -178,7 +178,7 @@ def _repair(
             runs=runs,
             run_id=run.maintenance_run_id,
             queues=queues,
-            undo_directory=settings.home / "undo",
+            undo_directory=settings.undo,
             undo_file=undo_file,
             source=connection,
             say=_say(as_json=as_json),
@@ -201,7 +201,7 @@ def undo(
 ) -> None:
     """Take a repair back, where nobody has used the place since.
 
-    Example: `queuekeeper repair undo 3f2a9c0d11e47b58.repair.jsonl --dry-run`
+    Example: `queuekeeper repair undo 3f2a9c0d11e47b58.repair.undo.jsonl --dry-run`
     """
     from queuekeeper.clock import Pace
     from queuekeeper.maintenance.remedies import undo_remedy

@@ -177,7 +177,7 @@ class ApplyRepairOperator(RepairOperator):
                 runs=runs,
                 run_id=self.run_id,
                 queues=_planned(connection, plan, selection),
-                undo_directory=settings.home / "undo",
+                undo_directory=settings.undo,
                 source=connection,
                 say=self.log.info,
             )

@@ -223,6 +223,8 @@ class Remedy(Protocol):
     :cvar purpose: what it does, in a sentence.
     :cvar undo_words: how it can be undone, or that it cannot.
     :cvar can_undo: whether :meth:`undo` does anything.
+    :cvar looks_by: scripts by which it looks, beside those that all use.
+    :cvar writes_by: scripts by which it writes.
     :cvar reads_source: whether it needs PostgreSQL with TBMQ's tables.
     :cvar whole: whether the effects of a queue are all done or none: a half would be worse than nothing.
     """
@@ -231,6 +233,8 @@ class Remedy(Protocol):
     purpose: ClassVar[str]
     undo_words: ClassVar[str]
     can_undo: ClassVar[bool]
+    looks_by: ClassVar[frozenset[str]]
+    writes_by: ClassVar[frozenset[str]]
     reads_source: ClassVar[bool]
     whole: ClassVar[bool]
 
@@ -264,6 +268,8 @@ class SimpleRemedy:
     purpose: ClassVar[str]
     undo_words: ClassVar[str]
     can_undo: ClassVar[bool] = True
+    looks_by: ClassVar[frozenset[str]] = frozenset()
+    writes_by: ClassVar[frozenset[str]]
     reads_source: ClassVar[bool] = False
     whole: ClassVar[bool] = False
 

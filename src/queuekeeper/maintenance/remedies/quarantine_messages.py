@@ -17,6 +17,7 @@ class QuarantineMessages(SimpleRemedy):
     """See ``purpose``."""
 
     name = "quarantine_messages"
+    writes_by = frozenset({"quarantine_message", "remove_references", "restore_message"})
     purpose = (
         "Puts records that are no message, belong to another client or packet id, or whose packet id is out of range "
         "into the session's quarantine."
@@ -68,6 +69,7 @@ class ReplayQuarantined(SimpleRemedy):
     """See ``purpose``."""
 
     name = "replay_quarantined"
+    writes_by = frozenset({"restore_message", "quarantine_message"})
     purpose = (
         "Puts records of the session's quarantine back at their serials, where they can be read now, their places are "
         "free, and no message of the session repeats them."

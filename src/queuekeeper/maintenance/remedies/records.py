@@ -99,7 +99,7 @@ def apply_recorded(
                 client,
                 plan=plan,
                 queues=queues,
-                undo_path=undo_file or undo_directory / f"{run_id}.repair.jsonl",
+                undo_path=undo_file or undo_directory / f"{run_id}.repair.undo.jsonl",
                 run_id=run_id,
                 source=source,
                 clock=clock,

@@ -39,6 +39,8 @@ class RekeyClients(SimpleRemedy):
     """
 
     name = "rekey_clients"
+    looks_by = frozenset({"export_messages"})
+    writes_by = frozenset({"rekey_messages", "unlink_copied", "remove_references"})
     purpose = (
         "Moves sessions of client ids that begin with a closing brace or a percent sign from the keys that TBMQ gives "
         "them to keys in one slot. TBMQ itself does not find them there."

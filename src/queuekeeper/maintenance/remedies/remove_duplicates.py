@@ -13,6 +13,7 @@ class RemoveDuplicates(SimpleRemedy):
     """See ``purpose``."""
 
     name = "remove_duplicates"
+    writes_by = frozenset({"quarantine_duplicate", "restore_message"})
     purpose = (
         "Of messages with the same topic, time and payload it keeps the oldest and puts the others into the session's "
         "quarantine; the server compares, and content stays there."

@@ -24,6 +24,7 @@ class ReorderFromSource(SimpleRemedy):
     """
 
     name = "reorder_from_source"
+    writes_by = frozenset({"reorder_messages"})
     purpose = (
         "Gives messages the serials of their rows in PostgreSQL, and puts those that came later behind them; refuses a "
         "queue of which the source says too little."

@@ -19,6 +19,7 @@ class RepairCounter(SimpleRemedy):
     """See ``purpose``."""
 
     name = "repair_counter"
+    writes_by = frozenset({"set_last_packet_id"})
     purpose = (
         "Moves the last packet id forward to that of the newest message, also where it is missing, and past packet ids "
         "that the broker would give out a second time; never back."

@@ -22,6 +22,7 @@ class RepairTtl(SimpleRemedy):
     """See ``purpose``."""
 
     name = "repair_ttl"
+    writes_by = frozenset({"set_expiry"})
     purpose = (
         "Sets the instant at which a message expires from its own time and expiry, or the default life, "
         "where it has none or a later one; no life is made longer."

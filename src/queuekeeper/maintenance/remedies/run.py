@@ -13,6 +13,7 @@ from typing import Any
 
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, UsageError
+from queuekeeper.maintenance.remedies.access import check_access
 from queuekeeper.maintenance.remedies.model import (
     EXAMPLES,
     Effect,
@@ -57,9 +58,11 @@ def plan_remedy(
     :param source: database with TBMQ's tables, for remedies that read it.
     :param pace: called with a number of keys before they are asked for; waits as long as it wants.
     :raises UsageError: when there is no such remedy.
+    :raises RefusedError: when a server is too old, or the user may not run a command; names the rules that allow it.
     """
     chosen = remedy_named(remedy)
     _check_source(chosen, source)
+    check_access(client, chosen, key_prefix=parameters.key_prefix, writing=False)
     world = World(client=client, parameters=parameters, source=source, clock=clock, pace=pace)
     found: list[QueuePlan] = []
     examples: list[dict[str, Any]] = []
@@ -106,6 +109,7 @@ def apply_remedy(
     started_s = time.monotonic()
     chosen = remedy_named(plan.remedy)
     _check_source(chosen, source)
+    check_access(client, chosen, key_prefix=plan.parameters.key_prefix, writing=True)
     world = World(client=client, parameters=plan.parameters, source=source, clock=clock, pace=pace)
     planned = {queue.client_hash: queue.effects for queue in plan.queues if queue.effects}
     wanted = [queue for queue in queues if queue.client_hash in planned]
@@ -173,6 +177,7 @@ def undo_remedy(
     noted = list(dict.fromkeys(reversed(noted)))
     if dry_run:
         return UndoReport(remedy=chosen.name, dry_run=True, restored=len(noted), left={})
+    check_access(client, chosen, key_prefix=parameters.key_prefix, writing=True)
     world = World(client=client, parameters=parameters, clock=clock, pace=pace)
     left: Counter[str] = Counter()
     for client_id, group in groupby(noted, key=lambda each: each[0]):

@@ -17,6 +17,7 @@ class TrimDeadFirst(SimpleRemedy):
     """See ``purpose``."""
 
     name = "trim_dead_first"
+    writes_by = frozenset({"remove_dead_references", "trim_messages"})
     purpose = "Removes dead references, then the oldest messages, of a queue that holds more than the limit."
     undo_words = (
         "There is none: trimmed messages are removed. Export the sessions before (queuekeeper sessions export)."

@@ -19,6 +19,8 @@ class UnlinkOrphans(SimpleRemedy):
     """See ``purpose``."""
 
     name = "unlink_orphans"
+    looks_by = frozenset({"find_orphans"})
+    writes_by = frozenset({"unlink_orphan", "restore_message"})
     purpose = (
         "Takes records that no reference names out of their sessions and keeps them under another name for a while."
     )

@@ -1,0 +1,45 @@
+"""Checks servers and user before a remedy begins; which commands it needs follows from the scripts that it runs."""
+
+from __future__ import annotations
+
+import re
+
+from queuekeeper import lua
+from queuekeeper.errors import RefusedError
+from queuekeeper.maintenance.remedies.model import Remedy
+from queuekeeper.redis_client import RedisClient, address_of, facts, version_problem
+
+_LOOKING = ("read_session", "list_references", "judge_messages")
+_GROUNDWORK = ("evalsha", "script|load", "scan", "info", "time", "command", "cluster|slots", "client|setname")
+_WITHOUT_KEY = frozenset({"time"})
+
+
+def commands_of(*scripts: str) -> list[str]:
+    """Return the commands that scripts of sessions call on keys."""
+    called = (
+        command.lower()
+        for name in scripts
+        for command in re.findall(r"redis\.call\(\s*'([A-Z]+)'", lua.load(f"sessions/{name}").source)
+    )
+    return sorted(set(called) - _WITHOUT_KEY)
+
+
+def check_access(client: RedisClient, remedy: Remedy, *, key_prefix: str, writing: bool) -> None:
+    """Check that servers are new enough and the user may do what a remedy does.
+
+    :param writing: whether more than looking is wanted.
+    :raises RefusedError: naming the commands that are refused, and the rules that allow them.
+    """
+    problems = [problem for server in facts(client) if (problem := version_problem(server))]
+    if problems:
+        raise RefusedError("; ".join(problems))
+    commands = commands_of(*_LOOKING, *remedy.looks_by, *(remedy.writes_by if writing else ()))
+    key = f"{key_prefix}{{queuekeeper}}_messages"
+    refused = lua.ScriptCaller(client).call(lua.load("maintenance/refused_commands"), [key], commands)
+    if refused:
+        names = ", ".join(name.decode() for name in refused)
+        rules = " ".join(f"+{command}" for command in (*_GROUNDWORK, *commands))
+        raise RefusedError(
+            f"Redis at {address_of(client)} does not allow this user {names} on keys such as {key}: "
+            f"ACL SETUSER <user> ~{key_prefix}{{*}}_* {rules}"
+        )
