@@ -56,10 +56,11 @@ def fill(client: Any, *, messages: int, sessions: int, dead: float) -> None:
 
 
 def probe(url: str, stop: EventType, waits: Connection) -> None:
-    """Send PING until told to stop, then say how long each took, in milliseconds."""
+    """Say when ready, send PING until told to stop, then say how long each took, in milliseconds."""
     found: list[float] = []
     with connect(url) as client:
         client.ping()
+        waits.send(found)
         while not stop.wait(0.002):
             started = time.perf_counter()
             client.ping()
@@ -75,7 +76,7 @@ def probed(url: str) -> Iterator[list[float]]:
     receiver, sender = context.Pipe(duplex=False)
     process = context.Process(target=probe, args=(url, stop, sender))
     process.start()
-    waits: list[float] = []
+    waits: list[float] = receiver.recv()
     try:
         yield waits
     finally:

@@ -287,12 +287,15 @@ def facts(client: RedisClient) -> list[ServerFacts]:
     return result
 
 
-def version_problem(server: ServerFacts) -> str | None:
-    """Return what is wrong with the version of a server and what to do, if anything is."""
+def unfit(server: ServerFacts) -> list[str]:
+    """Return why nothing of ours can work on a server, each reason with its remedy."""
+    problems = []
     version = tuple(int(part) for part in re.findall(r"\d+", server.version)[:2])
-    if server.is_valkey or version >= MINIMUM_REDIS_VERSION:
-        return None
-    return f"Redis at {server.address} is version {server.version}: upgrade it to 7.0 or later"
+    if not server.is_valkey and version < MINIMUM_REDIS_VERSION:
+        problems.append(f"Redis at {server.address} is version {server.version}: upgrade it to 7.0 or later")
+    if server.role != "master":
+        problems.append(f"Redis at {server.address} is a replica: name its master instead, or REPLICAOF NO ONE")
+    return problems
 
 
 def _info(client: redis.Redis, section: str) -> dict[str, Any]:

@@ -719,10 +719,19 @@ def test_reading_needs_no_right_to_write(guarded: tuple[World, Callable[..., Wor
     assert cleaner("-zrem", "-unlink", "-pexpireat", "-hset", "-hincrby").plan() == planned
 
 
-def test_old_server_is_refused_before_work_starts(valkey: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    old = [replace(server, version="6.2.14", is_valkey=False) for server in facts(valkey.client)]
-    monkeypatch.setattr(expired_references, "facts", lambda _: old)
-    with pytest.raises(RefusedError, match=r"^Redis at .* is version 6\.2\.14: upgrade it to 7\.0 or later$"):
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"version": "6.2.14", "is_valkey": False}, r"is version 6\.2\.14: upgrade it to 7\.0 or later"),
+        ({"role": "slave"}, r"is a replica: name its master instead"),
+    ],
+)
+def test_server_that_will_not_do_is_refused_before_work_starts(
+    valkey: World, monkeypatch: pytest.MonkeyPatch, changes: dict[str, Any], words: str
+) -> None:
+    found = [replace(server, **changes) for server in facts(valkey.client)]
+    monkeypatch.setattr(expired_references, "facts", lambda _: found)
+    with pytest.raises(RefusedError, match=words):
         valkey.plan()
 
 

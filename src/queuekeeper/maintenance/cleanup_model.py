@@ -71,7 +71,7 @@ class CleanupCounts:
     :ivar young_orphans: messages without reference that are too young to judge; left alone.
     :ivar unreadable: records that nobody can read; left to the remedies.
     :ivar foreign_references: members of sets that name no message of their session; left to the remedies.
-    :ivar wrong_type_keys: keys that hold another type than they should; left alone.
+    :ivar wrong_type_keys: keys that hold another type than they should, or what is none of a session's; left alone.
     :ivar held_sessions: idle sessions that are to last for ever, are being imported, or belong to PostgreSQL;
         left alone.
     :ivar freed_bytes: memory of what is removed, as MEMORY USAGE says; of a set, its dead references' share.

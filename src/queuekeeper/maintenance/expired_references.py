@@ -42,7 +42,7 @@ from queuekeeper.maintenance.cleanup_undo import undo_path
 from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.maintenance.sweep import WORST_QUEUES, Sweep
 from queuekeeper.maintenance.undo_file import UndoFile
-from queuekeeper.redis_client import RedisClient, address_of, facts, nodes, redis_errors, version_problem
+from queuekeeper.redis_client import RedisClient, address_of, facts, nodes, redis_errors, unfit
 
 PLAN_VALID_DAYS = 8
 """A day more than anybody may take to answer; what a plan says of a store in use is worth nothing much later."""
@@ -258,7 +258,7 @@ def check_access(client: RedisClient, *, key_prefix: str, writing: bool) -> None
     :raises RefusedError: when a server is too old, or the user may not run a command; names the rule that allows it.
     """
     with _named_rules(client, key_prefix):
-        problems = [problem for server in facts(client) if (problem := version_problem(server))]
+        problems = [problem for server in facts(client) for problem in unfit(server)]
         if problems:
             raise RefusedError("; ".join(problems))
         key = f"{key_prefix}{{queuekeeper}}_messages"

@@ -9,7 +9,7 @@ import humanize
 
 from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.postgres import Connection, address, statement, translated_errors
-from queuekeeper.redis_client import RedisClient, ServerFacts, facts, version_problem
+from queuekeeper.redis_client import RedisClient, ServerFacts, facts, unfit
 
 MEMORY_SHARE = 0.9
 """Share of a server's memory that forecast and present use may take together; the rest is for clients and buffers."""
@@ -180,10 +180,7 @@ def check_target(client: RedisClient, *, forecast_bytes: int | Mapping[str, int]
 
 def server_problems(server: ServerFacts) -> list[str]:
     """Return what keeps a server from being a target at all, each with its remedy."""
-    too_old = version_problem(server)
-    problems = [too_old] if too_old else []
-    if server.role != "master":
-        problems.append(f"Redis at {server.address} is a replica: name its master instead, or REPLICAOF NO ONE")
+    problems = unfit(server)
     if server.maxmemory_policy != "noeviction":
         problems.append(
             f"Redis at {server.address} may evict messages (maxmemory-policy {server.maxmemory_policy}): "

@@ -7,7 +7,7 @@ import re
 from queuekeeper import lua
 from queuekeeper.errors import RefusedError
 from queuekeeper.maintenance.remedies.model import Remedy
-from queuekeeper.redis_client import RedisClient, address_of, facts, version_problem
+from queuekeeper.redis_client import RedisClient, address_of, facts, unfit
 
 _LOOKING = ("read_session", "list_references", "judge_messages")
 _GROUNDWORK = ("evalsha", "script|load", "scan", "info", "time", "command", "cluster|slots", "client|setname")
@@ -30,7 +30,7 @@ def check_access(client: RedisClient, remedy: Remedy, *, key_prefix: str, writin
     :param writing: whether more than looking is wanted.
     :raises RefusedError: naming the commands that are refused, and the rules that allow them.
     """
-    problems = [problem for server in facts(client) if (problem := version_problem(server))]
+    problems = [problem for server in facts(client) for problem in unfit(server)]
     if problems:
         raise RefusedError("; ".join(problems))
     commands = commands_of(*_LOOKING, *remedy.looks_by, *(remedy.writes_by if writing else ()))
