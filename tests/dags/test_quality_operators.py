@@ -23,6 +23,7 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
 from queuekeeper.quality.checks import CHECKS
 from queuekeeper.quality.profile_model import ProfileParameters, turn_of
+from queuekeeper.quality.report import FORMS_PATH
 from queuekeeper.quality.store import QualityStore, Verdict
 
 if TYPE_CHECKING:
@@ -187,4 +188,5 @@ def test_links_of_reports_name_the_whole_address_where_airflow_knows_it(monkeypa
     assert forms_url() == "https://ops.example.org/airflow/queuekeeper/trigger"
 
     monkeypatch.setenv("AIRFLOW__API__BASE_URL", "")
-    assert forms_url() == "/queuekeeper/trigger"
+    # The command line, which knows no Airflow, has the path of its own.
+    assert forms_url() == FORMS_PATH

@@ -62,6 +62,9 @@ QUEUES_SHOWN = 20
 POINTS_SHOWN = 170
 """Points of a timeline: a week by the hour and a little more; longer times are shown in longer spans."""
 
+FORMS_PATH = "/queuekeeper/trigger"
+"""Where an Airflow with our plugin opens forms of DAGs, below its own address."""
+
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 
