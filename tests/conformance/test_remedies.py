@@ -25,8 +25,10 @@ from queuekeeper.maintenance.remedies import (
     plan_remedy,
     undo_remedy,
 )
-from queuekeeper.maintenance.remedies.queues import named_queues
+from queuekeeper.maintenance.remedies.queues import Selection, named_queues
+from queuekeeper.maintenance.remedies.records import apply_recorded, record_plan
 from queuekeeper.maintenance.remedies.registry import REMEDIES
+from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
@@ -821,3 +823,46 @@ def test_pace_is_asked_before_every_call(bench: Bench) -> None:
         pace=seen,
     )
     assert sum(asked) >= 6
+
+
+def test_paused_run_waits_and_goes_on(bench: Bench, postgres_url: str) -> None:
+    bench.save()
+    bench.any.persist(bench.payload(1))
+    queues = named_queues([C], key=KEY)
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        runs = MaintenanceRuns(connection)
+        run_id = record_plan(
+            runs, bench.plan("repair_ttl"), selection=Selection(), now_ms=system_clock()
+        ).maintenance_run_id
+        runs.approve(run_id, "ada")
+        runs.set_paused(run_id, True)
+        said: list[str] = []
+        paused = threading.Event()
+
+        def say(text: str) -> None:
+            said.append(text)
+            paused.set()
+
+        def mend() -> None:
+            with postgres.connect(postgres_url, autocommit=True) as own:
+                apply_recorded(
+                    bench.client,
+                    runs=MaintenanceRuns(own),
+                    run_id=run_id,
+                    queues=queues,
+                    undo_directory=bench.folder,
+                    say=say,
+                )
+
+        worker = threading.Thread(target=mend)
+        worker.start()
+        assert paused.wait(20)
+        assert said == [f"run {run_id} is paused"]
+        assert bench.any.pexpiretime(bench.payload(1)) == -1
+        with pytest.raises(RefusedError, match="another process works on queues"):
+            apply_recorded(bench.client, runs=runs, run_id=run_id, queues=queues, undo_directory=bench.folder)
+        runs.set_paused(run_id, False)
+        worker.join(20)
+        assert bench.any.pexpiretime(bench.payload(1)) > 0
+        assert runs.load(run_id).state is RunState.DONE
