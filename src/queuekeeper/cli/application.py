@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from queuekeeper import __version__
-from queuekeeper.cli import cleanup, database, migrate, repair, servers, sessions
+from queuekeeper.cli import cleanup, database, migrate, quality, repair, servers, sessions
 from queuekeeper.cli.context import CommandGroup, begin
 
 EPILOG = """
@@ -53,6 +53,7 @@ app.command("down")(servers.down)
 app.command("sample")(sessions.sample)
 app.add_typer(migrate.app, name="migrate")
 app.add_typer(sessions.app, name="sessions")
+app.add_typer(quality.app, name="quality")
 app.add_typer(cleanup.app, name="cleanup")
 app.add_typer(repair.app, name="repair")
 app.add_typer(database.app, name="database")

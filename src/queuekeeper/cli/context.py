@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import getpass
+import os
 import sys
 import traceback
 from collections.abc import Iterator
@@ -15,10 +16,12 @@ from urllib.parse import unquote, urlsplit
 import typer
 from typer.core import TyperGroup
 
-from queuekeeper.cli.output import printable, screen
+from queuekeeper.cli.output import printable, screen, stdout_for_results
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
 
 if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
     from queuekeeper.config import Settings
     from queuekeeper.maintenance.runs import MaintenanceRuns
     from queuekeeper.migration.ledger import MigrationLedger
@@ -43,6 +46,9 @@ RedisUrl = Annotated[
         help="Target, redis://user:password@host:port; any node of a cluster. "
         "Else QUEUEKEEPER_REDIS_URL, else the private server.",
     ),
+]
+SparkMaster = Annotated[
+    str | None, typer.Option("--spark-master", help="Else QUEUEKEEPER_SPARK_MASTER, else local[*].")
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")]
@@ -196,6 +202,31 @@ def redis_connection(url: str | None) -> Iterator[RedisClient]:
         yield client
     finally:
         client.close()
+
+
+def reachable(postgres_url: str | None, redis_url: str | None) -> tuple[str, str]:
+    """Return both addresses once both servers have answered: it takes Spark ten seconds to find that out."""
+    source, target = postgres_address(postgres_url), redis_address(redis_url)
+    with postgres_connection(source), redis_connection(target):
+        return source, target
+
+
+@contextmanager
+def spark(name: str, master: str | None) -> Iterator[SparkSession]:
+    """Start Spark in this process for the block; what it prints goes to stderr."""
+    from queuekeeper.embedded import java_home
+
+    known = settings()
+    os.environ["JAVA_HOME"] = str(java_home(known.home))
+    with stdout_for_results():
+        with screen(stderr=True).status("Starting Spark"):
+            from queuekeeper.migration.spark import build_session
+
+            session = build_session(name, master=master or known.spark_master)
+        try:
+            yield session
+        finally:
+            session.stop()
 
 
 @contextmanager

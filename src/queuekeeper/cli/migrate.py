@@ -24,13 +24,11 @@ from queuekeeper.cli.output import (
     record,
     screen,
     show,
-    stdout_for_results,
     table,
 )
 from queuekeeper.errors import CheckFailed, QueuekeeperError, UsageError
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
     from rich.console import Console
 
     from queuekeeper.migration.ledger import QuarantinedRow, Step
@@ -43,7 +41,6 @@ PlanIdOrNewest = Annotated[str | None, typer.Argument(metavar="[PLAN]", help="Id
 Cohorts = Annotated[
     str | None, typer.Option("--cohorts", help="Such as 0-3,7; all cohorts of the plan if left out.", metavar="CHOICE")
 ]
-Master = Annotated[str | None, typer.Option("--spark-master", help="Else QUEUEKEEPER_SPARK_MASTER, else local[*].")]
 
 _TONES = {"verified": "green", "failed": "red", "refused": "red", "copying": "yellow", "copied": "yellow"}
 REFRESH_S = 0.5
@@ -52,24 +49,6 @@ REFRESH_S = 0.5
 @app.callback()
 def _group() -> None:
     """Move sessions to Redis: plan, copy, verify, report."""
-
-
-@contextmanager
-def _spark(name: str, master: str | None) -> Iterator[SparkSession]:
-    """Start Spark in this process for the block; what it prints goes to stderr."""
-    from queuekeeper.embedded import java_home
-
-    settings = context.settings()
-    os.environ["JAVA_HOME"] = str(java_home(settings.home))
-    with stdout_for_results():
-        with screen(stderr=True).status("Starting Spark"):
-            from queuekeeper.migration.spark import build_session
-
-            session = build_session(name, master=master or settings.spark_master)
-        try:
-            yield session
-        finally:
-            session.stop()
 
 
 @contextmanager
@@ -134,7 +113,7 @@ def plan(
     run_id: Annotated[str | None, typer.Option(help="Name of this request, for the record.")] = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
-    spark_master: Master = None,
+    spark_master: context.SparkMaster = None,
     as_json: context.AsJson = False,
 ) -> None:
     """Count what a migration would do. Nothing is written to Redis, so there is no dry run.
@@ -153,8 +132,8 @@ def plan(
         throttle_messages_per_s=throttle_messages_per_s,
         key_prefix=context.settings().key_prefix if key_prefix is None else key_prefix,
     )
-    source, target = _reachable(postgres_url, redis_url)
-    with _spark("queuekeeper migrate plan", spark_master) as spark:
+    source, target = context.reachable(postgres_url, redis_url)
+    with context.spark("queuekeeper migrate plan", spark_master) as spark:
         from queuekeeper.migration.plan import plan_migration
 
         made = plan_migration(
@@ -168,13 +147,6 @@ def plan(
     show(_plan_facts(made), as_json=as_json, pretty=pretty)
 
 
-def _reachable(postgres_url: str | None, redis_url: str | None) -> tuple[str, str]:
-    """Return both addresses once both servers have answered: it takes Spark ten seconds to find that out."""
-    source, target = context.postgres_address(postgres_url), context.redis_address(redis_url)
-    with context.postgres_connection(source), context.redis_connection(target):
-        return source, target
-
-
 @app.command()
 def copy(
     plan_id: PlanId,
@@ -182,7 +154,7 @@ def copy(
     cohorts: Cohorts = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
-    spark_master: Master = None,
+    spark_master: context.SparkMaster = None,
     yes: context.Yes = False,
     as_json: context.AsJson = False,
 ) -> None:
@@ -192,7 +164,7 @@ def copy(
 
     Example: `queuekeeper migrate copy 0123456789abcdef --cohorts 0-3`
     """
-    source, target = _reachable(postgres_url, redis_url)
+    source, target = context.reachable(postgres_url, redis_url)
     with context.open_ledger(source) as ledger:
         planned = ledger.load_plan(plan_id)
         total = planned.total_of(planned.choose(cohorts), "to_copy")
@@ -203,7 +175,7 @@ def copy(
                 as_json=as_json,
             )
             ledger.approve(plan_id, context.person())
-    with _spark("queuekeeper migrate copy", spark_master) as spark:
+    with context.spark("queuekeeper migrate copy", spark_master) as spark:
         from queuekeeper.migration.apply import copy_sessions
 
         with _bar(source, plan_id=plan_id, step="copy", total=total):
@@ -223,19 +195,19 @@ def verify(
     cohorts: Cohorts = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
-    spark_master: Master = None,
+    spark_master: context.SparkMaster = None,
     as_json: context.AsJson = False,
 ) -> None:
     """Read both stores again and balance the ledger. Exit code 1 when it does not balance.
 
     Example: `queuekeeper migrate verify`
     """
-    source, target = _reachable(postgres_url, redis_url)
+    source, target = context.reachable(postgres_url, redis_url)
     with context.open_ledger(source) as ledger:
         plan_id = context.chosen_plan(ledger, plan_id)
         planned = ledger.load_plan(plan_id)
         total = planned.total_of(planned.choose(cohorts), "to_copy")
-    with _spark("queuekeeper migrate verify", spark_master) as spark:
+    with context.spark("queuekeeper migrate verify", spark_master) as spark:
         from queuekeeper.migration.verify import verify_migration
 
         with _bar(source, plan_id=plan_id, step="verify", total=total):

@@ -1,0 +1,700 @@
+"""``queuekeeper quality``: profile the queues, judge them, look at what was found, and answer for what is known."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, fields
+from datetime import UTC, date, datetime
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from queuekeeper.cli import context
+from queuekeeper.cli.output import cell, instant, pairs, plain, record, screen, show, table
+from queuekeeper.errors import CheckFailed, UsageError
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+    from rich.text import Text
+
+    from queuekeeper.quality.checks import Check
+    from queuekeeper.quality.known_issues import KnownIssue
+    from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport
+    from queuekeeper.quality.run import QualityReport
+    from queuekeeper.quality.store import QualityResult, QualityRun, TrendRun
+
+app = typer.Typer(no_args_is_help=True, help="Find every way in which a queue can be wrong.")
+known = typer.Typer(no_args_is_help=True, help="Failures that somebody answers for until a day.")
+app.add_typer(known, name="known")
+
+
+class Stores(StrEnum):
+    """Which stores to profile."""
+
+    REDIS = "redis"
+    POSTGRES = "postgres"
+    BOTH = "both"
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Each of them."""
+        return ("redis", "postgres") if self is Stores.BOTH else (self.value,)
+
+
+class Mode(StrEnum):
+    """How much of the chosen cohorts to read."""
+
+    FULL = "full"
+    FAST = "fast"
+
+
+RunIdOrNewest = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id of the run; the newest if left out.")]
+StoreChoice = Annotated[Stores, typer.Option("--store", help="Which store to read.")]
+ModeChoice = Annotated[
+    Mode, typer.Option("--mode", help="full reads all chosen cohorts, fast one in 96: another each quarter of an hour.")
+]
+CohortChoice = Annotated[str, typer.Option("--cohorts", help="Cohorts, all or such as 0-3,7.", metavar="CHOICE")]
+CohortCount = Annotated[int, typer.Option(help="Cohorts to cut the hash slots into.")]
+Turn = Annotated[int | None, typer.Option(help="Which of the 96 turns mode fast reads; that of the hour if left out.")]
+Contents = Annotated[
+    bool, typer.Option("--contents", help="Judge the messages' JSON too, inside the server. The user needs GET.")
+]
+Limit = Annotated[int, typer.Option("--limit", help="Messages that the broker keeps per session, up to 65,535.")]
+DefaultTtl = Annotated[int, typer.Option(help="Life in seconds of a message without an expiry.")]
+MaxPayload = Annotated[int, typer.Option(help="Bytes beyond which a message counts as oversized.")]
+KeyPrefix = Annotated[str | None, typer.Option(help="Prefix of the Redis keys (TBMQ: CACHE_PREFIX).")]
+Throttle = Annotated[
+    int | None, typer.Option(help="References read per second; as fast as the server allows if left out.")
+]
+ParquetDirectory = Annotated[
+    Path | None, typer.Option("--parquet-directory", help="Folder for the rows of queues as Parquet, too.")
+]
+ShowClientIds = Annotated[
+    bool, typer.Option("--show-client-ids", help="Name clients in examples as they are, not only by hash.")
+]
+_TONES = {
+    "passed": "green", "warned": "yellow", "failed": "red", "broken": "red", "known": "blue",
+    "P0": "bold red", "P1": "yellow",
+}  # fmt: skip
+_MARKS = {"passed": "·", "known": "k", "failed": "✗", "broken": "!"}
+RUNS_SHOWN = 30
+
+
+@app.callback()
+def _group() -> None:
+    """Find every way in which a queue can be wrong."""
+
+
+@known.callback()
+def _known_group() -> None:
+    """Failures that somebody answers for until a day."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Wishes:
+    """What a profile is asked for on the command line."""
+
+    stores: tuple[str, ...]
+    parameters: ProfileParameters
+    parquet: Path | None
+    postgres_url: str | None
+    redis_url: str | None
+    spark_master: str | None
+    now_ms: int
+
+    def make(self) -> list[ProfileReport]:
+        """Read the stores with Spark."""
+        if "redis" in self.stores:
+            source, target = context.reachable(self.postgres_url, self.redis_url)
+        else:
+            source, target = context.postgres_address(self.postgres_url), ""
+            with context.postgres_connection(source):
+                pass
+        parquet = None if self.parquet is None else str(self.parquet.absolute())
+        with context.spark("queuekeeper quality profile", self.spark_master) as spark:
+            from queuekeeper.quality.profile import profile_postgres, profile_redis
+
+            reports = []
+            for store in self.stores:
+                with screen(stderr=True).status(f"Reading {store}"):
+                    if store == "redis":
+                        report = profile_redis(
+                            spark,
+                            redis_url=target,
+                            postgres_url=source,
+                            parameters=self.parameters,
+                            now_ms=self.now_ms,
+                            parquet_dir=parquet,
+                        )
+                    else:
+                        report = profile_postgres(
+                            spark,
+                            postgres_url=source,
+                            parameters=self.parameters,
+                            now_ms=self.now_ms,
+                            parquet_dir=parquet,
+                        )
+                    reports.append(report)
+            return reports
+
+
+def _parameters(
+    *,
+    now_ms: int,
+    mode: Mode,
+    cohorts: str,
+    cohort_count: int,
+    turn: int | None,
+    contents: bool,
+    limit: int,
+    default_ttl_s: int,
+    max_payload_bytes: int,
+    key_prefix: str | None,
+    throttle_references_per_s: int | None,
+) -> ProfileParameters:
+    from queuekeeper.keyspace import parse_cohorts
+    from queuekeeper.quality.profile_model import ProfileParameters, turn_of
+
+    made = ProfileParameters(
+        mode=mode.value,
+        cohorts=cohorts,
+        cohort_count=cohort_count,
+        turn=turn_of(datetime.fromtimestamp(now_ms / 1_000, UTC)) if turn is None else turn,
+        contents=contents,
+        session_limit=limit,
+        default_ttl_s=default_ttl_s,
+        max_payload_bytes=max_payload_bytes,
+        key_prefix=_prefix(key_prefix),
+        throttle_references_per_s=throttle_references_per_s,
+    )
+    parse_cohorts(cohorts, count=cohort_count)
+    return made
+
+
+def _prefix(key_prefix: str | None) -> str:
+    return context.settings().key_prefix if key_prefix is None else key_prefix
+
+
+@app.command()
+def profile(
+    *,
+    store: StoreChoice = Stores.REDIS,
+    mode: ModeChoice = Mode.FULL,
+    cohorts: CohortChoice = "all",
+    cohort_count: CohortCount = 96,
+    turn: Turn = None,
+    contents: Contents = False,
+    limit: Limit = 10_000,
+    default_ttl_s: DefaultTtl = 604_800,
+    max_payload_bytes: MaxPayload = 1_048_576,
+    key_prefix: KeyPrefix = None,
+    throttle_references_per_s: Throttle = None,
+    parquet_directory: ParquetDirectory = None,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    spark_master: context.SparkMaster = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Read the queues of a store and put a row of numbers for each on record. The store is only read.
+
+    Example: `queuekeeper quality profile --store both`
+    """
+    from queuekeeper.clock import system_clock
+
+    now_ms = system_clock()
+    parameters = _parameters(
+        now_ms=now_ms,
+        mode=mode,
+        cohorts=cohorts,
+        cohort_count=cohort_count,
+        turn=turn,
+        contents=contents,
+        limit=limit,
+        default_ttl_s=default_ttl_s,
+        max_payload_bytes=max_payload_bytes,
+        key_prefix=key_prefix,
+        throttle_references_per_s=throttle_references_per_s,
+    )
+    reports = _Wishes(
+        stores=store.names,
+        parameters=parameters,
+        parquet=parquet_directory,
+        postgres_url=postgres_url,
+        redis_url=redis_url,
+        spark_master=spark_master,
+        now_ms=now_ms,
+    ).make()
+
+    def pretty(out: Console) -> None:
+        for report in reports:
+            out.print(record(f"Profile of {report.store}", report))
+        named = " ".join(f"--profile {report.profile_id}" for report in reports)
+        out.print(f"\nNext: queuekeeper quality run {named}")
+
+    show(reports, as_json=as_json, pretty=pretty)
+
+
+@app.command("run")
+def run_command(
+    *,
+    store: StoreChoice = Stores.REDIS,
+    profiles: Annotated[
+        list[str] | None, typer.Option("--profile", help="Judge this profile instead of reading the store; repeatable.")
+    ] = None,
+    suites: Annotated[
+        list[str] | None, typer.Option("--suite", help="Judge by this suite; all that fit if left out; repeatable.")
+    ] = None,
+    compare: Annotated[
+        bool, typer.Option("--compare", help="Compare source and target, too: after a migration, with both stores.")
+    ] = False,
+    run_id: Annotated[str | None, typer.Option(help="Name of the run; one of this name is replaced.")] = None,
+    mode: ModeChoice = Mode.FULL,
+    cohorts: CohortChoice = "all",
+    cohort_count: CohortCount = 96,
+    turn: Turn = None,
+    contents: Contents = False,
+    limit: Limit = 10_000,
+    default_ttl_s: DefaultTtl = 604_800,
+    max_payload_bytes: MaxPayload = 1_048_576,
+    key_prefix: KeyPrefix = None,
+    throttle_references_per_s: Throttle = None,
+    parquet_directory: ParquetDirectory = None,
+    show_client_ids: ShowClientIds = False,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    spark_master: context.SparkMaster = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Read the queues and judge them. Exit code 1 when something critical is wrong.
+
+    Example: `queuekeeper quality run --contents`
+    """
+    from queuekeeper.clock import system_clock
+    from queuekeeper.quality import suites as files
+    from queuekeeper.quality.run import COMPARISON_SUITE, run_quality, suites_for
+    from queuekeeper.quality.store import QualityStore, Verdict
+
+    now_ms = system_clock()
+    for name in suites or []:
+        files.load(name)
+    if profiles:
+        with context.postgres_connection(postgres_url) as connection:
+            stores = tuple(each.store for each in QualityStore(connection).profiles(profiles))
+        profile_ids = list(profiles)
+    else:
+        stores = store.names
+        parameters = _parameters(
+            now_ms=now_ms,
+            mode=mode,
+            cohorts=cohorts,
+            cohort_count=cohort_count,
+            turn=turn,
+            contents=contents,
+            limit=limit,
+            default_ttl_s=default_ttl_s,
+            max_payload_bytes=max_payload_bytes,
+            key_prefix=key_prefix,
+            throttle_references_per_s=throttle_references_per_s,
+        )
+        made = _Wishes(
+            stores=stores,
+            parameters=parameters,
+            parquet=parquet_directory,
+            postgres_url=postgres_url,
+            redis_url=redis_url,
+            spark_master=spark_master,
+            now_ms=now_ms,
+        ).make()
+        profile_ids = [report.profile_id for report in made]
+    on_redis = "redis" in stores
+    chosen = list(suites or suites_for(stores, servers=on_redis))
+    if compare and COMPARISON_SUITE not in chosen:
+        chosen.append(COMPARISON_SUITE)
+    with screen(stderr=True).status("Judging"):
+        report = run_quality(
+            postgres_url=context.postgres_address(postgres_url),
+            profile_ids=profile_ids,
+            suites=chosen,
+            quality_run_id=run_id or hashlib.sha256(f"{now_ms} {profile_ids}".encode()).hexdigest()[:16],
+            now=datetime.fromtimestamp(now_ms / 1_000, UTC),
+            redis_url=context.redis_address(redis_url) if on_redis else None,
+            key_prefix=_prefix(key_prefix),
+            show_client_ids=show_client_ids,
+        )
+    show(_report_facts(report), as_json=as_json, pretty=lambda out: _report(out, report))
+    if report.verdict is Verdict.FAILED:
+        raise CheckFailed(
+            f"quality run {report.quality_run_id} has failed: `queuekeeper quality results {report.quality_run_id}` "
+            "says what is wrong and what mends it"
+        )
+
+
+def _report_facts(report: QualityReport) -> Any:
+    facts = {each.name: getattr(report, each.name) for each in fields(report)}
+    return plain(
+        facts
+        | {
+            "results": [_result_facts(result) for result in report.results],
+            "overdue": [_issue_facts(issue) for issue in report.overdue],
+        }
+    )
+
+
+def _result_facts(result: QualityResult) -> Any:
+    return plain(result) | {"priority": result.priority.value}
+
+
+def _report(out: Console, report: QualityReport) -> None:
+    _results(out, report.results)
+    out.print(
+        pairs(
+            f"Quality run {report.quality_run_id}",
+            {
+                "verdict": _verdict(report.verdict.value),
+                "queues": report.queues,
+                "messages": report.messages,
+                "not judged": ", ".join(report.not_judged) + ": needs --contents" if report.not_judged else None,
+                "seconds": report.seconds,
+            },
+        )
+    )
+    if report.overdue:
+        out.print(_issues("Known issues whose day has passed", report.overdue))
+
+
+def _verdict(word: str) -> Text:
+    return cell(word, style=_TONES.get(word, ""))
+
+
+def _results(out: Console, results: Sequence[QualityResult]) -> None:
+    """Show what did not pass, with evidence and remedy."""
+    from queuekeeper.quality.checks import CHECKS
+    from queuekeeper.quality.store import Status
+
+    trouble = [result for result in results if result.status is not Status.PASSED]
+    if not trouble:
+        out.print(cell(f"✓ All {len(results):,} expectations hold.", style="bold green"))
+        return
+    rows = [
+        (
+            result.check_id,
+            cell(result.priority.value, style=_TONES.get(result.priority.value, "")),
+            cell(result.status.value, style=_TONES[result.status.value]),
+            result.description,
+            result.observed,
+            ", ".join(_evidence(example) for example in result.examples[:3]),
+        )
+        for result in trouble
+    ]
+    out.print(table("What was found", ("check", "", "status", "what should hold", "found", "for example"), rows))
+    advice = {result.check_id: result for result in trouble}
+    out.print(
+        table(
+            "What to do",
+            ("check", "advice", "command"),
+            [(number, CHECKS[number].advice, _command(result)) for number, result in advice.items()],
+        )
+    )
+
+
+def _evidence(example: Any) -> str:
+    name, *rest = (f"{key} {value}" if key != "client_hash" else str(value) for key, value in example.items())
+    return f"{name} ({', '.join(rest)})" if rest else name
+
+
+def _command(result: QualityResult) -> str | None:
+    """Return the command that begins to mend a finding; it plans first."""
+    if not result.remedy:
+        return None
+    if result.remedy == "expired_reference_cleanup":
+        return "queuekeeper cleanup plan"
+    return f"queuekeeper repair {result.remedy_conf['remedy']} --dry-run"
+
+
+@app.command()
+def results(
+    quality_run_id: RunIdOrNewest = None,
+    *,
+    check_id: Annotated[str | None, typer.Option("--check", help="Only this check.", metavar="Q")] = None,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Show what a run found, with evidence and remedies.
+
+    Example: `queuekeeper quality results --check Q9`
+    """
+    from queuekeeper.quality.checks import check
+    from queuekeeper.quality.store import QualityStore
+
+    if check_id is not None:
+        check(check_id)
+    with context.postgres_connection(postgres_url) as connection:
+        store = QualityStore(connection)
+        run = store.run(quality_run_id) if quality_run_id else _newest(store.runs(limit=1))
+        found = [each for each in store.results(run.quality_run_id) if check_id in (None, each.check_id)]
+
+    def pretty(out: Console) -> None:
+        _results(out, found)
+        out.print(
+            pairs(
+                f"Quality run {run.quality_run_id}",
+                {
+                    "verdict": _verdict(run.verdict.value),
+                    "began": instant(int(run.started_at.timestamp() * 1_000)),
+                    "profiles": ", ".join(run.profile_ids),
+                    "suites": ", ".join(run.suites),
+                },
+            )
+        )
+
+    facts = plain(run) | {"results": [_result_facts(result) for result in found]}
+    show(facts, as_json=as_json, pretty=pretty)
+
+
+def _newest(runs: Sequence[QualityRun]) -> QualityRun:
+    if not runs:
+        raise UsageError("there is no quality run yet: make one by `queuekeeper quality run`")
+    return runs[0]
+
+
+@app.command()
+def checks(
+    check_id: Annotated[str | None, typer.Argument(metavar="[CHECK]", help="One check, such as Q9.")] = None,
+    *,
+    as_json: context.AsJson = False,
+) -> None:
+    """List the checks, or explain one.
+
+    Example: `queuekeeper quality checks Q9`
+    """
+    from queuekeeper.quality.checks import CHECKS, check
+
+    chosen = list(CHECKS.values()) if check_id is None else [check(check_id)]
+
+    def pretty(out: Console) -> None:
+        if check_id is not None:
+            _explain(out, chosen[0])
+            return
+        rows = [
+            (
+                each.id,
+                _priorities(each),
+                each.title,
+                ", ".join(each.stores),
+                each.remedy.name if each.remedy else None,
+                "" if each.runs_today else f"comes with {each.area}",
+            )
+            for each in chosen
+        ]
+        out.print(table("Checks", ("check", "", "title", "stores", "remedy", ""), rows))
+
+    facts = [plain(each) | {"severity": each.severity.value, "runs_today": each.runs_today} for each in chosen]
+    show(facts, as_json=as_json, pretty=pretty)
+
+
+def _priorities(check: Check) -> str:
+    return check.priority.value if check.milder is None else f"{check.priority.value}, {check.milder.value}"
+
+
+def _explain(out: Console, check: Check) -> None:
+    out.print(
+        pairs(
+            f"{check.id}: {check.title}",
+            {
+                "priority": _priorities(check),
+                "stores": ", ".join(check.stores),
+                "found by": check.computation,
+                "cost": check.cost,
+                "what to do": check.advice,
+                "remedy": check.remedy.name if check.remedy else None,
+                "runs": "today" if check.runs_today else f"with {check.area}, in a later release",
+            },
+        )
+    )
+
+
+@app.command()
+def report(
+    quality_run_id: RunIdOrNewest = None,
+    *,
+    directory: Annotated[Path | None, typer.Option(help="Folder; else QUEUEKEEPER_REPORTS_DIR.")] = None,
+    airflow_url: Annotated[
+        str | None, typer.Option(help="Address of Airflow: findings then link to the forms of their remedies.")
+    ] = None,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Write what a run found, trends and forecasts, as one HTML page and as JSON.
+
+    Example: `queuekeeper quality report --directory reports`
+    """
+    from queuekeeper.clock import system_clock
+    from queuekeeper.quality.report import FORMS_PATH, build_report, write_report
+    from queuekeeper.quality.store import QualityStore, Verdict
+
+    with context.postgres_connection(postgres_url) as connection:
+        chosen = quality_run_id or _newest(QualityStore(connection).runs(limit=1)).quality_run_id
+        built = build_report(
+            connection,
+            quality_run_id=chosen,
+            now_ms=system_clock(),
+            forms_url="" if airflow_url is None else f"{airflow_url.rstrip('/')}{FORMS_PATH}",
+        )
+    files = write_report(built, (directory or context.settings().reports).absolute())
+
+    def pretty(out: Console) -> None:
+        out.print(_verdict(built.verdict.value))
+        out.print(built.explanation, soft_wrap=True)
+        out.print(pairs("Files", {"HTML": files.html, "JSON": files.json, "SHA-256 of the HTML": files.sha256}))
+
+    facts = plain(files) | {
+        "quality_run_id": chosen,
+        "verdict": built.verdict.value,
+        "explanation": built.explanation,
+    }
+    show(facts, as_json=as_json, pretty=pretty)
+    if built.verdict is Verdict.FAILED:
+        raise CheckFailed(f"quality run {chosen} failed: open {files.html}")
+
+
+@app.command()
+def trend(
+    *,
+    runs: Annotated[int, typer.Option(min=1, max=200, help="Newest finished runs to show.")] = RUNS_SHOWN,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Show how each check came out in the last runs, the oldest to the left.
+
+    Example: `queuekeeper quality trend --runs 10`
+    """
+    from queuekeeper.quality.store import QualityStore
+
+    with context.postgres_connection(postgres_url) as connection:
+        found = QualityStore(connection).trend(runs=runs)
+    show(found, as_json=as_json, pretty=lambda out: _trend(out, found))
+
+
+def _trend(out: Console, found: Sequence[TrendRun]) -> None:
+    from queuekeeper.quality.checks import CHECKS
+
+    if not found:
+        out.print("No run has finished yet.")
+        return
+    rows = []
+    for number, check in CHECKS.items():
+        cells = [each.cells.get(number) for each in found]
+        if any(cells):
+            marks = "".join(" " if each is None else _MARKS[each.status.value] for each in cells)
+            last = cells[-1]
+            rows.append((number, check.title, marks, None if last is None else last.unexpected_count))
+    out.print(table(f"The last {len(found):,} runs", ("check", "title", "runs", "last"), rows))
+    out.print("· passed   k known   ✗ failed   ! could not be made")
+
+
+@known.command("add")
+def known_add(
+    check_id: Annotated[str, typer.Argument(metavar="CHECK", help="Number of the check, such as Q9.")],
+    *,
+    owner: Annotated[str, typer.Option(help="Who answers for it.")],
+    reason: Annotated[str, typer.Option(help="Why it may be so until then.")],
+    until: Annotated[str, typer.Option(help="Last day on which it is excused, such as 2026-12-31.", metavar="DATE")],
+    client_hash: Annotated[
+        str | None, typer.Option("--client-hash", help="Only this queue, as results name it; all if left out.")
+    ] = None,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Answer for a failure until a day: it is shown, and fails no run. Afterwards it fails again.
+
+    Example: `queuekeeper quality known add Q9 --owner ops --reason "cleanup on Monday" --until 2026-12-31`
+    """
+    from queuekeeper.quality.known_issues import KnownIssues
+
+    try:
+        ends_on = date.fromisoformat(until)
+    except ValueError:
+        raise UsageError(f"the day is {until!r}: write it as year-month-day, such as 2026-12-31") from None
+    with context.postgres_connection(postgres_url) as connection:
+        issue = KnownIssues(connection).add(
+            check_id=check_id, owner=owner, reason=reason, ends_on=ends_on, today=_today(), client_hash=client_hash
+        )
+    show(_issue_facts(issue), as_json=as_json, pretty=lambda out: out.print(_issues("Known issue", [issue])))
+
+
+@known.command("list")
+def known_list(*, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False) -> None:
+    """List known issues, those that end first first.
+
+    Example: `queuekeeper quality known list`
+    """
+    from queuekeeper.quality.known_issues import KnownIssues
+
+    with context.postgres_connection(postgres_url) as connection:
+        found = KnownIssues(connection).all()
+
+    def pretty(out: Console) -> None:
+        out.print(_issues("Known issues", found) if found else "Nobody answers for anything.")
+
+    show([_issue_facts(issue) for issue in found], as_json=as_json, pretty=pretty)
+
+
+@known.command("remove")
+def known_remove(
+    known_issue_id: Annotated[int, typer.Argument(metavar="NUMBER", help="As `known list` shows it.")],
+    *,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Answer for a failure no longer.
+
+    Example: `queuekeeper quality known remove 3`
+    """
+    from queuekeeper.quality.known_issues import KnownIssues
+
+    with context.postgres_connection(postgres_url) as connection:
+        KnownIssues(connection).remove(known_issue_id)
+    show(
+        {"removed": known_issue_id},
+        as_json=as_json,
+        pretty=lambda out: out.print(f"Known issue {known_issue_id} is forgotten."),
+    )
+
+
+def _today() -> date:
+    from queuekeeper.clock import system_clock
+
+    return datetime.fromtimestamp(system_clock() / 1_000, UTC).date()
+
+
+def _issue_facts(issue: KnownIssue) -> dict[str, Any]:
+    return {
+        "known_issue_id": issue.known_issue_id,
+        "check_id": issue.check_id,
+        "client_hash": issue.client_hash,
+        "owner": issue.owner,
+        "reason": issue.reason,
+        "ends_on": issue.ends_on.isoformat(),
+        "is_overdue": issue.is_overdue(_today()),
+    }
+
+
+def _issues(title: str, issues: Sequence[KnownIssue]) -> Any:
+    today = _today()
+    rows = [
+        (
+            str(issue.known_issue_id),
+            issue.check_id,
+            issue.client_hash or "all",
+            issue.owner,
+            issue.reason,
+            cell(f"{issue.ends_on} (overdue)", style="red") if issue.is_overdue(today) else str(issue.ends_on),
+        )
+        for issue in issues
+    ]
+    return table(title, ("number", "check", "queue", "owner", "reason", "until"), rows)

@@ -1,0 +1,178 @@
+"""``queuekeeper quality`` on real servers: profiles are judged, results shown, known issues kept."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from queuekeeper import assets
+from queuekeeper.cli import app
+from queuekeeper.clock import system_clock
+from queuekeeper.keyspace import payload_key
+from queuekeeper.postgres import connect, migrate
+from queuekeeper.quality.profile_model import ProfileParameters
+from queuekeeper.quality.profile_preflight import check_profiled
+from queuekeeper.quality.servers import read_servers
+from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.sessions.model import NewMessage, SessionSave
+from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.quality_rows import NOW, hash_of, queue, save_profile
+from tests.spark_session import spark
+
+__all__ = ["spark"]
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Keep the tests away from the servers and settings of whoever runs them."""
+    for name in list(os.environ):
+        if name.startswith("QUEUEKEEPER_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
+
+
+@pytest.fixture
+def url(postgres_url: str) -> str:
+    with connect(postgres_url, autocommit=True) as connection:
+        migrate(connection)
+    return postgres_url
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["quality", *arguments])
+
+
+def as_json(*arguments: str, code: int = 0) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == code, result.stderr
+    return json.loads(result.stdout)
+
+
+def fails(*arguments: str, code: int, words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    assert re.search(words, " ".join(result.stderr.split())), result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_a_failed_run_says_what_is_wrong_and_what_mends_it_and_ends_with_1(url: str, valkey_url: str) -> None:
+    save_profile(url, *(queue(f"device-{n}") for n in range(20)), queue("meter-17", counter_behind=1))
+    where = ("--postgres-url", url, "--redis-url", valkey_url)
+    chosen = ("--profile", "redis-1", "--suite", "sessions_redis", "--run-id", "q-1", *where)
+
+    shown = run("run", *chosen)
+
+    assert shown.exit_code == 1, shown.output
+    assert hash_of("meter-17") in shown.stdout
+    assert "queuekeeper repair repair_counter" in shown.stdout
+    assert "meter-17" not in shown.output
+    facts = as_json("run", *chosen, code=1)
+    assert (facts["verdict"], facts["results"][0]["check_id"], facts["results"][0]["priority"]) == (
+        "failed",
+        "Q11",
+        "P0",
+    )
+    assert facts["results"][0]["remedy_conf"]["quality_run_id"] == "q-1"
+
+    results = as_json("results", "--check", "Q11", "--postgres-url", url)
+    assert [each["status"] for each in results["results"]] == ["failed"]
+    assert hash_of("meter-17") in run("results", "q-1", "--postgres-url", url).stdout
+    (column,) = as_json("trend", "--postgres-url", url)
+    assert column["cells"]["Q11"] == {"status": "failed", "severity": "critical", "unexpected_count": 1}
+    assert re.search(r"Q11 +Last packet id +✗ +1", run("trend", "--postgres-url", url).stdout)
+
+
+def test_a_known_issue_is_added_listed_excuses_and_is_removed(url: str, valkey_url: str) -> None:
+    save_profile(url, queue("torn", tied_serials=1))
+    where = ("--postgres-url", url)
+    until = (NOW + timedelta(days=36_500)).date().isoformat()
+    judged = ("run", "--profile", "redis-1", "--suite", "sessions_redis", "--redis-url", valkey_url, *where)
+
+    added = as_json("known", "add", "Q1", "--owner", "ops", "--reason", "restore runs", "--until", until, *where)
+
+    assert (added["check_id"], added["is_overdue"], added["ends_on"]) == ("Q1", False, until)
+    assert as_json("known", "list", *where) == [added]
+    assert as_json(*judged)["verdict"] == "passed"
+    assert "restore runs" in run("known", "list", *where).stdout
+    assert as_json("known", "remove", str(added["known_issue_id"]), *where) == {"removed": added["known_issue_id"]}
+    assert as_json(*judged, code=1)["verdict"] == "failed"
+
+
+def test_checks_are_explained_without_any_server() -> None:
+    (q9,) = as_json("checks", "Q9")
+
+    assert (q9["priority"], q9["severity"], q9["remedy"]["dag_id"]) == ("P1", "warning", "expired_reference_cleanup")
+    assert len(as_json("checks")) == 37
+    assert "comes with partitions" in run("checks").stdout
+    assert "Remove the dead references." in run("checks", "Q9").stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "--suite", "sessions"), "there is no expectation suite 'sessions': one of"),
+        (("run", "--cohorts", "0-96"), "cohort 0-96 is out of range"),
+        (("run", "--mode", "fast", "--cohort-count", "8"), "a fast profile needs 96"),
+        (("run", "--profile", "nothing"), "there is no profile 'nothing'"),
+        (("results",), "there is no quality run yet: make one"),
+        (("results", "--check", "Q99"), "there is no check 'Q99'"),
+        (("known", "add", "Q1", "--owner", "o", "--reason", "r", "--until", "soon"), "the day is 'soon': write it as"),
+        (("known", "remove", "7"), "there is no known issue 7"),
+    ],
+)
+def test_wrong_wishes_are_refused_before_any_work(url: str, arguments: tuple[str, ...], words: str) -> None:
+    fails(*arguments, "--postgres-url", url, code=2, words=words)
+
+
+def test_a_server_that_is_down_is_said_before_spark_starts(url: str) -> None:
+    fails("run", "--postgres-url", url, "--redis-url", "redis://127.0.0.1:1", code=4, words="127.0.0.1:1 .*refuse")
+
+
+def test_the_access_rules_of_the_guide_are_enough_to_read_and_to_ask_the_server(valkey_url: str) -> None:
+    guide = (assets.directory("expectations").parent / "docs" / "quality.md").read_text("utf-8")
+    (rules,) = re.findall(r"^ACL SETUSER profiler on >password (.*)$", guide, re.MULTILINE)
+    with connect_redis(valkey_url) as client:
+        client.execute_command("ACL", "SETUSER", "profiler", "reset", "on", ">password", *rules.split())
+        try:
+            with connect_redis(f"redis://profiler:password@{valkey_url.rpartition('@')[2]}") as user:
+                check_profiled(user, parameters=ProfileParameters())
+                (server,) = read_servers(user)
+        finally:
+            client.execute_command("ACL", "DELUSER", "profiler")
+    assert server["replicas"] == 0
+
+
+@pytest.mark.timeout(600)
+def test_a_session_that_lost_its_expiry_is_found_from_the_server_to_the_shell(
+    url: str, valkey_url: str, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # One Spark for all tests of a process: the command would end it.
+    monkeypatch.setattr(type(spark), "stop", lambda _: None)
+    with connect_redis(valkey_url) as client:
+        store = RedisSessionStore(client)
+        messages = tuple(
+            NewMessage(topic=f"t/{n}", payload=b"secret", qos=1, time_ms=system_clock(), expiry_interval_s=3_600)
+            for n in range(3)
+        )
+        store.save_messages([SessionSave(client_id=f"meter-{n}", messages=messages) for n in range(5)])
+        client.persist(payload_key("meter-3", 2))
+
+    facts = as_json(
+        "run", "--cohort-count", "4", "--contents", "--postgres-url", url, "--redis-url", valkey_url,
+        "--suite", "sessions_redis",
+    )  # fmt: skip
+
+    failed = {each["check_id"]: each["unexpected_count"] for each in facts["results"] if each["status"] == "failed"}
+    assert failed == {"Q13": 1}
+    assert (facts["queues"], facts["messages"]) == (5, 15)
+    assert "secret" not in json.dumps(facts)
+    assert "meter" not in json.dumps(facts)
