@@ -27,7 +27,7 @@ from queuekeeper.quality import postgres_queues, scan
 from queuekeeper.quality.identity import client_hash, hash_key
 from queuekeeper.quality.profile_model import TURNS, ProfileParameters, ProfileReport, Store
 from queuekeeper.quality.profile_preflight import check_profiled
-from queuekeeper.quality.profile_tables import SPARK_HOURS, SPARK_ROWS, ProfileTables
+from queuekeeper.quality.profile_tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
 from queuekeeper.quality.queue_reader import QueueReader
 from queuekeeper.redis_client import RedisClient, nodes, redis_errors, shards
 from queuekeeper.redis_client import connect as connect_redis
@@ -240,17 +240,25 @@ def _summed(hours: DataFrame) -> list[tuple[int, int, int]]:
 
 def _stored(batches: Batches, *, postgres_url: str, profile_id: str, cohorts: Sequence[int]) -> Batches:
     """Put the rows of one task on record and yield when the messages expire."""
-    hours: list[pa.Array] = []
+    hours: dict[int, tuple[int, int]] = {}
 
     def passed() -> Batches:
         for batch in batches:
-            hours.append(batch.column("hours").flatten())
+            for hour in batch.column("hours").flatten().to_pylist():
+                messages, size_bytes = hours.get(hour["hour_ms"], (0, 0))
+                hours[hour["hour_ms"]] = messages + hour["messages"], size_bytes + hour["payload_bytes"]
             yield batch
 
     with connect_postgres(postgres_url, autocommit=True) as connection:
         ProfileTables(connection).replace_queues(profile_id, cohorts, passed())
-    for values in hours:
-        yield pa.RecordBatch.from_struct_array(values)
+    yield pa.RecordBatch.from_pydict(
+        {
+            "hour_ms": list(hours),
+            "messages": [messages for messages, _ in hours.values()],
+            "payload_bytes": [size_bytes for _, size_bytes in hours.values()],
+        },
+        schema=HOURS,
+    )
 
 
 # --- Redis ----------------------------------------------------------------------------------------------------

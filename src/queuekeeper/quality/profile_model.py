@@ -47,7 +47,7 @@ LARGEST_PAYLOAD_BYTES = 268_435_455
 class ProfileParameters:
     """What the person who starts a profile chooses.
 
-    :param mode: ``full`` reads all chosen cohorts, ``fast`` those of one turn.
+    :param mode: ``full`` reads all chosen cohorts, ``fast`` those of one turn; the names of all keys pass by in either.
     :param cohorts: cohorts to read, ``all`` or such as ``0-3,7``.
     :param cohort_count: how many cohorts the slots are cut into.
     :param turn: which of the 96 parts of the chosen cohorts a fast profile reads, from 0.

@@ -41,12 +41,13 @@ def _kind(name: str) -> pa.DataType:
     return pa.float64() if name in {"lowest_serial", "highest_serial"} else pa.int64()
 
 
-_HOUR = pa.struct([("hour_ms", pa.int64()), ("messages", pa.int64()), ("payload_bytes", pa.int64())])
+HOURS = pa.schema([("hour_ms", pa.int64()), ("messages", pa.int64()), ("payload_bytes", pa.int64())])
+"""When messages expire: start of an hour or 0 for never, how many, their bytes."""
 
 QUEUE_ROWS = pa.schema([(name, _kind(name)) for name in _COLUMNS])
 """Columns of ``queue_profiles`` without the profile's id, in its order."""
 
-ROWS = QUEUE_ROWS.append(pa.field("hours", pa.list_(_HOUR)))
+ROWS = QUEUE_ROWS.append(pa.field("hours", pa.list_(pa.struct(HOURS))))
 """The same, with when messages expire: hours of some queues together, in any one of their rows."""
 
 _SPARK_KINDS = {pa.string(): "string", pa.int32(): "int", pa.int64(): "bigint", pa.float64(): "double"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from binascii import crc_hqx
 from collections.abc import Iterator
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow.compute as pc
 import redis
 
 from queuekeeper.clock import Pace
-from queuekeeper.keyspace import SLOTS, client_id_of_tag, client_slot, hash_tag
+from queuekeeper.keyspace import SLOTS, client_id_of_tag, client_slot, hash_tag, session_scan_pattern
 from queuekeeper.redis_client import redis_errors
 
 SCHEMA = pa.schema(
@@ -37,7 +36,6 @@ SPARK_SCHEMA = "task int, cohort int, slot int, client_id string, packet_ids arr
 
 _KEYS_PER_PAGE = 1_000
 _KEYS_PER_WINDOW = 50_000
-_GLOB = re.compile(r"([*?\[\]\\])")
 _PACKET_ID = r"^(0|[1-9][0-9]{0,8})$"
 _PAYLOAD = "messages_"
 _SESSION_KEYS = pa.array(["messages", "last_packet_id", "session"])
@@ -55,7 +53,7 @@ class Scanner:
     """
 
     def __init__(self, *, prefix: str, slot_firsts: tuple[int, ...], labels: tuple[int, ...], pace: Pace) -> None:
-        self._stem = f"{prefix}{{"
+        self._prefix = prefix
         self._slot_firsts = np.asarray(slot_firsts)
         self._labels = np.asarray(labels, np.int32)
         self._pace = pace
@@ -65,7 +63,7 @@ class Scanner:
 
         :param address: of the master, for messages.
         """
-        pattern = _GLOB.sub(r"\\\1", self._stem) + "*"
+        pattern = session_scan_pattern(self._prefix)
         cursor: int | None = None
         keys: list[bytes] = []
         while cursor != 0:
@@ -118,7 +116,7 @@ class Scanner:
 
     def _clients(self, stems: list[str]) -> tuple[list[str], Any, Any]:
         """Return client id, slot and whether the tag is the client's own, for each distinct stem."""
-        tags = [stem[len(self._stem) :] for stem in stems]
+        tags = [stem[len(self._prefix) + 1 :] for stem in stems]
         slots = np.fromiter((crc_hqx(tag.encode(), 0) for tag in tags), np.int32, len(tags)) % SLOTS
         clients, regular = tags, np.ones(len(tags), bool)
         for index, tag in enumerate(tags):
