@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tbmq_broker import Broker
 
 from queuekeeper import assets, postgres
 from queuekeeper.clock import system_clock
@@ -303,6 +304,20 @@ def test_message_whose_life_is_over_stays_for_the_time_of_grace(bench: Bench) ->
     assert bench.plan("repair_ttl", grace_s=300).is_empty
     assert bench.undo("repair_ttl").restored == 1
     assert bench.any.pexpiretime(bench.payload(1)) == -1
+
+
+def test_exchange_from_which_the_broker_took_the_expiry_ends_again(bench: Bench) -> None:
+    broker = Broker(bench.client, C)
+    packet_id = broker.add("t", life_s=3_600)
+    broker.received(packet_id)
+    assert bench.any.pexpiretime(bench.payload(packet_id)) == -1
+
+    bench.apply(bench.plan("repair_ttl"))
+
+    left_ms = bench.any.pexpiretime(bench.payload(packet_id)) - system_clock()
+    assert 3_500_000 < left_ms <= 3_600_000
+    assert [message["packetType"] for message in broker.fetch()] == ["PUBREL"]
+    assert bench.plan("repair_ttl").is_empty
 
 
 def test_sweep_hears_of_lives_that_end_earlier_now(bench: Bench) -> None:
