@@ -126,7 +126,7 @@ def test_checks_are_explained_without_any_server() -> None:
         (("results",), "there is no quality run yet: make one"),
         (("results", "--check", "Q99"), "there is no check 'Q99'"),
         (("known", "add", "Q1", "--owner", "o", "--reason", "r", "--until", "soon"), "the day is 'soon': write it as"),
-        (("known", "remove", "7"), "there is no known issue 7"),
+        (("known", "remove", "7"), "there is no known issue"),
     ],
 )
 def test_wrong_wishes_are_refused_before_any_work(url: str, arguments: tuple[str, ...], words: str) -> None:
