@@ -19,6 +19,7 @@ from queuekeeper.migration.apply import copy_sessions
 from queuekeeper.migration.model import MigrationParameters
 from queuekeeper.migration.plan import plan_migration
 from queuekeeper.quality import run
+from queuekeeper.quality.checks import Severity
 from queuekeeper.quality.profile import profile_postgres, profile_redis
 from queuekeeper.quality.profile_model import ProfileParameters
 from queuekeeper.quality.store import Verdict
@@ -39,10 +40,14 @@ SUITES = (REDIS, POSTGRES, BOTH)
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What a quality run found."""
+    """What a quality run found.
+
+    :param urgent: what is more than good to know.
+    """
 
     verdict: Verdict
     found: frozenset[Finding]
+    urgent: frozenset[Finding]
 
     def of(self, defect: Defect[Any]) -> frozenset[Finding]:
         """Return what was found in a defect's queues."""
@@ -73,15 +78,17 @@ def _judge(spark: SparkSession, *, redis_url: str, postgres_url: str) -> Judged:
     )  # fmt: skip
     assert not any(result.status == "broken" for result in report.results), report.results
     assert all(len(result.examples) == result.unexpected_count for result in report.results)
+    findings = [
+        (Finding(result.suite, result.check_id, example["client_id"]), result.severity)
+        for result in report.results
+        # Gaps are counted, not judged: acknowledgements leave them, too.
+        if result.check_id != "Q6"
+        for example in result.examples
+    ]
     return Judged(
         verdict=report.verdict,
-        found=frozenset(
-            Finding(result.suite, result.check_id, example["client_id"])
-            for result in report.results
-            # Gaps are counted, not judged: acknowledgements leave them, too.
-            if result.check_id != "Q6"
-            for example in result.examples
-        ),
+        found=frozenset(finding for finding, _ in findings),
+        urgent=frozenset(finding for finding, severity in findings if severity is not Severity.INFO),
     )
 
 
@@ -144,6 +151,11 @@ def test_no_check_fails_without_a_defect(golden: Golden) -> None:
     expected = {finding for defect in table.ALL for finding in defect.finds}
     assert _judged_alone(golden.vendor.found, golden.source_clients) == expected
     assert golden.vendor.verdict is Verdict.FAILED
+
+
+def test_dead_references_are_urgent_where_they_crowd_live_messages_out(golden: Golden) -> None:
+    urgent = {finding.client_id for finding in golden.vendor.urgent if finding.check_id == "Q9"}
+    assert urgent == {"crowded", "crowded-out"}
 
 
 def test_same_events_and_rows_leave_no_trace_in_ours(golden: Golden) -> None:
