@@ -41,10 +41,9 @@ def write(url: str, *changes: dict[str, int], plan_id: str = "plan-1") -> None:
             connection.execute(f"INSERT INTO queuekeeper.ledger ({names}) VALUES ({values})".encode(), row)
 
 
-def check(url: str, **where: str) -> SuiteReport:
-    return suites.validate(
-        suites.load("migration_ledger"), postgres_url=url, **(where or {"table": "queuekeeper.ledger"})
-    )
+def check(url: str, *, query: str | None = None) -> SuiteReport:
+    table = "queuekeeper.ledger" if query is None else None
+    return suites.validate(suites.load("migration_ledger"), postgres_url=url, table=table, query=query)
 
 
 def failures(report: SuiteReport) -> list[tuple[str, str, int]]:
