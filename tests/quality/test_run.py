@@ -157,7 +157,7 @@ def test_client_ids_are_shown_to_those_who_ask(url: str) -> None:
 
 def test_dead_references_are_worse_where_they_crowd_and_gaps_and_idle_keys_count_when_they_are_many(url: str) -> None:
     crowded = queue("crowded", messages=95, live=5, dead=90, dead_crowding=1, highest_serial=104.0)
-    save_profile(url, crowded, queue("gap", serial_gaps=3, highest_serial=15.0), queue("idle", idle_keys=1, **EMPTY))
+    save_profile(url, crowded, queue("gap", serial_gaps=4, highest_serial=16.0), queue("idle", idle_keys=1, **EMPTY))
 
     assert set(found(judge(url))) == {("Q9", "warning"), ("Q9", "info"), ("Q6", "info")}
     assert judge(url).verdict is Verdict.WARNED

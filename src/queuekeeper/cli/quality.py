@@ -353,8 +353,9 @@ def _report(out: Console, report: QualityReport) -> None:
     _results(out, report.results)
     out.print(
         pairs(
-            f"Quality run {report.quality_run_id}",
+            "Quality run",
             {
+                "run": report.quality_run_id,
                 "verdict": _verdict(report.verdict.value),
                 "queues": report.queues,
                 "messages": report.messages,
@@ -442,8 +443,9 @@ def results(
         _results(out, found)
         out.print(
             pairs(
-                f"Quality run {run.quality_run_id}",
+                "Quality run",
                 {
+                    "run": run.quality_run_id,
                     "verdict": _verdict(run.verdict.value),
                     "began": instant(int(run.started_at.timestamp() * 1_000)),
                     "profiles": ", ".join(run.profile_ids),
