@@ -41,8 +41,9 @@ def write(url: str, *changes: dict[str, int], plan_id: str = "plan-1") -> None:
             connection.execute(f"INSERT INTO queuekeeper.ledger ({names}) VALUES ({values})".encode(), row)
 
 
-def check(url: str, *, query: str | None = None) -> SuiteReport:
-    table = "queuekeeper.ledger" if query is None else None
+def check(url: str, *, table: str | None = None, query: str | None = None) -> SuiteReport:
+    if table is None and query is None:
+        table = "queuekeeper.ledger"
     return suites.validate(suites.load("migration_ledger"), postgres_url=url, table=table, query=query)
 
 
