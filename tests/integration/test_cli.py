@@ -81,7 +81,8 @@ def test_version_and_help_need_no_server() -> None:
     for command in ((), ("migrate",), ("migrate", "plan"), ("migrate", "undo"), ("sessions", "inspect"), ("sample",)):
         result = run(*command, "--help")
         assert result.exit_code == 0
-    for group in ((), ("migrate",), ("sessions",), ("database",)):
+    groups = (("migrate",), ("sessions",), ("quality",), ("quality", "known"), ("cleanup",), ("repair",), ("database",))
+    for group in ((), *groups):
         # One line says what a command does, and is not cut off.
         assert "..." not in run(*group, "--help").stdout.replace("[ARGS]...", "")
     assert "Example" in run("migrate", "copy", "--help").stdout

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from queuekeeper.maintenance.cleanup_model import CleanupOutcome, CleanupPlan
     from queuekeeper.maintenance.runs import MaintenanceRuns
 
-app = typer.Typer(no_args_is_help=True, help="Clean sessions in Redis of what has expired, while brokers use them.")
+app = typer.Typer(no_args_is_help=True)
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id that `cleanup plan` has shown.")]
 RunIdOrNewest = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id of the run; the newest if left out.")]
@@ -30,7 +30,7 @@ UndoDirectory = Annotated[
 
 @app.callback()
 def _group() -> None:
-    """Clean sessions in Redis of what has expired, while brokers use them."""
+    """Clean Redis of what has expired, in sessions in use."""
 
 
 @app.command()
@@ -271,7 +271,9 @@ def report(
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Look again, and say what was planned, what was done and what is left. Exit code 1 when a shard is not done.
+    """Look again, and say what was planned, done and left.
+
+    Exit code 1 when a shard is not done.
 
     Example: `queuekeeper cleanup report`
     """

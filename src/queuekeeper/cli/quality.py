@@ -200,7 +200,9 @@ def profile(
     spark_master: context.SparkMaster = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Read the queues of a store and put a row of numbers for each on record. The store is only read.
+    """Put a row of numbers for each queue on record.
+
+    The store is only read.
 
     Example: `queuekeeper quality profile --store both`
     """
@@ -531,7 +533,9 @@ def report(
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Write what a run found, trends and forecasts, as one HTML page and as JSON.
+    """Write what a run found as an HTML page and as JSON.
+
+    With trends and forecasts.
 
     Example: `queuekeeper quality report --directory reports`
     """
@@ -571,7 +575,9 @@ def trend(
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Show how each check came out in the last runs, the oldest to the left.
+    """Show how each check came out in the last runs.
+
+    The oldest is to the left.
 
     Example: `queuekeeper quality trend --runs 10`
     """
