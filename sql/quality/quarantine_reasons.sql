@@ -7,7 +7,11 @@ SELECT
     now_waiting.reason,
     now_waiting.open AS waiting,
     before_waiting.open AS waiting_before,
-    greatest(0, now_waiting.open - coalesce(before_waiting.open, now_waiting.open)) AS growth,
+    -- A reason that is new has grown from nothing; the first run of all has nothing to grow from.
+    CASE
+        WHEN run_before.numbers -> 'quarantine' IS NULL THEN 0
+        ELSE greatest(0, now_waiting.open - coalesce(before_waiting.open, 0))
+    END AS growth,
     cast((extract(EPOCH FROM runs.started_at) * 1000 - now_waiting.oldest_ms) / 86400000 AS double precision)
         AS oldest_days
 FROM queuekeeper.quality_runs AS runs

@@ -187,13 +187,6 @@ def test_missing_permission_is_named_with_its_rule(client: RedisClient, missing:
     assert f"ACL SETUSER profiler {missing}" in str(raised.value)
 
 
-def test_server_that_evicts_is_refused(own_server: Any) -> None:
-    with connect(own_server.url) as client:
-        command(client, "CONFIG SET", "maxmemory-policy", "allkeys-lru")
-        with pytest.raises(RefusedError, match="may evict messages"):
-            check_profiled(client, parameters=PARAMETERS)
-
-
 def test_limit_is_about_live_messages(client: RedisClient) -> None:
     queue = Queue(client=client, client_id="full")
     queue.fill(LIMIT + 2)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.quality.known_issues import KnownIssues
+from queuekeeper.quality.profile_model import ProfileParameters
+from queuekeeper.quality.profile_preflight import check_profiled
 from queuekeeper.quality.run import QualityReport, run_quality, suites_for
 from queuekeeper.quality.store import QualityStore, Status, Verdict
+from queuekeeper.redis_client import connect as connect_redis
 from tests.quality_rows import AS_OF_MS, NOW, hash_of, queue, save_profile
 
 HEALTHY = [queue(f"device-{number}") for number in range(40)]
@@ -56,7 +61,8 @@ POSTGRES_FAULTS: dict[tuple[str, str, str], dict[str, Any]] = {
     ("Q15", "info", ""): {"dead": 1, "live": 2},
     ("Q16", "warning", ""): {"bad_qos": 1},
     ("Q16", "info", ""): {"qos_0": 1},
-    ("Q17", "warning", ""): {"bad_packet_types": 1},
+    ("Q17", "warning", "a"): {"bad_packet_types": 1},
+    ("Q17", "warning", "b"): {"unreadable": 1},
     ("Q18", "info", ""): {"bad_tag": 1},
     ("Q20", "info", ""): {"odd_characters": 1},
     ("Q21", "info", ""): {"duplicate_messages": 1},
@@ -184,8 +190,12 @@ def test_what_needs_contents_is_left_out_and_said_when_they_were_not_read(url: s
     report = judge(url)
 
     assert report.verdict is Verdict.PASSED
-    assert report.not_judged == ("Q14", "Q16", "Q17", "Q21")
+    assert report.not_judged == ("Q14", "Q16", "Q17", "Q19", "Q21")
     assert not {"Q14", "Q16", "Q17", "Q21"} & {result.check_id for result in report.results}
+    # Of Q19 only the part that looks into records.
+    assert [result.description for result in report.results if result.check_id == "Q19"] == [
+        "Each key has its Redis type, and references are the client's own."
+    ]
 
 
 def test_a_judgement_made_twice_finds_the_same_and_is_kept_once(url: str) -> None:
@@ -311,6 +321,20 @@ def test_servers_that_may_lose_messages_are_named(url: str, redis_url: str) -> N
     assert server["is_clustered"] is False
 
 
+def test_a_server_that_may_evict_can_be_profiled_and_is_found(
+    url: str, redis_server_factory: Callable[..., RedisServer]
+) -> None:
+    server = redis_server_factory(maxmemory_policy="allkeys-lru")
+    with connect_redis(server.url) as client:
+        check_profiled(client, parameters=ProfileParameters())
+    save_profile(url)
+
+    report = judge(url, "redis_servers", redis_url=server.url)
+
+    (evicts,) = [finding for finding in report.findings if "may evict" in finding.description]
+    assert (evicts.check_id, evicts.examples[0]["maxmemory_policy"]) == ("Q36", "allkeys-lru")
+
+
 def test_a_quarantine_that_grows_or_is_forgotten_is_reported(url: str) -> None:
     save_profile(url)
     insert = (
@@ -322,11 +346,13 @@ def test_a_quarantine_that_grows_or_is_forgotten_is_reported(url: str) -> None:
         connection.execute(insert, ("fresh", NOW))
         first = judge(url, "quarantine")
         connection.execute(insert, ("fresh", NOW))
+        connection.execute(insert, ("new", NOW))
         second = judge(url, "quarantine", quality_run_id="q-2", now=NOW + timedelta(hours=1))
 
     assert [(each.severity.value, each.unexpected_count) for each in first.findings] == [("warning", 1), ("info", 2)]
     grown = [example for each in second.findings for example in each.examples if example.get("growth")]
-    assert grown == [{"origin": "session store", "reason": "fresh", "growth": 1}]
+    assert sorted(example["reason"] for example in grown) == ["fresh", "new"]
+    assert {(example["origin"], example["growth"]) for example in grown} == {("session store", 1)}
 
 
 def test_suites_that_fit_are_chosen_by_the_profiles() -> None:

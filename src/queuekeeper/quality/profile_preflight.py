@@ -1,4 +1,4 @@
-"""What must hold before a Redis is profiled: a server that keeps its data, and a user that may look at them."""
+"""What must hold before a Redis is profiled: a server that can be asked, and a user that may ask."""
 
 from __future__ import annotations
 
@@ -11,9 +11,8 @@ from redis.exceptions import NoPermissionError
 from queuekeeper import lua
 from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import session_keys
-from queuekeeper.migration.preflight import server_problems
 from queuekeeper.quality.profile_model import ProfileParameters
-from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors
+from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors, unfit
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,10 +26,10 @@ class _Probe:
 def check_profiled(client: RedisClient, *, parameters: ProfileParameters) -> None:
     """Check that every master can be profiled by this user.
 
-    :raises RefusedError: naming every problem with what mends it: an old version, a replica, a server that evicts
-        messages, and for each command that the user may not run the rule for ``ACL SETUSER``.
+    :raises RefusedError: naming every problem with what mends it: an old version, a replica, and for each command that
+        the user may not run the rule for ``ACL SETUSER``.
     """
-    problems = [problem for server in facts(client) for problem in server_problems(server)]
+    problems = [problem for server in facts(client) for problem in unfit(server)]
     for address, node in nodes(client):
         missing = [probe.rule for probe in _probes(parameters) if not _allowed(node, address, probe)]
         if missing:

@@ -16,11 +16,10 @@ class ExpectHashTagToHoldClientTogether(QueueExpectation):
 
 
 class ExpectKeysToBeTheClientsOwn(QueueExpectation):
-    """Each key has its type, and references and records are those of the client whose key holds them."""
+    """Each key has its type, and references are those of the client whose key holds them."""
 
-    column_list: list[str] = reads("messages", "wrong_type_keys", "foreign_references", "mismatched")
+    column_list: list[str] = reads("messages", "wrong_type_keys", "foreign_references")
 
     def rule(self) -> str:
         """Return the rule."""
-        foreign = "coalesce(foreign_references, 0) + coalesce(mismatched, 0)"
-        return f"coalesce(wrong_type_keys, 0) = 0 AND {self.few(foreign)}"
+        return f"coalesce(wrong_type_keys, 0) = 0 AND {self.few('coalesce(foreign_references, 0)')}"
