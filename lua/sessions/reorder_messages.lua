@@ -1,7 +1,8 @@
 #!lua
 --[[
 Purpose
-    Give references other serials, all of them or none, and let later messages come behind them.
+    Give references other serials, all of them or none, and let later messages come behind them. A reference that has
+    gone is passed over.
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
@@ -9,10 +10,12 @@ KEYS
 ARGV
     [1]  highest           highest serial of the session once all is done; serials given out later are greater
     [2]  delivered_serial  up to which messages have been sent before, by the new serials; empty: it stays
-    [3+] serial            a pair per payload: the score that it has, and the serial that it gets, 0 or more
+    [3]  references        members that the set must have; empty: it is not looked at
+    [4]  last_score        score that the last member must have; empty: it is not looked at
+    [5+] serial            a pair per payload: the score that it has, and the serial that it gets, 0 or more
 Returns
-    1  all have their new serials
-    0  one of them has another score, or is gone; nothing was written
+    {1, 0, ...}  per payload key whether it has its new serial now, or is gone
+    {}           one of them has another score, or the set is another; nothing was written
 Errors
     INVALID  an argument breaks the rules above, or there are too many payload keys
 Cost
@@ -22,19 +25,22 @@ Cost
 
 local PAYLOAD_KEYS_PER_CALL = 500
 local FIRST_PAYLOAD = 3
-local FIRST_PAIR = 3
+local FIRST_PAIR = 5
 
 local messages_key, session_key, delivered_serial = KEYS[1], KEYS[2], ARGV[2]
 local highest = integer(ARGV[1])
 local count = #KEYS - FIRST_PAYLOAD + 1
 if count < 1 or #ARGV ~= FIRST_PAIR - 1 + 2 * count then
-    return redis.error_reply('INVALID 2 keys and a key per message, 2 arguments and 2 per message are expected')
+    return redis.error_reply('INVALID 2 keys and a key per message, 4 arguments and 2 per message are expected')
 end
 if count > PAYLOAD_KEYS_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys')
 end
 if not highest or (delivered_serial ~= '' and not integer(delivered_serial)) then
     return redis.error_reply('INVALID highest or delivered serial is not an integer')
+end
+if (ARGV[3] ~= '' and not integer(ARGV[3])) or (ARGV[4] ~= '' and not tonumber(ARGV[4])) then
+    return redis.error_reply('INVALID references or last score is not a number')
 end
 for index = 1, count do
     local at = FIRST_PAIR + 2 * (index - 1)
@@ -44,14 +50,29 @@ for index = 1, count do
     end
 end
 
-local scored = {}
+if ARGV[3] ~= '' and redis.call('ZCARD', messages_key) ~= integer(ARGV[3]) then
+    return {}
+end
+if ARGV[4] ~= '' then
+    local last = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')
+    if tonumber(last[2] or nil) ~= tonumber(ARGV[4]) then
+        return {}
+    end
+end
+local moved, scored = {}, {}
 for position, score in ipairs(redis.call('ZMSCORE', messages_key, unpack(KEYS, FIRST_PAYLOAD))) do
     local at = FIRST_PAIR + 2 * (position - 1)
-    if not score or tonumber(score) ~= tonumber(ARGV[at]) then
-        return 0
+    if score and tonumber(score) ~= tonumber(ARGV[at]) then
+        return {}
     end
-    scored[2 * position - 1] = ARGV[at + 1]
-    scored[2 * position] = KEYS[FIRST_PAYLOAD - 1 + position]
+    moved[position] = score and 1 or 0
+    if score then
+        scored[#scored + 1] = ARGV[at + 1]
+        scored[#scored + 1] = KEYS[FIRST_PAYLOAD - 1 + position]
+    end
+end
+if #scored == 0 then
+    return moved
 end
 redis.call('ZADD', messages_key, 'XX', unpack(scored))
 local fields = redis.call('HMGET', session_key, 'last_serial', 'delivered_serial')
@@ -62,4 +83,4 @@ end
 if fields[2] and delivered_serial ~= '' then
     redis.call('HSET', session_key, 'delivered_serial', delivered_serial)
 end
-return 1
+return moved

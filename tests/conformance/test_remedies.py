@@ -29,9 +29,10 @@ from queuekeeper.maintenance.remedies import (
 from queuekeeper.maintenance.remedies.queues import Selection, named_queues
 from queuekeeper.maintenance.remedies.records import apply_recorded, record_plan
 from queuekeeper.maintenance.remedies.registry import REMEDIES
+from queuekeeper.maintenance.remedies.world import World
 from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
 from queuekeeper.redis_client import RedisClient, connect, nodes
-from queuekeeper.sessions.model import NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
 pytestmark = pytest.mark.conformance
@@ -372,6 +373,70 @@ def test_messages_go_back_to_the_order_of_the_source_and_later_ones_behind_them(
     bench.store.ack(C, [])
     assert bench.undo("reorder_from_source").restored == 5
     assert [packet_id for packet_id in order(bench) if packet_id != 6] == spoilt
+
+
+@pytest.mark.parametrize("newer", [3, 1_000_003])
+def test_message_that_comes_during_a_reordering_stays_the_newest(
+    bench: Bench, source: postgres.Connection, newer: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.save(count=2)
+    rows(source, [(1_000_002, 1, bench.now_ms), (1_000_001, 2, bench.now_ms + 1)])
+    plan = bench.plan("reorder_from_source", C, source=source)
+    remedy: Any = REMEDIES["reorder_from_source"]
+    find = remedy.find
+
+    def found_before_a_save(*arguments: Any) -> Any:
+        effects = find(*arguments)
+        bench.any.zadd(session_keys(C).messages, {bench.payload(3): newer})
+        return effects
+
+    monkeypatch.setattr(remedy, "find", found_before_a_save)
+    report = bench.apply(plan, C, source=source)
+
+    assert (report.done, report.changed) == ({}, 2)
+    assert order(bench) == [1, 2, 3]
+
+
+def test_queue_that_changes_while_it_is_read_is_not_reordered(
+    bench: Bench, source: postgres.Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.save(count=3)
+    rows(source, [(10 - n, n, bench.now_ms + n - 1) for n in range(1, 4)])
+    read = World.references
+    monkeypatch.setattr(World, "references", lambda world, queue: read(world, queue)[1:])
+
+    plan = bench.plan("reorder_from_source", C, source=source)
+
+    assert plan.refusals == {"it changed while it was read: try again": 1}
+
+
+def test_long_queue_is_reordered_in_steps_and_goes_back_though_messages_were_acknowledged(
+    bench: Bench, source: postgres.Connection
+) -> None:
+    bench.save(count=450)
+    rows(source, [(1_000 - n, n, bench.now_ms + n - 1) for n in range(1, 451)])
+
+    report = bench.apply(bench.plan("reorder_from_source", C, source=source), C, source=source)
+
+    assert report.done == {"message moved to its place": 450}
+    assert order(bench) == list(range(450, 0, -1))
+    bench.store.ack(C, [Ack(packet_id=packet_id) for packet_id in (1, 100, 300)])
+    undone = bench.undo("reorder_from_source")
+    assert undone.left == {"the message has gone or moved since": 3}
+    assert order(bench) == [n for n in range(1, 451) if n not in {1, 100, 300}]
+
+
+def test_newer_message_keeps_a_reordering_that_would_put_it_in_front(bench: Bench, source: postgres.Connection) -> None:
+    bench.save(count=2)
+    bench.any.zadd(session_keys(C).messages, {bench.payload(1): 2_000, bench.payload(2): 1_000})
+    bench.any.delete(session_keys(C).session)
+    rows(source, [(n, n, bench.now_ms + n - 1) for n in (1, 2)])
+    bench.apply(bench.plan("reorder_from_source", C, source=source), C, source=source)
+    bench.save(count=1)
+    assert order(bench) == [1, 2, 3]
+
+    assert bench.undo("reorder_from_source").left == {"the message has gone or moved since": 2}
+    assert order(bench) == [1, 2, 3]
 
 
 @pytest.mark.parametrize(

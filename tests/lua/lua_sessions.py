@@ -264,13 +264,17 @@ class Session:
         return self._list("set_expiry", keys, [may_lengthen, *(value for change in changes for value in change[1:])])
 
     def reorder_messages(
-        self, *moves: tuple[int, int | str, int | str], highest: int | str, delivered_serial: int | str = ""
-    ) -> int:
+        self,
+        *moves: tuple[int, int | str, int | str],
+        highest: int | str,
+        delivered_serial: int | str = "",
+        references: int | str = "",
+        last_score: int | str = "",
+    ) -> list[int]:
         """Give references other serials, given as packet id, old and new serial."""
         keys = [self.keys.messages, self.keys.session, *(self.payload(move[0]) for move in moves)]
-        args = [highest, delivered_serial, *(value for move in moves for value in move[1:])]
-        reply: int = self._call("reorder_messages", keys, args)
-        return reply
+        args = [highest, delivered_serial, references, last_score, *(value for move in moves for value in move[1:])]
+        return self._list("reorder_messages", keys, args)
 
     def find_orphans(self, packet_ids: Sequence[int]) -> list[int]:
         """Look for records that no reference names."""

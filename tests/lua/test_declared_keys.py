@@ -208,8 +208,10 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
     ),
     "reorder_messages": (
         save_delivered,
-        lambda session: session.reorder_messages((1, 1, 8), (2, 2, 7), highest=8, delivered_serial=8),
-        1,
+        lambda session: session.reorder_messages(
+            (1, 1, 8), (2, 2, 7), highest=8, delivered_serial=8, references=3, last_score=3
+        ),
+        [1, 1],
     ),
     "find_orphans": (
         save_orphan,

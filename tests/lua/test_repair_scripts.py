@@ -133,14 +133,14 @@ def test_bad_expiry_is_refused(session: Session, change: Any, may_lengthen: int,
 
 def test_references_get_other_serials_all_or_none(session: Session) -> None:
     before = contents(session.client)
-    assert session.reorder_messages((1, 1, 12), (2, 9, 11), highest=12) == 0
+    assert session.reorder_messages((1, 1, 12), (2, 9, 11), highest=12) == []
     assert contents(session.client) == before
     session.mark_delivered(2)
-    assert session.reorder_messages((1, 1, 12), (2, 2, 11), highest=12, delivered_serial=12) == 1
+    assert session.reorder_messages((1, 1, 12), (2, 2, 11), highest=12, delivered_serial=12) == [1, 1]
     assert [member[-1] for member, _ in session.references()] == ["3", "4", "2", "1"]
     assert session.state()["last_serial"] == "12"
     assert session.state()["delivered_serial"] == "12"
-    assert session.reorder_messages((1, 1, 12), (2, 2, 11), highest=12) == 0, "repeated, it writes nothing"
+    assert session.reorder_messages((1, 1, 12), (2, 2, 11), highest=12) == [], "repeated, it writes nothing"
     session.save_messages([readable(C, 5)], expected=4)
     assert serials(session)[-1] == 13, "what comes now comes behind"
 
@@ -148,8 +148,20 @@ def test_references_get_other_serials_all_or_none(session: Session) -> None:
 def test_serials_that_were_none_are_mended(session: Session) -> None:
     anything: Any = session.client
     anything.zadd(session.keys.messages, {session.payload(1): float("inf"), session.payload(2): 1.5})
-    assert session.reorder_messages((1, "inf", 1), (2, "1.5", 2), highest=4) == 1
+    assert session.reorder_messages((1, "inf", 1), (2, "1.5", 2), highest=4, last_score="inf") == [1, 1]
     assert serials(session) == [1, 2, 3, 4]
+
+
+def test_references_stay_when_the_queue_is_another_by_now(session: Session) -> None:
+    before = contents(session.client)
+    assert session.reorder_messages((1, 1, 12), highest=12, references=5, last_score=4) == []
+    assert session.reorder_messages((1, 1, 12), highest=12, references=4, last_score=3) == []
+    assert contents(session.client) == before
+    assert session.reorder_messages((9, 9, 13), (1, 1, 12), highest=13, references=4, last_score=4) == [0, 1]
+    assert session.reorder_messages((9, 9, 13), highest=13) == [0]
+    for wrong in ({"references": "x"}, {"last_score": "x"}):
+        with pytest.raises(UsageError, match="references or last score is not a number"):
+            session.reorder_messages((1, 12, 13), highest=13, **wrong)
 
 
 @pytest.mark.parametrize(("serial", "highest"), [(-1, 5), ("1.5", 5), (6, 5), (1, "")])

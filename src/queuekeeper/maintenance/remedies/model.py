@@ -29,6 +29,7 @@ REMEDY_NAMES = (
 EXAMPLES = 20
 """Effects that a plan shows in full; it counts them all."""
 
+_HIDDEN = {"member", "references", "last_score", "last_serial"}
 _MOST_SECONDS = 4_294_967_295
 
 
@@ -91,6 +92,9 @@ class Effect:
     :param expires_at_ms: when the record expires now, -1 for never; none where that plays no part.
     :param twin: packet id of the message that this one repeats.
     :param twin_serial: its serial.
+    :param references: members of the queue's set when it was read; none where other messages play no part.
+    :param last_score: score of the last of them then.
+    :param last_serial: serial of the last of them once all is done.
     :param member: reference that is no good payload key of its session; kept out of plans and logs.
     """
 
@@ -102,11 +106,14 @@ class Effect:
     expires_at_ms: int | None = None
     twin: int | None = None
     twin_serial: str = ""
+    references: int | None = field(default=None, compare=False)
+    last_score: str = field(default="", compare=False)
+    last_serial: int | None = field(default=None, compare=False)
     member: str = field(default="", repr=False)
 
     def shown(self, client_hash: str) -> dict[str, Any]:
         """Return it as people see it."""
-        facts = {name: value for name, value in asdict(self).items() if name != "member" and value not in (None, "")}
+        facts = {name: value for name, value in asdict(self).items() if name not in _HIDDEN and value not in (None, "")}
         return {"client_hash": client_hash} | facts
 
 
@@ -226,7 +233,8 @@ class Remedy(Protocol):
     :cvar looks_by: scripts by which it looks, beside those that all use.
     :cvar writes_by: scripts by which it writes.
     :cvar reads_source: whether it needs PostgreSQL with TBMQ's tables.
-    :cvar whole: whether the effects of a queue are all done or none: a half would be worse than nothing.
+    :cvar whole: whether the effects of a queue are given to :meth:`apply` and :meth:`undo` all at once, and only when
+        all of them were planned: it takes the steps itself, and stops at the first that no longer fits.
     """
 
     name: ClassVar[str]

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from psycopg import errors as postgres_errors
 
+from queuekeeper import lua
 from queuekeeper.errors import SchemaMismatch
 from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused, SimpleRemedy
 from queuekeeper.maintenance.remedies.world import Reference, Verdict, World, batches
@@ -29,7 +30,10 @@ class ReorderFromSource(SimpleRemedy):
         "Gives messages the serials of their rows in PostgreSQL, and puts those that came later behind them; refuses a "
         "queue of which the source says too little."
     )
-    undo_words = "References get the serials back that they had, if none of them has changed since."
+    undo_words = (
+        "References get the serials back that they had, if none of them has changed since and no newer message would "
+        "come between them."
+    )
     reads_source = True
     whole = True
 
@@ -38,14 +42,25 @@ class ReorderFromSource(SimpleRemedy):
 
         From above each step leaves an order that the next one can go on from.
         """
-        world.state(queue)
+        state = world.state(queue)
         references = world.references(queue)
+        # The set is read in pages, from which an acknowledgement may hide members.
+        if (state.references, state.last_score) != (len(references), references[-1].score if references else ""):
+            raise QueueRefused("it changed while it was read: try again")
         if any(each.packet_id is None for each in references):
             raise QueueRefused("it holds references that name no packet id: quarantine_messages first")
         verdicts = world.judge(queue, [each.member for each in references])
         serials = _serials(_rows(world, queue), references, verdicts)
         effects = [
-            Effect(kind="message moved to its place", packet_id=each.packet_id, before=each.score, after=serial)
+            Effect(
+                kind="message moved to its place",
+                packet_id=each.packet_id,
+                before=each.score,
+                after=serial,
+                references=len(references),
+                last_score=state.last_score,
+                last_serial=max(serials),
+            )
             for each, serial in zip(references, serials, strict=True)
             if float(each.score) != serial
         ]
@@ -117,26 +132,43 @@ def _serials(
 
 
 def _move(world: World, queue: Queue, effects: Sequence[Effect], *, back: bool) -> list[bool]:
-    keys = world.keys(queue)
-    delivered = world.state(queue).fields.get("delivered_serial", "")
+    state = world.state(queue)
+    delivered = state.fields.get("delivered_serial", "")
     moves = [(each, each.after, each.before) if back else (each, each.before, each.after) for each in effects]
-    if back:
-        moves.reverse()
     serials = [_serial(to) for _, _, to in moves]
     if None in serials:
         # The server would not take such a serial back: it was the fault.
         return [False] * len(moves)
     # Which messages were sent before is no longer told by one serial: all of them may have been.
     highest = max(0, int(delivered or 0), *(serial for serial in serials if serial is not None))
-    done: list[bool] = []
-    for batch in batches(zip(moves, serials, strict=True)):
-        names = [keys.messages, keys.session, *(world.payload(queue, move[0].packet_id or 0) for move, _ in batch)]
-        pairs = [str(value) for move, serial in batch for value in (move[1], serial)]
-        sent = str(highest) if delivered else ""
-        done += [bool(world.call("reorder_messages", names, [highest, sent, *pairs]))] * len(batch)
-    if back:
-        done.reverse()
+    sent = str(highest) if delivered else ""
+    # The first step looks whether the queue is the one that was read; from then on new messages come behind all others.
+    there: list[lua.Value]
+    if not back:
+        there = [str(effects[0].references), effects[0].last_score]
+    elif _would_come_between(effects, state.last_score):
+        return [False] * len(moves)
+    else:
+        there = ["", state.last_score]
+    keys = world.keys(queue)
+    steps = list(batches(enumerate(zip(moves, serials, strict=True))))
+    done = [False] * len(moves)
+    for step in reversed(steps) if back else steps:
+        names = [keys.messages, keys.session, *(world.payload(queue, move[0].packet_id or 0) for _, (move, _) in step)]
+        pairs = [str(value) for _, (move, serial) in step for value in (move[1], serial)]
+        moved = world.call("reorder_messages", names, [highest, sent, *there, *pairs])
+        if not moved:
+            break
+        for (place, _), reply in zip(step, moved, strict=True):
+            done[place] = bool(reply)
+        there = ["", ""]
     return done
+
+
+def _would_come_between(effects: Sequence[Effect], last_score: str) -> bool:
+    """Return whether messages that are newer than a reordering would overtake others when it is taken back."""
+    last_serial = max(each.last_serial or 0 for each in effects)
+    return float(last_score or 0) > last_serial < max(float(str(each.before)) for each in effects)
 
 
 def _serial(value: int | str | None) -> int | None:

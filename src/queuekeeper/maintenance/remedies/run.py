@@ -183,7 +183,7 @@ def undo_remedy(
     for client_id, group in groupby(noted, key=lambda each: each[0]):
         queue = Queue(client_id=client_id, client_hash=client_hash(client_id, key=key))
         effects = [effect for _, effect in group]
-        # Noted in order, taken back in reverse; what has to be whole goes back by its remedy's own order.
+        # Noted in order, taken back in reverse; a remedy that takes its own steps reverses those.
         if chosen.whole:
             effects.reverse()
         for batch in [effects] if chosen.whole else batches(effects, KEYS_PER_CALL):

@@ -72,11 +72,13 @@ class State(NamedTuple):
     """What a session says about itself.
 
     :ivar last_packet_id: as it is stored; empty for none.
+    :ivar last_score: of the last reference, as the server writes it; empty for an empty set.
     :ivar now_ms: the server's time.
     """
 
     last_packet_id: str
     references: int
+    last_score: str
     now_ms: int
     fields: dict[str, str]
 
@@ -138,14 +140,14 @@ class World:
 
         :raises QueueRefused: when it belongs to PostgreSQL, or its import is not complete.
         """
-        last, references, _, now_ms, *pairs = self.call("read_session", self.keys(queue), [])
+        last, references, last_score, now_ms, *pairs = self.call("read_session", self.keys(queue), [])
         texts = [text.decode("utf-8", "replace") for text in pairs]
         fields = dict(zip(texts[::2], texts[1::2], strict=True))
         if fields.get("owner") == "postgres":
             raise QueueRefused("the session belongs to PostgreSQL")
         if fields.get("import", "done") != "done":
             raise QueueRefused("its import is not complete")
-        return State(last.decode("utf-8", "replace"), references, now_ms, fields)
+        return State(last.decode("utf-8", "replace"), references, last_score.decode(), now_ms, fields)
 
     def references(self, queue: Queue) -> list[Reference]:
         """Read all references in the order of delivery."""
