@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Mend one kind of fault in sessions that Redis holds.")
 
 _HELP = {
-    "repair_counter": "Move the last packet id forward to that of the newest message; never back.",
+    "repair_counter": "Move the last packet id forward to that of the newest message. There is no undo.",
     "repair_ttl": "Give messages the end that their own time and expiry say; no life is made longer.",
     "reorder_from_source": "Put messages back into the order of PostgreSQL's serials.",
     "unlink_orphans": "Set records aside that no reference names.",

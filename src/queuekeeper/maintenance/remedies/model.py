@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -29,6 +30,7 @@ REMEDY_NAMES = (
 EXAMPLES = 20
 """Effects that a plan shows in full; it counts them all."""
 
+_NUMBER = re.compile(r"-?([0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?|inf)", re.ASCII)
 _HIDDEN = {"member", "references", "last_score", "last_serial"}
 _MOST_SECONDS = 4_294_967_295
 
@@ -114,6 +116,10 @@ class Effect:
     def shown(self, client_hash: str) -> dict[str, Any]:
         """Return it as people see it."""
         facts = {name: value for name, value in asdict(self).items() if name not in _HIDDEN and value not in (None, "")}
+        # What is stored in place of a number may be any text, and anybody's.
+        for name in {"before", "after"} & facts.keys():
+            if not _NUMBER.fullmatch(str(facts[name])):
+                facts[name] = "no number"
         return {"client_hash": client_hash} | facts
 
 

@@ -24,7 +24,8 @@ class RepairCounter(SimpleRemedy):
         "Moves the last packet id forward to that of the newest message, also where it is missing, and past packet ids "
         "that the broker would give out a second time; never back."
     )
-    undo_words = "A counter that was moved goes back, if no packet id was given out since; one that was missing stays."
+    undo_words = "There is none: a counter that went back would give out packet ids that waiting messages have."
+    can_undo = False
 
     def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect when the counter is missing, no packet id, or leads to messages that wait."""
@@ -50,23 +51,17 @@ class RepairCounter(SimpleRemedy):
 
     def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Set it where it still is what was found."""
-        return [_set(world, queue, expected=str(effect.before), to=str(effect.after)) for effect in effects]
-
-    def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
-        """Set it back where it still is what was set."""
+        keys = world.keys(queue)
         return [
-            "there was no counter before"
-            if effect.kind == _SET
-            else ""
-            if _set(world, queue, expected=str(effect.after), to=str(effect.before))
-            else "packet ids were given out since"
+            bool(
+                world.call(
+                    "set_last_packet_id",
+                    [keys.last_packet_id, keys.session],
+                    [str(effect.before), str(effect.after), ""],
+                )
+            )
             for effect in effects
         ]
-
-
-def _set(world: World, queue: Queue, *, expected: str, to: str) -> bool:
-    keys = world.keys(queue)
-    return bool(world.call("set_last_packet_id", [keys.last_packet_id, keys.session], [expected, to, ""]))
 
 
 def _valid(text: str) -> int | None:
