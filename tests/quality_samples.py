@@ -106,7 +106,9 @@ def result(check_id: str, status: Status = Status.PASSED, *, number: int = 1, **
         "description": f"{check.title}: as it should be.",
     }
     if status is not Status.PASSED and check.remedy is not None:
-        filled = check.remedy.filled(quality_run_id=RUN_ID, cohorts="0-3,7", key_prefix="")
+        filled = check.remedy.filled(
+            quality_run_id=RUN_ID, cohorts="0-3,7", key_prefix="", limit=10_000, default_ttl_s=604_800
+        )
         values |= {"remedy": check.remedy.dag_id, "remedy_conf": filled}
     return QualityResult(**(values | more))
 

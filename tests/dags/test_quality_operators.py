@@ -174,7 +174,9 @@ def test_turn_that_passes_waits_for_one_that_failed_and_was_not_read_again(dag: 
 def test_form_of_every_remedy_takes_what_a_finding_fills_in(dag_bag: DagBag, check_id: str) -> None:
     remedy = CHECKS[check_id].remedy
     assert remedy is not None
-    filled = remedy.filled(quality_run_id="0123456789abcdef", cohorts="0-3,7", key_prefix=None)
+    filled = remedy.filled(
+        quality_run_id="0123456789abcdef", cohorts="0-3,7", key_prefix=None, limit=7, default_ttl_s=8
+    )
     params = copy.deepcopy(dag_bag.dags[remedy.dag_id].params)
 
     for name, value in {**filled, "postgres_conn_id": "one", "redis_conn_id": "other"}.items():

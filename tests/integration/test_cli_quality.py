@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality.profile_model import ProfileParameters
 from queuekeeper.quality.profile_preflight import check_profiled
 from queuekeeper.quality.servers import read_servers
+from queuekeeper.quality.store import QualityStore
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
@@ -73,7 +75,6 @@ def test_a_failed_run_says_what_is_wrong_and_what_mends_it_and_ends_with_1(url: 
 
     assert shown.exit_code == 1, shown.output
     assert hash_of("meter-17") in shown.stdout
-    assert "queuekeeper repair repair_counter" in shown.stdout
     assert "meter-17" not in shown.output
     facts = as_json("run", *chosen, code=1)
     assert (facts["verdict"], facts["results"][0]["check_id"], facts["results"][0]["priority"]) == (
@@ -89,6 +90,55 @@ def test_a_failed_run_says_what_is_wrong_and_what_mends_it_and_ends_with_1(url: 
     (column,) = as_json("trend", "--postgres-url", url)
     assert column["cells"]["Q11"] == {"status": "failed", "severity": "critical", "unexpected_count": 1}
     assert re.search(r"Q11 +Last packet id +✗ +1", run("trend", "--postgres-url", url).stdout)
+
+
+def test_the_commands_that_a_run_shows_are_understood_as_they_stand(url: str, valkey_url: str) -> None:
+    # Deeper first: the milder finding of a check has no say in what mends it.
+    faults = {"counter_behind": 1}, {"dead": 1, "live": 2}, {"bad_qos": 1}, {"qos_0": 1}
+    queues = [queue(f"device-{n}", **fault) for n, fault in enumerate(faults)]
+    save_profile(url, *queues, cohorts=[0, 2, 3], session_limit=500, default_ttl_s=60)
+    where = ("--postgres-url", url, "--redis-url", valkey_url)
+
+    shown = run(
+        "run", "--profile", "redis-1", "--suite", "sessions_redis", "--run-id", "it's 1", "--key-prefix", "my $p:",
+        *where,
+    ).stdout  # fmt: skip
+
+    commands = dict(re.findall(r"^Next for (\S+): (queuekeeper .*)$", shown, re.MULTILINE))
+    assert {number: shlex.split(command)[1:3] for number, command in commands.items()} == {
+        "Q9": ["cleanup", "plan"],
+        "Q11": ["repair", "repair_counter"],
+        "Q16": ["repair", "quarantine_messages"],
+    }
+    plans = {}
+    for number, command in commands.items():
+        result = CliRunner().invoke(app, [*shlex.split(command)[1:], *where, "--json"])
+        assert result.exit_code == 0, result.stderr
+        plans[number] = json.loads(result.stdout)
+    # The queue of the finding and no other, read by the limits that it was judged by.
+    assert [plans[number]["looked_at"] for number in ("Q11", "Q16")] == [1, 1]
+    parameters = plans["Q9"]["parameters"]
+    assert (parameters["session_limit"], parameters["default_ttl_s"], parameters["key_prefix"]) == (500, 60, "my $p:")
+
+
+def test_what_nobody_judged_is_no_good_result(url: str, valkey_url: str) -> None:
+    save_profile(url, queue("device-1"), contents=False)
+    judged = ("run", "--profile", "redis-1", "--suite", "sessions_redis", "--redis-url", valkey_url)
+    assert run(*judged, "--run-id", "q-1", "--postgres-url", url).exit_code == 0
+    with connect(url, autocommit=True) as connection:
+        QualityStore(connection).begin(
+            quality_run_id="at work", mode="full", suites=["sessions_redis"], profile_ids=[], numbers={},
+            started_at=NOW + timedelta(days=36_500),
+        )  # fmt: skip
+
+    def words(*arguments: str) -> str:
+        return " ".join(run("results", *arguments, "--postgres-url", url).stdout.split())
+
+    assert "✓ All" in words()
+    assert "Nothing was judged: the run is at work, or was killed." in words("at work")
+    assert "Q14 was not judged: it needs messages' contents" in words("--check", "Q14")
+    assert "Q36 was not judged: it is in none of the run's suites, sessions_redis." in words("--check", "Q36")
+    assert "✓" not in words("at work") + words("--check", "Q36")
 
 
 def test_a_known_issue_is_added_listed_excuses_and_is_removed(url: str, valkey_url: str) -> None:
@@ -120,10 +170,11 @@ def test_checks_are_explained_without_any_server() -> None:
     ("arguments", "words"),
     [
         (("run", "--suite", "sessions"), "there is no expectation suite 'sessions': one of"),
+        (("run", "--compare"), "suite source_against_target needs a profile of postgres: make one"),
         (("run", "--cohorts", "0-96"), "cohort 0-96 is out of range"),
         (("run", "--mode", "fast", "--cohort-count", "8"), "a fast profile needs 96"),
         (("run", "--profile", "nothing"), "there is no profile 'nothing'"),
-        (("results",), "there is no quality run yet: make one"),
+        (("results",), "there is no quality run yet that has finished: make one"),
         (("results", "--check", "Q99"), "there is no check 'Q99'"),
         (("known", "add", "Q1", "--owner", "o", "--reason", "r", "--until", "soon"), "the day is 'soon': write it as"),
         (("known", "remove", "7"), "there is no known issue"),

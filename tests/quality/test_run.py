@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import pytest
 
+from queuekeeper import assets
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.postgres import Connection, connect, migrate
+from queuekeeper.quality import run, suites
 from queuekeeper.quality.known_issues import KnownIssues
 from queuekeeper.quality.profile_model import ProfileParameters
 from queuekeeper.quality.profile_preflight import check_profiled
@@ -151,6 +154,15 @@ def test_a_finding_names_queue_evidence_and_the_filled_in_form_of_its_remedy(url
     assert finding.remedy_conf == {
         "remedy": "repair_counter", "quality_run_id": "q-1", "cohorts": "0-1,3", "key_prefix": "tbmq:", "dry_run": True,
     }  # fmt: skip
+
+
+def test_the_form_of_the_cleanup_has_the_limits_that_the_queues_were_judged_by(url: str) -> None:
+    save_profile(url, *HEALTHY, queue("gone", dead=1, live=2), session_limit=500, default_ttl_s=60)
+
+    (finding,) = judge(url, key_prefix="tbmq:").findings
+
+    assert finding.remedy == "expired_reference_cleanup"
+    assert finding.remedy_conf == {"limit": 500, "default_ttl_s": 60, "key_prefix": "tbmq:", "dry_run": True}
 
 
 def test_client_ids_are_shown_to_those_who_ask(url: str) -> None:
@@ -357,7 +369,31 @@ def test_a_quarantine_that_grows_or_is_forgotten_is_reported(url: str) -> None:
 
 def test_suites_that_fit_are_chosen_by_the_profiles() -> None:
     assert suites_for(["redis"], servers=True) == ("sessions_redis", "redis_servers", "quarantine")
-    assert suites_for(["postgres", "redis"], servers=False) == ("sessions_redis", "sessions_postgres", "quarantine")
+    both = ("sessions_redis", "sessions_postgres", "quarantine")
+    assert suites_for(["postgres", "redis"], servers=False) == both
+    assert suites_for(["postgres", "redis"], servers=False, compare=True) == (*both, "source_against_target")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"type": "expect_nothing"}, "suite quarantine, expectation 1, expect_nothing: "),
+        ({"kwargs": {"colum": "growth", "value_set": [0]}}, "suite quarantine, expectation 1, expect_column_values_"),
+    ],
+)
+def test_an_edited_suite_that_nobody_understands_is_refused_before_anything_is_written(
+    url: str, monkeypatch: pytest.MonkeyPatch, change: dict[str, Any], message: str
+) -> None:
+    save_profile(url)
+    edited = json.loads(assets.read("expectations", "quarantine.json"))
+    edited["expectations"][0] |= change
+    monkeypatch.setattr(run, "load", lambda name: suites.parse(json.dumps(edited), name=name))
+
+    with pytest.raises(UsageError, match=message):
+        judge(url, "quarantine")
+
+    with connect(url) as connection:
+        assert QualityStore(connection).runs() == ()
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+import shlex
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
 from enum import StrEnum
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.output import cell, instant, pairs, plain, record, screen, show, table
+from queuekeeper.cli.output import cell, instant, pairs, plain, printable, record, screen, show, table
 from queuekeeper.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from queuekeeper.quality.known_issues import KnownIssue
     from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport
     from queuekeeper.quality.run import QualityReport
-    from queuekeeper.quality.store import QualityResult, QualityRun, TrendRun
+    from queuekeeper.quality.store import QualityResult, QualityRun, QualityStore, TrendRun
 
 app = typer.Typer(no_args_is_help=True, help="Find every way in which a queue can be wrong.")
 known = typer.Typer(no_args_is_help=True, help="Failures that somebody answers for until a day.")
@@ -83,6 +84,7 @@ _TONES = {
 }  # fmt: skip
 _MARKS = {"passed": "·", "known": "k", "failed": "✗", "broken": "!"}
 RUNS_SHOWN = 30
+_NOTHING_TO_SEE = "Nothing was judged: without messages' contents no suite of this run has anything to look at."
 
 
 @app.callback()
@@ -277,19 +279,22 @@ def run_command(
     Example: `queuekeeper quality run --contents`
     """
     from queuekeeper.clock import system_clock
-    from queuekeeper.quality import suites as files
-    from queuekeeper.quality.run import COMPARISON_SUITE, run_quality, suites_for
+    from queuekeeper.quality.run import COMPARISON_SUITE, check_suites, run_quality, suites_for
     from queuekeeper.quality.store import QualityStore, Verdict
 
     now_ms = system_clock()
-    for name in suites or []:
-        files.load(name)
+    stores = store.names
     if profiles:
         with context.postgres_connection(postgres_url) as connection:
             stores = tuple(each.store for each in QualityStore(connection).profiles(profiles))
+    on_redis = "redis" in stores
+    chosen = list(suites or suites_for(stores, servers=on_redis, compare=compare))
+    if compare and COMPARISON_SUITE not in chosen:
+        chosen.append(COMPARISON_SUITE)
+    check_suites(chosen, stores=stores, servers=on_redis)
+    if profiles:
         profile_ids = list(profiles)
     else:
-        stores = store.names
         parameters = _parameters(
             now_ms=now_ms,
             mode=mode,
@@ -313,10 +318,6 @@ def run_command(
             now_ms=now_ms,
         ).make()
         profile_ids = [report.profile_id for report in made]
-    on_redis = "redis" in stores
-    chosen = list(suites or suites_for(stores, servers=on_redis))
-    if compare and COMPARISON_SUITE not in chosen:
-        chosen.append(COMPARISON_SUITE)
     with screen(stderr=True).status("Judging"):
         report = run_quality(
             postgres_url=context.postgres_address(postgres_url),
@@ -374,11 +375,16 @@ def _verdict(word: str) -> Text:
     return cell(word, style=_TONES.get(word, ""))
 
 
-def _results(out: Console, results: Sequence[QualityResult]) -> None:
+def _results(out: Console, results: Sequence[QualityResult], *, if_none: str = _NOTHING_TO_SEE) -> None:
     """Show what did not pass, with evidence and remedy."""
+    from rich.text import Text
+
     from queuekeeper.quality.checks import CHECKS
     from queuekeeper.quality.store import Status
 
+    if not results:
+        out.print(cell(if_none, style="yellow"), soft_wrap=True)
+        return
     trouble = [result for result in results if result.status is not Status.PASSED]
     if not trouble:
         out.print(cell(f"✓ All {len(results):,} expectations hold.", style="bold green"))
@@ -395,14 +401,17 @@ def _results(out: Console, results: Sequence[QualityResult]) -> None:
         for result in trouble
     ]
     out.print(table("What was found", ("check", "", "status", "what should hold", "found", "for example"), rows))
-    advice = {result.check_id: result for result in trouble}
-    out.print(
-        table(
-            "What to do",
-            ("check", "advice", "command"),
-            [(number, CHECKS[number].advice, _command(result)) for number, result in advice.items()],
-        )
-    )
+    worst: dict[str, QualityResult] = {}
+    for result in trouble:
+        worst.setdefault(result.check_id, result)
+    out.print(table("What to do", ("check", "advice"), [(number, CHECKS[number].advice) for number in worst]))
+    commands: dict[str, list[str]] = {}
+    for number, result in worst.items():
+        if result.remedy:
+            commands.setdefault(_command(result), []).append(number)
+    for command, numbers in commands.items():
+        # Outside of the table, which would break it: it is there to be copied.
+        out.print(Text(f"\nNext for {', '.join(numbers)}: {printable(command)}"), soft_wrap=True)
 
 
 def _evidence(example: Any) -> str:
@@ -410,13 +419,19 @@ def _evidence(example: Any) -> str:
     return f"{name} ({', '.join(rest)})" if rest else name
 
 
-def _command(result: QualityResult) -> str | None:
-    """Return the command that begins to mend a finding; it plans first."""
-    if not result.remedy:
-        return None
+def _command(result: QualityResult) -> str:
+    """Return the command that begins to mend a finding, with the form of its remedy filled in; it plans first."""
+    form = result.remedy_conf
     if result.remedy == "expired_reference_cleanup":
-        return "queuekeeper cleanup plan"
-    return f"queuekeeper repair {result.remedy_conf['remedy']} --dry-run"
+        words = ["cleanup", "plan", "--limit", str(form["limit"]), "--default-ttl-s", str(form["default_ttl_s"])]
+    else:
+        words = ["repair", form["remedy"], "--quality-run", form["quality_run_id"], "--cohorts", form["cohorts"]]
+        words.append("--dry-run")
+    prefix = form["key_prefix"] or ""
+    # Without a prefix only where a shell would otherwise add its own.
+    if prefix or context.settings().key_prefix:
+        words += ["--key-prefix", prefix]
+    return shlex.join(["queuekeeper", *words])
 
 
 @app.command()
@@ -438,11 +453,11 @@ def results(
         check(check_id)
     with context.postgres_connection(postgres_url) as connection:
         store = QualityStore(connection)
-        run = store.run(quality_run_id) if quality_run_id else _newest(store.runs(limit=1))
+        run = store.run(quality_run_id) if quality_run_id else _newest(store)
         found = [each for each in store.results(run.quality_run_id) if check_id in (None, each.check_id)]
 
     def pretty(out: Console) -> None:
-        _results(out, found)
+        _results(out, found, if_none=_nothing_judged(run, check_id))
         out.print(
             pairs(
                 "Quality run",
@@ -460,10 +475,23 @@ def results(
     show(facts, as_json=as_json, pretty=pretty)
 
 
-def _newest(runs: Sequence[QualityRun]) -> QualityRun:
+def _newest(store: QualityStore) -> QualityRun:
+    """Return the run that began last of those that have finished."""
+    runs = store.runs(limit=1, finished=True)
     if not runs:
-        raise UsageError("there is no quality run yet: make one by `queuekeeper quality run`")
+        raise UsageError("there is no quality run yet that has finished: make one by `queuekeeper quality run`")
     return runs[0]
+
+
+def _nothing_judged(run: QualityRun, check_id: str | None) -> str:
+    """Return why a run has no results to show: no result is not a good one."""
+    if run.finished_at is None:
+        return "Nothing was judged: the run is at work, or was killed."
+    if check_id is None:
+        return _NOTHING_TO_SEE
+    if check_id in run.numbers.get("not_judged", ()):
+        return f"{check_id} was not judged: it needs messages' contents, --contents reads them."
+    return f"{check_id} was not judged: it is in none of the run's suites, {', '.join(run.suites)}."
 
 
 @app.command()
@@ -544,7 +572,7 @@ def report(
     from queuekeeper.quality.store import QualityStore, Verdict
 
     with context.postgres_connection(postgres_url) as connection:
-        chosen = quality_run_id or _newest(QualityStore(connection).runs(limit=1)).quality_run_id
+        chosen = quality_run_id or _newest(QualityStore(connection)).quality_run_id
         built = build_report(
             connection,
             quality_run_id=chosen,

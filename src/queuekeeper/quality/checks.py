@@ -102,7 +102,15 @@ def _repair(remedy: str) -> Remedy:
     )
 
 
-CLEANUP = Remedy(dag_id="expired_reference_cleanup", conf={"key_prefix": "{key_prefix}", "dry_run": True})
+CLEANUP = Remedy(
+    dag_id="expired_reference_cleanup",
+    conf={
+        "limit": "{limit}",
+        "default_ttl_s": "{default_ttl_s}",
+        "key_prefix": "{key_prefix}",
+        "dry_run": True,
+    },
+)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
@@ -14,7 +14,7 @@ from queuekeeper.quality.checks import Priority, Severity, Store, check
 from queuekeeper.quality.known_issues import KnownIssue, KnownIssues
 from queuekeeper.quality.servers import read_servers
 from queuekeeper.quality.store import Profile, QualityResult, QualityStore, Status, Verdict
-from queuekeeper.quality.suites import SHOWN_VALUES, ExpectationResult, Suite, load, validate
+from queuekeeper.quality.suites import SHOWN_VALUES, ExpectationResult, Suite, check_expectations, load, validate
 from queuekeeper.redis_client import connect as connect_redis
 
 SERVERS_SUITE = "redis_servers"
@@ -53,15 +53,36 @@ class QualityReport:
         return sum(result.priority is priority for result in self.findings)
 
 
-def suites_for(stores: Sequence[str], *, servers: bool) -> tuple[str, ...]:
+def suites_for(stores: Collection[str], *, servers: bool, compare: bool = False) -> tuple[str, ...]:
     """Return the suites that can judge profiles of these stores.
 
-    Source against target is left out: it holds after a migration, until a broker uses the target.
-
     :param servers: whether the Redis servers can be asked about themselves.
+    :param compare: whether to hold source against target: they agree after a migration, until a broker uses the target.
     """
     chosen = [f"sessions_{store}" for store in Store if store in stores]
-    return (*chosen, *([SERVERS_SUITE] if servers else []), "quarantine")
+    return (*chosen, *([SERVERS_SUITE] if servers else []), "quarantine", *([COMPARISON_SUITE] if compare else []))
+
+
+def check_suites(names: Sequence[str], *, stores: Collection[str], servers: bool) -> list[Suite]:
+    """Return suites that can judge profiles of these stores; to be asked before the stores are read, which takes long.
+
+    :param names: of files in ``expectations/``.
+    :param servers: whether the Redis servers can be asked about themselves.
+    :raises UsageError: when a suite does not exist, is not written as it should be or has nothing to look at.
+    """
+    if not names:
+        raise UsageError("no suite is named: a judgement without checks would always pass")
+    chosen = [load(name) for name in names]
+    for suite in chosen:
+        if not suite.rows:
+            raise UsageError(f"suite {suite.name} is not about queues: it judges a table that its caller names")
+        for store in suite.stores:
+            if store not in stores:
+                raise UsageError(f"suite {suite.name} needs a profile of {store}: make one, or leave the suite out")
+        if suite.name == SERVERS_SUITE and not servers:
+            raise UsageError(f"suite {suite.name} asks the Redis servers: name their address, or leave the suite out")
+        check_expectations(suite)
+    return chosen
 
 
 def run_quality(
@@ -86,11 +107,11 @@ def run_quality(
     :raises RefusedError: when a profile is not complete.
     """
     began = time.monotonic()
-    chosen = [load(name) for name in suites]
     with connect(postgres_url, autocommit=True) as connection:
         store = QualityStore(connection)
         profiles = {Store(profile.store): profile for profile in store.profiles(profile_ids)}
-        _check_choice(chosen, profiles, profile_ids, servers=redis_url is not None)
+        chosen = check_suites(suites, stores=profiles, servers=redis_url is not None)
+        _check_choice(chosen, profiles, profile_ids)
         mode = "fast" if any(profile.mode == "fast" for profile in profiles.values()) else "full"
         numbers: dict[str, Any] = {
             "queues": sum(profile.queues or 0 for profile in profiles.values()),
@@ -145,25 +166,14 @@ def run_quality(
     )
 
 
-def _check_choice(
-    chosen: Sequence[Suite], profiles: Mapping[Store, Profile], profile_ids: Sequence[str], *, servers: bool
-) -> None:
+def _check_choice(chosen: Sequence[Suite], profiles: Mapping[Store, Profile], profile_ids: Sequence[str]) -> None:
     """Refuse, before anything is written, what could not be judged."""
     if len(profiles) != len(profile_ids):
         raise UsageError("two profiles are of the same store: name one of each store at most")
     for profile in profiles.values():
         if profile.finished_at is None:
             raise RefusedError(f"profile {profile.profile_id} is not complete: wait for it, or make another")
-    if not chosen:
-        raise UsageError("no suite is named: a judgement without checks would always pass")
     for suite in chosen:
-        if not suite.rows:
-            raise UsageError(f"suite {suite.name} is not about queues: it judges a table that its caller names")
-        for store in suite.stores:
-            if store not in profiles:
-                raise UsageError(f"suite {suite.name} needs a profile of {store}: make one, or leave the suite out")
-        if suite.name == SERVERS_SUITE and not servers:
-            raise UsageError(f"suite {suite.name} asks the Redis servers: name their address, or leave the suite out")
         if suite.name == COMPARISON_SUITE:
             source, target = profiles[Store.POSTGRES], profiles[Store.REDIS]
             if (source.cohort_count, source.cohorts) != (target.cohort_count, target.cohorts):
@@ -267,6 +277,8 @@ class _Judge:
                 quality_run_id=self._quality_run_id,
                 cohorts=self._cohorts(suite),
                 key_prefix=self._key_prefix or None,
+                limit=self._profiles[Store.REDIS].session_limit,
+                default_ttl_s=self._profiles[Store.REDIS].default_ttl_s,
             ),
         )
 

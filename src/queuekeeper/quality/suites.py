@@ -227,6 +227,14 @@ def _fields(
     return raw
 
 
+def check_expectations(suite: Suite) -> None:
+    """Check that Great Expectations knows everything that a suite names.
+
+    :raises UsageError: when it does not know an expectation or one of its arguments.
+    """
+    _all_theirs(suite)
+
+
 def validate(
     suite: Suite,
     *,
@@ -250,7 +258,7 @@ def validate(
     """
     if [table, query, frame].count(None) != 2 or (frame is None) != (postgres_url is not None):
         raise UsageError("give either a table or a query to check")
-    expectations = [_theirs(suite, number) for number in range(len(suite.expectations))]
+    expectations = _all_theirs(suite)
     identity = (*suite.identity, *([CLIENT_ID] if show_client_ids and "client_hash" in suite.identity else []))
     result_format = {
         "result_format": "SUMMARY",
@@ -325,6 +333,10 @@ def _run(
     (result,) = outcome.run_results.values()
     raw: dict[str, Any] = result.to_json_dict()  # type: ignore[no-untyped-call]
     return raw
+
+
+def _all_theirs(suite: Suite) -> list[GxExpectation]:
+    return [_theirs(suite, number) for number in range(len(suite.expectations))]
 
 
 def _theirs(suite: Suite, number: int) -> GxExpectation:
