@@ -21,6 +21,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--mode", choices=("fast", "full"), default=defaults.mode)
     parser.add_argument("--cohorts", default=defaults.cohorts, help="cohorts to read: all, or such as 0-3,7")
     parser.add_argument("--cohort-count", type=int, default=defaults.cohort_count)
+    parser.add_argument("--sample-percent", type=int, default=defaults.sample_percent, help="of the slots; 100: all")
     parser.add_argument("--turn", type=int, default=defaults.turn, help="which 1/96 of the cohorts mode fast reads")
     parser.add_argument("--contents", action="store_true", help="judge the messages' JSON, too: needs GET")
     parser.add_argument("--session-limit", type=int, default=defaults.session_limit)

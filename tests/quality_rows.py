@@ -12,7 +12,8 @@ AS_OF_MS = 1_750_000_000_000
 NOW = datetime.fromtimestamp(AS_OF_MS / 1_000, UTC)
 
 _PROFILE: dict[str, Any] = {
-    "store": "redis", "mode": "full", "contents": True, "cohort_count": 4, "cohorts": [0, 1, 2, 3],
+    "store": "redis", "target": "127.0.0.1:6379/0", "mode": "full", "contents": True, "cohort_count": 4,
+    "cohorts": [0, 1, 2, 3], "sample_percent": 100,
     "session_limit": 100, "default_ttl_s": 604_800, "max_payload_bytes": 1_048_576, "as_of_ms": AS_OF_MS,
     "queues": 0, "messages": 0, "started_at": NOW, "finished_at": NOW,
 }  # fmt: skip

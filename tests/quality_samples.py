@@ -37,10 +37,12 @@ def _profile(store: str) -> Profile:
     return Profile(
         profile_id=f"{PROFILE_ID[:-1]}{store[0]}",
         store=store,
+        target="127.0.0.1:6379/0" if store == "redis" else "127.0.0.1:5432/tbmq",
         mode="full",
         contents=True,
         cohort_count=96,
         cohorts=tuple(range(96)),
+        sample_percent=100,
         session_limit=10_000,
         default_ttl_s=604_800,
         max_payload_bytes=1_048_576,
@@ -49,6 +51,7 @@ def _profile(store: str) -> Profile:
         messages=1_000_000,
         started_at=NOW,
         finished_at=NOW + timedelta(seconds=41),
+        is_forgotten=False,
     )
 
 

@@ -1,4 +1,4 @@
--- Drop the queues of profiles beyond the newest of the same store, mode and cohorts; their sums stay.
+-- Drop the queues of profiles beyond the newest of the same target, mode, cohorts and sample; their sums stay.
 -- params: profile_id, keep_profiles
 -- rows: none
 -- index: profiles_pkey, queue_profiles_pkey
@@ -10,8 +10,10 @@ WHERE
         INNER JOIN queuekeeper.profiles AS present
             ON
                 old.store = present.store
+                AND old.target = present.target
                 AND old.mode = present.mode
                 AND old.cohorts = present.cohorts
+                AND old.sample_percent = present.sample_percent
         WHERE present.profile_id = %(profile_id)s
         ORDER BY old.started_at DESC
         OFFSET %(keep_profiles)s

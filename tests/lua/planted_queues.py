@@ -288,6 +288,7 @@ def scanned(client: RedisClient, parameters: ProfileParameters) -> tuple[list[Co
     """Return the cohorts, and what SCAN sees of all masters, in the order in which a task gets it."""
     all_cohorts = cohorts(count=parameters.cohort_count, shards=shards(client))
     scanner = Scanner(
+        sample_percent=parameters.sample_percent,
         prefix=parameters.key_prefix,
         slot_firsts=tuple(cohort.slot_first for cohort in all_cohorts),
         labels=(0,) * len(all_cohorts),

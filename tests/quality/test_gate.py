@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from datetime import timedelta
+from typing import Any
 
 import pytest
 
@@ -27,11 +28,12 @@ def judged(store: QualityStore, postgres_url: str) -> Judged:
     """Record a finished run: ``judged("name", Verdict.FAILED, cohorts=[0], age=timedelta(hours=1))``."""
 
     def record(
-        name: str, verdict: Verdict, *, cohorts: list[int], age: timedelta, kind: str = "redis", finish: bool = True
-    ) -> None:
-        profile_id = save_profile(postgres_url, profile_id=f"profile {name}", cohorts=cohorts, store=kind)
+        name: str, verdict: Verdict, *, cohorts: list[int], age: timedelta, suites: tuple[str, ...] = ("sessions",),
+        finish: bool = True, **reading: Any,
+    ) -> None:  # fmt: skip
+        profile_id = save_profile(postgres_url, profile_id=f"profile {name}", cohorts=cohorts, **reading)
         store.begin(
-            quality_run_id=name, mode="fast", suites=[], profile_ids=[profile_id], numbers={}, started_at=NOW - age
+            quality_run_id=name, mode="fast", suites=suites, profile_ids=[profile_id], numbers={}, started_at=NOW - age
         )
         if finish:
             store.finish(quality_run_id=name, verdict=verdict, results=(), numbers={})
@@ -70,11 +72,29 @@ def test_a_failure_stands_until_all_its_cohorts_have_been_read_again(store: Qual
     assert standing(store) == []
 
 
-def test_cohorts_of_another_store_are_other_cohorts(store: QualityStore, judged: Judged) -> None:
+@pytest.mark.parametrize(
+    "reading",
+    [
+        {"store": "postgres"}, {"target": "127.0.0.1:6380/0"}, {"target": "127.0.0.1:6379/0 tbmq:"},
+        {"cohort_count": 8}, {"contents": False}, {"sample_percent": 99}, {"suites": ("servers",)},
+    ],
+)  # fmt: skip
+def test_a_reading_of_something_else_or_of_less_does_not_make_up_for_a_failure(
+    store: QualityStore, judged: Judged, reading: dict[str, Any]
+) -> None:
     judged("bad", Verdict.FAILED, cohorts=[1], age=hours(2))
-    judged("other store", Verdict.PASSED, cohorts=[1], age=hours(1), kind="postgres")
-
+    judged("other", Verdict.PASSED, cohorts=[1], age=hours(1), **reading)
     assert standing(store) == [("bad", 1)]
+
+    judged("as thorough", Verdict.PASSED, cohorts=[1], age=hours(0), suites=("servers", "sessions"))
+    assert standing(store) == []
+
+
+def test_what_failed_in_a_sample_passes_in_the_same_or_a_larger_one(store: QualityStore, judged: Judged) -> None:
+    judged("bad", Verdict.FAILED, cohorts=[1], age=hours(2), sample_percent=10, contents=False)
+    judged("good", Verdict.PASSED, cohorts=[1], age=hours(1), sample_percent=10, contents=False)
+
+    assert standing(store) == []
 
 
 def test_a_failure_that_was_found_again_is_named_once_by_its_latest_run(store: QualityStore, judged: Judged) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from datetime import date, timedelta
+from typing import Any
 
 import pytest
 
@@ -9,6 +10,7 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.quality.checks import Priority, Severity
 from queuekeeper.quality.known_issues import KnownIssues
+from queuekeeper.quality.profile_tables import ProfileTables
 from queuekeeper.quality.store import QualityResult, QualityStore, Status, Verdict
 from tests.quality_rows import NOW, hash_of, queue, save_expiry_hours, save_profile
 
@@ -95,6 +97,23 @@ def test_an_unknown_run_or_profile_is_refused_with_the_newest(connection: Connec
         store.run("q-9")
     with pytest.raises(UsageError, match="there is no profile 'r': the newest are redis-1"):
         store.profiles(["redis-1", "r"])
+
+
+def test_rows_of_queues_are_kept_for_each_server_prefix_and_sample_by_itself(
+    connection: Connection, postgres_url: str
+) -> None:
+    kinds: dict[str, dict[str, Any]] = {
+        "server": {"target": "127.0.0.1:6380/0"}, "prefix": {"target": "127.0.0.1:6379/0 tbmq:"},
+        "sample": {"sample_percent": 10}, "mode": {"mode": "fast"}, "cohorts": {"cohorts": [0]},
+        "older": {}, "newest": {"started_at": NOW + timedelta(hours=1)},
+    }  # fmt: skip
+    for name, kind in kinds.items():
+        save_profile(postgres_url, queue("a"), profile_id=name, **kind)
+
+    ProfileTables(connection).finish("newest", shards=["one"] * 4, hours=[], keep_profiles=1)
+
+    found = QualityStore(connection).profiles(list(kinds))
+    assert [profile.profile_id for profile in found if profile.is_forgotten] == ["older"]
 
 
 def test_profiles_come_in_the_order_asked_for_and_the_newest_is_the_newest_complete_one(

@@ -21,7 +21,7 @@ from queuekeeper.migration.job import Environment
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.identity import client_hash
 from queuekeeper.quality.profile import profile_postgres, profile_redis
-from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport
+from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport, in_sample
 from queuekeeper.redis_client import nodes
 from tests.spark.world import World
 
@@ -145,12 +145,9 @@ def test_cohort_that_does_not_exist_is_refused_before_anything_is_written(make_w
     assert world.connection.execute("SELECT to_regnamespace('queuekeeper')").fetchone() == (None,)
 
 
-def test_empty_redis_and_turn_without_cohorts_have_empty_profiles(make_world: Callable[..., World]) -> None:
-    world = make_world()
-    report = _profile(world, PARAMETERS)
+def test_empty_redis_has_an_empty_profile(make_world: Callable[..., World]) -> None:
+    report = _profile(make_world(), PARAMETERS)
     assert (report.queues, report.messages, report.faulty_queues) == (0, 0, 0)
-    nothing = _profile(world, ProfileParameters(mode="fast", cohorts="0-3", turn=9))
-    assert (nothing.cohorts, nothing.queues) == ((), 0)
 
 
 # --- PostgreSQL -----------------------------------------------------------------------------------------------
@@ -257,9 +254,13 @@ def test_profile_of_postgres_sees_each_fault_as_itself(make_world: Callable[...,
 
     some = profile_postgres(
         world.spark, postgres_url=world.postgres_url, now_ms=now, profile_id="some", key=KEY,
-        parameters=replace(PARAMETERS, cohorts="0-5"),
+        parameters=replace(PARAMETERS, cohorts="0-5", sample_percent=60),
     )  # fmt: skip
     half = _rows(connection, "some")
-    assert set(half) == {name for name, row in rows.items() if row["cohort"] < 6}
+    first_cohorts = {name: row["slot"] for name, row in rows.items() if row["cohort"] < 6}
+    assert (
+        set(half) == {name for name, slot in first_cohorts.items() if in_sample(slot, percent=60)} < set(first_cohorts)
+    )
+    assert _sums(world, "expiry_hours", "some", "messages") == (some.live,)
     assert some.queues == len(half)
     assert {row["unreadable"] for row in half.values()} == {None}

@@ -13,8 +13,9 @@ from pydantic import SecretStr
 from queuekeeper import assets
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
+from queuekeeper.keyspace import SLOTS
 from queuekeeper.quality.identity import client_hash, hash_key
-from queuekeeper.quality.profile_model import FAULTS, ProfileParameters
+from queuekeeper.quality.profile_model import FAULTS, ProfileParameters, in_sample
 from queuekeeper.quality.profile_tables import QUEUE_ROWS
 
 pytestmark = pytest.mark.unit
@@ -26,6 +27,9 @@ pytestmark = pytest.mark.unit
         ({"mode": "quick"}, "mode is 'quick': it must be fast or full"),
         ({"turn": 96}, "turn is 96: it must be 0 to 95"),
         ({"mode": "fast", "cohort_count": 95}, "cohort_count is 95: a fast profile needs 96 to 16384"),
+        ({"mode": "fast", "cohorts": "0-94"}, "cohorts '0-94' are 95: a fast profile reads one in 96"),
+        ({"cohorts": "96"}, "cohort 96 is out of range"),
+        ({"sample_percent": 0}, "sample_percent is 0: it must be 1 to 100"),
         ({"cohort_count": 0}, "cohort_count is 0: a full profile needs 1 to 16384"),
         ({"session_limit": 65_536}, "session_limit is 65536: it must be 1 to 65535"),
         ({"default_ttl_s": 0}, "default_ttl_s is 0: it must be 1 to 4294967295 seconds"),
@@ -38,6 +42,17 @@ pytestmark = pytest.mark.unit
 def test_wish_that_no_profile_could_honour_is_named(wish: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=re.escape(words)):
         ProfileParameters(**wish)
+
+
+def test_samples_are_nested_and_spread_evenly_over_cohorts() -> None:
+    slots = range(SLOTS)
+    samples = {percent: {slot for slot in slots if in_sample(slot, percent=percent)} for percent in (2, 10, 50, 100)}
+
+    assert samples[2] < samples[10] < samples[50] < samples[100] == set(slots)
+    for percent, sample in samples.items():
+        of_cohorts = [sum(slot * 96 // SLOTS == cohort for slot in sample) for cohort in range(96)]
+        assert min(of_cohorts) > 0
+        assert max(abs(found - SLOTS / 96 * percent / 100) for found in of_cohorts) < 3
 
 
 def test_profile_without_a_name_gets_one_of_what_it_was_asked_for() -> None:

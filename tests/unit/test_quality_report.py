@@ -194,6 +194,33 @@ def test_few_measurements_make_no_forecast_and_say_what_to_do() -> None:
     assert report.memory.remark.startswith("A forecast needs 5 runs over an hour or more; 3 are on record.")
 
 
+def test_other_servers_make_no_forecast() -> None:
+    evidence = samples.failed()
+    elsewhere = [{**evidence.run.numbers["servers"][0], "address": "127.0.0.1:7000"}]
+    run = replace(evidence.run, numbers={**evidence.run.numbers, "servers": elsewhere})
+    report = compose_report(replace(evidence, run=run), now_ms=samples.NOW_MS)
+
+    assert report.memory.measured == ()
+    assert report.memory.bytes_per_day is None
+
+
+def test_run_whose_queues_were_dropped_does_not_say_that_none_has_a_fault() -> None:
+    evidence = samples.failed()
+    profiles = tuple(replace(profile, is_forgotten=True) for profile in evidence.profiles)
+    text = text_of(rendered(compose_report(replace(evidence, profiles=profiles, queues={}), now_ms=samples.NOW_MS)))
+
+    assert "The rows of queues have been dropped since" in text
+    assert "No queue has a fault." not in text
+
+
+def test_sample_says_that_it_is_one() -> None:
+    evidence = samples.failed()
+    profiles = tuple(replace(profile, sample_percent=10) for profile in evidence.profiles)
+    text = text_of(rendered(compose_report(replace(evidence, profiles=profiles), now_ms=samples.NOW_MS)))
+
+    assert "10 % of their slots" in text
+
+
 def test_passed_run_says_that_nothing_has_to_be_done() -> None:
     report = compose_report(samples.passed(), now_ms=samples.NOW_MS)
     text = text_of(rendered(report))

@@ -11,7 +11,7 @@ from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.migration import transforms
 from queuekeeper.migration.model import MAX_SERIAL
 from queuekeeper.migration.source import MESSAGES, SESSION_COLUMNS, SESSIONS, Source
-from queuekeeper.quality.profile_model import ProfileParameters
+from queuekeeper.quality.profile_model import ProfileParameters, in_sample
 from queuekeeper.quality.profile_tables import HOUR_MS, ODD_CHARACTERS, SPARK_COLUMNS
 
 # The server answers sizes and hashes: no payload leaves it.
@@ -42,7 +42,9 @@ def queues(source: Source, *, parameters: ProfileParameters, as_of_ms: int, shar
     )
     states = source.read(_STATES, {"client_id": "string"}).withColumn("kind", F.lit(_STATE))
     rows = source.partitioned(
-        transforms.rows(messages, source.read(SESSIONS, SESSION_COLUMNS)).unionByName(states, allowMissingColumns=True)
+        transforms.rows(messages, source.read(SESSIONS, SESSION_COLUMNS))
+        .unionByName(states, allowMissingColumns=True)
+        .where(in_sample(F.col("slot"), percent=parameters.sample_percent))
     )
     if contents:
         rows = transforms.with_user_properties(rows)
@@ -55,7 +57,8 @@ def hours(source: Source, *, parameters: ProfileParameters, as_of_ms: int) -> Da
     messages = source.read(MESSAGES, {name: _COLUMNS[name] for name in _TIMES}, expressions=_EXPRESSIONS)
     ends = transforms.expires_at_ms(default_ttl_s=parameters.default_ttl_s)
     return (
-        messages.where(F.coalesce(ends > as_of_ms, F.lit(True)))
+        messages.where(in_sample(F.col("slot"), percent=parameters.sample_percent))
+        .where(F.coalesce(ends > as_of_ms, F.lit(True)))
         .select(F.coalesce(F.floor(ends / HOUR_MS) * HOUR_MS, F.lit(0)).alias("hour_ms"), "payload")
         .groupBy("hour_ms")
         .agg(F.count("*").alias("messages"), F.sum("payload").alias("payload_bytes"))

@@ -17,7 +17,7 @@ from pyspark.taskcontext import TaskContext
 from queuekeeper import keyspace
 from queuekeeper.clock import Pace
 from queuekeeper.config import Settings
-from queuekeeper.errors import ServerUnavailable
+from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.migration.preflight import check_source
 from queuekeeper.migration.source import Layout, layout, open_source, task_count
 from queuekeeper.migration.spark import our_errors
@@ -25,11 +25,11 @@ from queuekeeper.postgres import Connection, address, migrate, statement, transl
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.quality import postgres_queues, scan
 from queuekeeper.quality.identity import client_hash, hash_key
-from queuekeeper.quality.profile_model import TURNS, ProfileParameters, ProfileReport, Store
+from queuekeeper.quality.profile_model import TURNS, ProfileParameters, ProfileReport, Store, in_sample
 from queuekeeper.quality.profile_preflight import check_profiled
 from queuekeeper.quality.profile_tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
 from queuekeeper.quality.queue_reader import QueueReader
-from queuekeeper.redis_client import RedisClient, nodes, redis_errors, shards
+from queuekeeper.redis_client import RedisClient, nodes, read_url, redis_errors, shards
 from queuekeeper.redis_client import connect as connect_redis
 
 Batches = Iterator[pa.RecordBatch]
@@ -76,7 +76,7 @@ def profile_redis(
     :param profile_id: name of the profile; another one of this name is replaced.
     :param parquet_dir: folder for the rows as Parquet, in a folder of the profile's name.
     :param key: for the names of clients in reports; the installation's when absent.
-    :raises UsageError: when a cohort does not exist.
+    :raises UsageError: when no slot of the chosen cohorts is in the sample.
     :raises RefusedError: when the server is not fit or a permission is missing, with the rule that grants it.
     """
     started = time.monotonic()
@@ -86,9 +86,8 @@ def profile_redis(
         profile = _begin(
             spark, connection, cohorts=cohorts, store="redis", parameters=parameters, postgres_url=postgres_url,
             now_ms=now_ms, as_of_ms=_clock_of(client), profile_id=profile_id, parquet_dir=parquet_dir, key=key,
+            target=redis_target(redis_url, key_prefix=parameters.key_prefix),
         )  # fmt: skip
-        if not profile.wanted:
-            return _record(connection, profile, started=started)
         masters = tuple(name for name, _ in nodes(client))
         share = len(profile.wanted) / len(cohorts)
         placement = layout(
@@ -122,10 +121,8 @@ def profile_postgres(
         profile = _begin(
             spark, connection, cohorts=keyspace.cohorts(count=parameters.cohort_count, shards=whole), store="postgres",
             parameters=parameters, postgres_url=postgres_url, now_ms=now_ms, as_of_ms=now_ms, profile_id=profile_id,
-            parquet_dir=parquet_dir, key=key,
+            parquet_dir=parquet_dir, key=key, target=address(connection),
         )  # fmt: skip
-        if not profile.wanted:
-            return _record(connection, profile, started=started)
         with translated_errors(connection):
             found = connection.execute(statement("migration/count_messages")).fetchone()
         assert found is not None
@@ -140,6 +137,12 @@ def profile_postgres(
             )
 
 
+def redis_target(redis_url: str, *, key_prefix: str) -> str:
+    """Return what profiles of a Redis have in common: address, database, prefix of keys; never a password."""
+    place, _, options = read_url(redis_url)
+    return f"{place}/{options.get('db', 0)} {key_prefix}".rstrip()
+
+
 # --- both stores ----------------------------------------------------------------------------------------------
 
 
@@ -149,6 +152,7 @@ def _begin(
     *,
     cohorts: Sequence[keyspace.Cohort],
     store: Store,
+    target: str,
     parameters: ProfileParameters,
     postgres_url: str,
     now_ms: int,
@@ -160,6 +164,11 @@ def _begin(
     chosen = keyspace.parse_cohorts(parameters.cohorts, count=len(cohorts))
     if parameters.mode == "fast":
         chosen = [cohort for place, cohort in enumerate(chosen) if place % TURNS == parameters.turn]
+    slots = (slot for number in chosen for slot in range(cohorts[number].slot_first, cohorts[number].slot_last + 1))
+    if not any(in_sample(slot, percent=parameters.sample_percent) for slot in slots):
+        raise UsageError(
+            f"no slot of the chosen cohorts is in a sample of {parameters.sample_percent} %: choose a larger one"
+        )
     profile = _Profile(
         spark=spark,
         profile_id=profile_id or parameters.profile_id(store, now_ms=now_ms),
@@ -173,7 +182,7 @@ def _begin(
     )
     migrate(connection)
     ProfileTables(connection).begin(
-        profile.profile_id, store=store, parameters=parameters, cohorts=chosen, as_of_ms=as_of_ms
+        profile.profile_id, store=store, target=target, parameters=parameters, cohorts=chosen, as_of_ms=as_of_ms
     )
     return profile
 
@@ -183,8 +192,8 @@ def _record(
     profile: _Profile,
     *,
     started: float,
-    placement: Layout | None = None,
-    rows: DataFrame | None = None,
+    placement: Layout,
+    rows: DataFrame,
     hours: DataFrame | None = None,
 ) -> ProfileReport:
     """Write the rows where they are computed, then the sums.
@@ -192,24 +201,22 @@ def _record(
     :param rows: columns of :data:`queuekeeper.quality.profile_tables.ROWS`, partitioned by task.
     :param hours: when messages expire, where the rows do not say it.
     """
-    found: list[tuple[int, int, int]] = []
     parquet = f"{profile.parquet_dir}/{profile.profile_id}" if profile.parquet_dir else None
-    if rows is not None and placement is not None:
-        postgres_url, profile_id, groups = profile.postgres_url, profile.profile_id, placement.groups
+    postgres_url, profile_id, groups = profile.postgres_url, profile.profile_id, placement.groups
 
-        def store(batches: Batches) -> Batches:
-            yield from _stored(batches, postgres_url=postgres_url, profile_id=profile_id, cohorts=groups[_part()])
+    def store(batches: Batches) -> Batches:
+        yield from _stored(batches, postgres_url=postgres_url, profile_id=profile_id, cohorts=groups[_part()])
 
-        with our_errors(), ExitStack() as stack:
-            if parquet:
-                rows = rows.persist(StorageLevel.DISK_ONLY)
-                stack.callback(rows.unpersist)
-            stored = rows.mapInArrow(store, SPARK_HOURS)
-            found = _summed(stored)
-            if hours is not None:
-                found = _summed(hours)
-            if parquet:
-                rows.drop("hours").write.mode("overwrite").parquet(parquet)
+    with our_errors(), ExitStack() as stack:
+        if parquet:
+            rows = rows.persist(StorageLevel.DISK_ONLY)
+            stack.callback(rows.unpersist)
+        stored = rows.mapInArrow(store, SPARK_HOURS)
+        found = _summed(stored)
+        if hours is not None:
+            found = _summed(hours)
+        if parquet:
+            rows.drop("hours").write.mode("overwrite").parquet(parquet)
     totals = ProfileTables(connection).finish(
         profile.profile_id, shards=profile.shards, hours=found, keep_profiles=profile.parameters.keep_profiles
     )
@@ -223,7 +230,7 @@ def _record(
         live=totals.live,
         faulty_queues=totals.faulty_queues,
         seconds=round(time.monotonic() - started, 3),
-        parquet=parquet if rows is not None else None,
+        parquet=parquet,
     )
 
 
@@ -294,7 +301,13 @@ def _redis_queues(profile: _Profile, placement: Layout, *, redis_url: str, maste
     scan_pace, read_pace = _pace(profile, tasks=len(masters)), _pace(profile, tasks=placement.tasks)
 
     def find(batches: Batches) -> Batches:
-        scanner = scan.Scanner(prefix=parameters.key_prefix, slot_firsts=slot_firsts, labels=labels, pace=scan_pace)
+        scanner = scan.Scanner(
+            prefix=parameters.key_prefix,
+            slot_firsts=slot_firsts,
+            labels=labels,
+            sample_percent=parameters.sample_percent,
+            pace=scan_pace,
+        )
         for batch in batches:
             for master in batch.column("id").to_pylist():
                 with connect_redis(redis_url) as client:

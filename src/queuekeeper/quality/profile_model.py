@@ -6,10 +6,10 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from queuekeeper.errors import UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_prefix
+from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_prefix, parse_cohorts
 
 Store = Literal["redis", "postgres"]
 Mode = Literal["fast", "full"]
@@ -22,6 +22,20 @@ def turn_of(moment: datetime) -> int:
     """Return which of the day's turns an instant belongs to: a quarter of an hour each."""
     at = moment.astimezone(UTC)
     return (at.hour * 60 + at.minute) * TURNS // 1_440
+
+
+_STRIDE = 10_125
+"""Odd, and close to the golden section of all slots: steps of it fall evenly on every range of slots."""
+
+
+def in_sample(slots: Any, *, percent: int) -> Any:
+    """Return whether slots belong to a sample: the same ones each time, and all of a smaller one to a larger one.
+
+    Queues of one slot come together, so those that share a hash tag do.
+
+    :param slots: a number, an array, or a column of Spark.
+    """
+    return slots * _STRIDE % SLOTS < SLOTS * percent // 100
 
 
 FAULTS = (
@@ -50,6 +64,8 @@ class ProfileParameters:
     :param mode: ``full`` reads all chosen cohorts, ``fast`` those of one turn; the names of all keys pass by in either.
     :param cohorts: cohorts to read, ``all`` or such as ``0-3,7``.
     :param cohort_count: how many cohorts the slots are cut into.
+    :param sample_percent: read only the queues of so many of a hundred slots, evenly over the cohorts; a fault outside
+        of them is not seen.
     :param turn: which of the 96 parts of the chosen cohorts a fast profile reads, from 0.
     :param contents: judge the messages' JSON too. The server decodes it and answers numbers; the user needs ``GET``.
     :param session_limit: messages that a session may hold.
@@ -57,12 +73,14 @@ class ProfileParameters:
     :param max_payload_bytes: largest payload that is in order; see :attr:`max_record_bytes`.
     :param key_prefix: before every Redis key.
     :param throttle_references_per_s: references read per second over all tasks; none means as fast as they come.
-    :param keep_profiles: of profiles of the same store, mode and cohorts, the newest so many keep the rows of queues.
+    :param keep_profiles: of profiles of the same target, mode, cohorts and sample, the newest so many keep the rows of
+        queues.
     """
 
     mode: Mode = "full"
     cohorts: str = "all"
     cohort_count: int = 96
+    sample_percent: int = 100
     turn: int = 0
     contents: bool = False
     session_limit: int = 10_000
@@ -84,6 +102,14 @@ class ProfileParameters:
         least = TURNS if self.mode == "fast" else 1
         if not least <= self.cohort_count <= SLOTS:
             raise UsageError(f"cohort_count is {self.cohort_count}: a {self.mode} profile needs {least} to {SLOTS}")
+        if not 1 <= self.sample_percent <= 100:
+            raise UsageError(f"sample_percent is {self.sample_percent}: it must be 1 to 100; 100 reads all queues")
+        chosen = parse_cohorts(self.cohorts, count=self.cohort_count)
+        if len(chosen) < least:
+            raise UsageError(
+                f"cohorts {self.cohorts!r} are {len(chosen)}: a fast profile reads one in {TURNS}, so that most of its "
+                "turns would read none. Choose full, or more cohorts"
+            )
         if not 1 <= self.session_limit <= MAX_PACKET_ID:
             raise UsageError(
                 f"session_limit is {self.session_limit}: it must be 1 to {MAX_PACKET_ID}, "

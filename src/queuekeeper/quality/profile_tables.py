@@ -80,16 +80,28 @@ class ProfileTables:
         self._connection = connection
 
     def begin(
-        self, profile_id: str, *, store: Store, parameters: ProfileParameters, cohorts: Sequence[int], as_of_ms: int
+        self,
+        profile_id: str,
+        *,
+        store: Store,
+        target: str,
+        parameters: ProfileParameters,
+        cohorts: Sequence[int],
+        as_of_ms: int,
     ) -> None:
-        """Put a profile on record as begun; one of the same id is forgotten first."""
+        """Put a profile on record as begun; one of the same id is forgotten first.
+
+        :param target: address and prefix of keys, without a password.
+        """
         values = {
             "profile_id": profile_id,
             "store": store,
+            "target": target,
             "mode": parameters.mode,
             "contents": parameters.contents,
             "cohort_count": parameters.cohort_count,
             "cohorts": list(cohorts),
+            "sample_percent": parameters.sample_percent,
             "session_limit": parameters.session_limit,
             "default_ttl_s": parameters.default_ttl_s,
             "max_payload_bytes": parameters.max_payload_bytes,
@@ -130,7 +142,7 @@ class ProfileTables:
 
         :param shards: address of the server of each cohort.
         :param hours: start of an hour or 0, messages that expire in it, their bytes.
-        :param keep_profiles: how many of the same store, mode and cohorts keep their rows of queues.
+        :param keep_profiles: how many of the same target, mode, cohorts and sample keep their rows of queues.
         """
         values = {"profile_id": profile_id}
         with translated_errors(self._connection), self._connection.transaction(), self._connection.cursor() as cursor:

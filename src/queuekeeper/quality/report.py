@@ -200,16 +200,19 @@ def _profile_line(profile: Profile) -> ProfileLine:
     return ProfileLine(
         profile_id=profile.profile_id,
         store=profile.store,
+        target=profile.target,
         mode=profile.mode,
         contents=profile.contents,
         cohorts=len(profile.cohorts),
         cohort_count=profile.cohort_count,
+        sample_percent=profile.sample_percent,
         session_limit=profile.session_limit,
         default_ttl_s=profile.default_ttl_s,
         max_payload_bytes=profile.max_payload_bytes,
         as_of_ms=profile.as_of_ms,
         queues=profile.queues,
         messages=profile.messages,
+        is_forgotten=profile.is_forgotten,
     )
 
 
@@ -408,14 +411,15 @@ def timeline(profile: Profile, *, hours: Sequence[ExpiryHour], dead: int) -> Exp
 
 
 def forecast_memory(trend: Sequence[TrendRun], *, run: QualityRun) -> MemoryForecast:
-    """Draw a straight line through the memory that the runs measured, and see when it meets the limit."""
+    """Draw a straight line through the memory that runs on the same servers measured, to where it meets the limit."""
     servers = _servers(run)
+    addresses = {server.address for server in servers}
     limits = [server.maxmemory_bytes for server in servers]
     limit = sum(limits) if limits and all(limits) else None
     measured = tuple(
         MemoryPoint(at_ms=_ms(each.run.started_at), used_bytes=sum(server.used_memory_bytes for server in found))
         for each in trend
-        if (found := _servers(each.run))
+        if (found := _servers(each.run)) and {server.address for server in found} == addresses
     )
     remark = ""
     slope = low = high = full = None

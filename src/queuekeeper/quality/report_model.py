@@ -18,22 +18,28 @@ FORMAT = 1
 class ProfileLine:
     """One reading of a store.
 
+    :param target: address and prefix of keys.
     :param cohorts: how many of all cohorts were read.
+    :param sample_percent: how much of their slots.
     :param queues: none when the reading was not completed.
+    :param is_forgotten: the rows of its queues have been dropped since.
     """
 
     profile_id: str
     store: str
+    target: str
     mode: str
     contents: bool
     cohorts: int
     cohort_count: int
+    sample_percent: int
     session_limit: int
     default_ttl_s: int
     max_payload_bytes: int
     as_of_ms: int
     queues: int | None
     messages: int | None
+    is_forgotten: bool
 
 
 @dataclass(frozen=True, kw_only=True)

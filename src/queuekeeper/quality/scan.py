@@ -13,6 +13,7 @@ import redis
 
 from queuekeeper.clock import Pace
 from queuekeeper.keyspace import SLOTS, client_id_of_tag, client_slot, hash_tag, session_scan_pattern
+from queuekeeper.quality.profile_model import in_sample
 from queuekeeper.redis_client import redis_errors
 
 SCHEMA = pa.schema(
@@ -49,13 +50,23 @@ class Scanner:
     :param prefix: before every key.
     :param slot_firsts: first slot of each cohort, ascending.
     :param labels: task label of each cohort; -1 for one that is not wanted.
+    :param sample_percent: see :func:`queuekeeper.quality.profile_model.in_sample`.
     :param pace: is told how many keys were read.
     """
 
-    def __init__(self, *, prefix: str, slot_firsts: tuple[int, ...], labels: tuple[int, ...], pace: Pace) -> None:
+    def __init__(
+        self,
+        *,
+        prefix: str,
+        slot_firsts: tuple[int, ...],
+        labels: tuple[int, ...],
+        sample_percent: int,
+        pace: Pace,
+    ) -> None:
         self._prefix = prefix
         self._slot_firsts = np.asarray(slot_firsts)
         self._labels = np.asarray(labels, np.int32)
+        self._sample_percent = sample_percent
         self._pace = pace
 
     def read(self, node: redis.Redis, address: str) -> Iterator[pa.RecordBatch]:
@@ -112,7 +123,7 @@ class Scanner:
             ],
             schema=SCHEMA,
         )
-        return batch.filter(pa.array(tasks >= 0))
+        return batch.filter(pa.array((tasks >= 0) & in_sample(slots, percent=self._sample_percent)))
 
     def _clients(self, stems: list[str]) -> tuple[list[str], Any, Any]:
         """Return client id, slot and whether the tag is the client's own, for each distinct stem."""

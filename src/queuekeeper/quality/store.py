@@ -44,17 +44,22 @@ class Status(StrEnum):
 class Profile:
     """One reading of a store, as stored.
 
+    :param target: address and prefix of keys, without a password.
     :param cohorts: that were read, of ``cohort_count``.
+    :param sample_percent: how much of their slots; a smaller sample is part of a larger one.
     :param as_of_ms: the store's own clock when reading began.
     :param queues: none when the reading was not completed.
+    :param is_forgotten: it read queues, and their rows have been dropped since: nothing can be judged by it.
     """
 
     profile_id: str
     store: str
+    target: str
     mode: str
     contents: bool
     cohort_count: int
     cohorts: tuple[int, ...]
+    sample_percent: int
     session_limit: int
     default_ttl_s: int
     max_payload_bytes: int
@@ -63,6 +68,7 @@ class Profile:
     messages: int | None
     started_at: datetime
     finished_at: datetime | None
+    is_forgotten: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +96,8 @@ class QualityResult:
     :param expectation: its place in the suite, from 1.
     :param unexpected_count: rows that break it, most often queues.
     :param observed: the same in words; for a broken check, why it could not be made.
-    :param examples: hashed client ids with the values that were looked at; never a payload.
+    :param examples: hashed client ids with the values that were looked at; never a payload. The client's own id, where
+        somebody asked for it, is not stored.
     :param remedy: DAG that mends it, empty where a person has to look.
     :param remedy_conf: its form, filled in.
     """
@@ -246,7 +253,10 @@ class QualityStore:
                         "description": result.description,
                         "unexpected_count": result.unexpected_count,
                         "observed": result.observed,
-                        "examples": Jsonb([dict(example) for example in result.examples]),
+                        # Whoever may read results need not be allowed to know who the clients are.
+                        "examples": Jsonb(
+                            [{name: row[name] for name in row if name != "client_id"} for row in result.examples]
+                        ),
                         "remedy": result.remedy,
                         "remedy_conf": Jsonb(dict(result.remedy_conf)),
                     },
@@ -313,8 +323,9 @@ class QualityStore:
         :raises UsageError: when one is not there; names the newest.
         """
         names = (
-            "profile_id", "store", "mode", "contents", "cohort_count", "cohorts", "session_limit", "default_ttl_s",
-            "max_payload_bytes", "as_of_ms", "queues", "messages", "started_at", "finished_at",
+            "profile_id", "store", "target", "mode", "contents", "cohort_count", "cohorts", "sample_percent",
+            "session_limit", "default_ttl_s", "max_payload_bytes", "as_of_ms", "queues", "messages", "started_at",
+            "finished_at", "is_forgotten",
         )  # fmt: skip
         found: dict[str, Profile] = {}
         for row in self._rows("load_profiles", {"profile_ids": list(profile_ids)}):

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.keyspace import parse_cohorts
 from queuekeeper.maintenance.remedies.model import Queue
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.identity import client_hash
+from queuekeeper.quality.store import QualityStore
 from queuekeeper.sessions.model import check_client_id
 
 
@@ -57,6 +58,7 @@ def failed_queues(connection: Connection, *, remedy: str, selection: Selection) 
     """Return the queues of Redis that a judgement of quality found in need of a remedy, in the order of their hashes.
 
     :raises UsageError: when there is no such judgement, cohort or client hash.
+    :raises RefusedError: when its queues have been dropped since.
     """
     with translated_errors(connection, missing="run `queuekeeper database migrate`"):
         run = connection.execute(
@@ -66,6 +68,11 @@ def failed_queues(connection: Connection, *, remedy: str, selection: Selection) 
             wanted = f"quality run {selection.quality_run_id!r}" if selection.quality_run_id else "quality run yet"
             raise UsageError(f"there is no {wanted} with a profile of Redis: run `queuekeeper quality run` first")
         quality_run_id, profile_ids, cohort_count, limit, default_ttl_s = run
+        if any(profile.is_forgotten for profile in QualityStore(connection).profiles(profile_ids)):
+            raise RefusedError(
+                f"the queues of quality run {quality_run_id} have been dropped since, as newer profiles are there: "
+                "name a newer run, or make one by `queuekeeper quality run`"
+            )
         cohorts = parse_cohorts(selection.cohorts, count=cohort_count)
         rows = connection.execute(
             statement("maintenance/queues_to_repair"),
