@@ -8,21 +8,23 @@ KEYS
     [3]  orphan          its new name
 ARGV
     [1]  keep_ms         most that the record is kept; one that expires earlier does so
+    [2]  expires_at_ms   instant at which it must expire now, -1 for never
+    [3]  grace_ms        a message younger than this is left alone: its reference may be about to come
 Returns
     1  the record was moved
-    0  a reference names it, there is none, or its new name is taken; nothing was written
+    0  a reference names it, there is none, it is another or too young, or its new name is taken; nothing was written
 Errors
-    INVALID  3 keys and a life of 1 or more are expected
+    INVALID  3 keys, a life and a grace of 1 or more and an instant are expected
 Cost
-    O(log N) for N references; about 5 us.
+    O(log N + B) for N references and a record of B bytes; about 5 us, and 1 us per 100 bytes.
 ]]
---- @include "includes/integers"
+--- @include "includes/message_facts"
 --- @include "includes/time"
 
 local messages_key, payload_key, orphan_key = KEYS[1], KEYS[2], KEYS[3]
-local keep_ms = integer(ARGV[1])
-if #KEYS ~= 3 or #ARGV ~= 1 or not keep_ms or keep_ms < 1 then
-    return redis.error_reply('INVALID 3 keys and a life of 1 or more are expected')
+local keep_ms, planned_ms, grace_ms = integer(ARGV[1]), integer(ARGV[2]), integer(ARGV[3])
+if #KEYS ~= 3 or #ARGV ~= 3 or not keep_ms or keep_ms < 1 or not planned_ms or not grace_ms or grace_ms < 1 then
+    return redis.error_reply('INVALID 3 keys, a life and a grace of 1 or more and an instant are expected')
 end
 
 if redis.call('ZSCORE', messages_key, payload_key) or redis.call('EXISTS', payload_key) == 0
@@ -30,9 +32,15 @@ if redis.call('ZSCORE', messages_key, payload_key) or redis.call('EXISTS', paylo
 then
     return 0
 end
+local now, expires_at_ms = now_ms(), redis.call('PEXPIRETIME', payload_key)
+-- MGET reads a key of another type as nothing.
+local json = redis.call('MGET', payload_key)[1]
+local facts = json and message_facts(json)
+if expires_at_ms ~= planned_ms or (facts and facts.time_ms + grace_ms > now) then
+    return 0
+end
 redis.call('RENAME', payload_key, orphan_key)
-local until_ms = now_ms() + keep_ms
-local expires_at_ms = redis.call('PEXPIRETIME', orphan_key)
+local until_ms = now + keep_ms
 if expires_at_ms == -1 or expires_at_ms > until_ms then
     redis.call('PEXPIREAT', orphan_key, string.format('%d', until_ms))
 end

@@ -489,6 +489,7 @@ def test_reorder_without_a_source_is_refused_before_anything_is_done(bench: Benc
 
 
 def test_orphans_are_set_aside_for_a_while(bench: Bench) -> None:
+    bench.now_ms -= 600_001
     bench.save()
     bench.any.zrem(session_keys(C).messages, bench.payload(2), bench.payload(5))
     bench.any.persist(bench.payload(5))
@@ -501,7 +502,31 @@ def test_orphans_are_set_aside_for_a_while(bench: Bench) -> None:
     assert bench.any.exists(bench.payload(2)) == 0
 
 
+def test_record_whose_reference_may_be_about_to_come_is_no_orphan(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bench.now_ms -= 700_000
+    bench.save()
+    bench.any.zrem(session_keys(C).messages, bench.payload(2), bench.payload(5))
+    fresh = json.loads(bench.any.get(bench.payload(2))) | {"time": system_clock()}
+    bench.any.set(bench.payload(2), json.dumps(fresh), keepttl=True)
+    plan = bench.plan("unlink_orphans")
+    assert plan.effects == {"orphan set aside": 1}
+    remedy: Any = REMEDIES["unlink_orphans"]
+    find = remedy.find
+
+    def found_before_a_save(*arguments: Any) -> Any:
+        effects = find(*arguments)
+        bench.any.set(bench.payload(5), json.dumps(fresh | {"packetId": 5}), keepttl=True)
+        return effects
+
+    monkeypatch.setattr(remedy, "find", found_before_a_save)
+
+    assert (bench.apply(plan).done, bench.any.exists(bench.payload(5))) == ({}, 1)
+
+
 def test_orphan_that_has_a_reference_again_is_left_alone(bench: Bench) -> None:
+    bench.now_ms -= 700_000
     bench.save()
     member = bench.payload(2)
     bench.any.zrem(session_keys(C).messages, member)
@@ -532,6 +557,19 @@ def test_of_equal_messages_the_oldest_stays(bench: Bench) -> None:
     assert order(bench) == [1, 2, 4, 5]
     assert bench.any.exists(quarantined_key(C, 3)) == 1
     assert bench.plan("replay_quarantined").is_empty, "a repetition does not come back by a replay"
+
+
+def test_repetition_stays_where_the_oldest_expires_before(bench: Bench) -> None:
+    bench.save()
+    duplicate(bench, 3, of=1)
+    duplicate(bench, 6, of=1)
+    plan = bench.plan("remove_duplicates")
+    bench.any.persist(bench.payload(3))
+    bench.any.pexpireat(bench.payload(6), bench.now_ms + HOUR_MS + 50_000)
+    assert bench.plan("remove_duplicates").effects == {"repeated message set aside": 1}
+
+    assert bench.apply(plan).done == {"repeated message set aside": 1}
+    assert order(bench) == [1, 2, 3, 4, 5]
 
 
 def test_repetition_that_is_in_the_midst_of_an_exchange_stays(bench: Bench) -> None:
@@ -572,6 +610,36 @@ def test_records_that_do_not_belong_are_set_aside(bench: Bench) -> None:
     assert order(bench) == [5, 6]
     assert [message.packet_id for message in bench.store.fetch_pending(C).messages] == [5, 6]
     assert bench.any.exists(quarantined_key(C, 17)) == 1
+
+
+def test_message_that_came_in_place_of_a_broken_record_stays(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.save()
+    good = bench.any.get(bench.payload(1))
+    bench.any.set(bench.payload(1), "{broken", keepttl=True)
+    plan = bench.plan("quarantine_messages")
+    remedy: Any = REMEDIES["quarantine_messages"]
+    find = remedy.find
+
+    def found_before_a_purge(*arguments: Any) -> Any:
+        effects = find(*arguments)
+        bench.any.set(bench.payload(1), good, keepttl=True)
+        return effects
+
+    monkeypatch.setattr(remedy, "find", found_before_a_purge)
+
+    assert bench.apply(plan).done == {}
+    assert order(bench) == [1, 2, 3, 4, 5, 6]
+
+
+def test_records_that_share_a_serial_are_both_kept(bench: Bench) -> None:
+    bench.save()
+    bench.any.zadd(session_keys(C).messages, {bench.payload(2): 1})
+    for packet_id in (1, 2):
+        bench.any.set(bench.payload(packet_id), "{broken %d" % packet_id, keepttl=True)
+
+    assert bench.apply(bench.plan("quarantine_messages")).done == {"record that nobody can read set aside": 1}
+    assert bench.any.get(quarantined_key(C, 1)) == b"{broken 1"
+    assert bench.any.get(bench.payload(2)) == b"{broken 2"
 
 
 def test_reference_that_names_no_key_of_its_session_goes_for_good(bench: Bench) -> None:

@@ -240,10 +240,12 @@ class Session:
         """Return the name under which an unreadable record is kept."""
         return f"{self.keys.messages.removesuffix('messages')}quarantined_{serial}"
 
-    def quarantine_message(self, packet_id: int, serial: int | str, *, keep_ms: int | str = 60_000) -> int:
+    def quarantine_message(
+        self, packet_id: int, serial: int | str, *, keep_ms: int | str = 60_000, client_id: str = ""
+    ) -> int:
         """Move an unreadable record out of the session."""
         keys = [self.keys.messages, self.keys.session, self.payload(packet_id), self.quarantined(int(serial))]
-        reply: int = self._call("quarantine_message", keys, [serial, keep_ms])
+        reply: int = self._call("quarantine_message", keys, [serial, keep_ms, client_id])
         return reply
 
     def orphan(self, packet_id: int) -> str:
@@ -280,19 +282,26 @@ class Session:
         """Look for records that no reference names."""
         return self._list("find_orphans", [self.keys.messages, *map(self.payload, packet_ids)], [])
 
-    def unlink_orphan(self, packet_id: int, *, keep_ms: int | str = 60_000) -> int:
+    def unlink_orphan(
+        self, packet_id: int, *, keep_ms: int | str = 60_000, expires_at_ms: int = FAR_MS, grace_ms: int = 60_000
+    ) -> int:
         """Take a record without reference out of its session."""
         keys = [self.keys.messages, self.payload(packet_id), self.orphan(packet_id)]
-        reply: int = self._call("unlink_orphan", keys, [keep_ms])
+        reply: int = self._call("unlink_orphan", keys, [keep_ms, expires_at_ms, grace_ms])
         return reply
 
     def quarantine_duplicate(
-        self, kept: tuple[int, int | str], going: tuple[int, int | str], *, keep_ms: int | str = 60_000
+        self,
+        kept: tuple[int, int | str],
+        going: tuple[int, int | str],
+        *,
+        keep_ms: int | str = 60_000,
+        tolerance_ms: int | str = 0,
     ) -> int:
         """Take a message out of the session that another one repeats; each is given as packet id and serial."""
         aside = f"{self.keys.messages.removesuffix('messages')}quarantined_{going[1]}"
         keys = [self.keys.messages, self.keys.session, self.payload(kept[0]), self.payload(going[0]), aside]
-        reply: int = self._call("quarantine_duplicate", keys, [kept[1], going[1], keep_ms])
+        reply: int = self._call("quarantine_duplicate", keys, [kept[1], going[1], keep_ms, tolerance_ms])
         return reply
 
     def restore_message(

@@ -190,7 +190,7 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
     ),
     "reserve_packet_ids": (save, lambda session: session.reserve_packet_ids([4, 5], expected=3), [b"reserved"]),
     "set_last_packet_id": (save, lambda session: session.set_last_packet_id(9, expected=3, keep_ms=60_000), 1),
-    "quarantine_message": (save, lambda session: session.quarantine_message(2, 2), 1),
+    "quarantine_message": (save, lambda session: session.quarantine_message(2, 2, client_id=session.client_id), 1),
     "judge_messages": (
         save_readable,
         lambda session: [verdict[0] for verdict in session.judge_messages([1, 9])],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lua_sessions import HOSTILE_IDS, Message, Session, contents, now_ms
+from lua_sessions import HOSTILE_IDS, Message, Session, contents, now_ms, readable
 
 from queuekeeper.errors import UsageError
 from queuekeeper.lua import ScriptCaller, load
@@ -45,11 +45,26 @@ def test_record_of_another_type_without_expiry_is_kept_for_as_long_as_told(clien
     assert before + 600_000 <= expiry <= now_ms() + 600_000
 
 
-def test_older_record_of_the_same_name_is_replaced(client: RedisClient) -> None:
+def test_older_record_of_the_same_name_is_kept(client: RedisClient) -> None:
     session = saved(client)
     client.set(session.quarantined(1), "older")
-    session.quarantine_message(1, 1)
-    assert client.get(session.quarantined(1)) == b"broken"
+    before = contents(client)
+    assert session.quarantine_message(1, 1) == 0
+    assert contents(client) == before
+
+
+@pytest.mark.parametrize("client_id", HOSTILE_IDS)
+def test_message_of_the_client_stays_when_its_id_is_given(client: RedisClient, client_id: str) -> None:
+    session = Session(client=client, client_id=client_id)
+    session.save_messages([readable(client_id, 1)])
+    session.save_messages([Message(2, 0, FAR_MS, readable(client_id, 9).json)], expected=1)
+    session.save_messages([readable("other client", 3)], expected=2)
+    before = contents(client)
+    assert session.quarantine_message(1, 1, client_id=client_id) == 0
+    assert contents(client) == before
+    assert session.quarantine_message(2, 2, client_id=client_id) == 1, "another packet id"
+    assert session.quarantine_message(3, 3, client_id=client_id) == 1, "another client"
+    assert session.quarantine_message(1, 1) == 1
 
 
 @pytest.mark.parametrize(("packet_id", "serial"), [(1, 2), (3, 3)])
@@ -88,10 +103,10 @@ def test_session_of_another_program_gets_no_hash(client: RedisClient) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["x", 1], "4 keys, a serial and a life are expected"),
-        ([1], "4 keys, a serial and a life are expected"),
-        ([1, 0], "life of the record is not an integer of 1 or more"),
-        ([1, ""], "life of the record is not an integer of 1 or more"),
+        (["x", 1, ""], "4 keys, a serial, a life and a client id are expected"),
+        ([1, 1], "4 keys, a serial, a life and a client id are expected"),
+        ([1, 0, ""], "life of the record is not an integer of 1 or more"),
+        ([1, "", ""], "life of the record is not an integer of 1 or more"),
     ],
 )
 def test_bad_argument_is_refused(client: RedisClient, args: list[Any], message: str) -> None:

@@ -177,9 +177,12 @@ def test_bad_serial_is_refused(session: Session, serial: Any, highest: Any) -> N
 def test_orphan_is_found_moved_and_brought_back(session: Session) -> None:
     anything: Any = session.client
     anything.zrem(session.keys.messages, session.payload(2))
+    anything.set(session.payload(2), readable(C, 2, time=now_ms() - 60_000).json, keepttl=True)
     assert session.find_orphans([1, 2, 9]) == [-2, FAR_MS, -2]
     assert session.unlink_orphan(1) == 0
     assert session.unlink_orphan(9) == 0
+    assert session.unlink_orphan(2, expires_at_ms=-1) == 0, "another record by now"
+    assert session.unlink_orphan(2, grace_ms=90_000) == 0, "its reference may be about to come"
     assert session.unlink_orphan(2, keep_ms=60_000) == 1
     assert session.unlink_orphan(2) == 0
     left_ms = contents(session.client)[session.orphan(2)][1] - now_ms()
@@ -189,9 +192,20 @@ def test_orphan_is_found_moved_and_brought_back(session: Session) -> None:
     assert session.restore_message(session.orphan(2), 2) == b"missing"
 
 
+def test_orphan_that_nobody_can_read_has_no_age(session: Session) -> None:
+    anything: Any = session.client
+    anything.zrem(session.keys.messages, session.payload(2), session.payload(3))
+    anything.set(session.payload(2), "{broken")
+    anything.delete(session.payload(3))
+    anything.rpush(session.payload(3), "x")
+    assert session.unlink_orphan(2, expires_at_ms=-1) == 1
+    assert session.unlink_orphan(3, expires_at_ms=-1) == 1
+
+
 def test_earlier_orphan_is_not_overwritten(session: Session) -> None:
     anything: Any = session.client
     anything.zrem(session.keys.messages, session.payload(2))
+    anything.set(session.payload(2), "{broken", keepttl=True)
     anything.set(session.orphan(2), "earlier")
     assert session.unlink_orphan(2) == 0
     assert anything.get(session.orphan(2)) == b"earlier"
@@ -231,6 +245,28 @@ def test_message_that_differs_stays(session: Session, fields: dict[str, Any]) ->
     session.client.set(session.payload(3), readable(C, 3, **fields).json, keepttl=True)
     assert session.quarantine_duplicate((1, 1), (3, 3)) == 0
     assert serials(session) == [1, 2, 3, 4]
+
+
+def test_repetition_stays_when_the_other_expires_earlier(session: Session) -> None:
+    anything: Any = session.client
+    anything.pexpireat(session.payload(1), FAR_MS - 10)
+    assert session.quarantine_duplicate((1, 1), (2, 2), tolerance_ms=9) == 0
+    anything.persist(session.payload(2))
+    assert session.quarantine_duplicate((1, 1), (2, 2), tolerance_ms=60_000) == 0
+    assert session.quarantine_duplicate((1, 1), (3, 3), tolerance_ms=10) == 1
+    assert session.quarantine_duplicate((2, 2), (4, 4)) == 1, "what stays never expires"
+
+
+def test_earlier_record_in_quarantine_is_not_overwritten(session: Session) -> None:
+    session.client.set(session.quarantined(3), "earlier")
+    before = contents(session.client)
+    assert session.quarantine_duplicate((1, 1), (3, 3)) == 0
+    assert contents(session.client) == before
+
+
+def test_repetition_needs_a_tolerance(session: Session) -> None:
+    with pytest.raises(UsageError, match="tolerance is not an integer of 0 or more"):
+        session.quarantine_duplicate((1, 1), (3, 3), tolerance_ms=-1)
 
 
 @pytest.mark.parametrize(("serial", "expires_at_ms"), [("x", ""), ("1.5", ""), (1, "x"), (1, -2)])
@@ -298,7 +334,7 @@ def test_references_go_while_they_have_their_scores(session: Session) -> None:
 def test_full_server_refuses_what_adds_and_does_what_frees(own_server: Any) -> None:
     with connect(own_server.url) as client:
         session = Session(client=client)
-        session.save_messages([readable(C, n) for n in range(1, 5)])
+        session.save_messages([readable(C, n, time=5) for n in range(1, 5)])
         session.quarantine_duplicate((1, 1), (3, 3))
         client.config_set("maxmemory", 1)
         before = contents(client)
@@ -313,7 +349,7 @@ def test_full_server_refuses_what_adds_and_does_what_frees(own_server: Any) -> N
         assert session.quarantine_duplicate((1, 1), (2, 2)) == 1
         assert session.set_expiry((1, 1, FAR_MS, FAR_MS - 1)) == [1]
         assert session.remove_references((session.payload(4), 4)) == 1
-        assert session.unlink_orphan(4) == 1
+        assert session.unlink_orphan(4, grace_ms=1) == 1
 
 
 @pytest.mark.parametrize(

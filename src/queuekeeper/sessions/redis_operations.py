@@ -730,7 +730,7 @@ class RedisSessionOperations:
                 self._call(
                     "quarantine_message",
                     [keys.messages, keys.session, reference.member, aside],
-                    [reference.serial, QUARANTINE_MS],
+                    [reference.serial, QUARANTINE_MS, ""],
                 )
             )
         if calls:

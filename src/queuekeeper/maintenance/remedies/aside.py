@@ -34,15 +34,18 @@ def payload_of(world: World, queue: Queue, effect: Effect) -> bytes:
     return world.payload(queue, effect.packet_id or 0).encode()
 
 
-def put_aside(world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
-    """Move records out of their session, where they still have their serial."""
+def put_aside(world: World, queue: Queue, effects: Sequence[Effect], *, judged: bool) -> list[bool]:
+    """Move records out of their session, where they still have their serial.
+
+    :param judged: only those that are no messages of this client under their own packet id.
+    """
     keys = world.keys(queue)
     replies = world.calls(
         "quarantine_message",
         [
             (
                 [keys.messages, keys.session, payload_of(world, queue, each), aside_key(world, queue, each)],
-                [each.serial, 1_000 * world.parameters.keep_s],
+                [each.serial, 1_000 * world.parameters.keep_s, queue.client_id if judged else ""],
             )
             for each in effects
         ],

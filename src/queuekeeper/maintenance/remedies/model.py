@@ -48,7 +48,7 @@ class RemedyParameters:
     :param limit: messages that a session may hold.
     :param keep_s: how long records that were set aside are kept, unless they expire before.
     :param grace_s: how long messages stay whose life is over already: for the exchanges that they are part of, and so
-        that shortening can be taken back.
+        that shortening can be taken back; and how old a record without a reference must be.
     """
 
     key_prefix: str = ""

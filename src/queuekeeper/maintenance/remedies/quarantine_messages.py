@@ -49,7 +49,7 @@ class QuarantineMessages(SimpleRemedy):
     def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Move records, remove foreign references."""
         records = [each for each in effects if each.kind != _FOREIGN]
-        moved = iter(put_aside(world, queue, records))
+        moved = iter(put_aside(world, queue, records, judged=True))
         keys = world.keys(queue)
 
         def forget(effect: Effect) -> bool:
@@ -105,7 +105,7 @@ class ReplayQuarantined(SimpleRemedy):
 
     def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
         """Move each into quarantine again."""
-        return ["" if done else "it waits no more" for done in put_aside(world, queue, effects)]
+        return ["" if done else "it waits no more" for done in put_aside(world, queue, effects, judged=False)]
 
 
 def _fault(reference: Reference, verdict: Verdict) -> str:

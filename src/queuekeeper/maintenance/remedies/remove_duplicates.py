@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from queuekeeper.maintenance.remedies.aside import aside_key, bring_back, is_serial
 from queuekeeper.maintenance.remedies.model import Effect, Queue, SimpleRemedy
-from queuekeeper.maintenance.remedies.world import Reference, World
+from queuekeeper.maintenance.remedies.repair_ttl import TOLERANCE_MS
+from queuekeeper.maintenance.remedies.world import Reference, Verdict, World
 
 
 class RemoveDuplicates(SimpleRemedy):
@@ -24,14 +25,14 @@ class RemoveDuplicates(SimpleRemedy):
         """Return one effect per message that repeats one with a lower serial."""
         world.state(queue)
         references = [each for each in world.references(queue) if each.packet_id is not None and is_serial(each.score)]
-        first: dict[str, Reference] = {}
+        first: dict[str, tuple[Reference, Verdict]] = {}
         effects: list[Effect] = []
         for reference, verdict in world.judged(queue, references):
             # A message that the client has confirmed half-way is in the midst of an exchange.
             if verdict.word != "publish":
                 continue
-            kept = first.setdefault(verdict.digest, reference)
-            if int(kept.score) < int(reference.score):
+            kept, its = first.setdefault(verdict.digest, (reference, verdict))
+            if int(kept.score) < int(reference.score) and _lives_as_long(its, verdict):
                 effects.append(
                     Effect(
                         kind="repeated message set aside",
@@ -59,7 +60,7 @@ class RemoveDuplicates(SimpleRemedy):
                         world.payload(queue, each.packet_id or 0),
                         aside_key(world, queue, each),
                     ],
-                    [each.twin_serial, each.serial, keep_ms],
+                    [each.twin_serial, each.serial, keep_ms, TOLERANCE_MS],
                 )
                 for each in effects
             ],
@@ -69,3 +70,10 @@ class RemoveDuplicates(SimpleRemedy):
     def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
         """Move each back."""
         return bring_back(world, queue, effects, judged=False)
+
+
+def _lives_as_long(kept: Verdict, going: Verdict) -> bool:
+    """Return whether the content is not lost earlier; a retry's life is counted from when it was stored."""
+    if kept.expires_at_ms == -1:
+        return True
+    return going.expires_at_ms != -1 and kept.expires_at_ms + TOLERANCE_MS >= going.expires_at_ms

@@ -34,25 +34,28 @@ class UnlinkOrphans(SimpleRemedy):
         return world.numbered_keys(queues, "messages")
 
     def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
-        """Return one effect per record without a reference."""
-        world.state(queue)
+        """Return one effect per record without a reference; a young one may be about to get its own."""
+        old_ms = world.state(queue).now_ms - 1_000 * world.parameters.grace_s
         messages = world.keys(queue).messages
-        effects: list[Effect] = []
+        found: list[int] = []
         for batch in batches(surveyed):
             keys = [world.payload(queue, packet_id) for packet_id in batch]
-            effects += (
-                Effect(kind="orphan set aside", packet_id=packet_id, expires_at_ms=expires_at_ms)
-                for packet_id, expires_at_ms in zip(
-                    batch, world.call("find_orphans", [messages, *keys], []), strict=True
-                )
-                if expires_at_ms != _ABSENT
-            )
-        return effects
+            replies = world.call("find_orphans", [messages, *keys], [])
+            found += (packet_id for packet_id, reply in zip(batch, replies, strict=True) if reply != _ABSENT)
+        verdicts = world.judge(queue, [world.payload(queue, packet_id) for packet_id in found])
+        return [
+            Effect(kind="orphan set aside", packet_id=packet_id, expires_at_ms=verdict.expires_at_ms)
+            for packet_id, verdict in zip(found, verdicts, strict=True)
+            if verdict.word != "missing" and verdict.time_ms <= old_ms
+        ]
 
     def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Rename each, where it still is an orphan."""
-        keep_ms = 1_000 * world.parameters.keep_s
-        calls = [([world.keys(queue).messages, *_names(world, queue, each)], [keep_ms]) for each in effects]
+        keep_ms, grace_ms = 1_000 * world.parameters.keep_s, 1_000 * world.parameters.grace_s
+        messages = world.keys(queue).messages
+        calls = [
+            ([messages, *_names(world, queue, each)], [keep_ms, str(each.expires_at_ms), grace_ms]) for each in effects
+        ]
         return [bool(reply) for reply in world.calls("unlink_orphan", calls)]
 
     def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
