@@ -12,11 +12,13 @@ import pytest
 from queuekeeper import assets
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.maintenance.remedies.queues import Selection, failed_queues
 from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.quality import run, suites
 from queuekeeper.quality.known_issues import KnownIssues
 from queuekeeper.quality.profile_model import ProfileParameters
 from queuekeeper.quality.profile_preflight import check_profiled
+from queuekeeper.quality.report import build_report
 from queuekeeper.quality.run import QualityReport, run_quality, suites_for
 from queuekeeper.quality.store import QualityStore, Status, Verdict
 from queuekeeper.redis_client import connect as connect_redis
@@ -171,6 +173,37 @@ def test_client_ids_are_shown_to_those_who_ask(url: str) -> None:
     (finding,) = judge(url, show_client_ids=True).findings
 
     assert finding.examples[0]["client_id"] == "<b>=1+1"
+    with connect(url, autocommit=True) as connection:
+        (stored,) = (each for each in QualityStore(connection).results("q-1") if each.examples)
+    assert stored.examples[0]["client_hash"] == hash_of("<b>=1+1")
+    assert "client_id" not in stored.examples[0]
+
+
+def test_profile_whose_queues_were_dropped_is_not_judged(url: str) -> None:
+    save_profile(url, queue("torn", tied_serials=1))
+    judge(url)
+    with connect(url, autocommit=True) as connection:
+        connection.execute("DELETE FROM queuekeeper.queue_profiles")
+
+    with pytest.raises(RefusedError, match="the queues of profile redis-1 have been dropped since"):
+        judge(url)
+    with connect(url, autocommit=True) as connection:
+        store = QualityStore(connection)
+        assert store.run("q-1").verdict is Verdict.FAILED
+        with pytest.raises(RefusedError, match="the queues of quality run q-1 have been dropped since"):
+            failed_queues(connection, remedy="repair_counter", selection=Selection())
+        report = build_report(connection, quality_run_id="q-1", now_ms=AS_OF_MS)
+    assert [profile.is_forgotten for profile in report.profiles] == [True]
+    save_profile(url, profile_id="empty")
+    assert judge(url, profiles=("empty",)).verdict is Verdict.PASSED
+
+
+def test_stores_are_compared_in_the_same_sample(url: str) -> None:
+    save_profile(url, *HEALTHY, sample_percent=10)
+    save_profile(url, *HEALTHY, profile_id="source", store="postgres")
+
+    with pytest.raises(UsageError, match="needs profiles of the same cohorts and sample"):
+        judge(url, "source_against_target", profiles=("redis-1", "source"))
 
 
 def test_dead_references_are_worse_where_they_crowd_and_gaps_and_idle_keys_count_when_they_are_many(url: str) -> None:

@@ -104,7 +104,7 @@ def run_quality(
     :param key_prefix: before every Redis key, for the forms of remedies.
     :param show_client_ids: name clients in examples as they are, not only by hash.
     :raises UsageError: when a suite or profile does not exist, or a suite has nothing to look at.
-    :raises RefusedError: when a profile is not complete.
+    :raises RefusedError: when a profile is not complete, or its queues have been dropped.
     """
     began = time.monotonic()
     with connect(postgres_url, autocommit=True) as connection:
@@ -173,14 +173,23 @@ def _check_choice(chosen: Sequence[Suite], profiles: Mapping[Store, Profile], pr
     for profile in profiles.values():
         if profile.finished_at is None:
             raise RefusedError(f"profile {profile.profile_id} is not complete: wait for it, or make another")
+        if profile.is_forgotten:
+            raise RefusedError(
+                f"the queues of profile {profile.profile_id} have been dropped since, as newer ones of the same kind "
+                "are there: judge one of those, or make another"
+            )
     for suite in chosen:
         if suite.name == COMPARISON_SUITE:
             source, target = profiles[Store.POSTGRES], profiles[Store.REDIS]
-            if (source.cohort_count, source.cohorts) != (target.cohort_count, target.cohorts):
+            if _share(source) != _share(target):
                 raise UsageError(
-                    f"suite {suite.name} needs profiles of the same cohorts: {source.profile_id} and "
+                    f"suite {suite.name} needs profiles of the same cohorts and sample: {source.profile_id} and "
                     f"{target.profile_id} were made of others"
                 )
+
+
+def _share(profile: Profile) -> tuple[object, ...]:
+    return profile.cohort_count, profile.cohorts, profile.sample_percent
 
 
 def _servers(redis_url: str) -> list[dict[str, Any]]:
