@@ -1,3 +1,4 @@
+--- @include "includes/expiry_interval"
 --- @include "includes/integers"
 -- What a record says of itself; nothing when nobody can read it. It is decoded to be looked at and never encoded again,
 -- and the rules are at most as strict as those of the stores: what they can read is read here too.
@@ -30,8 +31,7 @@ local function message_facts(json)
         packet_id = fields.packetId,
         packet_type = fields.packetType,
         time_ms = fields.time,
-        -- Four bytes without a sign that a signed number holds.
-        interval_s = interval and (interval < 0 and interval + 4294967296 or interval),
+        interval_s = interval and expiry_interval_s(interval),
         topic = topic,
         payload = payload,
     }

@@ -23,8 +23,11 @@ if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 0 then
     return redis.error_reply('INVALID 1 key and 1 to ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys are expected')
 end
 
+-- Where something else lies under the name of the set, there are no references.
+local is_set = redis.call('TYPE', KEYS[1]).ok == 'zset'
+local scores = is_set and redis.call('ZMSCORE', KEYS[1], unpack(KEYS, FIRST_PAYLOAD)) or {}
 local found = {}
-for position, score in ipairs(redis.call('ZMSCORE', KEYS[1], unpack(KEYS, FIRST_PAYLOAD))) do
-    found[position] = score and -2 or redis.call('PEXPIRETIME', KEYS[FIRST_PAYLOAD - 1 + position])
+for position = 1, count do
+    found[position] = scores[position] and -2 or redis.call('PEXPIRETIME', KEYS[FIRST_PAYLOAD - 1 + position])
 end
 return found

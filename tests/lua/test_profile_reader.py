@@ -28,6 +28,7 @@ from queuekeeper.clock import Pace
 from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import client_slot
 from queuekeeper.quality.identity import client_hash
+from queuekeeper.quality.profile_model import in_sample
 from queuekeeper.quality.profile_preflight import check_profiled
 from queuekeeper.quality.queue_reader import QueueReader
 from queuekeeper.redis_client import RedisClient, connect, nodes
@@ -39,7 +40,7 @@ CONTENTS = replace(PARAMETERS, contents=True)
 # The least that a profile without contents needs; GET is for the counters only.
 RULES = (
     "+info +client|setname +cluster|slots +cluster|shards +command +ping +select +scan +time +dbsize +type +zcard "
-    "+zrange +zscore +hexists +pexpiretime +strlen +script|load +evalsha (+get ~*_last_packet_id)"
+    "+zrange +zmscore +hexists +pexpiretime +strlen +script|load +evalsha (+get ~*_last_packet_id)"
 )
 
 
@@ -143,6 +144,17 @@ def test_queues_are_found_where_their_slots_have_gone(redis_cluster_url: str) ->
         "moving": (MESSAGES, {}),
         "staying": (MESSAGES, {}),
     }
+
+
+def test_sample_is_of_the_slots_that_belong_to_it(client: RedisClient) -> None:
+    names = {f"meter-{number}" for number in range(40)}
+    for name in names:
+        Queue(client=client, client_id=name).fill()
+    _, batches = scanned(client, replace(PARAMETERS, sample_percent=30))
+
+    found = {row["client_id"] for batch in batches for row in batch.to_pylist()}
+    assert found == {name for name in names if in_sample(client_slot(name), percent=30)}
+    assert 0 < len(found) < len(names)
 
 
 def test_what_scan_shows_twice_counts_once_and_what_is_gone_is_no_orphan(client: RedisClient) -> None:

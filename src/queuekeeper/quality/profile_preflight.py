@@ -53,7 +53,7 @@ def _probes(parameters: ProfileParameters) -> list[_Probe]:
         ("TYPE", keys.messages),
         ("ZCARD", keys.messages),
         ("ZRANGE", keys.messages, 0, 0, "WITHSCORES"),
-        ("ZSCORE", keys.messages, payload),
+        ("ZMSCORE", keys.messages, payload),
         ("HEXISTS", keys.session, "saved_last_packet_id"),
         ("PEXPIRETIME", payload),
         ("STRLEN", payload),

@@ -36,6 +36,8 @@ _CONTENT_BYTES_PER_CALL = 1_000_000
 _ORPHAN_PAUSE_S = 0.05
 _HALF = MAX_PACKET_ID // 2
 _MISSING, _UNREADABLE = -1, -2
+# Of an orphan its expiry is answered: never, as -1, or an instant.
+_REFERRED = -2
 _FAULT_BITS = {
     "unreadable": 1, "mismatched": 2, "bad_qos": 4, "qos_0": 8, "bad_packet_types": 16, "ttl_too_long": 32,
 }  # fmt: skip
@@ -135,7 +137,7 @@ class QueueReader:
         self._references = lua.load("quality/profile_references")
         self._messages = lua.load("quality/profile_messages")
         self._contents = lua.load("quality/profile_contents")
-        self._orphans = lua.load("quality/profile_orphans")
+        self._orphans = lua.load("sessions/find_orphans")
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row per client.
@@ -330,7 +332,7 @@ class QueueReader:
             ]
             found.append(self._numbers(calls))
             self._pace(sum(len(call.keys) for call in calls))
-        return np.concatenate(found) > 0
+        return np.not_equal(np.concatenate(found), _REFERRED, dtype=bool)
 
     def _numbers(self, calls: list[lua.Call]) -> Integers:
         return np.fromiter(chain.from_iterable(self._caller.execute(calls).or_raise()), np.int64)
