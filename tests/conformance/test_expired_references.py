@@ -7,7 +7,7 @@ import os
 import stat
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -16,14 +16,16 @@ import pytest
 import redis
 from lua_sessions import HOSTILE_IDS, Session, messages
 
-from queuekeeper import postgres
+from queuekeeper import lua, postgres
 from queuekeeper.embedded import PostgresServer
-from queuekeeper.errors import RefusedError, StalePlan, UsageError
+from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.maintenance import expired_references
 from queuekeeper.maintenance.cleanup_model import CleanupCounts, CleanupParameters
+from queuekeeper.maintenance.cleanup_summary import count_rows
 from queuekeeper.maintenance.cleanup_undo import remove_old_undo_files, undo_cleanup
 from queuekeeper.maintenance.expired_references import acl_rules, plan_cleanup, report_cleanup
 from queuekeeper.maintenance.runs import RunState, ShardProgress
+from queuekeeper.maintenance.undo_file import UndoFile
 from queuekeeper.redis_client import connect, facts, nodes
 from tests.cleanup_world import DAY_MS, HOUR_MS, Device, World, now_ms, record, with_records
 from tests.conftest import REDIS_FLAVOURS
@@ -178,11 +180,22 @@ def test_orphan_goes_only_when_it_is_old_enough(world: World) -> None:
         (HOUR_MS, 7_200, HOUR_MS),
         (0, 30 * 86_400, 30 * DAY_MS),
         (0, -1, (2**32 - 1) * 1_000),
+        (0, 2**31 - 1, (2**32 - 1) * 1_000),
         (3 * DAY_MS, None, HOUR_MS),
         (HOUR_MS, 60, HOUR_MS),
         (0, 0, HOUR_MS),
     ],
-    ids=["default", "default-from-its-time", "own", "own-is-longer", "unsigned", "over", "own-over", "zero"],
+    ids=[
+        "default",
+        "default-from-its-time",
+        "own",
+        "own-is-longer",
+        "unsigned",
+        "highest-signed",
+        "over",
+        "own-over",
+        "zero",
+    ],
 )
 def test_record_without_expiry_gets_the_one_that_it_says_of_itself(
     valkey: World, age_ms: int, interval_s: int | None, left_ms: int
@@ -317,18 +330,41 @@ def test_reference_that_names_no_message_of_its_session_is_left_to_the_remedies(
 
 @pytest.mark.parametrize("prefix", ["", "tbmq:", "a*[b]?\\:"])
 def test_every_id_and_prefix_is_found(world: World, prefix: str) -> None:
-    ids = [each for each in HOSTILE_IDS if not isinstance(world.client, redis.RedisCluster) or each[0] not in "}%"]
-    for client_id in ids:
+    for client_id in HOSTILE_IDS:
         device = world.device(client_id, prefix=prefix)
         device.add(2)
         device.expire(1)
     world.device("of another prefix", prefix="other:").add(1)
     world.device("of another prefix", prefix="other:").expire(1)
     _, done = world.clean(key_prefix=prefix)
-    assert done.dead_references == len(ids)
+    assert done.dead_references == len(HOSTILE_IDS)
     assert world.device("of another prefix", prefix="other:").references() == [1]
-    for client_id in ids:
+    for client_id in HOSTILE_IDS:
         assert world.device(client_id, prefix=prefix).live() == [2]
+
+
+@pytest.mark.parametrize("prefix", ["", "tbmq:"])
+def test_keys_that_a_broker_scatters_over_slots_do_not_stop_a_cleanup(world: World, prefix: str) -> None:
+    client: Any = world.client
+    stem = f"{prefix}{{}}x}}"
+    client.zadd(f"{stem}_messages", {f"{stem}_messages_1": 1, f"{stem}_messages_2": 2})
+    client.set(f"{stem}_messages_2", record("}x", time_ms=now_ms(), packet_id=2))
+    client.set(f"{stem}_messages_3", record("}x", time_ms=0, packet_id=3))
+    client.set(f"{stem}_last_packet_id", 2)
+    before = world.contents()
+    device = world.device("meter-7", prefix=prefix)
+    device.add(2)
+    device.expire(1)
+    _, done = world.clean(key_prefix=prefix)
+    assert device.references() == [2]
+    if isinstance(client, redis.RedisCluster):
+        assert (done.scattered_keys, done.to_do) == (4, 1)
+        after = world.contents()
+        assert {key: after[key] for key in before} == before
+        assert ("Left alone", "4 keys that an id beginning with } scatters") in count_rows(done)
+    else:
+        assert (done.scattered_keys, done.dead_references, done.orphans) == (0, 2, 1)
+        assert client.zrange(f"{stem}_messages", 0, -1) == [f"{stem}_messages_2".encode()]
 
 
 def test_client_id_that_is_no_text_is_cleaned_and_can_be_taken_back(valkey: World) -> None:
@@ -434,6 +470,66 @@ def test_undo_leaves_what_has_changed_since(world: World) -> None:
     assert (found.references, found.expiries) == (0, 0)
     assert (score, device.client.zscore(device.keys.messages, device.payload(1))) == (1, 40)
     assert 0 < pttl(other, other.keys.last_packet_id) <= HOUR_MS
+
+
+def test_expiries_that_were_set_when_another_call_failed_are_taken_back(
+    valkey: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        device, idle = valkey.device(f"meter-{number}"), valkey.device(f"idle-{number}")
+        device.add()
+        device.received(1)
+        device.client.set(device.payload(9), "nobody can read this")
+        idle.client.set(idle.keys.last_packet_id, 1)
+    before = valkey.contents()
+    run_id, (shard,) = valkey.approved()
+    execute = lua.ScriptCaller.execute
+    lost = ("unlink_orphans", b"{meter-1}"), ("repair_expiries", b"{meter-1}"), ("expire_idle_session", b"{idle-1}")
+    for script, stem in lost:
+
+        def fail(
+            self: lua.ScriptCaller, calls: Sequence[lua.Call], script: str = script, stem: bytes = stem
+        ) -> lua.Replies:
+            replies = execute(self, calls)
+            for position, call in enumerate(calls):
+                if call.script.name == f"maintenance/{script}" and call.client_id == stem:
+                    replies[position] = ServerUnavailable("cut")
+            return replies
+
+        monkeypatch.setattr(lua.ScriptCaller, "execute", fail)
+        with pytest.raises(ServerUnavailable, match=r"^cut$"):
+            valkey.apply(run_id, shard)
+    monkeypatch.setattr(lua.ScriptCaller, "execute", execute)
+    assert valkey.apply(run_id, shard).done
+    undo_cleanup(valkey.client, run_id=run_id, directory=valkey.undo, dry_run=False)
+    after = valkey.contents()
+    answered = [key for key in before if b"-1}" not in key]
+    assert {key: after[key] for key in answered} == {key: before[key] for key in answered}
+
+
+def test_set_that_is_of_another_type_by_now_does_not_stop_an_undo(world: World) -> None:
+    devices = [world.device(f"meter-{number}") for number in range(4)]
+    for device in devices:
+        device.add(2)
+        device.expire(1)
+    run_id, _ = world.clean()
+    devices[1].client.set(devices[1].keys.messages, "x")
+    found = undo_cleanup(world.client, run_id=run_id, directory=world.undo, dry_run=False)
+    assert (found.references, found.wrong_type_keys) == (3, 1)
+    assert [devices[number].references() for number in (0, 2, 3)] == [[1, 2]] * 3
+
+
+def test_old_undo_files_of_remedies_stay(valkey: World) -> None:
+    device = valkey.device("meter-7")
+    device.add(2)
+    device.expire(1)
+    valkey.clean()
+    remedies = valkey.undo / "0123456789abcdef.repair.undo.jsonl"
+    with UndoFile(remedies, {"kind": "repair_ttl"}):
+        pass
+    (valkey.undo / "notes.undo.jsonl").write_text("somebody's\n")
+    assert remove_old_undo_files(valkey.undo, days=1, now_ms=now_ms() + 2 * DAY_MS) == 1
+    assert sorted(path.name for path in valkey.undo.iterdir()) == [remedies.name, "notes.undo.jsonl"]
 
 
 def test_undo_without_a_file_says_so_and_old_files_go(valkey: World) -> None:

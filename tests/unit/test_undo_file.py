@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import stat
 from pathlib import Path
 
@@ -25,6 +26,34 @@ def test_lines_come_back_in_order_behind_their_header(tmp_path: Path) -> None:
         assert list(lines) == [{"a": 1}, {"b": "\udcff"}], "they are on disk while the run goes on"
     assert (header["kind"], header["run_id"]) == ("repair_ttl", "1")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_file_that_all_could_read_is_closed_to_them(tmp_path: Path) -> None:
+    path = tmp_path / "undo.jsonl"
+    with UndoFile(path, HEADER):
+        path.chmod(0o644)
+    with UndoFile(path, HEADER):
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+
+
+def test_full_disk_is_said_in_words_and_leaves_whole_lines_behind(tmp_path: Path) -> None:
+    path = tmp_path / "undo.jsonl"
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def overfill() -> None:
+        with UndoFile(path, HEADER) as undo:
+            undo.write([{"a": 1}])
+            resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 5, limits[1]))
+            undo.write([{"b": "too long"}])
+
+    try:
+        with pytest.raises(RefusedError, match=r"cannot be written: .*; make room"):
+            overfill()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with UndoFile(path, HEADER) as undo:
+        undo.write([{"c": 3}])
+    assert list(read_undo_file(path)[1]) == [{"a": 1}, {"c": 3}]
 
 
 def test_run_that_goes_on_appends_behind_half_a_line(tmp_path: Path) -> None:

@@ -72,6 +72,8 @@ class CleanupCounts:
     :ivar unreadable: records that nobody can read; left to the remedies.
     :ivar foreign_references: members of sets that name no message of their session; left to the remedies.
     :ivar wrong_type_keys: keys that hold another type than they should, or what is none of a session's; left alone.
+    :ivar scattered_keys: keys, in a cluster, of clients whose id begins with ``}``: their braces hold nothing, so each
+        key is in another slot; left to ``rekey_clients``.
     :ivar held_sessions: idle sessions that are to last for ever, are being imported, or belong to PostgreSQL;
         left alone.
     :ivar freed_bytes: memory of what is removed, as MEMORY USAGE says; of a set, its dead references' share.
@@ -91,6 +93,7 @@ class CleanupCounts:
     unreadable: int = 0
     foreign_references: int = 0
     wrong_type_keys: int = 0
+    scattered_keys: int = 0
     held_sessions: int = 0
     freed_bytes: int = 0
     later_bytes: int = 0
@@ -207,6 +210,7 @@ class UndoReport:
 
     :param references: dead references that are back in their sets.
     :param expiries: keys that have no expiry again; one that has another by now is left as it is.
+    :param wrong_type_keys: sets that are of another type by now; left as they are.
     """
 
     maintenance_run_id: str
@@ -214,3 +218,4 @@ class UndoReport:
     files: int
     references: int
     expiries: int
+    wrong_type_keys: int

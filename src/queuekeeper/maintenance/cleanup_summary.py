@@ -38,6 +38,7 @@ def count_rows(counts: CleanupCounts) -> list[tuple[str, str]]:
         "unreadable": counts.unreadable,
         "foreign references": counts.foreign_references,
         "keys of another type": counts.wrong_type_keys,
+        "keys that an id beginning with } scatters": counts.scattered_keys,
         "held sessions": counts.held_sessions,
     }
     return [

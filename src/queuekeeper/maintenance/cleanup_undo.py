@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+from redis.exceptions import ResponseError
+
 from queuekeeper import lua
 from queuekeeper.errors import UsageError
 from queuekeeper.maintenance.cleanup_model import KIND, UndoReport
@@ -25,8 +27,8 @@ def undo_path(directory: Path, *, run_id: str, shard: str) -> Path:
 def undo_cleanup(client: RedisClient, *, run_id: str, directory: Path, dry_run: bool) -> UndoReport:
     """Put dead references back and take expiries off again. Messages that were removed do not come back.
 
-    A reference that is there by now belongs to a newer message, and an expiry that is another by now to somebody else:
-    both are left as they are.
+    A reference that is there by now belongs to a newer message, an expiry that is another by now to somebody else, and
+    a set that is of another type by now to another program: all are left as they are.
 
     :param directory: folder of the undo files.
     :param dry_run: only count what the files hold.
@@ -39,7 +41,7 @@ def undo_cleanup(client: RedisClient, *, run_id: str, directory: Path, dry_run: 
             "was removed after its retention"
         )
     caller, script = lua.ScriptCaller(client), lua.load("maintenance/persist_keys")
-    references = expiries = 0
+    references = expiries = wrong_type_keys = 0
     for path in paths:
         header, lines = read_undo_file(path)
         if header.get("kind") != KIND:
@@ -50,31 +52,49 @@ def undo_cleanup(client: RedisClient, *, run_id: str, directory: Path, dry_run: 
                 if dry_run:
                     references += len(members)
                     continue
+                pairs = (each for pair in members.items() for each in pair[::-1])
                 with redis_errors(address_of(client)):
-                    added = client.execute_command(  # type: ignore[no-untyped-call]
-                        "ZADD",
-                        raw_of(line["messages"]),
-                        "NX",
-                        *(each for pair in members.items() for each in pair[::-1]),
-                    )
-                references += int(added)
+                    try:
+                        references += int(
+                            client.execute_command(  # type: ignore[no-untyped-call]
+                                "ZADD", raw_of(line["messages"]), "NX", *pairs
+                            )
+                        )
+                    except ResponseError as error:
+                        if not str(error).startswith("WRONGTYPE"):
+                            raise
+                        wrong_type_keys += 1
             else:
                 keys = [raw_of(name) for name, _ in line["expiries"]]
                 instants = [str(expires_at_ms) for _, expires_at_ms in line["expiries"]]
                 expiries += len(keys) if dry_run else int(caller.call(script, keys, instants))
     return UndoReport(
-        maintenance_run_id=run_id, dry_run=dry_run, files=len(paths), references=references, expiries=expiries
+        maintenance_run_id=run_id,
+        dry_run=dry_run,
+        files=len(paths),
+        references=references,
+        expiries=expiries,
+        wrong_type_keys=wrong_type_keys,
     )
 
 
 def remove_old_undo_files(directory: Path, *, days: int, now_ms: int) -> int:
-    """Remove the files that nobody has written to for so long, and return how many."""
+    """Remove the files of cleanups that nobody has written to for so long, and return how many."""
     removed = 0
     for path in directory.glob(f"*{_SUFFIX}"):
-        if path.stat().st_mtime * 1000 < now_ms - days * 86_400_000:
+        if path.stat().st_mtime * 1000 < now_ms - days * 86_400_000 and _is_of_a_cleanup(path):
             path.unlink(missing_ok=True)
             removed += 1
     return removed
+
+
+def _is_of_a_cleanup(path: Path) -> bool:
+    """Tell whether a file is ours to remove: remedies keep theirs in the same folder."""
+    try:
+        header, _ = read_undo_file(path)
+    except UsageError:
+        return False
+    return header.get("kind") == KIND
 
 
 def name_of(raw: bytes) -> str:

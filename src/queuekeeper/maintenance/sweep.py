@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from heapq import nlargest
 from typing import Any, NamedTuple, TypeVar
 
+import redis
+
 from queuekeeper import lua
 from queuekeeper.clock import Pace
 from queuekeeper.errors import QueuekeeperError, ScriptError
@@ -90,6 +92,8 @@ class Sweep:
         self._caller = lua.ScriptCaller(client)
         self._parameters = parameters
         self._prefix = parameters.key_prefix.encode()
+        # A tag that is empty scatters a session's keys over slots: no script of a cluster may touch two of them.
+        self._scattered = self._prefix + b"{}" if isinstance(client, redis.RedisCluster) else None
         self._undo = undo
         self._apply = "0" if undo is None else "1"
         self._judgement = (parameters.default_ttl_s * 1000, parameters.grace_s * 1000, self._apply)
@@ -106,7 +110,9 @@ class Sweep:
                 continue
             stem, kind = found
             counts.keys += 1
-            if kind == "messages":
+            if self._scattered is not None and stem.startswith(self._scattered):
+                counts.scattered_keys += 1
+            elif kind == "messages":
                 queues.add(stem)
             elif kind == "payload":
                 payloads[stem].append(name)
@@ -125,17 +131,30 @@ class Sweep:
 
         :param cost: of each call; that of its keys when absent.
         """
+        replies, error = self._call_until_error(calls, counts, cost=cost)
+        if error is not None:
+            raise error
+        return replies
+
+    def _call_until_error(
+        self, calls: Sequence[lua.Call], counts: CleanupCounts, *, cost: int | None = None
+    ) -> tuple[list[lua.Reply], QueuekeeperError | None]:
+        """Return the replies, and the first error; whoever changes notes what was done before raising it.
+
+        :returns: none for a reply where a key is of another type, or that an error has cost.
+        """
         replies: list[lua.Reply] = []
+        error: QueuekeeperError | None = None
         for trip in _trips(calls, cost):
             for reply in self._caller.execute(trip):
                 if _is_wrong_type(reply):
                     counts.wrong_type_keys += 1
-                    replies.append(None)
                 elif isinstance(reply, QueuekeeperError):
-                    raise reply
-                else:
-                    replies.append(reply)
-        return replies
+                    error = error or reply
+                replies.append(None if isinstance(reply, QueuekeeperError) else reply)
+            if error is not None:
+                break
+        return replies + [None] * (len(calls) - len(replies)), error
 
     # --- references ----------------------------------------------------------------------------------------------
 
@@ -298,6 +317,8 @@ class Sweep:
     ) -> Iterator[list[tuple[bytes, list[Any]]]]:
         """Yield each key with its answer; a call that is full answers for fewer keys than it was given.
 
+        An error is raised when what was done before it has been yielded.
+
         :param width: values of an answer.
         """
         while work:
@@ -305,7 +326,8 @@ class Sweep:
             for some in _slices(work, CALLS_PER_TRIP):
                 done: list[tuple[bytes, list[Any]]] = []
                 cost = RECORD_COST * max(len(keys) for _, keys in some)
-                replies = self._call([call(stem, keys) for stem, keys in some], counts, cost=cost)
+                calls = [call(stem, keys) for stem, keys in some]
+                replies, error = self._call_until_error(calls, counts, cost=cost)
                 for (stem, keys), reply in zip(some, replies, strict=True):
                     if reply is None:
                         continue
@@ -314,6 +336,8 @@ class Sweep:
                     if len(answers) < len(keys):
                         again.append((stem, keys[len(answers) :]))
                 yield done
+                if error is not None:
+                    raise error
             work = again
 
     # --- what outlives its session -------------------------------------------------------------------------------
@@ -333,7 +357,8 @@ class Sweep:
             for stem in stems
         ]
         expiries: list[tuple[bytes, bytes]] = []
-        for stem, reply in zip(stems, self._call(calls, counts), strict=True):
+        replies, error = self._call_until_error(calls, counts)
+        for stem, reply in zip(stems, replies, strict=True):
             if reply is None:
                 continue
             if reply[0] == b"held":
@@ -349,6 +374,8 @@ class Sweep:
                 counts.shared_subscriptions += shared and "last_packet_id" in met
                 expiries += [(stem + b"_" + kind.encode(), b"%d" % reply[1]) for kind in met]
         self._note(expiries)
+        if error is not None:
+            raise error
 
     def _note(self, expiries: Sequence[tuple[bytes, bytes]]) -> None:
         """Note expiries that were set; keys of one session stand in one line, since they share a slot."""

@@ -32,27 +32,44 @@ class UndoFile:
         first = {"format": FORMAT, **header}
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600), "r+b")
+            # Without a buffer, which closing the file would try to write once more after a failure.
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = os.fdopen(descriptor, "r+b", buffering=0)
         except OSError as error:
             raise RefusedError(f"undo file {path} cannot be written: {error.strerror}; name another") from error
+        try:
+            self._begin(first)
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _begin(self, first: Mapping[str, Any]) -> None:
         known = self._file.readline()
+        if known and _parsed(known) != first:
+            raise RefusedError(f"{self.path} is the undo file of something else: name another file")
+        try:
+            # Somebody may have made it for all to read.
+            os.fchmod(self._file.fileno(), 0o600)
+        except OSError as error:
+            raise RefusedError(f"undo file {self.path} is another user's: {error.strerror}; name another") from error
         if not known:
             self.write([first])
-        elif _parsed(known) != first:
-            self._file.close()
-            raise RefusedError(f"{path} is the undo file of something else: name another file")
         elif _ends_within_a_line(self._file):
             # A kill left half a line; what follows it has to be whole.
-            self._file.write(b"\n")
+            self._append(b"\n")
 
     def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Append lines and return when they are on disk.
 
         :raises RefusedError: when there is no room for them.
         """
+        self._append(b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines))
+
+    def _append(self, text: bytes) -> None:
+        left = memoryview(text)
         try:
-            self._file.writelines(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
-            self._file.flush()
+            while left:
+                left = left[os.write(self._file.fileno(), left) :]
             os.fsync(self._file.fileno())
         except OSError as error:
             raise RefusedError(f"undo file {self.path} cannot be written: {error.strerror}; make room") from error
