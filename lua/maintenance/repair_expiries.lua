@@ -37,6 +37,8 @@ if not default_ttl_ms or default_ttl_ms < 1 or not grace_ms or grace_ms < 1 or (
     return redis.error_reply('INVALID default life and grace are integers of 1 or more, and apply is 0 or 1')
 end
 
+-- Where something else lies under the name of the session, this fails before anything is written.
+redis.call('HGET', session_key, 'earliest_expiry_ms')
 local soonest = now_ms() + grace_ms
 local reply, bytes = {}, 0
 for index = FIRST_PAYLOAD, #KEYS do

@@ -48,13 +48,15 @@ for index = FIRST_PAYLOAD, #KEYS do
         earliest = expires_at_ms
     end
 end
+-- Where something else lies under the name of the session, this fails before anything is written.
+local saved_last_packet_id = redis.call('HGET', session_key, 'saved_last_packet_id')
 local removed = 0
 if #dead > 0 then
     removed = redis.call('ZREM', messages_key, unpack(dead))
     count_in_session(session_key, 'expired', removed)
 end
 -- A save since the first page has moved saved_last_packet_id, and may have brought an earlier expiry.
-if complete_for ~= '' and redis.call('HGET', session_key, 'saved_last_packet_id') == complete_for then
+if complete_for ~= '' and saved_last_packet_id == complete_for then
     redis.call('HSET', session_key, 'earliest_expiry_ms', string.format('%d', earliest or MAX_INTEGER))
 end
 return { removed, earliest and string.format('%d', earliest) or '' }

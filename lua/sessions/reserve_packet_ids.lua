@@ -10,7 +10,7 @@ KEYS
 ARGV
     [1]  expected        last packet id that the caller knows; empty: the key is absent
     [2]  last_packet_id  the last one of those to give out, 1 to 65535
-    [3]  keep_ms         how long from now on the last packet id is kept at least; empty: for ever, if it is new
+    [3]  keep_ms         how long from now on the last packet id is kept at least; empty: for ever
 Returns
     {"reserved"}  the packet ids are the caller's
     {"conflict", last_packet_id, position, ...}  the last packet id is this one and not the expected one, or else
@@ -61,7 +61,12 @@ end
 if #in_use > 0 then
     return { 'conflict', current, unpack(in_use) }
 end
-set_last_packet_id(last_packet_id_key, last_packet_id, ARGV[3])
+if ARGV[3] == '' then
+    -- A cleanup may have given it an expiry; in use it loses that, as by a broker's save.
+    redis.call('SET', last_packet_id_key, last_packet_id)
+else
+    set_last_packet_id(last_packet_id_key, last_packet_id, ARGV[3])
+end
 if fields[3] == current then
     redis.call('HSET', session_key, 'saved_last_packet_id', last_packet_id)
 end

@@ -10,7 +10,7 @@ from lua_sessions import HOSTILE_IDS, HOUR_MS, Session, contents, messages, now_
 from test_declared_keys import limited
 
 from queuekeeper import lua
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import ScriptError, UsageError
 from queuekeeper.redis_client import RedisClient, connect
 from tests.cleanup_world import record
 
@@ -120,6 +120,17 @@ def test_what_is_only_asked_for_is_not_done(client: RedisClient, script: str) ->
     keys, args = CALLS[script](session)
     args[args.index(1)] = 0
     call(client, script, keys, args)
+    assert contents(client) == before
+
+
+def test_session_of_another_type_is_refused_before_an_expiry_is_set(client: RedisClient) -> None:
+    session = faulty(client)
+    anything: Any = client
+    anything.set(session.keys.session, "x")
+    before = contents(client)
+    keys, args = CALLS["repair_expiries"](session)
+    with pytest.raises(ScriptError, match="WRONGTYPE"):
+        call(client, "repair_expiries", keys, args)
     assert contents(client) == before
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from lua_sessions import Message, Session, contents, messages
 
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import ScriptError, UsageError
 from queuekeeper.lua import ScriptCaller, load
 from queuekeeper.redis_client import RedisClient, connect
 
@@ -85,6 +85,17 @@ def test_session_of_another_program_gets_no_hash(client: RedisClient) -> None:
     anything.zadd(session.keys.messages, {session.payload(1): 1})
     assert session.remove_dead_references([1], complete_for=1) == [1, b""]
     assert contents(client) == {}
+
+
+def test_session_of_another_type_is_refused_before_anything_is_written(client: RedisClient) -> None:
+    session = Session(client=client)
+    anything: Any = client
+    anything.zadd(session.keys.messages, {session.payload(1): 1})
+    anything.set(session.keys.session, "x")
+    before = contents(client)
+    with pytest.raises(ScriptError, match="WRONGTYPE"):
+        session.remove_dead_references([1], complete_for=1)
+    assert contents(client) == before
 
 
 def test_sweep_ends_the_need_for_another_until_the_next_expiry(session: Session) -> None:

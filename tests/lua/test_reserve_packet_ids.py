@@ -26,8 +26,8 @@ def session(client: RedisClient) -> Session:
 
 def test_reserved_packet_ids_are_not_given_out_again(session: Session) -> None:
     before = contents(session.client)
-    assert session.reserve_packet_ids([4, 5], expected=3) == [b"reserved"]
-    assert session.reserve_packet_ids([4, 5], expected=3) == [b"conflict", b"5"]
+    assert session.reserve_packet_ids([4, 5], expected=3, keep_ms=1) == [b"reserved"]
+    assert session.reserve_packet_ids([4, 5], expected=3, keep_ms=1) == [b"conflict", b"5"]
     assert session.save_messages(messages(1, first=4), expected=3) == [b"conflict", b"5"]
     after = contents(session.client)
     until = before[session.keys.session][1]
@@ -70,10 +70,16 @@ def test_expiry_of_the_last_packet_id_is_prolonged_and_never_shortened(client: R
     first = client.pexpiretime(session.keys.last_packet_id)
     session.reserve_packet_ids([2], expected=1, keep_ms=1_000)
     assert client.pexpiretime(session.keys.last_packet_id) == first
-    session.reserve_packet_ids([3], expected=2)
-    assert client.pexpiretime(session.keys.last_packet_id) == first
-    session.reserve_packet_ids([4], expected=3, keep_ms=2_000_000)
+    session.reserve_packet_ids([3], expected=2, keep_ms=2_000_000)
     assert client.pexpiretime(session.keys.last_packet_id) >= first + 900_000
+
+
+def test_expiry_that_a_cleanup_gave_goes_where_sessions_last_for_ever(client: RedisClient) -> None:
+    session = Session(client=client)
+    session.reserve_packet_ids([1])
+    client.pexpire(session.keys.last_packet_id, 1_000_000)
+    assert session.reserve_packet_ids([2], expected=1) == [b"reserved"]
+    assert contents(client) == {session.keys.last_packet_id: (b"2", -1)}
 
 
 def test_last_packet_id_without_expiry_stays_so(client: RedisClient) -> None:
