@@ -635,7 +635,7 @@ def test_records_that_share_a_serial_are_both_kept(bench: Bench) -> None:
     bench.save()
     bench.any.zadd(session_keys(C).messages, {bench.payload(2): 1})
     for packet_id in (1, 2):
-        bench.any.set(bench.payload(packet_id), "{broken %d" % packet_id, keepttl=True)
+        bench.any.set(bench.payload(packet_id), f"{{broken {packet_id}", keepttl=True)
 
     assert bench.apply(bench.plan("quarantine_messages")).done == {"record that nobody can read set aside": 1}
     assert bench.any.get(quarantined_key(C, 1)) == b"{broken 1"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from queuekeeper import lua
 from queuekeeper.keyspace import orphan_key
 from queuekeeper.maintenance.remedies.model import Effect, Queue, SimpleRemedy
 from queuekeeper.maintenance.remedies.world import World, batches
@@ -53,7 +54,7 @@ class UnlinkOrphans(SimpleRemedy):
         """Rename each, where it still is an orphan."""
         keep_ms, grace_ms = 1_000 * world.parameters.keep_s, 1_000 * world.parameters.grace_s
         messages = world.keys(queue).messages
-        calls = [
+        calls: list[tuple[list[str], list[lua.Value]]] = [
             ([messages, *_names(world, queue, each)], [keep_ms, str(each.expires_at_ms), grace_ms]) for each in effects
         ]
         return [bool(reply) for reply in world.calls("unlink_orphan", calls)]
