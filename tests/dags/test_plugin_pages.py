@@ -256,6 +256,32 @@ def test_values_that_are_no_object_are_refused(browser: Browser, conf: str) -> N
     assert browser.get("/trigger/session_repair", params={"conf": conf}).status_code == 400
 
 
+@pytest.mark.parametrize(
+    ("name", "value", "wanted"),
+    [
+        ("dry_run", "true", "boolean"),
+        ("dry_run", 1, "boolean"),
+        ("dry_run", None, "boolean"),
+        ("limit", "7", "integer"),
+        ("limit", True, "integer"),
+        ("key_prefix", 7, "null or string"),
+        ("client_hashes", "0a", "null or array of strings"),
+        ("client_hashes", [1], "null or array of strings"),
+        ("more", [], "object"),
+        ("remedy", "erase", 'one of "repair_ttl", "rekey_clients"'),
+    ],
+)
+def test_link_with_a_value_of_another_type_is_refused_in_words(
+    browser: Browser, name: str, value: Any, wanted: str
+) -> None:
+    answer = browser.get("/trigger/session_repair", params={"conf": json.dumps({name: value})})
+
+    assert answer.status_code == 400
+    assert answer.json()["detail"] == (
+        f"conf does not fit the form of session_repair: {name} is {json.dumps(value)}: it has to be {wanted}."
+    )
+
+
 @pytest.mark.parametrize("dag_id", ["theirs", "absent", "a/b"])
 def test_only_dags_of_queuekeeper_have_forms_here(browser: Browser, dag_id: str) -> None:
     assert browser.get(f"/trigger/{dag_id}").status_code == 404
@@ -302,7 +328,7 @@ def test_what_was_typed_wrongly_stays_in_the_form_with_the_reason(browser: Brows
     assert 'name="limit" value="many"' in answer.text
     assert "More: this is not JSON" in answer.text
     assert "Remedy: a value is needed" in answer.text
-    assert [method for method, _, _ in airflow.asked] == ["GET", "GET"]
+    assert [method for method, _, _ in airflow.asked] == ["GET"]
 
 
 def test_what_airflow_refuses_is_shown_and_the_dag_stays_paused(browser: Browser, airflow: Airflow) -> None:

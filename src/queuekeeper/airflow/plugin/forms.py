@@ -8,6 +8,12 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+# What JSON calls a type, and Python.
+_PYTHON: Mapping[str, Any] = {
+    "null": type(None), "boolean": bool, "integer": int, "number": (int, float), "string": str, "array": list,
+    "object": dict,
+}  # fmt: skip
+
 
 class Kind(StrEnum):
     """How a parameter is asked for."""
@@ -55,6 +61,15 @@ def unknown(params: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[str, .
     return tuple(sorted(set(given) - set(params)))
 
 
+def misfits(params: Mapping[str, Mapping[str, Any]], given: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what is wrong with a link: values that their fields could only show as something else."""
+    return tuple(
+        f"{name} is {json.dumps(value)}: it has to be {_wanted(params[name]['schema'])}"
+        for name, value in given.items()
+        if name in params and not _fits(params[name]["schema"], value)
+    )
+
+
 def read(params: Mapping[str, Mapping[str, Any]], form: Mapping[str, str]) -> tuple[dict[str, Any], tuple[str, ...]]:
     """Return the values that a person has sent, and what is wrong with them; Airflow itself checks their limits.
 
@@ -96,6 +111,27 @@ def _types(schema: Mapping[str, Any]) -> Sequence[str]:
     return [declared] if isinstance(declared, str) else list(declared)
 
 
+def _fits(schema: Mapping[str, Any], value: Any) -> bool:
+    if schema.get("enum"):
+        return value in schema["enum"]
+    types = _types(schema)
+    if types and not any(_is_of(each, value) for each in types):
+        return False
+    return _kind(schema) is not Kind.LINES or all(isinstance(each, str) for each in value or ())
+
+
+def _is_of(name: str, value: Any) -> bool:
+    # In Python a flag is a number, too.
+    return isinstance(value, _PYTHON[name]) and isinstance(value, bool) is (name == "boolean")
+
+
+def _wanted(schema: Mapping[str, Any]) -> str:
+    if schema.get("enum"):
+        return f"one of {', '.join(map(json.dumps, schema['enum']))}"
+    words = " or ".join(_types(schema))
+    return f"{words} of strings" if _kind(schema) is Kind.LINES else words
+
+
 def _nullable(schema: Mapping[str, Any]) -> bool:
     return "null" in _types(schema)
 
@@ -121,9 +157,8 @@ def _text(kind: Kind, value: Any) -> str:
         return json.dumps(value)
     if value is None:
         return ""
-    # What a link gives need not be of the right kind; it is shown, and Airflow says what is wrong with it.
-    if kind is Kind.LINES and isinstance(value, list):
-        return "\n".join(map(str, value))
+    if kind is Kind.LINES:
+        return "\n".join(value)
     return str(value)
 
 

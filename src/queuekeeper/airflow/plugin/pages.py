@@ -129,10 +129,9 @@ def pages(
             return page("no_report.html.j2", status=404, dag_id=dag_id, run_id=run_id)
         return RedirectResponse(f"{base_path()}{PREFIX}/reports/{found.html}", headers=_HEADERS)
 
-    async def form(
-        request: Request, dag_id: str, *, given: Mapping[str, Any], problems: Sequence[str] = ()
+    def form(
+        dag_id: str, dag: Mapping[str, Any], *, given: Mapping[str, Any], problems: Sequence[str] = ()
     ) -> Response:
-        dag = await _dag(airflow, request, dag_id)
         return page(
             "form.html.j2",
             status=422 if problems else 200,
@@ -154,7 +153,12 @@ def pages(
             given = None
         if not isinstance(given, dict):
             raise HTTPException(400, "conf has to be a JSON object.", headers=_HEADERS)
-        return await form(request, dag_id, given=given)
+        dag = await _dag(airflow, request, dag_id)
+        wrong = forms.misfits(dag["params"], given)
+        if wrong:
+            # A form that showed another value than the link has would start what nobody asked for.
+            raise HTTPException(400, f"conf does not fit the form of {dag_id}: {'; '.join(wrong)}.", headers=_HEADERS)
+        return form(dag_id, dag, given=given)
 
     @app.post("/trigger/{dag_id}")
     async def send_form(request: Request, dag_id: str) -> Response:
@@ -166,11 +170,11 @@ def pages(
             raise HTTPException(400, "The form cannot be read.", headers=_HEADERS) from None
         values, problems = forms.read(dag["params"], dict(sent))
         if problems:
-            return await form(request, dag_id, given=values, problems=problems)
+            return form(dag_id, dag, given=values, problems=problems)
         # Checked by Airflow first: a DAG whose run is refused stays paused.
         answer = await airflow.trigger(request, dag_id, conf=values)
         if answer.status_code in (400, 422):
-            return await form(request, dag_id, given=values, problems=[detail(answer)])
+            return form(dag_id, dag, given=values, problems=[detail(answer)])
         _demand(answer)
         if dag["is_paused"] and _UNPAUSE in dict(sent):
             _demand(await airflow.unpause(request, dag_id))
