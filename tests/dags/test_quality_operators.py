@@ -115,6 +115,13 @@ def test_profile_of_a_store_that_the_run_is_not_about_is_skipped(dag: DAG) -> No
         task.execute(context_of(dag, sute="full"))
 
 
+def test_what_could_not_be_judged_is_refused_before_it_is_read(dag: DAG) -> None:
+    task = ProfileQueuesOperator(task_id="p", store="redis", stores="redis", compare="True", spark_jobs="absent")
+
+    with pytest.raises(UsageError, match="suite source_against_target needs a profile of postgres"):
+        task.execute(context_of(dag))
+
+
 def test_profile_reads_the_turn_of_its_time_unless_the_form_names_one(dag: DAG) -> None:
     given: dict[str, Any] = {
         "task_id": "p", "store": "redis", "spark_jobs": "absent", "stores": "both", "mode": "fast", "cohorts": "0-3",

@@ -28,12 +28,24 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 BOTH = "both"
+STORES = ("redis", "postgres")
 
 
 def id_of(context: Context, *more: str) -> str:
     """Return a name of 16 hex digits that stays the same when a task of a run is tried again."""
     run = context["dag_run"]
     return hashlib.sha256(json.dumps([run.dag_id, run.run_id, *more]).encode()).hexdigest()[:16]
+
+
+def _suites(stores: Sequence[str], *, compare: bool | str) -> tuple[str, ...]:
+    """Return the suites of a run, once it is clear that they can judge it."""
+    # Great Expectations takes seconds to import, which no other task should pay for.
+    from queuekeeper.quality.run import check_suites, suites_for  # noqa: PLC0415
+
+    on_redis = "redis" in stores
+    names = suites_for(stores, servers=on_redis, compare=str(compare) == "True")
+    check_suites(names, stores=stores, servers=on_redis)
+    return names
 
 
 class ProfileQueuesOperator(QueuekeeperSparkOperator):
@@ -44,6 +56,7 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
     :param mode: ``fast`` for one turn of the cohorts, ``full`` for all (templated).
     :param turn: which turn a fast profile reads; empty for that of the run's time (templated).
     :param contents: whether to judge the messages' JSON (templated).
+    :param compare: whether source and target will be compared, which needs both (templated).
     """
 
     template_fields: Sequence[str] = (
@@ -54,6 +67,7 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
         "cohort_count",
         "turn",
         "contents",
+        "compare",
         "session_limit",
         "default_ttl_s",
         "max_payload_bytes",
@@ -71,6 +85,7 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
         cohort_count: int | str = "{{ params.cohort_count }}",
         turn: int | str = "{{ '' if params.turn is none else params.turn }}",
         contents: bool | str = "{{ params.contents }}",
+        compare: bool | str = "{{ params.compare }}",
         session_limit: int | str = "{{ params.limit }}",
         default_ttl_s: int | str = "{{ params.default_ttl_s }}",
         max_payload_bytes: int | str = "{{ params.max_payload_bytes }}",
@@ -87,6 +102,7 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
         self.cohort_count = cohort_count
         self.turn = turn
         self.contents = contents
+        self.compare = compare
         self.session_limit = session_limit
         self.default_ttl_s = default_ttl_s
         self.max_payload_bytes = max_payload_bytes
@@ -122,6 +138,8 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
         reject_unknown_of(context)
         if self.stores not in (self.store, BOTH):
             raise AirflowSkipException(f"this run is about {self.stores}")
+        # Before the stores are read: what cannot be judged need not be profiled.
+        _suites(STORES if self.stores == BOTH else [self.stores], compare=self.compare)
         report = super().execute(context)
         # There may be thousands of cohorts, and they are on record.
         return report | {"cohorts": len(report["cohorts"])}
@@ -161,14 +179,12 @@ class RunQualityOperator(BaseOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and what did not pass, without any client."""
         # Great Expectations takes seconds to import, which no other task should pay for.
-        from queuekeeper.quality.run import COMPARISON_SUITE, run_quality, suites_for  # noqa: PLC0415
+        from queuekeeper.quality.run import run_quality  # noqa: PLC0415
 
         profiles: list[Mapping[str, Any]] = [profile for profile in self.profiles if profile]
         stores = [profile["store"] for profile in profiles]
         on_redis = "redis" in stores
-        suites = suites_for(stores, servers=on_redis)
-        if str(self.compare) == "True":
-            suites = (*suites, COMPARISON_SUITE)
+        suites = _suites(stores, compare=self.compare)
         self.log.info("Judging %s by %s", ", ".join(stores), ", ".join(suites))
         report = run_quality(
             postgres_url=QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
