@@ -86,7 +86,8 @@ def test_its_schedule_comes_paused_and_covers_all_turns_of_a_day(dag: DAG) -> No
         ("suite", "slow"), ("stores", "all"), ("cohorts", "1;2"), ("cohorts", ""), ("cohort_count", 0),
         ("cohort_count", 16_385), ("turn", 96), ("turn", -1), ("contents", "yes"), ("limit", 0), ("limit", 65_536),
         ("default_ttl_s", 0), ("max_payload_bytes", 0), ("throttle_references_per_s", 0), ("key_prefix", "{a}"),
-        ("redis_conn_id", "{{ conn.x.password }}"), ("compare", "yes"),
+        ("redis_conn_id", "{{ conn.x.password }}"), ("compare", "yes"), ("sample_percent", 0), ("sample_percent", 101),
+        ("parquet_directory", "relative"), ("parquet_directory", "/{{ conn.x.password }}"),
     ],
 )  # fmt: skip
 def test_form_refuses_what_no_profile_could_honour(dag: DAG, name: str, value: Any) -> None:
@@ -99,6 +100,8 @@ def test_defaults_are_those_of_the_profile_itself(dag: DAG) -> None:
 
     assert params["cohorts"] == defaults.cohorts
     assert params["cohort_count"] == defaults.cohort_count
+    assert params["sample_percent"] == defaults.sample_percent
+    assert params["parquet_directory"] is None
     assert params["limit"] == defaults.session_limit
     assert params["default_ttl_s"] == defaults.default_ttl_s
     assert params["max_payload_bytes"] == defaults.max_payload_bytes
@@ -126,15 +129,18 @@ def test_profile_reads_the_turn_of_its_time_unless_the_form_names_one(dag: DAG) 
     given: dict[str, Any] = {
         "task_id": "p", "store": "redis", "spark_jobs": "absent", "stores": "both", "mode": "fast", "cohorts": "0-3",
         "cohort_count": 96, "contents": "True", "session_limit": 7, "default_ttl_s": 8, "max_payload_bytes": 9,
-        "key_prefix": "", "throttle_references_per_s": "",
+        "key_prefix": "", "throttle_references_per_s": "", "sample_percent": 10, "parquet_directory": "",
     }  # fmt: skip
     context = context_of(dag)
 
     by_time = ProfileQueuesOperator(turn="", **given).arguments(context)
-    by_form = ProfileQueuesOperator(turn="0", **given).arguments(context)
+    by_form = ProfileQueuesOperator(turn="0", **given | {"parquet_directory": "/srv/profiles"}).arguments(context)
 
     assert "--turn=55" in by_time
     assert "--turn=0" in by_form
+    assert "--sample-percent=10" in by_form
+    assert "--parquet-dir=/srv/profiles" in by_form
+    assert not any(argument.startswith("--parquet-dir") for argument in by_time)
     assert f"--profile-id={id_of(context, 'redis')}" in by_time
     assert "--contents" in by_time
     assert [argument for argument in by_time if "prefix" in argument or "throttle" in argument] == []
@@ -165,15 +171,19 @@ def test_turn_that_passes_waits_for_one_that_failed_and_was_not_read_again(dag: 
     now = datetime.fromtimestamp(system_clock() / 1_000, UTC)
     with postgres.connect(control, autocommit=True) as connection:
         connection.execute(
-            "INSERT INTO queuekeeper.profiles (profile_id, store, mode, contents, cohort_count, cohorts, session_limit,"
-            " default_ttl_s, max_payload_bytes, as_of_ms) VALUES ('p', 'redis', 'fast', false, 96, '{5}', 1, 1, 1, 1)"
+            "INSERT INTO queuekeeper.profiles (profile_id, store, target, mode, contents, cohort_count, cohorts,"
+            " sample_percent, session_limit, default_ttl_s, max_payload_bytes, as_of_ms)"
+            " VALUES ('p', 'redis', 'here', 'fast', false, 96, '{5}', 100, 1, 1, 1, 1)"
         )
         store = QualityStore(connection)
         store.begin(quality_run_id="bad", mode="fast", suites=[], profile_ids=["p"], numbers={}, started_at=now)
         store.finish(quality_run_id="bad", verdict=Verdict.FAILED, results=(), numbers={})
     judgement = {"quality_run_id": "q", "verdict": "passed", "findings": []}
 
-    with pytest.raises(AirflowFailException, match=r"cohorts that failed in 1 earlier runs \(bad\) have not been read"):
+    with pytest.raises(
+        AirflowFailException,
+        match=r"cohorts that failed in 1 earlier runs \(bad\) have not been read since as thoroughly",
+    ):
         PublishQualityOperator(task_id="publish", judgement=judgement).execute(context_of(dag))
 
 

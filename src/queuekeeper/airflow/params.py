@@ -314,6 +314,16 @@ def queue_quality_params() -> dict[str, Param]:
             description="How many ranges of hash slots the clients are cut into; a fast suite needs 96 or more.",
             examples=[96, 384],
         ),
+        "sample_percent": Param(
+            _PROFILE.sample_percent,
+            type="integer",
+            minimum=1,
+            maximum=100,
+            title="Sample (percent)",
+            description="Read only the queues of so many of a hundred slots, the same ones each time. Counts are those "
+            "of the sample, and a fault outside of it is not seen.",
+            examples=[1, 10, 100],
+        ),
         "turn": Param(
             None,
             type=["null", "integer"],
@@ -365,6 +375,16 @@ def queue_quality_params() -> dict[str, Param]:
             title="Throttle (references per second)",
             description="Fastest rate of the reading of Redis; empty is as fast as the server allows.",
             examples=[None, 50_000],
+        ),
+        "parquet_directory": Param(
+            None,
+            type=["null", "string"],
+            pattern=r"^/[^{}\x00-\x1F]+$",
+            maxLength=1_024,
+            title="Folder for Parquet",
+            description="Write the rows of queues there as Parquet, too: an absolute path that all of Spark can write "
+            "to. They hold client ids. Empty writes none.",
+            examples=[None, "/srv/queue-profiles"],
         ),
         "key_prefix": _key_prefix_param(),
         "postgres_conn_id": _connection_param(

@@ -61,6 +61,9 @@ ModeChoice = Annotated[
 ]
 CohortChoice = Annotated[str, typer.Option("--cohorts", help="Cohorts, all or such as 0-3,7.", metavar="CHOICE")]
 CohortCount = Annotated[int, typer.Option(help="Cohorts to cut the hash slots into.")]
+SamplePercent = Annotated[
+    int, typer.Option(help="Read only the queues of so many of a hundred slots. Faults elsewhere are not seen.")
+]
 Turn = Annotated[int | None, typer.Option(help="Which of the 96 turns mode fast reads; that of the hour if left out.")]
 Contents = Annotated[
     bool, typer.Option("--contents", help="Judge the messages' JSON too, inside the server. The user needs GET.")
@@ -151,6 +154,7 @@ def _parameters(
     mode: Mode,
     cohorts: str,
     cohort_count: int,
+    sample_percent: int,
     turn: int | None,
     contents: bool,
     limit: int,
@@ -159,13 +163,13 @@ def _parameters(
     key_prefix: str | None,
     throttle_references_per_s: int | None,
 ) -> ProfileParameters:
-    from queuekeeper.keyspace import parse_cohorts
     from queuekeeper.quality.profile_model import ProfileParameters, turn_of
 
-    made = ProfileParameters(
+    return ProfileParameters(
         mode=mode.value,
         cohorts=cohorts,
         cohort_count=cohort_count,
+        sample_percent=sample_percent,
         turn=turn_of(datetime.fromtimestamp(now_ms / 1_000, UTC)) if turn is None else turn,
         contents=contents,
         session_limit=limit,
@@ -174,8 +178,6 @@ def _parameters(
         key_prefix=_prefix(key_prefix),
         throttle_references_per_s=throttle_references_per_s,
     )
-    parse_cohorts(cohorts, count=cohort_count)
-    return made
 
 
 def _prefix(key_prefix: str | None) -> str:
@@ -189,6 +191,7 @@ def profile(
     mode: ModeChoice = Mode.FULL,
     cohorts: CohortChoice = "all",
     cohort_count: CohortCount = 96,
+    sample_percent: SamplePercent = 100,
     turn: Turn = None,
     contents: Contents = False,
     limit: Limit = 10_000,
@@ -216,6 +219,7 @@ def profile(
         mode=mode,
         cohorts=cohorts,
         cohort_count=cohort_count,
+        sample_percent=sample_percent,
         turn=turn,
         contents=contents,
         limit=limit,
@@ -260,6 +264,7 @@ def run_command(
     mode: ModeChoice = Mode.FULL,
     cohorts: CohortChoice = "all",
     cohort_count: CohortCount = 96,
+    sample_percent: SamplePercent = 100,
     turn: Turn = None,
     contents: Contents = False,
     limit: Limit = 10_000,
@@ -300,6 +305,7 @@ def run_command(
             mode=mode,
             cohorts=cohorts,
             cohort_count=cohort_count,
+            sample_percent=sample_percent,
             turn=turn,
             contents=contents,
             limit=limit,

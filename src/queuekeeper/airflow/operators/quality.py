@@ -54,9 +54,11 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
     :param store: ``redis`` or ``postgres``.
     :param stores: those that the run is about; the task is skipped when its own is not among them (templated).
     :param mode: ``fast`` for one turn of the cohorts, ``full`` for all (templated).
+    :param sample_percent: read only the queues of so many of a hundred slots (templated).
     :param turn: which turn a fast profile reads; empty for that of the run's time (templated).
     :param contents: whether to judge the messages' JSON (templated).
     :param compare: whether source and target will be compared, which needs both (templated).
+    :param parquet_directory: folder on Spark's side for the rows of queues as Parquet, too; empty for none (templated).
     """
 
     template_fields: Sequence[str] = (
@@ -65,6 +67,7 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
         "mode",
         "cohorts",
         "cohort_count",
+        "sample_percent",
         "turn",
         "contents",
         "compare",
@@ -73,6 +76,7 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
         "max_payload_bytes",
         "key_prefix",
         "throttle_references_per_s",
+        "parquet_directory",
     )
 
     def __init__(
@@ -83,6 +87,7 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
         mode: str = "{{ params.suite }}",
         cohorts: str = "{{ params.cohorts }}",
         cohort_count: int | str = "{{ params.cohort_count }}",
+        sample_percent: int | str = "{{ params.sample_percent }}",
         turn: int | str = "{{ '' if params.turn is none else params.turn }}",
         contents: bool | str = "{{ params.contents }}",
         compare: bool | str = "{{ params.compare }}",
@@ -91,6 +96,7 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
         max_payload_bytes: int | str = "{{ params.max_payload_bytes }}",
         key_prefix: str = "{{ params.key_prefix or '' }}",
         throttle_references_per_s: int | str = "{{ params.throttle_references_per_s or '' }}",
+        parquet_directory: str = "{{ params.parquet_directory or '' }}",
         job: str = "profile_queues.py",
         **kwargs: Any,
     ) -> None:
@@ -100,6 +106,7 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
         self.mode = mode
         self.cohorts = cohorts
         self.cohort_count = cohort_count
+        self.sample_percent = sample_percent
         self.turn = turn
         self.contents = contents
         self.compare = compare
@@ -108,6 +115,7 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
         self.max_payload_bytes = max_payload_bytes
         self.key_prefix = key_prefix
         self.throttle_references_per_s = throttle_references_per_s
+        self.parquet_directory = parquet_directory
 
     def arguments(self, context: Context) -> list[str]:
         """Return the parameters of the profile."""
@@ -120,6 +128,7 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
             f"--mode={self.mode}",
             f"--cohorts={self.cohorts}",
             f"--cohort-count={self.cohort_count}",
+            f"--sample-percent={self.sample_percent}",
             f"--turn={turn}",
             f"--session-limit={self.session_limit}",
             f"--default-ttl-s={self.default_ttl_s}",
@@ -131,6 +140,8 @@ class ProfileQueuesOperator(QueuekeeperSparkOperator):
             arguments.append(f"--key-prefix={self.key_prefix}")
         if self.throttle_references_per_s != "":
             arguments.append(f"--throttle-references-per-s={self.throttle_references_per_s}")
+        if self.parquet_directory:
+            arguments.append(f"--parquet-dir={self.parquet_directory}")
         return arguments
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
@@ -315,7 +326,8 @@ class PublishQualityOperator(BaseOperator):
             names = ", ".join(failure.quality_run_id for failure in standing[:5])
             raise AirflowFailException(
                 f"This run is in order, but cohorts that failed in {len(standing)} earlier runs ({names}) have not "
-                f"been read since; dependents of {SESSION_QUALITY.uri} wait. Mend them and make a full run"
+                f"been read since as thoroughly; dependents of {SESSION_QUALITY.uri} wait. Mend them and make a full "
+                "run with the same stores, contents and comparison, of all queues"
             )
         told = {
             "quality_run_id": judgement["quality_run_id"],
