@@ -92,6 +92,14 @@ class TestEveryDag:
         assert f"docs/runbooks/{path.stem}.md" in (dag_bag.dags[path.stem].doc_md or "")
         assert [task.task_id for task in dag_bag.dags[path.stem].tasks if f"`{task.task_id}`" not in text] == []
 
+    def test_its_runbook_clears_tasks_of_one_run_and_asks_first(self, path: Path) -> None:
+        text = (ROOT / "docs" / "runbooks" / f"{path.stem}.md").read_text("utf-8").replace("\\\n", " ")
+
+        for command in re.findall(r"^airflow tasks clear .*$", text, re.MULTILINE):
+            assert "--start-date" in command
+            assert "--end-date" in command
+            assert "--yes" not in command
+
     def test_one_run_at_a_time_and_none_for_the_past(self, path: Path, dag_bag: DagBag) -> None:
         dag = dag_bag.dags[path.stem]
 
