@@ -13,9 +13,9 @@ import pytest
 from tbmq_broker import Broker
 
 from queuekeeper import assets, postgres
-from queuekeeper.clock import system_clock
+from queuekeeper.clock import Pace, system_clock
 from queuekeeper.embedded import PostgresServer
-from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.keyspace import orphan_key, payload_key, quarantined_key, session_keys
 from queuekeeper.maintenance.remedies import (
     REMEDY_NAMES,
@@ -1035,3 +1035,49 @@ def test_paused_run_waits_and_goes_on(bench: Bench, postgres_url: str) -> None:
         worker.join(20)
         assert bench.any.pexpiretime(bench.payload(1)) > 0
         assert runs.load(run_id).state is RunState.DONE
+
+
+@pytest.mark.parametrize(("keys", "trimmed"), [(700, 200), (10_000, 450)])
+def test_run_that_was_killed_does_the_rest_and_nothing_else(
+    bench: Bench, postgres_url: str, monkeypatch: pytest.MonkeyPatch, keys: int, trimmed: int
+) -> None:
+    bench.save(count=460)
+    queues = named_queues([C, "healthy-1", "healthy-2"], key=KEY)
+    asked = 0
+
+    def killed_in_its_midst(pace: Any, count: int) -> None:
+        nonlocal asked
+        asked += count
+        if asked > keys:
+            raise KeyboardInterrupt
+
+    def killed_at_its_end(runs: MaintenanceRuns, run_id: str, report: Any) -> None:
+        raise KeyboardInterrupt
+
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        runs = MaintenanceRuns(connection)
+        plan = bench.plan("trim_dead_first", limit=10)
+        assert plan.effects == {"message trimmed": 450}
+        run_id = record_plan(runs, plan, selection=Selection(), now_ms=system_clock()).maintenance_run_id
+        runs.approve(run_id, "ada")
+
+        def mend() -> RemedyReport:
+            return apply_recorded(bench.client, runs=runs, run_id=run_id, queues=queues, undo_directory=bench.folder)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(Pace, "__call__", killed_in_its_midst)
+            patched.setattr(MaintenanceRuns, "save_report", killed_at_its_end)
+            with pytest.raises(KeyboardInterrupt):
+                mend()
+        assert bench.store.inspect(C).messages == 460 - trimmed
+        bench.save(count=100)
+
+        report = mend()
+
+        assert (report.done, report.queues) == ({"message trimmed": 450}, 1)
+        assert bench.store.inspect(C).messages == 110
+        assert report.not_planned == 100
+        assert runs.shard_progress(run_id, "queues").repaired == 450
+        with pytest.raises(StalePlan, match="is done: plan again"):
+            mend()

@@ -19,7 +19,7 @@ from queuekeeper.config import Settings
 from queuekeeper.maintenance.remedies import Queue, RemedyParameters, RemedyPlan, plan_remedy
 from queuekeeper.maintenance.remedies.queues import Selection, failed_queues
 from queuekeeper.maintenance.remedies.records import apply_recorded, in_short, record_plan, recorded_plan
-from queuekeeper.maintenance.runs import MaintenanceRuns
+from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -152,6 +152,8 @@ class SummariseRepairOperator(RepairOperator):
 class ApplyRepairOperator(RepairOperator):
     """Read the answer, note who agreed, and do what the plan says; a task that is tried again does the rest.
 
+    Of a run that is done it returns the report once more, and writes nothing.
+
     :param run_id: maintenance run that was put before the person (templated).
     :param decision: what the question returned (templated).
     """
@@ -169,7 +171,11 @@ class ApplyRepairOperator(RepairOperator):
         settings = Settings()
         with self.open_servers() as (connection, client):
             runs = MaintenanceRuns(connection)
-            plan, selection = recorded_plan(runs.load(self.run_id))
+            run = runs.load(self.run_id)
+            if run.state is RunState.DONE and run.report is not None:
+                self.log.info("Run %s is done: nothing more is written", self.run_id)
+                return run.report
+            plan, selection = recorded_plan(run)
             runs.approve(self.run_id, approved_by)
             self.log.info("Run %s was approved by %s: %s", self.run_id, approved_by, plan.effects)
             report = apply_recorded(

@@ -197,8 +197,8 @@ class RemedyPlan:
 class RemedyReport:
     """What a remedy did.
 
-    :param queues: queues that were treated.
-    :param done: effects by kind.
+    :param queues: queues that were treated, earlier tries of the run included.
+    :param done: effects by kind, likewise.
     :param changed: effects that no longer fitted when their turn came: somebody else was faster.
     :param not_planned: effects found now that the plan did not have; plan again for them.
     :param refusals: queues by the reason why they could not be treated.
@@ -213,6 +213,24 @@ class RemedyReport:
     refusals: Mapping[str, int]
     undo_file: str
     seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a remedy has come, over all tries of its run.
+
+    :param queue: hash of the queue that was begun last; those before it, in the order of hashes, are finished.
+    :param in_queue: effects done in that queue by kind.
+    :param looked_at: queues gone through, that one included.
+    :param queues: queues that were treated.
+    :param done: effects by kind.
+    """
+
+    queue: str = ""
+    in_queue: Mapping[str, int] = field(default_factory=dict)
+    looked_at: int = 0
+    queues: int = 0
+    done: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import RefusedError, StalePlan
-from queuekeeper.maintenance.remedies.model import Queue, RemedyParameters, RemedyPlan, RemedyReport
+from queuekeeper.maintenance.remedies.model import Progress, Queue, RemedyParameters, RemedyPlan, RemedyReport
 from queuekeeper.maintenance.remedies.queues import Selection
 from queuekeeper.maintenance.remedies.registry import remedy_named
 from queuekeeper.maintenance.remedies.run import apply_remedy
@@ -23,6 +23,10 @@ SHARE = "queues"
 """A remedy's work is one share: it goes from queue to queue."""
 
 PLAN_VALID_MS = 7 * 86_400_000
+
+_TREATED = "queues treated"
+_DONE = "done: "
+_IN_QUEUE = "in the queue begun last: "
 
 
 def record_plan(
@@ -72,7 +76,7 @@ def apply_recorded(
     clock: Clock = system_clock,
     say: Callable[[str], None] = lambda text: None,
 ) -> RemedyReport:
-    """Do what an approved plan says; repeated after an interruption, it does the rest.
+    """Do what an approved plan says; repeated after an interruption, it does the rest and reports all.
 
     It waits while the run is paused, and keeps to its throttle.
 
@@ -81,7 +85,7 @@ def apply_recorded(
     :param undo_file: the file itself, when somebody has named it.
     :param say: told how far it has come, about once a second.
     :raises RefusedError: when nobody has approved, or another process does it already.
-    :raises StalePlan: when the plan is too old or was made by another release.
+    :raises StalePlan: when the plan is too old, was made by another release, or has been done already.
     """
     run = runs.load(run_id)
     plan, _ = recorded_plan(run)
@@ -92,7 +96,10 @@ def apply_recorded(
     if clock() - run.parameters["as_of_ms"] > PLAN_VALID_MS:
         raise StalePlan(f"run {run_id} was planned more than {PLAN_VALID_MS // 86_400_000} days ago: plan again")
     with runs.shard_lock(run_id, SHARE):
-        narrator = _Narrator(runs, run_id, total=sum(bool(queue.effects) for queue in plan.queues), say=say)
+        if runs.load(run_id).state is RunState.DONE:
+            raise StalePlan(f"run {run_id} is done: plan again")
+        so_far = _so_far(runs.shard_progress(run_id, SHARE))
+        narrator = _Narrator(runs, run_id, so_far, total=sum(bool(queue.effects) for queue in plan.queues), say=say)
         runs.set_state(run_id, RunState.RUNNING)
         try:
             report = apply_remedy(
@@ -104,6 +111,7 @@ def apply_recorded(
                 source=source,
                 clock=clock,
                 pace=Pace(narrator.rate),
+                so_far=so_far,
                 progress=narrator,
             )
         except BaseException:
@@ -118,16 +126,19 @@ def apply_recorded(
 class _Narrator:
     """Asks what a person has changed meanwhile, and says how far the run has come."""
 
-    def __init__(self, runs: MaintenanceRuns, run_id: str, *, total: int, say: Callable[[str], None]) -> None:
+    def __init__(
+        self, runs: MaintenanceRuns, run_id: str, so_far: Progress, *, total: int, say: Callable[[str], None]
+    ) -> None:
         self._runs = runs
         self._run_id = run_id
         self._total = total
         self._say = say
-        self._looked_at = 0
-        self._done = 0
+        self._progress = so_far
 
-    def __call__(self, looked_at: int, done: int) -> None:
-        self._looked_at, self._done = looked_at, done
+    def __call__(self, progress: Progress) -> None:
+        self._progress = progress
+        # At once: what is not written down would be done again after a kill, on what has come since.
+        self.save(done=False)
 
     def rate(self) -> float | None:
         """Return the throttle once the run is not paused; asked about once a second."""
@@ -138,16 +149,41 @@ class _Narrator:
         while control.paused:
             time.sleep(1.0)
             control = self._runs.control(self._run_id)
-        if self._looked_at:
-            self._say(f"{self._looked_at:,} of {self._total:,} queues, {self._done:,} changes")
+        if self._progress.looked_at:
+            changes = sum(self._progress.done.values())
+            self._say(f"{self._progress.looked_at:,} of {self._total:,} queues, {changes:,} changes")
         return control.operations_per_s
 
     def save(self, *, done: bool) -> None:
         """Note how far it has come."""
-        progress = ShardProgress(
-            shard=SHARE, cursor=str(self._looked_at), scanned=self._looked_at, repaired=self._done, done=done
-        )
-        self._runs.save_progress(self._run_id, progress)
+        self._runs.save_progress(self._run_id, _as_share(self._progress, done=done))
+
+
+def _as_share(progress: Progress, *, done: bool) -> ShardProgress:
+    counts = {_TREATED: progress.queues}
+    counts |= {f"{_DONE}{kind}": count for kind, count in progress.done.items()}
+    counts |= {f"{_IN_QUEUE}{kind}": count for kind, count in progress.in_queue.items()}
+    return ShardProgress(
+        shard=SHARE,
+        cursor=progress.queue,
+        scanned=progress.looked_at,
+        repaired=sum(progress.done.values()),
+        counts=counts,
+        done=done,
+    )
+
+
+def _so_far(share: ShardProgress) -> Progress:
+    """Return what :func:`_as_share` was given; nothing for a run that has not begun."""
+    if not share.counts:
+        return Progress()
+    done, in_queue = (
+        {name.removeprefix(start): count for name, count in share.counts.items() if name.startswith(start)}
+        for start in (_DONE, _IN_QUEUE)
+    )
+    return Progress(
+        queue=share.cursor, in_queue=in_queue, looked_at=share.scanned, queues=share.counts[_TREATED], done=done
+    )
 
 
 def in_short(plan: RemedyPlan, run_id: str) -> tuple[dict[str, Any], str]:

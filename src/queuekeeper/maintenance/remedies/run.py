@@ -17,6 +17,7 @@ from queuekeeper.maintenance.remedies.access import check_access
 from queuekeeper.maintenance.remedies.model import (
     EXAMPLES,
     Effect,
+    Progress,
     Queue,
     QueuePlan,
     QueueRefused,
@@ -93,9 +94,10 @@ def apply_remedy(
     source: Connection | None = None,
     clock: Clock = system_clock,
     pace: Callable[[int], None] = at_full_speed,
-    progress: Callable[[int, int], None] = lambda looked_at, done: None,
+    so_far: Progress | None = None,
+    progress: Callable[[Progress], None] = lambda progress: None,
 ) -> RemedyReport:
-    """Do what a plan says, and no more of it in any queue; repeat it after an interruption.
+    """Do what a plan says, and no more of it in any queue, also over several tries; repeat it after an interruption.
 
     Each queue is looked at again, and each change is made by a script that looks once more, so what somebody has
     changed since is left alone.
@@ -104,7 +106,8 @@ def apply_remedy(
     :param undo_path: file to note changes in before they are made; it appears with the first one that can be undone.
     :param run_id: name of the run in the undo file.
     :param pace: as for :func:`plan_remedy`.
-    :param progress: called after each queue with the queues gone through and the effects done so far.
+    :param so_far: what earlier tries have done; it is not done again.
+    :param progress: called after each step.
     """
     started_s = time.monotonic()
     chosen = remedy_named(plan.remedy)
@@ -112,21 +115,28 @@ def apply_remedy(
     check_access(client, chosen, key_prefix=plan.parameters.key_prefix, writing=True)
     world = World(client=client, parameters=plan.parameters, source=source, clock=clock, pace=pace)
     planned = {queue.client_hash: queue.effects for queue in plan.queues if queue.effects}
-    wanted = [queue for queue in queues if queue.client_hash in planned]
+    begun = so_far or Progress()
+    all_wanted = sorted(
+        (queue for queue in queues if queue.client_hash in planned), key=lambda queue: queue.client_hash
+    )
+    wanted = [queue for queue in all_wanted if queue.client_hash >= begun.queue]
     header = {"kind": plan.remedy, "run_id": run_id, "parameters": asdict(plan.parameters)}
-    done: Counter[str] = Counter()
+    done: Counter[str] = Counter(begun.done)
     refusals: Counter[str] = Counter()
-    treated = changed = not_planned = 0
-    with UndoFile(undo_path, header) if chosen.can_undo and wanted else nullcontext() as undo:
-        for looked_at, (queue, found, refused) in enumerate(_found(chosen, world, wanted), start=1):
+    treated, changed, not_planned = begun.queues, 0, 0
+    before = len(all_wanted) - len(wanted)
+    with UndoFile(undo_path, header) if chosen.can_undo and all_wanted else nullcontext() as undo:
+        for looked_at, (queue, found, refused) in enumerate(_found(chosen, world, wanted), start=before + 1):
+            digest = queue.client_hash
+            in_queue: Counter[str] = Counter(begun.in_queue if digest == begun.queue else ())
             if refused:
                 refusals[refused] += 1
                 continue
-            effects = _within(found, planned[queue.client_hash], whole=chosen.whole)
+            effects = _within(found, Counter(planned[digest]) - in_queue, whole=chosen.whole)
             not_planned += len(found) - len(effects)
             if not effects:
                 continue
-            treated += 1
+            treated += not in_queue
             try:
                 for batch in [effects] if chosen.whole else batches(effects, KEYS_PER_CALL):
                     if undo is not None:
@@ -134,11 +144,20 @@ def apply_remedy(
                     for effect, was_done in zip(batch, chosen.apply(world, queue, batch), strict=True):
                         if was_done:
                             done[effect.kind] += 1
+                            in_queue[effect.kind] += 1
                         else:
                             changed += 1
+                    progress(
+                        Progress(
+                            queue=digest,
+                            in_queue=dict(in_queue),
+                            looked_at=looked_at,
+                            queues=treated,
+                            done=dict(done),
+                        )
+                    )
             except _NOT_TREATED as error:
                 refusals[str(error)] += 1
-            progress(looked_at, done.total())
     return RemedyReport(
         remedy=plan.remedy,
         queues=treated,
@@ -170,17 +189,20 @@ def undo_remedy(
     chosen = remedy_named(str(header.get("kind")))
     try:
         parameters = RemedyParameters(**header["parameters"])
-        noted = [(line["client_id"], Effect(**line["effect"])) for line in lines]
+        # A repeated run may have noted a change twice: the last time counts.
+        noted: dict[tuple[str, Effect], None] = {}
+        for line in lines:
+            change = (line["client_id"], Effect(**line["effect"]))
+            noted.pop(change, None)
+            noted[change] = None
     except (KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
-    # A repeated run may have noted a change twice.
-    noted = list(dict.fromkeys(reversed(noted)))
     if dry_run:
         return UndoReport(remedy=chosen.name, dry_run=True, restored=len(noted), left={})
     check_access(client, chosen, key_prefix=parameters.key_prefix, writing=True)
     world = World(client=client, parameters=parameters, clock=clock, pace=pace)
     left: Counter[str] = Counter()
-    for client_id, group in groupby(noted, key=lambda each: each[0]):
+    for client_id, group in groupby(reversed(noted), key=lambda each: each[0]):
         queue = Queue(client_id=client_id, client_hash=client_hash(client_id, key=key))
         effects = [effect for _, effect in group]
         # Noted in order, taken back in reverse; a remedy that takes its own steps reverses those.
@@ -211,9 +233,8 @@ def _found(remedy: Remedy, world: World, queues: Sequence[Queue]) -> Iterator[tu
             yield queue, [], str(error)
 
 
-def _within(found: Sequence[Effect], planned: Any, *, whole: bool) -> list[Effect]:
-    """Return as many effects of each kind as were planned."""
-    left = Counter(planned)
+def _within(found: Sequence[Effect], left: Counter[str], *, whole: bool) -> list[Effect]:
+    """Return as many effects of each kind as are left of the plan."""
     effects: list[Effect] = []
     for effect in found:
         if left[effect.kind] > 0:
