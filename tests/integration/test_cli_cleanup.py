@@ -78,6 +78,7 @@ def test_plan_apply_status_report_and_undo(world: World) -> None:
     assert world.device("secret-1").references() == [3, 4]
     assert as_json("undo", run_id, "--yes") == {
         "maintenance_run_id": run_id, "dry_run": False, "files": 1, "references": 10, "expiries": 5,
+        "wrong_type_keys": 0,
     }  # fmt: skip
     assert world.device("secret-1").references() == [1, 2, 3, 4]
 
