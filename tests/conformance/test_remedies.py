@@ -781,6 +781,67 @@ def test_interrupted_move_goes_on(bench: Bench) -> None:
     assert [key for key in bench.contents() if key.startswith("{}brace}_")] == []
 
 
+def meddled(bench: Bench, monkeypatch: pytest.MonkeyPatch, copy: str, meddle: Callable[[], Any]) -> None:
+    """Have something done when a copy has been written, before it is read back."""
+    calls = World.calls
+
+    def between(world: World, verb: str, asked: Any) -> Any:
+        if verb == "export_messages" and asked[0][0][0] == copy:
+            meddle()
+        return calls(world, verb, asked)
+
+    monkeypatch.setattr(World, "calls", between)
+
+
+def test_original_that_is_rewritten_during_its_move_stays_with_its_reference(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    as_the_broker_writes(bench, "}brace", 3)
+    plan = bench.plan("rekey_clients", "}brace")
+
+    def meddle() -> None:
+        bench.any.set("{}brace}_messages_1", "PUBREL by now")
+        bench.any.delete("{}brace}_messages_3")
+
+    meddled(bench, monkeypatch, payload_key("}brace", 1), meddle)
+    report = bench.apply(plan, "}brace")
+
+    assert (report.done, report.changed) == ({"message moved": 2}, 2)
+    found = bench.contents()
+    assert found["{}brace}_messages_1"][0] == b"PUBREL by now"
+    assert found["{}brace}_messages"][0] == [(b"{}brace}_messages_1", 1_001.0)]
+    assert found["{}brace}_last_packet_id"][0] == b"3"
+
+
+def test_copy_that_differs_stops_its_queue_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    for client_id in ("}brace", "}other"):
+        as_the_broker_writes(bench, client_id, 3)
+    plan = bench.plan("rekey_clients", "}brace", "}other")
+    copy = payload_key("}brace", 1)
+    meddled(bench, monkeypatch, copy, lambda: bench.any.set(copy, "another"))
+
+    report = bench.apply(plan, "}brace", "}other")
+
+    assert report.refusals == {"a copy differs from its original, which stays": 1}
+    assert report.done == {"message moved": 3, "counter moved": 1}
+    assert len([key for key in bench.contents() if key.startswith("{}brace}_")]) == 5
+
+
+def test_move_leaves_no_note_behind(bench: Bench) -> None:
+    as_the_broker_writes(bench, "}brace", 3)
+    bench.apply(bench.plan("rekey_clients", "}brace"), "}brace")
+    session = session_keys("}brace").session
+    assert session not in bench.contents()
+    # A kill right before the end.
+    bench.any.hset(session, "rekeyed", 1)
+
+    report = bench.apply(bench.plan("rekey_clients", "}brace"), "}brace")
+
+    assert report.done == {"note of a move removed": 1}
+    assert session not in bench.contents()
+    assert bench.plan("rekey_clients", "}brace").is_empty
+
+
 def test_session_that_exists_under_both_tags_is_left_to_a_person(bench: Bench) -> None:
     as_the_broker_writes(bench, "}brace", 3)
     bench.save("}brace", 2)

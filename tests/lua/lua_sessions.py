@@ -318,6 +318,11 @@ class Session:
         triples = [value for message in batch for value in (message.serial, message.expires_at_ms, message.json)]
         return self._list("rekey_messages", keys, [last_packet_id, *triples])
 
+    def finish_rekey(self) -> int:
+        """Note that nothing is left under other keys."""
+        reply: int = self._call("finish_rekey", [self.keys.session], [])
+        return reply
+
     def unlink_copied(self, key: str, digest: str) -> int:
         """Remove a key whose content is known."""
         reply: int = self._call("unlink_copied", [key], [digest])

@@ -241,6 +241,11 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
         ),
         [2, 0, 0],
     ),
+    "finish_rekey": (
+        lambda session: session.rekey_messages([Message(1, 5, FAR_MS, "{}")]),
+        lambda session: session.finish_rekey(),
+        1,
+    ),
     "unlink_copied": (
         save,
         lambda session: session.unlink_copied(session.payload(1), sha1(SAVED[0].json.encode()).hexdigest()),

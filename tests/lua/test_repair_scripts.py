@@ -299,6 +299,16 @@ def test_move_into_a_session_that_exists_is_refused(session: Session) -> None:
     assert contents(session.client) == before
 
 
+def test_finished_move_leaves_no_note_and_is_not_taken_up_again(client: RedisClient) -> None:
+    session = Session(client=client)
+    session.rekey_messages([Message(1, 11, FAR_MS, "a")], last_packet_id=1)
+    assert session.finish_rekey() == 1
+    assert session.finish_rekey() == 0
+    assert session.keys.session not in contents(client)
+    with pytest.raises(MovedOn):
+        session.rekey_messages([Message(2, 12, FAR_MS, "b")])
+
+
 def test_move_onto_another_message_is_refused_as_a_whole(client: RedisClient) -> None:
     session = Session(client=client)
     session.rekey_messages([Message(1, 11, FAR_MS, "a")])
@@ -356,7 +366,7 @@ def test_full_server_refuses_what_adds_and_does_what_frees(own_server: Any) -> N
     "script",
     [
         "judge_messages", "set_expiry", "reorder_messages", "find_orphans", "unlink_orphan", "quarantine_duplicate",
-        "restore_message", "rekey_messages", "unlink_copied", "remove_references",
+        "restore_message", "rekey_messages", "finish_rekey", "unlink_copied", "remove_references",
     ],
 )  # fmt: skip
 def test_call_without_its_keys_is_refused(client: RedisClient, script: str) -> None:

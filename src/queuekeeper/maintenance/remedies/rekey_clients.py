@@ -7,7 +7,6 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from queuekeeper import lua
-from queuekeeper.errors import CheckFailed
 from queuekeeper.keyspace import MAX_PACKET_ID, broker_stem, client_id_of_tag, hash_tag
 from queuekeeper.maintenance.remedies.aside import is_serial
 from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused, SimpleRemedy
@@ -19,6 +18,7 @@ MESSAGES_PER_WRITE = 200
 _MOVED = "message moved"
 _DEAD = "dead reference left behind"
 _COUNTER = "counter moved"
+_NOTE = "note of a move removed"
 _ABSENT = -2
 
 
@@ -40,7 +40,7 @@ class RekeyClients(SimpleRemedy):
 
     name = "rekey_clients"
     looks_by = frozenset({"export_messages"})
-    writes_by = frozenset({"rekey_messages", "unlink_copied", "remove_references"})
+    writes_by = frozenset({"rekey_messages", "finish_rekey", "unlink_copied", "remove_references"})
     purpose = (
         "Moves sessions of client ids that begin with a closing brace or a percent sign from the keys that TBMQ gives "
         "them to keys in one slot. TBMQ itself does not find them there."
@@ -83,6 +83,8 @@ class RekeyClients(SimpleRemedy):
         ]
         if counter is not None:
             effects.append(Effect(kind=_COUNTER, after=_counter(counter.content)))
+        elif not effects and "rekeyed" in world.state(queue).fields:
+            effects.append(Effect(kind=_NOTE))
         return effects
 
     def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
@@ -94,8 +96,8 @@ class RekeyClients(SimpleRemedy):
         messages = [(place, each) for place, each in enumerate(effects) if each.kind == _MOVED]
         records = old.read([old.payload(each.packet_id) for _, each in messages])
         for part in _parts([(place, each, record) for (place, each), record in zip(messages, records, strict=True)]):
-            self._move(world, queue, old, [(each, record) for _, each, record in part], last_packet_id)
-            done |= {place: True for place, _, _ in part}
+            gone = self._move(world, queue, old, [(each, record) for _, each, record in part], last_packet_id)
+            done |= {place: each in gone for place, each, _ in part}
         for place, each in enumerate(effects):
             if each.kind == _DEAD:
                 done[place] = old.forget([each]) > 0
@@ -104,28 +106,38 @@ class RekeyClients(SimpleRemedy):
                 if not messages:
                     world.call("rekey_messages", world.keys(queue), [last_packet_id])
                 done[place] = not world.members(old.messages) and old.remove(old.last_packet_id, counter)
+        # Without the note, a later move into a session that has gone its own way is refused.
+        if old.read([old.last_packet_id])[0] is None and not world.members(old.messages):
+            noted = bool(world.call("finish_rekey", [world.keys(queue).session], []))
+            done |= {place: noted for place, each in enumerate(effects) if each.kind == _NOTE}
         return [done.get(place, False) for place in range(len(effects))]
 
     def _move(
         self, world: World, queue: Queue, old: _Old, part: Sequence[tuple[Effect, _Record]], last_packet_id: str
-    ) -> None:
+    ) -> list[Effect]:
+        """Move some messages and return those of which nothing is left under the old tag."""
         names = [world.payload(queue, each.packet_id or 0) for each, _ in part]
         triples: list[lua.Value] = []
         for each, record in part:
             triples += (each.serial, record.expires_at_ms, record.content)
         world.call("rekey_messages", [*world.keys(queue), *names], [last_packet_id, *triples])
         written = world.call("export_messages", names, [])
-        now_ms = world.clock()
-        for at, (each, record) in enumerate(part):
+        # The server's time, read after the copies: those that have expired by themselves are no loss.
+        now_ms = world.state(queue).now_ms
+        for at, (_, record) in enumerate(part):
             copy = _Record(written[2 * at], written[2 * at + 1])
             expired = copy.expires_at_ms == _ABSENT and 0 <= record.expires_at_ms <= now_ms
             if copy != record and not expired:
-                raise CheckFailed(
-                    f"the copy of packet id {each.packet_id} of client {queue.client_hash} differs from its original: "
-                    "nothing of it was removed"
-                )
-            old.remove(old.payload(each.packet_id), record)
-        old.forget([each for each, _ in part])
+                raise QueueRefused("a copy differs from its original, which stays")
+        names = [old.payload(each.packet_id) for each, _ in part]
+        gone = [
+            each
+            for name, (each, record) in zip(names, part, strict=True)
+            if old.remove(name, record) or old.read([name])[0] is None
+        ]
+        if gone:
+            old.forget(gone)
+        return gone
 
 
 class _Old:
