@@ -9,9 +9,19 @@ SELECT
     count(*) FILTER (WHERE status = 'replayed') AS replayed,
     (extract(EPOCH FROM min(quarantined_at) FILTER (WHERE status = 'open')) * 1000)::bigint AS oldest_ms
 FROM (
-    SELECT 'session_migration' AS origin, reason, status, quarantined_at FROM queuekeeper.quarantine
+    SELECT
+        'session_migration' AS origin,
+        reason,
+        status,
+        quarantined_at
+    FROM queuekeeper.quarantine
     UNION ALL
-    SELECT 'session store' AS origin, reason, 'open' AS status, quarantined_at FROM queuekeeper.session_quarantine
+    SELECT
+        'session store' AS origin,
+        reason,
+        'open' AS status,
+        quarantined_at
+    FROM queuekeeper.session_quarantine
 ) AS quarantined
 GROUP BY origin, reason
 ORDER BY open DESC, origin ASC, reason ASC
