@@ -9,9 +9,9 @@ cohorts every quarter of an hour, all of them in a day; switch it on by unpausin
 
 ### If it fails
 
-- **profile_redis**, **profile_postgres**: the log's last line says what to mend: a parameter, a server, or the ACL rule
-  that the user lacks. Nothing was written to the store. Clear the task.
-- **check**: a suite is broken or a profile is not complete; the log names it. Clear the task.
+- **profile_redis**, **profile_postgres**: the log's last line says what to mend: a parameter, a suite, a server, or the
+  ACL rule that the user lacks. Nothing was written to the store. Clear the task.
+- **check**: a suite was changed meanwhile, or a profile is not complete; the log names it. Clear the task.
 - **report**: the folder cannot be written to. Make room or set `QUEUEKEEPER_REPORTS_DIR`, then clear the task.
 - **publish**: something critical was found. Open the report of the run: each finding leads to the DAG that mends it,
   with its form filled in. Mend it, then run `queue_quality` again with suite full. Somebody who answers for a finding
