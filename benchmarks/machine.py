@@ -16,11 +16,13 @@ from queuekeeper import __version__
 from queuekeeper.postgres import Connection
 
 
-def facts(postgres: Connection, server: redis.Redis) -> dict[str, Any]:
-    """Return machine and versions; nothing that names the machine."""
-    about: Any = server.info("server")
-    flavour = "valkey" if "valkey_version" in about else "redis"
-    number = postgres.info.server_version
+def facts(postgres: Connection | None, server: redis.Redis | None = None) -> dict[str, Any]:
+    """Return machine and versions of the servers that are measured; nothing that names the machine."""
+    versions = {} if postgres is None else {"postgresql": _version(postgres)}
+    if server is not None:
+        about: Any = server.info("server")
+        flavour = "valkey" if "valkey_version" in about else "redis"
+        versions[flavour] = str(about[f"{flavour}_version"])
     model = platform.processor() or platform.machine()
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -32,7 +34,11 @@ def facts(postgres: Connection, server: redis.Redis) -> dict[str, Any]:
         "memory_gib": round(psutil.virtual_memory().total / 1024**3, 1),
         "system": f"{platform.system()} {platform.release().partition('-')[0]}",
         "python": platform.python_version(),
-        "postgresql": f"{number // 10_000}.{number % 10_000}",
-        flavour: str(about[f"{flavour}_version"]),
+        **versions,
         "queuekeeper": __version__,
     }
+
+
+def _version(postgres: Connection) -> str:
+    number = postgres.info.server_version
+    return f"{number // 10_000}.{number % 10_000}"

@@ -632,10 +632,15 @@ def made_beforehand(
     return packed(commands[:sessions]), sessions, packed(commands[sessions:]), count
 
 
-def pipe_into(url: str, commands: bytes, count: int) -> None:
+def is_saved(reply: object) -> bool:
+    """Tell whether a reply is that of a save that was stored."""
+    return type(reply) is int or (type(reply) is bytes and reply.startswith(b"saved:"))
+
+
+def pipe_into(url: str, commands: bytes, count: int, *, is_right: Callable[[object], bool] = is_saved) -> None:
     """Write commands without waiting, and return when all are answered.
 
-    :raises QueuekeeperError: when a reply is not that of a save that was stored.
+    :raises QueuekeeperError: when a reply is not right.
     """
     address = urlsplit(url)
     reader = hiredis.Reader()
@@ -650,7 +655,7 @@ def pipe_into(url: str, commands: bytes, count: int) -> None:
                 raise QueuekeeperError("the server has closed the connection")
             reader.feed(block)
             while (reply := reader.gets()) is not False:
-                if answered >= 0 and not (type(reply) is int or (type(reply) is bytes and reply.startswith(b"saved:"))):
+                if answered >= 0 and not is_right(reply):
                     raise QueuekeeperError(f"a call that was made beforehand was not carried out: {reply}")
                 answered += 1
         sender.join()
@@ -703,17 +708,21 @@ def used_memory(client: redis.Redis) -> int:
 class Blocking:
     """For how long the script calls of one operation kept the server from all others.
 
-    :param script: the one of the longest call.
+    :param p10_ms: a call that no other program disturbed. All of these are the server's own latency statistics, which
+        count the time for which others had the processor.
+    :param cpu_ms: processor time of the server per call, reading and writing included.
     """
 
     calls: int
-    median_ms: float
+    p10_ms: float
+    p50_ms: float
+    p99_ms: float
     longest_ms: float
-    script: str
+    cpu_ms: float
 
 
 def blocking(stand: Stand, messages: int) -> dict[str, Blocking]:
-    """Do on a long session what may take the server long, and read the server's own log of how long each call took."""
+    """Do on a long session what may take the server long, and read the server's statistics of how long calls took."""
     stand.empty()
     found: dict[str, Blocking] = {}
     payload = bytes(LONG_QUEUE_BYTES)
@@ -728,13 +737,17 @@ def blocking(stand: Stand, messages: int) -> dict[str, Blocking]:
 
         @contextmanager
         def watched(operation: str) -> Iterator[None]:
-            client.slowlog_reset()
-            client.config_set("slowlog-log-slower-than", 0)
+            client.config_resetstat()
+            before_s = stand.server_cpu_s("blocking")
             yield
-            client.config_set("slowlog-log-slower-than", -1)
-            found[operation] = slowest(client)
+            used_s = stand.server_cpu_s("blocking") - before_s
+            found[operation] = blocked(client, used_s)
 
-        client.config_set("slowlog-max-len", 100_000)
+        # Not the slow log: it has the commands inside of scripts too, and writing them down takes as long as they do.
+        client.config_set("latency-tracking-info-percentiles", "10 50 99 100")
+        # A call of a script that has to be loaded first fails at once, and would count as a quick one.
+        for script in lua.names():
+            client.script_load(lua.load(script).source)
         with watched("save"):
             filled(0)
         pages: list[PendingPage] = []
@@ -758,21 +771,23 @@ def blocking(stand: Stand, messages: int) -> dict[str, Blocking]:
     return found
 
 
-def slowest(client: redis.Redis) -> Blocking:
-    """Read the log of calls."""
-    names = {lua.load(script).sha1: script for script in lua.names()}
-    calls: list[tuple[float, str]] = []
-    log: Any = client.slowlog_get(100_000)
-    for entry in log:
-        verb, sha1 = (*bytes(entry["command"]).decode("utf-8", "replace").split(" ")[:2], "")[:2]
-        if verb == "EVALSHA":
-            calls.append((entry["duration"] / 1e3, names.get(sha1, sha1)))
-    longest_ms, script = max(calls)
+def blocked(client: redis.Redis, used_s: float) -> Blocking:
+    """Read the statistics of script calls.
+
+    :param used_s: processor time of the server for all of them.
+    """
+    commands: Any = client.info("commandstats")
+    latencies: Any = client.info("latencystats")
+    counts = commands["cmdstat_evalsha"]
+    us = latencies["latency_percentiles_usec_evalsha"]
+    calls = counts["calls"]
     return Blocking(
-        calls=len(calls),
-        median_ms=round(statistics.median(duration_ms for duration_ms, _ in calls), 3),
-        longest_ms=round(longest_ms, 3),
-        script=script,
+        calls=calls,
+        p10_ms=round(us["p10"] / 1e3, 3),
+        p50_ms=round(us["p50"] / 1e3, 3),
+        p99_ms=round(us["p99"] / 1e3, 3),
+        longest_ms=round(us["p100"] / 1e3, 3),
+        cpu_ms=round(1e3 * used_s / calls, 3),
     )
 
 
@@ -982,11 +997,15 @@ def show(console: Console, result: dict[str, Any]) -> None:
         stored.add_row(f"{size} B", *(f"{found[way]:,.0f}" for way in ("ours", "tbmq", "postgres")))
     console.print(stored)
     long = Table(title=f"Blocking, {result['long_queue']:,} messages of 1 KB", title_justify="left")
-    for title in ("operation", "calls", "median ms", "longest ms", "longest script"):
-        long.add_column(title, justify="left" if title in {"operation", "longest script"} else "right")
+    for title in ("operation", "calls", "p10 ms", "p50 ms", "p99 ms", "longest ms", "server µs"):
+        long.add_column(title, justify="left" if title == "operation" else "right")
     for operation, found in result["blocking"].items():
-        figures = (str(found["calls"]), shown(found["median_ms"], ".2f"), shown(found["longest_ms"], ".2f"))
-        long.add_row(operation, *figures, found["script"])
+        long.add_row(
+            operation,
+            f"{found['calls']:,}",
+            *(shown(found[column], ".2f") for column in ("p10_ms", "p50_ms", "p99_ms", "longest_ms")),
+            shown(1e3 * found["cpu_ms"], ".0f"),
+        )
     console.print(long)
     for fetch in result["fetch"]:
         console.print(

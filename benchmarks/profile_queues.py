@@ -54,7 +54,6 @@ from queuekeeper.sessions.wire import message_json
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 QUIET, PROFILE, CONTENTS = "quiet", "profile", "contents"
-_QUIET_S = 5.0
 _PAUSE_S = 0.003
 _LIFE_MS = 86_400_000
 _MESSAGES_PER_PIPELINE = 20_000
@@ -100,12 +99,16 @@ class Memory:
 
 @dataclass(frozen=True, kw_only=True)
 class Stand:
-    """Servers and Spark."""
+    """Servers and Spark.
+
+    :param quiet_s: how long the client is alone.
+    """
 
     spark: SparkSession
     postgres: PostgresServer
     postgres_url: str
     redis: RedisServer
+    quiet_s: float = 5.0
 
 
 # --- data ------------------------------------------------------------------------------------------------------
@@ -167,6 +170,8 @@ def bystander(url: str) -> Iterator[Callable[[], tuple[Latency, ...]]]:
     ours, theirs = context.Pipe()
     process = context.Process(target=disturb, args=(url, theirs), daemon=True)
     process.start()
+    # Ours alone is left, so that a process that fails is heard of.
+    theirs.close()
     ours.recv()
 
     def end() -> tuple[Latency, ...]:
@@ -197,9 +202,9 @@ def _latency(operation: str, waits_ms: list[float]) -> Latency:
 # --- the ways --------------------------------------------------------------------------------------------------
 
 
-def quiet(_: Stand) -> int:
+def quiet(stand: Stand) -> int:
     """Let the client be alone."""
-    time.sleep(_QUIET_S)
+    time.sleep(stand.quiet_s)
     return 0
 
 
@@ -238,6 +243,16 @@ def measured(stand: Stand, way: Callable[[Stand], int]) -> Sample:
         seconds = time.perf_counter() - started
         latencies = end()
     return Sample(references=references, seconds=round(seconds, 4), cpu_s=watch.cpu_s(), latencies=latencies)
+
+
+def take_turns(stand: Stand, *, rounds: int, say: Callable[[str], None]) -> dict[str, list[Sample]]:
+    """Return the samples of each way, one per round."""
+    samples: dict[str, list[Sample]] = {way: [] for way in WAYS}
+    for number in range(rounds):
+        say(f"round {number + 1}")
+        for way, work in WAYS.items():
+            samples[way].append(measured(stand, work))
+    return samples
 
 
 def memory(stand: Stand, *, queues: int, folder: Path) -> Memory:
@@ -348,11 +363,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             console.print("filling and warming up")
             fill(server.url, first=tenth, queues=arguments.queues - tenth, **size)
             profile(stand)
-            rounds: dict[str, list[Sample]] = {way: [] for way in WAYS}
-            for number in range(arguments.rounds):
-                console.print(f"round {number + 1}")
-                for way, work in WAYS.items():
-                    rounds[way].append(measured(stand, work))
+            rounds = take_turns(stand, rounds=arguments.rounds, say=console.print)
             if arguments.memory:
                 found.append(memory(stand, queues=arguments.queues, folder=folder))
             with connect(stand.postgres_url) as connection, server.client() as client:

@@ -1,7 +1,8 @@
 """Find every way in which a queue can be wrong, say what mends it, and let dependents wait while messages are lost.
 
 Spark reads the stores by scripts that answer numbers only; Great Expectations judges the numbers; a report shows what
-was found, with a link to the DAG that mends it. Nothing is written to a store, and no payload is read out of one.
+was found, with a link to the DAG that mends it. Nothing is written to a store, and no payload is read out of one. The
+event broker and partitioned tables are asked about themselves, without Spark.
 
 The asset `queuekeeper_session_quality` is updated when nothing critical (P0) stands: a DAG that is scheduled on it
 waits for that. Lesser findings (P1 to P3) are warnings in log, result and report. The schedule reads a turn of the
@@ -59,12 +60,12 @@ with DAG(
 ):
     profile_redis = ProfileQueuesOperator(task_id="profile_redis", store="redis", **SPARK)
     profile_postgres = ProfileQueuesOperator(task_id="profile_postgres", store="postgres", **SPARK)
-    # A store that the run is not about is skipped.
+    # A store that the run is not about is skipped; for events and partitions that is both of them.
     check = RunQualityOperator(
         task_id="check",
         profiles=[profile_redis.output, profile_postgres.output],
         pool=Pool.POSTGRES,
-        trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS,
+        trigger_rule=TriggerRule.NONE_FAILED,
     )
     report = ReportQualityOperator(
         task_id="report", quality_run_id="{{ ti.xcom_pull(task_ids='check')['quality_run_id'] }}", pool=Pool.POSTGRES

@@ -7,7 +7,6 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from queuekeeper.clock import system_clock
 from queuekeeper.migration.job import Environment, run
 from queuekeeper.migration.model import MigrationParameters
 from queuekeeper.migration.plan import plan_migration
@@ -33,7 +32,6 @@ def _plan(arguments: dict[str, Any], environment: Environment) -> dict[str, Any]
         redis_url=environment.redis_url,
         parameters=MigrationParameters(**arguments),
         run_id=run_id,
-        now_ms=system_clock(),
     )
     report = asdict(plan)
     # The counts of each cohort are on record; a log line need not repeat them.

@@ -10,6 +10,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import settings
 
@@ -18,9 +19,12 @@ from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import ServerUnavailable
 
 REDIS_FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
-
+_MEMORY = Path("/dev/shm")
+_ROOM_BYTES = 6 * 1024**3
 _names = count(1)
 
+# Workers of pytest-xdist have a terminal of 80 columns; output is tested as it goes down a pipe.
+os.environ.pop("COLUMNS", None)
 # Tests share their machine: how long one example takes says nothing.
 settings.register_profile("queuekeeper", deadline=None)
 settings.load_profile("queuekeeper")
@@ -46,18 +50,29 @@ def java(server_home: Path) -> None:
     configuration = server_home / "spark"
     configuration.mkdir()
     (configuration / "spark-defaults.conf").write_text(
-        "spark.driver.extraJavaOptions -XX:TieredStopAtLevel=1 -XX:+UseSerialGC\n", "utf-8"
+        "spark.driver.defaultJavaOptions -XX:TieredStopAtLevel=1\n", "utf-8"
     )
     os.environ["SPARK_CONF_DIR"] = str(configuration)
 
 
+def _in_memory() -> Path | None:
+    """Return a folder without a disk behind it, where there is one with room."""
+    room_bytes = min(psutil.virtual_memory().available, shutil.disk_usage(_MEMORY).free) if _MEMORY.is_dir() else 0
+    return _MEMORY if room_bytes >= _ROOM_BYTES else None
+
+
 @pytest.fixture(scope="session")
-def postgres_server(server_home: Path) -> Iterator[PostgresServer]:
-    """Private PostgreSQL of this run. A test that kills it starts it again."""
-    server = PostgresServer(server_home / "postgres", durable=False, die_with_parent=True)
-    server.start()
-    yield server
-    server.erase()
+def postgres_server() -> Iterator[PostgresServer]:
+    """Private PostgreSQL of this run. A test that kills it starts it again.
+
+    Every database is three hundred files, and most tests have one of their own: in memory that takes half of the time.
+    """
+    with tempfile.TemporaryDirectory(prefix="queuekeeper-tests-", dir=_in_memory(), ignore_cleanup_errors=True) as home:
+        Path(home).chmod(0o711)
+        server = PostgresServer(Path(home) / "postgres", durable=False, die_with_parent=True)
+        server.start()
+        yield server
+        server.erase()
 
 
 @pytest.fixture

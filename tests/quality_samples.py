@@ -118,7 +118,7 @@ def result(check_id: str, status: Status = Status.PASSED, *, number: int = 1, **
 
 def _trend() -> tuple[TrendRun, ...]:
     runs = []
-    numbers = [number for number, check in CHECKS.items() if check.runs_today]
+    numbers = list(CHECKS)
     for number in range(30):
         cells = {
             check_id: TrendCell(status=Status.PASSED, severity=CHECKS[check_id].severity, unexpected_count=0)

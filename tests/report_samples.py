@@ -179,8 +179,8 @@ def unbalanced() -> Evidence:
         rows=tuple(rows),
         found=found,
         difference_counts=(
-            DifferenceCount(kind="missing", found=2, listed=2),
-            DifferenceCount(kind="expiry", found=1, listed=1),
+            DifferenceCount(kind="missing", found=2),
+            DifferenceCount(kind="expiry", found=1),
         ),
     )
 

@@ -9,29 +9,29 @@ KEYS
     [3]  session         fields of the session
 ARGV
     [1]  keep_ms         how long the keys are kept from now on, at least
-    [2]  apply           1; or 0 to say only what would be done
-    [3]  all_dead        1: the set holds dead references only, all of which would be gone by then; only with apply 0
+    [2]  said_ms         0 to say only what would be done; or the last number of such an answer, to do it
+    [3]  all_dead        1: the set holds dead references only, all of which would be gone by then; only to say it
 Returns
-    {"expires", expires_at_ms, last_packet_id, session}  instant that was set; the memory that each key takes, 0 where
-                            it does not exist or has an expiry
+    {"expires", expires_at_ms, last_packet_id, session, as_of_ms}  instant that is set; the memory that each key takes,
+                            0 where it does not exist or has an expiry; the instant for which it is said
     {"kept"}                a message waits, or every key has an expiry; nothing was written
-    {"held"}                the session is to last for ever, is being imported, or belongs to PostgreSQL
+    {"held"}                the session is to last for ever, is being imported or moved, or belongs to PostgreSQL
     {"foreign"}             the keys are of another type, or hold what no broker and no store of ours writes
 Errors
     INVALID  3 keys and 3 arguments as above are expected
 Cost
     O(1); about 8 us.
 ]]
+--- @include "includes/as_of"
 --- @include "includes/last_packet_id"
 --- @include "includes/ownership"
---- @include "includes/time"
 
 local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
-local keep_ms, apply, all_dead = integer(ARGV[1]), ARGV[2], ARGV[3]
-if #KEYS ~= 3 or #ARGV ~= 3 or not keep_ms or keep_ms < 1
-    or not (apply == '1' and all_dead == '0' or apply == '0' and (all_dead == '0' or all_dead == '1'))
+local keep_ms, said_ms, all_dead = integer(ARGV[1]), integer(ARGV[2]), ARGV[3]
+if #KEYS ~= 3 or #ARGV ~= 3 or not keep_ms or keep_ms < 1 or not said_ms or said_ms < 0
+    or not (all_dead == '0' or all_dead == '1' and said_ms == 0)
 then
-    return redis.error_reply('INVALID 3 keys, a life of 1 ms or more, and 0 or 1 twice are expected')
+    return redis.error_reply('INVALID 3 keys, a life of 1 ms or more, an instant of 0 or more, and 0 or 1 are expected')
 end
 
 if all_dead == '0' and redis.call('EXISTS', messages_key) == 1 then
@@ -53,9 +53,16 @@ end
 if id_type == 'string' and not is_last_packet_id(redis.call('GET', last_packet_id_key)) then
     return { 'foreign' }
 end
-local expires_at_ms = now_ms() + keep_ms
+local now = as_of(said_ms)
+local expires_at_ms = now + keep_ms
 if session_type == 'hash' then
-    local fields = redis.call('HMGET', session_key, 'owner', 'import', 'until_ms', 'last_serial', 'delivered_serial')
+    local fields = redis.call(
+        'HMGET', session_key, 'owner', 'import', 'until_ms', 'last_serial', 'delivered_serial', 'rekeyed'
+    )
+    -- Moved from keys with another hash tag: the remedy that began it ends it.
+    if fields[6] then
+        return { 'held' }
+    end
     if not (fields[1] or fields[2] or fields[4] or fields[5]) then
         return { 'foreign' }
     end
@@ -67,8 +74,8 @@ end
 local bytes = { [last_packet_id_key] = 0, [session_key] = 0 }
 for _, key in ipairs(going) do
     bytes[key] = redis.call('MEMORY', 'USAGE', key)
-    if apply == '1' then
+    if said_ms > 0 then
         redis.call('PEXPIREAT', key, string.format('%d', expires_at_ms))
     end
 end
-return { 'expires', expires_at_ms, bytes[last_packet_id_key], bytes[session_key] }
+return { 'expires', expires_at_ms, bytes[last_packet_id_key], bytes[session_key], now }

@@ -9,38 +9,40 @@ KEYS
 ARGV
     [1]  default_ttl_ms  life of a message without an interval
     [2]  grace_ms        a message whose life is over already ends so much later than now, so that it can be taken back
-    [3]  apply           1; or 0 to say only what would be done
+    [3]  said_ms         0 to say only what would be done; or the instant that such an answer begins with, to do it
 Returns
-    {expires_at_ms, ...}  a text per key, from the first on as many as fit: the instant that was set; empty when the key
-                          has gone, has an expiry or is not referred to; unreadable when the record does not say
+    {as_of_ms, expires_at_ms, ...}  the instant for which it is said, then a text per key, from the first on as many as
+                          fit: the instant that is set; empty when the key has gone, has an expiry or is not referred
+                          to; unreadable when the record does not say
 Errors
     INVALID  an argument breaks the rules above, or there are no payload keys or too many
 Cost
     O(M log N) for M payload keys and N references; about 10 us per message of 1 KB. At most 100 keys, and 1 MB of JSON
     unless the first has more.
 ]]
+--- @include "includes/as_of"
 --- @include "includes/earliest_expiry"
 --- @include "includes/message_facts"
---- @include "includes/time"
 
 local PAYLOAD_KEYS_PER_CALL = 100
 local BYTES_PER_CALL = 1048576
 local FIRST_PAYLOAD = 3
 
 local messages_key, session_key = KEYS[1], KEYS[2]
-local default_ttl_ms, grace_ms, apply = integer(ARGV[1]), integer(ARGV[2]), ARGV[3]
+local default_ttl_ms, grace_ms, said_ms = integer(ARGV[1]), integer(ARGV[2]), integer(ARGV[3])
 local count = #KEYS - FIRST_PAYLOAD + 1
 if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 3 then
     return redis.error_reply('INVALID 2 keys, 1 to 100 payload keys and 3 arguments are expected')
 end
-if not default_ttl_ms or default_ttl_ms < 1 or not grace_ms or grace_ms < 1 or (apply ~= '0' and apply ~= '1') then
-    return redis.error_reply('INVALID default life and grace are integers of 1 or more, and apply is 0 or 1')
+if not default_ttl_ms or default_ttl_ms < 1 or not grace_ms or grace_ms < 1 or not said_ms or said_ms < 0 then
+    return redis.error_reply('INVALID default life and grace are integers of 1 or more, and the instant of 0 or more')
 end
 
 -- Where something else lies under the name of the session, this fails before anything is written.
 redis.call('HGET', session_key, 'earliest_expiry_ms')
-local soonest = now_ms() + grace_ms
-local reply, bytes = {}, 0
+local now = as_of(said_ms)
+local soonest = now + grace_ms
+local reply, bytes = { string.format('%d', now) }, 0
 for index = FIRST_PAYLOAD, #KEYS do
     local key = KEYS[index]
     local answer = ''
@@ -48,7 +50,7 @@ for index = FIRST_PAYLOAD, #KEYS do
         -- MGET reads a key of another type as nothing.
         local json = redis.call('MGET', key)[1] or ''
         bytes = bytes + #json
-        if bytes > BYTES_PER_CALL and #reply > 0 then
+        if bytes > BYTES_PER_CALL and #reply > 1 then
             return reply
         end
         local facts = message_facts(json)
@@ -56,7 +58,7 @@ for index = FIRST_PAYLOAD, #KEYS do
             local life_ms = facts.interval_s and 1000 * facts.interval_s or default_ttl_ms
             local expires_at_ms = math.max(facts.time_ms + life_ms, soonest)
             answer = string.format('%d', expires_at_ms)
-            if apply == '1' then
+            if said_ms > 0 then
                 redis.call('PEXPIREAT', key, answer)
                 note_expiry(session_key, expires_at_ms)
             end

@@ -1,44 +1,51 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Remove messages that no reference of their session names, once they are old enough not to be anybody's work.
+    Remove messages that no reference of their session names, once they are old enough not to be anybody's work, and
+    give an expiry to those that nobody can read.
 KEYS
     [1]  messages        sorted set of references
     [2+] payload         keys of messages
 ARGV
     [1]  default_ttl_ms  life that is left to a record without expiry that nobody can read
     [2]  grace_ms        a message younger than this is left alone
-    [3]  apply           1; or 0 to say only what would be done
+    [3]  apply           1 to remove; or 0 to say only what would be done
+    [4]  said_ms         0 to say only which expiries would be set; or the instant that such an answer begins with, to
+                         set them
 Returns
-    {outcome, number, ...}  a pair per key, from the first on as many as fit: unlinked and the memory that it took;
-                            limited and the instant at which it now expires; young, unreadable, wrong_type or
-                            referenced (also when it has gone), and 0: those are left alone
+    {as_of_ms, outcome, number, ...}  the instant for which it is said, then a pair per key, from the first on as many
+                            as fit: unlinked and the memory that it took; limited and the instant at which it is to
+                            expire; young, unreadable, wrong_type or referenced (also when it has gone), and 0: those
+                            are left alone
 Errors
     INVALID  an argument breaks the rules above, or there are no payload keys or too many
 Cost
     O(M log N) for M payload keys and N references; about 10 us per message of 1 KB. At most 100 keys, and 1 MB of JSON
     unless the first has more.
 ]]
+--- @include "includes/as_of"
 --- @include "includes/message_facts"
---- @include "includes/time"
 
 local PAYLOAD_KEYS_PER_CALL = 100
 local BYTES_PER_CALL = 1048576
 local FIRST_PAYLOAD = 2
 
 local messages_key = KEYS[1]
-local default_ttl_ms, grace_ms, apply = integer(ARGV[1]), integer(ARGV[2]), ARGV[3]
+local default_ttl_ms, grace_ms, apply, said_ms = integer(ARGV[1]), integer(ARGV[2]), ARGV[3], integer(ARGV[4])
 local count = #KEYS - FIRST_PAYLOAD + 1
-if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 3 then
-    return redis.error_reply('INVALID 1 key, 1 to 100 payload keys and 3 arguments are expected')
+if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 4 then
+    return redis.error_reply('INVALID 1 key, 1 to 100 payload keys and 4 arguments are expected')
 end
-if not default_ttl_ms or default_ttl_ms < 1 or not grace_ms or grace_ms < 1 or (apply ~= '0' and apply ~= '1') then
-    return redis.error_reply('INVALID default life and grace are integers of 1 or more, and apply is 0 or 1')
+if not default_ttl_ms or default_ttl_ms < 1 or not grace_ms or grace_ms < 1 or not said_ms or said_ms < 0 then
+    return redis.error_reply('INVALID default life and grace are integers of 1 or more, and the instant of 0 or more')
+end
+if apply ~= '1' and (apply ~= '0' or said_ms > 0) then
+    return redis.error_reply('INVALID apply is 1, or 0 without an instant')
 end
 
-local now = now_ms()
+local now = as_of(said_ms)
 local kind = redis.call('TYPE', messages_key).ok
-local reply, bytes = {}, 0
+local reply, bytes = { now }, 0
 for index = FIRST_PAYLOAD, #KEYS do
     local key = KEYS[index]
     local outcome, number = 'referenced', 0
@@ -48,7 +55,7 @@ for index = FIRST_PAYLOAD, #KEYS do
         -- MGET reads a key of another type as nothing.
         local json = redis.call('MGET', key)[1]
         bytes = bytes + #(json or '')
-        if bytes > BYTES_PER_CALL and #reply > 0 then
+        if bytes > BYTES_PER_CALL and #reply > 1 then
             return reply
         end
         local facts = json and message_facts(json)
@@ -63,7 +70,7 @@ for index = FIRST_PAYLOAD, #KEYS do
             outcome = 'young'
         elseif redis.call('PEXPIRETIME', key) == -1 then
             outcome, number = 'limited', now + default_ttl_ms
-            if apply == '1' then
+            if said_ms > 0 then
                 redis.call('PEXPIREAT', key, string.format('%d', number))
             end
         else

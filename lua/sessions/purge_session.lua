@@ -16,7 +16,7 @@ Returns
 Errors
     INVALID  up_to_serial is not an integer, or there are too many payload keys or members
 Cost
-    O(M log N) for M keys and members and N references; about 3 us per key. At most 1,000 of each.
+    O(M log N) for M keys and members and N references; about 3 us per key. At most 1,000 in all.
 ]]
 --- @include "includes/integers"
 
@@ -29,7 +29,7 @@ local up_to_serial = integer(ARGV[1])
 if #KEYS < FIRST_PAYLOAD - 1 or #ARGV < FIRST_MEMBER - 1 then
     return redis.error_reply('INVALID 3 keys, payload keys, the highest serial and members are expected')
 end
-if #KEYS - FIRST_PAYLOAD + 1 > PER_CALL or #ARGV - FIRST_MEMBER + 1 > PER_CALL then
+if #KEYS - FIRST_PAYLOAD + 1 + #ARGV - FIRST_MEMBER + 1 > PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. PER_CALL .. ' payload keys and members')
 end
 if not up_to_serial then
@@ -49,17 +49,21 @@ local function removable(list, first)
     return found
 end
 
-local removed = 0
 local payload_keys = removable(KEYS, FIRST_PAYLOAD)
 local members = removable(ARGV, FIRST_MEMBER)
+local remaining = redis.call('ZCARD', messages_key)
+local removed = 0
 if #payload_keys > 0 then
     redis.call('UNLINK', unpack(payload_keys))
+end
+for position = 1, #members do
+    payload_keys[#payload_keys + 1] = members[position]
+end
+if #payload_keys > 0 then
+    -- While its slot moves to another server, a call may not touch a key again that it has emptied.
     removed = redis.call('ZREM', messages_key, unpack(payload_keys))
 end
-if #members > 0 then
-    removed = removed + redis.call('ZREM', messages_key, unpack(members))
-end
-local remaining = redis.call('ZCARD', messages_key)
+remaining = remaining - removed
 if remaining == 0 then
     redis.call('UNLINK', KEYS[2], KEYS[3])
 end

@@ -21,11 +21,15 @@ if #KEYS ~= 1 or count < 1 or count % 1 ~= 0 or count > PAIRS_PER_CALL then
     return redis.error_reply('INVALID 1 key and 1 to ' .. PAIRS_PER_CALL .. ' pairs are expected')
 end
 
-local removed = 0
+local going = {}
 for at = FIRST_PAIR, #ARGV, 2 do
     local score = redis.call('ZSCORE', KEYS[1], ARGV[at])
     if score and tonumber(score) == tonumber(ARGV[at + 1]) then
-        removed = removed + redis.call('ZREM', KEYS[1], ARGV[at])
+        going[#going + 1] = ARGV[at]
     end
 end
-return removed
+if #going == 0 then
+    return 0
+end
+-- While its slot moves to another server, a call may not touch a key again that it has emptied.
+return redis.call('ZREM', KEYS[1], unpack(going))

@@ -7,6 +7,10 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
+DRIVER_JAVA_OPTIONS = "-XX:+UseParallelGC"
+"""How Spark's driver is started. A bulk job cares for throughput, not for pauses: with the JVM's default collector the
+copy takes a fifth more processor time (docs/performance.md)."""
+
 
 class Settings(BaseSettings):
     """What a process needs to know before it does anything.
@@ -18,6 +22,7 @@ class Settings(BaseSettings):
     :param key_prefix: put before every Redis key; may hold no braces.
     :param reports_dir: where reports are written; ``<home>/reports`` when absent.
     :param undo_dir: where cleanups and remedies note what they change; ``<home>/undo`` when absent.
+    :param archives_dir: where retired partitions are archived; ``<home>/archives`` when absent.
     :param hash_key: secret from which reports' names of clients are made; one is made and kept in ``home`` when absent.
     """
 
@@ -30,6 +35,7 @@ class Settings(BaseSettings):
     key_prefix: str = ""
     reports_dir: Path | None = None
     undo_dir: Path | None = None
+    archives_dir: Path | None = None
     hash_key: SecretStr | None = None
 
     @property
@@ -41,3 +47,8 @@ class Settings(BaseSettings):
     def undo(self) -> Path:
         """Folder for undo files, not yet created."""
         return self.undo_dir or self.home / "undo"
+
+    @property
+    def archives(self) -> Path:
+        """Folder for archived partitions, not yet created; Spark has to reach it, too."""
+        return self.archives_dir or self.home / "archives"

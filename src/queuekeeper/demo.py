@@ -29,6 +29,7 @@ from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, R
 from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError, UsageError
 from queuekeeper.migration.ledger import MigrationLedger, QuarantineCount, StoredReport
 from queuekeeper.migration.model import LedgerRow
+from queuekeeper.migration.progress import line
 from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.sessions.sample import SampleParameters, SampleReport, fill
 
@@ -45,6 +46,8 @@ _LOOK_EVERY_S = 0.5
 _TIMEOUT_S = 1_800.0
 _ANSWER_WITHIN_S = 120.0
 """On a busy machine Airflow's first answers take half a minute; one that has died refuses at once."""
+_READ_WITHIN_S = 300.0
+"""On a busy machine Airflow takes minutes to read all DAGs."""
 _SETTLED = frozenset({"success", "failed", "skipped", "upstream_failed", "removed"})
 _SYMBOLS: Mapping[str, str] = {
     "success": "[green]✓[/]",
@@ -108,8 +111,9 @@ class DemoResult:
 def main() -> int:
     """Run the demo and return the exit code."""
     console = Console(highlight=False)
-    # A terminal that goes away or a supervisor's SIGTERM must stop the servers just as Ctrl-C does.
-    for number in (signal.SIGTERM, signal.SIGHUP):
+    # A terminal that goes away or a supervisor's SIGTERM must stop the servers just as Ctrl-C does, and Ctrl-C also
+    # where a shell has started this in its background.
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _interrupt)
     try:
         options = DemoOptions.read(os.environ)
@@ -167,10 +171,10 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
 def _migrate_sessions(
     client: AirflowClient, ledger: MigrationLedger, options: DemoOptions, console: Console, began: float
 ) -> DemoResult:
-    client.wait_for_dag(DAG_ID)
+    client.wait_for_dag(DAG_ID, timeout_s=_READ_WITHIN_S)
     run_id = client.trigger(DAG_ID)
     _say(console, began, f"Triggered the DAG {DAG_ID}: [link]{client.base_url}/dags/{DAG_ID}/runs/{run_id}[/]")
-    state = _watch(client, ledger, run_id, options, console, began)
+    state = follow(client, ledger, run_id, options, console, began=began)
     plan_id = _plan_of(ledger, run_id)
     if plan_id is None:
         raise CheckFailed(f"the run ended as {state} before it had made a plan; its log is above")
@@ -187,10 +191,13 @@ def _migrate_sessions(
     )
 
 
-def _watch(
-    client: AirflowClient, ledger: MigrationLedger, run_id: str, options: DemoOptions, console: Console, began: float
+def follow(
+    client: AirflowClient, ledger: MigrationLedger, run_id: str, options: DemoOptions, console: Console, *, began: float
 ) -> str:
-    """Follow a run to its end, answer its question if that is ours to do, and return its state."""
+    """Show a run until its end, answer its question if that is ours to do, and return its state.
+
+    :param began: when the demo did, by the monotonic clock.
+    """
     shown: dict[tuple[str, int], str | None] = {}
     asked = False
     deadline = time.monotonic() + _TIMEOUT_S
@@ -264,8 +271,9 @@ class _Bars:
     def __init__(self, console: Console, progress: Progress) -> None:
         self._console = console
         self._progress = progress
-        self._bars = {step: progress.add_task(step, total=None, visible=False) for step in self._STEPS}
+        self._bars = {step: progress.add_task(step, total=None, visible=False, rate="") for step in self._STEPS}
         self._said: dict[str, int] = {}
+        self._first: dict[str, tuple[float, int]] = {}
         self._total: int | None = None
 
     def update(self, ledger: MigrationLedger, plan_id: str) -> None:
@@ -277,16 +285,30 @@ class _Bars:
             if now.total == 0:
                 continue
             total = max(now.total, self._total)
-            self._progress.update(self._bars[step], completed=now.done, total=total, visible=True)
+            rate = self._rate(step, now.done)
+            self._progress.update(
+                self._bars[step], completed=now.done, total=total, visible=True, rate=f"{rate:,.0f}/s" if rate else ""
+            )
             tenth = 10 * now.done // total
             if not self._console.is_terminal and tenth != self._said.get(step):
                 self._said[step] = tenth
-                self._console.print(f"         {step} {now.done:,}/{total:,} messages")
+                self._console.print(f"         {line(step, done=now.done, total=total, rate=rate)}", soft_wrap=True)
+
+    def _rate(self, step: str, done: int) -> float:
+        now_s = time.monotonic()
+        began_s, before = self._first.setdefault(step, (now_s, done))
+        return (done - before) / (now_s - began_s) if now_s > began_s else 0.0
 
 
 @contextmanager
 def _bars(console: Console) -> Iterator[_Bars]:
-    columns = (TextColumn("         {task.description:<7}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    columns = (
+        TextColumn("         {task.description:<7}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.fields[rate]}"),
+        TimeRemainingColumn(),
+    )
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as progress:
         yield _Bars(console, progress)
 

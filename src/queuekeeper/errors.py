@@ -4,16 +4,38 @@
 
     QueuekeeperError                 exit code
     ├── UsageError                   2   a parameter, identifier or file is wrong: nothing was started
+    │   ├── InvalidName
+    │   ├── InvalidLife
+    │   ├── InvalidPolicy
+    │   ├── InvalidTopic
+    │   ├── PayloadTooLarge
+    │   ├── UnknownConsumer
+    │   ├── UnknownQueue
+    │   └── UnknownTable
     ├── RefusedError                 4   the world does not allow it: a pre-flight check, a missing privilege
     │   ├── ServerUnavailable
     │   ├── SchemaMismatch
     │   ├── NotOwner
     │   ├── MovedOn
     │   ├── ImportedBefore
-    │   └── PacketIdInUse
+    │   ├── PacketIdInUse
+    │   ├── NotPartitioned
+    │   ├── ForeignOwner
+    │   ├── KeyFromFuture
+    │   ├── MaintenanceRunning
+    │   ├── QueueFull
+    │   ├── ListsTooLong
+    │   ├── QueueBusy
+    │   ├── SequenceConflict
+    │   ├── UnknownLayout
+    │   ├── NoConsumer
+    │   ├── HasLeases
+    │   ├── ConsumerLeaving
+    │   └── MembershipChanged
     ├── StalePlan                    3   the source, the parameters or the code changed after the plan was made
     ├── CheckFailed                  1   a verification found differences
     ├── StoreFull                    1   the server refused a write for want of memory
+    ├── UnreadableRecord             1   a stored value is none of ours, or was damaged
     └── ScriptError                  1   a Lua file is broken, or a script answered with an unknown error word
         ├── OutOfOrder
         └── StaleEpoch
@@ -35,6 +57,38 @@ class UsageError(QueuekeeperError):
     """A parameter is wrong; nothing was started."""
 
     exit_code = 2
+
+
+class InvalidName(UsageError):
+    """A queue or consumer cannot have this name."""
+
+
+class InvalidLife(UsageError):
+    """A message must have a life: 1 ms or more."""
+
+
+class PayloadTooLarge(UsageError):
+    """The payload is larger than the rules of the queue allow; nothing was written."""
+
+
+class UnknownConsumer(UsageError):
+    """No consumer of this name is registered with the queue."""
+
+
+class UnknownQueue(UsageError):
+    """There is no queue of this name."""
+
+
+class InvalidPolicy(UsageError):
+    """A policy of partitions cannot be kept: a span is negative, or does not divide."""
+
+
+class InvalidTopic(UsageError):
+    """A topic, or what it would be made of, means nothing to a compacted queue."""
+
+
+class UnknownTable(UsageError):
+    """There is no such table in this database."""
 
 
 class RefusedError(QueuekeeperError):
@@ -67,6 +121,58 @@ class PacketIdInUse(RefusedError):
     """Another pending message of the session has this packet id."""
 
 
+class NotPartitioned(RefusedError):
+    """The table is not partitioned by one range of keys."""
+
+
+class ForeignOwner(RefusedError):
+    """The table or partition belongs to another role."""
+
+
+class KeyFromFuture(RefusedError):
+    """A cursor or key lies further in the future than any real one."""
+
+
+class MaintenanceRunning(RefusedError):
+    """Another process maintains this table."""
+
+
+class QueueFull(RefusedError):
+    """The queue has reached its bounds, and its policy is to refuse; nothing was written."""
+
+
+class ListsTooLong(RefusedError):
+    """What waits for a consumer is too much to be looked through in one call; consume or purge some of it first."""
+
+
+class QueueBusy(RefusedError):
+    """Another session holds the queue; take it over, or wait until its lease ends."""
+
+
+class SequenceConflict(RefusedError):
+    """A key's value is another than expected; nothing was written."""
+
+
+class NoConsumer(RefusedError):
+    """Nobody is registered with the queue, and its policy is to hold nothing; nothing was written."""
+
+
+class HasLeases(RefusedError):
+    """The consumer is at work on messages; end it, or force the removal."""
+
+
+class ConsumerLeaving(RefusedError):
+    """The consumer is being unregistered; finish that before it is registered again."""
+
+
+class MembershipChanged(RefusedError):
+    """The consumers of the queue are others than the caller knows; read them again."""
+
+
+class UnknownLayout(RefusedError):
+    """A later version of Queuekeeper wrote the queue."""
+
+
 class StalePlan(QueuekeeperError):
     """The plan no longer describes the source; make a new one."""
 
@@ -79,6 +185,10 @@ class CheckFailed(QueuekeeperError):
 
 class StoreFull(QueuekeeperError):
     """Redis refused the write for want of memory; nothing of this call was stored."""
+
+
+class UnreadableRecord(QueuekeeperError):
+    """A stored value cannot be read; append its key anew, or skip its number."""
 
 
 class ScriptError(QueuekeeperError):
@@ -94,14 +204,25 @@ class StaleEpoch(ScriptError):
 
 
 LUA_ERRORS: dict[str, type[QueuekeeperError]] = {
+    "CONFLICT": SequenceConflict,
+    "FULL": QueueFull,
+    "HAS_LEASES": HasLeases,
+    "HELD": QueueBusy,
     "IMPORTED_BEFORE": ImportedBefore,
     "INVALID": UsageError,
+    "LAYOUT": UnknownLayout,
+    "LEAVING": ConsumerLeaving,
     "MOVED_ON": MovedOn,
     "NOT_OWNER": NotOwner,
+    "NO_CONSUMER": NoConsumer,
     "OOM": StoreFull,
     "OUT_OF_ORDER": OutOfOrder,
     "PACKET_ID_IN_USE": PacketIdInUse,
     "STALE": StaleEpoch,
+    "TOO_LONG": ListsTooLong,
+    "UNKNOWN_CONSUMER": UnknownConsumer,
+    "UNKNOWN_QUEUE": UnknownQueue,
+    "VERSION": MembershipChanged,
 }
 """First word of a script's error reply -> exception. Lua headers may declare no other word; a test compares them."""
 

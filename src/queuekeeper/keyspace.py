@@ -10,6 +10,10 @@ The layout of DEVICE sessions is the one that TBMQ 2.x reads and writes:
 ``{C}_quarantined_<serial>`` any     ours: a record that was put aside, under the serial that it had
 ``{C}_orphan_<packetId>``    any     ours: a record that no reference named, until it expires
 ===========================  ======  ==========================================================
+
+Those of a compacted queue are :class:`CompactedKeys`, each ``compacted:{C}:<name>``, and its place in a registry,
+``compacted:due:NN``, which is in another slot. Those of a fan-out queue are :class:`FanoutKeys`, each
+``fanout:{Q}:<name>``, and :class:`FanoutConsumerKeys`.
 """
 
 from __future__ import annotations
@@ -94,6 +98,131 @@ def broker_stem(client_id: str, *, prefix: str = "") -> str:
     return f"{prefix}{{{client_id}}}"
 
 
+class FanoutKeys(NamedTuple):
+    """Names of the keys of one fan-out queue that its consumers share."""
+
+    state: str
+    options: str
+    consumers: str
+    messages: str
+    references: str
+    expiries: str
+    held: str
+    remembered: str
+    deduplications: str
+
+
+class FanoutConsumerKeys(NamedTuple):
+    """Names of the keys of one consumer of a fan-out queue; ``ready`` has one list per lane."""
+
+    leases: str
+    delayed: str
+    dead: str
+    details: str
+    wake: str
+    ready: tuple[str, ...]
+
+
+def fanout_keys(queue: str, *, prefix: str = "") -> FanoutKeys:
+    """Return the keys of one fan-out queue, apart from those of its consumers."""
+    stem = f"{prefix}fanout:{{{hash_tag(queue)}}}:"
+    return FanoutKeys(*(stem + name for name in FanoutKeys._fields))
+
+
+def fanout_consumer_keys(queue: str, consumer: str, *, lanes: int = 1, prefix: str = "") -> FanoutConsumerKeys:
+    """Return the keys of one consumer of a fan-out queue; its name holds no colon and no brace.
+
+    :param lanes: how many the consumer has; the first one's list is named as that of a consumer without lanes.
+    """
+    stem = f"{prefix}fanout:{{{hash_tag(queue)}}}:consumer:{consumer}:"
+    ready = (f"{stem}ready", *(f"{stem}ready:{lane}" for lane in range(1, lanes)))
+    return FanoutConsumerKeys(
+        leases=f"{stem}leases",
+        delayed=f"{stem}delayed",
+        dead=f"{stem}dead",
+        details=f"{stem}details",
+        wake=f"{stem}wake",
+        ready=ready,
+    )
+
+
+FANOUT_PARTS = 64
+"""Into how many parts the fan-out queues are divided for upkeep."""
+
+
+def fanout_part(queue: str) -> int:
+    """Return the part that a fan-out queue is in."""
+    return client_slot(queue) % FANOUT_PARTS
+
+
+def fanout_scan_pattern(prefix: str) -> str:
+    """Return a pattern for SCAN that matches a key of every fan-out queue."""
+    return _literally(prefix) + "fanout:{*}:state"
+
+
+def fanout_queue_of(state_key: str, *, prefix: str = "") -> str:
+    """Return which queue the key is of that :func:`fanout_scan_pattern` has found."""
+    return client_id_of_tag(state_key[len(f"{prefix}fanout:{{") : -len("}:state")])
+
+
+COMPACTED_REGISTRIES = 64
+"""Into how many sets the compacted queues are divided for the collector."""
+
+
+class CompactedKeys(NamedTuple):
+    """Names of one compacted queue's keys, in the order in which its scripts take them.
+
+    :param state: HASH: sequence, cursor, fence, bytes, counters and, if it has one, a retention of its own.
+    :param order: ZSET: message key -> sequence.
+    :param times: ZSET: message key -> instant of its append in ms.
+    :param values: HASH: message key -> ``<sequence> <flags> <record>``.
+    :param tombstones: ZSET: message key -> sequence, of tombstones only.
+    :param in_flight: ZSET of sequences that the consumer holds.
+    :param wake: ZSET of at most one member that a consumer waits for.
+    :param producers: HASH: producer -> its last append.
+    """
+
+    state: str
+    order: str
+    times: str
+    values: str
+    tombstones: str
+    in_flight: str
+    wake: str
+    producers: str
+
+
+def compacted_keys(client_id: str, *, prefix: str = "") -> CompactedKeys:
+    """Return the keys of one client's compacted queue."""
+    stem = f"{prefix}compacted:{{{hash_tag(client_id)}}}:"
+    return CompactedKeys(*(stem + name for name in CompactedKeys._fields))
+
+
+def compacted_registry_keys(*, prefix: str = "") -> tuple[str, ...]:
+    """Return the sets that say which compacted queues there are, and when each is due for collection."""
+    return tuple(f"{prefix}compacted:due:{number:02}" for number in range(COMPACTED_REGISTRIES))
+
+
+def compacted_registry_key(client_id: str, *, prefix: str = "") -> str:
+    """Return the set that a compacted queue is noted in."""
+    return f"{prefix}compacted:due:{client_slot(client_id) % COMPACTED_REGISTRIES:02}"
+
+
+def compacted_collector_keys(*, prefix: str = "") -> tuple[str, ...]:
+    """Return the hashes that say who collects the queues of each registry, and how that ended; each in its slot."""
+    return tuple(f"{prefix}compacted:collector:{{{key}}}" for key in compacted_registry_keys(prefix=prefix))
+
+
+def compacted_scan_pattern(prefix: str) -> str:
+    """Return a pattern for SCAN that matches a key of every compacted queue."""
+    return _literally(prefix) + "compacted:{*}:state"
+
+
+def compacted_client_id(state_key: str, *, prefix: str = "") -> str:
+    """Return whose queue the key is of that :func:`compacted_scan_pattern` has found."""
+    return client_id_of_tag(state_key[len(f"{prefix}compacted:{{") : -len("}:state")])
+
+
 _SESSION_KEY = re.compile(rb"(\{.+\})_(?:messages(?:_([0-9]+))?|(last_packet_id|session))", re.DOTALL)
 
 
@@ -113,7 +242,12 @@ def split_session_key(name: bytes, *, prefix: bytes) -> tuple[bytes, str] | None
 
 def session_scan_pattern(prefix: str) -> str:
     """Return a pattern for SCAN that misses no key of a DEVICE session."""
-    return re.sub(r"([*?\[\]\\])", r"\\\1", prefix) + "{*}_*"
+    return _literally(prefix) + "{*}_*"
+
+
+def _literally(text: str) -> str:
+    """Return a pattern that matches this text only."""
+    return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
 def hash_slot(key: bytes | str) -> int:

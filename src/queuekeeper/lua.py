@@ -35,7 +35,7 @@ from redis.exceptions import (
 
 from queuekeeper import assets
 from queuekeeper.errors import LUA_ERRORS, QueuekeeperError, ScriptError, UsageError, from_lua
-from queuekeeper.redis_client import REPLY_TIMEOUT_S, RedisClient, address_of, from_redis, lost
+from queuekeeper.redis_client import REPLY_TIMEOUT_S, RedisClient, address_of, from_redis, lost, redis_errors
 
 Value: TypeAlias = str | bytes | int
 """What a key or an argument may be; never a float, whose text differs between languages."""
@@ -51,6 +51,9 @@ RETRY_FOR_S = 30.0
 
 REPLICA_TIMEOUT_MS = 1_000
 """How long replicas get by default to confirm a write."""
+
+LONGEST_WAIT_S = 10.0
+"""How long one blocking command waits at most; a lost connection is noticed within this time."""
 
 _WRITE_BYTES = 65_536
 _NOT_RUN = (NoScriptError, AskError, TryAgainError, ClusterDownError, BusyLoadingError, ReadOnlyError)
@@ -137,6 +140,18 @@ def load(name: str) -> Script:
     :raises ScriptError: when the file or an include is missing, or its header breaks the rules.
     """
     return load_from(assets.directory("lua"), name)
+
+
+_CALLED = re.compile(r"redis\.p?call\(\s*'([A-Z]+)'(?:,\s*'([A-Z]+)')?")
+_CONTAINERS = frozenset({"MEMORY", "OBJECT"})
+
+
+def commands_called(script: Script) -> frozenset[str]:
+    """Return the commands that a script calls, as access rules name them: ``zadd``, ``memory|usage``."""
+    return frozenset(
+        f"{command}|{part}".lower() if command in _CONTAINERS else command.lower()
+        for command, part in _CALLED.findall(script.source)
+    )
 
 
 def names(root: Path | None = None) -> list[str]:
@@ -468,6 +483,21 @@ class ScriptCaller:
                 lanes.confirm(timeout_ms=self._replica_timeout_ms, replies=replies)
         return replies
 
+    def await_wake(self, key: str | bytes, *, timeout_s: float) -> bool:
+        """Take a member of a sorted set as soon as it has one, on a connection of its own.
+
+        :param timeout_s: how long to wait at most.
+        :returns: whether there was one.
+        :raises ServerUnavailable: when the connection is lost; a member may have been taken by then.
+        """
+        give_up_at = time.monotonic() + timeout_s
+        slice_s = longest_wait_s(_reply_timeout_s(self._client))
+        with redis_errors(address_of(self._client)):
+            while (left_s := give_up_at - time.monotonic()) > 0:
+                if self._client.bzpopmin(key, timeout=wait_s(min(slice_s, left_s))) is not None:
+                    return True
+        return False
+
     def _send(self, lanes: _Lanes, calls: Sequence[Call], wave: list[int], replies: Replies) -> None:
         """Send calls of different client ids until each has run or failed, and store their replies."""
         give_up_at = time.monotonic() + self._retry_for_s
@@ -493,6 +523,24 @@ class ScriptCaller:
                 time.sleep(wait_s)
             targets = again
             attempt += 1
+
+
+def longest_wait_s(reply_timeout_s: float | None) -> float:
+    """Return how long one blocking command may wait on a connection whose replies are waited for so long."""
+    return LONGEST_WAIT_S if reply_timeout_s is None else min(LONGEST_WAIT_S, reply_timeout_s / 2)
+
+
+def wait_s(seconds: float) -> float:
+    """Return a timeout as a blocking command takes it: the server reads 0 as for ever."""
+    return max(0.001, round(seconds, 3))
+
+
+def _reply_timeout_s(client: RedisClient) -> float | None:
+    if isinstance(client, redis.RedisCluster):
+        timeout_s = client.nodes_manager.connection_kwargs.get("socket_timeout")
+    else:
+        timeout_s = client.connection_pool.connection_kwargs.get("socket_timeout")
+    return None if timeout_s is None else float(timeout_s)
 
 
 def target_of(reply: Reply, target: str | None) -> str | None:

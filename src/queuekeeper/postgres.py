@@ -22,11 +22,15 @@ from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 Connection = psycopg.Connection[tuple[Any, ...]]
 """A connection whose rows are plain tuples."""
 
+AsyncConnection = psycopg.AsyncConnection[tuple[Any, ...]]
+"""The same for asyncio."""
+
 APPLICATION_NAME = "queuekeeper"
 MINIMUM_SERVER_VERSION = 140_000
 """PostgreSQL 14: ``bit_xor`` and ``hash_record_extended``, on which the fingerprint of the source rests."""
 
 CONNECT_TIMEOUT_S = 10
+LOOPBACK = frozenset({"127.0.0.1", "::1"})
 
 MIGRATIONS = "migrations"
 _MIGRATION_LOCK = int.from_bytes(hashlib.sha256(b"queuekeeper.schema_migrations").digest()[:8], "big", signed=True)
@@ -40,6 +44,7 @@ _REMEDIES = (
     ("no pg_hba.conf entry", "allow this machine, user and database in the server's pg_hba.conf"),
     ("does not support SSL", "set sslmode=disable or sslmode=prefer, or switch TLS on at the server"),
     ("certificate", "check sslmode and sslrootcert of the connection URL"),
+    ("SSL error", "check sslmode and sslrootcert of the connection URL"),
     ("Connection refused", "start the server, or check host and port"),
     ("could not translate host name", "check the host name"),
     ("failed to resolve host", "check the host name"),
@@ -116,27 +121,58 @@ def connect(url: str, *, autocommit: bool = False) -> Connection:
     :raises ServerUnavailable: naming host, port, cause and what helps, never the password.
     :raises RefusedError: when the server is older than PostgreSQL 14.
     """
-    parameters = _parse(url)
-    arguments = {"connect_timeout": CONNECT_TIMEOUT_S} | parameters
-    # A name of the caller's would hide us from the operator who looks for our backends.
-    arguments |= {"application_name": APPLICATION_NAME, "client_encoding": "utf8"}
+    parameters, arguments = _arguments(url)
     try:
         connection: Connection = psycopg.Connection.connect(autocommit=True, **arguments)
     except psycopg.OperationalError as error:
         raise _unavailable(parameters, error) from None
     try:
-        if connection.info.server_version < MINIMUM_SERVER_VERSION:
-            raise RefusedError(
-                f"PostgreSQL at {_address(parameters)} is version {connection.info.server_version // 10_000}: "
-                f"Queuekeeper needs {MINIMUM_SERVER_VERSION // 10_000} or later; upgrade the server"
-            )
+        _check_version(connection, parameters)
         # Not as start-up options: connection poolers refuse those.
         connection.execute(statement("queuekeeper/queries/pin_session"))
         connection.autocommit = autocommit
+    except psycopg.OperationalError as error:
+        connection.close()
+        raise _unavailable(parameters, error) from None
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+async def connect_async(url: str, *, autocommit: bool = False) -> AsyncConnection:
+    """Open a connection for asyncio, as :func:`connect` does."""
+    parameters, arguments = _arguments(url)
+    try:
+        connection: AsyncConnection = await psycopg.AsyncConnection.connect(autocommit=True, **arguments)
+    except psycopg.OperationalError as error:
+        raise _unavailable(parameters, error) from None
+    try:
+        _check_version(connection, parameters)
+        await connection.execute(statement("queuekeeper/queries/pin_session"))
+        await connection.set_autocommit(autocommit)
+    except psycopg.OperationalError as error:
+        await connection.close()
+        raise _unavailable(parameters, error) from None
+    except BaseException:
+        await connection.close()
+        raise
+    return connection
+
+
+def _arguments(url: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    parameters = _parse(url)
+    arguments = {"connect_timeout": CONNECT_TIMEOUT_S} | parameters
+    # A name of the caller's would hide us from the operator who looks for our backends.
+    return parameters, arguments | {"application_name": APPLICATION_NAME, "client_encoding": "utf8"}
+
+
+def _check_version(connection: psycopg.BaseConnection[Any], parameters: dict[str, Any]) -> None:
+    if connection.info.server_version < MINIMUM_SERVER_VERSION:
+        raise RefusedError(
+            f"PostgreSQL at {_address(parameters)} is version {connection.info.server_version // 10_000}: "
+            f"Queuekeeper needs {MINIMUM_SERVER_VERSION // 10_000} or later; upgrade the server"
+        )
 
 
 def address(connection: psycopg.BaseConnection[Any]) -> str:
@@ -146,6 +182,11 @@ def address(connection: psycopg.BaseConnection[Any]) -> str:
         return f"{info.host or 'localhost'}:{info.port}/{info.dbname}"
     except psycopg.OperationalError:
         return "the address of the connection URL"
+
+
+def is_local(connection: psycopg.BaseConnection[Any]) -> bool:
+    """Tell whether what is sent stays on this machine."""
+    return not connection.info.host or connection.info.host.startswith("/") or connection.info.hostaddr in LOOPBACK
 
 
 @contextmanager
@@ -247,6 +288,13 @@ def migrate(connection: Connection, *, directory: Path | None = None) -> Migrati
             ) from error.__cause__
         raise
     return MigrationsReport(applied=tuple(migration.name for migration in pending), version=len(known))
+
+
+def schema_version(connection: Connection) -> int | None:
+    """Return the version of schema ``queuekeeper``; none when it is not there."""
+    with translated_errors(connection):
+        applied = _applied(connection)
+    return applied[-1][0] if applied else None
 
 
 def _applied(connection: Connection) -> list[tuple[int, str, str]]:

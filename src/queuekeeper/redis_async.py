@@ -24,10 +24,12 @@ from queuekeeper.lua import (
     client_id,
     command,
     has_not_run,
+    longest_wait_s,
     pause_s,
     target_of,
+    wait_s,
 )
-from queuekeeper.redis_client import CONNECT_TIMEOUT_S, lost
+from queuekeeper.redis_client import CONNECT_TIMEOUT_S, from_redis, lost
 from queuekeeper.redis_connection import Connection, Endpoint, Limits, Question, endpoint
 
 _REFRESH_PAUSE_S = 0.1
@@ -221,6 +223,9 @@ class AsyncScriptCaller:
         self._slots: list[Connection | None] | None = None
         # What is sent behind a SCRIPT LOAD on the same connection finds the script.
         self._loading: set[tuple[str, str]] = set()
+        # Connections for blocking commands, and those of them that are free, by server.
+        self._waiting: set[Connection] = set()
+        self._idle: dict[str, list[Connection]] = {}
         self._refusals: dict[tuple[str, str], QueuekeeperError] = {}
         self._later: dict[_Request, asyncio.TimerHandle] = {}
         self._refreshing: asyncio.Task[None] | None = None
@@ -247,6 +252,7 @@ class AsyncScriptCaller:
     async def close(self) -> None:
         """Give the connections up; calls that have not been answered fail."""
         self._closed = True
+        await asyncio.gather(*(connection.close() for connection in self._waiting))
         for request, timer in list(self._later.items()):
             timer.cancel()
             request.finish(self._closing_error)
@@ -276,6 +282,46 @@ class AsyncScriptCaller:
         for index, call in enumerate(calls):
             self._submit(_Request(self, call.script, call.command, call.client_id, future, batch, index))
         return future
+
+    async def await_wake(self, key: str | bytes, *, timeout_s: float) -> bool:
+        """Take a member of a sorted set as soon as it has one, as :meth:`lua.ScriptCaller.await_wake` does.
+
+        Whoever waits has a connection for himself, which is kept for the next who waits at the same server.
+        """
+        give_up_at = self._loop.time() + timeout_s
+        slice_s = longest_wait_s(self._endpoint.reply_timeout_s)
+        while (left_s := give_up_at - self._loop.time()) > 0:
+            reply = await self._wait_at_master(key, wait_s(min(slice_s, left_s)))
+            if isinstance(reply, MovedError):
+                self._move(reply, self.address)
+            elif isinstance(reply, BaseException):
+                raise from_redis(reply, self.address)
+            elif reply is not None:
+                return True
+        return False
+
+    async def _wait_at_master(self, key: str | bytes, seconds: float) -> Any:
+        """Return the reply, or the exception in its place, of one blocking command."""
+        if self._closed:
+            return self._closing_error
+        master = self._first if self._slots is None else self._slots[hash_slot(client_id([key]))]
+        if master is None:
+            self._refresh()
+            return ClusterDownError("no node serves the slot")
+        idle = self._idle.setdefault(master.address, [])
+        connection = idle.pop() if idle else Connection(master.endpoint, limits=self._limits)
+        self._waiting.add(connection)
+        question = Question(("BZPOPMIN", key, f"{seconds:.3f}"))
+        connection.send(question)
+        try:
+            reply = await question.future
+        except BaseException:
+            # It would go on waiting at the server, and take what wakes another.
+            self._waiting.discard(connection)
+            await connection.close()
+            raise
+        idle.append(connection)
+        return reply
 
     def _submit(self, request: _Request) -> None:
         if self._closed:

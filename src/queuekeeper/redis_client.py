@@ -14,6 +14,7 @@ import redis
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
 from redis.exceptions import (
+    AskError,
     AuthenticationError,
     BusyLoadingError,
     ClusterError,
@@ -24,6 +25,7 @@ from redis.exceptions import (
     RedisClusterException,
     RedisError,
     ResponseError,
+    TryAgainError,
 )
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
@@ -40,6 +42,8 @@ REPLY_TIMEOUT_S = 30
 
 MINIMUM_REDIS_VERSION = (7, 0)
 """Redis 7.0: scripts with flags, absolute expiry of keys read back by PEXPIRETIME; every Valkey is later."""
+
+LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 DEFAULTS = {
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
@@ -138,6 +142,17 @@ def address_of(client: RedisClient) -> str:
     return str(options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}")
 
 
+def is_encrypted(node: redis.Redis) -> bool:
+    """Tell whether a connection speaks TLS."""
+    return issubclass(node.connection_pool.connection_class, redis.SSLConnection)
+
+
+def is_local(node: redis.Redis) -> bool:
+    """Tell whether what is sent stays on this machine."""
+    options = node.connection_pool.connection_kwargs
+    return "path" in options or options.get("host", "localhost") in LOOPBACK
+
+
 @contextmanager
 def redis_errors(address: str, *, secret: str = "") -> Iterator[None]:
     """Turn what redis-py raises inside the block into our exceptions.
@@ -175,6 +190,12 @@ def from_redis(error: BaseException, address: str, *, secret: str = "") -> Queue
         return ServerUnavailable(f"{server} is still loading its data: wait until it answers PING, then repeat")
     if text.startswith("BUSY "):
         return ServerUnavailable(f"{server} has been running one script for long: end that one with SCRIPT KILL")
+    if text.startswith("NOREPLICAS "):
+        return ServerUnavailable(f"{server} takes no writes while it lacks replicas: see min-replicas-to-write")
+    if text.startswith("MISCONF "):
+        return ServerUnavailable(f"{server} takes no writes since it cannot save them: {text}. See its log")
+    if isinstance(error, AskError | TryAgainError):
+        return ServerUnavailable(f"{server}: the slot is being moved and is not served in full: {text}")
     if isinstance(error, AuthenticationError) or "authentication" in low or "auth " in low:
         if "without any password" in low:
             return ServerUnavailable(f"{server} has no password set: take user and password out of the URL")
@@ -258,6 +279,17 @@ def shards(client: RedisClient) -> list[tuple[int, int, str]]:
         else:
             ranges.append((slot, slot, address))
     return ranges
+
+
+def clocks_ms(client: RedisClient) -> list[int]:
+    """Ask every master for the present, by which it lets keys expire: milliseconds since 1970-01-01 UTC."""
+    found: list[int] = []
+    for address, node in nodes(client):
+        with redis_errors(address):
+            answer: Any = node.time()
+        seconds, microseconds = answer
+        found.append(int(seconds) * 1_000 + int(microseconds) // 1_000)
+    return found
 
 
 def facts(client: RedisClient) -> list[ServerFacts]:

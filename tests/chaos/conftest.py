@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
-from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.migration.apply import copy_sessions
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import (
@@ -146,7 +145,7 @@ def laboratory(spark: SparkSession, server_home: Path) -> Iterator[Laboratory]:
     folder = server_home / "chaos"
     folder.mkdir()
     postgres = PostgresServer(folder / "postgres", durable=False, die_with_parent=True)
-    redis = _redis_server(folder, "valkey")
+    redis = RedisServer(folder / "valkey", flavour="valkey", die_with_parent=True)
     try:
         postgres.start()
         redis.start()
@@ -193,21 +192,3 @@ def undisturbed(laboratory: Laboratory) -> Undisturbed:
     report = laboratory.verify()
     assert report.balanced
     return Undisturbed(digest=report.digest, contents=laboratory.contents())
-
-
-@pytest.fixture
-def target(request: pytest.FixtureRequest, laboratory: Laboratory) -> Iterator[Laboratory]:
-    """The same migration into an empty server of the flavour that the test names."""
-    flavour: Flavour = request.param
-    usual = laboratory.redis
-    if flavour != "valkey":
-        laboratory.redis = _redis_server(laboratory.folder, flavour)
-        laboratory.redis.start()
-    yield laboratory
-    if laboratory.redis is not usual:
-        laboratory.redis.stop()
-        laboratory.redis = usual
-
-
-def _redis_server(folder: Path, flavour: Flavour) -> RedisServer:
-    return RedisServer(folder / flavour, flavour=flavour, die_with_parent=True)

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -25,7 +25,7 @@ Value = tuple[Any, ...]
 """Kind, content and expiry instant of a key."""
 
 # Runs of seconds: a JVM that optimises less is done earlier, and takes less of other tests' time.
-JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
 PATIENCE_S = 180.0
 _PAGE = 1_000
 
@@ -169,3 +169,15 @@ def differing(found: dict[bytes, Value], wanted: dict[bytes, Value]) -> list[tup
     """Return the first keys that differ, with what was found and what was wanted."""
     names = sorted(name for name in found.keys() | wanted.keys() if found.get(name) != wanted.get(name))
     return [(name, found.get(name), wanted.get(name)) for name in names[:5]]
+
+
+def refusals(nodes: Sequence[Any]) -> set[str]:
+    """Return first words of all error replies that the servers have given."""
+    return {name.removeprefix("errorstat_") for node in nodes for name in node.info("errorstats")}
+
+
+def set_maxmemory(server: RedisServer, *, room_bytes: int | None) -> None:
+    """Leave a server so much room for data; none stands for any."""
+    with server.client() as client:
+        used: dict[str, Any] = client.info("memory")
+        client.config_set("maxmemory", 0 if room_bytes is None else max(1, used["used_memory"] + room_bytes))

@@ -16,7 +16,6 @@ from queuekeeper.migration.source import MESSAGES, layout, open_source
 from queuekeeper.migration.spark import our_errors
 from tests.chaos.conftest import THROTTLE, Laboratory, Undisturbed
 from tests.chaos.support import append_only_file, differing
-from tests.conftest import REDIS_FLAVOURS
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 
@@ -53,34 +52,33 @@ def test_a_copy_goes_on_after_its_driver_was_killed_twice(
     assert_as_undisturbed(laboratory, undisturbed)
 
 
-@pytest.mark.parametrize("target", REDIS_FLAVOURS, indirect=True)
 def test_a_copy_stops_with_words_when_redis_dies_and_goes_on_when_it_is_back(
-    target: Laboratory, undisturbed: Undisturbed, dice: random.Random
+    laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random
 ) -> None:
-    target.reset(throttle=THROTTLE)
-    emptied = append_only_file(target.redis)
+    laboratory.reset(throttle=THROTTLE)
+    emptied = append_only_file(laboratory.redis)
     share = dice.uniform(0.35, 0.75)
-    with target.driver() as driver:
-        target.wait_for(share, running=driver.running)
-        target.redis.kill()
+    with laboratory.driver() as driver:
+        laboratory.wait_for(share, running=driver.running)
+        laboratory.redis.kill()
         assert driver.wait() == 4, driver.said
         error = driver.result
         assert error["error"] == "ServerUnavailable"
         assert re.search(r"127\.0\.0\.1:\d+ (?:closed|refuses) the connection", error["message"]), error
         assert f"\nerror: {error['message']}\n" in driver.said
     # Under everysec a crash of the machine takes the last second with it; a cut anywhere leaves a torn command.
-    written = append_only_file(target.redis)
+    written = append_only_file(laboratory.redis)
     assert written.path == emptied.path
     lost = dice.randint(1, (written.size_bytes - emptied.size_bytes) // 4)
     with written.path.open("r+b") as file:
         file.truncate(written.size_bytes - lost)
 
-    target.redis.start()
-    with target.redis.client() as client:
+    laboratory.redis.start()
+    with laboratory.redis.client() as client:
         assert finished_sessions_that_lack_something(client) == []
-    resumed(target)
+    resumed(laboratory)
 
-    assert_as_undisturbed(target, undisturbed)
+    assert_as_undisturbed(laboratory, undisturbed)
 
 
 def finished_sessions_that_lack_something(client: redis.Redis) -> list[bytes]:

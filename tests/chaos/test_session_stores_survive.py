@@ -41,7 +41,7 @@ from tests.chaos.session_load import (
     redis_load,
     redis_store,
 )
-from tests.chaos.support import contents, until
+from tests.chaos.support import contents, refusals, set_maxmemory, until
 from tests.cluster_slots import slot_of
 from tests.conftest import REDIS_FLAVOURS
 
@@ -86,11 +86,6 @@ def meanwhile(work: Callable[[], object], *, pause_s: float) -> Iterator[None]:
         finally:
             done.set()
         repeated.result()
-
-
-def refusals(nodes: Sequence[Any]) -> set[str]:
-    """Return first words of all error replies that the servers have given."""
-    return {name.removeprefix("errorstat_") for node in nodes for name in node.info("errorstats")}
 
 
 # Resharding.
@@ -410,13 +405,6 @@ def test_save_that_does_not_want_to_wait_for_a_slow_script_says_so_and_stores_no
 
 
 # A full server.
-
-
-def set_maxmemory(server: RedisServer, *, room_bytes: int | None) -> None:
-    """Leave a server so much room for data; none stands for any."""
-    with server.client() as client:
-        used: dict[str, Any] = client.info("memory")
-        client.config_set("maxmemory", 0 if room_bytes is None else max(1, used["used_memory"] + room_bytes))
 
 
 @pytest.mark.parametrize("kind", STORES)

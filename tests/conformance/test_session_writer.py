@@ -17,7 +17,7 @@ from queuekeeper.redis_async import connect
 from queuekeeper.redis_client import connect as connect_blocking
 from queuekeeper.sessions.model import NewMessage, StoreRules
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
-from queuekeeper.sessions.writer import MessageRefused, SessionWriter, Stored
+from queuekeeper.sessions.writer import FLUSHES, SESSIONS_PER_FLUSH, MessageRefused, SessionWriter, Stored
 from tests.conformance.cutting_proxy import CuttingProxy
 
 pytestmark = pytest.mark.conformance
@@ -124,6 +124,24 @@ def test_what_arrives_while_a_batch_is_under_way_leaves_together(valkey_url: str
             store.gate.set()
             assert [stored.packet_id for stored in await asyncio.gather(*calls)] == list(range(2, 103))
         assert store.sent == [[b"{a}"], [b"{a}"]]
+
+    run(valkey_url, test)
+
+
+def test_many_publishers_are_not_all_in_one_flush(valkey_url: str) -> None:
+    async def test(store: WatchedStore) -> None:
+        async with SessionWriter(store) as writer:
+            clients = [f"c{n}" for n in range(3 * SESSIONS_PER_FLUSH)]
+            await asyncio.gather(*(writer.save(client_id, message()) for client_id in clients))
+            store.sent.clear()
+            store.gate.clear()
+            calls = [asyncio.create_task(writer.save(client_id, message())) for client_id in clients]
+            await asyncio.sleep(0.02)
+            assert [len(names) for names in store.sent] == [SESSIONS_PER_FLUSH] * FLUSHES
+            store.gate.set()
+            assert {stored.packet_id for stored in await asyncio.gather(*calls)} == {2}
+        names = [name for names in store.sent for name in names]
+        assert names == [b"{%b}" % client_id.encode() for client_id in clients], "who came first leaves first"
 
     run(valkey_url, test)
 

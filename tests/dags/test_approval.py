@@ -210,16 +210,18 @@ def test_summary_shows_numbers_and_no_client(
         assert words in found["markdown"]
 
 
-def test_summary_names_the_memory_limit_when_every_master_has_one(
+def test_summary_names_the_memory_limit_when_every_master_has_one_and_what_is_risky(
     redis_server_factory: Callable[..., Any],
 ) -> None:
-    server = redis_server_factory(maxmemory="64mb")
+    server = redis_server_factory(maxmemory="64mb", appendonly="no")
 
     with redis_client.connect(server.url) as client:
         summary = summarise(make_plan(), redis_client.facts(client))
 
     assert summary.numbers["redis_limit_bytes"] == 64 * 1024 * 1024
     assert "in use of 64.0 MiB" in summary.markdown
+    risk = "keeps no append-only file, so a crash loses what was copied: CONFIG SET appendonly yes"
+    assert f"- Redis at 127.0.0.1:{server.port} {risk}" in summary.markdown
 
 
 @given(st.sets(st.integers(0, 200), min_size=1))

@@ -61,15 +61,6 @@ class TestEveryDag:
 
         assert time.perf_counter() - started < PARSE_BUDGET_S
 
-    def test_parsing_imports_neither_spark_nor_pandas_nor_expectations(self, path: Path) -> None:
-        code = (
-            f"import runpy, sys; runpy.run_path({str(path)!r}); "
-            "print(sorted({'pyspark', 'pandas', 'great_expectations', 'altair'} & set(sys.modules)))"
-        )
-        done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True, check=True)
-
-        assert done.stdout.splitlines()[-1] == "[]"
-
     def test_the_file_is_named_after_its_dag(self, path: Path, dag_bag: DagBag) -> None:
         dag = dag_bag.dags[path.stem]
 
@@ -103,7 +94,8 @@ class TestEveryDag:
     def test_one_run_at_a_time_and_none_for_the_past(self, path: Path, dag_bag: DagBag) -> None:
         dag = dag_bag.dags[path.stem]
 
-        assert dag.max_active_runs == 1
+        # Partitions are created while other runs wait for a person; each table's work is under a lock of its own.
+        assert dag.max_active_runs == (6 if path.stem == "partition_maintenance" else 1)
         assert dag.catchup is False
 
     def test_tasks_that_load_a_store_are_in_its_pool_and_are_retried(self, path: Path, dag_bag: DagBag) -> None:
@@ -129,6 +121,22 @@ class TestEveryDag:
             for suffix, word in units.items():
                 if name.endswith(suffix):
                     assert word in f"{param.schema['title']} {param.description}".lower(), name
+
+
+def test_parsing_imports_neither_spark_nor_pandas_nor_expectations() -> None:
+    # Airflow, which all of them need, takes seconds to import: one process reads them all. The first line that is not
+    # empty names the file that is to blame.
+    code = (
+        "import runpy, sys\n"
+        "for path in sys.argv[1:]:\n"
+        "    runpy.run_path(path)\n"
+        "    print(path, sorted({'pyspark', 'pandas', 'great_expectations', 'altair'} & set(sys.modules)))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code, *map(str, FILES)], capture_output=True, text=True, check=True
+    )
+
+    assert done.stdout.splitlines()[-len(FILES) :] == [f"{path} []" for path in FILES]
 
 
 def test_session_migration_is_wired_as_it_is_drawn(dag_bag: DagBag) -> None:

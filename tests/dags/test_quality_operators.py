@@ -147,7 +147,7 @@ def test_profile_reads_the_turn_of_its_time_unless_the_form_names_one(dag: DAG) 
 
 
 def test_critical_finding_keeps_dependents_waiting_and_says_what_it_is(dag: DAG) -> None:
-    judgement = {"quality_run_id": "q", "verdict": "failed", "findings": [FINDING, WARNING]}
+    judgement = {"quality_run_id": "q", "verdict": "failed", "stores": ["redis"], "findings": [FINDING, WARNING]}
     context = context_of(dag)
 
     with pytest.raises(AirflowFailException, match=r"Q11 failed: The counter is not behind\. \(5 found\)") as raised:
@@ -158,13 +158,23 @@ def test_critical_finding_keeps_dependents_waiting_and_says_what_it_is(dag: DAG)
 
 
 def test_warnings_let_dependents_go_on_and_are_told(dag: DAG, control: str) -> None:
-    judgement = {"quality_run_id": "q", "verdict": "warned", "findings": [WARNING]}
+    judgement = {"quality_run_id": "q", "verdict": "warned", "stores": ["redis"], "findings": [WARNING]}
     context = context_of(dag)
 
     told = PublishQualityOperator(task_id="publish", judgement=judgement).execute(context)
 
     assert told == {"quality_run_id": "q", "verdict": "warned", "warnings": 1}
     assert context["outlet_events"][SESSION_QUALITY].extra == told
+
+
+def test_run_about_events_alone_says_nothing_of_sessions(dag: DAG) -> None:
+    judgement = {"quality_run_id": "q", "verdict": "passed", "stores": [], "findings": []}
+    context = context_of(dag)
+
+    with pytest.raises(AirflowSkipException, match="nobody looked at sessions"):
+        PublishQualityOperator(task_id="publish", judgement=judgement).execute(context)
+
+    assert context["outlet_events"][SESSION_QUALITY].extra == {}
 
 
 def test_turn_that_passes_waits_for_one_that_failed_and_was_not_read_again(dag: DAG, control: str) -> None:
@@ -178,7 +188,7 @@ def test_turn_that_passes_waits_for_one_that_failed_and_was_not_read_again(dag: 
         store = QualityStore(connection)
         store.begin(quality_run_id="bad", mode="fast", suites=[], profile_ids=["p"], numbers={}, started_at=now)
         store.finish(quality_run_id="bad", verdict=Verdict.FAILED, results=(), numbers={})
-    judgement = {"quality_run_id": "q", "verdict": "passed", "findings": []}
+    judgement = {"quality_run_id": "q", "verdict": "passed", "stores": ["redis"], "findings": []}
 
     with pytest.raises(
         AirflowFailException,
@@ -196,7 +206,7 @@ def test_form_of_every_remedy_takes_what_a_finding_fills_in(dag_bag: DagBag, che
     )
     params = copy.deepcopy(dag_bag.dags[remedy.dag_id].params)
 
-    for name, value in {**filled, "postgres_conn_id": "one", "redis_conn_id": "other"}.items():
+    for name, value in {**filled, **dict.fromkeys(remedy.connections, "one")}.items():
         assert name in params
         params[name] = value
     assert filled["dry_run"] is True

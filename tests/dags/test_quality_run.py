@@ -19,8 +19,13 @@ from queuekeeper import postgres, redis_client
 from queuekeeper.airflow.assets import SESSION_QUALITY
 from queuekeeper.airflow.run_index import report_of
 from queuekeeper.clock import system_clock
+from queuekeeper.compacted.model import Append
+from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.embedded import java_home
-from queuekeeper.keyspace import session_keys
+from queuekeeper.events.schema import install
+from queuekeeper.fanout.model import NewMessage as FanoutMessage
+from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.keyspace import compacted_keys, fanout_keys, session_keys
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
@@ -132,3 +137,58 @@ def test_critical_finding_is_reported_and_keeps_dependents_waiting_until_it_is_m
     assert told == returned["publish"]
     assert told["quality_run_id"] == returned["check"]["quality_run_id"]
     assert told["verdict"] in ("passed", "warned")
+
+
+def damaged_compacted(client: RedisClient, _: str) -> None:
+    CompactedQueues(client).append("meter/1", [Append(key=key, value=b"1") for key in (b"a", b"b")])
+    client.hdel(compacted_keys("meter/1").values, "a")
+
+
+def damaged_fanout(client: RedisClient, _: str) -> None:
+    queues = FanoutQueues(client)
+    queues.register("orders", consumer="billing")
+    queues.publish("orders", [FanoutMessage(body=b"1")])
+    client.delete(fanout_keys("orders").messages)
+
+
+def installed_events(_: RedisClient, postgres_url: str) -> None:
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        install(connection)
+
+
+@pytest.mark.parametrize(
+    ("stores", "prepare", "found", "publish"),
+    [
+        ("compacted", damaged_compacted, {("Q23", "P1")}, "skipped"),
+        ("fanout", damaged_fanout, {("Q25", "P0")}, "failed"),
+        ("events", installed_events, set(), "skipped"),
+    ],
+)
+def test_run_about_other_queues_reads_them_without_spark_and_tells_nobody_of_sessions(
+    queue_quality: DAG,
+    redis: RedisClient,
+    postgres_url: str,
+    stores: str,
+    prepare: Callable[[RedisClient, str], None],
+    found: set[tuple[str, str]],
+    publish: str,
+) -> None:
+    prepare(redis, postgres_url)
+    told = asset_events()
+
+    _, states, returned = run(queue_quality, stores=stores)
+
+    assert states == {
+        "profile_redis": "skipped",
+        "profile_postgres": "skipped",
+        "check": "success",
+        "report": "success",
+        "publish": publish,
+    }
+    assert {(each["check"], each["priority"]) for each in returned["check"]["findings"]} >= found
+    written = json.loads(Path(returned["report"]["json"]).read_text("utf-8"))
+    shown = {line["check_id"]: line for line in written["results"] if line["status"] == "failed"}
+    for number, _ in found:
+        remedy = shown[number]["remedy"]
+        assert remedy is None or remedy["url"].startswith("http://airflow.example.org/ops/queuekeeper/trigger/")
+    assert asset_events() == told

@@ -16,6 +16,7 @@ from queuekeeper.airflow.operators.sessions import (
     ExportSessionOperator,
     ImportSessionOperator,
     InspectSessionOperator,
+    PeekSessionOperator,
     PurgeSessionOperator,
     SessionOperator,
 )
@@ -76,6 +77,30 @@ def test_session_is_described_without_content(
     assert found["counts"] == {"trimmed": 0, "expired": 0, "refused": 0, "quarantined": 0}
     assert "Session 'meter-17': exists True, 3 messages" in log
     assert "secret" not in json.dumps(found) + log
+
+
+def test_message_is_described_and_its_content_goes_into_a_file_only_when_asked_for(
+    client: redis_client.RedisClient, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    save(RedisSessionStore(client))
+    path = tmp_path / "message.json"
+
+    without = run(PeekSessionOperator, packet_id="2")
+    assert list(tmp_path.iterdir()) == []
+    found = run(PeekSessionOperator, packet_id=2, content_path=str(path))
+    log = "".join(capfd.readouterr())
+
+    assert without["content_path"] is None
+    assert found == without | {"content_path": str(path)}
+    assert (found["packet_id"], found["payload_bytes"], found["user_property_count"]) == (2, len(SECRET), 1)
+    assert "secret" not in json.dumps(found) + log
+    written = json.loads(path.read_bytes())
+    assert (written["payload"], written["user_properties"]) == (SECRET.decode(), [["n", "secret-property"]])
+    assert path.stat().st_mode & 0o077 == 0
+    with pytest.raises(RefusedError, match="exists: name another file, or say that it may be replaced"):
+        run(PeekSessionOperator, packet_id=2, content_path=str(path))
+    with pytest.raises(UsageError, match=r"^redis holds no message of 'meter-17' with packet id 9: it may have"):
+        run(PeekSessionOperator, packet_id=9)
 
 
 @pytest.mark.parametrize("dry_run", [{}, {"dry_run": True}, {"dry_run": "True"}, {"dry_run": "true"}])
@@ -149,6 +174,7 @@ from queuekeeper.airflow.operators.sessions import (
     ExportSessionOperator,
     ImportSessionOperator,
     InspectSessionOperator,
+    PeekSessionOperator,
     PurgeSessionOperator,
 )
 
@@ -158,6 +184,7 @@ parameters = {"client": "none", "folder": "none", "dry_run": True}
 with DAG("session_tasks", start_date=START, schedule=None, params=parameters):
     (
         InspectSessionOperator(task_id="inspect", **about)
+        >> PeekSessionOperator(task_id="peek", packet_id="{{ 1 + 1 }}", **about)
         >> ExportSessionOperator(task_id="export", path=path, **about)
         >> PurgeSessionOperator(task_id="purge", dry_run="{{ params.dry_run }}", **about)
         >> ImportSessionOperator(task_id="import", path=path, **about)
@@ -185,7 +212,7 @@ def test_tasks_run_in_a_dag_with_rendered_arguments(
     done = dag.test(run_conf={"client": C, "folder": str(tmp_path), "dry_run": False})
 
     assert {task.task_id: task.state for task in done.get_task_instances()} == dict.fromkeys(
-        ("inspect", "export", "purge", "import"), "success"
+        ("inspect", "peek", "export", "purge", "import"), "success"
     )
     assert (tmp_path / f"{C}.jsonl").is_file()
     assert RedisSessionStore(client).inspect(C).messages == 3

@@ -51,14 +51,14 @@ class Defect(Generic[StageT]):
 class Untold:
     """A published defect that no check of sessions can find.
 
-    :param reason: what it leaves instead of a trace, or with which kind of queue it comes.
-    :param ours: tests that show that ours do not have it; none for kinds of queues that are still to come.
+    :param reason: what it leaves instead of a trace.
+    :param ours: tests that show that ours do not have it.
     """
 
     title: str
     published: str
     reason: str
-    ours: tuple[str, ...] = ()
+    ours: tuple[str, ...]
 
 
 def found_in(suite: str, client_id: str, *check_ids: str) -> frozenset[Finding]:

@@ -7,11 +7,21 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from tests.golden_defects import broker_defects, source_defects, untold
+from tests.golden_defects import (
+    broker_defects,
+    compacted_defects,
+    event_defects,
+    fanout_defects,
+    source_defects,
+    untold,
+)
 from tests.golden_defects.defect import Defect
 
 TESTS = Path(__file__).parents[1]
-ALL: tuple[Defect[Any], ...] = (*broker_defects.DEFECTS, *source_defects.DEFECTS)
+OF_SESSIONS: tuple[Defect[Any], ...] = (*broker_defects.DEFECTS, *source_defects.DEFECTS)
+ALL: tuple[Defect[Any], ...] = (
+    *OF_SESSIONS, *event_defects.DEFECTS, *compacted_defects.DEFECTS, *fanout_defects.DEFECTS,
+)  # fmt: skip
 _DEFINED = re.compile(r"^(?:async )?def (test_\w+)\(", re.MULTILINE)
 
 

@@ -1,11 +1,10 @@
-"""Published defects that no check of sessions finds: they leave no trace, or concern queues that are still to come."""
+"""Published defects that no check of sessions finds: they leave no trace there."""
 
 from __future__ import annotations
 
 from tests.golden_defects.defect import Untold
 
 MIGRATION = "`SqlDatabaseUpgradeService`, 2.0.0 and 2.0.1"
-COMES_WITH = "comes with the checks of"
 
 UNTOLD: tuple[Untold, ...] = (
     Untold(
@@ -53,35 +52,5 @@ UNTOLD: tuple[Untold, ...] = (
         published=MIGRATION,
         reason="nothing in the stores, or a lost payload as above",
         ours=("test_same_events_and_rows_leave_no_trace_in_ours",),
-    ),
-    Untold(
-        title="Events that were committed are never dispatched after a crash: the list of unread ones is UNLOGGED",
-        published="`pgmb.sql`, PGMB",
-        reason=f"{COMES_WITH} event queues: Q31",
-    ),
-    Untold(
-        title="Retention drops partitions that a consumer has not read",
-        published="`pgmb.sql`, PGMB",
-        reason=f"{COMES_WITH} event queues and partitions: Q27, Q30",
-    ),
-    Untold(
-        title="One condition that fails on data stops the polling of every group",
-        published="`pgmb.sql`, PGMB",
-        reason=f"{COMES_WITH} event queues: Q32",
-    ),
-    Untold(
-        title="Compaction leaves payloads without index, and collects only once",
-        published="`emqx_ecq_store.erl` and `emqx_ecq_gc.erl`, EMQX",
-        reason=f"{COMES_WITH} compacted queues: Q23, Q24",
-    ),
-    Untold(
-        title="Messages expire and their ids in consumers' lists do not; a crash leaves a lock for ever",
-        published="`RedisOps.java`, RedisQ 2.0.0",
-        reason=f"{COMES_WITH} fan-out queues: Q25, Q26",
-    ),
-    Untold(
-        title="A default partition keeps others from being detached without blocking",
-        published="PostgreSQL's DETACH PARTITION; pgpartman/pg_partman#677",
-        reason=f"{COMES_WITH} partitions: Q28, Q29",
     ),
 )

@@ -132,7 +132,7 @@ def test_refusals_have_words_and_exit_codes(world: World) -> None:
 
 def test_there_is_no_newest_run_before_the_first(world: World) -> None:
     postgres.migrate(world.connection)
-    fails("status", code=2, words="there is no cleanup yet: make a plan by `queuekeeper cleanup plan`")
+    fails("status", code=2, words="there is no cleanup yet: make one by `queuekeeper cleanup plan`")
 
 
 def test_documented_rights_are_those_that_are_checked() -> None:

@@ -121,6 +121,18 @@ def test_the_commands_that_a_run_shows_are_understood_as_they_stand(url: str, va
     assert (parameters["session_limit"], parameters["default_ttl_s"], parameters["key_prefix"]) == (500, 60, "my $p:")
 
 
+def test_a_finding_of_a_release_that_kept_no_limits_still_names_its_command(url: str, valkey_url: str) -> None:
+    save_profile(url, queue("device-1", dead=1, live=2))
+    where = ("--postgres-url", url, "--redis-url", valkey_url)
+    run("run", "--profile", "redis-1", "--suite", "sessions_redis", "--run-id", "q-1", *where)
+    with connect(url) as connection:
+        connection.execute("UPDATE queuekeeper.quality_results SET remedy_conf = remedy_conf - 'limit' - 'key_prefix'")
+
+    shown = run("results", "q-1", "--postgres-url", url)
+
+    assert "Next for Q9: queuekeeper cleanup plan --default-ttl-s 604800\n" in shown.stdout
+
+
 def test_what_nobody_judged_is_no_good_result(url: str, valkey_url: str) -> None:
     save_profile(url, queue("device-1"), contents=False)
     judged = ("run", "--profile", "redis-1", "--suite", "sessions_redis", "--redis-url", valkey_url)
@@ -162,7 +174,7 @@ def test_checks_are_explained_without_any_server() -> None:
 
     assert (q9["priority"], q9["severity"], q9["remedy"]["dag_id"]) == ("P1", "warning", "expired_reference_cleanup")
     assert len(as_json("checks")) == 37
-    assert "comes with partitions" in run("checks").stdout
+    assert "Q37" in run("checks").stdout
     assert "Remove the dead references." in run("checks", "Q9").stdout
 
 
@@ -206,7 +218,7 @@ def test_the_access_rules_of_the_guide_are_enough_to_read_and_to_ask_the_server(
 
 @pytest.mark.timeout(600)
 def test_a_session_that_lost_its_expiry_is_found_from_the_server_to_the_shell(
-    url: str, valkey_url: str, spark: Any, monkeypatch: pytest.MonkeyPatch
+    url: str, valkey_url: str, spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     # One Spark for all tests of a process: the command would end it.
     monkeypatch.setattr(type(spark), "stop", lambda _: None)
@@ -221,7 +233,7 @@ def test_a_session_that_lost_its_expiry_is_found_from_the_server_to_the_shell(
 
     facts = as_json(
         "run", "--cohort-count", "4", "--contents", "--postgres-url", url, "--redis-url", valkey_url,
-        "--suite", "sessions_redis",
+        "--suite", "sessions_redis", "--parquet-directory", str(tmp_path / "parquet"),
     )  # fmt: skip
 
     failed = {each["check_id"]: each["unexpected_count"] for each in facts["results"] if each["status"] == "failed"}
@@ -229,3 +241,16 @@ def test_a_session_that_lost_its_expiry_is_found_from_the_server_to_the_shell(
     assert (facts["queues"], facts["messages"]) == (5, 15)
     assert "secret" not in json.dumps(facts)
     assert "meter" not in json.dumps(facts)
+
+    # Far from the database: the same verdict on the Parquet.
+    (folder,) = (tmp_path / "parquet").iterdir()
+    judged = as_json("judge", str(folder), "--contents", code=critical(facts))
+    unexpected = {each["expectation"]["check"]: each["unexpected_count"] for each in judged["results"]}
+    assert {check: count for check, count in unexpected.items() if count} == {"Q13": 1}
+    assert "Q13" in run("judge", str(folder), "--contents").stdout
+    fails("judge", str(tmp_path / "nothing"), code=2, words="holds no profile")
+
+
+def critical(facts: Any) -> int:
+    """Return the exit code that what was found calls for."""
+    return 1 if facts["verdict"] == "failed" else 0

@@ -1,19 +1,27 @@
-"""From a finding to its remedy as a person goes: a real Airflow, a browser, the report's link, the filled-in form."""
+"""From a finding to its remedy as a person goes: a real Airflow, a browser, the report's link, the form, the answer."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from playwright.sync_api import Browser, FrameLocator, Page, expect
 
-from queuekeeper import postgres
+from queuekeeper import postgres, redis_client
+from queuekeeper.clock import system_clock
 from queuekeeper.embedded import AirflowServer, PostgresServer, RedisServer
+from queuekeeper.keyspace import payload_key, session_keys
+from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
 from queuekeeper.quality.report import compose_report, write_report
+from queuekeeper.sessions.model import NewMessage, SessionSave
+from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests import quality_samples as samples
 from tests.browser import chromium
+from tests.integration.airflow_runs import asked, decide, log, states
+from tests.quality_rows import hash_of, queue, save_profile
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -49,7 +57,8 @@ def airflow(
     )
     server.start()
     with server.client() as client:
-        client.wait_for_dag("session_repair")
+        for dag_id in ("session_repair", "expired_reference_cleanup"):
+            client.wait_for_dag(dag_id)
         # As an operator finds it.
         client.call("PATCH", "/dags/session_repair", body={"is_paused": True})
     forms_url = f"{server.url}/queuekeeper/trigger"
@@ -84,7 +93,8 @@ def remedy_form(page: Page, airflow: AirflowServer) -> FrameLocator:
     """Go from the page in the navigation to the report and on to the form of a remedy, inside Airflow's own frame."""
     page.goto(f"{airflow.url}/plugin/queuekeeper")
     frame = page.frame_locator("iframe")
-    frame.get_by_role("link", name="open").first.click()
+    frame.get_by_role("link", name="Reports", exact=True).click()
+    frame.get_by_role("link", name="Report of quality").first.click()
     frame.get_by_role("link", name="Open session_repair (repair counter) with its form filled in").click()
     expect(frame.get_by_role("heading", name="session_repair")).to_be_visible()
     return frame
@@ -125,3 +135,65 @@ def test_viewer_sees_the_form_and_may_not_start_the_run(browser: Browser, airflo
 
     expect(frame.locator("body")).to_contain_text("Forbidden")
     page.close()
+
+
+def test_cleanup_and_repair_do_what_a_person_approves_and_nothing_that_one_rejects(
+    airflow: AirflowServer, postgres_server: PostgresServer, redis_servers: Callable[[str], RedisServer]
+) -> None:
+    keys = session_keys("meter-1")
+    repair = {
+        "remedy": "repair_counter", "quality_run_id": "quality-1", "client_hashes": [hash_of("meter-1")],
+        "dry_run": False,
+    }  # fmt: skip
+    wishes: dict[str, dict[str, Any]] = {"expired_reference_cleanup": {"default_ttl_s": 60}, "session_repair": repair}
+    database = postgres_server.database_url(DATABASE)
+    save_profile(database, queue("meter-1", counter_behind=1))
+    with (
+        redis_client.connect(redis_servers("valkey").url) as redis,
+        postgres.connect(database, autocommit=True) as connection,
+        airflow.client("operator") as client,
+    ):
+        redis.flushall()
+        message = NewMessage(topic="t", payload=b"1", qos=1, time_ms=system_clock(), expiry_interval_s=3_600)
+        RedisSessionStore(redis).save_messages([SessionSave(client_id="meter-1", messages=(message,) * 3)])
+        # Written by a broker that counted wrongly, and one message has expired.
+        redis.delete(payload_key("meter-1", 1), keys.session)
+        redis.set(keys.last_packet_id, 2)
+        connection.execute(
+            "INSERT INTO queuekeeper.quality_runs (quality_run_id, mode, suites, profile_ids)"
+            " VALUES ('quality-1', 'full', '{sessions_redis}', '{redis-1}')"
+        )
+        with airflow.client() as admin:
+            admin.wait_for_dag("session_repair")
+        found = {}
+        for option in ("Reject", "Approve"):
+            runs = {dag_id: client.trigger(dag_id, conf=conf) for dag_id, conf in wishes.items()}
+            subjects = {dag_id: asked(dag_id, client, run_id)["subject"] for dag_id, run_id in runs.items()}
+            assert subjects == {
+                "expired_reference_cleanup": "Clean 1 keys and references in Redis?",
+                "session_repair": "repair_counter: make 1 changes in Redis?",
+            }
+            assert (redis.zcard(keys.messages), redis.get(keys.last_packet_id)) == (3, b"2")
+            for dag_id, run_id in runs.items():
+                decide(dag_id, client, run_id, option)
+            ends = {dag_id: client.wait_for_run(dag_id, run_id, timeout_s=240) for dag_id, run_id in runs.items()}
+            found[option] = ends, runs
+
+        ends, runs = found["Reject"]
+        assert set(ends.values()) == {"failed"}
+        refusals = {"expired_reference_cleanup": "check_approval", "session_repair": "apply"}
+        for dag_id, task_id in refusals.items():
+            refusal = log(dag_id, client, runs[dag_id], task_id)
+            assert "was rejected by operator: nothing was written to Redis" in refusal
+        ends, runs = found["Approve"]
+        assert set(ends.values()) == {"success"}, {dag_id: states(dag_id, client, runs[dag_id]) for dag_id in runs}
+        assert (redis.zrange(keys.messages, 0, -1), redis.get(keys.last_packet_id)) == (
+            [payload_key("meter-1", n).encode() for n in (2, 3)],
+            b"3",
+        )
+        records = MaintenanceRuns(connection)
+        for kind in ("expired_reference_cleanup", "repair_counter"):
+            newest = records.latest_id(kind)
+            assert newest is not None
+            record = records.load(newest)
+            assert (record.state, record.approved_by) == (RunState.DONE, "operator")

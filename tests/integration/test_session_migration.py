@@ -4,31 +4,42 @@ from __future__ import annotations
 
 import http.client
 import json
+import re
 import signal
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from functools import partial
+from io import StringIO
 from pathlib import Path
-from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
 import psutil
 import pytest
+from rich.console import Console
 
 from queuekeeper import postgres, redis_client
 from queuekeeper.clock import system_clock
+from queuekeeper.demo import DemoOptions, follow
 from queuekeeper.embedded import AirflowClient, AirflowServer, PostgresServer, RedisServer
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import PlanState
 from queuekeeper.sessions.sample import SampleParameters, fill
+from tests.integration import airflow_runs
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 DAG = "session_migration"
 DATABASE = "integration_migration"
 SMALL = {"cohort_count": 8, "quarantine_cap_percent": 50}
+
+asked = partial(airflow_runs.asked, DAG)
+decide = partial(airflow_runs.decide, DAG)
+states = partial(airflow_runs.states, DAG)
+log = partial(airflow_runs.log, DAG)
 
 
 class World:
@@ -112,40 +123,6 @@ def client(world: World) -> Iterator[AirflowClient]:
             admin.call("PATCH", f"/dags/{DAG}/dagRuns/{run['dag_run_id']}", body={"state": "failed"})
 
 
-def asked(client: AirflowClient, run_id: str) -> dict[str, Any]:
-    """Wait for the question of a run and return it."""
-    deadline = time.monotonic() + 300
-    while True:
-        question = client.question(DAG, run_id, "approve")
-        if question is not None and states(client, run_id).get("approve") == "awaiting_input":
-            return question
-        if client.run_state(DAG, run_id) in ("success", "failed") or time.monotonic() > deadline:
-            pytest.fail(f"the run asked nothing: {states(client, run_id)}\n{log(client, run_id, 'plan')}")
-        time.sleep(0.3)
-
-
-def decide(client: AirflowClient, run_id: str, option: str) -> None:
-    """Answer the question of a run, again if Airflow asks again, until the answer has been taken."""
-    deadline = time.monotonic() + 120
-    while (state := states(client, run_id)["approve"]) != "success":
-        question = client.question(DAG, run_id, "approve")
-        if state == "awaiting_input" and question is not None and not question["response_received"]:
-            client.answer(DAG, run_id, "approve", options=[option])
-        assert time.monotonic() < deadline, f"the answer was not taken: {states(client, run_id)}"
-        time.sleep(0.3)
-
-
-def states(client: AirflowClient, run_id: str) -> dict[str, str | None]:
-    """Return the state of each task; of a mapped one, the state of its last instance."""
-    return {task.task_id: task.state for task in client.tasks(DAG, run_id)}
-
-
-def log(client: AirflowClient, run_id: str, task_id: str) -> str:
-    """Return the log of the latest try of a task's first instance."""
-    task = next(task for task in client.tasks(DAG, run_id) if task.task_id == task_id)
-    return "\n".join(client.log(DAG, run_id, task))
-
-
 def finished(client: AirflowClient, run_id: str) -> str:
     """Wait until a run has ended."""
     return client.wait_for_run(DAG, run_id, timeout_s=540)
@@ -207,7 +184,7 @@ def _nothing_secret_in_the_logs(world: World, client: AirflowClient, run_id: str
 def _pages_are_for_those_who_signed_in(world: World, run_id: str, html: Path) -> None:
     base = f"{world.airflow.url}/queuekeeper"
     run = {"dag_id": DAG, "run_id": run_id}
-    paths = ["/", f"/reports/{html.name}", f"/run?{httpx.QueryParams(run)}", "/docs", "/anything"]
+    paths = ["/", "/reports", f"/reports/{html.name}", f"/run?{httpx.QueryParams(run)}", "/docs", "/anything"]
     user = world.airflow.user("viewer")
     answer = httpx.post(f"{world.airflow.url}/auth/token", json={"username": user.name, "password": user.password})
     token = answer.json()["access_token"]
@@ -215,7 +192,7 @@ def _pages_are_for_those_who_signed_in(world: World, run_id: str, html: Path) ->
         assert httpx.get(f"{base}{path}").status_code == 401, path
         assert httpx.get(f"{base}{path}", headers={"Authorization": "Bearer x.y.z"}).status_code in (401, 403), path
     with httpx.Client(cookies={"_token": token}) as browser:
-        listed = browser.get(f"{base}/")
+        listed = browser.get(f"{base}/reports")
         assert listed.status_code == 200
         assert html.name in listed.text
         page = browser.get(f"{base}/run", params=run, follow_redirects=True)
@@ -236,15 +213,33 @@ def _pages_are_for_those_who_signed_in(world: World, run_id: str, html: Path) ->
 
 
 def test_rejected_plan_ends_the_run_and_writes_nothing(world: World, client: AirflowClient) -> None:
+    """Also: a demo that is to wait for a person shows what is asked, says where to answer, and leaves it to them."""
     run_id = client.trigger(DAG, conf=SMALL)
-    asked(client, run_id)
+    said = StringIO()
+    console, wishes = Console(file=said, width=200), DemoOptions(approval="ui")
+    with ThreadPoolExecutor(1) as threads, world.airflow.client() as admin:
+        demo = threads.submit(follow, admin, world.ledger, run_id, wishes, console, began=time.monotonic())
+        question = asked(client, run_id)
+        until_said(said, "Waiting for you to approve or reject: ")
+        assert (client.question(DAG, run_id, "approve") or {})["response_received"] is False
 
-    decide(client, run_id, "Reject")
-    state = finished(client, run_id)
+        decide(client, run_id, "Reject")
+        state = demo.result(timeout=540)
 
     assert state == "failed"
+    assert question["subject"] in said.getvalue()
+    assert f"{world.airflow.url}/dags/{DAG}/runs/{run_id}/tasks/approve/required_actions" in said.getvalue()
+    assert "check_approval: failed" in said.getvalue()
     assert "was rejected by operator: nothing was written to Redis" in log(client, run_id, "check_approval")
     _nothing_was_copied(world, client, run_id)
+
+
+def until_said(said: StringIO, words: str) -> None:
+    """Wait until a console has shown some words."""
+    deadline = time.monotonic() + 60
+    while words not in said.getvalue():
+        assert time.monotonic() < deadline, said.getvalue()
+        time.sleep(0.1)
 
 
 def test_question_that_nobody_answers_in_time_counts_as_rejected(world: World, client: AirflowClient) -> None:
@@ -362,6 +357,9 @@ def test_copy_whose_task_and_then_its_redis_are_killed_leaves_no_driver_and_is_f
 
     driver = copy_driver(client, run_id)
     done = copied(world, run_id, more_than=0)
+    while not re.search(r"copy [\d,]+/[\d,]+ messages \(\d+ %\), \d+/s, [\d,]+ s left", log(client, run_id, "copy")):
+        assert driver.is_running(), "the copy ended and its log has told neither rate nor time left"
+        time.sleep(0.3)
     jvm = driver.parent()
     assert jvm is not None
     task = psutil.Process(int(driver.environ()["QUEUEKEEPER_SUPERVISOR_PID"]))

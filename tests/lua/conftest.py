@@ -32,6 +32,13 @@ def client(request: pytest.FixtureRequest) -> Iterator[RedisClient]:
         yield found
 
 
+@pytest.fixture
+def single(redis_url: str) -> Iterator[RedisClient]:
+    """Client of an empty single server, for tests to which a cluster makes no difference."""
+    with connect(redis_url) as found:
+        yield found
+
+
 @pytest.fixture(params=FLAVOURS)
 def own_server(request: pytest.FixtureRequest, redis_server_factory: Callable[..., Any]) -> Any:
     """A server of the test's own, to be killed or filled."""

@@ -1,4 +1,4 @@
-"""TBMQ 2.x's operations on a session, told again in plain commands, for tests of what both can read."""
+"""TBMQ 2.x's operations on a session, told again as scripts of its design, for tests of what both can read."""
 
 from __future__ import annotations
 
@@ -19,6 +19,66 @@ def record(message: dict[str, Any]) -> str:
     return json.dumps(message, separators=(",", ":"), ensure_ascii=False).replace("/", "\\/")
 
 
+# Its five scripts by what they do: they make the names of payload keys themselves, and cjson reads and writes records.
+
+_SAVE = """
+local messages_key, last_packet_id_key = KEYS[1], KEYS[2]
+local packet_id = tonumber(redis.call('GET', last_packet_id_key)) or 0
+local newest = redis.call('ZRANGE', messages_key, 0, 0, 'REV', 'WITHSCORES')[2]
+local score = tonumber(newest) or packet_id
+for _, message in ipairs(cjson.decode(ARGV[1])) do
+    packet_id = packet_id % 65535 + 1
+    score = score + 1
+    message.packetId = packet_id
+    local key = messages_key .. '_' .. packet_id
+    redis.call('SET', key, cjson.encode(message), 'EX', message.msgExpiryInterval or ARGV[3])
+    redis.call('ZADD', messages_key, score, key)
+end
+redis.call('SET', last_packet_id_key, packet_id)
+for _, key in ipairs(redis.call('ZRANGE', messages_key, 0, -ARGV[2] - 1)) do
+    redis.call('ZREM', messages_key, key)
+    redis.call('DEL', key)
+end
+return packet_id
+"""
+
+_FETCH = """
+local found = {}
+for _, key in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+    local text = redis.call('GET', key)
+    if text then
+        found[#found + 1] = text
+    else
+        redis.call('ZREM', KEYS[1], key)
+    end
+end
+return found
+"""
+
+_ACKNOWLEDGE = """
+local key = KEYS[1] .. '_' .. ARGV[1]
+redis.call('ZREM', KEYS[1], key)
+redis.call('DEL', key)
+"""
+
+_RECEIVED = """
+local key = KEYS[1] .. '_' .. ARGV[1]
+local text = redis.call('GET', key)
+if text then
+    local message = cjson.decode(text)
+    message.packetType = 'PUBREL'
+    redis.call('SET', key, cjson.encode(message))
+end
+"""
+
+_PURGE = """
+for _, key in ipairs(redis.call('ZRANGE', KEYS[1], 0, -1)) do
+    redis.call('DEL', key)
+end
+redis.call('DEL', KEYS[1], KEYS[2])
+"""
+
+
 @dataclass(frozen=True)
 class Broker:
     """A broker that knows the client id only: it makes every key's name itself, and reads nothing of ours."""
@@ -26,33 +86,21 @@ class Broker:
     client: Any
     client_id: str
 
-    @property
-    def stem(self) -> str:
-        return f"{{{self.client_id}}}"
+    def _run(self, script: str, *arguments: str | int) -> Any:
+        stem = f"{{{self.client_id}}}"
+        return self.client.eval(script, 2, f"{stem}_messages", f"{stem}_last_packet_id", *arguments)
 
     def fetch(self) -> list[dict[str, Any]]:
         """Read everything in order of score; a reference without a message is forgotten."""
-        found = []
-        for reference in self.client.zrange(f"{self.stem}_messages", 0, -1):
-            text = self.client.get(reference)
-            if text is None:
-                self.client.zrem(f"{self.stem}_messages", reference)
-            else:
-                found.append(json.loads(text))
-        return found
+        return [json.loads(text) for text in self._run(_FETCH)]
 
     def acknowledge(self, packet_id: int) -> None:
         """Remove a message that the client has confirmed."""
-        key = f"{self.stem}_messages_{packet_id}"
-        self.client.zrem(f"{self.stem}_messages", key)
-        self.client.delete(key)
+        self._run(_ACKNOWLEDGE, packet_id)
 
     def received(self, packet_id: int) -> None:
         """Note that the client has sent PUBREC: the record stays, as PUBREL and without an expiry."""
-        key = f"{self.stem}_messages_{packet_id}"
-        text = self.client.get(key)
-        if text is not None:
-            self.client.set(key, record({**json.loads(text), "packetType": "PUBREL"}))
+        self._run(_RECEIVED, packet_id)
 
     def add(self, topic: str, *, limit: int = 10_000, life_s: int = 600) -> int:
         """Store one message behind all others and return the packet id that it gets."""
@@ -71,26 +119,11 @@ class Broker:
     def save(self, pack: Sequence[dict[str, Any]], *, limit: int = 10_000, default_life_s: int = 604_800) -> int:
         """Store a pack behind all others and return the last packet id.
 
-        What was written stays when the server refuses one of the commands, as it does inside a script.
+        What was written stays when the server refuses one of the commands.
         """
-        packet_id = int(self.client.get(f"{self.stem}_last_packet_id") or 0)
-        newest = self.client.zrange(f"{self.stem}_messages", 0, 0, desc=True, withscores=True)
-        score = newest[0][1] if newest else packet_id
-        for message in pack:
-            packet_id = packet_id % 65_535 + 1
-            score += 1
-            key = f"{self.stem}_messages_{packet_id}"
-            life_s = message.get("msgExpiryInterval", default_life_s)
-            self.client.set(key, record({**message, "packetId": packet_id}), ex=life_s)
-            self.client.zadd(f"{self.stem}_messages", {key: score})
-        self.client.set(f"{self.stem}_last_packet_id", packet_id)
-        for reference in self.client.zrange(f"{self.stem}_messages", 0, -limit - 1):
-            self.client.zrem(f"{self.stem}_messages", reference)
-            self.client.delete(reference)
+        packet_id: int = self._run(_SAVE, json.dumps(pack), limit, default_life_s)
         return packet_id
 
     def purge(self) -> None:
         """Remove everything that it knows of the session."""
-        for reference in self.client.zrange(f"{self.stem}_messages", 0, -1):
-            self.client.delete(reference)
-        self.client.delete(f"{self.stem}_messages", f"{self.stem}_last_packet_id")
+        self._run(_PURGE)

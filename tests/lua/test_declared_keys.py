@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import sha1
 from pathlib import Path
@@ -11,46 +10,15 @@ from typing import Any
 
 import pytest
 import redis
-from lua_sessions import HOSTILE_IDS, Message, Session, command, messages, now_ms, readable
+from limited_user import limited
+from lua_sessions import HOSTILE_IDS, Message, Session, messages, now_ms, readable
 
 from queuekeeper import lua
 from queuekeeper.errors import RefusedError, ScriptError
 from queuekeeper.lua import ScriptCaller
-from queuekeeper.redis_client import RedisClient, connect, nodes
+from queuekeeper.redis_client import RedisClient, connect
 
 pytestmark = pytest.mark.lua
-
-PASSWORD = "limited"
-
-
-def pattern(key: str) -> str:
-    """Return the access pattern of one key; white space, which a pattern may not hold, matches any character."""
-    escaped = "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in key)
-    return "".join("?" if letter.isspace() else letter for letter in escaped)
-
-
-@contextmanager
-def limited(client: RedisClient, keys: list[str]) -> Iterator[RedisClient]:
-    """Return a client of a user that may touch these keys only."""
-    masters = [node for _, node in nodes(client)]
-    for node in masters:
-        command(
-            node,
-            "ACL SETUSER",
-            "limited",
-            "reset",
-            "on",
-            f">{PASSWORD}",
-            "+@all",
-            *[f"~{pattern(key)}" for key in keys],
-        )
-    options = masters[0].connection_pool.connection_kwargs
-    try:
-        with connect(f"redis://limited:{PASSWORD}@{options['host']}:{options['port']}") as user:
-            yield user
-    finally:
-        for node in masters:
-            command(node, "ACL DELUSER", "limited")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,17 +6,20 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from limited_user import limited
 from lua_sessions import HOSTILE_IDS, HOUR_MS, Session, contents, messages, now_ms
-from test_declared_keys import limited
 
 from queuekeeper import lua
-from queuekeeper.errors import ScriptError, UsageError
+from queuekeeper.errors import ScriptError, StaleEpoch, UsageError
+from queuekeeper.keyspace import compacted_collector_keys
 from queuekeeper.redis_client import RedisClient, connect
 from tests.cleanup_world import record
 
 pytestmark = pytest.mark.lua
 
 FAR_MS = now_ms() + 9 * HOUR_MS
+REGISTRY = "compacted:due:07"
+COLLECTOR = compacted_collector_keys()[7]
 
 
 def call(client: RedisClient, script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value] = ()) -> Any:
@@ -31,18 +34,26 @@ def faulty(client: RedisClient, client_id: str = "meter-7") -> Session:
     anything.delete(session.payload(1))
     anything.set(session.payload(2), record(client_id, time_ms=now_ms(), packet_id=2))
     anything.set(session.payload(9), record(client_id, time_ms=0, packet_id=9))
+    # Somebody has put b forward since it was read.
+    anything.zadd(REGISTRY, {"a": 5, "b": 4})
+    anything.delete(COLLECTOR)
     return session
 
 
 CALLS: dict[str, Callable[[Session], tuple[list[lua.Value], list[lua.Value]]]] = {
     "find_dead_references": lambda session: ([session.keys.messages, *map(session.payload, (1, 2, 3))], []),
     "repair_expiries": lambda session: (
-        [session.keys.messages, session.keys.session, *map(session.payload, (1, 2, 3))], [HOUR_MS, 1_000, 1],
+        [session.keys.messages, session.keys.session, *map(session.payload, (1, 2, 3))], [HOUR_MS, 1_000, now_ms()],
     ),
-    "unlink_orphans": lambda session: ([session.keys.messages, *map(session.payload, (9, 3))], [HOUR_MS, 1_000, 1]),
-    "expire_idle_session": lambda session: (list(session.keys), [HOUR_MS, 1, 0]),
+    "unlink_orphans": lambda session: (
+        [session.keys.messages, *map(session.payload, (9, 3))], [HOUR_MS, 1_000, 1, now_ms()],
+    ),
+    "expire_idle_session": lambda session: (list(session.keys), [HOUR_MS, now_ms(), 0]),
     "persist_keys": lambda session: ([session.payload(3)], [FAR_MS + 2]),
     "refused_commands": lambda session: ([session.keys.messages], ["zrem", "unlink", "memory|usage"]),
+    "hold_registry": lambda session: ([COLLECTOR], ["ours", HOUR_MS]),
+    "rearm_queues": lambda session: ([REGISTRY, COLLECTOR], ["ours", "a", 5, 70, "b", 5, 70, "gone", 5, 70]),
+    "finish_registry": lambda session: ([COLLECTOR], ["ours", "finished_ms", 80, "run", "r"]),
 }  # fmt: skip
 
 
@@ -59,11 +70,15 @@ def test_scripts_touch_their_declared_keys_only(client: RedisClient, client_id: 
         with limited(client, [str(key) for key in keys]) as user:
             replies[script] = call(user, script, keys, args)
     assert replies["find_dead_references"][:2] == [b"0", b"1"]
-    assert [bool(answer) for answer in replies["repair_expiries"]] == [False, True, False]
-    assert replies["unlink_orphans"][::2] == [b"unlinked", b"referenced"]
+    assert [bool(answer) for answer in replies["repair_expiries"][1:]] == [False, True, False]
+    assert replies["unlink_orphans"][1::2] == [b"unlinked", b"referenced"]
     assert replies["expire_idle_session"] == [b"kept"]
     assert replies["persist_keys"] == 1
     assert replies["refused_commands"] == []
+    assert (replies["hold_registry"], replies["rearm_queues"], replies["finish_registry"]) == (1, 1, 1)
+    anything: Any = client
+    assert anything.zrange(REGISTRY, 0, -1, withscores=True) == [(b"b", 4.0), (b"a", 70.0)]
+    assert anything.hgetall(COLLECTOR) == {b"finished_ms": b"80", b"run": b"r"}
 
 
 @pytest.mark.parametrize(
@@ -73,32 +88,45 @@ def test_scripts_touch_their_declared_keys_only(client: RedisClient, client_id: 
         ("find_dead_references", ["{a}"] * 1_002, [], "1 key and 1 to 1000 payload keys are expected"),
         ("repair_expiries", ["{a}"] * 2, [1, 1, 1], "2 keys, 1 to 100 payload keys and 3 arguments are expected"),
         ("repair_expiries", ["{a}"] * 103, [1, 1, 1], "2 keys, 1 to 100 payload keys and 3 arguments are expected"),
-        ("repair_expiries", ["{a}"] * 3, [0, 1, 1], "default life and grace are integers of 1 or more, and apply is 0"),
+        (
+            "repair_expiries",
+            ["{a}"] * 3,
+            [0, 1, 1],
+            "default life and grace are integers of 1 or more, and the instant",
+        ),
         ("repair_expiries", ["{a}"] * 3, [1, "x", 1], "default life and grace are integers of 1 or more"),
-        ("repair_expiries", ["{a}"] * 3, [1, 1, 2], "default life and grace are integers of 1 or more"),
-        ("unlink_orphans", ["{a}"], [1, 1, 1], "1 key, 1 to 100 payload keys and 3 arguments are expected"),
-        ("unlink_orphans", ["{a}"] * 2, [1, 0, 1], "default life and grace are integers of 1 or more"),
-        ("unlink_orphans", ["{a}"] * 2, [1, 1, "yes"], "default life and grace are integers of 1 or more"),
+        ("repair_expiries", ["{a}"] * 3, [1, 1, -2], "default life and grace are integers of 1 or more"),
+        ("unlink_orphans", ["{a}"], [1, 1, 1, 1], "1 key, 1 to 100 payload keys and 4 arguments are expected"),
+        ("unlink_orphans", ["{a}"] * 2, [1, 0, 1, 1], "default life and grace are integers of 1 or more"),
+        ("unlink_orphans", ["{a}"] * 2, [1, 1, "yes", 0], "apply is 1, or 0 without an instant"),
+        ("unlink_orphans", ["{a}"] * 2, [1, 1, 0, 5], "apply is 1, or 0 without an instant"),
         (
             "expire_idle_session",
             ["{a}"] * 2,
             [1, 1, 0],
-            "3 keys, a life of 1 ms or more, and 0 or 1 twice are expected",
+            "3 keys, a life of 1 ms or more, an instant of 0 or more, and 0 or 1 are expected",
         ),
         (
             "expire_idle_session",
             ["{a}"] * 3,
             [0, 1, 0],
-            "3 keys, a life of 1 ms or more, and 0 or 1 twice are expected",
+            "3 keys, a life of 1 ms or more, an instant of 0 or more, and 0 or 1 are expected",
         ),
         (
             "expire_idle_session",
             ["{a}"] * 3,
             [1, 1, 1],
-            "3 keys, a life of 1 ms or more, and 0 or 1 twice are expected",
+            "3 keys, a life of 1 ms or more, an instant of 0 or more, and 0 or 1 are expected",
         ),
         ("persist_keys", ["{a}"], [], "1 to 1000 keys and an instant for each are expected"),
         ("refused_commands", ["{a}"], [], "1 key and commands are expected"),
+        ("hold_registry", ["{a}"], ["ours"], "1 key and 2 arguments are expected"),
+        ("hold_registry", ["{a}"], ["", 1], "token is empty"),
+        ("hold_registry", ["{a}"], ["ours", 0], "lease is not an integer of 1 or more"),
+        ("rearm_queues", ["{a}"] * 2, ["ours"], "2 keys, a token, and 1 to 200 queues are expected"),
+        ("rearm_queues", ["{a}"] * 2, ["ours", "a", 1], "2 keys, a token, and 1 to 200 queues are expected"),
+        ("rearm_queues", ["{a}"] * 2, ["ours", "a", 1, -1], "time of a queue is not an integer of 0 or more"),
+        ("finish_registry", ["{a}"], ["ours", "x"], "1 key, a token and up to 20 facts are expected"),
     ],
 )
 def test_bad_argument_is_refused(
@@ -113,14 +141,75 @@ def test_bad_argument_is_refused(
         assert contents(client) == before
 
 
-@pytest.mark.parametrize("script", ["repair_expiries", "unlink_orphans", "expire_idle_session"])
-def test_what_is_only_asked_for_is_not_done(client: RedisClient, script: str) -> None:
+def test_registry_is_held_by_one_collector_until_it_gives_it_up_or_its_lease_is_over(client: RedisClient) -> None:
+    def hold(token: str, lease_ms: int = HOUR_MS) -> Any:
+        return call(client, "hold_registry", [COLLECTOR], [token, lease_ms])
+
+    assert [hold("ours"), hold("theirs"), hold("ours")] == [1, 0, 1]
+    with pytest.raises(StaleEpoch, match="another collector holds this part"):
+        call(client, "rearm_queues", [REGISTRY, COLLECTOR], ["theirs", "a", 5, 70])
+    assert call(client, "finish_registry", [COLLECTOR], ["theirs", "finished_ms", 1]) == 0
+    assert call(client, "finish_registry", [COLLECTOR], ["ours"]) == 1
+    assert hold("theirs") == 1
+    anything: Any = client
+    assert anything.hget(COLLECTOR, "finished_ms") is None
+    anything.hset(COLLECTOR, "lease_until_ms", 1)
+    assert hold("ours") == 1
+
+
+@pytest.mark.parametrize(
+    ("script", "asking"),
+    [
+        ("repair_expiries", [HOUR_MS, 1_000, 0]),
+        ("unlink_orphans", [HOUR_MS, 1_000, 0, 0]),
+        ("expire_idle_session", [HOUR_MS, 0, 1]),
+    ],
+)
+def test_what_is_only_asked_for_is_not_done(client: RedisClient, script: str, asking: list[lua.Value]) -> None:
     session = faulty(client)
     before = contents(client)
-    keys, args = CALLS[script](session)
-    args[args.index(1)] = 0
-    call(client, script, keys, args)
+    call(client, script, CALLS[script](session)[0], asking)
     assert contents(client) == before
+
+
+def test_expiry_that_was_announced_is_the_one_that_is_set(client: RedisClient) -> None:
+    session = faulty(client)
+    anything: Any = client
+    # Its life is over: what it gets counts from the present.
+    anything.set(session.payload(2), record(session.client_id, time_ms=0, packet_id=2))
+    anything.set(session.payload(8), "no record")
+    idle = Session(client=client, client_id="idle")
+    anything.set(idle.keys.last_packet_id, 7)
+    repaired, unlinked, expired = (
+        ("repair_expiries", [session.keys.messages, session.keys.session, session.payload(2)], [HOUR_MS, 1_000]),
+        ("unlink_orphans", [session.keys.messages, session.payload(8)], [HOUR_MS, 1_000, 1]),
+        ("expire_idle_session", list(idle.keys), [HOUR_MS]),
+    )
+    said = call(client, repaired[0], repaired[1], [*repaired[2], 0])
+    limited = call(client, unlinked[0], unlinked[1], [*unlinked[2], 0])
+    going = call(client, expired[0], expired[1], [*expired[2], 0, 0])
+    limitless = (session.payload(2), session.payload(8), idle.keys.last_packet_id)
+    assert [anything.pexpiretime(key) for key in limitless] == [-1, -1, -1]
+    while now_ms() <= int(said[0]):
+        pass
+
+    assert call(client, repaired[0], repaired[1], [*repaired[2], said[0]]) == said
+    assert call(client, unlinked[0], unlinked[1], [*unlinked[2], limited[0]]) == limited
+    assert call(client, expired[0], expired[1], [*expired[2], going[-1], 0]) == going
+    assert anything.pexpiretime(session.payload(2)) == int(said[1]) == int(said[0]) + 1_000
+    assert anything.pexpiretime(session.payload(8)) == limited[2]
+    assert anything.pexpiretime(idle.keys.last_packet_id) == going[1]
+
+
+def test_instant_of_long_ago_or_of_another_clock_does_not_count(client: RedisClient) -> None:
+    session = faulty(client)
+    anything: Any = client
+    keys = [session.keys.messages, session.keys.session, session.payload(2)]
+    for said_ms in (1, now_ms() + HOUR_MS):
+        anything.set(session.payload(2), record(session.client_id, time_ms=0, packet_id=2))
+        before_ms = now_ms()
+        call(client, "repair_expiries", keys, [1, 5_000, said_ms])
+        assert before_ms + 5_000 <= anything.pexpiretime(session.payload(2)) <= now_ms() + 5_000
 
 
 def test_session_of_another_type_is_refused_before_an_expiry_is_set(client: RedisClient) -> None:

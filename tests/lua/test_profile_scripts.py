@@ -6,9 +6,9 @@ import json
 from typing import Any
 
 import pytest
+from limited_user import limited
 from lua_sessions import HOSTILE_IDS, command, now_ms
 from planted_queues import Queue
-from test_declared_keys import limited
 
 from queuekeeper import lua
 from queuekeeper.errors import UsageError
@@ -59,11 +59,16 @@ def test_session_without_keys_is_answered_as_such(client: RedisClient) -> None:
 
 def test_messages_are_measured_and_not_read(client: RedisClient) -> None:
     until = now_ms() + 60_000
-    keys = [f"{KEYS.messages}_{packet_id}" for packet_id in range(1, 5)]
+    keys = [f"{KEYS.messages}_{packet_id}" for packet_id in range(1, 6)]
     command(client, "SET", keys[0], "12345", "PXAT", until)
     command(client, "SET", keys[1], "")
     command(client, "RPUSH", keys[2], "x")
-    assert call(client, "profile_messages", keys, []) == [until, 5, -1, 0, -1, -1, -2, 0]
+    command(client, "ZADD", KEYS.messages, 4, keys[3])
+    # The fifth was confirmed since its reference was read: it has not expired.
+    assert call(client, "profile_messages", [KEYS.messages, *keys], []) == [until, 5, -1, 0, -1, -1, -2, 0, -3, 0]
+    command(client, "DEL", KEYS.messages)
+    command(client, "SET", KEYS.messages, "no set any more")
+    assert call(client, "profile_messages", [KEYS.messages, keys[3]], []) == [-3, 0]
 
 
 MESSAGE = {
@@ -149,7 +154,7 @@ def test_orphan_is_a_message_without_reference(client: RedisClient) -> None:
     ("name", "keys", "args"),
     [
         ("profile_references", [*KEYS], [0, 10]),
-        ("profile_messages", [f"{KEYS.messages}_1"], []),
+        ("profile_messages", [KEYS.messages, *(f"{KEYS.messages}_{packet_id}" for packet_id in (1, 9))], []),
         ("profile_contents", [f"{KEYS.messages}_1"], ["meter-7", 60, 1]),
     ],
 )
@@ -169,9 +174,9 @@ def test_script_touches_its_declared_keys_only(
         ("profile_references", [*KEYS], [0, 0]),
         ("profile_references", [*KEYS], [0, 1_001]),
         ("profile_references", [KEYS.messages], [0, 10]),
-        ("profile_messages", [], []),
-        ("profile_messages", [KEYS.messages], [1]),
-        ("profile_messages", [KEYS.messages] * 1_001, []),
+        ("profile_messages", [KEYS.messages], []),
+        ("profile_messages", [KEYS.messages] * 2, [1]),
+        ("profile_messages", [KEYS.messages] * 1_002, []),
         ("profile_contents", [KEYS.messages], ["meter-7", 60]),
         ("profile_contents", [KEYS.messages], ["meter-7", 0, 1]),
         ("profile_contents", [KEYS.messages] * 501, ["meter-7", 60, *range(501)]),

@@ -217,3 +217,18 @@ def test_full_server_is_named() -> None:
     error = from_redis(redis.exceptions.OutOfMemoryError("command not allowed"), "host:1")
     assert isinstance(error, StoreFull)
     assert str(error) == "Redis at host:1 is full: command not allowed. Raise maxmemory or free memory, then repeat"
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (redis.exceptions.ResponseError("NOREPLICAS Not enough good replicas to write."), "while it lacks replicas"),
+        (redis.exceptions.ResponseError("MISCONF Redis is configured to save RDB snapshots"), "cannot save them"),
+        (redis.exceptions.TryAgainError("Multiple keys request during rehashing of slot"), "slot is being moved"),
+        (redis.exceptions.AskError("7 host:2"), "slot is being moved"),
+    ],
+)
+def test_server_that_takes_no_writes_for_now_is_told_from_one_that_refuses(error: Exception, words: str) -> None:
+    found = from_redis(error, "host:1")
+    assert isinstance(found, ServerUnavailable)
+    assert words in str(found)

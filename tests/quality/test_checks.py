@@ -31,13 +31,6 @@ def test_the_form_of_a_remedy_is_filled_in_and_begins_with_a_dry_run() -> None:
     }  # fmt: skip
 
 
-def test_checks_of_queues_that_are_still_to_come_do_not_run() -> None:
-    assert [each.id for each in CHECKS.values() if not each.runs_today] == [
-        *(f"Q{number}" for number in range(23, 34)),
-        "Q35",
-    ]
-
-
 def test_an_unknown_check_is_refused() -> None:
     with pytest.raises(UsageError, match="there is no check 'Q38': they are Q1 to Q37"):
         check("Q38")

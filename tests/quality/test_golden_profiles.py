@@ -142,13 +142,13 @@ def _judged_alone(found: frozenset[Finding], source_clients: frozenset[str]) -> 
     return frozenset(each for each in found if each.suite != BOTH or each.client_id in source_clients)
 
 
-@pytest.mark.parametrize("defect", table.ALL, ids=lambda defect: defect.id)
+@pytest.mark.parametrize("defect", table.OF_SESSIONS, ids=lambda defect: defect.id)
 def test_defect_is_found_by_its_checks_in_its_queues(golden: Golden, defect: Defect[Any]) -> None:
     assert _judged_alone(golden.vendor.of(defect), golden.source_clients) == defect.finds
 
 
 def test_no_check_fails_without_a_defect(golden: Golden) -> None:
-    expected = {finding for defect in table.ALL for finding in defect.finds}
+    expected = {finding for defect in table.OF_SESSIONS for finding in defect.finds}
     assert _judged_alone(golden.vendor.found, golden.source_clients) == expected
     assert golden.vendor.verdict is Verdict.FAILED
 
@@ -160,5 +160,5 @@ def test_dead_references_are_urgent_where_they_crowd_live_messages_out(golden: G
 
 def test_same_events_and_rows_leave_no_trace_in_ours(golden: Golden) -> None:
     found = _judged_alone(golden.ours.found, golden.source_clients)
-    remains = {finding for defect in table.ALL for finding in defect.remains}
+    remains = {finding for defect in table.OF_SESSIONS for finding in defect.remains}
     assert {finding for finding in found if finding.suite != POSTGRES} - remains == set()

@@ -107,8 +107,8 @@ def test_each_kind_of_wrong_row_fails_its_own_check_and_is_named(ledger: str) ->
         ("Rows seen are counted, not corrected", 1): [8],
         ("Copied sessions are counted", 1): [9],
         ("No more sessions were copied than were seen", 1): [10],
-        ("No session had been used in Redis before it was copied", 2): [6, 11],
-        ("No row waits in the quarantine for repair", 2): [7, 12],
+        ("No session had been used in Redis before it was copied", 2): [11, 6],
+        ("No row waits in the quarantine for repair", 2): [12, 7],
     }
     assert report.worst is Severity.CRITICAL
     assert not report.passed

@@ -158,6 +158,20 @@ def test_a_finding_names_queue_evidence_and_the_filled_in_form_of_its_remedy(url
     }  # fmt: skip
 
 
+def test_a_finding_shows_the_worst_queues_first(url: str) -> None:
+    dead = {f"queue {number}": number for number in (4, 9, 1, 7, 8, 3, 6, 2, 5)}
+    faulty = (
+        queue(name, messages=10, highest_serial=19.0, live=10 - count, dead=count) for name, count in dead.items()
+    )
+    save_profile(url, *HEALTHY, *faulty)
+
+    (finding,) = judge(url).findings
+
+    assert (finding.check_id, finding.unexpected_count) == ("Q9", 9)
+    assert [example["dead"] for example in finding.examples] == [9, 8, 7, 6, 5]
+    assert finding.examples[0]["client_hash"] == hash_of("queue 9")
+
+
 def test_the_form_of_the_cleanup_has_the_limits_that_the_queues_were_judged_by(url: str) -> None:
     save_profile(url, *HEALTHY, queue("gone", dead=1, live=2), session_limit=500, default_ttl_s=60)
 

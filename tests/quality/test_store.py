@@ -32,10 +32,20 @@ def result(number: int = 1, **changes: object) -> QualityResult:
     return QualityResult(**{**values, **changes})  # type: ignore[arg-type]
 
 
-def judged(store: QualityStore, run_id: str, *results: QualityResult, age_h: int = 0, finish: bool = True) -> None:
+def judged(
+    store: QualityStore,
+    run_id: str,
+    *results: QualityResult,
+    age_h: int = 0,
+    finish: bool = True,
+    profile_id: str | None = "redis-1",
+    suite: str = "sessions_redis",
+    server: str | None = None,
+) -> None:
     store.begin(
-        quality_run_id=run_id, mode="full", suites=["sessions_redis"], profile_ids=["redis-1"],
-        numbers={"queues": 3}, started_at=NOW - timedelta(hours=age_h),
+        quality_run_id=run_id, mode="full", suites=[suite], profile_ids=[profile_id] if profile_id else [],
+        numbers={"queues": 3} | ({"servers": [{"address": server}]} if server else {}),
+        started_at=NOW - timedelta(hours=age_h),
     )  # fmt: skip
     if finish:
         store.finish(quality_run_id=run_id, verdict=Verdict.PASSED, results=results, numbers={"messages": 9})
@@ -84,6 +94,26 @@ def test_the_trend_shows_the_worst_of_each_check_in_the_last_finished_runs(conne
 
     assert shown == [("mid", {"Q9": (Status.FAILED, 1)}), ("new", {"Q1": (Status.PASSED, 0)})]
     assert len(store.trend()) == 3
+
+
+def test_a_trend_mixes_no_servers(connection: Connection, postgres_url: str) -> None:
+    store = QualityStore(connection)
+    for number, target in enumerate(("one:6379/0", "two:6379/0", "one:6379/0"), start=1):
+        profile_id = save_profile(postgres_url, queue("a"), profile_id=f"redis-{number}", target=target)
+        judged(store, f"q-{number}", age_h=4 - number, profile_id=profile_id)
+
+    def shown(like: str | None) -> list[str]:
+        return [each.run.quality_run_id for each in store.trend(same_servers_as=like)]
+
+    assert (shown("q-3"), shown("q-2"), shown(None)) == (["q-1", "q-3"], ["q-2"], ["q-1", "q-2", "q-3"])
+
+    without_profile = {
+        "f-1": ("fanout", "one:6379"), "f-2": ("fanout", "two:6379"), "f-3": ("fanout", "one:6379"),
+        "c-1": ("compacted", "one:6379"), "e-1": ("events", None),
+    }  # fmt: skip
+    for name, (suite, server) in without_profile.items():
+        judged(store, name, profile_id=None, suite=suite, server=server)
+    assert [shown(name) for name in ("f-3", "f-2", "c-1", "e-1")] == [["f-1", "f-3"], ["f-2"], ["c-1"], ["e-1"]]
 
 
 def test_an_unknown_run_or_profile_is_refused_with_the_newest(connection: Connection, postgres_url: str) -> None:

@@ -1,4 +1,7 @@
-"""A target that is not empty: imports of an earlier plan, sessions in use, lives that ended since; and going back."""
+"""A target that is not empty: imports of an earlier plan, sessions in use, lives that ended since; and going back.
+
+All of it in a database that ends idle transactions after an instant, as some providers do.
+"""
 
 from __future__ import annotations
 
@@ -38,6 +41,9 @@ class Second:
 @pytest.fixture(scope="module")
 def second(make_world: Callable[..., World], hostile_template: str) -> Second:
     world = make_world(template=hostile_template)
+    world.connection.execute(
+        f"ALTER DATABASE {world.connection.info.dbname} SET idle_in_transaction_session_timeout = '150ms'"
+    )
     client: Any = world.client
     # The first plan is a day old, so that it holds messages whose life has ended since.
     first = world.plan(replace(PARAMETERS, limit=300))

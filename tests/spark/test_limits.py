@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import re
 import threading
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any
 from urllib.parse import urlsplit, urlunsplit
@@ -14,7 +16,15 @@ from pyspark.sql import SparkSession
 
 from queuekeeper import postgres
 from queuekeeper.embedded import RedisServer
-from queuekeeper.errors import QueuekeeperError, RefusedError, SchemaMismatch, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.errors import (
+    QueuekeeperError,
+    RefusedError,
+    SchemaMismatch,
+    ServerUnavailable,
+    StalePlan,
+    StoreFull,
+    UsageError,
+)
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration.model import MigrationParameters, PlanState
 from queuekeeper.redis_client import facts
@@ -92,7 +102,9 @@ def test_redis_that_may_evict_is_refused(healthy: World) -> None:
         client.config_set("maxmemory-policy", "noeviction")
 
 
-def test_too_little_memory_is_on_record_as_a_refusal(make_world: Callable[..., World], healthy_template: str) -> None:
+def test_too_little_memory_is_on_record_as_a_refusal(
+    make_world: Callable[..., World], healthy_template: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     world = make_world(template=healthy_template)
     client: Any = world.client
     client.config_set("maxmemory", facts(world.client)[0].used_memory_bytes + 500_000)
@@ -105,10 +117,33 @@ def test_too_little_memory_is_on_record_as_a_refusal(make_world: Callable[..., W
     with pytest.raises(RefusedError, match=f"plan {plan.plan_id} was refused: .*too little memory"):
         world.copy(plan.plan_id)
 
-    # Memory was found: the same plan is good now.
+    # Memory was found: the same plan is good now, but for what is risky.
     client.config_set("maxmemory", 0)
+    client.config_set("appendonly", "no")
     assert world.plan(run_id="wide").state is PlanState.PLANNED
+    assert re.search(r"^warning: Redis at 127\S+ keeps no append-only file, so a crash", capsys.readouterr().out, re.M)
     assert world.ledger.plan_of_run("wide") == plan.plan_id
+
+
+def test_row_that_comes_while_a_copy_starts_makes_its_plan_stale(
+    make_world: Callable[..., World], healthy_template: str
+) -> None:
+    world = make_world(template=healthy_template)
+    client: Any = world.client
+    plan = world.plan()
+    waits = (
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        " AND state = 'idle' AND clock_timestamp() - state_change > interval '0.2 s'"
+    )
+    client.client_pause(1_500)  # milliseconds, for which the copy cannot look at its target
+    with ThreadPoolExecutor(1) as threads:
+        copy = threads.submit(world.copy, plan.plan_id)
+        while not copy.done() and world.connection.execute(waits).fetchone() == (0,):
+            time.sleep(0.01)
+        world.connection.execute("INSERT INTO device_session_ctx VALUES ('late', 0, 1, 1)")
+        with pytest.raises(StalePlan, match=r"the source has changed since plan .* stop the broker"):
+            copy.result()
+    assert world.contents() == {}
 
 
 def test_too_many_bad_rows_refuse_plan_and_copy(make_world: Callable[..., World], hostile_template: str) -> None:

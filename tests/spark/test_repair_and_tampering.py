@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.migration import quarantine, verify
+from queuekeeper.migration import quarantine
 from queuekeeper.migration.model import Difference, MigrationPlan, PlanState, VerifyReport
 from queuekeeper.migration.quarantine import ReplayReport
 from tests.property.migration_rules import Message
@@ -305,19 +305,9 @@ def test_differences_show_no_content(found: list[Difference]) -> None:
             int(each.expected + each.found, 16)
 
 
-def test_differences_are_all_counted_though_only_the_first_are_listed(
-    repaired: Repaired, found: list[Difference], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    ledger, plan_id = repaired.world.ledger, repaired.plan.plan_id
-    kinds = Counter(each.kind for each in found)
-    assert {count.kind: (count.found, count.listed) for count in ledger.difference_counts(plan_id)} == {
-        kind: (number, number) for kind, number in kinds.items()
-    }
-    monkeypatch.setattr(verify, "LISTED_DIFFERENCES", 3)
-    assert repaired.world.verify(plan_id).differences == len(found)
-    counts = ledger.difference_counts(plan_id)
-    assert {count.kind: count.found for count in counts} == kinds
-    assert sum(count.listed for count in counts) == len(ledger.differences(plan_id)) == 3
+def test_differences_are_counted_by_kind(repaired: Repaired, found: list[Difference]) -> None:
+    counts = repaired.world.ledger.difference_counts(repaired.plan.plan_id)
+    assert {count.kind: count.found for count in counts} == Counter(each.kind for each in found)
 
 
 def test_plan_with_differences_is_failed_and_says_how_many(repaired: Repaired, found: list[Difference]) -> None:

@@ -12,7 +12,6 @@ import redis
 from pyspark.sql import SparkSession
 
 from queuekeeper import keyspace, postgres, redis_client
-from queuekeeper.clock import system_clock
 from queuekeeper.migration.apply import copy_sessions
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import CopyReport, MigrationParameters, MigrationPlan, VerifyReport
@@ -111,7 +110,7 @@ class World:
         """Make a plan."""
         return plan_migration(
             self.spark, postgres_url=self.postgres_url, redis_url=self.redis_url, parameters=parameters, run_id=run_id,
-            now_ms=system_clock() if now_ms is None else now_ms,
+            now_ms=now_ms,
         )  # fmt: skip
 
     def copy(self, plan_id: str, cohorts: str | None = None) -> CopyReport:

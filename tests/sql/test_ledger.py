@@ -245,6 +245,22 @@ def test_throttle_changes_at_once_for_others(ledger: MigrationLedger, connect: C
             ledger.set_throttle("plan-a", value)
 
 
+def test_copies_that_run_at_the_same_time_share_the_throttle(
+    ledger: MigrationLedger, connect: Callable[[], Connection]
+) -> None:
+    ledger.save_plan(make_plan(), run_id=None)
+    one, two, of_another_plan = (MigrationLedger(connect()) for _ in range(3))
+
+    assert ledger.rate_of_copy("plan-a") == 500
+    with one.copy_lock("plan-a", [0, 1]), of_another_plan.copy_lock("plan-b", [0]):
+        assert ledger.rate_of_copy("plan-a") == 500
+        with two.copy_lock("plan-a", [2]):
+            assert ledger.rate_of_copy("plan-a") == 250
+        assert ledger.rate_of_copy("plan-a") == 500
+    ledger.set_throttle("plan-a", None)
+    assert ledger.rate_of_copy("plan-a") is None
+
+
 # --- progress --------------------------------------------------------------------------------------------------
 
 
@@ -451,8 +467,8 @@ def test_differences_are_replaced_by_cohort(ledger: MigrationLedger) -> None:
     assert ledger.differences("plan-a") == expected
     assert ledger.differences("plan-a", limit=1) == expected[:1]
     counts = [
-        DifferenceCount(kind="missing", found=2**40 + 2, listed=3),
-        DifferenceCount(kind="expiry", found=7, listed=0),
+        DifferenceCount(kind="missing", found=2**40 + 2),
+        DifferenceCount(kind="expiry", found=7),
     ]
     assert ledger.difference_counts("plan-a") == counts
     with pytest.raises(UsageError, match=r"row of cohort 0 given while replacing cohorts \[1\]"):

@@ -41,10 +41,15 @@ SELECT oid::regprocedure::text, pg_get_functiondef(oid) FROM pg_proc
 WHERE pronamespace = 'queuekeeper'::regnamespace ORDER BY 1
 """
 
+TRIGGERS = """
+SELECT tgrelid::regclass::text, tgname, tgenabled::text, pg_get_triggerdef(oid) FROM pg_trigger
+WHERE NOT tgisinternal AND tgrelid::regclass::text LIKE 'queuekeeper.%' ORDER BY 1, 2
+"""
+
 
 def catalog(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
     queries = {"columns": COLUMNS, "constraints": CONSTRAINTS, "indexes": INDEXES}
-    queries |= {"relations": RELATIONS, "functions": FUNCTIONS}
+    queries |= {"relations": RELATIONS, "functions": FUNCTIONS, "triggers": TRIGGERS}
     return {name: connection.execute(query).fetchall() for name, query in queries.items()}
 
 

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
 
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import RefusedError, SchemaMismatch
-from queuekeeper.migration.preflight import check_source, check_target, source_fingerprint
+from queuekeeper.keyspace import SLOTS
+from queuekeeper.migration.model import CohortPlan
+from queuekeeper.migration.preflight import check_source, check_target, forecast_by_master, source_fingerprint
 from queuekeeper.postgres import Connection
+from queuekeeper.redis_client import address_of, facts, shards
 from queuekeeper.redis_client import connect as connect_redis
-from queuekeeper.redis_client import facts
 
 pytestmark = pytest.mark.sql
 
@@ -234,15 +237,39 @@ def test_fingerprint_differs_between_databases(source: Connection) -> None:
 def test_fitting_server_is_accepted(redis_url: str) -> None:
     with connect_redis(redis_url) as client:
         assert check_target(client) == ()
-        assert check_target(client, forecast_bytes=2**20) == ()
+        assert check_target(client, forecast_bytes={address_of(client): 2**20}) == ()
 
 
 def test_fitting_cluster_is_accepted(redis_cluster_url: str) -> None:
     with connect_redis(redis_cluster_url) as client:
         addresses = [server.address for server in facts(client)]
 
-        assert check_target(client, forecast_bytes=2**20) == ()
         assert check_target(client, forecast_bytes=dict.fromkeys(addresses, 2**20)) == ()
+
+
+def test_forecast_is_shared_out_by_the_slots_that_each_master_holds_now(redis_cluster_url: str) -> None:
+    with connect_redis(redis_cluster_url) as client:
+        ranges = shards(client)
+        first, last, holder = ranges[0]
+        # The second one was planned when a single server held all slots.
+        forecast = forecast_by_master(
+            client, [cohort(first, last, forecast_bytes=2**20), cohort(0, SLOTS - 1, forecast_bytes=10 * SLOTS)]
+        )
+
+        expected: Counter[str] = Counter({holder: 2**20})
+        for begin, end, address in ranges:
+            expected[address] += 10 * (end - begin + 1)
+        assert len(expected) == 3
+        assert forecast == expected
+        assert forecast_by_master(client, []) == {}
+
+
+def cohort(slot_first: int, slot_last: int, *, forecast_bytes: int) -> CohortPlan:
+    return CohortPlan(
+        cohort=0, slot_first=slot_first, slot_last=slot_last, shard="somewhere:6379", sessions=1, clients=1,
+        messages=1, payload_bytes=1, to_copy=1, expired=0, trimmed=0, quarantined=0, forecast_bytes=forecast_bytes,
+        longest_queue=1,
+    )  # fmt: skip
 
 
 def test_evicting_server_is_refused(redis_server_factory: Callable[..., RedisServer]) -> None:
@@ -261,20 +288,21 @@ def test_evicting_server_is_refused(redis_server_factory: Callable[..., RedisSer
 def test_small_server_is_refused_with_the_size_that_helps(redis_server_factory: Callable[..., RedisServer]) -> None:
     server = redis_server_factory(maxmemory="64mb")
     with connect_redis(server.url) as client:
+        where = address_of(client)
         check_target(client)
-        check_target(client, forecast_bytes=2**25)
+        check_target(client, forecast_bytes={where: 2**25})
         with pytest.raises(RefusedError, match=r"too little memory: .* in use and a forecast of 60\.0 MiB") as caught:
-            check_target(client, forecast_bytes=60 * 2**20)
+            check_target(client, forecast_bytes={where: 60 * 2**20})
         size = str(caught.value).split("CONFIG SET maxmemory ")[1].partition(",")[0]
         # What is in use moves by some kilobytes between two looks.
         client.config_set("maxmemory", int(size) + 2**22)
 
-        assert check_target(client, forecast_bytes=60 * 2**20) == ()
+        assert check_target(client, forecast_bytes={where: 60 * 2**20}) == ()
 
 
 def test_host_without_the_memory_is_refused(redis_url: str) -> None:
     with connect_redis(redis_url) as client, pytest.raises(RefusedError, match=r"the host 127\.0\.0\.1 has too little"):
-        check_target(client, forecast_bytes=2**50)
+        check_target(client, forecast_bytes={address_of(client): 2**50})
 
 
 def test_masters_of_one_host_share_its_memory(redis_cluster_url: str) -> None:

@@ -247,7 +247,7 @@ def test_tables_that_hold_rows_are_left_alone(connection: Connection) -> None:
 
 
 def test_missing_tables_are_named(connection: Connection) -> None:
-    with pytest.raises(SchemaMismatch, match=r"lacks the tables of TBMQ 1\.4 .*--create-schema"):
+    with pytest.raises(SchemaMismatch, match=r"lacks the tables of TBMQ 1\.4 .*create_schema=True"):
         fill(connection, replace(SMALL, create_schema=False))
 
 

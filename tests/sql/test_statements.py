@@ -9,6 +9,7 @@ import pytest
 
 import queuekeeper
 from queuekeeper import assets, postgres
+from queuekeeper.events import schema
 from queuekeeper.postgres import Connection
 
 pytestmark = pytest.mark.sql
@@ -48,24 +49,26 @@ def test_every_query_of_the_control_schema_has_a_header() -> None:
     assert names - set(STATEMENTS) == set()
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
-def test_header_names_the_parameters_that_the_statement_takes(name: str) -> None:
-    fields = header(name)
-    declared = set(re.findall(r"\w+", fields["params"].partition(";")[0])) - {"none"}
-    taken = set(re.findall(r"%\((\w+)\)s", postgres.statement(name)))
+def test_headers_name_the_parameters_that_the_statements_take() -> None:
+    fields = {name: header(name) for name in STATEMENTS}
+    declared = {
+        name: set(re.findall(r"\w+", each.get("params", "").partition(";")[0])) - {"none"}
+        for name, each in fields.items()
+    }
+    taken = {name: set(re.findall(r"%\((\w+)\)[sb]", postgres.statement(name))) for name in STATEMENTS}
 
-    assert fields["purpose"].endswith(".")
-    assert set(fields) == {"purpose", "params", "rows", "index"}
+    assert [name for name, each in fields.items() if not each["purpose"].endswith(".")] == []
+    assert [name for name, each in fields.items() if set(each) != {"purpose", "params", "rows", "index"}] == []
     assert declared == taken
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
-def test_file_holds_one_statement(name: str) -> None:
-    assert ";" not in re.sub(r"--.*", "", postgres.statement(name))
+def test_files_hold_one_statement_each() -> None:
+    assert [name for name in STATEMENTS if ";" in re.sub(r"--.*", "", postgres.statement(name))] == []
 
 
 def test_headers_name_indexes_that_exist(source: Connection) -> None:
     postgres.migrate(source)
+    schema.install(source)
     existing = {name for (name,) in source.execute("SELECT indexname FROM pg_indexes")}
     named = {
         index for name in STATEMENTS for index in re.findall(r"\w+_(?:pkey|idx|key)\b|idx_\w+", header(name)["index"])
@@ -75,8 +78,15 @@ def test_headers_name_indexes_that_exist(source: Connection) -> None:
     assert named
 
 
-@pytest.mark.parametrize("name", STATEMENTS)
-def test_statement_is_used(name: str) -> None:
-    stem = name.rpartition("/")[2]
+def test_every_statement_is_used() -> None:
+    unused = [
+        name
+        for name in STATEMENTS
+        if not any(
+            words in SOURCES
+            for words in (f'"{name}"', f'"{name.rpartition("/")[2]}"', f"{{_QUERIES}}{name.rpartition('/')[2]}")
+        )
+    ]
 
-    assert f'"{name}"' in SOURCES or f'"{stem}"' in SOURCES or f"{{_QUERIES}}{stem}" in SOURCES
+    assert STATEMENTS
+    assert unused == []

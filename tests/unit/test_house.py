@@ -86,12 +86,15 @@ def test_text_files_end_with_one_line_feed_and_have_no_carriage_returns() -> Non
     assert wrong == []
 
 
-@pytest.mark.parametrize("path", under("src", "*.py"), ids=shown)
-def test_every_module_says_in_its_docstring_what_it_is_for(path: Path) -> None:
-    docstring = ast.get_docstring(ast.parse(path.read_text("utf-8")))
+def test_every_module_says_in_its_docstring_what_it_is_for() -> None:
+    docstrings = {shown(path): ast.get_docstring(ast.parse(path.read_text("utf-8"))) for path in under("src", "*.py")}
 
-    assert docstring, "no docstring"
-    assert docstring.splitlines()[0].endswith((".", ":")), docstring.splitlines()[0]
+    assert docstrings
+    assert {
+        name: docstring
+        for name, docstring in docstrings.items()
+        if not docstring or not docstring.splitlines()[0].endswith((".", ":"))
+    } == {}
 
 
 @pytest.mark.parametrize("folder", CODE)
@@ -147,14 +150,17 @@ def test_every_spark_job_is_thin() -> None:
         assert len(functions) <= 3, f"{shown(path)}: logic belongs in the package"
 
 
-@pytest.mark.parametrize("path", under("lua", "*.lua"), ids=shown)
-def test_a_lua_script_declares_itself_and_an_include_does_not(path: Path) -> None:
-    first = path.read_text("utf-8").splitlines()[0]
+def test_a_lua_script_declares_itself_and_an_include_does_not() -> None:
+    first = {path: path.read_text("utf-8").splitlines()[0] for path in under("lua", "*.lua")}
+    includes = {path for path in first if path.parent.name == "includes"}
 
-    if path.parent.name == "includes":
-        assert not first.startswith("#!"), "an include is no script of its own"
-    else:
-        assert re.fullmatch(r"#!lua(?: flags=[a-z-]+(?:,[a-z-]+)*)?", first), first
+    # An include is no script of its own.
+    assert [shown(path) for path in includes if first[path].startswith("#!")] == []
+    assert {
+        shown(path): line
+        for path, line in first.items()
+        if path not in includes and not re.fullmatch(r"#!lua(?: flags=[a-z-]+(?:,[a-z-]+)*)?", line)
+    } == {}
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
@@ -194,23 +200,28 @@ def anchor(heading: str) -> str:
     return text.replace(" ", "-")
 
 
-@pytest.mark.parametrize("path", [path for path in tree() if path.suffix == ".md"], ids=shown)
-def test_links_of_a_page_lead_to_files_and_headings_that_exist(path: Path) -> None:
-    text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
-    broken = []
-    for match in LINK.finditer(text):
-        target = match[1] or match[2]
-        if re.match(r"[a-z]+:", target):
-            continue
-        name, _, fragment = target.partition("#")
-        wanted = (path.parent / name).resolve() if name else path
-        if not wanted.exists() or not wanted.is_relative_to(ROOT):
-            broken.append(target)
-        elif fragment and wanted.suffix == ".md":
-            headings = re.findall(r"^#+ (.+)$", wanted.read_text("utf-8"), re.MULTILINE)
-            if fragment not in map(anchor, headings):
-                broken.append(target)
+def pages() -> list[Path]:
+    return [path for path in tree() if path.suffix == ".md"]
 
+
+def test_links_of_pages_lead_to_files_and_headings_that_exist() -> None:
+    broken = []
+    for path in pages():
+        text = re.sub(r"^```.*?^```", "", path.read_text("utf-8"), flags=re.MULTILINE | re.DOTALL)
+        for match in LINK.finditer(text):
+            target = match[1] or match[2]
+            if re.match(r"[a-z]+:", target):
+                continue
+            name, _, fragment = target.partition("#")
+            wanted = (path.parent / name).resolve() if name else path
+            if not wanted.exists() or not wanted.is_relative_to(ROOT):
+                broken.append(f"{shown(path)}: {target}")
+            elif fragment and wanted.suffix == ".md":
+                headings = re.findall(r"^#+ (.+)$", wanted.read_text("utf-8"), re.MULTILINE)
+                if fragment not in map(anchor, headings):
+                    broken.append(f"{shown(path)}: {target}")
+
+    assert pages()
     assert broken == []
 
 
@@ -220,13 +231,14 @@ REPOSITORY_PATH = re.compile(
 )
 
 
-@pytest.mark.parametrize("path", [path for path in tree() if path.suffix == ".md"], ids=shown)
-def test_files_and_tests_that_a_page_names_exist(path: Path) -> None:
-    text = path.read_text("utf-8")
-    missing = [name for name in REPOSITORY_PATH.findall(text) if not (ROOT / name).exists()]
-    for file, function in TEST_NAME.findall(text):
-        if function and f"def {function}(" not in (ROOT / file).read_text("utf-8"):
-            missing.append(f"{file}::{function}")
+def test_files_and_tests_that_pages_name_exist() -> None:
+    missing = []
+    for path in pages():
+        text = path.read_text("utf-8")
+        missing += [f"{shown(path)}: {name}" for name in REPOSITORY_PATH.findall(text) if not (ROOT / name).exists()]
+        for file, function in TEST_NAME.findall(text):
+            if function and f"def {function}(" not in (ROOT / file).read_text("utf-8"):
+                missing.append(f"{shown(path)}: {file}::{function}")
 
     assert missing == []
 
@@ -250,4 +262,4 @@ def test_continuous_integration_runs_the_test_command_and_is_executable() -> Non
     script = ROOT / ".ci" / "run"
 
     assert script.stat().st_mode & 0o111
-    assert script.read_text("utf-8").splitlines()[-1] == "exec make test"
+    assert re.fullmatch(r"exec timeout \S+ \S+ \d+m make test", script.read_text("utf-8").splitlines()[-1])

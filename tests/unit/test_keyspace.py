@@ -16,6 +16,11 @@ from queuekeeper.keyspace import (
     client_id_of_tag,
     client_slot,
     cohorts,
+    compacted_keys,
+    compacted_registry_key,
+    compacted_registry_keys,
+    fanout_consumer_keys,
+    fanout_keys,
     hash_slot,
     hash_tag,
     parse_cohorts,
@@ -44,6 +49,7 @@ def server(redis_cluster: RedisCluster) -> Any:
 @settings(max_examples=300)
 def test_all_keys_of_a_client_are_in_the_slot_that_the_server_computes(server: Any, client_id: str) -> None:
     keys = [*session_keys(client_id), payload_key(client_id, 1), *session_keys(client_id, prefix="tbmq:")]
+    keys += [*compacted_keys(client_id), *compacted_keys(client_id, prefix="p:")]
     slots = {server.execute_command("CLUSTER KEYSLOT", key) for key in keys}
     assert slots == {client_slot(client_id)}
 
@@ -85,6 +91,36 @@ def test_only_a_first_brace_or_percent_sign_is_encoded(client_id: str, tag: str)
 def test_names_are_those_that_tbmq_reads() -> None:
     assert session_keys("m", prefix="p:") == ("p:{m}_messages", "p:{m}_last_packet_id", "p:{m}_session")
     assert payload_key("m", 65_535) == "{m}_messages_65535"
+
+
+def test_names_of_a_compacted_queue_differ_and_are_those_of_the_guide() -> None:
+    keys = compacted_keys("m", prefix="p:")
+    assert keys.state == "p:compacted:{m}:state"
+    assert keys.in_flight == "p:compacted:{m}:in_flight"
+    assert len(set(keys)) == len(keys) == 8
+
+
+@given(client_id=CLIENT_IDS)
+def test_compacted_queue_is_noted_in_one_of_the_registries(client_id: str) -> None:
+    registries = compacted_registry_keys(prefix="p:")
+    assert len(set(registries)) == 64
+    assert registries[7] == "p:compacted:due:07"
+    assert compacted_registry_key(client_id, prefix="p:") == registries[client_slot(client_id) % 64]
+
+
+@given(queue=CLIENT_IDS)
+def test_all_keys_of_a_fanout_queue_are_in_one_slot(queue: str) -> None:
+    own = fanout_consumer_keys(queue, "mailer", lanes=3, prefix="p:")
+    keys = [*fanout_keys(queue, prefix="p:"), *own[:-1], *own.ready]
+    assert {hash_slot(key) for key in keys} == {client_slot(queue)}
+    assert len(set(keys)) == len(keys)
+
+
+def test_fanout_names_are_those_that_the_table_of_keys_shows() -> None:
+    assert fanout_keys("q")[:2] == ("fanout:{q}:state", "fanout:{q}:options")
+    own = fanout_consumer_keys("}q", "mailer", lanes=2, prefix="p:")
+    assert own.details == "p:fanout:{%7Dq}:consumer:mailer:details"
+    assert own.ready == ("p:fanout:{%7Dq}:consumer:mailer:ready", "p:fanout:{%7Dq}:consumer:mailer:ready:1")
 
 
 def test_empty_client_id_is_refused() -> None:

@@ -59,7 +59,7 @@ def test_errors_that_cancel_each_other_out_are_not_balanced() -> None:
 
 
 def test_a_difference_alone_is_not_balanced() -> None:
-    evidence = replace(samples.balanced(), difference_counts=(DifferenceCount(kind="missing", found=1, listed=1),))
+    evidence = replace(samples.balanced(), difference_counts=(DifferenceCount(kind="missing", found=1),))
 
     assert compose_report(evidence, now_ms=samples.NOW_MS).verdict is Verdict.NOT_BALANCED
 
@@ -121,17 +121,14 @@ def test_json_and_page_show_the_same_figures() -> None:
     assert size(facts["memory"]["estimate"]["bytes"]) in text
 
 
-def test_differences_are_counted_by_kind_beyond_those_that_are_listed() -> None:
-    counts = (
-        DifferenceCount(kind="missing", found=1_999_998, listed=99_999),
-        DifferenceCount(kind="expiry", found=2, listed=1),
-    )
+def test_differences_are_counted_by_kind_beyond_those_that_are_shown() -> None:
+    counts = (DifferenceCount(kind="missing", found=1_999_998), DifferenceCount(kind="expiry", found=2))
     report = compose_report(replace(samples.unbalanced(), difference_counts=counts), now_ms=samples.NOW_MS)
     text = text_of(page(report))
 
-    assert (report.differences.total, report.differences.listed) == (2_000_000, 100_000)
+    assert report.differences.total == 2_000_000
     assert "Missing The message is not in Redis. 1,999,998 Expiry The message ends at another instant. 2" in text
-    assert "The first 100,000 of 2,000,000 are listed in queuekeeper.differences." in text
+    assert "The first 3 of 2,000,000. Payloads are shown as hashes. All of them are listed in queuekeeper." in text
 
 
 def test_the_page_names_no_other_host_and_runs_no_script() -> None:

@@ -73,10 +73,12 @@ import sys
 sys.path = [{str(tmp_path)!r}] + [path for path in sys.path if not path.startswith({str(ROOT / "src")!r})]
 import queuekeeper
 from queuekeeper import assets, lua, postgres
+from queuekeeper.events import schema
 from queuekeeper.quality import suites
 assert queuekeeper.__file__.startswith({str(tmp_path)!r}), queuekeeper.__file__
 print(len(lua.load("sessions/import_session").sha1))
 print(len(postgres.statement("queuekeeper/queries/load_plan")) > 0)
+print("CREATE FUNCTION pgmb.poll_for_events()" in schema.script())
 print(suites.load("migration_ledger").name)
 print(assets.directory("lua"))
 """
@@ -84,6 +86,7 @@ print(assets.directory("lua"))
 
     assert result.stdout.splitlines() == [
         "40",
+        "True",
         "True",
         "migration_ledger",
         str(tmp_path / "queuekeeper" / "_assets" / "lua"),

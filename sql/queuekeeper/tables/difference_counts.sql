@@ -1,4 +1,4 @@
--- How many differences of each kind were found, whether or not they are listed.
+-- How many differences of each kind were found.
 -- needs: plans
 CREATE TABLE queuekeeper.difference_counts (
     plan_id text NOT NULL,

@@ -1,4 +1,4 @@
--- Ways in which source and target differ, the first 100,000 of each verification; no payloads.
+-- Ways in which source and target differ, by client; no payloads.
 -- needs: plans
 CREATE TABLE queuekeeper.differences (
     plan_id text NOT NULL,

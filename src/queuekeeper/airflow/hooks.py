@@ -15,7 +15,11 @@ from airflow.sdk.log import mask_secret
 
 from queuekeeper import postgres, redis_client
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.compacted.model import QueueRules
+from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import UsageError
+from queuekeeper.fanout.model import FanoutRules
+from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.maintenance.runs import MaintenanceRuns
 from queuekeeper.migration.ledger import MigrationLedger
 
@@ -175,3 +179,21 @@ class QueuekeeperRedisHook(RedisHook):
             yield client
         finally:
             client.close()
+
+    @contextmanager
+    def compacted_queues(self, *, key_prefix: str = "", rules: QueueRules | None = None) -> Iterator[CompactedQueues]:
+        """Open the compacted queues for the length of a ``with`` block.
+
+        :param rules: bounds of each queue, for who appends.
+        """
+        with self.connect() as client:
+            yield CompactedQueues(client, prefix=key_prefix, rules=rules)
+
+    @contextmanager
+    def fanout_queues(self, *, key_prefix: str = "", rules: FanoutRules | None = None) -> Iterator[FanoutQueues]:
+        """Open the fan-out queues for the length of a ``with`` block.
+
+        :param rules: bounds of what is published.
+        """
+        with self.connect() as client:
+            yield FanoutQueues(client, prefix=key_prefix, rules=rules)

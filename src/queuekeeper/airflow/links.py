@@ -33,3 +33,27 @@ class QualityReportLink(ReportLink):
     """The report of a judgement of quality."""
 
     name = "Quality report"
+
+
+class PartitionReportLink(ReportLink):
+    """The report of a maintenance of partitions."""
+
+    name = "Partition report"
+
+
+class EventReportLink(ReportLink):
+    """The report of an upkeep of the event broker."""
+
+    name = "Event report"
+
+
+class CollectionReportLink(ReportLink):
+    """The report of a collection of compacted queues."""
+
+    name = "Collection report"
+
+
+class FanoutReportLink(ReportLink):
+    """The report of a repair of fan-out queues."""
+
+    name = "Fan-out report"

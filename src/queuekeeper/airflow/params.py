@@ -9,9 +9,13 @@ from typing import TYPE_CHECKING
 from airflow.sdk import Param
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
+from queuekeeper.compacted.model import RetentionPolicy
 from queuekeeper.errors import UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS
+from queuekeeper.fanout.model import MAX_MS
+from queuekeeper.keyspace import COMPACTED_REGISTRIES, FANOUT_PARTS, MAX_PACKET_ID, SLOTS
 from queuekeeper.maintenance.cleanup_model import CleanupParameters
+from queuekeeper.maintenance.compacted_gc_model import CollectionParameters
+from queuekeeper.maintenance.fanout_repair_model import MAX_QUEUES, FanoutRepairParameters
 from queuekeeper.maintenance.remedies import REMEDY_NAMES
 from queuekeeper.maintenance.remedies.registry import REMEDIES
 from queuekeeper.migration.model import MigrationParameters
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 
 _DEFAULTS = MigrationParameters()
 _CLEANUP = CleanupParameters()
+_COLLECTION = CollectionParameters()
+_FANOUT = FanoutRepairParameters()
 _PROFILE = ProfileParameters()
 _CONNECTION = r"^[A-Za-z0-9_.\-]+$"
 _COHORTS = r"^\s*(all|\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)\s*$"
@@ -285,10 +291,18 @@ def queue_quality_params() -> dict[str, Param]:
         "stores": Param(
             "redis",
             type="string",
-            enum=["redis", "postgres", "both"],
-            values_display={"redis": "Redis", "postgres": "PostgreSQL", "both": "Redis and PostgreSQL"},
+            enum=["redis", "postgres", "both", "events", "compacted", "fanout"],
+            values_display={
+                "redis": "Redis",
+                "postgres": "PostgreSQL",
+                "both": "Redis and PostgreSQL",
+                "events": "Event broker and partitions",
+                "compacted": "Compacted queues",
+                "fanout": "Fan-out queues",
+            },
             title="Stores",
-            description="Where to look for queues. Nothing is written to either.",
+            description="Where to look for queues, or the event broker with all partitioned tables, or compacted or "
+            "fan-out queues in Redis. Nothing is written to any.",
         ),
         "compare": Param(
             False,
@@ -402,6 +416,313 @@ def queue_quality_params() -> dict[str, Param]:
             SPARK_CONNECTION,
             title="Spark connection",
             description="Where Spark runs, in client mode, for example local[2] or spark://host:7077.",
+        ),
+    }
+
+
+def partition_maintenance_params() -> dict[str, Param]:
+    """Return the form of ``partition_maintenance``."""
+    return {
+        "tables": Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string", "minLength": 3},
+            title="Tables",
+            description="Only these tables, as their policies name them; empty is every table that has a policy.",
+            examples=[["pgmb.events"]],
+        ),
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description="Stop after the plans and the report. Nothing is asked, nothing is written to a table.",
+        ),
+        "override_consumers": Param(
+            False,
+            type="boolean",
+            title="Pass consumers",
+            description="Retire also what a consumer has not read yet. A person is asked first, table by table.",
+        ),
+        "archive_directory": Param(
+            None,
+            type=["null", "string"],
+            pattern=r"^/[^{}\x00-\x1F]+$",
+            maxLength=1_024,
+            title="Folder of archives",
+            description="Where retired partitions are archived: an absolute path that all of Spark can write to. The "
+            "files hold payloads. Empty takes QUEUEKEEPER_ARCHIVES_DIR, or archives in the home folder.",
+            examples=[None, "/srv/queuekeeper/archives"],
+        ),
+        "approval_timeout_minutes": _approval_timeout_param(),
+        "postgres_conn_id": _connection_param(
+            POSTGRES_CONNECTION,
+            title="PostgreSQL connection",
+            description="Database with the partitioned tables and with schema queuekeeper; its user owns the tables.",
+        ),
+        "spark_conn_id": _connection_param(
+            SPARK_CONNECTION,
+            title="Spark connection",
+            description="Where Spark runs, in client mode, for example local[2] or spark://host:7077.",
+        ),
+    }
+
+
+def event_upkeep_params() -> dict[str, Param]:
+    """Return the form of ``event_upkeep``."""
+    return {
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description="Count and report only. Nothing is expired, nothing is put up for dispatch again.",
+        ),
+        "max_stall_s": Param(
+            60,
+            type="integer",
+            minimum=1,
+            maximum=86_400,
+            title="Longest pause between polls (seconds)",
+            description="How long ago the last poll may be, in seconds, before the run turns red.",
+            examples=[10, 60, 600],
+        ),
+        "max_freeze_percent": Param(
+            150,
+            type="integer",
+            minimum=1,
+            maximum=1_000,
+            title="Wraparound age (percent)",
+            description="How old a table may become, as percent of the age at which autovacuum freezes it at last.",
+            examples=[100, 150],
+        ),
+        "max_bloat_percent": Param(
+            50,
+            type="integer",
+            minimum=1,
+            maximum=100,
+            title="Bloat (percent)",
+            description="Which percent of a table's rows may be dead; tables with few dead rows do not count.",
+            examples=[20, 50],
+        ),
+        "postgres_conn_id": _connection_param(
+            POSTGRES_CONNECTION,
+            title="PostgreSQL connection",
+            description="Database with the event broker, schema pgmb.",
+        ),
+    }
+
+
+def compacted_queue_gc_params() -> dict[str, Param]:
+    """Return the form of ``compacted_queue_gc``."""
+    return {
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description="Stop after the plan and its report. Nothing is removed.",
+        ),
+        "policy": Param(
+            _COLLECTION.policy,
+            type="string",
+            enum=list(RetentionPolicy),
+            values_display={
+                "delete": "delete: every message, acknowledged or not",
+                "acked_only": "acked_only: what has been acknowledged",
+                "compact": "compact: tombstones alone, the newest value of a key stays",
+            },
+            title="Policy",
+            description="What may go when it is old enough, of queues that have no rules of their own.",
+        ),
+        "retention_s": Param(
+            _COLLECTION.retention_s,
+            type="integer",
+            minimum=0,
+            maximum=4_294_967_295,
+            title="Retention (seconds)",
+            description="Age in seconds at which the policy's messages go, of queues without rules of their own.",
+            examples=[86_400, 604_800, 2_592_000],
+        ),
+        "tombstone_s": Param(
+            _COLLECTION.tombstone_s,
+            type="integer",
+            minimum=0,
+            maximum=4_294_967_295,
+            title="Life of tombstones (seconds)",
+            description="Age in seconds at which a tombstone goes that the consumer has acknowledged.",
+            examples=[3_600, 86_400],
+        ),
+        "override": Param(
+            _COLLECTION.override,
+            type="boolean",
+            title="Override own rules",
+            description="Hold queues to the rules above that have their own, too. All are looked at, due or not.",
+        ),
+        "client_filter": Param(
+            None,
+            type=["null", "string"],
+            maxLength=1_000,
+            title="Clients",
+            description="Only queues whose client id matches this pattern with *, ? and []; empty is all.",
+            examples=[None, "meter-*"],
+        ),
+        "key_filter": Param(
+            None,
+            type=["null", "string"],
+            maxLength=1_000,
+            title="Keys",
+            description="Only messages whose key matches this pattern with *, ? and []; empty is all.",
+            examples=[None, "config/*"],
+        ),
+        "keep_values": Param(
+            _COLLECTION.keep_values,
+            type="boolean",
+            title="Keep values for an undo",
+            description="Write what is removed to the undo file with its value, so that it can come back. Otherwise "
+            "the file only lists it.",
+        ),
+        "max_operations_per_s": Param(
+            _COLLECTION.max_operations_per_s,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=2_147_483_647,
+            title="Throttle (operations per second)",
+            description="Queues and messages looked at per second, over all tasks; empty is as fast as the servers "
+            "allow. It can be changed while the collection runs, see the runbook.",
+            examples=[None, 5_000, 20_000],
+        ),
+        "max_run_minutes": Param(
+            _COLLECTION.max_run_minutes,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=10_080,
+            title="Time limit (minutes)",
+            description="How long a task collects before it stops, fails and can be cleared to go on; empty is no "
+            "limit.",
+            examples=[None, 30, 240],
+        ),
+        "max_jitter_s": Param(
+            30,
+            type="integer",
+            minimum=0,
+            maximum=3_600,
+            title="Late start (seconds)",
+            description="Each task starts up to so many seconds later, by chance, so that not all start together.",
+            examples=[0, 30],
+        ),
+        "shares": Param(
+            _COLLECTION.shares,
+            type="integer",
+            minimum=1,
+            maximum=COMPACTED_REGISTRIES,
+            title="Shares",
+            description="How many tasks share the registry of queues.",
+            examples=[1, 4, 16],
+        ),
+        "undo_retention_days": Param(
+            7,
+            type="integer",
+            minimum=1,
+            maximum=365,
+            title="Keep undo files (days)",
+            description="Undo files that are older are removed when a collection starts. They name clients and hold "
+            "values.",
+            examples=[1, 7, 30],
+        ),
+        "key_prefix": _key_prefix_param(),
+        "postgres_conn_id": _connection_param(
+            POSTGRES_CONNECTION,
+            title="PostgreSQL connection",
+            description="Database in which plan and progress are kept, in schema queuekeeper.",
+        ),
+        "redis_conn_id": _connection_param(
+            REDIS_CONNECTION,
+            title="Redis connection",
+            description="Redis or Valkey with the queues: a single server, or any node of a cluster.",
+        ),
+    }
+
+
+def fanout_repair_params() -> dict[str, Param]:
+    """Return the form of ``fanout_repair``."""
+    return {
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description="Stop after the plan and its report. Nothing is changed.",
+        ),
+        "queues": Param(
+            None,
+            type=["null", "array"],
+            items={"type": "string", "minLength": 1, "maxLength": 255},
+            maxItems=MAX_QUEUES,
+            title="Queues",
+            description="Names of queues, one per line; empty is all that the server has.",
+            examples=[None, ["orders"]],
+        ),
+        "unregister": Param(
+            _FANOUT.unregister,
+            type="boolean",
+            title="Remove dead consumers",
+            description="Remove consumers that were unseen for as long as their own options say, with what waits for "
+            "them alone. Otherwise, and where their options say nothing, they are only shown.",
+        ),
+        "idle_expiry_s": Param(
+            _FANOUT.idle_expiry_s,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=MAX_MS // 1_000,
+            title="Dead after (seconds)",
+            description="How long a consumer may be unseen whose options do not say; empty: such a one is never "
+            "removed. Only together with the choice above.",
+            examples=[None, 604_800],
+        ),
+        "max_stalls": Param(
+            _FANOUT.max_stalls,
+            type="integer",
+            minimum=0,
+            maximum=1_000_000,
+            title="Stalls",
+            description="A message whose lease ran out more often than this becomes a dead letter.",
+        ),
+        "max_operations_per_s": Param(
+            _FANOUT.max_operations_per_s,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=2_147_483_647,
+            title="Throttle (operations per second)",
+            description="Calls, and ids that come back, per second, over all tasks; empty is as fast as the servers "
+            "allow. It can be changed while the repair runs, see the runbook.",
+            examples=[None, 10_000, 50_000],
+        ),
+        "max_run_minutes": Param(
+            _FANOUT.max_run_minutes,
+            type=["null", "integer"],
+            minimum=1,
+            maximum=10_080,
+            title="Time limit (minutes)",
+            description="How long a task repairs before it stops, fails and can be cleared to go on; empty is no "
+            "limit.",
+            examples=[None, 30, 240],
+        ),
+        "shares": Param(
+            _FANOUT.shares,
+            type="integer",
+            minimum=1,
+            maximum=FANOUT_PARTS,
+            title="Shares",
+            description="How many tasks share the queues.",
+            examples=[1, 4, 16],
+        ),
+        "key_prefix": _key_prefix_param(),
+        "postgres_conn_id": _connection_param(
+            POSTGRES_CONNECTION,
+            title="PostgreSQL connection",
+            description="Database in which plan and progress are kept, in schema queuekeeper.",
+        ),
+        "redis_conn_id": _connection_param(
+            REDIS_CONNECTION,
+            title="Redis connection",
+            description="Redis or Valkey with the queues: a single server, or any node of a cluster.",
         ),
     }
 

@@ -10,6 +10,7 @@ from typing import Any
 import humanize
 
 from queuekeeper.migration.model import MigrationPlan
+from queuekeeper.migration.preflight import server_warnings
 from queuekeeper.redis_client import ServerFacts
 
 _COUNTS = (
@@ -77,6 +78,9 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
     if reasons:
         lines += ["", "Quarantined rows by reason, messages and sessions:", ""]
         lines += [f"- {reason.replace('_', ' ')}: {_count(count)}" for reason, count in reasons.items()]
+    warnings = [warning for server in servers for warning in server_warnings(server)]
+    if warnings:
+        lines += ["", "Before you agree:", "", *(f"- {warning}" for warning in warnings)]
     return PlanSummary(plan_id=plan.plan_id, numbers=numbers, markdown="\n".join(lines))
 
 

@@ -7,7 +7,28 @@ from typing import Annotated
 import typer
 
 from queuekeeper import __version__
-from queuekeeper.cli import cleanup, database, migrate, quality, repair, servers, sessions
+from queuekeeper.cli import (
+    access,
+    audit,
+    cleanup,
+    compacted,
+    compacted_gc,
+    compacted_mqtt,
+    database,
+    doctor,
+    event_schema,
+    events,
+    explain,
+    fanout,
+    fanout_repair,
+    metrics,
+    migrate,
+    partitions,
+    quality,
+    repair,
+    servers,
+    sessions,
+)
 from queuekeeper.cli.context import CommandGroup, begin
 
 EPILOG = """
@@ -50,13 +71,29 @@ def root(
 app.command("up")(servers.up)
 app.command("status")(servers.status)
 app.command("down")(servers.down)
+app.command("doctor")(doctor.doctor)
+app.command("metrics")(metrics.metrics)
+app.command("explain")(explain.explain)
 app.command("sample")(sessions.sample)
 app.add_typer(migrate.app, name="migrate")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(quality.app, name="quality")
 app.add_typer(cleanup.app, name="cleanup")
 app.add_typer(repair.app, name="repair")
+app.add_typer(partitions.app, name="partitions")
+app.add_typer(events.app, name="events")
+for schema_command in (event_schema.install, event_schema.uninstall, event_schema.status):
+    events.app.command(schema_command.__name__)(schema_command)
+app.add_typer(compacted.app, name="compacted")
+for name, collector_command in compacted_gc.COMMANDS:
+    compacted.app.command(name)(collector_command)
+compacted.app.command("serve-mqtt")(compacted_mqtt.serve_mqtt)
+app.add_typer(fanout.app, name="fanout")
+for name, repair_command in fanout_repair.COMMANDS:
+    fanout.app.command(name)(repair_command)
 app.add_typer(database.app, name="database")
+app.add_typer(access.app, name="acl")
+app.add_typer(audit.app, name="audit")
 
 
 def main() -> None:

@@ -10,19 +10,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.output import cell, instant, pairs, plain, printable, record, screen, show, table
-from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.cli.output import cell, instant, pairs, plain, printable, record, show, table
+from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, RunKind, say
+from queuekeeper.errors import CheckFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from queuekeeper.maintenance.cleanup_model import CleanupOutcome, CleanupPlan
-    from queuekeeper.maintenance.runs import MaintenanceRuns
 
 app = typer.Typer(no_args_is_help=True)
 
-RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id that `cleanup plan` has shown.")]
-RunIdOrNewest = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id of the run; the newest if left out.")]
 UndoDirectory = Annotated[
     Path | None, typer.Option("--undo-directory", help="Folder of the undo files; else QUEUEKEEPER_UNDO_DIR.")
 ]
@@ -86,7 +84,7 @@ def plan(
             parameters=parameters,
             now_ms=system_clock(),
             name_client=lambda client_id: client_hash(client_id, key=key),
-            say=_say,
+            say=say,
         )
         run_id = save_cleanup_plan(MaintenanceRuns(connection), made).maintenance_run_id
 
@@ -132,10 +130,10 @@ def apply(
             )
             runs.approve(run_id, context.person())
         reports = [
-            apply_cleanup(client, runs=runs, run_id=run_id, shard=each, undo_directory=directory, say=_say)
+            apply_cleanup(client, runs=runs, run_id=run_id, shard=each, undo_directory=directory, say=say)
             for each in ([shard] if shard else [each.shard for each in planned.shards])
         ]
-        outcome = report_cleanup(client, runs=runs, run_id=run_id, now_ms=system_clock(), say=_say)
+        outcome = report_cleanup(client, runs=runs, run_id=run_id, now_ms=system_clock(), say=say)
 
     def pretty(out: Console) -> None:
         for each in reports:
@@ -165,7 +163,7 @@ def status(
     from queuekeeper.maintenance.expired_references import load_cleanup_plan
 
     with context.open_maintenance_runs(postgres_url) as runs:
-        run_id = _chosen(runs, run_id)
+        run_id = _kind().chosen(runs, run_id)
         made = load_cleanup_plan(runs, run_id)
         run = runs.load(run_id)
         progress = {each.shard: each for each in runs.progress(run_id)}
@@ -216,7 +214,7 @@ def pause(run_id: RunId, *, postgres_url: context.PostgresUrl = None, as_json: c
 
     Example: `queuekeeper cleanup pause 0123456789abcdef`
     """
-    _set_paused(run_id, True, postgres_url, as_json)
+    _kind().set_paused(run_id, True, postgres_url, as_json)
 
 
 @app.command()
@@ -225,42 +223,18 @@ def resume(run_id: RunId, *, postgres_url: context.PostgresUrl = None, as_json: 
 
     Example: `queuekeeper cleanup resume 0123456789abcdef`
     """
-    _set_paused(run_id, False, postgres_url, as_json)
-
-
-def _set_paused(run_id: str, paused: bool, postgres_url: str | None, as_json: bool) -> None:
-    with context.open_maintenance_runs(postgres_url) as runs:
-        _chosen(runs, run_id)
-        runs.set_paused(run_id, paused)
-    show(
-        {"maintenance_run_id": run_id, "paused": paused},
-        as_json=as_json,
-        pretty=lambda out: out.print(f"Run {run_id}: {'paused' if paused else 'goes on'}."),
-    )
+    _kind().set_paused(run_id, False, postgres_url, as_json)
 
 
 @app.command()
 def throttle(
-    run_id: RunId,
-    rate: Annotated[str, typer.Argument(metavar="RATE", help="Operations per second, or none.")],
-    *,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
+    run_id: RunId, rate: Rate, *, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False
 ) -> None:
     """Slow a cleanup down or let it go. A running one follows within seconds.
 
     Example: `queuekeeper cleanup throttle 0123456789abcdef 5000`
     """
-    operations_per_s = context.rate_of(rate, "operations")
-    with context.open_maintenance_runs(postgres_url) as runs:
-        _chosen(runs, run_id)
-        runs.set_throttle(run_id, operations_per_s)
-    words = "no throttle" if operations_per_s is None else f"at most {operations_per_s:,} operations/s"
-    show(
-        {"maintenance_run_id": run_id, "throttle_operations_per_s": operations_per_s},
-        as_json=as_json,
-        pretty=lambda out: out.print(f"Run {run_id}: {words}."),
-    )
+    _kind().set_throttle(run_id, rate, postgres_url, as_json)
 
 
 @app.command()
@@ -281,8 +255,8 @@ def report(
     from queuekeeper.maintenance.expired_references import report_cleanup
 
     with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
-        run_id = _chosen(runs, run_id)
-        outcome = report_cleanup(client, runs=runs, run_id=run_id, now_ms=system_clock(), say=_say)
+        run_id = _kind().chosen(runs, run_id)
+        outcome = report_cleanup(client, runs=runs, run_id=run_id, now_ms=system_clock(), say=say)
     show(asdict(outcome) | {"clean": outcome.clean}, as_json=as_json, pretty=lambda out: _outcome(out, outcome))
     if outcome.shards_open:
         raise CheckFailed(f"not done: {', '.join(outcome.shards_open)}; queuekeeper cleanup apply {run_id}")
@@ -307,7 +281,7 @@ def undo(
 
     directory = undo_directory or context.settings().undo
     with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
-        _chosen(runs, run_id)
+        _kind().chosen(runs, run_id)
         counted = undo_cleanup(client, run_id=run_id, directory=directory, dry_run=True)
         found = counted
         if not dry_run:
@@ -321,21 +295,10 @@ def undo(
     show(found, as_json=as_json, pretty=lambda out: out.print(record("Undo", found)))
 
 
-def _say(line: str) -> None:
-    screen(stderr=True).print(printable(line), style="dim", soft_wrap=True)
-
-
-def _chosen(runs: MaintenanceRuns, run_id: str | None) -> str:
-    """Return the cleanup that a command is about: the one named, else the newest."""
+def _kind() -> RunKind:
     from queuekeeper.maintenance.cleanup_model import KIND
 
-    found = run_id or runs.latest_id(KIND)
-    if found is None:
-        raise UsageError("there is no cleanup yet: make a plan by `queuekeeper cleanup plan`")
-    kind = runs.load(found).kind
-    if kind != KIND:
-        raise UsageError(f"run {found} is a {kind}, not a cleanup")
-    return found
+    return RunKind(kind=KIND, noun="cleanup", command="cleanup plan")
 
 
 def _plan_facts(run_id: str, made: CleanupPlan) -> dict[str, Any]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 
 import getpass
 import os
+import signal
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any
@@ -116,7 +117,8 @@ def redact(text: str) -> str:
     return text
 
 
-def _remember(url: str) -> str:
+def remember(url: str) -> str:
+    """Return an address whose password no message will repeat."""
     try:
         password = urlsplit(url).password
     except ValueError:
@@ -157,7 +159,7 @@ def postgres_address(url: str | None) -> str:
     if url is None:
         elsewhere = known.model_copy(update={"redis_url": known.redis_url or SecretStr("")})
         url = _private(lambda: server_urls(elsewhere).postgres, "PostgreSQL", "--postgres-url", "POSTGRES_URL")
-    return _remember(url)
+    return remember(url)
 
 
 def redis_address(url: str | None) -> str:
@@ -170,7 +172,7 @@ def redis_address(url: str | None) -> str:
     if url is None:
         elsewhere = known.model_copy(update={"postgres_url": known.postgres_url or SecretStr("")})
         url = _private(lambda: server_urls(elsewhere).redis, "Redis", "--redis-url", "REDIS_URL")
-    return _remember(url)
+    return remember(url)
 
 
 def _private(find: Any, product: str, option: str, variable: str) -> str:
@@ -270,6 +272,17 @@ def confirm(question: str, *, yes: bool, as_json: bool) -> None:
         raise RefusedError(f"{question} Nobody can be asked here: repeat the command with --yes")
     if not typer.confirm(question, default=False, err=True):
         raise RefusedError("not confirmed: nothing was written")
+
+
+@contextmanager
+def until_signal(stop: Callable[[], None]) -> Iterator[None]:
+    """Let SIGTERM and Ctrl-C call a function while the block runs."""
+    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def rate_of(text: str, what: str) -> int | None:

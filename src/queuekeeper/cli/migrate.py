@@ -120,7 +120,6 @@ def plan(
 
     Example: `queuekeeper migrate plan --limit 5000 --default-ttl-s 86400`
     """
-    from queuekeeper.clock import system_clock
     from queuekeeper.migration.model import MigrationParameters
 
     parameters = MigrationParameters(
@@ -136,9 +135,7 @@ def plan(
     with context.spark("queuekeeper migrate plan", spark_master) as spark:
         from queuekeeper.migration.plan import plan_migration
 
-        made = plan_migration(
-            spark, postgres_url=source, redis_url=target, parameters=parameters, run_id=run_id, now_ms=system_clock()
-        )
+        made = plan_migration(spark, postgres_url=source, redis_url=target, parameters=parameters, run_id=run_id)
 
     def pretty(out: Console) -> None:
         _plan(out, made)

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
 PIPE_WIDTH = 120
 """Columns when nobody is looking: a table that is piped on is not squeezed into 80."""
 
+SHOWN_CHARACTERS = 60
+"""Most of a message's content that a table shows."""
+
 
 def screen(*, stderr: bool = False) -> Console:
     """Return the place to write to; made anew each time, since tests and pipes exchange the streams."""
@@ -146,6 +149,22 @@ def instant(at_ms: int | None) -> str | None:
         return f"{datetime.fromtimestamp(at_ms / 1_000, UTC):%Y-%m-%d %H:%M:%S} UTC"
     except (OverflowError, ValueError, OSError):
         return f"{at_ms:,} ms"
+
+
+def duration(milliseconds: int) -> str:
+    """Return a span of time as people say it."""
+    from queuekeeper.report import figures
+
+    return figures.duration(milliseconds / 1_000)
+
+
+def shown_bytes(content: bytes) -> str:
+    """Return bytes on one line: as text, or as base64 where they are none."""
+    from queuekeeper.jsonl import encoded
+
+    facts = encoded("it", content)
+    text = facts["it"] if len(facts["it"]) <= SHOWN_CHARACTERS else f"{facts['it'][:SHOWN_CHARACTERS]}…"
+    return text if facts["it_encoding"] == "utf-8" else f"base64:{text}"
 
 
 @contextmanager

@@ -47,6 +47,22 @@ class Stores(StrEnum):
         return ("redis", "postgres") if self is Stores.BOTH else (self.value,)
 
 
+class Subject(StrEnum):
+    """What to judge."""
+
+    REDIS = "redis"
+    POSTGRES = "postgres"
+    BOTH = "both"
+    EVENTS = "events"
+    COMPACTED = "compacted"
+    FANOUT = "fanout"
+
+    @property
+    def stores(self) -> tuple[str, ...]:
+        """Return the stores that are profiled for it: all but sessions need none."""
+        return Stores(self.value).names if self.value in set(Stores) else ()
+
+
 class Mode(StrEnum):
     """How much of the chosen cohorts to read."""
 
@@ -56,6 +72,14 @@ class Mode(StrEnum):
 
 RunIdOrNewest = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id of the run; the newest if left out.")]
 StoreChoice = Annotated[Stores, typer.Option("--store", help="Which store to read.")]
+SubjectChoice = Annotated[
+    Subject,
+    typer.Option(
+        "--store",
+        help="Which store to read; events: event broker and partitioned tables; compacted, fanout: queues of that "
+        "kind.",
+    ),
+]
 ModeChoice = Annotated[
     Mode, typer.Option("--mode", help="full reads all chosen cohorts, fast one in 96: another each quarter of an hour.")
 ]
@@ -250,7 +274,7 @@ def profile(
 @app.command("run")
 def run_command(
     *,
-    store: StoreChoice = Stores.REDIS,
+    store: SubjectChoice = Subject.REDIS,
     profiles: Annotated[
         list[str] | None, typer.Option("--profile", help="Judge this profile instead of reading the store; repeatable.")
     ] = None,
@@ -284,21 +308,35 @@ def run_command(
     Example: `queuekeeper quality run --contents`
     """
     from queuekeeper.clock import system_clock
-    from queuekeeper.quality.run import COMPARISON_SUITE, check_suites, run_quality, suites_for
+    from queuekeeper.quality.profile_model import turn_of
+    from queuekeeper.quality.run import (
+        COMPARISON_SUITE,
+        EVENT_SUITES,
+        QUEUE_SUITES,
+        check_suites,
+        run_quality,
+        suites_for,
+    )
     from queuekeeper.quality.store import QualityStore, Verdict
 
     now_ms = system_clock()
-    stores = store.names
+    stores = store.stores
     if profiles:
         with context.postgres_connection(postgres_url) as connection:
             stores = tuple(each.store for each in QualityStore(connection).profiles(profiles))
-    on_redis = "redis" in stores
-    chosen = list(suites or suites_for(stores, servers=on_redis, compare=compare))
+    elif suites and set(suites) <= {*EVENT_SUITES, *QUEUE_SUITES}:
+        stores = ()
+    on_queues = not QUEUE_SUITES.keys().isdisjoint([store.value, *(suites or ())])
+    on_redis = "redis" in stores or on_queues
+    asked = (store.value,) if store.value in QUEUE_SUITES else stores
+    chosen = list(suites or suites_for(asked, servers=on_redis, compare=compare))
     if compare and COMPARISON_SUITE not in chosen:
         chosen.append(COMPARISON_SUITE)
     check_suites(chosen, stores=stores, servers=on_redis)
     if profiles:
         profile_ids = list(profiles)
+    elif not stores:
+        profile_ids = []
     else:
         parameters = _parameters(
             now_ms=now_ms,
@@ -324,15 +362,18 @@ def run_command(
             now_ms=now_ms,
         ).make()
         profile_ids = [report.profile_id for report in made]
+    now = datetime.fromtimestamp(now_ms / 1_000, UTC)
     with screen(stderr=True).status("Judging"):
         report = run_quality(
             postgres_url=context.postgres_address(postgres_url),
             profile_ids=profile_ids,
             suites=chosen,
             quality_run_id=run_id or hashlib.sha256(f"{now_ms} {profile_ids}".encode()).hexdigest()[:16],
-            now=datetime.fromtimestamp(now_ms / 1_000, UTC),
+            now=now,
             redis_url=context.redis_address(redis_url) if on_redis else None,
             key_prefix=_prefix(key_prefix),
+            turn=(turn_of(now) if turn is None else turn) if on_queues and mode is Mode.FAST else None,
+            throttle_references_per_s=throttle_references_per_s,
             show_client_ids=show_client_ids,
         )
     show(_report_facts(report), as_json=as_json, pretty=lambda out: _report(out, report))
@@ -341,6 +382,58 @@ def run_command(
             f"quality run {report.quality_run_id} has failed: `queuekeeper quality results {report.quality_run_id}` "
             "says what is wrong and what mends it"
         )
+
+
+@app.command()
+def judge(
+    parquet: Annotated[Path, typer.Argument(help="Folder that a profile has written: `parquet` in its report.")],
+    *,
+    suite: Annotated[str, typer.Option("--suite", help="Suite of one store's sessions.")] = "sessions_redis",
+    contents: Annotated[bool, typer.Option("--contents", help="The profile has read messages' contents.")] = False,
+    clustered: Annotated[
+        bool, typer.Option("--clustered", help="The queues are on a Redis cluster, where a bad hash tag is worse.")
+    ] = False,
+    show_client_ids: ShowClientIds = False,
+    spark_master: context.SparkMaster = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Judge a profile's Parquet with Spark, far from any database. Exit code 1 when something critical is wrong.
+
+    Nothing is put on record; `queuekeeper quality run` does that.
+
+    Example: `queuekeeper quality judge profiles/redis-0123456789abcdef --suite sessions_redis`
+    """
+    with context.spark("queuekeeper quality judge", spark_master) as spark:
+        from queuekeeper.quality.parquet import judge_parquet
+
+        report = judge_parquet(
+            spark,
+            path=str(parquet.absolute()),
+            suite=suite,
+            contents=contents,
+            is_clustered=clustered,
+            show_client_ids=show_client_ids,
+        )
+
+    def pretty(out: Console) -> None:
+        rows = []
+        for each in report.results:
+            status = "broken" if each.broken else "passed" if each.passed else "failed"
+            rows.append(
+                (
+                    each.expectation.check,
+                    cell(status, style=_TONES[status]),
+                    each.expectation.description,
+                    each.broken or each.observed,
+                    ", ".join(_evidence(example) for example in each.examples[:3]),
+                )
+            )
+        columns = ("check", "status", "what should hold", "found", "for example")
+        out.print(table(f"{suite}, judged by Spark", columns, rows))
+
+    show(report, as_json=as_json, pretty=pretty)
+    if not report.passed:
+        raise CheckFailed(f"{suite}: something critical is wrong with the queues in {parquet}")
 
 
 def _report_facts(report: QualityReport) -> Any:
@@ -385,7 +478,7 @@ def _results(out: Console, results: Sequence[QualityResult], *, if_none: str = _
     """Show what did not pass, with evidence and remedy."""
     from rich.text import Text
 
-    from queuekeeper.quality.checks import CHECKS
+    from queuekeeper.quality.checks import CHECKS, COMMANDS
     from queuekeeper.quality.store import Status
 
     if not results:
@@ -413,7 +506,7 @@ def _results(out: Console, results: Sequence[QualityResult], *, if_none: str = _
     out.print(table("What to do", ("check", "advice"), [(number, CHECKS[number].advice) for number in worst]))
     commands: dict[str, list[str]] = {}
     for number, result in worst.items():
-        if result.remedy:
+        if result.remedy or number in COMMANDS:
             commands.setdefault(_command(result), []).append(number)
     for command, numbers in commands.items():
         # Outside of the table, which would break it: it is there to be copied.
@@ -427,13 +520,27 @@ def _evidence(example: Any) -> str:
 
 def _command(result: QualityResult) -> str:
     """Return the command that begins to mend a finding, with the form of its remedy filled in; it plans first."""
+    from queuekeeper.quality.checks import COMMANDS
+
     form = result.remedy_conf
     if result.remedy == "expired_reference_cleanup":
-        words = ["cleanup", "plan", "--limit", str(form["limit"]), "--default-ttl-s", str(form["default_ttl_s"])]
+        words = ["cleanup", "plan"]
+        # A finding of an older release does not say by which limits it was judged.
+        for name in ("limit", "default_ttl_s"):
+            if name in form:
+                words += [f"--{name.replace('_', '-')}", str(form[name])]
+    elif result.remedy == "partition_maintenance":
+        return "queuekeeper partitions plan"
+    elif result.check_id in COMMANDS:
+        return f"queuekeeper {COMMANDS[result.check_id]}"
+    elif result.remedy == "compacted_queue_gc":
+        words = ["compacted", "gc", "--dry-run"]
+    elif result.remedy == "fanout_repair":
+        words = ["fanout", "repair-all", "--dry-run"]
     else:
         words = ["repair", form["remedy"], "--quality-run", form["quality_run_id"], "--cohorts", form["cohorts"]]
         words.append("--dry-run")
-    prefix = form["key_prefix"] or ""
+    prefix = form.get("key_prefix") or ""
     # Without a prefix only where a shell would otherwise add its own.
     if prefix or context.settings().key_prefix:
         words += ["--key-prefix", prefix]
@@ -525,13 +632,13 @@ def checks(
                 each.title,
                 ", ".join(each.stores),
                 each.remedy.name if each.remedy else None,
-                "" if each.runs_today else f"comes with {each.area}",
+                each.area,
             )
             for each in chosen
         ]
-        out.print(table("Checks", ("check", "", "title", "stores", "remedy", ""), rows))
+        out.print(table("Checks", ("check", "", "title", "stores", "remedy", "about"), rows))
 
-    facts = [plain(each) | {"severity": each.severity.value, "runs_today": each.runs_today} for each in chosen]
+    facts = [plain(each) | {"severity": each.severity.value} for each in chosen]
     show(facts, as_json=as_json, pretty=pretty)
 
 
@@ -550,7 +657,7 @@ def _explain(out: Console, check: Check) -> None:
                 "cost": check.cost,
                 "what to do": check.advice,
                 "remedy": check.remedy.name if check.remedy else None,
-                "runs": "today" if check.runs_today else f"with {check.area}, in a later release",
+                "about": check.area,
             },
         )
     )
@@ -606,10 +713,13 @@ def report(
 def trend(
     *,
     runs: Annotated[int, typer.Option(min=1, max=200, help="Newest finished runs to show.")] = RUNS_SHOWN,
+    like: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Show runs on the servers of this one; of the newest if left out.")
+    ] = None,
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Show how each check came out in the last runs.
+    """Show how each check came out in the last runs on the same servers.
 
     The oldest is to the left.
 
@@ -618,7 +728,9 @@ def trend(
     from queuekeeper.quality.store import QualityStore
 
     with context.postgres_connection(postgres_url) as connection:
-        found = QualityStore(connection).trend(runs=runs)
+        store = QualityStore(connection)
+        newest = like or next((run.quality_run_id for run in store.runs(limit=1, finished=True)), None)
+        found = store.trend(runs=runs, same_servers_as=newest)
     show(found, as_json=as_json, pretty=lambda out: _trend(out, found))
 
 

@@ -4,16 +4,15 @@
 from __future__ import annotations
 
 import sys
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
-from unicodedata import category
 
 import typer
 
 from queuekeeper.cli import context
+from queuekeeper.cli.input import KeyPrefix, prefix
 from queuekeeper.cli.output import instant, pairs, plain, printable, record, screen, show, table
 from queuekeeper.errors import CheckFailed, UsageError
 
@@ -21,14 +20,13 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from queuekeeper.sessions.model import MessageView, PendingMessage, SessionView
+    from queuekeeper.sessions.model import MessageView, SessionView
     from queuekeeper.sessions.transfer import ExportReport, SessionStore
 
 app = typer.Typer(no_args_is_help=True, help="Look at DEVICE sessions, move one by a file, end one.")
 
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The MQTT client id.")]
 StoreName = Annotated[Literal["redis", "postgres"], typer.Option("--store", help="Where the session is.")]
-KeyPrefix = Annotated[str | None, typer.Option(help="Prefix of the Redis keys.")]
 DefaultTtl = Annotated[int, typer.Option(help="Life in seconds of a message without an expiry, as its broker has it.")]
 DEFAULT_TTL_S = 604_800
 STANDARD_STREAM = "-"
@@ -59,11 +57,7 @@ def _opened(
             yield PostgresSessionStore(connection, rules=rules)
     else:
         with context.redis_connection(redis_url) as client:
-            yield RedisSessionStore(client, _prefix(key_prefix), rules)
-
-
-def _prefix(key_prefix: str | None) -> str:
-    return context.settings().key_prefix if key_prefix is None else key_prefix
+            yield RedisSessionStore(client, prefix(key_prefix), rules)
 
 
 def _product(store: str) -> str:
@@ -138,10 +132,9 @@ def inspect(
     from queuekeeper.sessions.postgres_store import PostgresSessionStore
     from queuekeeper.sessions.redis_store import RedisSessionStore
 
-    prefix = _prefix(key_prefix)
     with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
         source = PostgresSessionStore(connection).inspect(client_id, offset=offset, limit=limit)
-        target = RedisSessionStore(client, prefix=prefix).inspect(client_id, offset=offset, limit=limit)
+        target = RedisSessionStore(client, prefix=prefix(key_prefix)).inspect(client_id, offset=offset, limit=limit)
 
     show(
         {"client_id": client_id, "postgres": _whole(source), "redis": _whole(target)},
@@ -169,6 +162,8 @@ def peek(
 
     Example: `queuekeeper sessions peek meter-17 1042 --payload`
     """
+    from queuekeeper.sessions.jsonl import message_facts
+
     with _opened(
         store, postgres_url=postgres_url, redis_url=redis_url, key_prefix=key_prefix, default_ttl_s=default_ttl_s
     ) as opened:
@@ -178,7 +173,7 @@ def peek(
             f"{_product(store)} holds no message of {client_id!r} with packet id {packet_id}: "
             "`queuekeeper sessions inspect` lists those that are there"
         )
-    facts = _facts(message, content=content)
+    facts = message_facts(message, content=content)
 
     def pretty(out: Console) -> None:
         shown = {
@@ -188,46 +183,6 @@ def peek(
         out.print(pairs(f"Packet {packet_id} of {client_id} in {_product(store)}", shown))
 
     show({"client_id": client_id, "store": store} | facts, as_json=as_json, pretty=pretty)
-
-
-def _facts(message: PendingMessage, *, content: bool) -> dict[str, Any]:
-    """Return a message by its fields; what the publisher wrote into it only when asked for."""
-    facts: dict[str, Any] = {
-        "serial": message.serial,
-        "packet_id": message.packet_id,
-        "packet_type": message.packet_type,
-        "topic": message.topic,
-        "qos": message.qos,
-        "retain": message.retain,
-        "redelivery": message.redelivery,
-        "time_ms": message.time_ms,
-        "expires_at_ms": message.expires_at_ms,
-        "expiry_interval_s": message.expiry_interval_s,
-        "payload_format_indicator": message.payload_format_indicator,
-        "content_type": message.content_type,
-        "response_topic": message.response_topic,
-        "subscription_ids": list(message.subscription_ids),
-        "payload_bytes": len(message.payload),
-        "correlation_data_bytes": None if message.correlation_data is None else len(message.correlation_data),
-        "user_property_count": len(message.user_properties),
-    }
-    if content:
-        facts |= _readable("payload", message.payload)
-        if message.correlation_data is not None:
-            facts |= _readable("correlation_data", message.correlation_data)
-        facts["user_properties"] = [list(pair) for pair in message.user_properties]
-    return facts
-
-
-def _readable(name: str, content: bytes) -> dict[str, str]:
-    """Return bytes as text where they are text without control characters, else as base64, and say which."""
-    try:
-        text = content.decode()
-    except UnicodeDecodeError:
-        text = "\0"
-    if any(category(character) == "Cc" and character not in "\t\n\r" for character in text):
-        return {name: b64encode(content).decode(), f"{name}_encoding": "base64"}
-    return {name: text, f"{name}_encoding": "utf-8"}
 
 
 @app.command("export")

@@ -195,6 +195,9 @@ class AirflowServer:
             "AIRFLOW__CORE__PLUGINS_FOLDER": str(plugins),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_PASSWORDS_FILE": str(self.directory / "passwords.json"),
             "AIRFLOW__CORE__SIMPLE_AUTH_MANAGER_USERS": ",".join(f"{name}:{ROLES[name]}" for name in sorted(passwords)),
+            # A file is read within a second or two, but not on a machine that has ten other things to do.
+            "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "180",
+            "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "240",
             # Parsing all DAGs takes seconds of a core, and a private Airflow shares two with Spark.
             "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",

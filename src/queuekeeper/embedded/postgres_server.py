@@ -123,13 +123,19 @@ class PostgresServer(PrivateServer):
             shutil.rmtree(data.parent, ignore_errors=True)
 
     def create_database(self, name: str, *, template: str | None = None) -> str:
-        """Create a database unless it exists and return its address."""
+        """Create a database unless it exists and return its address.
+
+        :param template: a database to copy, file by file: through the log, as is usual, it takes twice as long.
+        """
         with psycopg.connect(self.url, autocommit=True) as connection:
             found = connection.execute("SELECT 1 FROM pg_database WHERE datname = %s", (name,)).fetchone()
             if found is None:
                 statement = sql.SQL("CREATE DATABASE {}").format(sql.Identifier(name))
                 if template is not None:
                     statement += sql.SQL(" TEMPLATE {}").format(sql.Identifier(template))
+                    # PostgreSQL 14 knows no other way.
+                    if connection.info.server_version >= 150_000:
+                        statement += sql.SQL(" STRATEGY FILE_COPY")
                 connection.execute(statement)
         return self.database_url(name)
 

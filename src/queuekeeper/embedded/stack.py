@@ -163,8 +163,12 @@ def server_urls(settings: Settings) -> ServerUrls:
 
     :raises ServerUnavailable: when a private server is needed and does not run.
     """
-    postgres = settings.postgres_url or SecretStr(_postgres(settings).database_url(DATABASE))
-    return ServerUrls(postgres=postgres, redis=settings.redis_url or SecretStr(_redis(settings).url))
+    postgres, redis = settings.postgres_url, settings.redis_url
+    return ServerUrls(
+        # An empty address is one: whoever needs one of the two stores asks for no private server of the other.
+        postgres=SecretStr(_postgres(settings).database_url(DATABASE)) if postgres is None else postgres,
+        redis=SecretStr(_redis(settings).url) if redis is None else redis,
+    )
 
 
 def airflow_server(

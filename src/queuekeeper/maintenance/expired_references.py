@@ -38,10 +38,10 @@ from queuekeeper.maintenance.cleanup_model import (
     CrowdedQueue,
     ShardPlan,
 )
-from queuekeeper.maintenance.cleanup_undo import undo_path
+from queuekeeper.maintenance.run_pace import TimeIsUp, run_pace
 from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.maintenance.sweep import WORST_QUEUES, Sweep
-from queuekeeper.maintenance.undo_file import UndoFile
+from queuekeeper.maintenance.undo_file import UndoFile, undo_path
 from queuekeeper.redis_client import RedisClient, address_of, facts, nodes, redis_errors, unfit
 
 PLAN_VALID_DAYS = 8
@@ -191,7 +191,7 @@ def apply_cleanup(
                 header = {"kind": KIND, "maintenance_run_id": run_id, "shard": shard}
                 with UndoFile(path, header) as undo, _named_rules(client, plan.parameters.key_prefix):
                     work.run(before.cursor, undo)
-            except _TimeIsUp as up:
+            except TimeIsUp as up:
                 stopped = str(up)
                 runs.set_state(run_id, RunState.STOPPED)
             except Exception:
@@ -307,10 +307,6 @@ def _pages(
             return
 
 
-class _TimeIsUp(Exception):
-    """The cleanup has worked for as long as it may."""
-
-
 @dataclass
 class _Narrator:
     """Says how far a shard has come, every few seconds."""
@@ -354,18 +350,22 @@ class _ShardWork:
     counts: CleanupCounts
     say: Callable[[str], None]
     seconds: float = 0.0
-    _deadline_s: float | None = None
 
     def run(self, position: str, undo: UndoFile) -> None:
         """Go on from a position to the end of the shard.
 
-        :raises _TimeIsUp: when the run has taken as long as it may.
+        :raises TimeIsUp: when the run has taken as long as it may.
         """
         started_s = time.monotonic()
-        minutes = self.plan.parameters.max_run_minutes
-        self._deadline_s = None if minutes is None else started_s + 60 * minutes
         shard = self.planned.shard
-        pace = Pace(self._allowed)
+        pace = run_pace(
+            self.runs,
+            run_id=self.run_id,
+            shard=shard,
+            shards=len(self.plan.shards),
+            max_run_minutes=self.plan.parameters.max_run_minutes,
+            say=self.say,
+        )
         sweep = Sweep(self.client, self.plan.parameters, undo=undo)
         narrator = _Narrator(self.say, verb="cleaned", shard=shard, expected_keys=self.planned.counts.keys)
         # A cursor is good for the process that gave it: one that was started since sees its keys in another order.
@@ -379,27 +379,6 @@ class _ShardWork:
                 narrator(self.counts, last=cursor_after == 0)
         finally:
             self.seconds = time.monotonic() - started_s
-
-    def _allowed(self) -> float | None:
-        """Wait while the run is paused; return this shard's share of the throttle."""
-        control = self.runs.control(self.run_id)
-        if control.paused:
-            self.say(f"{self.planned.shard}: paused")
-        while control.paused:
-            self._check_time()
-            time.sleep(1.0)
-            control = self.runs.control(self.run_id)
-        self._check_time()
-        if control.operations_per_s is None:
-            return None
-        done = sum(each.done for each in self.runs.progress(self.run_id))
-        return control.operations_per_s / max(1, len(self.plan.shards) - done)
-
-    def _check_time(self) -> None:
-        if self._deadline_s is not None and time.monotonic() > self._deadline_s:
-            raise _TimeIsUp(
-                f"its {self.plan.parameters.max_run_minutes} minutes are over: apply again, and it goes on from here"
-            )
 
     def _server_run_id(self) -> str:
         address = self.planned.shard.partition(" slots ")[0]

@@ -14,6 +14,7 @@ from typing import Any
 import psycopg
 from psycopg.types.json import Jsonb
 
+from queuekeeper import audit
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.postgres import Connection, statement, translated_errors
 
@@ -177,7 +178,15 @@ class MaintenanceRuns:
 
         :raises UsageError: when there is no such run.
         """
-        self._known(run_id, self._row("approve_run", {"maintenance_run_id": run_id, "approved_by": approved_by}))
+        with self._connection.transaction():
+            self._known(run_id, self._row("approve_run", {"maintenance_run_id": run_id, "approved_by": approved_by}))
+            audit.record(
+                self._connection,
+                actor=approved_by,
+                action=audit.Action.APPROVE,
+                subject=run_id,
+                effect={"kind": self.load(run_id).kind},
+            )
 
     def set_state(self, run_id: str, state: RunState) -> None:
         """Move a run to another state.
@@ -192,7 +201,20 @@ class MaintenanceRuns:
         :param report: what JSON can hold; without client ids and payloads.
         :raises UsageError: when there is no such run.
         """
-        self._known(run_id, self._row("save_run_report", {"maintenance_run_id": run_id, "report": Jsonb(dict(report))}))
+        with self._connection.transaction():
+            self._known(
+                run_id, self._row("save_run_report", {"maintenance_run_id": run_id, "report": Jsonb(dict(report))})
+            )
+            if report.get("dry_run"):
+                return
+            run = self.load(run_id)
+            audit.record(
+                self._connection,
+                actor=run.approved_by or self._connection.info.user,
+                action=audit.Action.APPLY,
+                subject=run_id,
+                effect={"kind": run.kind} | audit.figures(report),
+            )
 
     # --- while it runs -----------------------------------------------------------------------------------------
 

@@ -67,6 +67,18 @@ class _Reference(NamedTuple):
     score: float
 
 
+class _Judged(NamedTuple):
+    """What a call said of records, or did.
+
+    :param as_of_ms: the server's instant for which it was said.
+    :param answers: each key with the values that the script answered.
+    """
+
+    stem: bytes
+    as_of_ms: int
+    answers: list[tuple[bytes, list[Any]]]
+
+
 @dataclass
 class _Queue:
     """A set on its way through a sweep.
@@ -96,7 +108,7 @@ class Sweep:
         self._scattered = self._prefix + b"{}" if isinstance(client, redis.RedisCluster) else None
         self._undo = undo
         self._apply = "0" if undo is None else "1"
-        self._judgement = (parameters.default_ttl_s * 1000, parameters.grace_s * 1000, self._apply)
+        self._judgement = (parameters.default_ttl_s * 1000, parameters.grace_s * 1000)
 
     def page(self, names: Iterable[bytes], pace: Pace) -> CleanupCounts:
         """Return what there was to do, or was done, among some keys."""
@@ -264,14 +276,17 @@ class Sweep:
             for page in _slices(without, RECORDS_PER_CALL)
         ]
 
-        def call(stem: bytes, keys: list[bytes]) -> lua.Call:
-            return lua.Call(script, [stem + b"_messages", stem + b"_session", *keys], self._judgement)
+        def call(stem: bytes, keys: list[bytes], said_ms: int = 0) -> lua.Call:
+            return lua.Call(script, [stem + b"_messages", stem + b"_session", *keys], [*self._judgement, said_ms])
 
-        for repaired in self._records(work, call, 1, counts):
-            expiries = [(key, answer) for key, (answer,) in repaired if answer.isdigit()]
-            counts.expiries_repaired += len(expiries)
-            counts.unreadable += sum(answer == b"unreadable" for _, (answer,) in repaired)
-            self._note(expiries)
+        for judged in self._records(work, call, 1, counts):
+            counts.unreadable += sum(answer == b"unreadable" for each in judged for _, (answer,) in each.answers)
+            counts.expiries_repaired += self._limit(
+                [each._replace(answers=[pair for pair in each.answers if pair[1][0].isdigit()]) for each in judged],
+                call,
+                1,
+                counts,
+            )
 
     # --- messages ------------------------------------------------------------------------------------------------
 
@@ -288,25 +303,26 @@ class Sweep:
         ]
         script = lua.load("maintenance/unlink_orphans")
 
-        def call(stem: bytes, keys: list[bytes]) -> lua.Call:
-            return lua.Call(script, [stem + b"_messages", *keys], self._judgement)
+        def call(stem: bytes, keys: list[bytes], said_ms: int = 0) -> lua.Call:
+            return lua.Call(script, [stem + b"_messages", *keys], [*self._judgement, self._apply, said_ms])
 
         for judged in self._records(work, call, 2, counts):
-            limited: list[tuple[bytes, bytes]] = []
-            for key, (outcome, amount) in judged:
+            for _, (outcome, amount) in (pair for each in judged for pair in each.answers):
                 if outcome == b"unlinked":
                     counts.orphans += 1
                     counts.freed_bytes += amount
-                elif outcome == b"limited":
-                    counts.expiries_repaired += 1
-                    limited.append((key, b"%d" % amount))
                 elif outcome == b"young":
                     counts.young_orphans += 1
                 elif outcome == b"unreadable":
                     counts.unreadable += 1
                 elif outcome == b"wrong_type":
                     counts.wrong_type_keys += 1
-            self._note(limited)
+            counts.expiries_repaired += self._limit(
+                [each._replace(answers=[pair for pair in each.answers if pair[1][0] == b"limited"]) for each in judged],
+                call,
+                2,
+                counts,
+            )
 
     def _records(
         self,
@@ -314,7 +330,7 @@ class Sweep:
         call: Callable[[bytes, list[bytes]], lua.Call],
         width: int,
         counts: CleanupCounts,
-    ) -> Iterator[list[tuple[bytes, list[Any]]]]:
+    ) -> Iterator[list[_Judged]]:
         """Yield each key with its answer; a call that is full answers for fewer keys than it was given.
 
         An error is raised when what was done before it has been yielded.
@@ -324,21 +340,54 @@ class Sweep:
         while work:
             again: list[tuple[bytes, list[bytes]]] = []
             for some in _slices(work, CALLS_PER_TRIP):
-                done: list[tuple[bytes, list[Any]]] = []
+                done: list[_Judged] = []
                 cost = RECORD_COST * max(len(keys) for _, keys in some)
                 calls = [call(stem, keys) for stem, keys in some]
                 replies, error = self._call_until_error(calls, counts, cost=cost)
                 for (stem, keys), reply in zip(some, replies, strict=True):
                     if reply is None:
                         continue
-                    answers: list[list[Any]] = [list(answer) for answer in _slices(reply, width)]
-                    done += zip(keys, answers, strict=False)
-                    if len(answers) < len(keys):
-                        again.append((stem, keys[len(answers) :]))
+                    judged = _judged(stem, keys, reply, width)
+                    done.append(judged)
+                    if len(judged.answers) < len(keys):
+                        again.append((stem, keys[len(judged.answers) :]))
                 yield done
                 if error is not None:
                     raise error
             work = again
+
+    def _limit(
+        self,
+        said: Sequence[_Judged],
+        call: Callable[[bytes, list[bytes], int], lua.Call],
+        width: int,
+        counts: CleanupCounts,
+    ) -> int:
+        """Note the expiries that were announced, set them, and return how many; or how many there are to set.
+
+        :param said: of records that are to get an expiry, the last value of their answers.
+        :param call: makes the call that sets what was said for an instant.
+        """
+        said = [each for each in said if each.answers]
+        if self._undo is None or not said:
+            return sum(len(each.answers) for each in said)
+        announced = {key: int(answer[-1]) for each in said for key, answer in each.answers}
+        self._note(announced.items())
+        calls = [call(each.stem, [key for key, _ in each.answers], each.as_of_ms) for each in said]
+        cost = RECORD_COST * max(len(each.answers) for each in said)
+        replies, error = self._call_until_error(calls, counts, cost=cost)
+        done = {
+            key: int(answer[-1])
+            for each, reply in zip(said, replies, strict=True)
+            if reply is not None
+            for key, answer in _judged(each.stem, [key for key, _ in each.answers], reply, width).answers
+            if answer[0] == b"limited" or answer[0].isdigit()
+        }
+        # Of records that were written anew in between the script has judged anew.
+        self._note((key, at_ms) for key, at_ms in done.items() if at_ms != announced[key])
+        if error is not None:
+            raise error
+        return len(done)
 
     # --- what outlives its session -------------------------------------------------------------------------------
 
@@ -351,39 +400,63 @@ class Sweep:
         script = lua.load("maintenance/expire_idle_session")
         keep_ms = self._parameters.idle_days * 86_400_000
         stems = list(sessions)
-        args: list[lua.Value] = [keep_ms, self._apply, int(all_dead and self._undo is None)]
-        calls = [
-            lua.Call(script, [stem + b"_messages", stem + b"_last_packet_id", stem + b"_session"], args)
-            for stem in stems
-        ]
-        expiries: list[tuple[bytes, bytes]] = []
-        replies, error = self._call_until_error(calls, counts)
-        for stem, reply in zip(stems, replies, strict=True):
-            if reply is None:
-                continue
-            if reply[0] == b"held":
-                counts.held_sessions += 1
-            elif reply[0] == b"foreign":
-                counts.wrong_type_keys += 1
-            elif reply[0] == b"expires":
-                sizes = {"last_packet_id": int(reply[2]), "session": int(reply[3])}
-                met = {kind: size for kind, size in sizes.items() if size and (self._undo or kind in sessions[stem])}
-                counts.idle_keys += len(met)
-                counts.later_bytes += sum(met.values())
-                shared = stem.startswith(self._prefix + b"{ss_")
-                counts.shared_subscriptions += shared and "last_packet_id" in met
-                expiries += [(stem + b"_" + kind.encode(), b"%d" % reply[1]) for kind in met]
-        self._note(expiries)
+
+        def call(stem: bytes, said_ms: int = 0) -> lua.Call:
+            keys = [stem + b"_messages", stem + b"_last_packet_id", stem + b"_session"]
+            return lua.Call(script, keys, [keep_ms, said_ms, int(all_dead and self._undo is None)])
+
+        replies = self._call([call(stem) for stem in stems], counts)
+        found = {stem: reply for stem, reply in zip(stems, replies, strict=True) if reply is not None}
+        counts.held_sessions += sum(reply[0] == b"held" for reply in found.values())
+        counts.wrong_type_keys += sum(reply[0] == b"foreign" for reply in found.values())
+        going = {stem: reply for stem, reply in found.items() if reply[0] == b"expires"}
+        error = None
+        if self._undo is not None:
+            announced = dict(pair for stem, reply in going.items() for pair in _idle_expiries(stem, reply))
+            self._note(announced.items())
+            asked = list(going)
+            replies, error = self._call_until_error([call(stem, going[stem][-1]) for stem in asked], counts)
+            going = {
+                stem: reply
+                for stem, reply in zip(asked, replies, strict=True)
+                if reply is not None and reply[0] == b"expires"
+            }
+            # Of a session that was used in between the script has judged anew.
+            done = [pair for stem, reply in going.items() for pair in _idle_expiries(stem, reply)]
+            self._note((key, at_ms) for key, at_ms in done if announced.get(key) != at_ms)
+        for stem, reply in going.items():
+            sizes = _idle_sizes(reply)
+            met = {kind: size for kind, size in sizes.items() if self._undo is not None or kind in sessions[stem]}
+            counts.idle_keys += len(met)
+            counts.later_bytes += sum(met.values())
+            shared = stem.startswith(self._prefix + b"{ss_")
+            counts.shared_subscriptions += shared and "last_packet_id" in met
         if error is not None:
             raise error
 
-    def _note(self, expiries: Sequence[tuple[bytes, bytes]]) -> None:
-        """Note expiries that were set; keys of one session stand in one line, since they share a slot."""
-        if self._undo is None or not expiries:
-            return
+    def _note(self, expiries: Iterable[tuple[bytes, int]]) -> None:
+        """Note expiries; keys of one session stand in one line, since they share a slot."""
         lines: dict[bytes, list[tuple[str, int]]] = defaultdict(list)
         for key, expires_at_ms in expiries:
             found = split_session_key(key, prefix=self._prefix)
             assert found is not None  # it was made of one
-            lines[found[0]].append((name_of(key), int(expires_at_ms)))
-        self._undo.write([{"expiries": page} for each in lines.values() for page in _slices(each, REFERENCES_PER_CALL)])
+            lines[found[0]].append((name_of(key), expires_at_ms))
+        if self._undo is not None and lines:
+            self._undo.write(
+                [{"expiries": page} for each in lines.values() for page in _slices(each, REFERENCES_PER_CALL)]
+            )
+
+
+def _judged(stem: bytes, keys: Sequence[bytes], reply: Sequence[Any], width: int) -> _Judged:
+    answers = [list(answer) for answer in _slices(reply[1:], width)]
+    return _Judged(stem, int(reply[0]), list(zip(keys, answers, strict=False)))
+
+
+def _idle_sizes(reply: Sequence[Any]) -> dict[str, int]:
+    """Return the memory of each key of a session that is to expire."""
+    sizes = {"last_packet_id": int(reply[2]), "session": int(reply[3])}
+    return {kind: size for kind, size in sizes.items() if size}
+
+
+def _idle_expiries(stem: bytes, reply: Sequence[Any]) -> list[tuple[bytes, int]]:
+    return [(stem + b"_" + kind.encode(), int(reply[1])) for kind in _idle_sizes(reply)]

@@ -1,14 +1,15 @@
 """A file of what a run is about to change, line by line, from which it can be taken back; doing so is the run's kind's.
 
-JSON Lines: a first line that says whose file it is, then a line per change. It holds client ids, never a payload, and
-only its owner can read it. Lines are on disk before the change is made, so a line may tell of one that never was:
-whoever takes back has to look at each place first.
+JSON Lines: a first line that says whose file it is, then a line per change. It holds client ids, and payloads only
+where removed messages are to come back; only its owner can read it. Lines are on disk before the change is made, so a
+line may tell of one that never was: whoever takes back has to look at each place first.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -17,6 +18,7 @@ from typing import Any, Self
 from queuekeeper.errors import RefusedError, UsageError
 
 FORMAT = "queuekeeper-undo-1"
+_SUFFIX = ".undo.jsonl"
 
 
 class UndoFile:
@@ -83,10 +85,11 @@ class UndoFile:
         self._file.close()
 
 
-def read_undo_file(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
+def read_undo_file(path: Path, *, kind: str | None = None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
     """Return what the first line says, and the changes; half a line that a kill left is passed over.
 
-    :raises UsageError: when there is no such file, or it is none of ours.
+    :param kind: of the run that it has to be of; none for any.
+    :raises UsageError: when there is no such file, it is none of ours, or of another kind.
     """
     try:
         with path.open("rb") as file:
@@ -95,7 +98,57 @@ def read_undo_file(path: Path) -> tuple[dict[str, Any], Iterator[dict[str, Any]]
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if header is None or header.get("format") != FORMAT:
         raise UsageError(f"{path} is no undo file of this release")
+    if kind not in (None, header.get("kind")):
+        raise UsageError(f"{path} is the undo file of a {header.get('kind')}, not of a {kind}")
     return header, _lines(path)
+
+
+def undo_path(directory: Path, *, run_id: str, shard: str) -> Path:
+    """Return the undo file of one shard of a run.
+
+    :param shard: any text.
+    """
+    return directory / f"{run_id}.{re.sub(r'[^A-Za-z0-9.-]+', '_', shard)}{_SUFFIX}"
+
+
+def undo_paths(directory: Path, *, run_id: str) -> list[Path]:
+    """Return the undo files of all shards of a run.
+
+    :raises UsageError: when there is none on this machine.
+    """
+    paths = sorted(directory.glob(f"{run_id}.*{_SUFFIX}"))
+    if not paths:
+        raise UsageError(
+            f"run {run_id} has no undo file in {directory}: it changed nothing, ran on another machine, or its file "
+            "was removed after its retention"
+        )
+    return paths
+
+
+def undo_paths_of(directory: Path, *, kind: str) -> list[Path]:
+    """Return the undo files of all runs of a kind."""
+    return [path for path in sorted(directory.glob(f"*{_SUFFIX}")) if _is_of(path, kind)]
+
+
+def remove_old_undo_files(directory: Path, *, kind: str, days: int, now_ms: int) -> int:
+    """Remove the files that nobody has written to for so long, and return how many.
+
+    :param kind: of runs; those of others are kept in the same folder.
+    """
+    removed = 0
+    for path in undo_paths_of(directory, kind=kind):
+        if path.stat().st_mtime * 1000 < now_ms - days * 86_400_000:
+            path.unlink(missing_ok=True)
+            removed += 1
+    return removed
+
+
+def _is_of(path: Path, kind: str) -> bool:
+    try:
+        read_undo_file(path, kind=kind)
+    except UsageError:
+        return False
+    return True
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

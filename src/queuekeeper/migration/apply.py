@@ -32,7 +32,7 @@ from queuekeeper.migration.model import (
     Reason,
     code_version,
 )
-from queuekeeper.migration.progress import reported
+from queuekeeper.migration.progress import reported, warn
 from queuekeeper.migration.source import (
     MESSAGE_COLUMNS,
     MESSAGES,
@@ -367,20 +367,22 @@ def copy_sessions(
         wanted = plan.choose(cohorts)
         if plan.state == PlanState.REFUSED:
             raise RefusedError(f"plan {plan_id} was refused: {plan.state_reason}")
-        check_plan_is_current(connection, plan)
         client = connect_redis(redis_url)
         stack.callback(client.close)
         states = ledger.cohort_states(plan_id)
         missing = [c for c in plan.cohorts if c.cohort in wanted and states[c.cohort] is CohortState.PLANNED]
-        preflight.check_target(client, forecast_bytes=sum(cohort.forecast_bytes for cohort in missing))
+        warn(preflight.check_target(client, forecast_bytes=preflight.forecast_by_master(client, missing)))
         stack.enter_context(ledger.copy_lock(plan_id, wanted))
-        ledger.set_plan_state(plan_id, PlanState.COPYING)
-        ledger.set_cohort_state(plan_id, wanted, CohortState.COPYING)
         placement = layout(
             spark, cohorts=plan.cohorts, wanted=wanted, tasks=task_count(spark, rows=plan.total_of(wanted, "messages"))
         )
         totals = [plan.total_of(group, "to_copy") for group in placement.groups]
         names = [f"{group[0]:05d}-{group[-1]:05d}" for group in placement.groups]
+        source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
+        # In the very snapshot that is copied: what comes later is not in it.
+        check_plan_is_current(source.connection, plan)
+        ledger.set_plan_state(plan_id, PlanState.COPYING)
+        ledger.set_cohort_state(plan_id, wanted, CohortState.COPYING)
         for name in names:
             ledger.clear_progress(plan_id, "copy", name)
         at_once = min(placement.tasks, spark.sparkContext.defaultParallelism)
@@ -396,7 +398,6 @@ def copy_sessions(
             )  # fmt: skip
 
         with (
-            open_source(spark, postgres_url=postgres_url, placement=placement) as source,
             reported(postgres_url, plan_id=plan_id, step="copy", parts=names, total=sum(totals), clock=clock),
             our_errors(),
         ):
@@ -470,8 +471,8 @@ def _import_task(
             ledger.record_progress(
                 plan_id=plan_id, step="copy", part=part, done=importer.messages_done, total=total, at_ms=system_clock()
             )
-            limit = ledger.throttle(plan_id)
-            return None if limit is None else limit / tasks_at_once
+            rate = ledger.rate_of_copy(plan_id)
+            return None if rate is None else rate / tasks_at_once
 
         importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=Pace(report))
         stack.callback(importer.close)

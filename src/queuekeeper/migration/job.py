@@ -21,7 +21,10 @@ REDIS_VARIABLE = "QUEUEKEEPER_REDIS_URL"
 
 @dataclass(frozen=True, kw_only=True)
 class Environment:
-    """What a job gets from the process that started it; URLs hold passwords, so they are never arguments."""
+    """What a job gets from the process that started it; URLs hold passwords, so they are never arguments.
+
+    :param redis_url: empty for a job that has no use for it.
+    """
 
     postgres_url: str
     redis_url: str
@@ -35,11 +38,14 @@ def run(
     description: str | None,
     declare: Callable[[argparse.ArgumentParser], None],
     work: Callable[[dict[str, Any], Environment], dict[str, Any]],
+    *,
+    on_redis: bool = True,
 ) -> int:
     """Run a job and print its result as the last line.
 
     :param declare: adds the arguments.
     :param work: does the work and returns the result.
+    :param on_redis: false for a job that has no use for Redis.
     :returns: the exit code: 0, or that of the exception (``queuekeeper.errors``).
     """
     end_with_supervisor()
@@ -47,7 +53,10 @@ def run(
     declare(parser)
     arguments = vars(parser.parse_args())
     try:
-        result = work(arguments, Environment(postgres_url=_url(POSTGRES_VARIABLE), redis_url=_url(REDIS_VARIABLE)))
+        environment = Environment(
+            postgres_url=_url(POSTGRES_VARIABLE), redis_url=_url(REDIS_VARIABLE) if on_redis else ""
+        )
+        result = work(arguments, environment)
     except QueuekeeperError as error:
         # spark-submit sends both streams of a driver to its own output, in this order: JSON has to be the last line.
         print(f"error: {error}", file=sys.stderr, flush=True)

@@ -12,6 +12,7 @@ from typing import Any, Literal
 import psycopg
 from psycopg.types.json import Jsonb
 
+from queuekeeper import audit
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.model import (
     CohortPlan,
@@ -114,15 +115,10 @@ class QuarantineCount:
 
 @dataclass(frozen=True, kw_only=True)
 class DifferenceCount:
-    """How many differences are of one kind.
-
-    :param found: all of them.
-    :param listed: those of which the particulars were kept.
-    """
+    """How many differences are of one kind."""
 
     kind: str
     found: int
-    listed: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +256,11 @@ class MigrationLedger:
         :raises UsageError: when there is no such plan.
         :raises RefusedError: when the plan itself was refused.
         """
-        if self._row("approve", {"plan_id": plan_id, "approved_by": approved_by}) is None:
+        with self._transaction():
+            approved = self._row("approve", {"plan_id": plan_id, "approved_by": approved_by}) is not None
+            if approved:
+                self._audit(audit.Action.APPROVE, plan_id, actor=approved_by, effect={"kind": "session_migration"})
+        if not approved:
             plan = self.load_plan(plan_id)
             raise RefusedError(f"plan {plan_id} cannot be approved, it was refused: {plan.state_reason}; plan again")
 
@@ -298,6 +298,19 @@ class MigrationLedger:
         (messages_per_s,) = self._known(plan_id, self._row("throttle", {"plan_id": plan_id}))
         return None if messages_per_s is None else int(messages_per_s)
 
+    def rate_of_copy(self, plan_id: str) -> float | None:
+        """Return how many messages per second one running copy of a plan may write now, none for no limit.
+
+        The throttle is the plan's: copies that run at the same time, each with cohorts of its own, share it.
+
+        :raises UsageError: when there is no such plan.
+        """
+        throttle = self.throttle(plan_id)
+        if throttle is None:
+            return None
+        row = self._row("copies_running", {"class": lock_class(plan_id)})
+        return throttle / max(1, 0 if row is None else int(row[0]))
+
     # --- progress ----------------------------------------------------------------------------------------------
 
     def record_progress(self, *, plan_id: str, step: Step, part: str, done: int, total: int, at_ms: int) -> None:
@@ -332,10 +345,13 @@ class MigrationLedger:
 
     def save_copy_report(self, report: CopyReport) -> None:
         """Keep what one run of the copy did."""
-        self._row(
-            "save_copy_report",
-            {"plan_id": report.plan_id, "cohorts": list(report.cohorts), "report": Jsonb(asdict(report))},
-        )
+        with self._transaction():
+            self._row(
+                "save_copy_report",
+                {"plan_id": report.plan_id, "cohorts": list(report.cohorts), "report": Jsonb(asdict(report))},
+            )
+            effect = {"kind": "session_migration"} | audit.figures(asdict(report)) | {"cohorts": list(report.cohorts)}
+            self._audit(audit.Action.APPLY, report.plan_id, effect=effect)
 
     def copy_reports(self, plan_id: str) -> list[CopyReport]:
         """Return what the runs of the copy did, first to last."""
@@ -464,8 +480,8 @@ class MigrationLedger:
     ) -> int:
         """Put differences in place of what an earlier verification of these cohorts found.
 
-        :param rows: differences to list, of these cohorts only; they are streamed.
-        :param counts: cohort and kind -> how many there are, listed or not.
+        :param rows: differences of these cohorts only; they are streamed.
+        :param counts: cohort and kind -> how many there are.
         :returns: how many were written.
         :raises UsageError: when a row belongs to another cohort.
         """
@@ -493,7 +509,7 @@ class MigrationLedger:
         return written
 
     def differences(self, plan_id: str, *, limit: int | None = 1_000) -> list[Difference]:
-        """Return the listed differences, a cohort and a client at a time.
+        """Return differences, a cohort and a client at a time.
 
         :param limit: most to return; none for all.
         """
@@ -508,16 +524,18 @@ class MigrationLedger:
     def difference_counts(self, plan_id: str) -> list[DifferenceCount]:
         """Return how many differences the last verification found, by kind and most frequent first."""
         rows = self._rows("difference_counts", {"plan_id": plan_id})
-        return [DifferenceCount(kind=kind, found=found, listed=listed) for kind, found, listed in rows]
+        return [DifferenceCount(kind=kind, found=found) for kind, found in rows]
 
     # --- reports -----------------------------------------------------------------------------------------------
 
     def save_report(self, plan_id: str, *, html_path: str, json_path: str, sha256: str) -> int:
         """Remember where a report was written, and return its number."""
-        row = self._row(
-            "save_report",
-            {"plan_id": plan_id, "html_path": html_path, "json_path": json_path, "sha256": sha256},
-        )
+        with self._transaction():
+            row = self._row(
+                "save_report",
+                {"plan_id": plan_id, "html_path": html_path, "json_path": json_path, "sha256": sha256},
+            )
+            self._audit(audit.Action.REPORT, plan_id, effect={"kind": "session_migration"}, report_hash=sha256)
         assert row is not None  # an INSERT with RETURNING gives a row or raises
         return int(row[0])
 
@@ -577,6 +595,23 @@ class MigrationLedger:
     def _transaction(self) -> Iterator[psycopg.Cursor[tuple[Any, ...]]]:
         with translated_errors(self._connection), self._connection.transaction(), self._connection.cursor() as cursor:
             yield cursor
+
+    def _audit(
+        self,
+        action: audit.Action,
+        plan_id: str,
+        *,
+        effect: Mapping[str, Any],
+        actor: str | None = None,
+        report_hash: str | None = None,
+    ) -> None:
+        """Add an entry to the audit; what a plan does is done in the name of who agreed to it."""
+        if actor is None:
+            (approved_by, _) = self._row("approval", {"plan_id": plan_id}) or (None, None)
+            actor = approved_by or self._connection.info.user
+        audit.record(
+            self._connection, actor=actor, action=action, subject=plan_id, effect=effect, report_hash=report_hash
+        )
 
     def _rows(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         with translated_errors(self._connection):

@@ -25,6 +25,7 @@ from queuekeeper.migration.model import (
     code_version,
     plan_id,
 )
+from queuekeeper.migration.progress import warn
 from queuekeeper.migration.source import (
     MESSAGE_COLUMNS,
     MESSAGES,
@@ -37,8 +38,8 @@ from queuekeeper.migration.source import (
 from queuekeeper.migration.spark import our_errors
 from queuekeeper.postgres import Connection, migrate, statement
 from queuekeeper.postgres import connect as connect_postgres
+from queuekeeper.redis_client import clocks_ms, shards
 from queuekeeper.redis_client import connect as connect_redis
-from queuekeeper.redis_client import shards
 
 # All that the plan needs of a message: PostgreSQL measures the payload instead of sending it.
 PLANNED_COLUMNS = {name: kind for name, kind in MESSAGE_COLUMNS.items() if name != "payload"} | {"payload_bytes": "int"}
@@ -56,21 +57,23 @@ def plan_migration(
     redis_url: str,
     parameters: MigrationParameters,
     run_id: str | None,
-    now_ms: int,
+    now_ms: int | None = None,
 ) -> MigrationPlan:
     """Count what a migration would do and put the plan and its quarantine on record.
 
     :param run_id: who asks, so that a later step finds the plan.
-    :param now_ms: instant at which a message is live or expired.
+    :param now_ms: instant at which a message is live or expired; by the target's clock when absent. A clock of this
+        machine's that is fast would take living messages for dead ones.
     :returns: the plan; the one on record when it is already being carried out.
     :raises RefusedError: when the source or the target is not fit, or the plan breaks a limit; a broken limit is on
         record as a refused plan.
     :raises UsageError: when a cohort does not exist.
     """
-    client = connect_redis(redis_url)
-    with connect_postgres(postgres_url, autocommit=True) as connection:
+    with connect_redis(redis_url) as client, connect_postgres(postgres_url, autocommit=True) as connection:
         preflight.check_source(connection)
         preflight.check_target(client)
+        # A message that only some masters take for dead is copied, and left out by the one that it comes to.
+        as_of_ms = min(clocks_ms(client)) if now_ms is None else now_ms
         cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=shards(client))
         chosen = keyspace.parse_cohorts(parameters.cohorts, count=len(cohorts))
         migrate(connection)
@@ -86,7 +89,7 @@ def plan_migration(
                 source.read(SESSIONS, SESSION_COLUMNS),
             )
             judged = _measured(
-                transforms.classify(source.partitioned(rows_frame), parameters=parameters, as_of_ms=now_ms),
+                transforms.classify(source.partitioned(rows_frame), parameters=parameters, as_of_ms=as_of_ms),
                 prefix=parameters.key_prefix,
             ).persist(StorageLevel.DISK_ONLY)
             try:
@@ -96,7 +99,7 @@ def plan_migration(
                     parameters=parameters,
                     source_fingerprint=fingerprint,
                     code_version=code_version(),
-                    as_of_ms=now_ms,
+                    as_of_ms=as_of_ms,
                     cohorts=tuple(_cohort_plan(cohort, found.get(cohort.cohort)) for cohort in cohorts),
                     chosen=tuple(chosen),
                 )
@@ -112,7 +115,8 @@ def plan_migration(
                     try:
                         if refusal:
                             raise RefusedError(refusal)
-                        preflight.check_target(client, forecast_bytes=plan.total("forecast_bytes"))
+                        forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
+                        warn(preflight.check_target(client, forecast_bytes=forecast))
                     except RefusedError as error:
                         ledger.set_plan_state(plan.plan_id, PlanState.REFUSED, str(error))
                         raise

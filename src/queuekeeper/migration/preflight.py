@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import humanize
 
 from queuekeeper.errors import RefusedError, SchemaMismatch
+from queuekeeper.migration.model import CohortPlan
 from queuekeeper.postgres import Connection, address, statement, translated_errors
-from queuekeeper.redis_client import RedisClient, ServerFacts, facts, unfit
+from queuekeeper.redis_client import RedisClient, ServerFacts, facts, shards, unfit
 
 MEMORY_SHARE = 0.9
 """Share of a server's memory that forecast and present use may take together; the rest is for clients and buffers."""
@@ -131,7 +132,8 @@ def source_fingerprint(connection: Connection) -> str:
     Reads both tables whole. VACUUM, CLUSTER and a restore of the same rows in another order change nothing, as long as
     server and database stay the same.
     """
-    with translated_errors(connection, missing=_WRONG_SOURCE):
+    with translated_errors(connection, missing=_WRONG_SOURCE), connection.transaction():
+        connection.execute(statement("queuekeeper/queries/allow_long_statements"))
         row = connection.execute(statement("sessions/source_fingerprint")).fetchone()
     assert row is not None  # an aggregate always gives a row
     system_identifier, database, messages, messages_hash, sessions, sessions_hash = row
@@ -143,39 +145,56 @@ def source_fingerprint(connection: Connection) -> str:
     )
 
 
-def check_target(client: RedisClient, *, forecast_bytes: int | Mapping[str, int] | None = None) -> tuple[str, ...]:
+def check_target(client: RedisClient, *, forecast_bytes: Mapping[str, int] | None = None) -> tuple[str, ...]:
     """Check that every master keeps what it is given and has room for it.
 
-    :param forecast_bytes: memory that the copy will take: in all, spread evenly over the masters, or for each master by
-        its ``host:port``. None leaves memory unchecked. What an earlier run has copied is in use already: leave it out.
+    :param forecast_bytes: memory that the copy will take of each master, by its ``host:port``; see
+        :func:`forecast_by_master`. None leaves memory unchecked.
     :returns: warnings, for things that are risky but not wrong.
     :raises RefusedError: naming every problem and the command that mends it.
     """
     servers = facts(client)
-    problems: list[str] = []
-    warnings: list[str] = []
-    for server in servers:
-        problems += server_problems(server)
-        if not server.aof_enabled:
-            warnings.append(
-                f"Redis at {server.address} keeps no append-only file, so a crash loses what was copied: "
-                "CONFIG SET appendonly yes"
-            )
+    problems = [problem for server in servers for problem in server_problems(server)]
+    warnings = [warning for server in servers for warning in server_warnings(server)]
     if forecast_bytes is not None and not problems:
-        if isinstance(forecast_bytes, Mapping):
-            forecast = dict(forecast_bytes)
-        else:
-            forecast = {server.address: -(-forecast_bytes // len(servers)) for server in servers}
-        problems = _memory_problems(servers, forecast)
+        problems = _memory_problems(servers, forecast_bytes)
         warnings += [
             f"Redis at {server.address} has no maxmemory and does not say how much memory its host has: "
-            f"make sure that {humanize.naturalsize(forecast.get(server.address, 0), binary=True)} more fit"
+            f"make sure that {_bytes(forecast_bytes.get(server.address, 0))} more fit"
             for server in servers
             if not server.maxmemory_bytes and not server.total_system_memory_bytes
         ]
     if problems:
         raise RefusedError("; ".join(problems))
     return tuple(warnings)
+
+
+def forecast_by_master(client: RedisClient, cohorts: Iterable[CohortPlan]) -> dict[str, int]:
+    """Share the forecast out over the masters that hold the cohorts' hash slots now.
+
+    :param cohorts: those that are yet to be copied: what an earlier run has copied is in use already.
+    :returns: ``host:port`` -> bytes. A cohort whose slots have been spread since its plan counts where its slots are.
+    """
+    forecast: dict[str, int] = {}
+    waiting = list(cohorts)
+    for first, last, where in shards(client):
+        for cohort in waiting:
+            here = min(last, cohort.slot_last) - max(first, cohort.slot_first) + 1
+            if here > 0:
+                share = -(-cohort.forecast_bytes * here // (cohort.slot_last - cohort.slot_first + 1))
+                forecast[where] = forecast.get(where, 0) + share
+    return forecast
+
+
+def server_warnings(server: ServerFacts) -> list[str]:
+    """Return what makes a server a risky target, each with its remedy."""
+    warnings = []
+    if not server.aof_enabled:
+        warnings.append(
+            f"Redis at {server.address} keeps no append-only file, so a crash loses what was copied: "
+            "CONFIG SET appendonly yes"
+        )
+    return warnings
 
 
 def server_problems(server: ServerFacts) -> list[str]:
@@ -189,7 +208,7 @@ def server_problems(server: ServerFacts) -> list[str]:
     return problems
 
 
-def _memory_problems(servers: list[ServerFacts], forecast: dict[str, int]) -> list[str]:
+def _memory_problems(servers: list[ServerFacts], forecast: Mapping[str, int]) -> list[str]:
     """Compare each master with its limit; masters without one share the memory of their host."""
     problems = [
         f"the forecast names {name}, which is no master of this Redis: plan again"
@@ -219,7 +238,7 @@ def _memory_problems(servers: list[ServerFacts], forecast: dict[str, int]) -> li
     return problems
 
 
-def _use(server: ServerFacts, forecast: dict[str, int]) -> str:
+def _use(server: ServerFacts, forecast: Mapping[str, int]) -> str:
     return f"{_bytes(server.used_memory_bytes)} in use and a forecast of {_bytes(forecast.get(server.address, 0))}"
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 
 from queuekeeper.clock import Clock
@@ -21,6 +21,12 @@ def line(step: str, *, done: int, total: int, rate: float) -> str:
     share = 100 * done // total if total else 100
     text = f"{step} {done:,}/{total:,} messages ({share} %), {rate:,.0f}/s"
     return f"{text}, {(total - done) / rate:,.0f} s left" if rate > 0 and done < total else text
+
+
+def warn(warnings: Iterable[str]) -> None:
+    """Print what is risky but not wrong, before the work begins."""
+    for warning in warnings:
+        print(f"warning: {warning}", flush=True)
 
 
 @contextmanager

@@ -398,7 +398,6 @@ def summarise_differences(
     """
     return Differences(
         total=max(total, sum(count.found for count in counts)),
-        listed=sum(count.listed for count in counts),
         by_kind={count.kind: count.found for count in counts},
         shown=tuple(
             DifferenceLine(

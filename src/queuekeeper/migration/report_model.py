@@ -113,13 +113,11 @@ class Differences:
     """Where source and target differ.
 
     :param total: all of them.
-    :param listed: those of which ``queuekeeper.differences`` has the particulars.
     :param by_kind: all of them, most frequent first.
-    :param shown: the first ones.
+    :param shown: the first ones; table ``queuekeeper.differences`` has them all.
     """
 
     total: int
-    listed: int
     by_kind: dict[str, int]
     shown: tuple[DifferenceLine, ...]
 

@@ -9,14 +9,12 @@ from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
-from psycopg.conninfo import conninfo_to_dict
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
-from pyspark.sql.types import IntegerType, StructType
+from pyspark.sql.types import IntegerType
 
-from queuekeeper.errors import ServerUnavailable
 from queuekeeper.keyspace import Cohort, client_slot
+from queuekeeper.migration.slices import SliceReader, export_snapshot, register
 from queuekeeper.postgres import Connection, connect
 
 MESSAGES = "device_publish_msg"
@@ -45,7 +43,6 @@ SESSION_COLUMNS = {
     "last_serial_number": "bigint",
     "last_packet_id": "int",
 }
-_SLICE_BYTES = 32 * 1024 * 1024
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,64 +109,15 @@ def _labels(spark: SparkSession, count: int) -> list[int]:
     return [found[part] for part in range(count)]
 
 
-class _Slice(InputPartition):
-    def __init__(self, first: int | None, last: int | None) -> None:
-        super().__init__(None)
-        self.first = first
-        self.last = last
-
-
-class _Reader(DataSourceReader):
-    """Reads one table in slices of its physical blocks: one pass over the table in all, whatever its indexes."""
+class _Reader(SliceReader):
+    """Adds to each row where its client belongs, and leaves out the rows of cohorts that are not wanted."""
 
     def __init__(self, url: str, options: dict[str, str]) -> None:
-        self.url = url
-        self.table = options["table"]
-        self.expressions: list[str] = json.loads(options["expressions"])
-        self.snapshot = options["snapshot"]
+        super().__init__(url, options)
         self.slot_firsts: list[int] = json.loads(options["slot_firsts"])
         self.labels: list[int] = json.loads(options["labels"])
 
-    def partitions(self) -> Sequence[InputPartition]:
-        with connect(self.url, autocommit=True) as connection:
-            row = connection.execute(
-                "SELECT relkind = 'r', pg_relation_size(oid) / current_setting('block_size')::int,"
-                " pg_table_size(oid) FROM pg_class WHERE oid = %s::regclass",
-                (self.table,),
-            ).fetchone()
-        assert row is not None
-        plain, blocks, size_bytes = row
-        if not plain:  # a view or a partitioned table has no blocks of its own
-            return [_Slice(None, None)]
-        count = max(1, min(int(blocks), int(size_bytes) // _SLICE_BYTES + 1))
-        edges = [int(blocks) * index // count for index in range(count)]
-        # The last slice has no end: blocks may be added until the snapshot is taken up.
-        return [_Slice(edge, edges[index + 1] if index + 1 < count else None) for index, edge in enumerate(edges)]
-
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - only executors need the driver
-
-        assert isinstance(partition, _Slice)
-        where = []
-        if partition.first is not None:
-            where.append(f"ctid >= '({partition.first},0)'::tid")
-        if partition.last is not None:
-            where.append(f"ctid < '({partition.last},0)'::tid")
-        condition = f" WHERE {' AND '.join(where)}" if where else ""
-        query = f"SELECT {', '.join(self.expressions)} FROM {self.table}{condition}"  # noqa: S608 - our own constants
-        with (
-            _told_in_words(self.url),
-            adbc_driver_postgresql.dbapi.connect(self.url, autocommit=True) as connection,
-            connection.cursor() as cursor,
-        ):
-            cursor.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-            cursor.execute(f"SET TRANSACTION SNAPSHOT '{self.snapshot}'")
-            cursor.execute("SET LOCAL timezone = 'UTC'")
-            cursor.execute(query)
-            for batch in cursor.fetch_record_batch():
-                yield from self._place(batch)
-
-    def _place(self, batch: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
+    def shape(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Add slot, cohort and task to a batch and drop the rows of cohorts that are not wanted."""
         encoded = batch.column("client_id").dictionary_encode()
         names = encoded.dictionary.to_pylist()
@@ -183,26 +131,7 @@ class _Reader(DataSourceReader):
         keep = tasks[index] >= 0
         if not keep.all():
             placed = placed.filter(pa.array(keep))
-        # The Arrow schema that Spark declared has no metadata and no "not null".
-        yield pa.RecordBatch.from_arrays(placed.columns, names=placed.schema.names)
-
-
-@contextmanager
-def _told_in_words(url: str) -> Iterator[None]:
-    """Say what to do when the server goes away while it is read, as connections of :mod:`queuekeeper.postgres` do."""
-    import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - only executors need the driver
-
-    try:
-        yield
-    except (OSError, adbc_driver_postgresql.dbapi.OperationalError) as error:  # a broken fetch is an OSError
-        parameters = conninfo_to_dict(url)
-        text = " ".join(str(error).split())
-        if parameters.get("password"):
-            text = text.replace(str(parameters["password"]), "***")
-        raise ServerUnavailable(
-            f"PostgreSQL at {parameters.get('host') or 'localhost'}:{parameters.get('port') or 5432} broke the "
-            f"connection while it was read: {text}; try again when it is up"
-        ) from None
+        return super().shape(placed)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -250,40 +179,15 @@ def open_source(spark: SparkSession, *, postgres_url: str, placement: Layout) ->
 
     :param placement: see :func:`layout`.
     """
-
-    class PostgresArrow(DataSource):
-        # A class of its own per call: it travels to the workers by value, and with it the URL, which so appears in
-        # no option, plan or log.
-        url = postgres_url
-
-        @classmethod
-        def name(cls) -> str:
-            return "queuekeeper_postgres"
-
-        def schema(self) -> StructType | str:
-            raise ValueError("the columns to read must be given")
-
-        def reader(self, schema: StructType) -> DataSourceReader:
-            del schema
-            return _Reader(type(self).url, dict(self.options))
-
-    spark.dataSource.register(PostgresArrow)
+    reader = register(spark, name="sessions", postgres_url=postgres_url, reader_class=_Reader)
     with connect(postgres_url) as connection:
         yield Source(
             spark=spark,
             connection=connection,
-            format=PostgresArrow.name(),
+            format=reader,
             snapshot=export_snapshot(connection),
             layout=placement,
         )
-
-
-def export_snapshot(connection: Connection) -> str:
-    """Begin a read-only transaction and return the name under which others can share its view."""
-    connection.execute("SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY")
-    row = connection.execute("SELECT pg_export_snapshot()").fetchone()
-    assert row is not None
-    return str(row[0])
 
 
 def task_count(spark: SparkSession, *, rows: int) -> int:

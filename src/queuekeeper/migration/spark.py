@@ -16,10 +16,13 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from queuekeeper import errors
+from queuekeeper.config import DRIVER_JAVA_OPTIONS
 
 SUPERVISOR_VARIABLE = "QUEUEKEEPER_SUPERVISOR_PID"
 
 _SETTINGS = {
+    # Without effect under spark-submit, whose JVM runs already: the Airflow operator passes it there.
+    "spark.driver.extraJavaOptions": DRIVER_JAVA_OPTIONS,
     "spark.sql.session.timeZone": "UTC",
     # Base64 in lines of 76 characters would not be what TBMQ's reader expects.
     "spark.sql.chunkBase64String.enabled": "false",

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from queuekeeper import lua
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.redis_client import RedisClient, address_of, nodes, redis_errors
+from queuekeeper.redis_client import RedisClient, address_of, clocks_ms, redis_errors
 
 SCHEMA = pa.schema(
     [
@@ -115,7 +115,7 @@ class TargetReader:
                     references = references[trip:]
         yield from self._messages(references, clients)
         # After the messages: whatever of them had expired when it was looked for has expired by this instant.
-        rows.columns["read_at_ms"] = [self._now_ms()] * len(names)
+        rows.columns["read_at_ms"] = [max(clocks_ms(self._client))] * len(names)
         yield rows.batch()
 
     def _messages(
@@ -155,14 +155,6 @@ class TargetReader:
                 pipe.execute_command(*command)
             answers: list[Any] = pipe.execute()
             return answers
-
-    def _now_ms(self) -> int:
-        instants = []
-        for address, node in nodes(self._client):
-            with redis_errors(address):
-                seconds, microseconds = node.time()
-                instants.append(seconds * 1000 + microseconds // 1000)
-        return max(instants)
 
 
 def _pairs(page: list[Any]) -> list[tuple[bytes, float]]:

@@ -59,8 +59,6 @@ _STORED = (
     "retained boolean, userProperties struct<props: array<struct<k: string, v: string>>>, msgExpiryInterval bigint, "
     "payloadFormatIndicator int, contentType string, responseTopic string, correlationData string"
 )
-LISTED_DIFFERENCES = 100_000
-"""Differences put on record one by one; all of them are counted."""
 
 
 def verify_migration(
@@ -83,13 +81,15 @@ def verify_migration(
         ledger = MigrationLedger(connection)
         plan = ledger.load_plan(plan_id)
         wanted = plan.choose(cohorts)
-        check_plan_is_current(connection, plan)
         total = plan.total_of(wanted, "to_copy")
         placement = layout(
             spark, cohorts=plan.cohorts, wanted=wanted, tasks=task_count(spark, rows=plan.total_of(wanted, "messages"))
         )
         names = [f"{group[0]:05d}-{group[-1]:05d}" for group in placement.groups]
         totals = [plan.total_of(group, "to_copy") for group in placement.groups]
+        source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
+        # In the very snapshot that is compared: what comes later is not in it.
+        check_plan_is_current(source.connection, plan)
         ledger.clear_progress(plan_id, "verify")
         prefix = plan.parameters.key_prefix
 
@@ -103,7 +103,6 @@ def verify_migration(
             )  # fmt: skip
 
         with (
-            open_source(spark, postgres_url=postgres_url, placement=placement) as source,
             reported(postgres_url, plan_id=plan_id, step="verify", parts=names, total=total, clock=clock),
             our_errors(),
         ):
@@ -126,7 +125,7 @@ def verify_migration(
                         expected=row["difference"]["expected"],
                         found=row["difference"]["found"],
                     )
-                    for row in differing.limit(LISTED_DIFFERENCES).toLocalIterator()
+                    for row in differing.toLocalIterator()
                 )
                 ledger.replace_differences(plan_id, wanted, differences, counts=_counts(differing))
             finally:

@@ -49,7 +49,7 @@ class Store(StrEnum):
 
 
 class Area(StrEnum):
-    """What a check is about; those of areas that are still to come do not run yet."""
+    """What a check is about."""
 
     SESSIONS = "sessions"
     SERVERS = "servers"
@@ -60,18 +60,17 @@ class Area(StrEnum):
     PARTITIONS = "partitions"
 
 
-AREAS_TODAY = frozenset({Area.SESSIONS, Area.SERVERS, Area.MIGRATION})
-
-
 @dataclass(frozen=True, kw_only=True)
 class Remedy:
     """A DAG that mends what a check found.
 
     :param conf: its form; a value in braces is filled in by the run that found the fault.
+    :param connections: fields of its form that name connections.
     """
 
     dag_id: str
     conf: Mapping[str, Any] = field(default_factory=dict)
+    connections: tuple[str, ...] = ("postgres_conn_id", "redis_conn_id")
 
     @property
     def name(self) -> str:
@@ -113,6 +112,21 @@ CLEANUP = Remedy(
 )
 
 
+PARTITIONS = Remedy(dag_id="partition_maintenance", conf={"dry_run": True}, connections=("postgres_conn_id",))
+UPKEEP = Remedy(dag_id="event_upkeep", conf={"dry_run": True}, connections=("postgres_conn_id",))
+
+COLLECTION = Remedy(dag_id="compacted_queue_gc", conf={"key_prefix": "{key_prefix}", "dry_run": True})
+FANOUT = Remedy(dag_id="fanout_repair", conf={"key_prefix": "{key_prefix}", "dry_run": True})
+
+COMMANDS: Mapping[str, str] = {
+    "Q23": "compacted repair CLIENT --dry-run",
+    "Q31": "events mend reenqueue_events --dry-run",
+    "Q32": "events mend quarantine_subscription --dry-run",
+    "Q33": "events mend freeze_partition --dry-run",
+}
+"""Number of a check -> command of ``queuekeeper`` that mends what it finds, where it is not a DAG's form."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Check:
     """One way in which a queue can be wrong.
@@ -143,11 +157,6 @@ class Check:
     def severity(self) -> Severity:
         """Severity of its worst finding."""
         return self.priority.severity
-
-    @property
-    def runs_today(self) -> bool:
-        """False when the queues that it is about come with a later release."""
-        return self.area in AREAS_TODAY
 
     def priority_of(self, severity: Severity) -> Priority:
         """Return the priority of a finding of this severity."""
@@ -295,58 +304,77 @@ _ALL = (
         advice="Ask whose messages these are; the clean-up removes keys of sessions that do not return.",
     ),
     Check(
-        id="Q23", title="Compaction", stores=_BOTH, priority=Priority.P1, milder=Priority.P2, area=Area.COMPACTED,
-        computation="One live sequence number for each client and key; index and payload belong to each other.",
-        cost="count distinct against count", advice="Compact again.",
+        id="Q23", title="Compaction", stores=_REDIS, priority=Priority.P1, milder=Priority.P2, area=Area.COMPACTED,
+        computation="One value with one sequence number for each key, and none beside; acknowledged, sent and given "
+        "out follow each other, and the cursor never comes back without a rewind.",
+        cost="each key of the queue once, by pages of 200",
+        advice="Repair the queue: `queuekeeper compacted repair` says first what it would do.",
     ),
     Check(
-        id="Q24", title="Retention", stores=_BOTH, priority=Priority.P2, area=Area.COMPACTED,
-        computation="The oldest message is no older than retention plus interval, and the collector ran lately.",
-        cost="one minimum per cohort", advice="Run the collector.",
+        id="Q24", title="Retention", stores=_REDIS, priority=Priority.P2, area=Area.COMPACTED,
+        computation="No message is kept for longer than retention and interval, the collector knows of each queue and "
+        "has finished lately.",
+        cost="one page of 200 per queue, as a rule", remedy=COLLECTION,
+        advice="Run the collector and see why it stopped; `queuekeeper compacted gc-rebuild` registers queues that it "
+        "does not know of.",
     ),
     Check(
         id="Q25", title="List and hash", stores=_REDIS, priority=Priority.P0, milder=Priority.P2, area=Area.FANOUT,
-        computation="Each id of a consumer's list has its message, and each message is in a list.",
-        cost="lists by pages", advice="Rebuild the lists.",
+        computation="Each id that a consumer has is of a message that is there, each message is owed as many "
+        "acknowledgements as consumers have it, and each consumer looks after what waits for it.",
+        cost="each id of the queue a few times, by pages of 1,000", remedy=FANOUT, milder_remedy=FANOUT,
+        advice="Find out who else writes to these keys, or whether a server lost writes; the repair says first what it "
+        "would do. A consumer that died is removed by a run that is asked to.",
     ),
     Check(
         id="Q26", title="Lock without TTL", stores=_REDIS, priority=Priority.P1, area=Area.FANOUT,
-        computation="Each lock expires; one that does not was left by a crash.",
-        cost="one PTTL per lock", advice="Release the lock once its owner is known to be gone.",
+        computation="Each lease has a token and ends within a day, and one that has run out is taken back.",
+        cost="one look per consumer", remedy=FANOUT,
+        advice="The repair takes back what has run out or cannot be ended; let the one that is still held end, or "
+        "unregister its consumer.",
     ),
     Check(
-        id="Q27", title="Partition coverage", stores=_POSTGRES, priority=Priority.P0, area=Area.PARTITIONS,
-        computation="Partitions cover the days to come without gap or overlap.",
-        cost="catalogue only", advice="Make the missing partitions.",
+        id="Q27", title="Partition coverage", stores=_POSTGRES, priority=Priority.P0, milder=Priority.P1,
+        area=Area.PARTITIONS,
+        computation="Partitions reach an interval beyond the present, without gaps, and as far as the policy asks.",
+        cost="catalogue only", remedy=PARTITIONS, milder_remedy=PARTITIONS,
+        advice="Make the missing partitions, and see why maintenance did not.",
     ),
     Check(
         id="Q28", title="Default partition", stores=_POSTGRES, priority=Priority.P1, area=Area.PARTITIONS,
-        computation="The default partition is empty.",
-        cost="one row", advice="Move its rows to partitions of their own.",
+        computation="The default partition is empty, and so is the one behind the head-room.",
+        cost="one row per such partition", remedy=PARTITIONS,
+        advice="Move the rows to partitions of their own.",
     ),
     Check(
         id="Q29", title="Pending detach", stores=_POSTGRES, priority=Priority.P1, area=Area.PARTITIONS,
-        computation="No partition waits for the end of its detachment.",
-        cost="catalogue only", advice="Finish the detachment.",
+        computation="No partition waits for the end of its detachment, unless a session is at it.",
+        cost="catalogue only", remedy=PARTITIONS, advice="Finish the detachment.",
     ),
     Check(
-        id="Q30", title="Retention against cursors", stores=_POSTGRES, priority=Priority.P0, area=Area.EVENTS,
-        computation="The slowest consumer is not older than the oldest partition.",
-        cost="one join", advice="Stop the retention, then replay.",
+        id="Q30", title="Retention against cursors", stores=_POSTGRES, priority=Priority.P0, milder=Priority.P1,
+        area=Area.EVENTS,
+        computation="No group's cursor stands before the oldest partition, and none leaves events unread for a day.",
+        cost="one look along the primary key per group",
+        advice="Stop what drops partitions past consumers; publish again what the group has missed. Of a group that "
+        "nobody reads any more, remove the subscriptions.",
     ),
     Check(
         id="Q31", title="Event never dispatched", stores=_POSTGRES, priority=Priority.P0, area=Area.EVENTS,
-        computation="Each stored event is waiting or was dispatched; after a crash the waiting list may be empty.",
-        cost="an anti-join over the newest partitions", advice="Put the events into the waiting list again.",
+        computation="Each stored event is in a dispatch, is due again, or a poll will still find it.",
+        cost="an anti-join over the partitions that are kept", remedy=UPKEEP,
+        advice="Have the events dispatched again.",
     ),
     Check(
         id="Q32", title="Subscription condition", stores=_POSTGRES, priority=Priority.P0, area=Area.EVENTS,
-        computation="Polling goes on, and each condition can be evaluated in a read-only trial.",
-        cost="one row per condition", advice="Put the subscription into quarantine: it stops all others.",
+        computation="Polling goes on, each condition can be evaluated on the latest events, and none is in quarantine.",
+        cost="a hundred events per distinct condition",
+        advice="See that `queuekeeper events dispatch` runs. Put what fails into quarantine, mend the condition, then "
+        "release the subscription.",
     ),
     Check(
         id="Q33", title="Wraparound", stores=_POSTGRES, priority=Priority.P1, area=Area.EVENTS,
-        computation="Tables without autovacuum are far from transaction id wraparound.",
+        computation="Partitions and the broker's tables are far from the wraparound of transaction ids.",
         cost="catalogue only", advice="Freeze the tables.",
     ),
     Check(

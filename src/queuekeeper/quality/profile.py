@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 
@@ -29,7 +29,7 @@ from queuekeeper.quality.profile_model import TURNS, ProfileParameters, ProfileR
 from queuekeeper.quality.profile_preflight import check_profiled
 from queuekeeper.quality.profile_tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
 from queuekeeper.quality.queue_reader import QueueReader
-from queuekeeper.redis_client import RedisClient, nodes, read_url, redis_errors, shards
+from queuekeeper.redis_client import RedisClient, clocks_ms, nodes, read_url, redis_errors, shards
 from queuekeeper.redis_client import connect as connect_redis
 
 Batches = Iterator[pa.RecordBatch]
@@ -85,7 +85,7 @@ def profile_redis(
         cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=shards(client))
         profile = _begin(
             spark, connection, cohorts=cohorts, store="redis", parameters=parameters, postgres_url=postgres_url,
-            now_ms=now_ms, as_of_ms=_clock_of(client), profile_id=profile_id, parquet_dir=parquet_dir, key=key,
+            now_ms=now_ms, as_of_ms=max(clocks_ms(client)), profile_id=profile_id, parquet_dir=parquet_dir, key=key,
             target=redis_target(redis_url, key_prefix=parameters.key_prefix),
         )  # fmt: skip
         masters = tuple(name for name, _ in nodes(client))
@@ -93,8 +93,8 @@ def profile_redis(
         placement = layout(
             spark, cohorts=cohorts, wanted=profile.wanted, tasks=task_count(spark, rows=int(_keys_in(client) * share))
         )
-        rows = _redis_queues(profile, placement, redis_url=redis_url, masters=masters)
-        return _record(connection, profile, placement=placement, rows=rows, started=started)
+        found, read = _redis_queues(profile, placement, redis_url=redis_url, masters=masters)
+        return _record(connection, profile, placement=placement, found=found, read=read, started=started)
 
 
 def profile_postgres(
@@ -133,8 +133,9 @@ def profile_postgres(
             queues = postgres_queues.queues(source, parameters=parameters, as_of_ms=now_ms, shards=profile.shards)
             hours = postgres_queues.hours(source, parameters=parameters, as_of_ms=now_ms)
             return _record(
-                connection, profile, placement=placement, rows=_named(profile, queues), hours=hours, started=started
-            )
+                connection, profile, placement=placement, found=queues, read=_named(profile), hours=hours,
+                started=started,
+            )  # fmt: skip
 
 
 def redis_target(redis_url: str, *, key_prefix: str) -> str:
@@ -193,12 +194,14 @@ def _record(
     *,
     started: float,
     placement: Layout,
-    rows: DataFrame,
+    found: DataFrame,
+    read: Callable[[Batches], Batches],
     hours: DataFrame | None = None,
 ) -> ProfileReport:
     """Write the rows where they are computed, then the sums.
 
-    :param rows: columns of :data:`queuekeeper.quality.profile_tables.ROWS`, partitioned by task.
+    :param found: what there is to read, partitioned by task.
+    :param read: makes of it columns of :data:`queuekeeper.quality.profile_tables.ROWS`, in a task.
     :param hours: when messages expire, where the rows do not say it.
     """
     parquet = f"{profile.parquet_dir}/{profile.profile_id}" if profile.parquet_dir else None
@@ -207,18 +210,22 @@ def _record(
     def store(batches: Batches) -> Batches:
         yield from _stored(batches, postgres_url=postgres_url, profile_id=profile_id, cohorts=groups[_part()])
 
+    def read_and_store(batches: Batches) -> Batches:
+        yield from store(read(batches))
+
     with our_errors(), ExitStack() as stack:
         if parquet:
-            rows = rows.persist(StorageLevel.DISK_ONLY)
+            rows = found.mapInArrow(read, SPARK_ROWS).persist(StorageLevel.DISK_ONLY)
             stack.callback(rows.unpersist)
-        stored = rows.mapInArrow(store, SPARK_HOURS)
-        found = _summed(stored)
-        if hours is not None:
-            found = _summed(hours)
-        if parquet:
+            sums = _summed(rows.mapInArrow(store, SPARK_HOURS))
             rows.drop("hours").write.mode("overwrite").parquet(parquet)
+        else:
+            # Rows of so many columns do not go through Spark where only the database wants them.
+            sums = _summed(found.mapInArrow(read_and_store, SPARK_HOURS))
+        if hours is not None:
+            sums = _summed(hours)
     totals = ProfileTables(connection).finish(
-        profile.profile_id, shards=profile.shards, hours=found, keep_profiles=profile.parameters.keep_profiles
+        profile.profile_id, shards=profile.shards, hours=sums, keep_profiles=profile.parameters.keep_profiles
     )
     return ProfileReport(
         profile_id=profile.profile_id,
@@ -271,15 +278,6 @@ def _stored(batches: Batches, *, postgres_url: str, profile_id: str, cohorts: Se
 # --- Redis ----------------------------------------------------------------------------------------------------
 
 
-def _clock_of(client: RedisClient) -> int:
-    instants = []
-    for name, node in nodes(client):
-        with redis_errors(name):
-            seconds, microseconds = node.time()
-            instants.append(seconds * 1000 + microseconds // 1000)
-    return max(instants)
-
-
 def _keys_in(client: RedisClient) -> int:
     total = 0
     for name, node in nodes(client):
@@ -295,7 +293,10 @@ def _pace(profile: _Profile, *, tasks: int) -> Pace:
     return Pace(lambda: share)
 
 
-def _redis_queues(profile: _Profile, placement: Layout, *, redis_url: str, masters: tuple[str, ...]) -> DataFrame:
+def _redis_queues(
+    profile: _Profile, placement: Layout, *, redis_url: str, masters: tuple[str, ...]
+) -> tuple[DataFrame, Callable[[Batches], Batches]]:
+    """Return what SCAN sees, sorted out by task, and what reads the queues of a task."""
     parameters, shard_of, secret = profile.parameters, profile.shards, profile.hash_key
     slot_firsts, labels = placement.slot_firsts, placement.labels
     scan_pace, read_pace = _pace(profile, tasks=len(masters)), _pace(profile, tasks=placement.tasks)
@@ -311,15 +312,15 @@ def _redis_queues(profile: _Profile, placement: Layout, *, redis_url: str, maste
         for batch in batches:
             for master in batch.column("id").to_pylist():
                 with connect_redis(redis_url) as client:
-                    yield from scanner.read(_master(client, masters[master]), masters[master])
+                    yield from scan.packed(scanner.read(_master(client, masters[master]), masters[master]))
 
     def read(batches: Batches) -> Batches:
         with connect_redis(redis_url) as client:
             reader = QueueReader(client, parameters=parameters, shards=shard_of, hash_key=secret, pace=read_pace)
-            yield from reader.read(batches)
+            yield from reader.read(scan.unpacked(batches))
 
-    found = profile.spark.range(0, len(masters), 1, len(masters)).mapInArrow(find, scan.SPARK_SCHEMA)
-    return found.repartition(placement.tasks, "task").sortWithinPartitions("client_id").mapInArrow(read, SPARK_ROWS)
+    found = profile.spark.range(0, len(masters), 1, len(masters)).mapInArrow(find, scan.SPARK_PACKED)
+    return found.repartition(placement.tasks, "task"), read
 
 
 def _master(client: RedisClient, name: str) -> redis.Redis:
@@ -332,8 +333,8 @@ def _master(client: RedisClient, name: str) -> redis.Redis:
 # --- PostgreSQL -----------------------------------------------------------------------------------------------
 
 
-def _named(profile: _Profile, queues: DataFrame) -> DataFrame:
-    """Add the clients' names in reports."""
+def _named(profile: _Profile) -> Callable[[Batches], Batches]:
+    """Return what adds the clients' names in reports."""
     secret = profile.hash_key
 
     def name(batches: Batches) -> Batches:
@@ -342,4 +343,4 @@ def _named(profile: _Profile, queues: DataFrame) -> DataFrame:
             place = batch.schema.get_field_index("client_hash")
             yield batch.set_column(place, "client_hash", pa.array(hashes, pa.string()))
 
-    return queues.mapInArrow(name, SPARK_ROWS)
+    return name

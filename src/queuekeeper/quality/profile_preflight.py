@@ -66,7 +66,9 @@ def _probes(parameters: ProfileParameters) -> list[_Probe]:
         probes.append(_Probe(command=("GET", payload), rule="+get"))
     script = lua.load("quality/profile_messages")
     probes.append(_Probe(command=("SCRIPT", "LOAD", script.source), rule="+script|load"))
-    probes.append(_Probe(command=lua.command(script, [payload], ("refused",)), rule=f"+evalsha ~{prefix}*"))
+    probes.append(
+        _Probe(command=lua.command(script, [keys.messages, payload], ("refused",)), rule=f"+evalsha ~{prefix}*")
+    )
     return probes
 
 

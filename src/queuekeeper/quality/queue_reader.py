@@ -27,16 +27,20 @@ Flags = NDArray[np.bool_]
 
 _QUEUES_PER_WINDOW = 512
 _REFERENCES_PER_PAGE = 500
-# One trip keeps the server for about this many references, some 5 ms; others are served between the trips.
-_REFERENCES_PER_TRIP = 2_000
-_QUEUES_PER_TRIP = 128
+# So many references are judged at once.
+_REFERENCES_PER_STEP = 10_000
+_QUEUES_PER_STEP = 512
+# A server answers all that has arrived before it turns to others: some 2 ms of its time per exchange.
+_REFERENCES_PER_EXCHANGE = 500
+_CONTENTS_PER_EXCHANGE = 125
 # The server decodes at most this much JSON in one call.
-_CONTENT_BYTES_PER_CALL = 1_000_000
+_CONTENT_BYTES_PER_CALL = 250_000
 # What looked like an orphan is looked at again: a broker that stores in two steps may have been between them.
 _ORPHAN_PAUSE_S = 0.05
 _HALF = MAX_PACKET_ID // 2
 _MISSING, _UNREADABLE = -1, -2
-# Of an orphan its expiry is answered: never, as -1, or an instant.
+# In place of an expiry: none, a message that is gone; and of an orphan that a reference has come.
+_NEVER_EXPIRES, _DEAD = -1, -2
 _REFERRED = -2
 _FAULT_BITS = {
     "unreadable": 1, "mismatched": 2, "bad_qos": 4, "qos_0": 8, "bad_packet_types": 16, "ttl_too_long": 32,
@@ -51,7 +55,7 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, kw_only=True)
 class _Page:
-    """References that were read in one trip, queue by queue; each queue has one page at most.
+    """References that were read in one step, queue by queue; each queue has one page at most.
 
     :param owners: position of each reference's queue in the window.
     :param firsts: where the page of each queue of ``queues`` begins.
@@ -204,33 +208,32 @@ class QueueReader:
     def _read_references(
         self, window: _Window, queues: Integers, expected: Integers, hours: dict[int, tuple[int, int]]
     ) -> None:
-        """Read all pages of all queues, many queues per trip."""
+        """Read all pages of all queues, many queues per step."""
         pending = deque((int(queue), 0) for queue in queues)
         while pending:
-            trip: list[tuple[int, int]] = []
-            size = 0
-            while pending and size < _REFERENCES_PER_TRIP and len(trip) < _QUEUES_PER_TRIP:
+            step: list[tuple[int, int]] = []
+            sizes: list[int] = []
+            while pending and sum(sizes) < _REFERENCES_PER_STEP and len(step) < _QUEUES_PER_STEP:
                 queue, start = pending.popleft()
-                trip.append((queue, start))
-                size += max(1, min(_REFERENCES_PER_PAGE, int(expected[queue]) - start))
-            page = self._read_page(window, trip)
-            for (queue, start), count in zip(trip, np.diff([*page.firsts, len(page.owners)]), strict=True):
+                step.append((queue, start))
+                sizes.append(max(1, min(_REFERENCES_PER_PAGE, int(expected[queue]) - start)))
+            page = self._read_page(window, step, sizes)
+            for (queue, start), count in zip(step, np.diff([*page.firsts, len(page.owners)]), strict=True):
                 if count and start + count < window.heads[queue, 0]:
                     pending.append((queue, start + int(count)))
             self._judge_order(window, page)
             self._read_messages(window, page, hours)
             self._pace(len(page.owners))
 
-    def _read_page(self, window: _Window, trip: list[tuple[int, int]]) -> _Page:
-        replies = self._caller.execute(
-            [lua.Call(self._references, window.keys[queue], (start, _REFERENCES_PER_PAGE)) for queue, start in trip]
-        ).or_raise()
+    def _read_page(self, window: _Window, step: list[tuple[int, int]], sizes: list[int]) -> _Page:
+        calls = [lua.Call(self._references, window.keys[queue], (start, _REFERENCES_PER_PAGE)) for queue, start in step]
+        replies = list(self._exchange(calls, sizes, most=_REFERENCES_PER_EXCHANGE))
         width = window.heads.shape[1]
         heads = np.array([reply[:width] for reply in replies], np.int64)
         counts = np.array([(len(reply) - width) // 2 for reply in replies])
         values = np.fromiter(chain.from_iterable(reply[width:] for reply in replies), np.int64, 2 * int(counts.sum()))
-        queues = np.array([queue for queue, _ in trip], np.int64)
-        begins = np.array([start == 0 for _, start in trip])
+        queues = np.array([queue for queue, _ in step], np.int64)
+        begins = np.array([start == 0 for _, start in step])
         window.heads[queues[begins]] = heads[begins]
         # A queue that grows while it is read is read to its new end.
         window.heads[queues, 0] = np.maximum(window.heads[queues, 0], heads[:, 0])
@@ -251,10 +254,15 @@ class QueueReader:
         owners, packet_ids = page.owners[named], page.packet_ids[named]
         keys = _payload_keys(window, owners, packet_ids)
         edges = _runs(owners, limit=_REFERENCES_PER_PAGE)
-        flat = self._numbers([lua.Call(self._messages, keys[first:end]) for first, end in pairwise(edges)])
+        flat = self._numbers(
+            [
+                lua.Call(self._messages, [window.keys[owners[first]].messages, *keys[first:end]])
+                for first, end in pairwise(edges)
+            ]
+        )
         expires_at_ms, size_bytes = flat[::2], flat[1::2]
-        live = (expires_at_ms != _UNREADABLE) & (size_bytes >= 0)
-        window.add("dead", owners[expires_at_ms == _UNREADABLE])
+        live = (expires_at_ms >= _NEVER_EXPIRES) & (size_bytes >= 0)
+        window.add("dead", owners[expires_at_ms == _DEAD])
         window.add("wrong_type_keys", owners[size_bytes < 0])
         in_use = (
             live
@@ -289,7 +297,7 @@ class QueueReader:
     def _read_contents(
         self, window: _Window, owners: Integers, packet_ids: Integers, size_bytes: Integers, keys: list[str]
     ) -> None:
-        edges = _runs(owners, limit=_REFERENCES_PER_PAGE, weights=size_bytes, most=_CONTENT_BYTES_PER_CALL)
+        edges = _runs(owners, limit=_CONTENTS_PER_EXCHANGE, weights=size_bytes, most=_CONTENT_BYTES_PER_CALL)
         ids = packet_ids.tolist()
         flat = self._numbers(
             [
@@ -299,7 +307,8 @@ class QueueReader:
                     [window.clients[owners[first]], self._parameters.default_ttl_s, *ids[first:end]],
                 )
                 for first, end in pairwise(edges)
-            ]
+            ],
+            most=_CONTENTS_PER_EXCHANGE,
         )
         faults, fingerprints = flat[::2], flat[1::2]
         for name, bit in _FAULT_BITS.items():
@@ -325,17 +334,28 @@ class QueueReader:
         edges = _runs(owners, limit=_REFERENCES_PER_PAGE)
         found: list[Integers] = []
         pairs = list(pairwise(edges))
-        for start in range(0, len(pairs), _QUEUES_PER_TRIP):
+        for start in range(0, len(pairs), _QUEUES_PER_STEP):
             calls = [
                 lua.Call(self._orphans, [window.keys[owners[first]].messages, *keys[first:end]])
-                for first, end in pairs[start : start + _QUEUES_PER_TRIP]
+                for first, end in pairs[start : start + _QUEUES_PER_STEP]
             ]
             found.append(self._numbers(calls))
             self._pace(sum(len(call.keys) for call in calls))
         return np.not_equal(np.concatenate(found), _REFERRED, dtype=bool)
 
-    def _numbers(self, calls: list[lua.Call]) -> Integers:
-        return np.fromiter(chain.from_iterable(self._caller.execute(calls).or_raise()), np.int64)
+    def _numbers(self, calls: list[lua.Call], *, most: int = _REFERENCES_PER_EXCHANGE) -> Integers:
+        sizes = [len(call.keys) for call in calls]
+        return np.fromiter(chain.from_iterable(self._exchange(calls, sizes, most=most)), np.int64)
+
+    def _exchange(self, calls: list[lua.Call], sizes: Sequence[int], *, most: int) -> Iterator[Any]:
+        """Yield the replies of all calls; those that are sent together have no more keys than that, or are one."""
+        first = size = 0
+        for index, each in enumerate(sizes):
+            if index > first and size + each > most:
+                yield from self._caller.execute(calls[first:index]).or_raise()
+                first, size = index, 0
+            size += each
+        yield from self._caller.execute(calls[first:]).or_raise()
 
     # --- judging -----------------------------------------------------------------------------------------------
 

@@ -85,7 +85,7 @@ _COHORT = ("cohort", "queues", "messages", "dead", "payload_bytes", "faulty_queu
 class Evidence:
     """What a report is composed of, as read from the control schema.
 
-    :param trend: the latest finished runs, oldest first.
+    :param trend: the latest finished runs on the same servers, oldest first.
     :param queues: id of a profile -> its worst queues; likewise the three that follow.
     """
 
@@ -112,7 +112,7 @@ def build_report(
 
     :param now_ms: instant of the report.
     :param forms_url: address below which forms of DAGs are opened; empty for a report without links.
-    :param form_values: what else every form of a remedy is filled with, such as connections.
+    :param form_values: connections, for the forms of remedies that take them.
     :raises UsageError: when there is no such run.
     """
     store = QualityStore(connection)
@@ -134,7 +134,7 @@ def build_report(
         profiles=profiles,
         results=store.results(quality_run_id),
         known_issues=KnownIssues(connection).all(),
-        trend=store.trend(runs=RUNS_SHOWN),
+        trend=store.trend(runs=RUNS_SHOWN, same_servers_as=quality_run_id),
         queues={profile_id: store.worst_queues(profile_id, n=QUEUES_SHOWN) for profile_id in ids},
         depths={profile_id: store.depth_histogram(profile_id) for profile_id in ids},
         expiry={profile_id: store.expiry_hours(profile_id) for profile_id in ids},
@@ -279,6 +279,8 @@ def _result_line(
     result: QualityResult, *, known: Sequence[KnownIssueLine], forms_url: str, form_values: Mapping[str, Any]
 ) -> ResultLine:
     check, passed = CHECKS[result.check_id], result.status is Status.PASSED
+    remedy = check.remedy_of(Severity(result.severity))
+    connections = remedy.connections if remedy else ()
     broken = result.status is Status.BROKEN
     return ResultLine(
         suite=result.suite,
@@ -295,7 +297,11 @@ def _result_line(
         advice="" if passed else _BROKEN if broken else check.advice,
         remedy=None
         if passed or broken or not result.remedy
-        else remedy_link(result.remedy, {**result.remedy_conf, **form_values}, forms_url=forms_url),
+        else remedy_link(
+            result.remedy,
+            {**result.remedy_conf, **{name: form_values[name] for name in connections if name in form_values}},
+            forms_url=forms_url,
+        ),
         known=()
         if passed
         else tuple(issue for issue in known if issue.check_id == result.check_id and not issue.overdue),
@@ -320,9 +326,7 @@ def _not_run(results: Sequence[ResultLine], *, not_judged: Sequence[str]) -> tup
     def why(check: Check) -> str:
         if check.id in not_judged:
             return "needs the messages' contents, at least in part: run queue_quality with contents"
-        if check.runs_today:
-            return "not part of the suites that were chosen"
-        return f"comes with a later release ({check.area.value})"
+        return "not part of the suites that were chosen"
 
     return tuple(
         NotRun(check_id=check.id, title=check.title, priority=str(check.priority), why=why(check))

@@ -8,10 +8,18 @@ from dataclasses import dataclass
 from datetime import UTC, date, datetime
 from typing import Any
 
+from queuekeeper.clock import Pace
+from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.postgres import Connection, connect, statement, translated_errors
 from queuekeeper.quality.checks import Priority, Severity, Store, check
+from queuekeeper.quality.compacted_queues import profile_compacted_queues
+from queuekeeper.quality.event_broker import read_event_broker
+from queuekeeper.quality.fanout_queues import profile_fanout_queues
+from queuekeeper.quality.identity import hash_key
 from queuekeeper.quality.known_issues import KnownIssue, KnownIssues
+from queuekeeper.quality.live_queues import QueueSums, part_of_turn
+from queuekeeper.quality.partitioned_tables import read_partitioned_tables
 from queuekeeper.quality.servers import read_servers
 from queuekeeper.quality.store import Profile, QualityResult, QualityStore, Status, Verdict
 from queuekeeper.quality.suites import SHOWN_VALUES, ExpectationResult, Suite, check_expectations, load, validate
@@ -19,6 +27,11 @@ from queuekeeper.redis_client import connect as connect_redis
 
 SERVERS_SUITE = "redis_servers"
 COMPARISON_SUITE = "source_against_target"
+EVENT_SUITES = ("events", "partitions")
+"""They look at PostgreSQL itself when they are judged, and need no profile."""
+QUEUE_SUITES = {"compacted": profile_compacted_queues, "fanout": profile_fanout_queues}
+"""They look at Redis themselves when they are judged, and need no profile."""
+
 _QUARANTINE = ("origin", "reason", "open", "replayed", "oldest_ms")
 
 
@@ -56,9 +69,16 @@ class QualityReport:
 def suites_for(stores: Collection[str], *, servers: bool, compare: bool = False) -> tuple[str, ...]:
     """Return the suites that can judge profiles of these stores.
 
+    :param stores: none of them means the event broker and partitioned tables, which are not profiled; ``compacted``
+        or ``fanout`` alone mean queues of that kind, which are not either.
     :param servers: whether the Redis servers can be asked about themselves.
     :param compare: whether to hold source against target: they agree after a migration, until a broker uses the target.
     """
+    if not stores:
+        return EVENT_SUITES
+    for suite in QUEUE_SUITES:
+        if suite in stores:
+            return (suite,)
     chosen = [f"sessions_{store}" for store in Store if store in stores]
     return (*chosen, *([SERVERS_SUITE] if servers else []), "quarantine", *([COMPARISON_SUITE] if compare else []))
 
@@ -79,7 +99,7 @@ def check_suites(names: Sequence[str], *, stores: Collection[str], servers: bool
         for store in suite.stores:
             if store not in stores:
                 raise UsageError(f"suite {suite.name} needs a profile of {store}: make one, or leave the suite out")
-        if suite.name == SERVERS_SUITE and not servers:
+        if suite.name in (SERVERS_SUITE, *QUEUE_SUITES) and not servers:
             raise UsageError(f"suite {suite.name} asks the Redis servers: name their address, or leave the suite out")
         check_expectations(suite)
     return chosen
@@ -94,14 +114,18 @@ def run_quality(
     now: datetime,
     redis_url: str | None = None,
     key_prefix: str = "",
+    turn: int | None = None,
+    throttle_references_per_s: int | None = None,
     show_client_ids: bool = False,
 ) -> QualityReport:
     """Judge profiles by suites; made again under the same id, it takes the place of what was found before.
 
-    :param profile_ids: complete profiles, at most one of each store.
+    :param profile_ids: complete profiles, at most one of each store; none for suites that need none.
     :param suites: names of files in ``expectations/``; see :func:`suites_for`.
     :param redis_url: servers to ask about themselves; none leaves that out.
-    :param key_prefix: before every Redis key, for the forms of remedies.
+    :param key_prefix: before every Redis key, for compacted and fan-out queues and the forms of remedies.
+    :param turn: which part of these queues to read; none for all of them.
+    :param throttle_references_per_s: how many of their members to read per second; none for as many as come.
     :param show_client_ids: name clients in examples as they are, not only by hash.
     :raises UsageError: when a suite or profile does not exist, or a suite has nothing to look at.
     :raises RefusedError: when a profile is not complete, or its queues have been dropped.
@@ -112,11 +136,16 @@ def run_quality(
         profiles = {Store(profile.store): profile for profile in store.profiles(profile_ids)}
         chosen = check_suites(suites, stores=profiles, servers=redis_url is not None)
         _check_choice(chosen, profiles, profile_ids)
-        mode = "fast" if any(profile.mode == "fast" for profile in profiles.values()) else "full"
+        is_fast = turn is not None or any(profile.mode == "fast" for profile in profiles.values())
+        mode = "fast" if is_fast else "full"
         numbers: dict[str, Any] = {
             "queues": sum(profile.queues or 0 for profile in profiles.values()),
             "messages": sum(profile.messages or 0 for profile in profiles.values()),
             "servers": [] if redis_url is None else _servers(redis_url),
+            "events": list(read_event_broker(connection)) if "events" in suites else [],
+            "partitions": list(read_partitioned_tables(connection, now_ms=round(1_000 * now.timestamp())))
+            if "partitions" in suites
+            else [],
             "quarantine": _quarantine(connection),
         }
         store.begin(
@@ -127,6 +156,19 @@ def run_quality(
             numbers=numbers,
             started_at=now,
         )
+        for name in QUEUE_SUITES.keys() & set(suites):
+            sums = _read_queues(
+                name,
+                connection,
+                redis_url or "",
+                quality_run_id=quality_run_id,
+                key_prefix=key_prefix,
+                now_ms=round(1_000 * now.timestamp()),
+                turn=turn,
+                throttle_references_per_s=throttle_references_per_s,
+            )
+            numbers["queues"] += sums.queues
+            numbers["messages"] += sums.messages
         issues = KnownIssues(connection).all()
     judge = _Judge(
         postgres_url=postgres_url,
@@ -148,7 +190,12 @@ def run_quality(
             quality_run_id=quality_run_id,
             verdict=verdict,
             results=results,
-            numbers={"unexpected": unexpected, "not_judged": not_judged},
+            numbers={
+                "unexpected": unexpected,
+                "not_judged": not_judged,
+                "queues": numbers["queues"],
+                "messages": numbers["messages"],
+            },
         )
     failed = {result.check_id for result in results if result.status is Status.FAILED}
     return QualityReport(
@@ -196,6 +243,33 @@ def _servers(redis_url: str) -> list[dict[str, Any]]:
     client = connect_redis(redis_url)
     try:
         return list(read_servers(client))
+    finally:
+        client.close()
+
+
+def _read_queues(
+    suite: str,
+    connection: Connection,
+    redis_url: str,
+    *,
+    quality_run_id: str,
+    key_prefix: str,
+    now_ms: int,
+    turn: int | None,
+    throttle_references_per_s: int | None,
+) -> QueueSums:
+    client = connect_redis(redis_url)
+    try:
+        return QUEUE_SUITES[suite](
+            connection,
+            client,
+            quality_run_id=quality_run_id,
+            prefix=key_prefix,
+            now_ms=now_ms,
+            hash_key=hash_key(Settings()),
+            part=None if turn is None else part_of_turn(turn),
+            pace=Pace(lambda: throttle_references_per_s),
+        )
     finally:
         client.close()
 
@@ -266,8 +340,8 @@ class _Judge:
     def _result(self, suite: Suite, number: int, found: ExpectationResult) -> QualityResult:
         expectation = found.expectation
         status = self._status(found)
-        # Remedies mend queues in Redis.
-        mended = Store.REDIS in suite.stores and status is not Status.PASSED
+        # Of the queues only those in Redis are mended.
+        mended = status is not Status.PASSED and suite.stores != (Store.POSTGRES,)
         remedy = check(expectation.check).remedy_of(expectation.severity) if mended else None
         return QualityResult(
             suite=suite.name,
@@ -284,10 +358,8 @@ class _Judge:
             if remedy is None
             else remedy.filled(
                 quality_run_id=self._quality_run_id,
-                cohorts=self._cohorts(suite),
                 key_prefix=self._key_prefix or None,
-                limit=self._profiles[Store.REDIS].session_limit,
-                default_ttl_s=self._profiles[Store.REDIS].default_ttl_s,
+                **self._choice(suite),
             ),
         )
 
@@ -313,12 +385,17 @@ class _Judge:
         news = [example for example in found.examples if example.get("client_hash") not in hashes]
         return tuple(news[:SHOWN_VALUES])
 
-    def _cohorts(self, suite: Suite) -> str:
+    def _choice(self, suite: Suite) -> dict[str, Any]:
+        """Return which queues a remedy is to look at, and by which limits they were judged."""
+        profile = self._profiles.get(Store.REDIS)
+        if profile is None:
+            return {}
+        choice = {"limit": profile.session_limit, "default_ttl_s": profile.default_ttl_s}
         for store in suite.stores:
-            profile = self._profiles[store]
-            if len(profile.cohorts) < profile.cohort_count:
-                return _ranges(profile.cohorts)
-        return "all"
+            read = self._profiles[store]
+            if len(read.cohorts) < read.cohort_count:
+                return choice | {"cohorts": _ranges(read.cohorts)}
+        return choice | {"cohorts": "all"}
 
 
 def _ranges(cohorts: Sequence[int]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from binascii import crc_hqx
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,10 +34,14 @@ SCHEMA = pa.schema(
 client's own, ``bad_tag``, payload keys are only counted, in ``scattered``.
 """
 
-SPARK_SCHEMA = "task int, cohort int, slot int, client_id string, packet_ids array<int>, bad_tag boolean, scattered int"
+PACKED = pa.schema([("task", pa.int32()), ("rows", pa.binary())])
+"""Rows of :data:`SCHEMA` on their way to the task that reads them: Spark sorts out parcels, and not each row."""
+
+SPARK_PACKED = "task int, rows binary"
 
 _KEYS_PER_PAGE = 1_000
-_KEYS_PER_WINDOW = 50_000
+_KEYS_PER_WINDOW = 100_000
+_ROWS_PER_BATCH = 10_000
 _PACKET_ID = r"^(0|[1-9][0-9]{0,8})$"
 _PAYLOAD = "messages_"
 _SESSION_KEYS = pa.array(["messages", "last_packet_id", "session"])
@@ -137,6 +142,35 @@ class Scanner:
                 slots[index] = client_slot(clients[index]) if tag else 0
                 regular[index] = bool(tag) and hash_tag(clients[index]) == tag
         return clients, slots, regular
+
+
+def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield a parcel per task and batch; Spark takes longer for a row of a few packet ids than the server does.
+
+    :param batches: see :data:`SCHEMA`.
+    """
+    for batch in batches:
+        tasks = batch.column("task").to_numpy()
+        order = np.argsort(tasks, kind="stable")
+        ordered, tasks = batch.take(pa.array(order)), tasks[order]
+        starts = np.flatnonzero(np.diff(tasks, prepend=-1))
+        parcels = [
+            ordered.slice(first, end - first).serialize().to_pybytes()
+            for first, end in pairwise([*starts.tolist(), len(tasks)])
+        ]
+        yield pa.RecordBatch.from_arrays([pa.array(tasks[starts]), pa.array(parcels, pa.binary())], schema=PACKED)
+
+
+def unpacked(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a task's parcels, client by client; they are some 100,000 keys, and are held at once.
+
+    :param batches: see :data:`PACKED`.
+    """
+    rows = [
+        pa.ipc.read_record_batch(parcel.as_buffer(), SCHEMA) for batch in batches for parcel in batch.column("rows")
+    ]
+    if rows:
+        yield from pa.Table.from_batches(rows).sort_by("client_id").to_batches(max_chunksize=_ROWS_PER_BATCH)
 
 
 def _texts(keys: list[bytes]) -> pa.Array:

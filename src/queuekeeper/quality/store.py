@@ -276,12 +276,16 @@ class QualityStore:
             raise UsageError(f"there is no quality run {quality_run_id!r}: {known}")
         return _run(rows[0])
 
-    def runs(self, *, limit: int = 30, finished: bool = False) -> tuple[QualityRun, ...]:
+    def runs(
+        self, *, limit: int = 30, finished: bool = False, same_servers_as: str | None = None
+    ) -> tuple[QualityRun, ...]:
         """Return the judgements that began last, the newest first.
 
         :param finished: leave out those at work.
+        :param same_servers_as: id of a run: only those that read a server that it read, too.
         """
-        return tuple(_run(row) for row in self._rows("known_runs", {"maximum": limit, "finished": finished}))
+        wanted = {"maximum": limit, "finished": finished, "same_servers_as": same_servers_as}
+        return tuple(_run(row) for row in self._rows("known_runs", wanted))
 
     def results(self, quality_run_id: str) -> tuple[QualityResult, ...]:
         """Return what became of each expectation, worst first.
@@ -304,9 +308,12 @@ class QualityStore:
             found.append(QualityResult(**values))
         return tuple(sorted(found, key=lambda result: result.urgency))
 
-    def trend(self, *, runs: int = 30) -> tuple[TrendRun, ...]:
-        """Return how each check came out in the last finished runs, the oldest first."""
-        chosen = self.runs(limit=runs, finished=True)[::-1]
+    def trend(self, *, runs: int = 30, same_servers_as: str | None = None) -> tuple[TrendRun, ...]:
+        """Return how each check came out in the last finished runs, the oldest first.
+
+        :param same_servers_as: see :meth:`runs`.
+        """
+        chosen = self.runs(limit=runs, finished=True, same_servers_as=same_servers_as)[::-1]
         cells: dict[str, dict[str, TrendCell]] = {each.quality_run_id: {} for each in chosen}
         for run_id, check_id, severity, status, count in self._rows("trend", {"quality_run_ids": list(cells)}):
             cell = TrendCell(status=Status(status), severity=Severity(severity), unexpected_count=count)

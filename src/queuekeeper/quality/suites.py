@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 SHOWN_VALUES = 5
 """How many offending values a result shows: reports travel through Airflow's database."""
 
+COMPARED_VALUES = 1_000
+"""So many offending rows are fetched to show the worst of them: all of them, unless very many queues are faulty."""
+
 CLIENT_ID = "client_id"
 """Column that is shown only to those who ask for it."""
 
@@ -83,7 +86,7 @@ class ExpectationResult:
     :param broken: why the check could not be made (a missing column, say), else empty.
     :param observed: what was found, as text: of how many rows how many break it, or the value of the whole table.
     :param unexpected_count: rows that break it.
-    :param examples: identity and value of the first of them.
+    :param examples: identity and value of the worst of them, the worst first.
     """
 
     expectation: Expectation
@@ -251,7 +254,7 @@ def validate(
     :param query: a ``SELECT`` whose rows are checked, in place of a table. Its text is run as it is.
     :param frame: rows in Spark, in place of PostgreSQL.
     :param show_client_ids: show examples with the client's id, not only with its hash.
-    :param shown: how many offending rows a result shows.
+    :param shown: how many offending rows a result shows, the worst of the first :data:`COMPARED_VALUES` or more.
     :raises UsageError: when not exactly one of table, query and frame is given, the table does not exist, a column is
         missing that tells rows apart, or the suite names an expectation or an argument that Great Expectations does not
         know.
@@ -262,7 +265,7 @@ def validate(
     identity = (*suite.identity, *([CLIENT_ID] if show_client_ids and "client_hash" in suite.identity else []))
     result_format = {
         "result_format": "SUMMARY",
-        "partial_unexpected_count": shown,
+        "partial_unexpected_count": max(shown, COMPARED_VALUES),
         "unexpected_index_column_names": list(identity),
     }
     if frame is not None:
@@ -293,7 +296,8 @@ def validate(
         suite=suite.name,
         subject=table or query or "a frame in Spark",
         results=tuple(
-            _result(expectation, found[number], shown=shown) for number, expectation in enumerate(suite.expectations)
+            _result(expectation, found[number], identity=identity, faults=_faults(expectations[number]), shown=shown)
+            for number, expectation in enumerate(suite.expectations)
         ),
     )
 
@@ -412,10 +416,30 @@ def _batch(source: PostgresDatasource, *, table: str | None, query: str | None) 
     return source.add_table_asset("table", table_name=name).add_batch_definition_whole_table("all")
 
 
-def _result(expectation: Expectation, raw: Mapping[str, Any], *, shown: int) -> ExpectationResult:
+def _faults(theirs: GxExpectation) -> tuple[str, ...]:
+    """Return the columns that say how badly a row breaks an expectation: the more, the worse."""
+    ours: tuple[str, ...] = getattr(theirs, "faults", ())
+    name = getattr(theirs, "column", None) or getattr(theirs, "column_B", None)
+    return ours or ((name,) if name else ())
+
+
+def _result(
+    expectation: Expectation, raw: Mapping[str, Any], *, identity: Sequence[str], faults: Sequence[str], shown: int
+) -> ExpectationResult:
     broken = _broken(raw.get("exception_info") or {})
     result = raw.get("result") or {}
-    rows = result.get("partial_unexpected_index_list") or []
+    # Less is worse where only a least value is asked for.
+    sign = -1 if {"min_value", "max_value"} & expectation.kwargs.keys() == {"min_value"} else 1
+
+    def badness(row: Mapping[str, Any]) -> tuple[Any, ...]:
+        values = [row.get(name) for name in faults]
+        # Equally bad ones in an order that is the same in each run: numbers as numbers, before texts.
+        names = [row.get(name) for name in identity]
+        return -sign * sum(value for value in values if isinstance(value, int | float)), [
+            (0, name, "") if isinstance(name, int | float) else (1, 0, str(name)) for name in names
+        ]
+
+    rows = sorted(result.get("partial_unexpected_index_list") or [], key=badness)
     return ExpectationResult(
         expectation=expectation,
         passed=bool(raw["success"]) and not broken,

@@ -44,8 +44,8 @@ def write_files(directory: Path, *, stem: str, text: str, page: Callable[[str, s
     content = page(json_path.name, hashlib.sha256(data).hexdigest()).encode()
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        _write(json_path, data)
-        _write(html_path, content)
+        write_whole(json_path, data)
+        write_whole(html_path, content)
     except OSError as error:
         raise RefusedError(
             f"the report cannot be written to {directory}: {error.strerror}; name another folder or make room"
@@ -53,7 +53,11 @@ def write_files(directory: Path, *, stem: str, text: str, page: Callable[[str, s
     return ReportFiles(html=html_path, json=json_path, sha256=hashlib.sha256(content).hexdigest())
 
 
-def _write(path: Path, content: bytes) -> None:
+def write_whole(path: Path, content: bytes) -> None:
+    """Write a file, or put another in its place, so that nobody sees half of it.
+
+    :raises OSError: when that cannot be done; the file is as it was.
+    """
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
+from unicodedata import category
 
 import orjson
 
@@ -56,6 +58,46 @@ def message_line(message: PendingMessage, *, client_id: str) -> bytes:
     json = wire.stored_json(message, client_id=client_id, packet_id=message.packet_id, packet_type=message.packet_type)
     values = (message.serial, message.expires_at_ms, message.redelivery, orjson.Fragment(json))
     return orjson.dumps(dict(zip(_MESSAGE_FIELDS, values, strict=True)))
+
+
+def message_facts(message: PendingMessage, *, content: bool) -> dict[str, Any]:
+    """Return a message by its fields; what the publisher wrote into it only when asked for."""
+    facts: dict[str, Any] = {
+        "serial": message.serial,
+        "packet_id": message.packet_id,
+        "packet_type": message.packet_type,
+        "topic": message.topic,
+        "qos": message.qos,
+        "retain": message.retain,
+        "redelivery": message.redelivery,
+        "time_ms": message.time_ms,
+        "expires_at_ms": message.expires_at_ms,
+        "expiry_interval_s": message.expiry_interval_s,
+        "payload_format_indicator": message.payload_format_indicator,
+        "content_type": message.content_type,
+        "response_topic": message.response_topic,
+        "subscription_ids": list(message.subscription_ids),
+        "payload_bytes": len(message.payload),
+        "correlation_data_bytes": None if message.correlation_data is None else len(message.correlation_data),
+        "user_property_count": len(message.user_properties),
+    }
+    if content:
+        facts |= _readable("payload", message.payload)
+        if message.correlation_data is not None:
+            facts |= _readable("correlation_data", message.correlation_data)
+        facts["user_properties"] = [list(pair) for pair in message.user_properties]
+    return facts
+
+
+def _readable(name: str, content: bytes) -> dict[str, str]:
+    """Return bytes as text where they are text without control characters, else as base64, and say which."""
+    try:
+        text = content.decode()
+    except UnicodeDecodeError:
+        text = "\0"
+    if any(category(character) == "Cc" and character not in "\t\n\r" for character in text):
+        return {name: b64encode(content).decode(), f"{name}_encoding": "base64"}
+    return {name: text, f"{name}_encoding": "utf-8"}
 
 
 def read_lines(lines: Iterable[bytes], *, client_id: str, max_payload_bytes: int) -> ExportedSession:

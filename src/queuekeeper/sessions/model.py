@@ -547,6 +547,24 @@ def check_message(message: NewMessage) -> None:
         check_integer("time_ms", message.time_ms, 0, 2**53 - 1, "milliseconds since 1970")
     if type(message.retain) is not bool:
         raise UsageError(f"retain is {message.retain!r}: it must be True or False")
+    if not is_plain(message):
+        _check_properties(message)
+
+
+def is_plain(message: NewMessage | PendingMessage) -> bool:
+    """Return whether a message has none of the properties of MQTT 5, as most have none."""
+    return (
+        message.expiry_interval_s is None
+        and message.payload_format_indicator is None
+        and message.content_type is None
+        and message.response_topic is None
+        and message.correlation_data is None
+        and message.user_properties == ()
+        and message.subscription_ids == ()
+    )
+
+
+def _check_properties(message: NewMessage) -> None:
     if message.expiry_interval_s is not None and type(message.expiry_interval_s) is not int:
         raise UsageError(f"expiry_interval_s is {message.expiry_interval_s!r}: it must be an integer")
     if message.payload_format_indicator is not None:

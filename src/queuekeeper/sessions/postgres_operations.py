@@ -16,6 +16,7 @@ from psycopg import errors as postgres_errors
 
 from queuekeeper.errors import MovedOn, PacketIdInUse, QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.operation import Operation
 from queuekeeper.sessions import jsonl, wire
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
@@ -41,7 +42,6 @@ from queuekeeper.sessions.model import (
     check_packet_id,
     check_page,
 )
-from queuekeeper.sessions.operation import Operation
 from queuekeeper.sessions.store import PAGE_BYTES
 
 T = TypeVar("T")

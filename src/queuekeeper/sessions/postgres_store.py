@@ -13,9 +13,9 @@ from psycopg import errors as postgres_errors
 from psycopg.pq import TransactionStatus
 
 from queuekeeper.errors import RefusedError, SchemaMismatch
+from queuekeeper.operation import awaited, blocking
 from queuekeeper.postgres import Connection, address, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
-from queuekeeper.sessions.operation import awaited, blocking
 from queuekeeper.sessions.postgres_operations import PostgresSessionOperations, Query, Step
 
 AsyncConnection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]

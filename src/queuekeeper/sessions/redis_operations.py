@@ -27,6 +27,7 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.keyspace import MAX_PACKET_ID, check_prefix, payload_key, quarantined_key, session_keys
+from queuekeeper.operation import Operation
 from queuekeeper.sessions import jsonl
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
@@ -54,7 +55,6 @@ from queuekeeper.sessions.model import (
     check_packet_id,
     check_page,
 )
-from queuekeeper.sessions.operation import Operation
 from queuekeeper.sessions.store import PAGE_BYTES
 from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
 from queuekeeper.sessions.wire import pending_message, stored_json
@@ -247,6 +247,7 @@ class RedisSessionOperations:
 
     def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
         """See ``store.SessionOperations.save_messages``."""
+        most_bytes = self._rules.max_payload_bytes
         places: dict[str, int] = {}
         repeated: dict[str, list[int]] = {}
         for index, save in enumerate(saves):
@@ -255,7 +256,8 @@ class RedisSessionOperations:
             if place != index:
                 repeated.setdefault(client_id, [place]).append(index)
             for message in save.messages:
-                self.check_payload(client_id, message)
+                if type(message) is not NewMessage or len(message.payload) > most_bytes:
+                    self.check_payload(client_id, message)
         reports: dict[int, SaveReport] = {}
         begun: list[_Begun] = []
         branches: list[Steps[None]] = []

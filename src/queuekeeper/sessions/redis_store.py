@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from queuekeeper import lua
+from queuekeeper.operation import awaited, blocking
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import StoreRules
-from queuekeeper.sessions.operation import awaited, blocking
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
 
 

@@ -223,7 +223,7 @@ def _make_room(connection: Connection, parameters: SampleParameters) -> None:
     except psycopg.errors.UndefinedTable as error:
         raise SchemaMismatch(
             f"PostgreSQL at {address(connection)} lacks the tables of TBMQ 1.4 ({error.diag.message_primary}): "
-            "let the sample create them (--create-schema), or name the right database"
+            "let the sample create them (create_schema=True), or name the right database"
         ) from error
     if row is not None and row[0]:
         if not parameters.replace:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Protocol
 
+from queuekeeper.operation import Operation
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
     Ack,
@@ -19,7 +20,6 @@ from queuekeeper.sessions.model import (
     SessionSave,
     SessionView,
 )
-from queuekeeper.sessions.operation import Operation
 
 PAGE_BYTES = 4_000_000
 """Payload bytes of a page by default; a single larger message is a page of its own."""

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, TypeAlias
 
+import orjson
+
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, ImportReport, StoreRules
+from queuekeeper.sessions import jsonl
+from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, ImportReport, PendingMessage, StoreRules
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
@@ -48,7 +53,9 @@ def export_session(store: SessionStore, client_id: str, output: BinaryIO) -> Exp
     """
     view = store.inspect(client_id, limit=1)
     if not view.exists:
-        raise UsageError(f"{view.store} holds no session of {client_id!r}")
+        raise UsageError(
+            f"{view.store} holds no session of {client_id!r}: check the client id, the store and the prefix of its keys"
+        )
     lines = unreadable = 0
     after_serial: int | None = None
     more = True
@@ -68,6 +75,25 @@ def export_session_to_file(store: SessionStore, client_id: str, path: Path, *, r
     :raises UsageError: when there is no such session, or something else than a file has this name.
     :raises RefusedError: when the file is there and may not be replaced, or cannot be written.
     """
+    with _draft(path, replace=replace) as file:
+        return export_session(store, client_id, file)
+
+
+def peek_into_file(message: PendingMessage, path: Path, *, replace: bool = False) -> None:
+    """Write one message with its content into a file that only its owner can read, as a line of JSON.
+
+    :param replace: put it in the place of a file that is there.
+    :raises UsageError: when something else than a file has this name.
+    :raises RefusedError: when the file is there and may not be replaced, or cannot be written.
+    """
+    facts = jsonl.message_facts(message, content=True)
+    with _draft(path, replace=replace) as file:
+        file.write(orjson.dumps(facts, option=orjson.OPT_APPEND_NEWLINE))
+
+
+@contextmanager
+def _draft(path: Path, *, replace: bool) -> Iterator[BinaryIO]:
+    """Open a file that takes its name at the end of the block; when the block fails, there is none."""
     target = path.resolve()
     if target.exists():
         if not target.is_file():
@@ -78,7 +104,7 @@ def export_session_to_file(store: SessionStore, client_id: str, path: Path, *, r
         descriptor, draft = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
         try:
             with os.fdopen(descriptor, "wb") as file:
-                report = export_session(store, client_id, file)
+                yield file
                 file.flush()
                 os.fsync(file.fileno())
             Path(draft).replace(target)
@@ -87,7 +113,6 @@ def export_session_to_file(store: SessionStore, client_id: str, path: Path, *, r
             raise
     except OSError as error:
         raise RefusedError(f"{path} cannot be written: {error.strerror}; name another file or make room") from error
-    return report
 
 
 def import_session_from_file(store: SessionStore, client_id: str, path: Path) -> ImportReport:

@@ -12,10 +12,12 @@ import orjson
 
 from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, PendingMessage
+from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, PendingMessage, is_plain
 
 MAX_INTERVAL_S = 2**31 - 1
 """TBMQ's reader holds the expiry interval in a signed int."""
+
+_NOTHING: dict[str, Any] = {}
 
 
 def interval_s(msg_expiry_interval: int | None) -> int | None:
@@ -102,32 +104,50 @@ def message_json(
     subscription_ids: Sequence[int] = (),
 ) -> bytes:
     """Return a message in TBMQ's field names and no others; absent values are left out."""
-    fields: dict[str, Any] = {
-        "clientId": client_id,
-        "topicName": topic,
-        "time": time_ms,
-        "qos": qos,
-        "packetId": packet_id,
-        "packetType": packet_type,
-        "payload": b2a_base64(payload, newline=False).decode(),
-        "retained": bool(retain),
-    }
+    rest: dict[str, Any] = {}
     if user_property_pairs:
-        fields["userProperties"] = {"props": user_property_pairs}
+        rest["userProperties"] = {"props": user_property_pairs}
     life_s = interval_s(msg_expiry_interval)
     if life_s is not None:
-        fields["msgExpiryInterval"] = min(life_s, MAX_INTERVAL_S)
+        rest["msgExpiryInterval"] = min(life_s, MAX_INTERVAL_S)
     if payload_format_indicator is not None:
-        fields["payloadFormatIndicator"] = payload_format_indicator
+        rest["payloadFormatIndicator"] = payload_format_indicator
     if content_type is not None:
-        fields["contentType"] = content_type
+        rest["contentType"] = content_type
     if response_topic is not None:
-        fields["responseTopic"] = response_topic
+        rest["responseTopic"] = response_topic
     if correlation_data is not None:
-        fields["correlationData"] = b2a_base64(correlation_data, newline=False).decode()
+        rest["correlationData"] = b2a_base64(correlation_data, newline=False).decode()
     if subscription_ids:
-        fields["subscriptionIds"] = subscription_ids
-    return orjson.dumps(fields)
+        rest["subscriptionIds"] = subscription_ids
+    return _json(client_id, topic, time_ms, qos, packet_id, packet_type, payload, bool(retain), rest)
+
+
+def _json(
+    client_id: str,
+    topic: str,
+    time_ms: int,
+    qos: int,
+    packet_id: int,
+    packet_type: str,
+    payload: bytes,
+    retain: bool,
+    rest: dict[str, Any],
+) -> bytes:
+    """Return the fields that every message has, and the rest."""
+    return orjson.dumps(
+        {
+            "clientId": client_id,
+            "topicName": topic,
+            "time": time_ms,
+            "qos": qos,
+            "packetId": packet_id,
+            "packetType": packet_type,
+            "payload": b2a_base64(payload, newline=False).decode(),
+            "retained": retain,
+            **rest,
+        }
+    )
 
 
 FIELDS = frozenset(
@@ -142,6 +162,19 @@ FIELDS = frozenset(
 
 def stored_json(message: NewMessage | PendingMessage, *, client_id: str, packet_id: int, packet_type: str) -> bytes:
     """Return a message of the store's model as TBMQ's JSON."""
+    if is_plain(message):
+        # What most do not have is not passed on through two calls: this is done for every message.
+        return _json(
+            client_id,
+            message.topic,
+            message.time_ms,
+            message.qos,
+            packet_id,
+            packet_type,
+            message.payload,
+            message.retain,
+            _NOTHING,
+        )
     return message_json(
         client_id=client_id,
         topic=message.topic,
@@ -151,9 +184,7 @@ def stored_json(message: NewMessage | PendingMessage, *, client_id: str, packet_
         packet_type=packet_type,
         payload=message.payload,
         retain=message.retain,
-        user_property_pairs=[{"k": name, "v": value} for name, value in message.user_properties]
-        if message.user_properties
-        else None,
+        user_property_pairs=[{"k": name, "v": value} for name, value in message.user_properties],
         msg_expiry_interval=message.expiry_interval_s,
         payload_format_indicator=message.payload_format_indicator,
         content_type=message.content_type,

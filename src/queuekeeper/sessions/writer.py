@@ -7,6 +7,7 @@ next batch gathers, so batches grow with the load.
 from __future__ import annotations
 
 import asyncio
+from collections import OrderedDict
 from copy import copy
 from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias
@@ -25,9 +26,10 @@ from queuekeeper.sessions.redis_operations import MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
 
 MAX_PENDING = 10_000
-SESSIONS_PER_FLUSH = 512
+SESSIONS_PER_FLUSH = 128
 FLUSHES = 2
-"""Flushes under way at once: one is put together while the server works on the other."""
+"""Flushes under way at once: one is put together while the server works on the other. A flush that took all who wait
+would leave nobody for the other one, and client and server would work by turns."""
 
 ATTEMPTS = 6
 FIRST_PAUSE_S = 0.1
@@ -99,7 +101,7 @@ class SessionWriter:
         self._offset = first_offset or 0
         self._room = asyncio.Semaphore(max_pending)
         # Messages by session: of sessions with nothing under way, and of the others.
-        self._ready: dict[str, list[_Waiting]] = {}
+        self._ready: OrderedDict[str, list[_Waiting]] = OrderedDict()
         self._held: dict[str, list[_Waiting]] = {}
         self._under_way: dict[str, _Batch] = {}
         self._flushes = 0
@@ -179,14 +181,9 @@ class SessionWriter:
 
     def _take(self) -> list[_Batch]:
         """Return the next batches, and note that their sessions have something under way."""
-        if len(self._ready) <= SESSIONS_PER_FLUSH:
-            taken, self._ready = self._ready, {}
-        else:
-            taken = {client_id: self._ready[client_id] for client_id in list(self._ready)[:SESSIONS_PER_FLUSH]}
-            for client_id in taken:
-                del self._ready[client_id]
         batches: list[_Batch] = []
-        for client_id, messages in taken.items():
+        for _ in range(min(SESSIONS_PER_FLUSH, len(self._ready))):
+            client_id, messages = self._ready.popitem(last=False)
             # Calls that were cancelled have taken their messages back.
             wanted = [waiting for waiting in messages if not waiting[1].done()]
             if not wanted:

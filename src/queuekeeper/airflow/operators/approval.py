@@ -74,6 +74,7 @@ class ApprovePlanOperator(HITLOperator):
     :param body: what the person needs to know, as Markdown (templated).
     :param timeout_minutes: how long to wait for an answer (templated).
     :param plan_only: skip the question and all that follows; ``True`` after rendering (templated).
+    :param store: what was not written to when the answer is no.
     """
 
     template_fields: Collection[str] = (*HITLOperator.template_fields, "timeout_minutes", "plan_only")
@@ -85,6 +86,7 @@ class ApprovePlanOperator(HITLOperator):
         body: str,
         timeout_minutes: int | str = "{{ params.approval_timeout_minutes }}",
         plan_only: bool | str = "{{ params.dry_run }}",
+        store: str = "Redis",
         **kwargs: Any,
     ) -> None:
         super().__init__(
@@ -92,12 +94,13 @@ class ApprovePlanOperator(HITLOperator):
         )
         self.timeout_minutes = timeout_minutes
         self.plan_only = plan_only
+        self.store = store
 
     def execute(self, context: Context) -> Any:
         """Ask, or skip where the plan is the end of it."""
         if str(self.plan_only) == "True":
             raise AirflowSkipException(
-                "it ends with the plan: a dry run, or nothing to do; nothing was written to Redis"
+                f"it ends with the plan: a dry run, or nothing to do; nothing was written to {self.store}"
             )
         self.response_timeout = timedelta(minutes=int(self.timeout_minutes))
         return super().execute(context)
@@ -145,13 +148,14 @@ class CheckApprovalOperator(BaseOperator):
         return groups
 
 
-def approver(plan_id: str, decision: Mapping[str, Any] | None) -> str:
+def approver(plan_id: str, decision: Mapping[str, Any] | None, *, store: str = "Redis") -> str:
     """Return the name of the person who approved a plan.
 
     :param decision: the answer as Airflow hands it over; none when the question was never answered.
+    :param store: what was not written to when nobody approved.
     :raises RefusedError: unless somebody approved.
     """
-    nothing = "nothing was written to Redis; trigger the DAG again for a new plan"
+    nothing = f"nothing was written to {store}; trigger the DAG again for a new plan"
     if not decision:
         # Somebody marked the task as a success by hand: that is no approval.
         raise RefusedError(f"nobody answered whether plan {plan_id} may run: {nothing}")

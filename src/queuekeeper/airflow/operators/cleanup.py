@@ -6,18 +6,14 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.operators.approval import approver
+from queuekeeper.airflow.operators.maintenance import MaintenanceOperator
 from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
-from queuekeeper.maintenance.cleanup_model import CleanupParameters
+from queuekeeper.maintenance.cleanup_model import KIND, CleanupParameters
 from queuekeeper.maintenance.cleanup_summary import plan_rows
-from queuekeeper.maintenance.cleanup_undo import remove_old_undo_files
 from queuekeeper.maintenance.expired_references import (
     apply_cleanup,
     check_cleanup_plan,
@@ -26,6 +22,7 @@ from queuekeeper.maintenance.expired_references import (
     report_cleanup,
     save_cleanup_plan,
 )
+from queuekeeper.maintenance.undo_file import remove_old_undo_files
 from queuekeeper.postgres import migrate
 from queuekeeper.quality.identity import client_hash, hash_key
 
@@ -33,42 +30,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class CleanupOperator(BaseOperator):
-    """What all tasks of a cleanup are given.
-
-    :param postgres_conn_id: where plan, approval and progress are kept (templated).
-    :param redis_conn_id: what is cleaned (templated).
-    """
-
-    template_fields: Sequence[str] = ("postgres_conn_id", "redis_conn_id")
-
-    def __init__(
-        self,
-        *,
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        redis_conn_id: str = REDIS_CONNECTION,
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.postgres_conn_id = postgres_conn_id
-        self.redis_conn_id = redis_conn_id
-
-    @property
-    def postgres_hook(self) -> QueuekeeperPostgresHook:
-        """Hook of the records."""
-        return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id)
-
-    @property
-    def redis_hook(self) -> QueuekeeperRedisHook:
-        """Hook of the store."""
-        return QueuekeeperRedisHook(self.redis_conn_id)
-
-    def say(self, line: str) -> None:
-        """Write progress to the task's log."""
-        self.log.info("%s", line)
-
-
-class PlanCleanupOperator(CleanupOperator):
+class PlanCleanupOperator(MaintenanceOperator):
     """Count what a cleanup would do and write it down; nothing is written to Redis.
 
     As the first task of its DAG it also refuses parameters that the form does not have.
@@ -85,7 +47,7 @@ class PlanCleanupOperator(CleanupOperator):
     """
 
     template_fields: Sequence[str] = (
-        *CleanupOperator.template_fields,
+        *MaintenanceOperator.template_fields,
         "key_prefix",
         "default_ttl_s",
         "session_limit",
@@ -137,7 +99,7 @@ class PlanCleanupOperator(CleanupOperator):
         )
         settings = Settings()
         now_ms = system_clock()
-        old = remove_old_undo_files(settings.undo, days=int(self.undo_retention_days), now_ms=now_ms)
+        old = remove_old_undo_files(settings.undo, kind=KIND, days=int(self.undo_retention_days), now_ms=now_ms)
         self.log.info("Looking for what has expired; %s undo files were old and are gone", old)
         key = hash_key(settings)
         with self.postgres_hook.connect() as connection, self.redis_hook.connect() as client:
@@ -155,13 +117,13 @@ class PlanCleanupOperator(CleanupOperator):
         return run_id
 
 
-class SummariseCleanupOperator(CleanupOperator):
+class SummariseCleanupOperator(MaintenanceOperator):
     """Put the plan of a cleanup in a few lines.
 
     :param maintenance_run_id: the run (templated).
     """
 
-    template_fields: Sequence[str] = (*CleanupOperator.template_fields, "maintenance_run_id")
+    template_fields: Sequence[str] = (*MaintenanceOperator.template_fields, "maintenance_run_id")
 
     def __init__(self, *, maintenance_run_id: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -182,14 +144,14 @@ class SummariseCleanupOperator(CleanupOperator):
         }
 
 
-class CheckCleanupApprovalOperator(CleanupOperator):
+class CheckCleanupApprovalOperator(MaintenanceOperator):
     """Read the answer, check that the plan may still be carried out, note who agreed, and share out the work.
 
     :param maintenance_run_id: run that was put before the person (templated).
     :param decision: what :class:`~queuekeeper.airflow.operators.approval.ApprovePlanOperator` returned (templated).
     """
 
-    template_fields: Sequence[str] = (*CleanupOperator.template_fields, "maintenance_run_id", "decision")
+    template_fields: Sequence[str] = (*MaintenanceOperator.template_fields, "maintenance_run_id", "decision")
 
     def __init__(self, *, maintenance_run_id: str, decision: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -208,14 +170,14 @@ class CheckCleanupApprovalOperator(CleanupOperator):
         return shards
 
 
-class ApplyCleanupOperator(CleanupOperator):
+class ApplyCleanupOperator(MaintenanceOperator):
     """Clean one shard of an approved plan; repeating it goes on where it stopped.
 
     :param maintenance_run_id: the run (templated).
     :param shard: one of the plan's shards; mapped (templated).
     """
 
-    template_fields: Sequence[str] = (*CleanupOperator.template_fields, "maintenance_run_id", "shard")
+    template_fields: Sequence[str] = (*MaintenanceOperator.template_fields, "maintenance_run_id", "shard")
 
     def __init__(self, *, maintenance_run_id: str, shard: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -242,13 +204,13 @@ class ApplyCleanupOperator(CleanupOperator):
         return asdict(report)
 
 
-class ReportCleanupOperator(CleanupOperator):
+class ReportCleanupOperator(MaintenanceOperator):
     """Plan a second time and say what was done and what is left.
 
     :param maintenance_run_id: the run (templated).
     """
 
-    template_fields: Sequence[str] = (*CleanupOperator.template_fields, "maintenance_run_id")
+    template_fields: Sequence[str] = (*MaintenanceOperator.template_fields, "maintenance_run_id")
 
     def __init__(self, *, maintenance_run_id: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -28,6 +28,9 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 BOTH = "both"
+QUEUES = ("compacted", "fanout")
+"""Kinds of queues that are read when they are judged."""
+
 STORES = ("redis", "postgres")
 
 
@@ -42,7 +45,7 @@ def _suites(stores: Sequence[str], *, compare: bool | str) -> tuple[str, ...]:
     # Great Expectations takes seconds to import, which no other task should pay for.
     from queuekeeper.quality.run import check_suites, suites_for  # noqa: PLC0415
 
-    on_redis = "redis" in stores
+    on_redis = not {"redis", *QUEUES}.isdisjoint(stores)
     names = suites_for(stores, servers=on_redis, compare=str(compare) == "True")
     check_suites(names, stores=stores, servers=on_redis)
     return names
@@ -160,13 +163,27 @@ class RunQualityOperator(BaseOperator):
     """Judge the profiles of a run by the suites; what is found is kept, and fails the run in a later task.
 
     :param profiles: what the profile tasks returned; none for one that was skipped (templated).
+    :param stores: what the run is about (templated).
+    :param mode: ``fast`` for one turn of compacted or fan-out queues, ``full`` for all (templated).
+    :param turn: which turn; empty for that of the run's time (templated).
+    :param throttle_references_per_s: how fast these are read; empty for no limit (templated).
     :param compare: whether to compare source and target (templated).
     :param key_prefix: for the forms of remedies (templated).
     :param postgres_conn_id: control database (templated).
     :param redis_conn_id: servers that are asked about themselves, when the run is about Redis (templated).
     """
 
-    template_fields: Sequence[str] = ("profiles", "compare", "key_prefix", "postgres_conn_id", "redis_conn_id")
+    template_fields: Sequence[str] = (
+        "profiles",
+        "stores",
+        "mode",
+        "turn",
+        "throttle_references_per_s",
+        "compare",
+        "key_prefix",
+        "postgres_conn_id",
+        "redis_conn_id",
+    )
     operator_extra_links = (QualityReportLink(),)
     ui_color = "#d9e9d9"
 
@@ -174,6 +191,10 @@ class RunQualityOperator(BaseOperator):
         self,
         *,
         profiles: Sequence[Any],
+        stores: str = "{{ params.stores }}",
+        mode: str = "{{ params.suite }}",
+        turn: int | str = "{{ '' if params.turn is none else params.turn }}",
+        throttle_references_per_s: int | str = "{{ params.throttle_references_per_s or '' }}",
         compare: bool | str = "{{ params.compare }}",
         key_prefix: str = "{{ params.key_prefix or '' }}",
         postgres_conn_id: str = POSTGRES_CONNECTION,
@@ -182,6 +203,10 @@ class RunQualityOperator(BaseOperator):
     ) -> None:
         super().__init__(**kwargs)
         self.profiles = profiles
+        self.stores = stores
+        self.mode = mode
+        self.turn = turn
+        self.throttle_references_per_s = throttle_references_per_s
         self.compare = compare
         self.key_prefix = key_prefix
         self.postgres_conn_id = postgres_conn_id
@@ -194,9 +219,14 @@ class RunQualityOperator(BaseOperator):
 
         profiles: list[Mapping[str, Any]] = [profile for profile in self.profiles if profile]
         stores = [profile["store"] for profile in profiles]
-        on_redis = "redis" in stores
-        suites = _suites(stores, compare=self.compare)
-        self.log.info("Judging %s by %s", ", ".join(stores), ", ".join(suites))
+        on_queues = self.stores in QUEUES
+        on_redis = "redis" in stores or on_queues
+        suites = _suites([self.stores] if on_queues else stores, compare=self.compare)
+        self.log.info("Judging %s by %s", ", ".join(stores) or self.stores, ", ".join(suites))
+        turn = None
+        if on_queues and self.mode == "fast":
+            run = context["dag_run"]
+            turn = turn_of(run.logical_date or run.run_after) if self.turn == "" else int(self.turn)
         report = run_quality(
             postgres_url=QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
             profile_ids=[profile["profile_id"] for profile in profiles],
@@ -205,6 +235,8 @@ class RunQualityOperator(BaseOperator):
             now=datetime.fromtimestamp(system_clock() / 1_000, UTC),
             redis_url=QueuekeeperRedisHook(self.redis_conn_id).url if on_redis else None,
             key_prefix=self.key_prefix,
+            turn=turn,
+            throttle_references_per_s=int(self.throttle_references_per_s) if self.throttle_references_per_s else None,
         )
         findings = [
             {
@@ -228,6 +260,7 @@ class RunQualityOperator(BaseOperator):
         return {
             "quality_run_id": report.quality_run_id,
             "verdict": str(report.verdict),
+            "stores": stores,
             "queues": report.queues,
             "messages": report.messages,
             "checks": len(report.results),
@@ -291,7 +324,9 @@ class ReportQualityOperator(BaseOperator):
 class PublishQualityOperator(BaseOperator):
     """Tell dependents that the queues are in order, or fail and leave them waiting.
 
-    A critical finding fails the task, and so does one of an earlier fast run whose cohorts nobody has read again.
+    A critical finding fails the task, and so does one of an earlier fast run whose cohorts nobody has read again. A run
+    about events, partitions, compacted or fan-out queues alone has nothing to say of sessions: where it finds nothing
+    critical, it is skipped.
 
     :param judgement: what the check returned (templated).
     :param postgres_conn_id: where its records are kept (templated).
@@ -319,6 +354,8 @@ class PublishQualityOperator(BaseOperator):
                 f"The queues are not in order; dependents of {SESSION_QUALITY.uri} wait. "
                 f"{'; '.join(worst)}. The report of this run says what mends it"
             )
+        if not judgement["stores"]:
+            raise AirflowSkipException(f"nobody looked at sessions: {SESSION_QUALITY.uri} stays as it is")
         with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
             now = datetime.fromtimestamp(system_clock() / 1_000, UTC)
             standing = standing_failures(QualityStore(connection), now=now)

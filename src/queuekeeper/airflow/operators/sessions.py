@@ -7,14 +7,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import orjson
 from airflow.sdk import BaseOperator
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.values import as_dict, flag
 from queuekeeper.errors import CheckFailed, UsageError
 from queuekeeper.sessions import transfer
-from queuekeeper.sessions.jsonl import STORES
+from queuekeeper.sessions.jsonl import STORES, message_facts
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
@@ -101,7 +101,47 @@ class InspectSessionOperator(SessionOperator):
         with self.open_store() as store:
             view = store.inspect(self.client_id, offset=int(self.offset), limit=int(self.limit))
         self.log.info("Session %r: exists %s, %s messages", self.client_id, view.exists, view.messages)
-        return _as_dict(view)
+        return as_dict(view)
+
+
+class PeekSessionOperator(SessionOperator):
+    """Describe one message. Its content goes into a file of the worker, when asked for, and nowhere else.
+
+    :param packet_id: of the message (templated).
+    :param content_path: file to write the message to with its content; only its owner can read it; none when empty
+        (templated).
+    :param replace: put it in the place of a file that is there (templated).
+    """
+
+    template_fields: Sequence[str] = (*SessionOperator.template_fields, "packet_id", "content_path", "replace")
+
+    def __init__(
+        self, *, packet_id: int | str, content_path: str = "", replace: bool | str = False, **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.packet_id = packet_id
+        self.content_path = content_path
+        self.replace = replace
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the message without content.
+
+        :raises UsageError: when no message has the packet id.
+        """
+        replace = flag("replace", self.replace)
+        packet_id = int(self.packet_id)
+        self.log.info("Looking at packet id %s of session %r in %s", packet_id, self.client_id, self.store)
+        with self.open_store() as store:
+            message = store.peek(self.client_id, packet_id=packet_id)
+        if message is None:
+            raise UsageError(
+                f"{self.store} holds no message of {self.client_id!r} with packet id {packet_id}: it may have been "
+                "confirmed or have expired; InspectSessionOperator describes those that are there"
+            )
+        if self.content_path:
+            transfer.peek_into_file(message, Path(self.content_path), replace=replace)
+        self.log.info("Packet id %s: serial %s, %s bytes", packet_id, message.serial, len(message.payload))
+        return message_facts(message, content=False) | {"content_path": self.content_path or None}
 
 
 class PurgeSessionOperator(SessionOperator):
@@ -119,14 +159,14 @@ class PurgeSessionOperator(SessionOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many messages were removed, or would be."""
-        dry_run = _flag("dry_run", self.only_count)
+        dry_run = flag("dry_run", self.only_count)
         intent = "Counting what a purge would remove" if dry_run else "Purging"
         self.log.info("%s: session %r in %s", intent, self.client_id, self.store)
         with self.open_store() as store:
             report = store.purge_session(self.client_id, dry_run=dry_run)
         removed = "would be removed" if dry_run else "removed"
         self.log.info("Session %r: %s messages %s, %s kept", self.client_id, report.messages, removed, report.kept)
-        return _as_dict(report)
+        return as_dict(report)
 
 
 class ExportSessionOperator(SessionOperator):
@@ -147,7 +187,7 @@ class ExportSessionOperator(SessionOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many messages were written, and where."""
-        replace = _flag("replace", self.replace)
+        replace = flag("replace", self.replace)
         self.log.info("Exporting session %r from %s to %s", self.client_id, self.store, self.path)
         with self.open_store() as store:
             report = transfer.export_session_to_file(store, self.client_id, Path(self.path), replace=replace)
@@ -159,7 +199,7 @@ class ExportSessionOperator(SessionOperator):
                 f"{self.path} is not the whole session: {report.unreadable} records of {self.client_id!r} cannot be "
                 "read and were left out"
             )
-        return _as_dict(report) | {"path": self.path}
+        return as_dict(report) | {"path": self.path}
 
 
 class ImportSessionOperator(SessionOperator):
@@ -180,18 +220,4 @@ class ImportSessionOperator(SessionOperator):
         with self.open_store() as store:
             report = transfer.import_session_from_file(store, self.client_id, Path(self.path))
         self.log.info("Session %r: %s messages stored, %s expired", self.client_id, report.stored, report.expired)
-        return _as_dict(report)
-
-
-def _flag(name: str, value: bool | str) -> bool:
-    """Return what a rendered template says: ``True`` and ``False`` arrive as text."""
-    try:
-        return {"true": True, "false": False}[str(value).lower()]
-    except KeyError:
-        raise UsageError(f"{name} is {value!r}: it must be True or False") from None
-
-
-def _as_dict(report: Any) -> dict[str, Any]:
-    """Return a report as Airflow keeps it: objects, lists, numbers and text."""
-    found: dict[str, Any] = orjson.loads(orjson.dumps(report))
-    return found
+        return as_dict(report)

@@ -21,6 +21,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from queuekeeper.airflow.compatibility import is_supervised
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook, get_connection
+from queuekeeper.config import DRIVER_JAVA_OPTIONS
 from queuekeeper.errors import CheckFailed, RefusedError, ServerUnavailable, StalePlan, UsageError
 
 if TYPE_CHECKING:
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 _NEVER_RETRIED = frozenset({UsageError.exit_code, StalePlan.exit_code, RefusedError.exit_code})
 _CONF = {
+    "spark.driver.extraJavaOptions": DRIVER_JAVA_OPTIONS,
     "spark.log.level": "WARN",
     "spark.sql.session.timeZone": "UTC",
     "spark.ui.enabled": "false",
@@ -92,7 +94,7 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
     :param job: file name of the application (fixed by subclasses).
     :param spark_jobs: folder of the applications; see :func:`queuekeeper.airflow.defaults.spark_jobs`.
     :param postgres_conn_id: source and control database (templated).
-    :param redis_conn_id: target (templated).
+    :param redis_conn_id: target; none for a job that has no use for it (templated).
     :param spark_conn_id: where Spark runs, in client mode (templated).
     :param driver_memory: memory of the driver's JVM; with a ``local`` master it holds the executors too.
     """
@@ -106,7 +108,7 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
         job: str,
         spark_jobs: str,
         postgres_conn_id: str = POSTGRES_CONNECTION,
-        redis_conn_id: str = REDIS_CONNECTION,
+        redis_conn_id: str | None = REDIS_CONNECTION,
         spark_conn_id: str = SPARK_CONNECTION,
         conf: dict[str, str] | None = None,
         driver_memory: str = "1g",
@@ -183,10 +185,11 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
         kept = {name: value for name, value in os.environ.items() if not name.startswith(_SECRET_VARIABLES)}
         kept.setdefault("PYSPARK_PYTHON", sys.executable)
         kept.setdefault("PYSPARK_DRIVER_PYTHON", kept["PYSPARK_PYTHON"])
+        if self.redis_conn_id is not None:
+            kept["QUEUEKEEPER_REDIS_URL"] = QueuekeeperRedisHook(self.redis_conn_id).url
         return kept | {
             "PYTHONUNBUFFERED": "1",
             "QUEUEKEEPER_POSTGRES_URL": QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
-            "QUEUEKEEPER_REDIS_URL": QueuekeeperRedisHook(self.redis_conn_id).url,
             "QUEUEKEEPER_SUPERVISOR_PID": str(os.getpid()),
         }
 

@@ -1,4 +1,4 @@
-"""Queuekeeper's place in Airflow's UI: a page in the navigation and a tab on every run."""
+"""Queuekeeper's place in Airflow's UI: pages in the navigation, and tabs on every run and task."""
 
 from __future__ import annotations
 
@@ -23,6 +23,21 @@ class QueuekeeperPlugin(AirflowPlugin):
                 "destination": "nav",
                 "url_route": "queuekeeper",
                 "nav_top_level": True,
+            },
+            {
+                "name": "Progress",
+                "href": f"{base}{PREFIX}/run/progress?dag_id={{DAG_ID}}&run_id={{RUN_ID}}",
+                "destination": "dag_run",
+                "url_route": "queuekeeper-progress",
+            },
+            {
+                "name": "Evidence",
+                "href": (
+                    f"{base}{PREFIX}/task?dag_id={{DAG_ID}}&run_id={{RUN_ID}}"
+                    "&task_id={TASK_ID}&map_index={MAP_INDEX}"
+                ),
+                "destination": "task_instance",
+                "url_route": "queuekeeper-evidence",
             },
             {
                 "name": "Report",

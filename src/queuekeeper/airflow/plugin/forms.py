@@ -7,6 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
+from urllib.parse import parse_qsl
+
+from fastapi import HTTPException, Request
+
+_FIELDS = 1_000
 
 # What JSON calls a type, and Python.
 _PYTHON: Mapping[str, Any] = {
@@ -85,6 +90,18 @@ def read(params: Mapping[str, Mapping[str, Any]], form: Mapping[str, str]) -> tu
             values[name] = form.get(name)
             problems.append(f"{param['schema'].get('title') or name}: {error}")
     return values, tuple(problems)
+
+
+async def read_body(request: Request) -> dict[str, str]:
+    """Return the fields of a form that a browser has sent.
+
+    :raises HTTPException: when the body is none, or too long (400).
+    """
+    try:
+        body = await request.body()
+        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_FIELDS))
+    except ValueError:
+        raise HTTPException(400, "The form cannot be read.") from None
 
 
 def _field(name: str, param: Mapping[str, Any], given: Mapping[str, Any]) -> Field:

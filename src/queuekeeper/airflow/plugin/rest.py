@@ -31,20 +31,36 @@ class RestApi:
 
     async def dag(self, request: Request, dag_id: str) -> httpx.Response:
         """Ask for a DAG with its parameters."""
-        return await self._call(request, "GET", f"/dags/{quote(dag_id, safe='')}/details")
+        return await self._call(request, "GET", f"/dags/{_part(dag_id)}/details")
 
     async def unpause(self, request: Request, dag_id: str) -> httpx.Response:
         """Let a DAG's runs start."""
-        return await self._call(request, "PATCH", f"/dags/{quote(dag_id, safe='')}", body={"is_paused": False})
+        return await self._call(request, "PATCH", f"/dags/{_part(dag_id)}", body={"is_paused": False})
 
     async def trigger(self, request: Request, dag_id: str, *, conf: dict[str, Any]) -> httpx.Response:
         """Start a run."""
         body = {"logical_date": None, "conf": conf}
-        return await self._call(request, "POST", f"/dags/{quote(dag_id, safe='')}/dagRuns", body=body)
+        return await self._call(request, "POST", f"/dags/{_part(dag_id)}/dagRuns", body=body)
 
     async def run(self, request: Request, dag_id: str, run_id: str) -> httpx.Response:
         """Ask how a run stands."""
-        return await self._call(request, "GET", f"/dags/{quote(dag_id, safe='')}/dagRuns/{quote(run_id, safe='')}")
+        return await self._call(request, "GET", _run(dag_id, run_id))
+
+    async def task(self, request: Request, dag_id: str, run_id: str, task_id: str) -> httpx.Response:
+        """Ask how a task of a run stands, one that is not mapped."""
+        return await self._call(request, "GET", f"{_run(dag_id, run_id)}/taskInstances/{_part(task_id)}")
+
+    async def question(self, request: Request, dag_id: str, run_id: str, task_id: str) -> httpx.Response:
+        """Ask what a task asks people."""
+        path = f"{_run(dag_id, run_id)}/taskInstances/{_part(task_id)}/-1/hitlDetails"
+        return await self._call(request, "GET", path)
+
+    async def answer(
+        self, request: Request, dag_id: str, run_id: str, task_id: str, *, options: list[str]
+    ) -> httpx.Response:
+        """Answer what a task asks."""
+        path = f"{_run(dag_id, run_id)}/taskInstances/{_part(task_id)}/-1/hitlDetails"
+        return await self._call(request, "PATCH", path, body={"chosen_options": options, "params_input": {}})
 
     async def _call(
         self, request: Request, method: str, path: str, *, body: dict[str, Any] | None = None
@@ -52,6 +68,14 @@ class RestApi:
         headers = {name: request.headers[name] for name in _CREDENTIALS if name in request.headers}
         async with httpx.AsyncClient(transport=self._transport(), base_url="http://airflow") as client:
             return await client.request(method, f"/api/v2{path}", json=body, headers=headers)
+
+
+def _part(name: str) -> str:
+    return quote(name, safe="")
+
+
+def _run(dag_id: str, run_id: str) -> str:
+    return f"/dags/{_part(dag_id)}/dagRuns/{_part(run_id)}"
 
 
 def detail(answer: httpx.Response) -> str:

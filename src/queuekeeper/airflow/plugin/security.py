@@ -1,20 +1,28 @@
-"""Who may see the plugin's pages: Airflow does not ask by itself, and its own check is internal, so it stands here."""
+"""Who may see and do what on the plugin's pages: Airflow does not ask by itself, and its own check stands here."""
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Any
+from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
 from airflow.api_fastapi.auth.managers.models.base_user import BaseUser
-from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity, DagDetails
+from airflow.api_fastapi.auth.managers.models.resource_details import ConnectionDetails, DagAccessEntity, DagDetails
 from airflow.api_fastapi.core_api.security import get_user
-from fastapi import Depends, HTTPException
+from airflow.sdk.configuration import conf
+from fastapi import Depends, HTTPException, Request
+
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 
 SignedIn = Annotated[BaseUser, Depends(get_user)]
 
 
 REPORTING = ("session_migration", "queue_quality")
 """DAGs whose reports are shown."""
+
+MIGRATION_DAG = "session_migration"
 
 
 def may_read_runs(user: SignedIn) -> None:
@@ -25,3 +33,72 @@ def may_read_runs(user: SignedIn) -> None:
         )
         if not allowed:
             raise HTTPException(403, f"You may not see runs of {dag_id}.")
+
+
+def may_read_audit(user: SignedIn) -> None:
+    """Demand a user who may read Airflow's own audit log of the DAGs that write reports (403)."""
+    for dag_id in REPORTING:
+        allowed = get_auth_manager().is_authorized_dag(
+            method="GET", access_entity=DagAccessEntity.AUDIT_LOG, details=DagDetails(id=dag_id), user=user
+        )
+        if not allowed:
+            raise HTTPException(403, f"You may not read the audit log of {dag_id}.")
+
+
+def may_run_migrations(user: SignedIn) -> None:
+    """Demand a user who may start runs of the migration (403): they may answer its question and change its pace."""
+    allowed = get_auth_manager().is_authorized_dag(
+        method="POST", access_entity=DagAccessEntity.RUN, details=DagDetails(id=MIGRATION_DAG), user=user
+    )
+    if not allowed:
+        raise HTTPException(403, f"You may not start runs of {MIGRATION_DAG}, so you may not steer one either.")
+
+
+def may_start(dag_id: str, user: SignedIn) -> None:
+    """Demand a user who may start runs of the DAG in the address (403), before its form is looked at."""
+    allowed = get_auth_manager().is_authorized_dag(
+        method="POST", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id), user=user
+    )
+    if not allowed:
+        raise HTTPException(403, f"You may not start runs of {dag_id}.")
+
+
+def may_reveal(user: SignedIn) -> None:
+    """Demand a user who may read the connections of both stores (403): with them they could read payloads anyway."""
+    for conn_id in (POSTGRES_CONNECTION, REDIS_CONNECTION):
+        allowed = get_auth_manager().is_authorized_connection(
+            method="GET", details=ConnectionDetails(conn_id=conn_id), user=user
+        )
+        if not allowed:
+            raise HTTPException(403, "You may not see payloads: that needs the right to read the stores' connections.")
+
+
+def name_of_user(user: SignedIn) -> str:
+    """Return who is signed in, as the audit names them."""
+    return user.get_name()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Guards:
+    """What is asked before a route answers; each raises an ``HTTPException`` where it is not allowed.
+
+    :param read: of every route, those that do not exist included.
+    :param user: returns the name of who is signed in.
+    """
+
+    read: Callable[..., Any] = may_read_runs
+    audit: Callable[..., Any] = may_read_audit
+    start: Callable[..., Any] = may_start
+    run_migrations: Callable[..., Any] = may_run_migrations
+    reveal: Callable[..., Any] = may_reveal
+    user: Callable[..., Any] = name_of_user
+
+
+def check_origin(request: Request) -> None:
+    """Refuse a form that another site sends in the name of whoever is signed in here (403)."""
+    if "authorization" in request.headers:
+        # No browser sends a token by itself.
+        return
+    own = {request.headers.get("host"), urlsplit(conf.get("api", "base_url", fallback="") or "").netloc}
+    if urlsplit(request.headers.get("origin", "")).netloc not in own - {None, ""}:
+        raise HTTPException(403, "This form was not sent from Airflow's own pages.")

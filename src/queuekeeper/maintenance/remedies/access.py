@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-
 from queuekeeper import lua
 from queuekeeper.errors import RefusedError
 from queuekeeper.maintenance.remedies.model import Remedy
@@ -16,12 +14,8 @@ _WITHOUT_KEY = frozenset({"time"})
 
 def commands_of(*scripts: str) -> list[str]:
     """Return the commands that scripts of sessions call on keys."""
-    called = (
-        command.lower()
-        for name in scripts
-        for command in re.findall(r"redis\.call\(\s*'([A-Z]+)'", lua.load(f"sessions/{name}").source)
-    )
-    return sorted(set(called) - _WITHOUT_KEY)
+    called = (lua.commands_called(lua.load(f"sessions/{name}")) for name in scripts)
+    return sorted(frozenset().union(*called) - _WITHOUT_KEY)
 
 
 def check_access(client: RedisClient, remedy: Remedy, *, key_prefix: str, writing: bool) -> None:

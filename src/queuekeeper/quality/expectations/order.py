@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from queuekeeper.quality.expectations.rule import QueueExpectation, reads
 
 
@@ -12,6 +14,7 @@ class ExpectQueueSerialsToIncrease(QueueExpectation):
     serials as there are messages.
     """
 
+    faults: ClassVar[tuple[str, ...]] = ("tied_serials", "bad_serials")
     column_list: list[str] = reads("messages", "lowest_serial", "highest_serial", "tied_serials", "bad_serials")
 
     def rule(self) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from queuekeeper.quality.expectations.rule import QueueExpectation, reads
 
 
@@ -12,6 +14,7 @@ class ExpectPacketIdsToStepWithSerials(QueueExpectation):
     whatever its steps.
     """
 
+    faults: ClassVar[tuple[str, ...]] = ("step_errors",)
     column_list: list[str] = reads("messages", "step_errors")
 
     def rule(self) -> str:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from queuekeeper.quality.expectations.rule import QueueExpectation, reads
 
 
 class ExpectReferencesToHavePayloads(QueueExpectation):
     """Each reference of a queue names a payload that is there."""
 
+    faults: ClassVar[tuple[str, ...]] = ("dead",)
     column_list: list[str] = reads("messages", "live", "dead")
 
     def rule(self) -> str:
@@ -18,6 +21,7 @@ class ExpectReferencesToHavePayloads(QueueExpectation):
 class ExpectDeadReferencesToLeaveRoom(QueueExpectation):
     """Dead references do not fill a queue to nine tenths of its limit: a trim would then remove live messages."""
 
+    faults: ClassVar[tuple[str, ...]] = ("dead",)
     column_list: list[str] = reads("messages", "live", "dead", "dead_crowding")
 
     def rule(self) -> str:
@@ -28,6 +32,7 @@ class ExpectDeadReferencesToLeaveRoom(QueueExpectation):
 class ExpectPayloadsToBeReferenced(QueueExpectation):
     """Each payload of a client is named by a reference: nobody would ever send the others."""
 
+    faults: ClassVar[tuple[str, ...]] = ("orphans",)
     column_list: list[str] = reads("messages", "orphans")
 
     def rule(self) -> str:

@@ -45,8 +45,11 @@ class QueueExpectation(MulticolumnMapExpectation, ABC):
 
     ``column_list`` is what the rule reads and what an example shows. ``mostly`` is the share of the queues that must
     keep the rule; ``tolerated_share`` the share of a queue's messages that may break it before the queue counts.
+
+    :cvar faults: columns that say how badly a queue breaks the rule: the more, the worse.
     """
 
+    faults: ClassVar[tuple[str, ...]] = ()
     map_metric: ClassVar[str] = "queue.keeps_rule"
     success_keys: ClassVar[tuple[str, ...]] = ("mostly", "tolerated_share")
 

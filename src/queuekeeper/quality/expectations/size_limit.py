@@ -16,6 +16,7 @@ class ExpectQueueToKeepWithinLimit(QueueExpectation):
     Without ``limit`` it is the limit that the profile was made with; ``limit`` sets a lower one, to warn early.
     """
 
+    faults: ClassVar[tuple[str, ...]] = ("live",)
     success_keys: ClassVar[tuple[str, ...]] = ("mostly", "tolerated_share", "limit")
 
     column_list: list[str] = reads("messages", "live", "over_limit")

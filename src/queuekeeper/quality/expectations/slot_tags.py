@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 from queuekeeper.quality.expectations.rule import QueueExpectation, reads
 
 
 class ExpectHashTagToHoldClientTogether(QueueExpectation):
     """The client id neither empties nor shifts the hash tag, so all keys of the client are in one slot."""
 
+    faults: ClassVar[tuple[str, ...]] = ("bad_tag",)
     column_list: list[str] = reads("slot", "bad_tag")
 
     def rule(self) -> str:
@@ -18,6 +21,7 @@ class ExpectHashTagToHoldClientTogether(QueueExpectation):
 class ExpectKeysToBeTheClientsOwn(QueueExpectation):
     """Each key has its type, and references are those of the client whose key holds them."""
 
+    faults: ClassVar[tuple[str, ...]] = ("wrong_type_keys", "foreign_references")
     column_list: list[str] = reads("messages", "wrong_type_keys", "foreign_references")
 
     def rule(self) -> str:

@@ -1,0 +1,66 @@
+"""Keep the event broker in order: expire subscriptions, repeat what was never dispatched, watch polls, ages and bloat.
+
+Nobody is asked: a subscription is removed when the time it was given has passed since it was last active, and an event
+that was stored and never dispatched is put up for dispatch, which harms no consumer that can bear a repetition. What
+must not wait (polls have stopped, a table nears wraparound, events are written to the overflow) turns the run red.
+
+### If it fails
+
+- **expire_subscriptions**, **reenqueue_events**: the log's last line says what to mend: a parameter, a server, a
+  privilege, a broker that is not installed. Clear the task; it can be repeated.
+- **watch**, **report**: clear the task; it only reads.
+- **upkept**: something must not wait. The message says what and what to do; the report has the figures.
+
+Step by step, with commands: `docs/runbooks/event_upkeep.md`. Owner: queuekeeper.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG, TriggerRule
+
+from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.operators.event_upkeep import (
+    CheckUpkeepOperator,
+    ExpireSubscriptionsOperator,
+    ReenqueueEventsOperator,
+    ReportUpkeepOperator,
+    WatchBrokerOperator,
+)
+from queuekeeper.airflow.params import event_upkeep_params
+
+POSTGRES: dict[str, Any] = {"pool": Pool.POSTGRES.value, "execution_timeout": timedelta(hours=1)}
+
+with DAG(
+    Path(__file__).stem,
+    description="Expire subscriptions, repeat what was never dispatched, watch polls, ages and bloat, report.",
+    doc_md=__doc__,
+    schedule="*/15 * * * *",
+    start_date=START,
+    catchup=False,
+    is_paused_upon_creation=True,
+    max_active_runs=1,
+    params=event_upkeep_params(),
+    default_args={**default_args(), "postgres_conn_id": "{{ params.postgres_conn_id }}"},
+    tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.POSTGRES.value],
+):
+    expire = ExpireSubscriptionsOperator(task_id="expire_subscriptions", **POSTGRES)
+    reenqueue = ReenqueueEventsOperator(task_id="reenqueue_events", **POSTGRES)
+    # What is wrong is of interest most when something was not done.
+    watch = WatchBrokerOperator(task_id="watch", trigger_rule=TriggerRule.ALL_DONE, **POSTGRES)
+    report = ReportUpkeepOperator(
+        task_id="report",
+        expiry=expire.output,
+        reenqueued=reenqueue.output,
+        watch=watch.output,
+        trigger_rule=TriggerRule.ALL_DONE,
+        **POSTGRES,
+    )
+    # The run's own verdict: a report alone must not turn a task that failed green.
+    upkept = CheckUpkeepOperator(task_id="upkept", report=report.output, **POSTGRES)
+
+    [expire, reenqueue] >> watch >> report
+    [expire, reenqueue] >> upkept

@@ -1,0 +1,305 @@
+#!lua
+--[[
+Purpose
+    Append entries to a queue, all or none of them; the newest value of a key takes the place of the one before.
+KEYS
+    [1]  state           fields of the queue
+    [2]  order           sorted set: key -> sequence
+    [3]  times           sorted set: key -> instant of its append
+    [4]  values          hash: key -> "<sequence> <flags> <record>"
+    [5]  tombstones      sorted set: key -> sequence, of tombstones only
+    [6]  in_flight       sorted set of sequences that the consumer holds
+    [7]  wake            sorted set of at most one member
+    [8]  producers       hash: producer -> its last append
+ARGV
+    [1]  max_keys        keys that the queue may hold; 0: any number
+    [2]  max_bytes       bytes of keys and values that it may hold; 0: any number
+    [3]  policy          when it is full: reject, or drop_oldest
+    [4]  producer        who numbers its appends; empty for nobody: the number is not looked at then
+    [5]  number          number of this append, 0 or more; grows
+    [6]  now             ms; empty: the server's clock
+    [7+] entry           four per entry: key, record, 1 for a tombstone or else 0, expected_sequence that the key has
+                         before this call (0: the key is not there, empty: whatever it has)
+Returns
+    "first_sequence live evicted evicted_unacked is_consumed is_first replaced ..."  numbers in one text, as a list
+                         costs more than most commands in here: entries have sequences that count up from
+                         first_sequence; keys now; entries that went for want of room and how many of them nobody had
+                         acknowledged; 1 while a consumer's lease runs; 1 when nothing was appended to this queue
+                         before; per entry the sequence that it replaced, 0 for none
+    {"replayed", first_sequence, last_sequence}  the producer has made this append before; nothing was written
+    {"forgotten"}        the producer has made an append with a greater number; nothing was written
+Errors
+    INVALID   an argument breaks the rules above, or sequences have reached 2^53
+    LAYOUT    the queue was written by a later version
+    CONFLICT  a key has another sequence than the expected one; nothing was written
+    FULL      the queue would be larger than it may be; nothing was written. An append by which it does not grow passes
+Cost
+    O(M log N) for M entries and N keys, and O(E log N) for E that are evicted, at most 800 per call: a queue that is
+    over its limits still goes on shrinking with the next calls. About 25 us for one entry, 6 us per entry of 256 B in
+    large calls. At most 200 entries.
+]]
+--- @include "includes/integers"
+
+-- An append of one entry is the most frequent call of all, so little is made for it: every command, table and function
+-- that an include defines costs time, whether it is needed or not.
+
+local ENTRIES_PER_CALL = 200
+local FIRST_ENTRY = 7
+local MAX_INTEGER = 9007199254740992
+
+local state_key, order_key, times_key, values_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local max_keys, max_bytes, policy, producer = integer(ARGV[1]), integer(ARGV[2]), ARGV[3], ARGV[4]
+local count = (#ARGV - FIRST_ENTRY + 1) / 4
+
+-- Validation: nothing is written before all of it has passed.
+
+if #KEYS ~= 8 or count < 1 or count % 1 ~= 0 then
+    return redis.error_reply('INVALID 8 keys, 6 arguments and 4 per entry are expected')
+end
+if count > ENTRIES_PER_CALL then
+    return redis.error_reply('INVALID a call takes at most ' .. ENTRIES_PER_CALL .. ' entries')
+end
+if not max_keys or max_keys < 0 or not max_bytes or max_bytes < 0 then
+    return redis.error_reply('INVALID a limit is not an integer of 0 or more')
+end
+if policy ~= 'reject' and policy ~= 'drop_oldest' then
+    return redis.error_reply('INVALID policy is neither reject nor drop_oldest')
+end
+local now
+if ARGV[6] == '' then
+    -- As includes/time does.
+    local time = redis.call('TIME')
+    now = time[1] * 1000 + math.floor(time[2] / 1000)
+else
+    now = integer(ARGV[6])
+    if not now or now < 0 then
+        return redis.error_reply('INVALID now is neither empty nor an integer of 0 or more')
+    end
+end
+local keys = count > 1 and {}
+local has_condition, has_tombstone = false, false
+for index = 1, count do
+    local at = FIRST_ENTRY + 4 * index - 4
+    local flag, expected = ARGV[at + 2], ARGV[at + 3]
+    if keys then
+        keys[index] = ARGV[at]
+    end
+    if flag == '1' then
+        has_tombstone = true
+    elseif flag ~= '0' then
+        return redis.error_reply('INVALID mark of a tombstone of entry ' .. index .. ' is neither 0 nor 1')
+    end
+    if expected ~= '' then
+        has_condition = true
+        local sequence = integer(expected)
+        if not sequence or sequence < 0 then
+            return redis.error_reply('INVALID expected sequence of entry ' .. index .. ' is not 0 or a sequence')
+        end
+    end
+end
+if producer ~= '' then
+    local given = integer(ARGV[5])
+    if not given or given < 0 then
+        return redis.error_reply('INVALID number of the append is not an integer of 0 or more')
+    end
+    local record = redis.call('HGET', KEYS[8], producer)
+    if record then
+        local last_number, first_sequence, last_sequence = string.match(record, '^(%d+) (%d+) (%d+)')
+        if last_number + 0 > given then
+            return { 'forgotten' }
+        end
+        if last_number + 0 == given then
+            return { 'replayed', first_sequence + 0, last_sequence + 0 }
+        end
+    end
+end
+
+local fields = redis.call(
+    'HMGET', state_key, 'version', 'sequence', 'bytes', 'last_ms', 'appended', 'compacted', 'session', 'lease_until_ms'
+)
+if fields[1] and fields[1] ~= '1' then
+    return redis.error_reply('LAYOUT the queue has layout ' .. fields[1])
+end
+local sequence, create = fields[2] and fields[2] + 0, nil
+if not sequence then
+    --- @include "includes/create_queue"
+    sequence, create = highest_sequence(order_key), create_queue
+end
+if sequence > MAX_INTEGER - count then
+    return redis.error_reply('INVALID sequences of the queue have reached 2^53')
+end
+local current = keys and redis.call('ZMSCORE', order_key, unpack(keys))
+    or { redis.call('ZSCORE', order_key, ARGV[FIRST_ENTRY]) }
+if has_condition then
+    for index = 1, count do
+        local expected = ARGV[FIRST_ENTRY + 4 * index - 1]
+        if expected ~= '' and expected ~= (current[index] or '0') then
+            return redis.error_reply(
+                'CONFLICT entry ' .. index .. ' has sequence ' .. (current[index] or '0') .. ', not ' .. expected
+            )
+        end
+    end
+end
+
+-- What the queue will hold. Of a key that comes twice the last entry stays, and it replaces the one before.
+local last_ms, appended = tonumber(fields[4] or '0'), tonumber(fields[5] or '0')
+local old_compacted, lease_until_ms = tonumber(fields[6] or '0'), tonumber(fields[8] or '0')
+-- Numbers of the queue's fields are read before the first write, so that none can stop the script behind it.
+local old_acked, old_sent, last_lost = 0, 0, 0
+if policy == 'drop_oldest' then
+    local cursor = redis.call('HMGET', state_key, 'acked', 'sent', 'last_lost_sequence')
+    old_acked, old_sent, last_lost = tonumber(cursor[1] or '0'), tonumber(cursor[2] or '0'), tonumber(cursor[3] or '0')
+end
+local ms_text = now > last_ms and string.format('%d', now) or fields[4] or '0'
+local live, old_bytes = redis.call('ZCARD', order_key), tonumber(fields[3] or '0')
+local bytes, batch_bytes, new_keys, batch_keys, compacted = old_bytes, 0, 0, 0, 0
+local contents, order, times, replaced = {}, {}, {}, {}
+local places, replaced_keys = keys and {}, nil
+for index = 1, count do
+    local at = FIRST_ENTRY + 4 * index - 4
+    local key = ARGV[at]
+    local text = string.format('%d', sequence + index)
+    local value = text .. ' ' .. ARGV[at + 2] .. ' ' .. ARGV[at + 1]
+    local size = #key + #value
+    local earlier = places and places[key]
+    if earlier then
+        replaced[index] = order[2 * earlier - 1]
+        local gone = #key + #contents[2 * earlier]
+        bytes, batch_bytes, compacted = bytes - gone, batch_bytes - gone, compacted + 1
+    elseif current[index] then
+        replaced[index] = current[index]
+        bytes, compacted = bytes - #key - redis.call('HSTRLEN', values_key, key), compacted + 1
+        replaced_keys = replaced_keys or {}
+        replaced_keys[#replaced_keys + 1] = key
+        batch_keys = batch_keys + 1
+    else
+        replaced[index] = '0'
+        new_keys, batch_keys = new_keys + 1, batch_keys + 1
+    end
+    bytes, batch_bytes = bytes + size, batch_bytes + size
+    if places then
+        places[key] = index
+    end
+    contents[2 * index - 1], contents[2 * index] = key, value
+    order[2 * index - 1], order[2 * index] = text, key
+    times[2 * index - 1], times[2 * index] = ms_text, key
+end
+live = live + new_keys
+local drops_oldest = policy == 'drop_oldest'
+local has_too_many = max_keys > 0 and live > max_keys and new_keys > 0
+local is_too_large = max_bytes > 0 and bytes > max_bytes and bytes > old_bytes
+if drops_oldest then
+    has_too_many = max_keys > 0 and batch_keys > max_keys
+    is_too_large = max_bytes > 0 and batch_bytes > max_bytes
+end
+if has_too_many or is_too_large then
+    return redis.error_reply('FULL ' .. string.format(
+        'the queue would hold %.0f keys and %.0f bytes: %.0f and %.0f are the limits (0: none)',
+        live, bytes, max_keys, max_bytes
+    ))
+end
+
+-- Writing: the first write is one that a full server refuses; removals come last.
+
+redis.call('HSET', values_key, unpack(contents))
+if create then
+    create(state_key, sequence)
+end
+redis.call('ZADD', order_key, unpack(order))
+redis.call('ZADD', times_key, unpack(times))
+-- Keys that are no tombstones any more, or gone, leave with the last command on that key: while its slot moves, a key
+-- that a script has emptied is not this server's any more.
+local unmarked
+if replaced_keys then
+    for _, key in ipairs(replaced_keys) do
+        local index = places and places[key] or 1
+        if ARGV[FIRST_ENTRY + 4 * index - 2] == '0' then
+            unmarked = unmarked or {}
+            unmarked[#unmarked + 1] = key
+        end
+    end
+end
+if has_tombstone then
+    local marks = {}
+    for index = 1, count do
+        local at = FIRST_ENTRY + 4 * index - 4
+        if ARGV[at + 2] == '1' and not (places and places[ARGV[at]] ~= index) then
+            marks[#marks + 1] = order[2 * index - 1]
+            marks[#marks + 1] = ARGV[at]
+        end
+    end
+    if #marks > 0 then
+        redis.call('ZADD', KEYS[5], unpack(marks))
+    end
+end
+local last_text = order[2 * count - 1]
+
+local evicted, unacked = 0, 0
+if drops_oldest then
+    --- @include "includes/is_acked"
+    --- @include "includes/note_lost"
+    local EVICTIONS_PER_CALL = 800
+    local EVICTIONS_AT_ONCE = 100
+    local function is_over()
+        return (max_keys > 0 and live > max_keys) or (max_bytes > 0 and bytes > max_bytes)
+    end
+    while is_over() and evicted < EVICTIONS_PER_CALL do
+        local oldest = redis.call('ZRANGE', order_key, '0', EVICTIONS_AT_ONCE - 1, 'WITHSCORES')
+        local going = {}
+        for place = 1, #oldest, 2 do
+            local key, old = oldest[place], oldest[place + 1] + 0
+            -- What this call has appended stands last and fits, unless the bytes that the queue says it has are wrong:
+            -- it must not go before anybody has seen it.
+            if not is_over() or old > sequence then
+                break
+            end
+            live, bytes = live - 1, bytes - #key - redis.call('HSTRLEN', values_key, key)
+            if not is_acked(KEYS[6], old, old_acked, old_sent) then
+                unacked, last_lost = unacked + 1, math.max(last_lost, old)
+            end
+            going[#going + 1] = key
+            unmarked = unmarked or {}
+            unmarked[#unmarked + 1] = key
+        end
+        if #going == 0 then
+            break
+        end
+        evicted = evicted + #going
+        redis.call('ZREM', order_key, unpack(going))
+        redis.call('ZREM', times_key, unpack(going))
+        redis.call('HDEL', values_key, unpack(going))
+    end
+    if evicted > 0 then
+        redis.call('HINCRBY', state_key, 'evicted', evicted)
+    end
+    note_lost(state_key, 'evicted_unacked', unacked, last_lost)
+end
+if unmarked then
+    redis.call('ZREM', KEYS[5], unpack(unmarked))
+end
+local bytes_text, appended_text = string.format('%d', bytes), string.format('%d', appended + count)
+if compacted > 0 then
+    redis.call(
+        'HSET', state_key, 'sequence', last_text, 'bytes', bytes_text, 'last_ms', ms_text, 'appended', appended_text,
+        'compacted', string.format('%d', old_compacted + compacted)
+    )
+else
+    redis.call(
+        'HSET', state_key, 'sequence', last_text, 'bytes', bytes_text, 'last_ms', ms_text, 'appended', appended_text
+    )
+end
+-- Last, so that an append that was cut short is not taken for done when it is repeated.
+if producer ~= '' then
+    redis.call(
+        'HSET', KEYS[8], producer, ARGV[5] .. ' ' .. order[1] .. ' ' .. last_text .. ' ' .. count .. ' ' .. ms_text
+    )
+end
+
+-- A consumer that is late with its heartbeat is woken too.
+local is_consumed = 0
+if fields[7] and fields[7] ~= '' then
+    redis.call('ZADD', KEYS[7], last_text, 'wake')
+    is_consumed = lease_until_ms > now and 1 or 0
+end
+return order[1] .. ' ' .. live .. ' ' .. evicted .. ' ' .. unacked .. ' ' .. is_consumed .. ' '
+    .. (fields[5] and 0 or 1) .. ' ' .. (count == 1 and replaced[1] or table.concat(replaced, ' '))

@@ -1,0 +1,42 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Prolong the lease of a consumer, and wake it when something waits that it has not been woken for.
+KEYS
+    [1]  state           fields of the queue
+    [2]  order           sorted set: key -> sequence
+    [3]  in_flight       sorted set of sequences that the consumer holds
+    [4]  wake            sorted set of at most one member
+ARGV
+    [1]  incarnation     of the subscription
+    [2]  epoch           of the subscription
+    [3]  lease_ms        how long the session counts as there from now on, 1 or more
+    [4]  now             ms; empty: the server's clock
+Returns
+    {lag, in_flight}     entries not delivered yet; messages in flight
+Errors
+    INVALID  an argument breaks the rules above
+    STALE    the subscription is not the current one, or the queue is gone
+Cost
+    O(log N) for N keys; about 10 us.
+]]
+--- @include "includes/instant"
+--- @include "includes/stale"
+
+local state_key, order_key, in_flight_key, wake_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local incarnation, epoch, lease_ms, now = ARGV[1], ARGV[2], integer(ARGV[3]), instant(ARGV[4])
+if #KEYS ~= 4 or #ARGV ~= 4 or not lease_ms or lease_ms < 1 or not now then
+    return redis.error_reply('INVALID 4 keys, a fence, a lease of 1 or more and an instant are expected')
+end
+local fields = redis.call('HMGET', state_key, 'incarnation', 'epoch', 'sent')
+local refusal = stale(fields, incarnation, epoch)
+if refusal then
+    return refusal
+end
+
+redis.call('HSET', state_key, 'lease_until_ms', string.format('%.0f', now + lease_ms))
+local lag = redis.call('ZCOUNT', order_key, '(' .. fields[3], '+inf')
+if lag > 0 then
+    redis.call('ZADD', wake_key, fields[3], 'wake')
+end
+return { lag, redis.call('ZCARD', in_flight_key) }

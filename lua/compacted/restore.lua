@@ -1,0 +1,85 @@
+#!lua
+--[[
+Purpose
+    Put rows back that collect has removed, where their keys are not there now. Each has its old place: it is delivered
+    only if the cursor has not passed that, else after a rewind.
+KEYS
+    [1]  state           fields of the queue
+    [2]  order           sorted set: key -> sequence
+    [3]  times           sorted set: key -> instant of its append
+    [4]  values          hash: key -> "<sequence> <flags> <record>"
+    [5]  tombstones      sorted set: key -> sequence, of tombstones only
+ARGV
+    [1]  incarnation     of the queue that the rows are of; empty: it is not known
+    [2+] row             four per row: key, sequence, ms, value as find_due answered them; at most 200 rows
+Returns
+    {restored, present, refused, to_deliver}  rows put back; rows whose key is there; rows that do not go into this
+                         queue: their sequence is taken or was never given out, or their instant is not one between
+                         those of their neighbours; restored rows that the cursor has not passed
+Errors
+    INVALID        an argument breaks the rules above
+    STALE          the queue is another than the one that the rows are of
+    UNKNOWN_QUEUE  there is no such queue
+Cost
+    O(M log N) for M rows and N keys; about 15 us per row.
+]]
+--- @include "includes/integers"
+--- @include "includes/neighbour_ms"
+
+local ROWS_PER_CALL = 200
+local FIRST_ROW = 2
+
+local state_key, order_key, times_key, values_key, tombstones_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
+local incarnation = ARGV[1]
+local count = (#ARGV - FIRST_ROW + 1) / 4
+if #KEYS ~= 5 or count < 1 or count % 1 ~= 0 or count > ROWS_PER_CALL then
+    return redis.error_reply('INVALID 5 keys, an incarnation and 1 to ' .. ROWS_PER_CALL .. ' rows are expected')
+end
+for index = 1, count do
+    local at = FIRST_ROW + 4 * index - 4
+    local sequence, ms = integer(ARGV[at + 1]), integer(ARGV[at + 2])
+    local head = string.match(ARGV[at + 3], '^(%d+) [01] ')
+    if not sequence or sequence < 1 or not ms or ms < 0 or head ~= ARGV[at + 1] then
+        return redis.error_reply('INVALID row ' .. index .. ' has no sequence, no instant or the value of another')
+    end
+end
+local fields = redis.call('HMGET', state_key, 'incarnation', 'sequence', 'sent', 'bytes', 'last_ms')
+if not fields[1] then
+    return redis.error_reply('UNKNOWN_QUEUE there is no such queue')
+end
+if incarnation ~= '' and incarnation ~= fields[1] then
+    return redis.error_reply('STALE the queue is another than the one that the rows are of')
+end
+
+local highest, sent, bytes, last_ms = fields[2] + 0, fields[3] + 0, fields[4] + 0, fields[5] + 0
+local restored, present, refused, to_deliver = 0, 0, 0, 0
+for index = 1, count do
+    local at = FIRST_ROW + 4 * index - 4
+    local key, sequence, ms, value = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
+    if redis.call('ZSCORE', order_key, key) then
+        present = present + 1
+    else
+        local before = neighbour_ms(order_key, times_key, sequence, '-inf', 'BYSCORE', 'REV', 'LIMIT', '0', '1') or 0
+        local behind = neighbour_ms(
+            order_key, times_key, '(' .. sequence, '+inf', 'BYSCORE', 'LIMIT', '0', '1'
+        ) or last_ms
+        local is_taken = redis.call('ZCOUNT', order_key, sequence, sequence) > 0
+        if is_taken or sequence + 0 > highest or ms + 0 < before or ms + 0 > behind then
+            refused = refused + 1
+        else
+            redis.call('HSET', values_key, key, value)
+            redis.call('ZADD', order_key, sequence, key)
+            redis.call('ZADD', times_key, ms, key)
+            if string.sub(value, #sequence + 2, #sequence + 2) == '1' then
+                redis.call('ZADD', tombstones_key, sequence, key)
+            end
+            restored, bytes = restored + 1, bytes + #key + #value
+            to_deliver = to_deliver + (sequence + 0 > sent and 1 or 0)
+        end
+    end
+end
+if restored > 0 then
+    redis.call('HSET', state_key, 'bytes', string.format('%.0f', bytes))
+    redis.call('HINCRBY', state_key, 'restored', restored)
+end
+return { restored, present, refused, to_deliver }

@@ -1,0 +1,296 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Take the next messages of a consumer under a lease, and count an attempt of each. Leases that have run out end first
+    and messages whose retry is due get in line, at most 100 of each; while more have run out nothing is handed out. A
+    message that has expired before its first attempt, or whose payload is gone, is passed over; one that is handed out
+    is kept until the deadline at least. A message whose lease ran out twice is handed out alone: it may be what ends
+    its workers, and is to end no work on others. An ordered consumer gets at most one message per lane, and none from
+    a lane whose last one is not done.
+KEYS
+    [1]  state           fields of the queue
+    [2]  options         member -> options
+    [3]  consumers       when each member was seen last
+    [4]  messages        id -> "published_ms:expires_at_ms:order_hash:record"
+    [5]  references      id -> consumers that owe an ack
+    [6]  expiries        end of each message's life
+    [7]  leases          id -> deadline
+    [8]  delayed         id -> when its retry is due
+    [9]  dead            id -> when it died
+    [10] details         fields of the consumer
+    [11] wake            has a member when there may be something to claim
+    [12+] ready          list of ids per lane
+ARGV
+    [1]  consumer        its name
+    [2]  token           proves the lease: 1 to 64 letters, digits, hyphens and underscores, a letter or digit first
+    [3]  lease_ms        how long it lasts, 1 or more
+    [4]  count           most messages, 1 to 1,000; fewer when they are over 1,000,000 bytes together
+    [5]  max_stalls      a message whose lease ran out more often becomes a dead letter
+    [6]  now_ms          instant; empty: the server's time
+Returns
+    {deadline_ms, wait_until_ms, more, skipped, stalled, dead, id, attempt, stalls, message, ...}  deadline; instant at
+                         which something becomes due if nothing is published, 0 for none; 1 when there may be more to
+                         claim at once; messages passed over; leases ended; dead letters among those; then four per
+                         message, the last as in the hash. A paused or adopting consumer gets none
+Errors
+    INVALID           an argument breaks the rules above
+    UNKNOWN_QUEUE     there is no such queue
+    UNKNOWN_CONSUMER  no such consumer is registered
+    VERSION           the consumer has another number of lanes
+Cost
+    O(C log L) for C messages and L leases, and at most 200 messages moved and 1,000 passed over; about 90 us for one
+    message, 8 us per further one, on two busy cores.
+]]
+--- @include "includes/instant"
+--- @include "includes/fanout_consumer"
+--- @include "includes/fanout_lanes"
+--- @include "includes/fanout_entries"
+--- @include "includes/fanout_new_entries"
+--- @include "includes/fanout_tokens"
+--- @include "includes/fanout_release"
+--- @include "includes/fanout_reclaim"
+
+local MOVED_PER_CALL = 100
+local SKIPPED_PER_CALL = 1000
+local CLAIMED_PER_CALL = 1000
+local BYTES_PER_CALL = 1000000
+local SUSPECT_STALLS = 2
+local FIRST_READY = 12
+
+local keys = {
+    state = KEYS[1],
+    messages = KEYS[4],
+    references = KEYS[5],
+    expiries = KEYS[6],
+    leases = KEYS[7],
+    dead = KEYS[9],
+    details = KEYS[10],
+    ready = { unpack(KEYS, FIRST_READY) },
+}
+local options_key, consumers_key, delayed_key, wake_key = KEYS[2], KEYS[3], KEYS[8], KEYS[11]
+
+local consumer, token = ARGV[1], ARGV[2]
+local lease_ms, count, max_stalls = integer(ARGV[3]), integer(ARGV[4]), integer(ARGV[5])
+if #ARGV ~= 6 or not is_token(token) then
+    return redis.error_reply('INVALID 6 arguments are expected, and a token of 1 to 64 letters, digits, - and _')
+end
+if not lease_ms or lease_ms < 1 or not max_stalls or max_stalls < 0 then
+    return redis.error_reply('INVALID lease or number of stalls is not an integer of 1, or 0, or more')
+end
+if not count or count < 1 or count > CLAIMED_PER_CALL then
+    return redis.error_reply('INVALID count is not an integer from 1 to ' .. CLAIMED_PER_CALL)
+end
+local now = instant(ARGV[6])
+if not now then
+    return redis.error_reply('INVALID now is neither empty nor an integer of 0 or more')
+end
+local options, unknown = options_of(keys.state, options_key, consumer)
+local refused = unknown or lanes_error(options, keys.ready)
+if refused then
+    return refused
+end
+
+local deadline = string.format('%d', now + lease_ms)
+local reply = { deadline, 0, 0, 0, 0, 0 }
+redis.call('ZADD', consumers_key, 'XX', string.format('%d', now), consumer)
+local notes = redis.call('HMGET', keys.details, 'paused', 'adopting', 'next_lane')
+if notes[1] or notes[2] or redis.call('HEXISTS', keys.state, 'paused') == 1 then
+    redis.call('UNLINK', wake_key)
+    return reply
+end
+
+-- Of each key everything is read and added before anything is removed, and that once: while a cluster moves the slot,
+-- a key that a script has emptied is out of its reach.
+local instants = '(' .. string.format('%d', now)
+local first_deadline = redis.call('ZRANGEBYSCORE', keys.leases, instants, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+local first_due = redis.call('ZRANGEBYSCORE', delayed_key, instants, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+
+local stalled, dead, is_more, foreign = reclaim(keys, options, max_stalls, MOVED_PER_CALL, now)
+reply[5], reply[6] = #stalled, dead
+if is_more then
+    count = 0
+end
+-- Someone may have halted it just now.
+local is_halted = dead > 0 and options.mode == 'ordered' and options.when_failed == 'halt'
+
+local due = redis.call(
+    'ZRANGEBYSCORE', delayed_key, '-inf', string.format('%d', now), 'LIMIT', 0, MOVED_PER_CALL
+)
+if #due > 0 then
+    redis.call('RPUSH', keys.ready[1], unpack(due))
+    redis.call('ZREM', delayed_key, unpack(due))
+end
+
+local skipped, taken, is_leased = {}, 0, {}
+local bytes, is_full = 0, false
+-- Whether the answer has room for one more; a single larger message travels alone.
+local function fits(id)
+    if count > 1 and not is_full then
+        local before = bytes
+        bytes = bytes + redis.call('HSTRLEN', keys.messages, id)
+        is_full = before > 0 and bytes > BYTES_PER_CALL
+    end
+    return not is_full
+end
+
+local suspect_stalls = math.max(1, math.min(SUSPECT_STALLS, max_stalls))
+local is_alone = false
+-- Leases those of the ids that have a payload and a life, and passes the others over, up to a message that is handed
+-- out alone, now or next time. Returns how many are leased, and how many were looked at.
+local function lease(ids, lane)
+    local payloads = redis.call('HMGET', keys.messages, unpack(ids))
+    local entries = redis.call('HMGET', keys.details, unpack(ids))
+    local noted, leased, looked_at = {}, {}, 0
+    for position, id in ipairs(ids) do
+        if is_alone then
+            break
+        end
+        looked_at = position
+        local message, entry = payloads[position], entries[position]
+        local expires_at = are_ids({ id }, 1) and message and string.match(message, '^%d+:(%d+):') or '0'
+        if not message or (not entry and tonumber(expires_at) <= now) then
+            skipped[#skipped + 1] = id
+        else
+            local attempts, stalls = read_entry(entry)
+            is_alone = stalls >= suspect_stalls
+            if is_alone and taken + #noted > 0 then
+                looked_at = position - 1
+                break
+            end
+            noted[#noted + 1] = id
+            noted[#noted + 1] = write_entry(attempts + 1, stalls, lane, token)
+            leased[#leased + 1] = deadline
+            leased[#leased + 1] = id
+            is_leased[id] = true
+            local size = #reply
+            reply[size + 1], reply[size + 2], reply[size + 3], reply[size + 4] = id, attempts + 1, stalls, message
+        end
+    end
+    if #noted > 0 then
+        redis.call('HSET', keys.details, unpack(noted))
+        redis.call('ZADD', keys.leases, unpack(leased))
+        redis.call('ZADD', keys.expiries, 'XX', 'GT', unpack(leased))
+    end
+    return #noted / 2, looked_at
+end
+
+local waiting = 0
+local blocked_until
+if options.mode == 'fifo' then
+    local key = keys.ready[1]
+    local length, read = redis.call('LLEN', key), 0
+    while read < length and taken < count and #skipped < SKIPPED_PER_CALL and not is_full and not is_alone do
+        -- Half of what unpack() may take: two values are noted per id.
+        local size = math.min(count - taken, 500, SKIPPED_PER_CALL - #skipped)
+        local ids = {}
+        for _, id in ipairs(redis.call('LRANGE', key, read, read + size - 1)) do
+            if not fits(id) then
+                break
+            end
+            ids[#ids + 1] = id
+        end
+        if #ids > 0 then
+            local leased, looked_at = lease(ids, 0)
+            read = read + looked_at
+            taken = taken + leased
+        end
+    end
+    if read > 0 then
+        redis.call('LTRIM', key, read, -1)
+    end
+    waiting = length - read
+elseif not is_halted then
+    local fields = {}
+    for lane = 1, options.lanes do
+        fields[lane] = 'l' .. lane
+    end
+    local states = redis.call('HMGET', keys.details, unpack(fields))
+    -- Each claim begins behind the lane where the last one ended: none waits for ever.
+    local first = (tonumber(notes[3]) or 1) - 1
+    local last_lane
+    for step = 0, options.lanes - 1 do
+        local lane = (first + step) % options.lanes + 1
+        local kind, value = string.match(states[lane] or '', '^(%l+) (%d+)$')
+        local key = keys.ready[lane]
+        local is_free = not kind
+        if kind == 'blocked' then
+            is_free = tonumber(value) <= now
+        elseif kind == 'leased' then
+            -- A note without its lease would stop the lane for ever.
+            is_free = not redis.call('ZSCORE', keys.leases, value)
+        end
+        if is_free then
+            local length, read = redis.call('LLEN', key), 0
+            local id
+            while not id and read < length and taken < count and #skipped < SKIPPED_PER_CALL and not is_alone do
+                local next_id = redis.call('LINDEX', key, read)
+                if not fits(next_id) then
+                    break
+                end
+                local leased, looked_at = lease({ next_id }, lane)
+                read = read + looked_at
+                if leased == 1 then
+                    id = next_id
+                    taken = taken + 1
+                    last_lane = lane
+                end
+            end
+            if read > 0 then
+                redis.call('LTRIM', key, read, -1)
+            end
+            if id then
+                redis.call('HSET', keys.details, 'l' .. lane, 'leased ' .. id)
+            elseif kind then
+                redis.call('HDEL', keys.details, 'l' .. lane)
+            end
+            if not id and read < length then
+                waiting = waiting + 1
+            end
+        elseif kind == 'blocked' and redis.call('EXISTS', key) == 1 then
+            blocked_until = math.min(tonumber(value), blocked_until or tonumber(value))
+        end
+    end
+    if last_lane and options.lanes > 1 then
+        redis.call('HSET', keys.details, 'next_lane', last_lane % options.lanes + 1)
+    end
+end
+
+if taken > 0 then
+    redis.call('HINCRBY', keys.details, 'claimed', taken)
+end
+if #skipped > 0 then
+    redis.call('HDEL', keys.details, unpack(skipped))
+    redis.call('HINCRBY', keys.details, 'expired', #skipped)
+    release(keys, skipped)
+end
+reply[4] = #skipped
+
+local ended = foreign
+for _, id in ipairs(stalled) do
+    if not is_leased[id] then
+        ended[#ended + 1] = id
+    end
+end
+if #ended > 0 then
+    redis.call('ZREM', keys.leases, unpack(ended))
+end
+
+local more = waiting > 0 or is_more or #due == MOVED_PER_CALL
+if is_halted then
+    more = false
+end
+if more then
+    -- Another process of this consumer may wait for it.
+    redis.call('ZADD', wake_key, 0, 'w')
+    reply[3] = 1
+else
+    redis.call('UNLINK', wake_key)
+end
+local wait_until = blocked_until
+for _, at in ipairs({ first_due or false, first_deadline or false, taken > 0 and deadline }) do
+    if at then
+        wait_until = math.min(tonumber(at), wait_until or tonumber(at))
+    end
+end
+reply[2] = wait_until or 0
+return reply

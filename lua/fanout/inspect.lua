@@ -1,0 +1,36 @@
+#!lua flags=no-writes
+--[[
+Purpose
+    Describe a queue; inspect_consumer describes its consumers.
+KEYS
+    [1]  state           fields of the queue
+    [2]  messages        id -> message
+    [3]  references      id -> consumers that owe an ack
+    [4]  expiries        end of each message's life
+    [5]  held            ids that nobody has adopted yet
+    [6]  remembered      until when each deduplication id is remembered
+ARGV
+    none
+Returns
+    {fields, messages, references, held, deduplications, next_expiry_ms, now_ms}  names and values of the state in turn,
+                         none for an unknown queue; messages; messages that somebody owes an ack for; held ids;
+                         deduplication ids remembered; earliest end of a life, 0 without one; the server's time
+Errors
+    INVALID  6 keys and no arguments are expected
+Cost
+    O(1); about 5 us.
+]]
+--- @include "includes/time"
+
+if #KEYS ~= 6 or #ARGV ~= 0 then
+    return redis.error_reply('INVALID 6 keys and no arguments are expected')
+end
+return {
+    redis.call('HGETALL', KEYS[1]),
+    redis.call('HLEN', KEYS[2]),
+    redis.call('HLEN', KEYS[3]),
+    redis.call('LLEN', KEYS[5]),
+    redis.call('ZCARD', KEYS[6]),
+    tonumber(redis.call('ZRANGE', KEYS[4], 0, 0, 'WITHSCORES')[2] or 0),
+    now_ms(),
+}

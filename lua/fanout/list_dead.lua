@@ -1,0 +1,45 @@
+#!lua flags=no-writes
+--[[
+Purpose
+    Show a consumer's dead letters, oldest first.
+KEYS
+    [1]  messages        id -> message
+    [2]  dead            id -> when it died
+    [3]  details         fields of the consumer
+ARGV
+    [1]  offset          letters to pass over, 0 or more
+    [2]  limit           most letters, 1 to 1,000; fewer when they are over 1,000,000 bytes together
+Returns
+    {total, id, died_ms, attempts, stalls, reason, message, ...}  letters in all; six values per letter; the last is
+                         empty when the message is gone
+Errors
+    INVALID  an argument breaks the rules above
+Cost
+    O(log D + M) for M of D letters; about 10 us per letter on two busy cores. At most 1,000.
+]]
+--- @include "includes/integers"
+--- @include "includes/fanout_entries"
+
+local PER_CALL = 1000
+local BYTES_PER_CALL = 1000000
+
+local offset, limit = integer(ARGV[1]), integer(ARGV[2])
+if #KEYS ~= 3 or #ARGV ~= 2 or not offset or offset < 0 or not limit or limit < 1 or limit > PER_CALL then
+    return redis.error_reply('INVALID 3 keys, an offset of 0 or more and a limit of 1 to 1000 are expected')
+end
+local reply = { redis.call('ZCARD', KEYS[2]) }
+local letters = redis.call('ZRANGE', KEYS[2], offset, offset + limit - 1, 'WITHSCORES')
+local bytes = 0
+for index = 1, #letters, 2 do
+    local id = letters[index]
+    bytes = bytes + redis.call('HSTRLEN', KEYS[1], id)
+    if index > 1 and bytes > BYTES_PER_CALL then
+        break
+    end
+    local notes = redis.call('HMGET', KEYS[3], id, 'e' .. id)
+    local attempts, stalls = read_entry(notes[1])
+    local size = #reply
+    reply[size + 1], reply[size + 2], reply[size + 3], reply[size + 4] = id, letters[index + 1], attempts, stalls
+    reply[size + 5], reply[size + 6] = notes[2] or '', redis.call('HGET', KEYS[1], id) or ''
+end
+return reply

@@ -1,0 +1,58 @@
+#!lua flags=no-writes
+--[[
+Purpose
+    Walk through the ids that a key of a queue or consumer holds, for verify, repair and adopt.
+KEYS
+    [1]  holder          messages, references, expiries, held, details, or a set or list of a consumer
+ARGV
+    [1]  cursor          0 to begin; else what the last call answered
+    [2]  limit           about how many ids, 1 to 1,000
+    [3]  with_values     1: what a hash has of each id follows it, for references and details; else 0
+Returns
+    {cursor, id, ...}    0 at the end; ids, and nothing that is none. In a hash that changes meanwhile some may come
+                         twice; in a list or set some may be missed
+Errors
+    INVALID  an argument breaks the rules above
+Cost
+    O(M) for M ids, and for a list O(cursor); about 1 us per id, and the copying of messages.
+]]
+--- @include "includes/integers"
+--- @include "includes/fanout_ids"
+
+local PER_CALL = 1000
+
+local limit = integer(ARGV[2])
+if #KEYS ~= 1 or #ARGV ~= 3 or not string.find(ARGV[1], '^%d+$') or (ARGV[3] ~= '0' and ARGV[3] ~= '1') then
+    return redis.error_reply('INVALID a key, a cursor, a limit, and 0 or 1 are expected')
+end
+if not limit or limit < 1 or limit > PER_CALL then
+    return redis.error_reply('INVALID limit is not an integer from 1 to ' .. PER_CALL)
+end
+local kind = redis.call('TYPE', KEYS[1])['ok']
+if kind == 'hash' then
+    local page = redis.call('HSCAN', KEYS[1], ARGV[1], 'COUNT', limit)
+    local reply = { page[1] }
+    for index = 1, #page[2], 2 do
+        -- Notes of a consumer are of an id, or why it died; its counters have words for names.
+        if ARGV[3] == '0' then
+            reply[#reply + 1] = string.match(page[2][index], '^e?(%d+)$')
+        elseif string.find(page[2][index], '^%d+$') then
+            reply[#reply + 1], reply[#reply + 2] = page[2][index], page[2][index + 1]
+        end
+    end
+    return reply
+end
+local offset = tonumber(ARGV[1])
+local ids = {}
+if kind == 'list' then
+    ids = redis.call('LRANGE', KEYS[1], offset, offset + limit - 1)
+elseif kind == 'zset' then
+    ids = redis.call('ZRANGE', KEYS[1], offset, offset + limit - 1)
+end
+local reply = { #ids == limit and string.format('%d', offset + limit) or '0' }
+for _, id in ipairs(ids) do
+    if are_ids({ id }, 1) then
+        reply[#reply + 1] = id
+    end
+end
+return reply

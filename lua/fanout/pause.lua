@@ -1,0 +1,30 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Let nothing be claimed, by one consumer or by any; what is claimed can be finished, and publishes go on.
+KEYS
+    [1]  state           fields of the queue
+    [2]  options         member -> options
+    [3]  paused          the hash that notes it: the consumer's details, or the queue's state
+ARGV
+    [1]  consumer        its name; empty for the whole queue
+Returns
+    1  it is paused now
+    0  it was before
+Errors
+    INVALID           3 keys and an argument are expected
+    UNKNOWN_QUEUE     there is no such queue
+    UNKNOWN_CONSUMER  no such consumer is registered
+Cost
+    O(1); about 3 us.
+]]
+--- @include "includes/fanout_pausable"
+
+if #KEYS ~= 3 or #ARGV ~= 1 then
+    return redis.error_reply('INVALID 3 keys and an argument are expected')
+end
+local refused = pausable_error(KEYS[1], KEYS[2], ARGV[1])
+if refused then
+    return refused
+end
+return redis.call('HSETNX', KEYS[3], 'paused', 'asked')

@@ -1,0 +1,124 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Do for a consumer that nobody claims for what a claim would do first: end leases that have run out, and put messages
+    whose retry is due in line. Then take ids out of its lists whose messages are gone, page by page: those in the
+    middle too, which take the room of messages that a bounded consumer would be given.
+KEYS
+    [1]  state           fields of the queue
+    [2]  options         member -> options
+    [3]  references      id -> consumers that owe an ack
+    [4]  expiries        end of each message's life
+    [5]  leases          id -> deadline
+    [6]  delayed         id -> when its retry is due
+    [7]  dead            id -> when it died
+    [8]  details         fields of the consumer
+    [9]  wake            has a member when there may be something to claim
+    [10+] ready          list of ids per lane
+ARGV
+    [1]  consumer        its name
+    [2]  max_stalls      a message whose lease ran out more often becomes a dead letter
+    [3]  limit           most leases, most retries, and most ids looked at, 1 to 1,000
+    [4]  lane            whose list to go on with, from 1
+    [5]  offset          0 to begin with that list; else what the last call answered
+    [6]  now_ms          instant; empty: the server's time
+Returns
+    {requeued, dead, skipped, more, lane, offset}  messages that are next in line again; dead letters; ids without a
+                         message taken off; 1 when there may be more to do; where to go on
+Errors
+    INVALID           an argument breaks the rules above
+    UNKNOWN_QUEUE     there is no such queue
+    UNKNOWN_CONSUMER  no such consumer is registered
+    VERSION           the consumer has another number of lanes
+Cost
+    O(M log L + E) for M messages, L leases, and E entries between ids that are taken off and the nearer end of their
+    list; about 10 us per message, 1 us per id looked at. At most 1,000 of each kind, and 250,000 entries; farther in,
+    ids stay until others have gone.
+]]
+--- @include "includes/instant"
+--- @include "includes/fanout_consumer"
+--- @include "includes/fanout_lanes"
+--- @include "includes/fanout_reclaim"
+--- @include "includes/fanout_unblock"
+
+local PER_CALL = 1000
+local REACH = 250000
+local FIRST_READY = 10
+
+local keys = {
+    state = KEYS[1],
+    expiries = KEYS[4],
+    leases = KEYS[5],
+    dead = KEYS[7],
+    details = KEYS[8],
+    ready = { unpack(KEYS, FIRST_READY) },
+}
+local options_key, references_key, delayed_key, wake_key = KEYS[2], KEYS[3], KEYS[6], KEYS[9]
+local max_stalls, limit, now = integer(ARGV[2]), integer(ARGV[3]), instant(ARGV[6])
+local first_lane, offset = integer(ARGV[4]), integer(ARGV[5])
+if #ARGV ~= 6 or not max_stalls or max_stalls < 0 or not now then
+    return redis.error_reply('INVALID 6 arguments are expected, number of stalls and now integers of 0 or more')
+end
+if not limit or limit < 1 or limit > PER_CALL then
+    return redis.error_reply('INVALID limit is not an integer from 1 to ' .. PER_CALL)
+end
+if not first_lane or first_lane < 1 or not offset or offset < 0 then
+    return redis.error_reply('INVALID lane or offset is not an integer of 1, or 0, or more')
+end
+local options, unknown = options_of(keys.state, options_key, ARGV[1])
+local refused = unknown or lanes_error(options, keys.ready)
+if refused then
+    return refused
+end
+
+local stalled, dead, is_more, foreign = reclaim(keys, options, max_stalls, limit, now)
+if #stalled > 0 then
+    redis.call('ZREM', keys.leases, unpack(stalled))
+end
+if #foreign > 0 then
+    redis.call('ZREM', keys.leases, unpack(foreign))
+end
+local requeued = #stalled - dead
+local due = redis.call('ZRANGEBYSCORE', delayed_key, '-inf', string.format('%d', now), 'LIMIT', 0, limit)
+if #due > 0 then
+    redis.call('RPUSH', keys.ready[1], unpack(due))
+    redis.call('ZREM', delayed_key, unpack(due))
+end
+
+local skipped, left, lane = 0, limit, first_lane
+while lane <= #keys.ready and left > 0 do
+    local key = keys.ready[lane]
+    local ids = redis.call('LRANGE', key, offset, offset + left - 1)
+    local gone = {}
+    local length = redis.call('LLEN', key)
+    local from_tail = length - offset
+    if #ids > 0 and math.min(offset + #ids, from_tail) <= REACH then
+        for position, count in ipairs(redis.call('HMGET', references_key, unpack(ids))) do
+            if not count then
+                gone[#gone + 1] = ids[position]
+                -- Marked by place and removed together: to look for each would take a walk through the list each time.
+                redis.call('LSET', key, offset + position - 1, '')
+            end
+        end
+    end
+    if #gone > 0 then
+        unblock(keys.details, lane, gone)
+        redis.call('HDEL', keys.details, unpack(gone))
+        redis.call('LREM', key, offset + #ids <= from_tail and #gone or -#gone, '')
+        skipped = skipped + #gone
+    end
+    left = left - #ids
+    if left > 0 then
+        lane, offset = lane + 1, 0
+    else
+        offset = offset + #ids - #gone
+    end
+end
+if skipped > 0 then
+    redis.call('HINCRBY', keys.details, 'expired', skipped)
+end
+if requeued > 0 or skipped > 0 or #due > 0 then
+    redis.call('ZADD', wake_key, 0, 'w')
+end
+local more = is_more or #due == limit or lane <= #keys.ready
+return { requeued, dead, skipped, more and 1 or 0, math.min(lane, #keys.ready), offset }

@@ -1,0 +1,98 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Put dead letters back in line, with their attempts and stalls at zero: behind the others, or, with an ordered
+    consumer, ahead of them. They live as long as a dead letter would from now on.
+KEYS
+    [1]  state           fields of the queue
+    [2]  options         member -> options
+    [3]  messages        id -> "published_ms:expires_at_ms:order_hash:record"
+    [4]  expiries        end of each message's life
+    [5]  dead            id -> when it died
+    [6]  details         fields of the consumer
+    [7]  wake            has a member when there may be something to claim
+    [8+] ready           list of ids per lane
+ARGV
+    [1]  consumer        its name
+    [2]  now_ms          instant; empty: the server's time
+    [3+] id              letters
+Returns
+    {retried, id, ...}   messages that wait again; ids that are no dead letters, or whose message was gone: such a
+                         letter is removed
+Errors
+    INVALID           an argument breaks the rules above, or there are none or more than 500 ids
+    UNKNOWN_QUEUE     there is no such queue
+    UNKNOWN_CONSUMER  no such consumer is registered
+    VERSION           the consumer has another number of lanes
+Cost
+    O(M log D) for M of D letters; about 20 us per letter on two busy cores. At most 500.
+]]
+--- @include "includes/instant"
+--- @include "includes/fanout_consumer"
+--- @include "includes/fanout_lanes"
+--- @include "includes/fanout_new_entries"
+--- @include "includes/fanout_ids"
+
+local IDS_PER_CALL = 500
+local FIRST_READY = 8
+local FIRST_ID = 3
+
+local state_key, options_key, messages_key, expiries_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
+local dead_key, details_key, wake_key = KEYS[5], KEYS[6], KEYS[7]
+local ready = { unpack(KEYS, FIRST_READY) }
+local now = instant(ARGV[2])
+local count = #ARGV - FIRST_ID + 1
+if count < 1 or count > IDS_PER_CALL or not are_ids(ARGV, FIRST_ID) or not now then
+    return redis.error_reply('INVALID a name, an instant and 1 to ' .. IDS_PER_CALL .. ' ids are expected')
+end
+local options, unknown = options_of(state_key, options_key, ARGV[1])
+local refused = unknown or lanes_error(options, ready)
+if refused then
+    return refused
+end
+
+local ids = { unpack(ARGV, FIRST_ID) }
+local is_ordered = options.mode == 'ordered'
+table.sort(ids, function(one, other)
+    if is_ordered then
+        return tonumber(one) > tonumber(other)
+    end
+    return tonumber(one) < tonumber(other)
+end)
+local reply = { 0 }
+local ended = {}
+for position, died in ipairs(redis.call('ZMSCORE', dead_key, unpack(ids))) do
+    local id = ids[position]
+    local was_dead = died and id ~= ids[position - 1]
+    local message = was_dead and redis.call('HGET', messages_key, id)
+    local order_hash = string.match(message or '', '^%d+:%d+:(%d+):')
+    if order_hash then
+        local lane = is_ordered and tonumber(order_hash) % options.lanes + 1 or 0
+        redis.call('HSET', details_key, id, write_entry(0, 0, lane, '-'))
+        redis.call('HDEL', details_key, 'e' .. id)
+        redis.call(
+            'ZADD', expiries_key, 'XX', 'GT', string.format('%d', now + options.dead_retention_ms), id
+        )
+        if is_ordered then
+            redis.call('LPUSH', ready[lane], id)
+        else
+            redis.call('RPUSH', ready[1], id)
+        end
+        ended[#ended + 1] = id
+        reply[1] = reply[1] + 1
+    else
+        reply[#reply + 1] = id
+        if was_dead then
+            ended[#ended + 1] = id
+            redis.call('HDEL', details_key, id, 'e' .. id)
+        end
+    end
+end
+if #ended > 0 then
+    redis.call('ZREM', dead_key, unpack(ended))
+end
+if reply[1] > 0 then
+    redis.call('HINCRBY', details_key, 'revived', reply[1])
+    redis.call('ZADD', wake_key, 0, 'w')
+end
+return reply

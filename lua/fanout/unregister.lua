@@ -1,0 +1,123 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Remove a consumer, page by page: the first call ends its membership, so that it gets nothing more, and each call
+    gives up some of what it still owes; the last one removes its keys and its name.
+KEYS
+    [1]  state           fields of the queue
+    [2]  options         member -> options
+    [3]  consumers       when each member was seen last
+    [4]  messages        id -> message
+    [5]  references      id -> consumers that owe an ack
+    [6]  expiries        end of each message's life
+    [7]  leases          id -> deadline
+    [8]  delayed         id -> when its retry is due
+    [9]  dead            id -> when it died
+    [10] details         fields of the consumer
+    [11] wake            has a member when there may be something to claim
+    [12+] ready          list of ids per lane
+ARGV
+    [1]  consumer        its name
+    [2]  force           1: even with leases that have not run out; acks of those are refused from then on. Else 0
+    [3]  unseen_since_ms  a member that was seen at this instant or later stays; empty: it goes whenever it was seen
+    [4]  limit           most messages to give up, 1 to 1,000
+    [5]  begun           1: only to go on with a removal that has begun; one that registered anew since stays. Else 0
+    [6]  now_ms          instant; empty: the server's time
+Returns
+    {released, freed, more}  messages that it owed an ack; those of them that are gone; 1 when another call is needed
+    {"seen", last_seen_ms}   it was seen since; nothing has changed
+Errors
+    INVALID           an argument breaks the rules above
+    UNKNOWN_QUEUE     there is no such queue
+    UNKNOWN_CONSUMER  no such consumer is registered, or all of it is gone, or its removal was to have begun and has not
+    HAS_LEASES        somebody works on messages of it
+    VERSION           the consumer has another number of lanes
+Cost
+    O(M log T) for M messages given up and T in the queue; about 5 us per message. At most 1,000.
+]]
+--- @include "includes/instant"
+--- @include "includes/fanout_options"
+--- @include "includes/fanout_lanes"
+--- @include "includes/fanout_next_membership"
+--- @include "includes/fanout_release"
+
+local PER_CALL = 1000
+local FIRST_READY = 12
+
+local keys = { state = KEYS[1], messages = KEYS[4], references = KEYS[5], expiries = KEYS[6] }
+local options_key, consumers_key, leases_key, details_key = KEYS[2], KEYS[3], KEYS[7], KEYS[10]
+local ready = { unpack(KEYS, FIRST_READY) }
+local consumer, force, unseen_since, limit = ARGV[1], ARGV[2], integer(ARGV[3]), integer(ARGV[4])
+local begun, now = ARGV[5], instant(ARGV[6])
+if #ARGV ~= 6 or (force ~= '0' and force ~= '1') or (ARGV[3] ~= '' and not unseen_since) or not now then
+    return redis.error_reply('INVALID 6 arguments are expected, force 0 or 1, instants empty or integers')
+end
+if begun ~= '0' and begun ~= '1' then
+    return redis.error_reply('INVALID begun is neither 0 nor 1')
+end
+if not limit or limit < 1 or limit > PER_CALL then
+    return redis.error_reply('INVALID limit is not an integer from 1 to ' .. PER_CALL)
+end
+local text = redis.call('HGET', options_key, consumer)
+local options = text and read_options(text)
+if not options or (begun == '1' and options.mode ~= 'leaving') then
+    if redis.call('EXISTS', keys.state) == 0 then
+        return redis.error_reply('UNKNOWN_QUEUE there is no queue of this name')
+    end
+    return redis.error_reply('UNKNOWN_CONSUMER no consumer of this name is registered with the queue')
+end
+local refused = lanes_error(options, ready)
+if refused then
+    return refused
+end
+if options.mode ~= 'leaving' then
+    local seen = tonumber(redis.call('ZSCORE', consumers_key, consumer)) or 0
+    if unseen_since and seen >= unseen_since then
+        return { 'seen', string.format('%d', seen) }
+    end
+    if force == '0' and redis.call('ZCOUNT', leases_key, '(' .. string.format('%d', now), '+inf') > 0 then
+        return redis.error_reply('HAS_LEASES somebody works on messages of consumer ' .. consumer)
+    end
+    redis.call('HSET', options_key, consumer, (string.gsub(text, '^%l+', 'leaving')))
+    redis.call('HSET', keys.state, 'membership', string.format('%d', next_membership(keys.state)))
+    redis.call('HINCRBY', keys.state, 'members', -1)
+end
+
+local sets = { leases_key, KEYS[8], KEYS[9] }
+local left = 0
+for _, key in ipairs(sets) do
+    left = left + redis.call('ZCARD', key)
+end
+for _, key in ipairs(ready) do
+    left = left + redis.call('LLEN', key)
+end
+local given_up = {}
+for _, key in ipairs(sets) do
+    if #given_up < limit then
+        local ids = redis.call('ZRANGE', key, 0, limit - #given_up - 1)
+        if #ids > 0 then
+            redis.call('ZREM', key, unpack(ids))
+        end
+        for _, id in ipairs(ids) do
+            given_up[#given_up + 1] = id
+        end
+    end
+end
+for _, key in ipairs(ready) do
+    if #given_up < limit then
+        for _, id in ipairs(redis.call('LPOP', key, limit - #given_up) or {}) do
+            given_up[#given_up + 1] = id
+        end
+    end
+end
+local freed = release(keys, given_up)
+if #given_up > 0 then
+    redis.call('HDEL', details_key, unpack(given_up))
+end
+local more = #given_up < left
+if not more then
+    redis.call('UNLINK', details_key, KEYS[11])
+    redis.call('HDEL', options_key, consumer)
+    redis.call('ZREM', consumers_key, consumer)
+end
+return { #given_up, freed, more and 1 or 0 }

@@ -1,0 +1,62 @@
+#!lua flags=no-writes
+--[[
+Purpose
+    Tell for each of some ids what the queue has of it and which consumers do, to be compared.
+KEYS
+    [1]  state           fields of the queue
+    [2]  messages        id -> message
+    [3]  references      id -> consumers that owe an ack
+    [4]  expiries        end of each message's life
+    [5]  held            ids that nobody has adopted yet
+    [6+] consumer_key    per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
+ARGV
+    [1]  membership      its number: a caller that asks about some consumers after others knows all of them
+    [2]  consumers       number of consumers that are named
+    [3+] value           per consumer its lanes, 0 when it is not ordered and has one list; then 1 to 100 different ids
+Returns
+    {id, has_message, references, has_expiry, places, ...}  five values per id; the count is -1 when there is none;
+                         places has a word per consumer that has something: its position in the call, from 1, and a
+                         letter per place: r ready, d delayed, l leased, u leased without a token, x dead letter, n only
+                         notes; "0h" for held. There may be fewer ids than were asked about: go on behind the last
+Errors
+    INVALID   an argument breaks the rules above
+    VERSION   the membership is another one
+    TOO_LONG  the lists have more than 1,000,000 entries: name fewer consumers
+Cost
+    O(M N) for M ids and N entries in the lists of these consumers and of held ids; at most 1,000,000 comparisons, about
+    10 ms.
+]]
+--- @include "includes/fanout_recount"
+
+local FIRST_CONSUMER_KEY = 6
+local FIRST_VALUE = 3
+
+if not integer(ARGV[1]) or not integer(ARGV[2]) then
+    return redis.error_reply('INVALID membership and number of consumers are integers of 0 or more')
+end
+local consumers, ids = read_holders(FIRST_CONSUMER_KEY, FIRST_VALUE, 1)
+if not consumers then
+    return ids
+end
+if (redis.call('HGET', KEYS[1], 'membership') or '0') ~= ARGV[1] then
+    return redis.error_reply('VERSION the membership is another one')
+end
+local reply = {}
+for _, id in ipairs(ids) do
+    local places = {}
+    if redis.call('LPOS', KEYS[5], id) then
+        places[1] = '0h'
+    end
+    for number, consumer in ipairs(consumers) do
+        local found = places_of(consumer, id)
+        if found ~= '' then
+            places[#places + 1] = number .. found
+        end
+    end
+    local size = #reply
+    reply[size + 1], reply[size + 2] = id, redis.call('HEXISTS', KEYS[2], id)
+    reply[size + 3] = tonumber(redis.call('HGET', KEYS[3], id) or -1)
+    reply[size + 4] = redis.call('ZSCORE', KEYS[4], id) and 1 or 0
+    reply[size + 5] = table.concat(places, ' ')
+end
+return reply

@@ -1,0 +1,52 @@
+--- @include "includes/fanout_bury"
+--- @include "includes/fanout_entries"
+--- @include "includes/fanout_new_entries"
+--- @include "includes/fanout_ids"
+-- So many are put in order, where there are more than a call moves; beyond it, pages are in order of deadlines.
+local OVERDUE_READ = 5000
+
+-- Puts messages whose lease has run out back to the head of their list, oldest in front, or to the dead letters after
+-- too many: the newest first, so that until there are no more, nothing is to be handed out. Returns their ids, how many
+-- are dead, whether there are more, and members that are no ids; the caller takes all these leases away, as his last
+-- touch of that key.
+local function reclaim(keys, options, max_stalls, limit, now)
+    local instants = string.format('%d', now)
+    local overdue = redis.call('ZREVRANGEBYSCORE', keys.leases, instants, '-inf', 'LIMIT', 0, limit + 1)
+    local is_more = #overdue > limit
+    if is_more then
+        overdue = redis.call('ZREVRANGEBYSCORE', keys.leases, instants, '-inf', 'LIMIT', 0, OVERDUE_READ)
+    end
+    local ids, foreign = {}, {}
+    for _, id in ipairs(overdue) do
+        if are_ids({ id }, 1) then
+            ids[#ids + 1] = id
+        elseif #foreign < limit then
+            foreign[#foreign + 1] = id
+        end
+    end
+    if #ids == 0 then
+        return ids, 0, is_more, foreign
+    end
+    table.sort(ids, function(one, other)
+        return tonumber(one) > tonumber(other)
+    end)
+    ids = { unpack(ids, 1, math.min(#ids, limit)) }
+    local dead = 0
+    for position, entry in ipairs(redis.call('HMGET', keys.details, unpack(ids))) do
+        local id = ids[position]
+        local attempts, stalls, lane = read_entry(entry)
+        stalls = stalls + 1
+        if lane > 0 then
+            redis.call('HDEL', keys.details, 'l' .. lane)
+        end
+        if stalls > max_stalls then
+            bury(keys, options, id, attempts, stalls, lane, 'stalled', now)
+            dead = dead + 1
+        else
+            redis.call('HSET', keys.details, id, write_entry(attempts, stalls, lane, '-'))
+            redis.call('LPUSH', keys.ready[math.max(lane, 1)], id)
+        end
+    end
+    redis.call('HINCRBY', keys.details, 'stalled', #ids)
+    return ids, dead, is_more, foreign
+end

@@ -1,0 +1,85 @@
+--- @include "includes/integers"
+--- @include "includes/fanout_entries"
+--- @include "includes/fanout_ids"
+local IDS_PER_CALL = 100
+-- Comparisons of an id with an entry of a list, after which a call ends: about 10 ms.
+local COMPARISONS_PER_CALL = 1000000
+
+-- Keys of the consumers that a call names, the ids that it asks about, and where the values of the first of them stand;
+-- nil, and the error to answer, when they do not fit together, or their lists are too long to be looked through.
+local function read_holders(first_key, first_value, values_per_id)
+    local misfit = redis.error_reply('INVALID keys and lanes of consumers, and 1 to 100 ids, do not fit together')
+    local count = integer(ARGV[first_value - 1])
+    if not count or count < 0 or #ARGV < first_value - 1 + count then
+        return nil, misfit
+    end
+    local consumers, at = {}, first_key
+    -- The held list comes before the consumers, and is looked through as well.
+    local entries = redis.call('LLEN', KEYS[first_key - 1])
+    for number = 1, count do
+        local lanes = integer(ARGV[first_value - 1 + number])
+        local lists = lanes and math.max(lanes, 1)
+        if not lists or lanes < 0 or lanes > 64 or #KEYS < at + 3 + lists then
+            return nil, misfit
+        end
+        local ready = { unpack(KEYS, at + 4, at + 3 + lists) }
+        for _, key in ipairs(ready) do
+            entries = entries + redis.call('LLEN', key)
+        end
+        consumers[number] = {
+            leases = KEYS[at], delayed = KEYS[at + 1], dead = KEYS[at + 2], details = KEYS[at + 3], ready = ready,
+            lanes = lanes,
+        }
+        at = at + 4 + lists
+    end
+    local ids, seen = {}, {}
+    for index = first_value + count, #ARGV, values_per_id do
+        local id = ARGV[index]
+        if seen[id] then
+            return nil, misfit
+        end
+        seen[id] = true
+        ids[#ids + 1] = id
+    end
+    if
+        at ~= #KEYS + 1
+        or #ids < 1
+        or #ids > IDS_PER_CALL
+        or #ids * values_per_id ~= #ARGV - first_value + 1 - count
+        or not are_ids(ids, 1)
+    then
+        return nil, misfit
+    end
+    local affordable = math.floor(COMPARISONS_PER_CALL / math.max(entries, 1))
+    if affordable < 1 then
+        return nil, redis.error_reply('TOO_LONG lists of ' .. entries .. ' ids cannot be looked through in one call')
+    end
+    return consumers, { unpack(ids, 1, math.min(#ids, affordable)) }, first_value + count
+end
+
+-- Where a consumer has an id: the kinds of the places in turn, and the list of the first place among its lists.
+local function places_of(consumer, id)
+    local found, list = '', nil
+    local notes = redis.call('HMGET', consumer.details, id, 'e' .. id)
+    if redis.call('ZSCORE', consumer.leases, id) then
+        local _, _, _, token = read_entry(notes[1])
+        found = token == '-' and 'u' or 'l'
+    end
+    if redis.call('ZSCORE', consumer.delayed, id) then
+        found = found .. 'd'
+    end
+    if redis.call('ZSCORE', consumer.dead, id) then
+        found = found .. 'x'
+    end
+    for _, key in ipairs(consumer.ready) do
+        local positions = redis.call('LPOS', key, id, 'COUNT', 2)
+        if #positions > 0 then
+            found = found .. string.rep('r', #positions)
+            list = list or key
+        end
+    end
+    if found == '' and (notes[1] or notes[2]) then
+        found = 'n'
+    end
+    return found, list
+end

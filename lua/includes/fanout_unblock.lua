@@ -1,0 +1,15 @@
+--- @include "includes/fanout_entries"
+-- A lane that waits for the retry of its head waits no longer when that message goes. To be called before the notes on
+-- the ids that go are removed.
+local function unblock(details_key, lane, ids)
+    if #ids == 0 or not string.find(redis.call('HGET', details_key, 'l' .. lane) or '', '^blocked ') then
+        return
+    end
+    for _, entry in ipairs(redis.call('HMGET', details_key, unpack(ids))) do
+        local attempts = read_entry(entry)
+        if attempts > 0 then
+            redis.call('HDEL', details_key, 'l' .. lane)
+            return
+        end
+    end
+end

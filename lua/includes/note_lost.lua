@@ -1,0 +1,7 @@
+-- Messages that went without having been acknowledged are counted apart, and the newest of them is named.
+local function note_lost(key, counter, lost, newest)
+    if lost > 0 then
+        redis.call('HINCRBY', key, counter, lost)
+        redis.call('HSET', key, 'last_lost_sequence', string.format('%.0f', newest))
+    end
+end

@@ -1,0 +1,101 @@
+--- @include "includes/integers"
+--- @include "includes/is_acked"
+--- @include "includes/is_policy"
+-- What of a queue retention lets go: by its own rules, which configure has set, or else by the given ones; nothing when
+-- they break the rules. Rows that are old but have to wait for an acknowledgement are looked at again after an hour.
+local LOOK_AGAIN_MS = 3600000
+
+local function retention_of(own, override, policy, retention_text, tombstone_text, now)
+    local retention_ms, tombstone_ms = integer(retention_text), integer(tombstone_text)
+    if not is_policy(policy, retention_ms, tombstone_ms) or (override ~= '0' and override ~= '1') or not now then
+        return nil
+    end
+    if own[1] and override == '0' then
+        policy, retention_ms, tombstone_ms = own[1], own[2] + 0, own[3] + 0
+    end
+    return {
+        policy = policy,
+        retention_ms = retention_ms,
+        tombstone_ms = tombstone_ms,
+        old_ms = now - retention_ms,
+        old_tombstone_ms = now - tombstone_ms,
+    }
+end
+
+-- Of a tombstone that goes unacknowledged the consumer never learns: it stays until retention ends, and without end
+-- under acked_only and compact.
+local function is_due(rules, ms, is_tombstone, acknowledged)
+    if ms < rules.old_ms and rules.policy ~= 'compact' then
+        return acknowledged or rules.policy ~= 'acked_only'
+    end
+    return is_tombstone and acknowledged and ms < rules.old_tombstone_ms
+end
+
+local function rank_of(times_key, ms)
+    return redis.call('ZCOUNT', times_key, '-inf', string.format('(%.0f', ms))
+end
+
+local function first_from(times_key, ms)
+    local score = redis.call('ZRANGE', times_key, string.format('%.0f', ms), '+inf', 'BYSCORE', 'LIMIT', '0', '1',
+        'WITHSCORES')[2]
+    return score and score + 0
+end
+
+-- Whether there are tombstones is said by the script, in keys.has_tombstones: while its slot moves, a key that a script
+-- has emptied is not this server's any more, and a further command on it fails.
+
+-- At most so many rows behind a sequence, the oldest first, that are old enough: as key and score in turns. Instants
+-- rise with the sequences: among all rows the old ones come first, and behind them only tombstones can be due.
+local function old_rows(rules, keys, after, limit)
+    local after_text, rows = string.format('(%.0f', after), {}
+    if rules.policy ~= 'compact' then
+        local old = rank_of(keys.times, rules.old_ms)
+        local end_score = old > 0 and redis.call('ZRANGE', keys.order, old - 1, old - 1, 'WITHSCORES')[2]
+        if end_score and end_score + 0 > after then
+            rows = redis.call(
+                'ZRANGE', keys.order, after_text, end_score, 'BYSCORE', 'LIMIT', '0', limit, 'WITHSCORES'
+            )
+            after_text = '(' .. end_score
+        end
+    end
+    local old = rank_of(keys.times, rules.old_tombstone_ms)
+    local end_score = old > 0 and redis.call('ZRANGE', keys.order, old - 1, old - 1, 'WITHSCORES')[2]
+    local room = limit - #rows / 2
+    if end_score and room > 0 and keys.has_tombstones then
+        local tombstones = redis.call(
+            'ZRANGE', keys.tombstones, after_text, end_score, 'BYSCORE', 'LIMIT', '0', room, 'WITHSCORES'
+        )
+        for place = 1, #tombstones do
+            rows[#rows + 1] = tombstones[place]
+        end
+    end
+    return rows
+end
+
+-- When the queue is to be looked at next, -1 when there is nothing that could ever be due. Rows that are old already
+-- are waiting for acknowledgements, or nobody has collected them yet.
+local function next_due_ms(rules, keys, now)
+    local due = nil
+    local function note(ms)
+        if ms and (not due or ms < due) then
+            due = ms
+        end
+    end
+    if rules.policy ~= 'compact' then
+        local ms = first_from(keys.times, rules.old_ms)
+        note(ms and ms + rules.retention_ms + 1)
+    end
+    if keys.has_tombstones then
+        local old = rank_of(keys.times, rules.old_tombstone_ms)
+        local from = redis.call('ZRANGE', keys.order, old, old, 'WITHSCORES')[2]
+        local key = from and redis.call(
+            'ZRANGE', keys.tombstones, from, '+inf', 'BYSCORE', 'LIMIT', '0', '1'
+        )[1]
+        local ms = key and redis.call('ZSCORE', keys.times, key)
+        note(ms and ms + rules.tombstone_ms + 1)
+    end
+    if #old_rows(rules, keys, 0, 1) > 0 then
+        note(now + LOOK_AGAIN_MS)
+    end
+    return due or -1
+end

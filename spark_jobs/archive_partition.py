@@ -1,0 +1,62 @@
+"""Archive retired partitions: ``spark-submit spark_jobs/archive_partition.py --directory /srv/old --retired-ids 7``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+from queuekeeper.clock import system_clock
+from queuekeeper.errors import QueuekeeperError
+from queuekeeper.maintenance.partitions.archive import ArchiveReport, archive_partition
+from queuekeeper.migration.job import Environment, run
+
+
+def _arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--retired-ids", type=int, nargs="+", required=True, help="records of partitions in quarantine")
+    parser.add_argument("--directory", type=Path, required=True, help="folder of archives that all of Spark can reach")
+
+
+def _archive(arguments: dict[str, Any], environment: Environment) -> dict[str, Any]:
+    spark = environment.spark("queuekeeper archive_partition")
+    archives = []
+    first_error: QueuekeeperError | None = None
+    for retired_id in arguments["retired_ids"]:
+        try:
+            report = archive_partition(
+                spark,
+                postgres_url=environment.postgres_url,
+                retired_id=retired_id,
+                directory=arguments["directory"],
+                now_ms=system_clock(),
+            )
+        except QueuekeeperError as error:
+            # One that cannot be archived keeps no other one from it.
+            print(f"retired partition {retired_id}: {error}", flush=True)
+            first_error = first_error or error
+            continue
+        archives.append(_summary(retired_id, report))
+        print(f"retired partition {retired_id}: {archives[-1]}", flush=True)
+    if first_error is not None:
+        missing = len(arguments["retired_ids"]) - len(archives)
+        raise type(first_error)(f"{missing} of {len(arguments['retired_ids'])} are not archived: {first_error}")
+    return {"archives": archives}
+
+
+def _summary(retired_id: int, report: ArchiveReport) -> dict[str, Any]:
+    manifest = report.manifest
+    return {
+        "retired_id": retired_id,
+        "partition": manifest.table,
+        "path": report.path,
+        "is_new": report.is_new,
+        "rows": manifest.content.rows,
+        "rows_hash": manifest.content.rows_hash,
+        "size_bytes": manifest.size_bytes,
+        "files": len(manifest.files),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(run(__doc__, _arguments, _archive, on_redis=False))

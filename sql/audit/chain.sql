@@ -1,0 +1,18 @@
+-- List entries of the audit in the order of the chain.
+-- params: after_seq, maximum
+-- rows: (seq, at, actor, action, subject, report_hash, effect as text, previous_hash, hash)
+-- index: audit_pkey
+SELECT
+    seq,
+    at,
+    actor,
+    action,
+    subject,
+    report_hash,
+    effect::text,
+    previous_hash,
+    hash
+FROM queuekeeper.audit
+WHERE seq > %(after_seq)s
+ORDER BY seq
+LIMIT %(maximum)s

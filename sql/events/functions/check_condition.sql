@@ -1,0 +1,88 @@
+-- Try a condition on the latest events, with the rights of pgmb_reader; failure says what is wrong with it, or is NULL.
+-- It is tried for the subscriptions named, or for the latest that share it; where there are none, only its words and
+-- types are judged. The first event is tried alone, then more at a time, so that a costly condition is found before it
+-- has cost much; a statement_timeout of the caller ends one that costs much on a single event.
+CREATE FUNCTION pgmb.check_condition(
+    condition text,
+    subscription_ids varchar(24)[] DEFAULT NULL,
+    max_events int DEFAULT 100,
+    max_duration_ms int DEFAULT 1000,
+    OUT failure text,
+    OUT checked_events int,
+    OUT duration_ms double precision
+)
+LANGUAGE plpgsql
+VOLATILE
+SET search_path TO pgmb, pg_temp
+AS $$
+DECLARE
+    max_subscriptions CONSTANT int := 100;
+    max_bytes CONSTANT bigint := 32 * 1024 * 1024;
+    key CONSTANT uuid := md5(condition)::uuid;
+    tried_ids varchar[] := subscription_ids[1:max_subscriptions];
+    latest events[];
+    stretch events[];
+    event events;
+    started_at timestamptz;
+BEGIN
+    checked_events := 0;
+    duration_ms := 0;
+    failure := condition_refusal(condition);
+    IF failure IS NOT NULL THEN
+        RETURN;
+    END IF;
+    IF tried_ids IS NULL THEN
+        tried_ids := ARRAY(
+            SELECT s.id FROM subscriptions AS s
+            WHERE s.condition_key = key AND s.quarantined_at IS NULL
+            ORDER BY s.id DESC
+            LIMIT max_subscriptions
+        );
+    END IF;
+    -- Large ones are fewer: all of them are kept in memory.
+    latest := ARRAY(
+        SELECT w.event
+        FROM (
+            SELECT
+                l.event,
+                sum(l.bytes) OVER (ORDER BY l.id DESC ROWS UNBOUNDED PRECEDING) - l.bytes AS bytes_before,
+                l.id
+            FROM (
+                SELECT e AS event, e.id, event_weight(e.payload, e.metadata) AS bytes
+                FROM events AS e
+                ORDER BY e.id DESC
+                LIMIT max_events
+            ) AS l
+        ) AS w
+        WHERE w.bytes_before < max_bytes
+        ORDER BY w.id DESC
+    );
+    failure := (SELECT m.failure FROM match_condition(condition, key, tried_ids, '{}', '{}') AS m);
+    WHILE failure IS NULL AND checked_events < cardinality(latest) LOOP
+        stretch := latest[checked_events + 1:greatest(10 * checked_events, 1)];
+        started_at := clock_timestamp();
+        failure := (
+            SELECT m.failure
+            FROM match_condition(
+                condition, key, tried_ids, stretch, ARRAY(SELECT p FROM generate_series(1, cardinality(stretch)) AS p)
+            ) AS m
+        );
+        checked_events := checked_events + cardinality(stretch);
+        duration_ms := duration_ms + extract(EPOCH FROM clock_timestamp() - started_at) * 1000;
+        IF failure IS NOT NULL THEN
+            FOREACH event IN ARRAY stretch LOOP
+                EXIT WHEN (
+                    SELECT m.failure IS NOT NULL
+                    FROM match_condition(condition, key, tried_ids, ARRAY[event], ARRAY[1]) AS m
+                );
+            END LOOP;
+            failure := concat('it fails on event ', event.id, ': ', failure);
+        ELSIF duration_ms > max_duration_ms THEN
+            failure := concat(
+                'it took ', round(duration_ms), ' ms for ', checked_events, ' events: make it cheaper, since every event ',
+                'waits for it'
+            );
+        END IF;
+    END LOOP;
+END
+$$;

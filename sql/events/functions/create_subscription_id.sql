@@ -1,0 +1,8 @@
+-- Return an id for a subscription.
+CREATE FUNCTION pgmb.create_subscription_id()
+RETURNS pgmb.subscription_id
+LANGUAGE sql
+VOLATILE
+AS $$
+    SELECT ('su' || substr(pgmb.create_event_id_default(), 3))::pgmb.subscription_id
+$$;

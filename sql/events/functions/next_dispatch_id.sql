@@ -1,0 +1,24 @@
+-- Return the id of the dispatch that follows one: of this moment, or just behind it should the clock have gone back.
+-- A group may have begun, or been set, at an instant that the clock has yet to reach again: it lies behind that, too.
+CREATE FUNCTION pgmb.next_dispatch_id(last_dispatch_id pgmb.event_id)
+RETURNS pgmb.event_id
+LANGUAGE sql
+VOLATILE
+SET search_path TO pgmb, pg_temp
+AS $$
+    SELECT greatest(
+        create_event_id(clock_timestamp(), 0)::text,
+        create_event_id(extract_date_from_event_id(taken.id) + interval '1 microsecond', 0)::text
+    )
+    FROM (
+        SELECT greatest(
+            last_dispatch_id::text,
+            (
+                SELECT max(g.last_read_event_id)
+                FROM subscription_groups AS g
+                -- The next id after one from 2103 on might not fit any more, and no clock has made it.
+                WHERE g.last_read_event_id ~ '^pm[0-9a-e][0-9a-f]{21}$'
+            )
+        )::event_id AS id
+    ) AS taken
+$$;

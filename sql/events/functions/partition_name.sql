@@ -1,0 +1,19 @@
+-- Return a name for a partition that nothing has. It tells people where the partition began, and nobody anything else.
+CREATE FUNCTION pgmb.partition_name(tbl regclass, suffix text)
+RETURNS text
+LANGUAGE plpgsql
+STABLE
+SET search_path TO pgmb, pg_temp
+AS $$
+DECLARE
+    base CONSTANT text := (SELECT c.relname FROM pg_class AS c WHERE c.oid = tbl) || '_' || suffix;
+    free_name text := base;
+    number int := 1;
+BEGIN
+    WHILE to_regclass(format('pgmb.%I', free_name)) IS NOT NULL LOOP
+        number := number + 1;
+        free_name := base || '_' || number;
+    END LOOP;
+    RETURN free_name;
+END
+$$;

@@ -1,0 +1,18 @@
+-- Have events dispatched again by the next poll, to all whose condition holds for them; return how many.
+-- Ids without a stored event, and events that wait for this already, are not counted.
+CREATE FUNCTION pgmb.reenqueue_events(event_ids pgmb.event_id[])
+RETURNS int
+LANGUAGE plpgsql
+SET search_path TO pgmb, pg_temp
+AS $$
+DECLARE
+    reenqueued int;
+BEGIN
+    INSERT INTO due_events (event_id, due_at)
+    SELECT e.id, clock_timestamp() FROM read_events(reenqueue_events.event_ids) AS e
+    ON CONFLICT (event_id) DO NOTHING;
+    GET DIAGNOSTICS reenqueued = ROW_COUNT;
+    PERFORM pg_notify('pgmb_events', '');
+    RETURN reenqueued;
+END
+$$;

@@ -1,0 +1,33 @@
+-- Have events delivered again to one handler of one subscription after a delay; return the id of the event that does
+-- it, or NULL when none of them is stored any more.
+-- That event has topic pgmb-retry, the keys which clients written for PGMB know (ids, retryNumber, handlerName) and in
+-- events its own copies, so that no retention empties a retry. retry_id names the retry that has now failed, if any.
+CREATE FUNCTION pgmb.schedule_retry(
+    sid varchar(24),
+    event_ids varchar(24)[],
+    retry_number int,
+    handler_name text,
+    delay interval,
+    retry_id varchar(24) DEFAULT NULL
+)
+RETURNS pgmb.event_id
+LANGUAGE plpgsql
+SET search_path TO pgmb, pg_temp
+AS $$
+DECLARE
+    copies CONSTANT jsonb := copy_events(event_ids, retry_id);
+BEGIN
+    IF copies IS NULL THEN
+        RETURN NULL;
+    END IF;
+    RETURN schedule_event(
+        clock_timestamp() + delay,
+        'pgmb-retry',
+        jsonb_build_object(
+            'ids', event_ids, 'retryNumber', retry_number, 'handlerName', handler_name, 'events', copies
+        ),
+        NULL,
+        sid
+    );
+END
+$$;

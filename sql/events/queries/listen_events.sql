@@ -1,0 +1,5 @@
+-- Be notified when events were published.
+-- params: none
+-- rows: none
+-- index: none
+LISTEN pgmb_events

@@ -1,0 +1,77 @@
+-- Read what stands outside the broker's schema and would go with it: views, columns, constraints, functions and others.
+-- Only what hangs on the schema itself, not what hangs on that in turn. The broker's own triggers on tables elsewhere
+-- are left out: foreign_triggers takes them off.
+-- params: none
+-- rows: one per object: (its description), sorted
+-- index: pg_depend_reference_index
+WITH RECURSIVE doomed (classid, objid, objsubid, relation, is_outside) AS (
+    SELECT
+        'pg_namespace'::regclass::oid,
+        to_regnamespace('pgmb')::oid,
+        0,
+        0::oid,
+        FALSE
+    UNION
+    SELECT
+        d.classid,
+        d.objid,
+        d.objsubid,
+        part.relation,
+        coalesce(c.relnamespace::regnamespace::text, i.schema, '') NOT IN ('pgmb', 'pg_toast')
+    FROM doomed AS up
+    INNER JOIN pg_depend AS d
+        ON up.classid = d.refclassid AND up.objid = d.refobjid AND up.objsubid IN (0, d.refobjsubid)
+    CROSS JOIN
+        LATERAL (
+            SELECT
+            -- The table or view that it is part of; a rule is the body of a view.
+                CASE d.classid
+                    WHEN 'pg_class'::regclass THEN d.objid
+                    WHEN 'pg_rewrite'::regclass
+                        THEN (
+                            SELECT r.ev_class FROM pg_rewrite AS r
+                            WHERE r.oid = d.objid
+                        )
+                    WHEN 'pg_attrdef'::regclass
+                        THEN (
+                            SELECT a.adrelid FROM pg_attrdef AS a
+                            WHERE a.oid = d.objid
+                        )
+                    WHEN 'pg_trigger'::regclass
+                        THEN (
+                            SELECT t.tgrelid FROM pg_trigger AS t
+                            WHERE t.oid = d.objid
+                        )
+                    WHEN 'pg_policy'::regclass
+                        THEN (
+                            SELECT p.polrelid FROM pg_policy AS p
+                            WHERE p.oid = d.objid
+                        )
+                    WHEN 'pg_constraint'::regclass
+                        THEN (
+                            SELECT n.conrelid FROM pg_constraint AS n
+                            WHERE n.oid = d.objid
+                        )
+                END AS relation
+        ) AS part
+    LEFT JOIN pg_class AS c ON part.relation = c.oid
+    CROSS JOIN LATERAL pg_identify_object(d.classid, d.objid, d.objsubid) AS i
+    WHERE NOT up.is_outside
+)
+
+SELECT DISTINCT
+    CASE
+        WHEN dd.classid = 'pg_rewrite'::regclass THEN pg_describe_object('pg_class'::regclass, dd.relation, 0)
+        ELSE pg_describe_object(dd.classid, dd.objid, dd.objsubid)
+    END COLLATE "C" AS description
+FROM doomed AS dd
+LEFT JOIN pg_trigger AS t ON dd.classid = 'pg_trigger'::regclass AND dd.objid = t.oid
+LEFT JOIN pg_proc AS f ON t.tgfoid = f.oid
+WHERE
+    dd.is_outside
+    -- What only says who may use, or is sent, what is in the schema.
+    AND dd.classid NOT IN (
+        'pg_default_acl'::regclass, 'pg_publication_rel'::regclass, 'pg_publication_namespace'::regclass
+    )
+    AND NOT coalesce(t.tgisinternal OR f.pronamespace = to_regnamespace('pgmb'), FALSE)
+ORDER BY description

@@ -1,0 +1,9 @@
+-- Count the subscriptions of the event broker that pgmb.expire_subscriptions would remove now.
+-- params: none
+-- rows: one: (subscriptions)
+-- index: none, the table is small
+SELECT count(*) AS subscriptions
+FROM pgmb.subscriptions AS subscriptions
+WHERE
+    subscriptions.expiry_interval IS NOT NULL
+    AND pgmb.add_interval_imm(subscriptions.last_active_at, subscriptions.expiry_interval) < now()

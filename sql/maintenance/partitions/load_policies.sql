@@ -1,0 +1,21 @@
+-- List the policies of this database.
+-- params: none
+-- rows: the fields of PartitionPolicy in their order, by table
+-- index: none, the table is small
+SELECT
+    table_name,
+    step,
+    ahead,
+    retention,
+    far_future,
+    lowest_needed_sql,
+    archive,
+    quarantine_schema,
+    quarantine_days,
+    blocking_detach,
+    storage,
+    lock_timeout_ms,
+    deadline_s,
+    at_most
+FROM queuekeeper.partition_policies
+ORDER BY table_name

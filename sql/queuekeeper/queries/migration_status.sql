@@ -1,0 +1,34 @@
+-- Tell how a migration stands: its plan, who agreed, and how much its chosen cohorts have to do.
+-- params: plan_id
+-- rows: at most one: (state, reason, throttle, approved_by, approved_at, planned_at, run_id, chosen, to_copy,
+-- to_verify)
+-- index: plans_pkey, cohorts_pkey
+SELECT
+    plans.state,
+    plans.state_reason,
+    plans.throttle_messages_per_s,
+    plans.approved_by,
+    plans.approved_at,
+    plans.planned_at,
+    (
+        SELECT plan_runs.run_id
+        FROM queuekeeper.plan_runs
+        WHERE plan_runs.plan_id = plans.plan_id
+        ORDER BY plan_runs.created_at DESC
+        LIMIT 1
+    ) AS run_id,
+    plans.chosen,
+    todo.to_copy,
+    todo.to_verify
+FROM queuekeeper.plans
+CROSS JOIN
+    LATERAL (
+        SELECT
+            coalesce(sum(cohorts.to_copy), 0)::bigint AS to_copy,
+            coalesce(sum(cohorts.messages), 0)::bigint AS to_verify
+        -- As a join: to look ten thousand cohorts up in an array of as many takes a second.
+        FROM unnest(plans.chosen) AS wanted (cohort)
+        INNER JOIN queuekeeper.cohorts ON wanted.cohort = cohorts.cohort
+        WHERE cohorts.plan_id = plans.plan_id
+    ) AS todo
+WHERE plans.plan_id = %(plan_id)s

@@ -1,0 +1,196 @@
+"""Upkeep of the event broker as tasks; what is done is in ``queuekeeper.maintenance.event_upkeep``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from pydantic import TypeAdapter
+
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
+from queuekeeper.airflow.links import EventReportLink
+from queuekeeper.airflow.params import reject_unknown_of
+from queuekeeper.airflow.run_index import remember
+from queuekeeper.clock import system_clock
+from queuekeeper.config import Settings
+from queuekeeper.errors import CheckFailed, RefusedError
+from queuekeeper.maintenance.event_remedies import EventRemedyReport, apply_event_remedy, plan_event_remedy
+from queuekeeper.maintenance.event_upkeep import (
+    BrokerWatch,
+    ExpiryReport,
+    UpkeepLimits,
+    UpkeepReport,
+    expire_subscriptions,
+    watch_broker,
+    write_report,
+)
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+    from queuekeeper.postgres import Connection
+
+
+class EventOperator(BaseOperator):
+    """What all tasks of the upkeep are given.
+
+    :param count_only: whether nothing is changed; ``True`` after rendering (templated).
+    :param postgres_conn_id: database of the event broker (templated).
+    """
+
+    template_fields: Sequence[str] = ("count_only", "postgres_conn_id")
+
+    def __init__(
+        self,
+        *,
+        count_only: bool | str = "{{ params.dry_run }}",
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.count_only = count_only
+        self.postgres_conn_id = postgres_conn_id
+
+    @property
+    def only_counts(self) -> bool:
+        """Whether nothing is to be changed."""
+        return str(self.count_only) == "True"
+
+    def connect(self) -> AbstractContextManager[Connection]:
+        """Open the database for the length of a ``with`` block."""
+        return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect()
+
+
+class ExpireSubscriptionsOperator(EventOperator):
+    """Remove subscriptions whose time is up; as a first task it also refuses parameters that the form lacks."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return how many were found and removed."""
+        reject_unknown_of(context)
+        with self.connect() as connection:
+            report = expire_subscriptions(connection, count_only=self.only_counts)
+        self.log.info("%s subscriptions had expired, %s are removed", report.found, report.removed)
+        return asdict(report)
+
+
+class ReenqueueEventsOperator(EventOperator):
+    """Have events dispatched that were stored and never dispatched; as a first task it refuses unknown parameters."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return how many were found and put up again."""
+        reject_unknown_of(context)
+        with self.connect() as connection:
+            plan = plan_event_remedy(connection, remedy="reenqueue_events")
+            report = EventRemedyReport(remedy=plan.remedy, planned=len(plan.subjects), done=0)
+            if plan.subjects and not self.only_counts:
+                report = apply_event_remedy(connection, plan)
+        self.log.info("%s events were never dispatched, %s are put up again", report.planned, report.done)
+        return asdict(report)
+
+
+class WatchBrokerOperator(EventOperator):
+    """Look at the heartbeat of polls, conditions, wraparound ages and bloat; nothing is written.
+
+    :param max_stall_s: how long ago the last poll may be (templated).
+    :param max_freeze_percent: of the age at which autovacuum freezes a table at the latest (templated).
+    :param max_bloat_percent: of a table's rows that may be dead (templated).
+    """
+
+    template_fields: Sequence[str] = (
+        *EventOperator.template_fields,
+        "max_stall_s",
+        "max_freeze_percent",
+        "max_bloat_percent",
+    )
+
+    def __init__(
+        self,
+        *,
+        max_stall_s: int | str = "{{ params.max_stall_s }}",
+        max_freeze_percent: int | str = "{{ params.max_freeze_percent }}",
+        max_bloat_percent: int | str = "{{ params.max_bloat_percent }}",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.max_stall_s = max_stall_s
+        self.max_freeze_percent = max_freeze_percent
+        self.max_bloat_percent = max_bloat_percent
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return how the broker stands, and what needs a look."""
+        limits = UpkeepLimits(
+            max_stall_s=int(self.max_stall_s),
+            max_freeze_percent=int(self.max_freeze_percent),
+            max_bloat_percent=int(self.max_bloat_percent),
+        )
+        with self.connect() as connection:
+            watch = watch_broker(connection, limits=limits)
+        for finding in watch.findings:
+            self.log.warning("%s: %s", finding.subject, finding.words)
+        return asdict(watch)
+
+
+class ReportUpkeepOperator(EventOperator):
+    """Write what was found and done as HTML and JSON.
+
+    :param expiry: what :class:`ExpireSubscriptionsOperator` returned; none when it failed (templated).
+    :param reenqueued: what :class:`ReenqueueEventsOperator` returned; none when it failed (templated).
+    :param watch: what :class:`WatchBrokerOperator` returned (templated).
+    """
+
+    template_fields: Sequence[str] = (*EventOperator.template_fields, "expiry", "reenqueued", "watch")
+    operator_extra_links = (EventReportLink(),)
+
+    def __init__(self, *, expiry: Any, reenqueued: Any, watch: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.expiry = expiry
+        self.reenqueued = reenqueued
+        self.watch = watch
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return what must not wait, and where the files are.
+
+        :raises RefusedError: when nobody has watched.
+        """
+        if self.watch is None:
+            raise RefusedError("there is nothing to report: clear the task watch, with its downstream tasks")
+        run = context["dag_run"]
+        report = UpkeepReport(
+            run_name=f"{run.dag_id} {run.run_id}",
+            dry_run=self.only_counts,
+            expiry=None if self.expiry is None else ExpiryReport(**self.expiry),
+            reenqueued=None if self.reenqueued is None else EventRemedyReport(**self.reenqueued),
+            watch=TypeAdapter(BrokerWatch).validate_python(self.watch),
+            generated_at_ms=system_clock(),
+        )
+        directory = Settings().reports
+        files = write_report(report, directory)
+        remember(directory, dag_id=run.dag_id, run_id=run.run_id, files=files)
+        self.log.info("%s findings; report %s", len(report.watch.findings), files.html)
+        return {
+            "urgent": [f"{each.subject}: {each.words}" for each in report.watch.urgent],
+            "html": str(files.html),
+            "json": str(files.json),
+        }
+
+
+class CheckUpkeepOperator(EventOperator):
+    """Fail the run where something must not wait.
+
+    :param report: what :class:`ReportUpkeepOperator` returned (templated).
+    """
+
+    template_fields: Sequence[str] = (*EventOperator.template_fields, "report")
+
+    def __init__(self, *, report: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.report = report
+
+    def execute(self, context: Context) -> None:
+        """Fail with what must not wait, if anything."""
+        if self.report["urgent"]:
+            raise CheckFailed(f"{'; '.join(self.report['urgent'])}; report: {self.report['html']}")

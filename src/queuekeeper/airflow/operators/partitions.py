@@ -1,0 +1,585 @@
+"""Maintenance of partitions as tasks, table by table; what is done is in ``queuekeeper.maintenance.partitions``."""
+
+from __future__ import annotations
+
+import json
+from abc import abstractmethod
+from collections.abc import Collection, Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator, TaskInstanceState
+from airflow.sdk.exceptions import AirflowException, AirflowSkipException
+from pydantic import TypeAdapter
+
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
+from queuekeeper.airflow.links import PartitionReportLink
+from queuekeeper.airflow.operators.approval import ApprovePlanOperator, approver
+from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.airflow.params import reject_unknown_of
+from queuekeeper.airflow.run_index import remember
+from queuekeeper.clock import system_clock
+from queuekeeper.config import Settings
+from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
+from queuekeeper.maintenance.partitions.apply import apply_plan
+from queuekeeper.maintenance.partitions.coverage import coverage
+from queuekeeper.maintenance.partitions.manifest import check_archive
+from queuekeeper.maintenance.partitions.model import (
+    ApplyReport,
+    PartitionPlan,
+    Purpose,
+    RetiredState,
+    StepState,
+    plan_from_json,
+    to_json,
+)
+from queuekeeper.maintenance.partitions.plan import plan_creation, plan_drop, plan_retirement
+from queuekeeper.maintenance.partitions.policies import load_policies, load_policy
+from queuekeeper.maintenance.partitions.questions import save_question
+from queuekeeper.maintenance.partitions.report import PartitionsReport, TableReport, Verdict, write_report
+from queuekeeper.maintenance.partitions.restore import archive_folder, retired_name
+from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions
+from queuekeeper.maintenance.partitions.summary import plan_markdown
+from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
+from queuekeeper.postgres import Connection, migrate
+from queuekeeper.report.figures import number, size
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+STORE = "PostgreSQL"
+ASKED = "asked"
+"""Name under which a task that asks leaves the id of the question that it showed."""
+
+OUTCOME = "outcome"
+"""Name under which a task leaves what it did, also when it fails afterwards; results of failed tasks are not kept."""
+
+
+class PartitionOperator(BaseOperator):
+    """What all tasks of the maintenance of partitions are given.
+
+    :param plan_only: whether only plans are made; ``True`` after rendering (templated).
+    :param postgres_conn_id: database with the tables and with schema ``queuekeeper`` (templated).
+    """
+
+    template_fields: Sequence[str] = ("plan_only", "postgres_conn_id")
+
+    def __init__(
+        self,
+        *,
+        plan_only: bool | str = "{{ params.dry_run }}",
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.plan_only = plan_only
+        self.postgres_conn_id = postgres_conn_id
+
+    def connect(self) -> AbstractContextManager[Connection]:
+        """Open the database for the length of a ``with`` block."""
+        return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect()
+
+    def end_dry_run(self) -> None:
+        """Skip this task and what follows when only plans were wanted."""
+        if str(self.plan_only) == "True":
+            raise AirflowSkipException(f"a dry run ends with the plan: nothing was written to {STORE}")
+
+    def apply(self, connection: Connection, plan: PartitionPlan, context: Context) -> ApplyReport:
+        """Apply a plan and leave its report for others, whatever became of it.
+
+        :raises AirflowException: when others were in the way: trying again may help.
+        :raises StalePlan: when a table is no longer what the plan saw.
+        :raises RefusedError: when the server refused a step.
+        """
+        try:
+            report = apply_plan(connection, plan=plan, now_ms=system_clock(), say=self.log.info)
+        except MaintenanceRunning as error:
+            raise AirflowException(str(error)) from error
+        context["ti"].xcom_push(key=OUTCOME, value=to_json(report))
+        return report
+
+    def finish(self, report: ApplyReport) -> dict[str, Any]:
+        """Return how many steps are done; a step that is not done fails the task, see :meth:`apply`."""
+        words = "; ".join(f"{each.kind.value} {each.partition}: {each.words}" for each in report.outcomes if each.words)
+        if any(each.state is StepState.FAILED for each in report.outcomes):
+            raise RefusedError(f"{report.table}: {words}")
+        if report.stale:
+            raise StalePlan(f"{report.table} is no longer what the plan saw: trigger the DAG again ({words})")
+        if not report.done:
+            raise AirflowException(f"{report.table}: {words}")
+        self.log.info("%s: %s steps done", report.table, len(report.outcomes))
+        return {"table": report.table, "steps": len(report.outcomes)}
+
+
+class TableOperator(PartitionOperator):
+    """What tasks are given that are about one table.
+
+    :param table: name of the table; mapped (templated).
+    """
+
+    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "table")
+
+    def __init__(self, *, table: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.table = table
+
+
+class PlanOperator(TableOperator):
+    """What tasks have in common that plan for one table, which is not written to."""
+
+    @abstractmethod
+    def plan(self, connection: Connection) -> PartitionPlan:
+        """Return the plan."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the plan and its number of steps."""
+        with self.connect() as connection:
+            plan = self.plan(connection)
+        self.log.info("%s", plan_markdown(plan))
+        return {"table": self.table, "plan": to_json(plan), "steps": len(plan.steps)}
+
+
+class PlannedOperator(PartitionOperator):
+    """What tasks are given that do what another one has planned.
+
+    :param planned: what that one returned (templated).
+    """
+
+    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "planned")
+
+    def __init__(self, *, planned: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.planned = planned
+
+
+class ListPartitionedTablesOperator(PartitionOperator):
+    """Say which tables are to be maintained; as the first task it also refuses parameters that the form does not have.
+
+    :param tables: some of those that have a policy, as a JSON list; none for all (templated).
+    """
+
+    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "tables")
+
+    def __init__(self, *, tables: str = "{{ params.tables | tojson }}", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.tables = tables
+
+    def execute(self, context: Context) -> list[str]:
+        """Return names of tables."""
+        reject_unknown_of(context)
+        wanted = list(json.loads(self.tables) or ())
+        with self.connect() as connection:
+            migrate(connection)
+            tables = [load_policy(connection, table).table for table in wanted] or [
+                policy.table for policy in load_policies(connection)
+            ]
+        if not tables:
+            raise AirflowSkipException("no table has a policy: set one by `queuekeeper partitions set`")
+        self.log.info("Maintaining %s", ", ".join(tables))
+        return tables
+
+
+class PlanCreationOperator(PlanOperator):
+    """Plan the partitions that one table lacks."""
+
+    def plan(self, connection: Connection) -> PartitionPlan:
+        """Return the plan."""
+        return plan_creation(connection, policy=load_policy(connection, self.table), now_ms=system_clock())
+
+
+class ApplyCreationOperator(PlannedOperator):
+    """Create what :class:`PlanCreationOperator` has planned; where the table has changed meanwhile, plan again once."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return how many steps are done, see :meth:`finish`."""
+        self.end_dry_run()
+        plan = plan_from_json(self.planned["plan"])
+        with self.connect() as connection:
+            report = self.apply(connection, plan, context)
+            if report.stale:
+                self.log.info("%s has changed since it was planned: planning again", plan.table)
+                policy = load_policy(connection, plan.policy.table)
+                report = self.apply(
+                    connection, plan_creation(connection, policy=policy, now_ms=system_clock()), context
+                )
+        return self.finish(report)
+
+
+class PlanRetirementOperator(PlanOperator):
+    """Plan which partitions of one table leave it without passing a consumer."""
+
+    def plan(self, connection: Connection) -> PartitionPlan:
+        """Return the plan."""
+        return plan_retirement(
+            connection, policy=load_policy(connection, self.table), now_ms=system_clock(), override_consumers=False
+        )
+
+
+class RetirePartitionsOperator(PlannedOperator):
+    """Move what :class:`PlanRetirementOperator` has found to the quarantine; nobody is asked."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return how many steps are done, see :meth:`finish`."""
+        self.end_dry_run()
+        with self.connect() as connection:
+            report = self.apply(connection, plan_from_json(self.planned["plan"]), context)
+        return self.finish(report)
+
+
+class PlanArchiveOperator(TableOperator):
+    """Say which partitions in quarantine need an archive; without any, no slot of Spark is waited for.
+
+    While another run archives, this one leaves it to a later run: runs that wait for Spark would hold up creation.
+    """
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the records of those in quarantine that have no archive yet and need one."""
+        self.end_dry_run()
+        with self.connect() as connection:
+            policy = load_policy(connection, self.table)
+            to_archive = [
+                each.retired_id
+                for each in retired_partitions(connection, table=self.table)
+                if policy.archive
+                and each.state is RetiredState.QUARANTINED
+                and each.archived_at is None
+                and not each.drained_default
+            ]
+        if not to_archive:
+            raise AirflowSkipException(f"{self.table}: nothing to archive")
+        if _others_at_work(context, "retirement.archive"):
+            raise AirflowSkipException(f"another run archives: {self.table} is left to a later run")
+        self.log.info("%s: %s to be archived", self.table, len(to_archive))
+        return {"table": self.table, "to_archive": to_archive}
+
+
+class PlanQuestionOperator(PlanOperator):
+    """Plan what a person has to agree to, and note the question; nothing is written to a table.
+
+    While another run waits for an answer of the same kind, or acts on one, this one does not ask: runs that wait would
+    hold up the creation of partitions.
+
+    :param asking: tasks that wait for an answer of this kind, or act on it.
+    """
+
+    def __init__(self, *, asking: Sequence[str], **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.asking = tuple(asking)
+
+    @abstractmethod
+    def subject(self, plan: PartitionPlan) -> str:
+        """Return the question in one line."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the plan and the question; without one, why nobody is asked."""
+        question, unasked = "", ""
+        with self.connect() as connection:
+            plan = self.plan(connection)
+            body = plan_markdown(plan)
+            self.log.info("%s", body)
+            if str(self.plan_only) == "True":
+                unasked = "a dry run ends with the plan"
+            elif plan.empty:
+                unasked = "there is nothing to agree to"
+            elif _others_at_work(context, *self.asking):
+                unasked = "another run waits for an answer, or acts on it; this is left to a later run"
+            else:
+                question = save_question(MaintenanceRuns(connection), plan=plan, dag_run_id=context["dag_run"].run_id)
+        return {
+            "table": self.table,
+            "plan": to_json(plan),
+            "question": question,
+            "unasked": unasked,
+            "subject": self.subject(plan),
+            "body": body,
+        }
+
+
+class PlanOverrideOperator(PlanQuestionOperator):
+    """Plan which partitions leave a table although a consumer still needs them; only where that is wished for.
+
+    :param override_consumers: whether it is (templated).
+    """
+
+    template_fields: Sequence[str] = (*PlanQuestionOperator.template_fields, "override_consumers")
+
+    def __init__(self, *, override_consumers: bool | str = "{{ params.override_consumers }}", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.override_consumers = override_consumers
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the plan and the question, or skip where no consumer is to be passed."""
+        if str(self.override_consumers) != "True":
+            raise AirflowSkipException("no consumer is to be passed")
+        return super().execute(context)
+
+    def plan(self, connection: Connection) -> PartitionPlan:
+        """Return a retirement that passes consumers; what passes none has been retired before."""
+        return plan_retirement(
+            connection, policy=load_policy(connection, self.table), now_ms=system_clock(), override_consumers=True
+        )
+
+    def subject(self, plan: PartitionPlan) -> str:
+        """Return the question in one line."""
+        return f"{plan.table}: take {_partitions(len(plan.steps))} that consumers have not read?"
+
+
+class PlanDropOperator(PlanQuestionOperator):
+    """Plan which partitions in quarantine are dropped."""
+
+    def plan(self, connection: Connection) -> PartitionPlan:
+        """Return what has been in quarantine for its days, and is archived where the policy asks for it."""
+        return plan_drop(connection, policy=load_policy(connection, self.table), now_ms=system_clock())
+
+    def subject(self, plan: PartitionPlan) -> str:
+        """Return the question in one line."""
+        return f"{plan.table}: drop {_partitions(len(plan.steps))} for good ({size(plan.bytes)})?"
+
+
+def _partitions(count: int) -> str:
+    return f"{number(count)} partition{'' if count == 1 else 's'}"
+
+
+_AT_WORK = sorted(
+    set(TaskInstanceState)
+    - {
+        TaskInstanceState.SUCCESS,
+        TaskInstanceState.FAILED,
+        TaskInstanceState.UPSTREAM_FAILED,
+        TaskInstanceState.SKIPPED,
+        TaskInstanceState.REMOVED,
+    }
+)
+
+
+def _others_at_work(context: Context, *task_ids: str) -> bool:
+    """Say whether another run has begun one of these tasks and not ended it. Airflow forgets none that was killed."""
+    run = context["dag_run"]
+
+    def count(run_ids: list[str] | None) -> int:
+        return context["ti"].get_ti_count(
+            run.dag_id, task_ids=list(task_ids), run_ids=run_ids, states=[state.value for state in _AT_WORK]
+        )
+
+    return count(None) > count([run.run_id])
+
+
+class ApprovePartitionsOperator(ApprovePlanOperator):
+    """Ask a person, and leave the id of what was shown beside the answer; without a question, skip what follows.
+
+    :param question: id of the question; empty when nobody has to be asked (templated).
+    :param unasked: why not (templated).
+    """
+
+    template_fields: Collection[str] = (*ApprovePlanOperator.template_fields, "question", "unasked")
+
+    def __init__(self, *, question: str, unasked: str, **kwargs: Any) -> None:
+        super().__init__(store=STORE, **kwargs)
+        self.question = question
+        self.unasked = unasked
+
+    def execute(self, context: Context) -> Any:
+        """Ask, or skip."""
+        if not self.question:
+            raise AirflowSkipException(f"nobody is asked: {self.unasked}")
+        # Before the answer: by then the plan may be another one, and so would be what is rendered.
+        context["ti"].xcom_push(key=ASKED, value=self.question)
+        return super().execute(context)
+
+
+class AnsweredOperator(PlannedOperator):
+    """What tasks are given that do what :class:`PlanQuestionOperator` has planned and a person has agreed to.
+
+    :param asked: id of the question that the person was shown (templated).
+    :param decision: what :class:`ApprovePartitionsOperator` returned (templated).
+    """
+
+    template_fields: Sequence[str] = (*PlannedOperator.template_fields, "asked", "decision")
+
+    def __init__(self, *, asked: Any, decision: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.asked = asked
+        self.decision = decision
+
+    def agreed(self, connection: Connection) -> PartitionPlan:
+        """Note who has agreed, and return the plan.
+
+        :raises StalePlan: when the plan is not the one that the person was shown.
+        :raises RefusedError: unless somebody has agreed.
+        """
+        question = self.planned["question"]
+        if not question or question != self.asked:
+            raise StalePlan(
+                f"{self.planned['table']} was planned anew as {question or 'no question'} since a person was asked "
+                f"about {self.asked}: nothing was done; the next run asks again"
+            )
+        runs = MaintenanceRuns(connection)
+        try:
+            approved_by = approver(question, self.decision, store=STORE)
+        except RefusedError:
+            runs.set_state(question, RunState.STOPPED)
+            raise
+        runs.approve(question, approved_by)
+        self.log.info("Plan %s was approved by %s", question, approved_by)
+        return plan_from_json(self.planned["plan"])
+
+
+class ApplyApprovedOperator(AnsweredOperator):
+    """Retire past consumers, or drop, what a person has agreed to."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return how many steps are done, see :meth:`finish`."""
+        self.end_dry_run()
+        with self.connect() as connection:
+            report = self.apply(connection, self.agreed(connection), context)
+            MaintenanceRuns(connection).set_state(
+                self.planned["question"], RunState.DONE if report.done else RunState.FAILED
+            )
+        return self.finish(report)
+
+
+class ArchivePartitionsOperator(QueuekeeperSparkOperator):
+    """Archive the retired partitions of one table.
+
+    :param retired: what :class:`PlanArchiveOperator` returned (templated).
+    :param directory: folder that all of Spark can reach; empty for that of the settings (templated).
+    """
+
+    template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "retired", "directory")
+
+    def __init__(
+        self,
+        *,
+        retired: Any,
+        directory: str = "{{ params.archive_directory or '' }}",
+        job: str = "archive_partition.py",
+        redis_conn_id: None = None,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(job=job, redis_conn_id=redis_conn_id, **kwargs)
+        self.retired = retired
+        self.directory = directory
+
+    def arguments(self, context: Context) -> list[str]:
+        """Return which partitions to archive, and where."""
+        directory = Path(self.directory) if self.directory else Settings().archives
+        return [f"--directory={directory}", "--retired-ids", *map(str, self.retired["to_archive"])]
+
+
+class VerifyArchivesOperator(AnsweredOperator):
+    """Read the archives of what is to be dropped once more, and compare them with the tables as they are now."""
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the records of what was compared; one that differs fails the task, and nothing is dropped."""
+        verified = []
+        with self.connect() as connection:
+            drop = self.agreed(connection)
+            for step in drop.steps:
+                record = load_retired(connection, _retired_id(step.retired_id))
+                if record.archive is None:
+                    self.log.info("%s has no archive and needs none by its policy", step.partition)
+                    continue
+                manifest = check_archive(
+                    connection, table=retired_name(connection, record), path=archive_folder(record)
+                )
+                self.log.info("%s: %s rows are archived", step.partition, manifest.content.rows)
+                verified.append(record.retired_id)
+        return {"table": drop.table, "verified": verified}
+
+
+class ReportPartitionsOperator(PartitionOperator):
+    """Look at all tables once more and write what was found and done.
+
+    :param tables: what :class:`ListPartitionedTablesOperator` returned (templated).
+    """
+
+    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "tables")
+    operator_extra_links = (PartitionReportLink(),)
+
+    def __init__(self, *, tables: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.tables = tables
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return the verdict and where the files are."""
+        tables = list(self.tables or ())
+        if not tables:
+            raise AirflowSkipException("no table was to be maintained")
+        with self.connect() as connection:
+            found = tuple(self._table(connection, table, index, context) for index, table in enumerate(tables))
+        run = context["dag_run"]
+        report = PartitionsReport(
+            run_name=f"{run.dag_id} {run.run_id}",
+            dry_run=str(self.plan_only) == "True",
+            tables=found,
+            generated_at_ms=system_clock(),
+        )
+        directory = Settings().reports
+        files = write_report(report, directory)
+        remember(directory, dag_id=run.dag_id, run_id=run.run_id, files=files)
+        self.log.info("%s: report %s", report.verdict, files.html)
+        return {"verdict": str(report.verdict), "html": str(files.html), "json": str(files.json)}
+
+    def _table(self, connection: Connection, table: str, index: int, context: Context) -> TableReport:
+        def left(task_id: str, key: str = "return_value") -> Any:
+            return context["ti"].xcom_pull(task_ids=task_id, key=key, map_indexes=index)
+
+        plans, applied = {}, {}
+        for purpose, (planning, applying) in _TASKS.items():
+            if planned := left(planning):
+                plans[purpose] = plan_from_json(planned["plan"])
+            if text := left(applying, OUTCOME):
+                applied[purpose] = TypeAdapter(ApplyReport).validate_json(text)
+        problem, stands = "", None
+        try:
+            policy = load_policy(connection, table)
+            stands = coverage(connection, policy=policy, now_ms=system_clock())
+        except QueuekeeperError as error:
+            problem = str(error)
+        return TableReport(
+            table=table,
+            coverage=stands,
+            plans=plans,
+            applied=applied,
+            archives=tuple((left("retirement.archive") or {}).get("archives", ())),
+            problem=problem,
+        )
+
+
+class CheckPartitionsOperator(PartitionOperator):
+    """Fail the run where head-room is short although it was to be made.
+
+    :param report: what :class:`ReportPartitionsOperator` returned (templated).
+    """
+
+    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "report")
+
+    def __init__(self, *, report: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.report = report
+
+    def execute(self, context: Context) -> str:
+        """Return the verdict."""
+        if self.report is None:
+            raise AirflowSkipException("no table was to be maintained")
+        verdict = Verdict(self.report["verdict"])
+        if verdict is Verdict.IN_DANGER and str(self.plan_only) != "True":
+            raise CheckFailed(f"inserts will fail, or a table cannot be looked at: see {self.report['html']}")
+        return str(verdict)
+
+
+_TASKS = {
+    Purpose.CREATION.value: ("creation.plan_creation", "creation.create"),
+    Purpose.RETIREMENT.value: ("retirement.plan_retirement", "retirement.retire"),
+    "override": ("retirement.plan_override", "retirement.override"),
+    Purpose.DROP.value: ("retirement.plan_drop", "retirement.drop"),
+}
+"""What is planned and done for a table, and the tasks that do it."""
+
+
+def _retired_id(value: int | None) -> int:
+    if value is None:
+        raise CheckFailed("a step of a drop names no record of the quarantine: plan again")
+    return value

@@ -1,0 +1,116 @@
+"""The audit: who approved, changed and saw what, whether the chain holds, and all of it as a file."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import UTC, date, datetime, timedelta
+from typing import Any
+
+from fastapi import APIRouter, Depends, HTTPException
+from fastapi.responses import Response, StreamingResponse
+
+from queuekeeper import audit
+from queuekeeper.airflow.plugin.security import Guards
+from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
+from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.postgres import Connection
+
+_PAGE = 200
+
+
+def routes(site: Site, stores: Stores, guards: Guards) -> APIRouter:
+    """Return the routes of the audit."""
+    router = APIRouter(dependencies=[Depends(guards.audit)])
+
+    @router.get("/audit")
+    def entries(
+        actor: str = "",
+        action: str = "",
+        subject: str = "",
+        since: str = "",
+        until: str = "",
+        before: int | None = None,
+        verify: bool = False,
+    ) -> Response:
+        wanted = audit.AuditFilter(
+            actor=actor or None,
+            action=action or None,
+            subject=subject or None,
+            since=_day(since, "since"),
+            until=_day(until, "until", later=timedelta(days=1)),
+        )
+        found = stores.from_postgres(
+            lambda connection: audit.latest(connection, wanted=wanted, before_seq=before, limit=_PAGE)
+        )
+        chain = stores.from_postgres(_verified) if verify else None
+        asked = {"actor": actor, "action": action, "subject": subject, "since": since, "until": until}
+        shown = found.value or []
+        return site.page(
+            "audit.html.j2",
+            section="audit",
+            found=found,
+            entries=[(entry, effect_words(entry)) for entry in shown],
+            chain=chain,
+            asked=asked,
+            filtered=any(asked.values()),
+            actions=[str(each) for each in audit.Action],
+            next_before=shown[-1].seq if len(shown) == _PAGE else None,
+        )
+
+    @router.get("/audit/export")
+    def export() -> Response:
+        def lines() -> Iterator[str]:
+            with stores.postgres() as connection:
+                yield from audit.export(connection)
+
+        # Opened here, so that a database that is down is a clear answer and not half a file.
+        stream = lines()
+        first = next(stream, "")
+
+        def body() -> Iterator[str]:
+            yield first
+            yield from stream
+
+        headers = PLAIN_HEADERS | {"Content-Disposition": 'attachment; filename="queuekeeper-audit.jsonl"'}
+        return StreamingResponse(body(), media_type="application/jsonl", headers=headers)
+
+    return router
+
+
+def _verified(connection: Connection) -> audit.ChainReport:
+    return audit.verify_chain(audit.read_chain(connection))
+
+
+def _day(text: str, name: str, *, later: timedelta = timedelta()) -> datetime | None:
+    if not text:
+        return None
+    try:
+        day = date.fromisoformat(text)
+        return datetime(day.year, day.month, day.day, tzinfo=UTC) + later
+    except (ValueError, OverflowError):
+        raise HTTPException(422, f"{name} is no day: write it as 2026-01-31.") from None
+
+
+def effect_words(entry: audit.AuditEntry) -> list[tuple[str, str]]:
+    """Return an effect as names and values."""
+    try:
+        found = json.loads(entry.effect)
+    except ValueError:
+        return [("effect", entry.effect)]
+    return list(_flat(found, "")) if isinstance(found, dict) else [("effect", entry.effect)]
+
+
+def _flat(found: dict[str, Any], before: str) -> Iterator[tuple[str, str]]:
+    for name, value in found.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{before}{name} ")
+        elif isinstance(value, bool):
+            yield f"{before}{name}", "yes" if value else "no"
+        elif isinstance(value, int | float):
+            if value:
+                yield f"{before}{name}", f"{value:,}"
+        elif isinstance(value, list):
+            yield f"{before}{name}", f"{len(value):,} items" if len(value) > 5 else ", ".join(map(str, value))
+        else:
+            yield f"{before}{name}", str(value)

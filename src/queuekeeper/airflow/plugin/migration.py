@@ -1,0 +1,334 @@
+"""Migrations: all plans, one plan with its cohorts while it runs, its question, its pace, and where stores differ."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, TypeVar
+
+from fastapi import APIRouter, Depends, HTTPException, Request
+from fastapi.responses import RedirectResponse, Response
+from markupsafe import Markup
+
+from queuekeeper import audit
+from queuekeeper.airflow.operators.approval import APPROVE, REJECT
+from queuekeeper.airflow.plugin.forms import read_body
+from queuekeeper.airflow.plugin.rest import RestApi, detail
+from queuekeeper.airflow.plugin.security import MIGRATION_DAG, Guards, check_origin
+from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, data
+from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.errors import UsageError
+from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, QuarantineCount, StoredReport
+from queuekeeper.migration.model import CohortPlan, Difference, LedgerRow, PlanState
+from queuekeeper.migration.report import guide, replay_command, summarise_throughput, total_line
+from queuekeeper.migration.report_model import LedgerLine
+from queuekeeper.migration.report_page import DIFFERENCE_MEANINGS, FATE_MEANINGS, FATES, STATE_MARKS, throughput_charts
+from queuekeeper.migration.status import (
+    MigrationStatus,
+    StepStatus,
+    TroubledCohort,
+    cohort_differences,
+    cohorts_to_look_at,
+    list_plans,
+    migration_status,
+)
+from queuekeeper.postgres import Connection
+from queuekeeper.quality.identity import client_hash
+from queuekeeper.report.figures import number
+
+T = TypeVar("T")
+
+APPROVAL_TASK = "approve"
+_PLAN = re.compile("[0-9a-f]{16}")
+_LETTERS = {"planned": "p", "copying": "c", "copied": "d", "verified": "v", "failed": "f", "left out": "x"}
+_PARKED = ("awaiting_input", "deferred")
+_CELLS_PER_LIST = 256
+_LEFT_OUT = "left out"
+_SHOWN = 200
+
+# Drawing takes a tenth of a second, and figures that are in are the same for everybody who looks.
+_throughput_charts = lru_cache(maxsize=32)(throughput_charts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanPage:
+    """What the page of a plan shows.
+
+    :param throughput: step -> its chart, wide and narrow.
+    """
+
+    status: MigrationStatus
+    rows: int
+    totals: LedgerLine | None
+    quarantine: list[QuarantineCount]
+    differences: list[DifferenceCount]
+    troubled: list[TroubledCohort]
+    reports: list[StoredReport]
+    throughput: Sequence[tuple[str, tuple[Markup, Markup]]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class CohortPage:
+    """What the page of a cohort shows.
+
+    :param clients: keyed hash of a client -> its differences.
+    """
+
+    cohort: CohortPlan
+    state: str
+    ledger: LedgerRow | None
+    clients: Mapping[str, list[Difference]]
+
+
+def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_key: Callable[[], bytes]) -> APIRouter:
+    """Return the routes of migrations.
+
+    :param hash_key: returns the key that names of clients are made with.
+    """
+    router = APIRouter()
+
+    @router.get("/migration")
+    def plans() -> Response:
+        return site.page("plans.html.j2", section="migration", plans=stores.from_postgres(list_plans))
+
+    @router.get("/migration/{plan_id}")
+    async def plan(request: Request, plan_id: str) -> Response:
+        _check_plan(plan_id)
+        found = await asyncio.to_thread(_opened, stores, lambda connection: _plan_page(connection, plan_id, site))
+        question = await _question(airflow, request, found.status)
+        status = found.status
+        return site.page(
+            "plan.html.j2",
+            section="migration",
+            plan_id=plan_id,
+            found=found,
+            status=status,
+            question=question,
+            options=(APPROVE, REJECT),
+            board=board(status),
+            letters=letters(status),
+            states=STATE_MARKS,
+            counts=status.counts(),
+            steps=[(step, step_words(step)) for step in (status.copy, status.verify)],
+            fates=[] if found.totals is None else [(name, getattr(found.totals, name)) for name in FATES],
+            fate_meanings=FATE_MEANINGS,
+            difference_meanings=DIFFERENCE_MEANINGS,
+            guides={line.reason: guide(line.reason) for line in found.quarantine},
+            commands={line.reason: replay_command(plan_id, line.reason) for line in found.quarantine},
+            dag_id=MIGRATION_DAG,
+        )
+
+    @router.get("/migration/{plan_id}/data")
+    async def progress(request: Request, plan_id: str) -> Response:
+        _check_plan(plan_id)
+        status = await asyncio.to_thread(
+            _opened, stores, lambda connection: migration_status(connection, plan_id, now_ms=site.clock())
+        )
+        asked = status.state is PlanState.PLANNED and await _question(airflow, request, status) is not None
+        return data(live(status) | {"asked": asked})
+
+    @router.post("/migration/{plan_id}/answer", dependencies=[Depends(guards.run_migrations)])
+    async def answer(request: Request, plan_id: str) -> Response:
+        check_origin(request)
+        _check_plan(plan_id)
+        form = await read_body(request)
+        run_id, option = form.get("run_id", ""), form.get("option", "")
+        if option not in (APPROVE, REJECT):
+            raise HTTPException(422, f"Answer {APPROVE} or {REJECT}.")
+        asked = await asyncio.to_thread(_opened, stores, lambda connection: _plan_of_run(connection, run_id))
+        if asked != plan_id:
+            # Between the page and the answer the run may have planned anew: then nobody has seen what it asks.
+            raise HTTPException(409, f"The run asks about another plan than {plan_id}: look at it again.")
+        answered = await airflow.answer(request, MIGRATION_DAG, run_id, APPROVAL_TASK, options=[option])
+        if not answered.is_success:
+            raise HTTPException(answered.status_code, detail(answered))
+        return _back(site, plan_id)
+
+    @router.post("/migration/{plan_id}/throttle", dependencies=[Depends(guards.run_migrations)])
+    async def throttle(request: Request, plan_id: str, actor: str = Depends(guards.user)) -> Response:
+        check_origin(request)
+        _check_plan(plan_id)
+        text = (await read_body(request)).get("messages_per_s", "").strip().replace(",", "")
+        if text and not text.isdecimal():
+            raise HTTPException(422, "The throttle is no whole number: write messages per second, or nothing for none.")
+        wanted = int(text) if text else None
+
+        def change(connection: Connection) -> None:
+            with connection.transaction():
+                MigrationLedger(connection).set_throttle(plan_id, wanted)
+                audit.record(
+                    connection,
+                    actor=actor,
+                    action=audit.Action.THROTTLE,
+                    subject=plan_id,
+                    effect={"kind": MIGRATION_DAG, "messages_per_s": wanted},
+                )
+
+        await asyncio.to_thread(_opened, stores, change)
+        return _back(site, plan_id)
+
+    @router.get("/migration/{plan_id}/cohorts/{cohort}")
+    def cohort_page(plan_id: str, cohort: int) -> Response:
+        _check_plan(plan_id)
+        found = _opened(stores, lambda connection: _cohort_page(connection, plan_id, cohort, hash_key()))
+        return site.page(
+            "cohort.html.j2",
+            section="migration",
+            plan_id=plan_id,
+            found=found,
+            mark=STATE_MARKS[found.state],
+            fates=[] if found.ledger is None else [(name, getattr(found.ledger, name)) for name in FATES],
+            fate_meanings=FATE_MEANINGS,
+        )
+
+    @router.get("/migration/{plan_id}/cohorts/{cohort}/clients/{name}")
+    def client_page(plan_id: str, cohort: int, name: str) -> Response:
+        _check_plan(plan_id)
+        found = _opened(stores, lambda connection: _cohort_page(connection, plan_id, cohort, hash_key()))
+        if name not in found.clients:
+            raise HTTPException(404, "No difference is on record for a client of this name in this cohort.")
+        return site.page(
+            "client.html.j2",
+            section="migration",
+            plan_id=plan_id,
+            cohort=found.cohort,
+            name=name,
+            differences=found.clients[name],
+            meanings=DIFFERENCE_MEANINGS,
+        )
+
+    return router
+
+
+def _opened(stores: Stores, load: Callable[[Connection], T]) -> T:
+    with stores.postgres() as connection:
+        try:
+            return load(connection)
+        except UsageError as error:
+            raise HTTPException(404, str(error)) from None
+
+
+def _check_plan(plan_id: str) -> None:
+    if not _PLAN.fullmatch(plan_id):
+        raise HTTPException(404, "A plan's id has 16 digits from 0 to f: there is no such plan.")
+
+
+def _back(site: Site, plan_id: str) -> Response:
+    return RedirectResponse(f"{site.base}/migration/{plan_id}", status_code=303, headers=PLAIN_HEADERS)
+
+
+def _plan_of_run(connection: Connection, run_id: str) -> str:
+    return MigrationLedger(connection).plan_of_run(run_id)
+
+
+async def _question(airflow: RestApi, request: Request, status: MigrationStatus) -> dict[str, Any] | None:
+    """Return what the plan's run asks, while it waits for an answer that can be taken."""
+    if status.run_id is None or status.is_final:
+        return None
+    task = await airflow.task(request, MIGRATION_DAG, status.run_id, APPROVAL_TASK)
+    if not task.is_success or task.json().get("state") not in _PARKED:
+        return None
+    asked = await airflow.question(request, MIGRATION_DAG, status.run_id, APPROVAL_TASK)
+    if not asked.is_success:
+        return None
+    found: dict[str, Any] = asked.json()
+    return None if found.get("response_received") else found
+
+
+def _plan_page(connection: Connection, plan_id: str, site: Site) -> PlanPage:
+    ledger = MigrationLedger(connection)
+    status = migration_status(connection, plan_id, now_ms=site.clock())
+    rows = ledger.ledger(plan_id)
+    throughput = []
+    for step in (status.copy, status.verify):
+        summary = summarise_throughput(step.step, ledger.throughput(plan_id, step.step))
+        if summary is not None:
+            throughput.append((step.step, _throughput_charts(summary)))
+    return PlanPage(
+        status=status,
+        rows=len(rows),
+        totals=total_line(rows) if rows else None,
+        quarantine=ledger.quarantine_counts(plan_id),
+        differences=ledger.difference_counts(plan_id),
+        troubled=cohorts_to_look_at(connection, plan_id, limit=_SHOWN),
+        reports=ledger.reports(plan_id)[:10],
+        throughput=throughput,
+    )
+
+
+def _cohort_page(connection: Connection, plan_id: str, cohort: int, hash_key: bytes) -> CohortPage:
+    ledger = MigrationLedger(connection)
+    plan = ledger.load_plan(plan_id)
+    found = next((each for each in plan.cohorts if each.cohort == cohort), None)
+    if found is None:
+        raise HTTPException(404, f"Plan {plan_id} has no cohort {cohort}: it has {len(plan.cohorts):,}, from 0.")
+    clients: dict[str, list[Difference]] = {}
+    for each in cohort_differences(connection, plan_id, cohort):
+        clients.setdefault(client_hash(each.client_id, key=hash_key), []).append(each)
+    chosen = cohort in plan.chosen
+    return CohortPage(
+        cohort=found,
+        state=str(ledger.cohort_states(plan_id)[cohort]) if chosen else _LEFT_OUT,
+        ledger=next((row for row in ledger.ledger(plan_id) if row.cohort == cohort), None),
+        clients=clients,
+    )
+
+
+def states(status: MigrationStatus) -> Iterable[tuple[int, str]]:
+    """Return each cohort with its state; those that are not copied are left out."""
+    chosen = set(status.chosen)
+    return [(cohort, str(state) if cohort in chosen else _LEFT_OUT) for cohort, state in status.cohorts.items()]
+
+
+def letters(status: MigrationStatus) -> str:
+    """Return the state of every cohort as a letter, which is quick to send and to compare."""
+    return "".join(_LETTERS[state] for _, state in states(status))
+
+
+def board(status: MigrationStatus) -> Markup:
+    """Return the cells of the board; a template would take a second for ten thousand."""
+    # Numbers and words of ours only: nothing to escape. Arrow keys lead from cell to cell, so Tab meets the first only.
+    cells = [
+        Markup(  # noqa: S704
+            f'<li><a class="cell {_LETTERS[state]}" href="{status.plan_id}/cohorts/{cohort}"'
+            f'{"" if at == 0 else " tabindex=-1"} aria-label="Cohort {cohort}: {state}">{cohort} '
+            f"<b>{STATE_MARKS[state]}</b></a></li>"
+        )
+        for at, (cohort, state) in enumerate(states(status))
+    ]
+    # Browsers leave out of account what is out of sight, and it is far less work to see that of a list than of a cell.
+    return Markup("").join(
+        Markup("<ol>{}</ol>").format(Markup("").join(cells[start : start + _CELLS_PER_LIST]))
+        for start in range(0, len(cells), _CELLS_PER_LIST)
+    )
+
+
+def step_words(step: StepStatus) -> str:
+    """Return how far a step is, in words with units."""
+    share = f"{100 * step.done // step.total} %" if step.total else "nothing to do"
+    speed = "" if step.messages_per_s is None else f", {number(step.messages_per_s)} messages/s"
+    return f"{number(step.done)} of {number(step.total)} messages ({share}){speed}; {step.left_words()}"
+
+
+def live(status: MigrationStatus) -> dict[str, Any]:
+    """Return what the page's script puts into the page while a migration runs."""
+    counts = status.counts()
+    return {
+        "texts": {
+            "state": str(status.state),
+            "held": status.held_back,
+            "copy-words": step_words(status.copy),
+            "verify-words": step_words(status.verify),
+            **{f"count-{state}": number(count) for state, count in counts.items()},
+        },
+        "bars": {
+            "copy-bar": [status.copy.done, max(1, status.copy.total)],
+            "verify-bar": [status.verify.done, max(1, status.verify.total)],
+        },
+        "board": letters(status),
+        "state": str(status.state),
+        "at_ms": status.as_of_ms,
+    }

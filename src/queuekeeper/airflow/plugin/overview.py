@@ -1,0 +1,109 @@
+"""The first page: the stores and their health, queue lengths, what waits, memory ahead, and what is at work."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+
+from queuekeeper.airflow.plugin.site import Site
+from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.airflow.run_index import forms_url
+from queuekeeper.migration.status import PlanLine, list_plans
+from queuekeeper.postgres import Connection, address, statement, translated_errors
+from queuekeeper.quality.report import build_report
+from queuekeeper.quality.report_model import PublishedReport
+from queuekeeper.quality.report_page import STORES, VERDICTS, depth_charts, memory_charts
+from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.redis_client import RedisClient, ServerFacts, facts
+
+# Drawing takes a tenth of a second, and the newest run is the same for everybody who looks.
+_depth_charts = lru_cache(maxsize=16)(depth_charts)
+_memory_charts = lru_cache(maxsize=16)(memory_charts)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PostgresFacts:
+    """What PostgreSQL says of itself."""
+
+    address: str
+    version: str
+    size_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Waiting:
+    """How much waits in the queues of one kind.
+
+    :param age_words: what the age is of.
+    :param age_s: none when nothing waits.
+    """
+
+    kind: str
+    queues: int
+    messages: int
+    age_words: str
+    age_s: float | None
+
+
+def routes(site: Site, stores: Stores) -> APIRouter:
+    """Return the routes of the overview."""
+    router = APIRouter()
+
+    @router.get("/")
+    def overview() -> Response:
+        latest = stores.from_postgres(lambda connection: latest_report(connection, now_ms=site.clock()))
+        waiting = stores.from_postgres(_waiting)
+        report = latest.value
+        return site.page(
+            "overview.html.j2",
+            section="",
+            postgres=stores.from_postgres(_postgres_facts),
+            redis=stores.from_redis(_redis_facts),
+            latest=latest,
+            report=report,
+            verdict=None if report is None else VERDICTS[Verdict(report.verdict)],
+            depths=[] if report is None else [(STORES[each.store], _depth_charts(each)) for each in report.depths],
+            memory=None if report is None else _memory_charts(report.memory),
+            waiting=waiting,
+            plans=stores.from_postgres(_plans),
+        )
+
+    return router
+
+
+def latest_report(connection: Connection, *, now_ms: int) -> PublishedReport | None:
+    """Return what the newest judgement of quality says; none when there is none yet."""
+    runs = QualityStore(connection).runs(limit=1, finished=True)
+    if not runs:
+        return None
+    return build_report(connection, quality_run_id=runs[0].quality_run_id, now_ms=now_ms, forms_url=forms_url())
+
+
+def _postgres_facts(connection: Connection) -> PostgresFacts:
+    with translated_errors(connection):
+        row = connection.execute(statement("queuekeeper/queries/server_facts")).fetchone()
+    version, size_bytes = row or ("", 0)
+    return PostgresFacts(address=address(connection), version=version, size_bytes=size_bytes)
+
+
+def _redis_facts(client: RedisClient) -> list[ServerFacts]:
+    return facts(client)
+
+
+def _waiting(connection: Connection) -> list[Waiting]:
+    runs = QualityStore(connection).runs(limit=1, finished=True)
+    if not runs:
+        return []
+    wanted: dict[str, Any] = {"quality_run_id": runs[0].quality_run_id}
+    with translated_errors(connection, missing="run `queuekeeper database migrate`"):
+        rows = connection.execute(statement("quality/waiting_queues"), wanted).fetchall()
+    names = ("kind", "queues", "messages", "age_words", "age_s")
+    return [Waiting(**dict(zip(names, row, strict=True))) for row in rows if row[1]]
+
+
+def _plans(connection: Connection) -> list[PlanLine]:
+    return list_plans(connection, limit=3)

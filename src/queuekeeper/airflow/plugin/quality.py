@@ -1,0 +1,87 @@
+"""Quality of the queues: the newest verdict, each check over the last runs, how faults develop, the worst queues."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+from fastapi import APIRouter
+from fastapi.responses import Response
+from markupsafe import Markup
+
+from queuekeeper.airflow.plugin.overview import latest_report
+from queuekeeper.airflow.plugin.site import Site
+from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.quality.report_model import HeatMap
+from queuekeeper.quality.report_page import STATES, STORES, VERDICTS, cell_words
+from queuekeeper.quality.store import Verdict
+from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures
+
+_FAILED = ("critical", "warning", "info", "broken", "known")
+
+
+def routes(site: Site, stores: Stores) -> APIRouter:
+    """Return the routes of the quality of queues."""
+    router = APIRouter()
+
+    @router.get("/quality")
+    def quality() -> Response:
+        latest = stores.from_postgres(lambda connection: latest_report(connection, now_ms=site.clock()))
+        report = latest.value
+        return site.page(
+            "quality.html.j2",
+            section="quality",
+            latest=latest,
+            report=report,
+            verdict=None if report is None else VERDICTS[Verdict(report.verdict)],
+            states=STATES,
+            stores=STORES,
+            cell_words=cell_words,
+            trend=None if report is None else trend_charts(report.heat),
+        )
+
+    return router
+
+
+@lru_cache(maxsize=16)
+def trend_charts(heat: HeatMap) -> tuple[Markup, Markup] | None:
+    """Return how many checks failed in each run, by how bad it was, wide and narrow; none for less than two runs."""
+    import altair as alt  # noqa: PLC0415 - seconds of imports, for who looks at a chart
+
+    if len(heat.runs) < 2:
+        return None
+    values: list[dict[str, Any]] = [
+        {"run": number, "state": STATES[state][1], "order": _FAILED.index(state), "checks": count}
+        for number in range(1, len(heat.runs) + 1)
+        for state in _FAILED
+        if (count := sum(row.cells[number - 1].state == state for row in heat.rows))
+    ]
+    names = [STATES[state][1] for state in _FAILED]
+    colours = ["var(--bad)", "var(--wait)", "var(--accent-soft)", "var(--muted)", "var(--strong-line)"]
+
+    def chart(width: int) -> Any:
+        return (
+            chart_of(values)
+            .mark_bar(stroke="var(--paper)", strokeWidth=1)
+            .encode(
+                x=alt.X(
+                    "run:O",
+                    title="run, the latest on the right",
+                    axis=axis(width, grid=False),
+                    scale=alt.Scale(domain=list(range(1, len(heat.runs) + 1))),
+                ),
+                y=alt.Y("checks:Q", title="checks that did not pass", axis=axis(width, count=4)),
+                color=alt.Color(
+                    "state:N",
+                    scale=alt.Scale(domain=names, range=colours),
+                    legend=alt.Legend(
+                        title=None, orient="top", labelColor="var(--ink)", columns=5 if width == WIDE_PX else 2
+                    ),
+                ),
+                order="order:Q",
+            )
+            .properties(width=width, height=160)
+        )
+
+    last = sum(row.cells[-1].state in _FAILED for row in heat.rows)
+    return pictures(chart, label=f"Checks that did not pass over the last {len(heat.runs)} runs; {last} in the latest")

@@ -1,0 +1,108 @@
+// What the pages do beside being read: Airflow's own light or dark, local times, figures of a running migration, and
+// arrow keys on the board. Without it every page still works; it is as it was when it was loaded.
+"use strict";
+
+const root = document.documentElement;
+
+function followTheme() {
+  try {
+    const outer = window.parent === window ? null : window.parent.document.documentElement;
+    if (!outer) return;
+    const follow = () => {
+      const dark = outer.classList.contains("dark") || outer.dataset.theme === "dark";
+      const light = outer.classList.contains("light") || outer.dataset.theme === "light";
+      if (dark || light) root.dataset.theme = dark ? "dark" : "light";
+    };
+    follow();
+    new MutationObserver(follow).observe(outer, { attributes: true, attributeFilter: ["class", "data-theme"] });
+  } catch {
+    // The frame around is somebody else's: the system's own choice stands.
+  }
+}
+
+function addLocalTimes() {
+  const zone = Intl.DateTimeFormat().resolvedOptions().timeZone;
+  if (new Date().getTimezoneOffset() === 0) return;
+  const name = document.getElementById("zone");
+  if (name) name.textContent = `, and in ${zone} behind them`;
+  const format = new Intl.DateTimeFormat(undefined, { dateStyle: "short", timeStyle: "medium" });
+  for (const each of document.querySelectorAll("time")) {
+    each.append(` (${format.format(new Date(each.dateTime))})`);
+  }
+}
+
+const MARKS = { p: "·", c: "…", d: "→", v: "✓", f: "✗", x: "–" };
+const WORDS = { p: "planned", c: "copying", d: "copied", v: "verified", f: "failed", x: "left out" };
+
+function paint(board, letters) {
+  const before = board.dataset.letters;
+  if (before === letters) return;
+  const cells = board.querySelectorAll("a");
+  for (let at = 0; at < letters.length; at += 1) {
+    if (before[at] === letters[at]) continue;
+    const cell = cells[at];
+    cell.className = `cell ${letters[at]}`;
+    cell.lastElementChild.textContent = MARKS[letters[at]];
+    cell.setAttribute("aria-label", cell.getAttribute("aria-label").replace(/: .*/, `: ${WORDS[letters[at]]}`));
+  }
+  board.dataset.letters = letters;
+}
+
+function follow(part) {
+  const note = document.getElementById("poll");
+  const pause = Number(part.dataset.every) * 1000;
+  const look = async () => {
+    try {
+      const answer = await fetch(part.dataset.poll, { headers: { Accept: "application/json" } });
+      if (answer.status === 401 || answer.status === 403) {
+        note.textContent = "Your sign-in has expired: reload Airflow to go on.";
+        return;
+      }
+      if (!answer.ok) throw new Error(String(answer.status));
+      const found = await answer.json();
+      if (found.state !== part.dataset.state || (found.asked && part.dataset.asked !== "true")) {
+        // Another state has other parts: a question, a ledger, a report.
+        window.location.reload();
+        return;
+      }
+      for (const [id, text] of Object.entries(found.texts)) {
+        const element = document.getElementById(id);
+        if (element && element.textContent !== text) element.textContent = text;
+      }
+      for (const [id, [value, most]] of Object.entries(found.bars)) {
+        const bar = document.getElementById(id);
+        bar.max = most;
+        bar.value = value;
+      }
+      paint(document.getElementById("board"), found.board);
+      note.textContent = "";
+    } catch {
+      note.textContent = "No answer: these figures are from before. Trying again.";
+    }
+    setTimeout(look, pause);
+  };
+  setTimeout(look, pause);
+}
+
+function leadByArrows(board) {
+  const cells = [...board.querySelectorAll("a")];
+  board.addEventListener("keydown", (event) => {
+    const at = cells.indexOf(event.target);
+    if (at < 0) return;
+    const top = cells[0].offsetTop;
+    const row = cells.findIndex((cell) => cell.offsetTop !== top);
+    const width = row < 0 ? cells.length : row;
+    const step = { ArrowRight: 1, ArrowLeft: -1, ArrowDown: width, ArrowUp: -width }[event.key];
+    const next = event.key === "Home" ? 0 : event.key === "End" ? cells.length - 1 : step === undefined ? -1 : at + step;
+    if (!cells[next]) return;
+    event.preventDefault();
+    cells[at].tabIndex = -1;
+    cells[next].tabIndex = 0;
+    cells[next].focus();
+  });
+}
+
+followTheme();
+addLocalTimes();
+document.querySelectorAll("[data-poll]").forEach(follow);
+document.querySelectorAll(".board").forEach(leadByArrows);

@@ -1,0 +1,250 @@
+"""Who did what, to what, with which effect: entries that are only ever added, each chained to the one before."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from enum import StrEnum
+from typing import Any
+
+from queuekeeper.errors import UsageError
+from queuekeeper.postgres import Connection, statement, translated_errors
+
+_MISSING = "run `queuekeeper database migrate`"
+_PAGE = 5_000
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_MICROSECOND = timedelta(microseconds=1)
+
+
+class Action(StrEnum):
+    """What somebody did."""
+
+    APPROVE = "approve"  # agreed to a plan
+    APPLY = "apply"  # a run has changed something; the effect says how much of it
+    REPORT = "report"  # a report was written, with its hash
+    THROTTLE = "throttle"  # changed how fast a run may work
+    REVEAL = "reveal"  # saw a payload, for a reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditEntry:
+    """One entry.
+
+    :param seq: number, from 1 and without gaps.
+    :param subject: plan, run, or keyed hash of a client id; never the id itself.
+    :param report_hash: SHA-256 of the report that it is about.
+    :param effect: JSON text, as it was written; without payloads.
+    :param previous_hash: of the entry before; empty in the first one.
+    """
+
+    seq: int
+    at: datetime
+    actor: str
+    action: str
+    subject: str
+    report_hash: str | None
+    effect: str
+    previous_hash: str
+    hash: str
+
+    def expected_hash(self) -> str:
+        """Work the hash out from the other fields, as the database did when the entry was added."""
+        fields = (
+            str(self.seq),
+            str((self.at - _EPOCH) // _MICROSECOND),
+            self.actor,
+            self.action,
+            self.subject,
+            self.report_hash or "",
+            self.effect,
+            self.previous_hash,
+        )
+        content = b"".join(b"%d:%b" % (len(each), each) for each in (field.encode() for field in fields))
+        return hashlib.sha256(content).hexdigest()
+
+    def to_json(self) -> str:
+        """Return the entry as one line of JSON; the effect stays a text, to which its hash applies."""
+        found = {
+            "seq": self.seq,
+            "at": self.at.astimezone(UTC).isoformat(timespec="microseconds"),
+            "actor": self.actor,
+            "action": self.action,
+            "subject": self.subject,
+            "report_hash": self.report_hash,
+            "effect": self.effect,
+            "previous_hash": self.previous_hash,
+            "hash": self.hash,
+        }
+        return json.dumps(found, ensure_ascii=False)
+
+    @classmethod
+    def from_json(cls, line: str) -> AuditEntry:
+        """Return the entry of a line of an export.
+
+        :raises UsageError: when it is none.
+        """
+        try:
+            found = json.loads(line)
+            return cls(**found | {"at": datetime.fromisoformat(found["at"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise UsageError("this line is no entry of an audit: export it again") from error
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChainReport:
+    """Whether a chain holds.
+
+    :param entries: that were looked at, up to the first that does not fit.
+    :param head: hash of the last one that fits: keep it elsewhere, and the end of the chain cannot be cut off unseen.
+    :param broken_at: number of the first entry that does not fit; none when all do.
+    :param problem: what is wrong with it, in words; empty when nothing is.
+    """
+
+    entries: int
+    head: str
+    broken_at: int | None = None
+    problem: str = ""
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every entry fits the one before."""
+        return self.broken_at is None
+
+
+@dataclass(frozen=True, kw_only=True)
+class AuditFilter:
+    """Which entries are asked for; none stands for any.
+
+    :param since: this instant and later.
+    :param until: earlier than this instant.
+    """
+
+    actor: str | None = None
+    action: str | None = None
+    subject: str | None = None
+    since: datetime | None = None
+    until: datetime | None = None
+
+
+def record(
+    connection: Connection,
+    *,
+    actor: str,
+    action: Action,
+    subject: str,
+    effect: Mapping[str, Any],
+    report_hash: str | None = None,
+) -> None:
+    """Add an entry, in the caller's transaction where there is one: what is rolled back was not done.
+
+    :param actor: person, or user of the database where no person is known.
+    :param subject: plan, run, or keyed hash of a client id.
+    :param effect: what JSON can hold; without payloads and client ids.
+    """
+    entry = {
+        "actor": actor,
+        "action": str(action),
+        "subject": subject,
+        "report_hash": report_hash,
+        "effect": json.dumps(effect, sort_keys=True, ensure_ascii=False, default=str),
+    }
+    with translated_errors(connection, missing=_MISSING):
+        connection.execute(statement("audit/record"), entry)
+
+
+def latest(
+    connection: Connection, *, wanted: AuditFilter | None = None, before_seq: int | None = None, limit: int = 200
+) -> list[AuditEntry]:
+    """Return entries, the latest first.
+
+    :param before_seq: only those before this number, for the next page.
+    """
+    chosen = wanted or AuditFilter()
+    values = {
+        "actor": chosen.actor,
+        "action": chosen.action,
+        "subject": chosen.subject,
+        "since": chosen.since,
+        "until": chosen.until,
+        "before_seq": before_seq,
+        "maximum": limit,
+    }
+    with translated_errors(connection, missing=_MISSING):
+        rows = connection.execute(statement("audit/latest"), values).fetchall()
+    return [_entry(row) for row in rows]
+
+
+def read_chain(connection: Connection) -> Iterator[AuditEntry]:
+    """Yield all entries from the first to the last, some thousands at a time."""
+    after_seq = 0
+    while True:
+        with translated_errors(connection, missing=_MISSING):
+            rows = connection.execute(statement("audit/chain"), {"after_seq": after_seq, "maximum": _PAGE}).fetchall()
+        for row in rows:
+            yield _entry(row)
+        if len(rows) < _PAGE:
+            return
+        after_seq = rows[-1][0]
+
+
+def verify_chain(entries: Iterable[AuditEntry], *, known: Mapping[int, str] | None = None) -> ChainReport:
+    """Check that no entry was changed, left out or put in between; of an export as of the table.
+
+    :param entries: from the first on.
+    :param known: number -> hash of entries that were noted elsewhere; they must be there, as they were.
+    """
+    count, head = 0, ""
+    noted = dict(known or {})
+
+    def broken(seq: int, problem: str) -> ChainReport:
+        return ChainReport(entries=count, head=head, broken_at=seq, problem=problem)
+
+    for entry in entries:
+        if entry.seq != count + 1:
+            return broken(count + 1, f"entry {count + 1} is missing: entry {entry.seq} stands in its place")
+        if entry.previous_hash != head:
+            return broken(entry.seq, f"entry {entry.seq} does not follow entry {count}: one of them was replaced")
+        if entry.hash != entry.expected_hash():
+            return broken(entry.seq, f"entry {entry.seq} was changed after it was written")
+        if noted.pop(entry.seq, entry.hash) != entry.hash:
+            return broken(entry.seq, f"entry {entry.seq} is not the one that was noted elsewhere")
+        count, head = entry.seq, entry.hash
+    if noted:
+        first = min(noted)
+        return broken(first, f"entry {first} was noted elsewhere and is not there: the end of the chain was cut off")
+    return ChainReport(entries=count, head=head)
+
+
+def export(connection: Connection) -> Iterator[str]:
+    """Yield all entries as JSON Lines, in the order of the chain, so that it can be verified elsewhere."""
+    for entry in read_chain(connection):
+        yield entry.to_json() + "\n"
+
+
+def figures(report: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the numbers of a report, those one level below too: lists and texts may name clients."""
+    found: dict[str, Any] = {}
+    for name, value in report.items():
+        if isinstance(value, int | float):
+            found[name] = value
+        elif isinstance(value, Mapping):
+            found[name] = {key: each for key, each in value.items() if isinstance(each, int | float)}
+    return found
+
+
+def _entry(row: tuple[Any, ...]) -> AuditEntry:
+    seq, at, actor, action, subject, report_hash, effect, previous_hash, own_hash = row
+    return AuditEntry(
+        seq=seq,
+        at=at,
+        actor=actor,
+        action=action,
+        subject=subject,
+        report_hash=report_hash,
+        effect=effect,
+        previous_hash=previous_hash,
+        hash=own_hash,
+    )

@@ -1,0 +1,195 @@
+"""``queuekeeper compacted serve-mqtt``: opens the MQTT door until it is told to end."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+import asyncio
+import logging
+import signal
+import ssl
+import sys
+from typing import TYPE_CHECKING, Annotated
+from urllib.parse import parse_qs, urlsplit
+
+import typer
+
+from queuekeeper.cli import context
+from queuekeeper.cli.compacted import MaxBytes, MaxKeys, WhenFullName
+from queuekeeper.cli.input import KeyPrefix, prefix
+from queuekeeper.cli.output import record, screen, show
+from queuekeeper.errors import UsageError
+
+if TYPE_CHECKING:
+    from queuekeeper.compacted.model import QueueRules
+    from queuekeeper.compacted.mqtt_link import BrokerAddress
+    from queuekeeper.compacted.mqtt_relay import DoorReport
+    from queuekeeper.compacted.settings import EcqSettings
+    from queuekeeper.compacted.topics import Topics
+
+
+def serve_mqtt(
+    *,
+    broker_url: Annotated[
+        str,
+        typer.Option(
+            envvar="QUEUEKEEPER_MQTT_URL",
+            metavar="URL",
+            help="The broker, mqtt://user:password@host:port or mqtts://..; the user is the door's own.",
+        ),
+    ],
+    broker_ca: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Certificates to trust for mqtts, instead of the system's.")
+    ] = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients connect.")] = "127.0.0.1:1884",
+    certificate: Annotated[
+        str | None, typer.Option(metavar="FILE", help="For clients: serve TLS with this certificate.")
+    ] = None,
+    private_key: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Its key, if it is not in the same file.")
+    ] = None,
+    client_id: Annotated[
+        str, typer.Option(help="By which the broker knows the door; each door has its own.")
+    ] = "queuekeeper-compacted",
+    writes: Annotated[
+        bool,
+        typer.Option("--writes/--no-writes", help="Store what is published; of several doors to a broker, one does."),
+    ] = True,
+    topic_prefix: Annotated[str, typer.Option(help="What the topics begin with.")] = "$ECQ",
+    empty_is_tombstone: Annotated[
+        bool, typer.Option("--empty-is-tombstone", help="An empty payload deletes its key.")
+    ] = False,
+    reader_batch_size: Annotated[
+        int, typer.Option(help="Messages that a client gets before it acknowledges, 1 to 31.")
+    ] = 5,
+    write_timeout: Annotated[str, typer.Option(help="How long a value may take to be stored, such as 5s.")] = "5s",
+    read_timeout: Annotated[str, typer.Option(help="How long Redis may take to answer, such as 5s.")] = "5s",
+    writer_pool_size: Annotated[
+        int, typer.Option(help="Queues that are written to at once, up to 10,240; 0 for the default.")
+    ] = 0,
+    max_keys: MaxKeys = 0,
+    max_bytes: MaxBytes = 0,
+    max_value_bytes: Annotated[int, typer.Option(help="Most bytes of a value.")] = 1_048_576,
+    when_full: WhenFullName = "reject",
+    key_prefix: KeyPrefix = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Let MQTT clients of a broker use compacted queues.
+
+    What they publish to $ECQ/w/CLIENTID/KEY is stored. A client that connects here and subscribes to $ECQ/CLIENTID/#
+    gets its queue, and its PUBACKs acknowledge; all else is passed on to the broker and back.
+
+    Until SIGTERM or Ctrl-C.
+
+    Example: `queuekeeper compacted serve-mqtt --broker-url mqtt://door:secret@broker --listen 0.0.0.0:1884`
+    """
+    try:
+        from queuekeeper.compacted.mqtt_link import BrokerAddress
+    except ModuleNotFoundError as error:
+        if error.name is None or not error.name.startswith("paho"):
+            raise
+        raise UsageError("the MQTT door needs paho-mqtt: install queuekeeper[mqtt]") from None
+    from queuekeeper.compacted.model import QueueRules, WhenFull
+    from queuekeeper.compacted.settings import EcqSettings
+    from queuekeeper.compacted.topics import Topics
+
+    context.remember(broker_url)
+    settings = EcqSettings.parse(
+        {
+            "reader_batch_size": reader_batch_size,
+            "write_timeout": write_timeout,
+            "read_timeout": read_timeout,
+            "writer_pool_size": writer_pool_size,
+        }
+    )
+    rules = QueueRules(
+        max_keys=max_keys,
+        max_bytes=max_bytes,
+        max_value_bytes=max_value_bytes,
+        when_full=WhenFull(when_full),
+    )
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
+    report = asyncio.run(
+        _serve(
+            BrokerAddress.parse(broker_url, ca_file=broker_ca),
+            redis_url=_patient(context.redis_address(redis_url), settings.read_timeout_ms),
+            key_prefix=prefix(key_prefix),
+            rules=rules,
+            topics=Topics(prefix=topic_prefix),
+            settings=settings,
+            listen=_host_and_port(listen),
+            tls=_tls(certificate, private_key),
+            client_id=client_id,
+            takes_writes=writes,
+            empty_is_tombstone=empty_is_tombstone,
+        )
+    )
+    show(report, as_json=as_json, pretty=lambda out: out.print(record("Served", report)))
+
+
+async def _serve(
+    broker: BrokerAddress,
+    *,
+    redis_url: str,
+    key_prefix: str,
+    rules: QueueRules,
+    topics: Topics,
+    settings: EcqSettings,
+    listen: tuple[str, int],
+    tls: ssl.SSLContext | None,
+    client_id: str,
+    takes_writes: bool,
+    empty_is_tombstone: bool,
+) -> DoorReport:
+    from queuekeeper.compacted.mqtt import MqttDoor
+    from queuekeeper.compacted.queue import AsyncCompactedQueues
+    from queuekeeper.redis_async import connect
+
+    told_to_end = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, told_to_end.set)
+    async with await connect(redis_url) as caller:
+        door = MqttDoor(
+            AsyncCompactedQueues(caller, prefix=key_prefix, rules=rules),
+            broker,
+            listen=listen,
+            topics=topics,
+            settings=settings,
+            tls=tls,
+            client_id=client_id,
+            takes_writes=takes_writes,
+            empty_is_tombstone=empty_is_tombstone,
+        )
+        async with door:
+            screen(stderr=True).print(f"Serving at {listen[0]}:{door.port}; end it with Ctrl-C or SIGTERM.")
+            await told_to_end.wait()
+    return door.report
+
+
+def _host_and_port(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
+        raise UsageError(f"--listen is {text!r}: write HOST:PORT, such as 127.0.0.1:1884")
+    return host.strip("[]"), int(port)
+
+
+def _tls(certificate: str | None, private_key: str | None) -> ssl.SSLContext | None:
+    if certificate is None:
+        if private_key is not None:
+            raise UsageError("--private-key goes with --certificate")
+        return None
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    try:
+        tls.load_cert_chain(certificate, private_key)
+    except (OSError, ssl.SSLError) as error:
+        raise UsageError(f"the certificate {certificate} cannot be used: {error}") from None
+    return tls
+
+
+def _patient(url: str, read_timeout_ms: int) -> str:
+    """Return the address of Redis with the time that it has for an answer, unless it says one itself."""
+    parts = urlsplit(url)
+    if "socket_timeout" in parse_qs(parts.query):
+        return url
+    option = f"socket_timeout={read_timeout_ms / 1_000}"
+    return parts._replace(query=f"{parts.query}&{option}" if parts.query else option).geturl()

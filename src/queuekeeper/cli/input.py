@@ -1,0 +1,58 @@
+"""What commands about queues are given besides servers: key prefix, properties, content from files and stdin."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from queuekeeper.cli import context
+from queuekeeper.errors import UsageError
+
+KeyPrefix = Annotated[str | None, typer.Option(help="Prefix of the Redis keys.")]
+STANDARD_STREAM = "-"
+
+
+def prefix(key_prefix: str | None) -> str:
+    """Return what stands before every key: what the option says, else the settings."""
+    return context.settings().key_prefix if key_prefix is None else key_prefix
+
+
+def named_pairs(kind: str, texts: list[str] | None) -> list[tuple[str, str]]:
+    """Return what repeated options say as ``NAME=TEXT``, in order; a name may come several times.
+
+    :param kind: what each of them is, for the message.
+    :raises UsageError: when one has no equals sign.
+    """
+    found = []
+    for text in texts or []:
+        name, equals, value = text.partition("=")
+        if not equals:
+            raise UsageError(f"{kind} {text!r} is not NAME=TEXT")
+        found.append((name, value))
+    return found
+
+
+def named_texts(kind: str, texts: list[str] | None) -> dict[str, str]:
+    """Return the same by name; of a name that comes several times, the last."""
+    return dict(named_pairs(kind, texts))
+
+
+def content(text: str | None, path: str | None) -> bytes:
+    """Return what one of two options gives: a text, or a file's content, stdin's by ``-``.
+
+    :raises UsageError: when the file cannot be read.
+    """
+    from queuekeeper.jsonl import open_file
+
+    if text is not None:
+        return os.fsencode(text)
+    assert path is not None
+    if path == STANDARD_STREAM:
+        return sys.stdin.buffer.read()
+    with open_file(Path(path)) as file:
+        return file.read()

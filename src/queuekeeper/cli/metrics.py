@@ -1,0 +1,49 @@
+"""``queuekeeper metrics``: figures for Prometheus."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from queuekeeper.cli import context
+from queuekeeper.cli.output import screen
+
+
+def metrics(
+    *,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="Write to this file, for node_exporter's textfile collector."),
+    ] = None,
+) -> None:
+    """Print figures for Prometheus.
+
+    Nothing is scanned: what is said of queues is what the last profile or judgement has found. A server that is down is
+    figure `queuekeeper_up` 0, and the exit code is 1.
+
+    Example: `queuekeeper metrics --output /var/lib/node_exporter/queuekeeper.prom`
+    """
+    from queuekeeper.errors import RefusedError, UsageError
+    from queuekeeper.metrics import gather
+    from queuekeeper.report.files import write_whole
+
+    gathered = gather(postgres_url=context.postgres_address(postgres_url), redis_url=context.redis_address(redis_url))
+    if output is None:
+        sys.stdout.write(gathered.text)
+    else:
+        if not output.parent.is_dir():
+            raise UsageError(f"{output.parent} is no folder: name one that is there")
+        try:
+            write_whole(output, gathered.text.encode())
+        except OSError as error:
+            raise RefusedError(f"cannot write {output}: {error.strerror}") from error
+    for failure in gathered.failures:
+        screen(stderr=True).print(context.redact(failure), soft_wrap=True)
+    if gathered.failures:
+        raise typer.Exit(1)

@@ -1,0 +1,69 @@
+"""What people write to say where to begin, what to remove and how long to keep, as values of ``model``."""
+
+from __future__ import annotations
+
+from datetime import datetime
+
+from queuekeeper.compacted.model import MAX_SEQUENCE, Position, Purge, Retention, RetentionPolicy, chosen
+from queuekeeper.durations import duration_ms
+from queuekeeper.errors import UsageError
+
+
+def position(text: str) -> Position:
+    """Return the position that a text names.
+
+    :param text: ``earliest``, ``latest``, a sequence number, or an instant such as ``2026-11-22T08:00:00Z``.
+    :raises UsageError: for anything else.
+    """
+    if text in ("earliest", "latest"):
+        return Position(kind=text)
+    if _is_number(text):
+        return Position.sequence(int(text))
+    try:
+        instant = datetime.fromisoformat(text)
+    except ValueError:
+        instant = None
+    if instant is None or instant.tzinfo is None:
+        raise UsageError(
+            f"position is {text[:80]!r}: write earliest, latest, a sequence number, or an instant with its time zone, "
+            "such as 2026-11-22T08:00:00Z"
+        )
+    return Position.time_ms(int(instant.timestamp() * 1_000))
+
+
+def purge(text: str) -> Purge:
+    """Return what a text says is to be removed.
+
+    :param text: ``all``, ``acked``, or a sequence number: everything up to it.
+    :raises UsageError: for anything else.
+    """
+    if _is_number(text):
+        return Purge.up_to(int(text))
+    if text in ("all", "acked"):
+        return Purge(kind=text)
+    raise UsageError(f"purge is {text[:80]!r}: write all, acked, or the sequence number up to which messages go")
+
+
+def retention(
+    before: Retention | None,
+    *,
+    policy: str | None = None,
+    retention: str | None = None,
+    tombstone_life: str | None = None,
+) -> Retention:
+    """Return a retention with the parts that are named; the others are as before.
+
+    :param before: none for the defaults.
+    :param retention: age such as ``7d``, as ``durations.duration_ms`` reads it; ``tombstone_life`` likewise.
+    :raises UsageError: for a policy that does not exist, or what is no duration.
+    """
+    known = before or Retention()
+    return Retention(
+        policy=known.policy if policy is None else chosen(RetentionPolicy, "retention policy", policy),
+        retention_ms=known.retention_ms if retention is None else duration_ms("retention", retention),
+        tombstone_ms=known.tombstone_ms if tombstone_life is None else duration_ms("tombstone life", tombstone_life),
+    )
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdecimal() and len(text) <= len(str(MAX_SEQUENCE))

@@ -1,0 +1,248 @@
+"""The MQTT door: stands between clients and a real broker, and lets both use compacted queues by their topics.
+
+What producers publish to ``$ECQ/w/{client}/{key}``, by the door or straight to the broker, the broker hands to the
+door, which stores it and only then acknowledges (``mqtt_link``). A client that connects through the door and subscribes
+to ``$ECQ/{client}/#`` receives its queue with QoS 1, and its PUBACKs acknowledge (``mqtt_relay``); a broker in between
+could not do that, since it acknowledges by itself and keeps the client's PUBACKs to itself.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+from asyncio import StreamReader, StreamWriter
+from types import TracebackType
+from typing import Self
+
+from queuekeeper.compacted.model import MAX_SEQUENCE, Append, Properties, check_integer, check_name
+from queuekeeper.compacted.mqtt_link import BrokerAddress, BrokerLink, Published
+from queuekeeper.compacted.mqtt_packets import Reason
+from queuekeeper.compacted.mqtt_relay import TOMBSTONE_PROPERTY, DoorReport, Relay, Surroundings
+from queuekeeper.compacted.producer import AsyncCompactedProducer
+from queuekeeper.compacted.queue import AsyncCompactedQueues
+from queuekeeper.compacted.settings import EcqSettings
+from queuekeeper.compacted.topics import Topics
+from queuekeeper.errors import PayloadTooLarge, QueueFull, SequenceConflict, ServerUnavailable, UsageError
+
+EXPECTED_SEQUENCE_PROPERTY = "ecq-expected-sequence"
+OWN_PROPERTIES = "ecq-"
+MAX_PACKET_BYTES = 16_777_216
+DEFAULT_WRITER_POOL_SIZE = 1_000
+GRACE_S = 5.0
+REASON_CHARACTERS = 1_000
+
+_log = logging.getLogger(__name__)
+
+
+class MqttDoor:
+    """Serves from entering its block to leaving it.
+
+    :param listen: host and port for clients; port 0 for a free one.
+    :param settings: window (``reader_batch_size``), ``write_timeout`` and ``writer_pool_size`` are used here.
+    :param tls: certificate for clients; without it they connect in the clear.
+    :param client_id: by which the broker knows the door and keeps what it has not taken yet; of doors to one broker
+        each has its own.
+    :param takes_writes: whether what producers publish is stored. Of doors to one broker one does that: two would store
+        everything twice.
+    :param empty_is_tombstone: an empty payload deletes its key, as with retained messages.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    def __init__(
+        self,
+        queues: AsyncCompactedQueues,
+        broker: BrokerAddress,
+        *,
+        listen: tuple[str, int] = ("127.0.0.1", 0),
+        topics: Topics | None = None,
+        settings: EcqSettings | None = None,
+        tls: ssl.SSLContext | None = None,
+        client_id: str = "queuekeeper-compacted",
+        takes_writes: bool = True,
+        empty_is_tombstone: bool = False,
+        max_packet_bytes: int = MAX_PACKET_BYTES,
+    ) -> None:
+        check_name("client_id", client_id)
+        check_integer("max_packet_bytes", max_packet_bytes, 1_024, 268_435_460, "MQTT 5 section 2.1.4")
+        self.report = DoorReport()
+        self._topics = topics or Topics()
+        self._settings = settings or EcqSettings()
+        self._queues = queues
+        self._may_tell = True
+        self._broker = broker
+        self._listen = listen
+        self._tls = tls
+        self._empty_is_tombstone = empty_is_tombstone
+        self._producer = AsyncCompactedProducer(
+            queues,
+            retry_for_s=self._settings.write_timeout_ms / 1_000,
+            max_queues=self._settings.writer_pool_size or DEFAULT_WRITER_POOL_SIZE,
+        )
+        self._link = BrokerLink(
+            broker,
+            client_id=client_id,
+            write_filter=self._topics.write_filter if takes_writes else None,
+            store=self._store,
+        )
+        self._world = Surroundings(
+            queues=queues,
+            topics=self._topics,
+            window=self._settings.reader_batch_size,
+            max_packet_bytes=max_packet_bytes,
+            open_broker=self._open_broker,
+            knock=self._knock,
+            report=self.report,
+        )
+        self._relays: dict[Relay, asyncio.Task[None]] = {}
+        self._server: asyncio.Server | None = None
+        self._linking: asyncio.Task[None] | None = None
+
+    @property
+    def port(self) -> int:
+        """Where clients connect."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
+
+    @property
+    def connected(self) -> asyncio.Event:
+        """Set while the door itself is connected to the broker."""
+        return self._link.connected
+
+    async def __aenter__(self) -> Self:
+        host, port = self._listen
+        try:
+            self._server = await asyncio.start_server(self._let_in, host, port, ssl=self._tls)
+        except OSError as error:
+            raise UsageError(f"the door cannot listen at {host}:{port}: {error}") from None
+        self._linking = asyncio.get_running_loop().create_task(self._link.run())
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        assert self._server is not None
+        assert self._linking is not None
+        self._server.close()
+        for relay in self._relays:
+            relay.end(Reason.SERVER_SHUTTING_DOWN)
+        if self._relays:
+            await asyncio.wait(self._relays.values(), timeout=GRACE_S)
+        for task in [*self._relays.values(), self._linking]:
+            task.cancel()
+        await asyncio.gather(*self._relays.values(), self._linking, return_exceptions=True)
+        await self._producer.close()
+        await self._server.wait_closed()
+
+    async def _let_in(self, reader: StreamReader, writer: StreamWriter) -> None:
+        _stay_awake(writer)
+        self.report.connections += 1
+        relay = Relay(self._world, reader, writer)
+        task = asyncio.current_task()
+        assert task is not None
+        self._relays[relay] = task
+        try:
+            await relay.run()
+        finally:
+            del self._relays[relay]
+
+    async def _open_broker(self) -> tuple[StreamReader, StreamWriter]:
+        reader, writer = await asyncio.open_connection(self._broker.host, self._broker.port, ssl=self._broker.tls)
+        _stay_awake(writer)
+        return reader, writer
+
+    async def _knock(self, topic: str) -> None:
+        await self._link.publish(topic, qos=0)
+
+    async def _store(self, published: Published) -> None:
+        """Store what was published; what never can be stored is told, so that nothing is lost in silence.
+
+        All else that fails is the server's: the broker keeps the publish and sends it again.
+        """
+        try:
+            client_id, append = self._read(published)
+        except Exception as error:
+            # Whatever is wrong with it is wrong with it alone, and will be when it comes again.
+            await self._refuse(published, error)
+            return
+        try:
+            await self._producer.append(client_id, append)
+        except SequenceConflict as error:
+            if not (published.is_repeated and await self._is_stored(client_id, append)):
+                await self._refuse(published, error)
+                return
+        except (QueueFull, UsageError) as error:
+            await self._refuse(published, error)
+            return
+        self.report.appended += 1
+
+    def _read(self, published: Published) -> tuple[str, Append]:
+        """Return whose queue a publish is for, and what to append there."""
+        topic = self._topics.parse(published.topic)
+        assert topic is not None
+        assert topic.key is not None
+        properties = dict(published.properties)
+        expected = properties.get(EXPECTED_SEQUENCE_PROPERTY)
+        if expected is not None and not (
+            expected.isascii() and expected.isdecimal() and len(expected) <= len(str(MAX_SEQUENCE))
+        ):
+            raise UsageError(f"{EXPECTED_SEQUENCE_PROPERTY} is {expected[:80]!r}: it must be a sequence number")
+        is_marked = properties.get(TOMBSTONE_PROPERTY, "0") != "0"
+        return topic.client_id, Append(
+            key=topic.key,
+            value=published.payload,
+            tombstone=is_marked or (self._empty_is_tombstone and not published.payload),
+            properties=Properties(pair for pair in published.properties if not pair[0].startswith(OWN_PROPERTIES)),
+            content_type=published.content_type,
+            expected_sequence=None if expected is None else int(expected),
+        )
+
+    async def _is_stored(self, client_id: str, append: Append) -> bool:
+        """Return whether a condition fails only because this very value was stored before its answer was lost."""
+        found = await self._queues.get(client_id, key=append.key)
+        return (
+            found is not None
+            and found.is_readable
+            and found.sequence > (append.expected_sequence or 0)
+            and (found.value, found.tombstone) == (append.value, append.tombstone)
+            and (found.properties, found.content_type) == (append.properties, append.content_type)
+        )
+
+    async def _refuse(self, published: Published, error: Exception) -> None:
+        """Tell that a publish never can be stored, with as much of it as the broker takes."""
+        self.report.refused += 1
+        _log.warning("what was published to %r is refused: %s", published.topic[:200], error)
+        topic = self._topics.refusal(published.topic)
+        reason = (("reason", str(error)[:REASON_CHARACTERS]), ("error", type(error).__name__))
+        try:
+            try:
+                is_told = self._may_tell and await self._link.publish(
+                    topic,
+                    published.payload,
+                    qos=1,
+                    properties=(*published.properties, *reason),
+                    content_type=published.content_type,
+                )
+            except PayloadTooLarge:
+                is_told = await self._link.publish(topic, qos=1, properties=reason)
+            # Some brokers hang up on whom they deny a publish: to try again would keep all others waiting.
+            self._may_tell = is_told
+        except ServerUnavailable:
+            raise
+        except Exception as its_own:
+            # A refusal that no packet can hold must not hold up the others.
+            is_told = False
+            _log.error("the refusal cannot be told: %s", its_own)
+        if not is_told:
+            self.report.untold += 1
+            _log.error(
+                "nobody is told at %r what was refused, and the value is gone. If the broker denies it, let the door "
+                "write there, and open it again",
+                topic[:200],
+            )
+
+
+def _stay_awake(writer: StreamWriter) -> None:
+    """Have the system find out about a peer that is gone."""
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)

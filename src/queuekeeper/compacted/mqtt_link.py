@@ -1,0 +1,361 @@
+"""The door's own connection to the broker: takes what producers publish, and acknowledges it when it is stored.
+
+The broker keeps what was not acknowledged, also while nobody is connected, and sends it again. So a publish whose
+storing fails is not acknowledged; the connection is given up, and all of them come again in their order.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import ssl
+import threading
+from collections import deque
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+from paho.mqtt.client import Client, MQTTMessage, MQTTv5
+from paho.mqtt.enums import CallbackAPIVersion
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+from paho.mqtt.subscribeoptions import SubscribeOptions
+
+from queuekeeper.compacted.mqtt_packets import ANY_PACKET_BYTES
+from queuekeeper.compacted.pause import pause_s
+from queuekeeper.errors import PayloadTooLarge, ServerUnavailable, UsageError
+
+KEEPALIVE_S = 60
+CONNECT_TIMEOUT_S = 10.0
+NEVER_EXPIRES = 0xFFFFFFFF
+HEADER_BYTES = 9
+"""Most that a PUBLISH has beside topic, properties and payload: header, length of the topic, packet id."""
+
+MAX_AT_ONCE = 1_000
+"""Publishes that are being stored at once; the broker's others wait at the broker."""
+
+GRACE_S = 5.0
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokerAddress:
+    """Where the broker is.
+
+    :param username: of the door itself; each client brings its own.
+    :param tls: for ``mqtts``.
+    """
+
+    host: str
+    port: int
+    username: str | None = None
+    password: str | None = field(default=None, repr=False)
+    tls: ssl.SSLContext | None = field(default=None, repr=False)
+
+    @classmethod
+    def parse(cls, url: str, *, ca_file: str | None = None) -> BrokerAddress:
+        """Read ``mqtt://user:password@host:port`` or ``mqtts://..``.
+
+        :param ca_file: certificates to trust instead of the system's.
+        :raises UsageError: when it does not parse; the message holds no password.
+        """
+        try:
+            parts = urlsplit(url)
+            port = parts.port
+        except ValueError:
+            parts, port = urlsplit(""), 0
+        if parts.scheme not in ("mqtt", "mqtts") or not parts.hostname or port == 0 or parts.path.strip("/"):
+            raise UsageError("the broker's URL does not parse: write mqtt://[user:password@]host[:port], or mqtts://..")
+        try:
+            tls = ssl.create_default_context(cafile=ca_file) if parts.scheme == "mqtts" else None
+        except (OSError, ssl.SSLError) as error:
+            raise UsageError(f"the certificates of {ca_file} cannot be read: {error}") from None
+        return cls(
+            host=parts.hostname,
+            port=port or (8_883 if tls else 1_883),
+            username=unquote(parts.username) if parts.username else None,
+            password=unquote(parts.password) if parts.password else None,
+            tls=tls,
+        )
+
+    def __str__(self) -> str:
+        return f"{self.host}:{self.port}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Published:
+    """What a producer has published.
+
+    :param is_repeated: the broker has sent it before, and was not told that it was stored.
+    """
+
+    topic: str
+    payload: bytes
+    properties: tuple[tuple[str, str], ...]
+    content_type: str | None
+    is_repeated: bool = False
+
+
+Store = Callable[[Published], Awaitable[None]]
+
+
+class BrokerLink:
+    """Connects, and connects again, until it is cancelled.
+
+    :param client_id: by which the broker knows what it keeps for the door.
+    :param write_filter: what producers publish to; none to take nothing.
+    :param store: called for every publish, in order; what it raises gives the connection up.
+    """
+
+    def __init__(self, address: BrokerAddress, *, client_id: str, write_filter: str | None, store: Store) -> None:
+        self.address = address
+        self.connected = asyncio.Event()
+        self._client_id = client_id
+        self._write_filter = write_filter
+        self._store = store
+        self._session: _Session | None = None
+
+    async def run(self) -> None:
+        """Serve until it is cancelled; a broker that is away is waited for."""
+        attempt = 0
+        while True:
+            session = _Session(self.address, self._client_id, self._write_filter, self._store)
+            try:
+                await session.open()
+                self._session = session
+                self.connected.set()
+                _log.info("connected to the broker at %s as %r", self.address, self._client_id)
+                await session.lost
+            except Exception as error:
+                _log.warning("the broker at %s: %s; trying again", self.address, str(error) or type(error).__name__)
+            finally:
+                self.connected.clear()
+                self._session = None
+                await session.close()
+            # A connection that is made is no progress while what comes through it cannot be stored.
+            attempt = 0 if session.has_acknowledged else attempt
+            await asyncio.sleep(pause_s(attempt))
+            attempt += 1
+
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes = b"",
+        *,
+        qos: int,
+        properties: tuple[tuple[str, str], ...] = (),
+        content_type: str | None = None,
+    ) -> bool:
+        """Publish something, as soon as there is a connection; with QoS 1, until the broker has it.
+
+        :returns: whether the broker takes it.
+        :raises PayloadTooLarge: when it does not fit into a packet of the broker's; nothing was sent.
+        :raises ServerUnavailable: when the connection was lost meanwhile.
+        """
+        await self.connected.wait()
+        session = self._session
+        assert session is not None
+        return await session.publish(topic, payload, qos=qos, properties=properties, content_type=content_type)
+
+
+class _Session:
+    """One connection. Paho serves it in a thread; what it has to say is said in the event loop."""
+
+    def __init__(self, address: BrokerAddress, client_id: str, write_filter: str | None, store: Store) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.lost: asyncio.Future[None] = self._loop.create_future()
+        self._ready: asyncio.Future[None] = self._loop.create_future()
+        self._address = address
+        self._write_filter = write_filter
+        self._store = store
+        self._closing = self._is_deaf = False
+        self.has_acknowledged = False
+        self._max_packet_bytes = ANY_PACKET_BYTES
+        # In the order in which they came, which is the order of their acknowledgements (MQTT 5 section 4.6).
+        self._under_way: deque[tuple[MQTTMessage, asyncio.Task[None]]] = deque()
+        self._told: dict[int, asyncio.Future[bool]] = {}
+        self._room = threading.Semaphore(MAX_AT_ONCE)
+        client = self._client = Client(
+            CallbackAPIVersion.VERSION2,
+            client_id=client_id,
+            protocol=MQTTv5,
+            reconnect_on_failure=False,
+            manual_ack=True,
+        )
+        client.connect_timeout = CONNECT_TIMEOUT_S
+        if address.username is not None:
+            client.username_pw_set(address.username, address.password)
+        if address.tls is not None:
+            client.tls_set_context(address.tls)
+        client.on_connect = lambda _client, _data, _flags, reason, said: self._say(self._on_connect, reason, said)
+        client.on_subscribe = lambda _client, _data, _mid, reasons, _properties: self._say(self._on_subscribe, reasons)
+        client.on_publish = lambda _client, _data, mid, reason, _properties: self._say(self._on_publish, mid, reason)
+        client.on_disconnect = lambda _client, _data, _flags, reason, _properties: self._say(self._on_lost, reason)
+        client.on_message = self._on_message
+        client.on_socket_open = lambda _client, _data, opened: _send_at_once(opened)
+
+    async def open(self) -> None:
+        """Connect, take up the session that the broker has kept, and subscribe."""
+        properties: Any = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+        properties.SessionExpiryInterval = NEVER_EXPIRES
+        properties.ReceiveMaximum = MAX_AT_ONCE
+        await asyncio.to_thread(
+            self._client.connect,
+            self._address.host,
+            self._address.port,
+            KEEPALIVE_S,
+            clean_start=False,
+            properties=properties,
+        )
+        self._client.loop_start()
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            await asyncio.wait([self._ready, self.lost], return_when=asyncio.FIRST_COMPLETED)
+        if self.lost.done():
+            self.lost.result()
+        self._ready.result()
+
+    async def publish(
+        self,
+        topic: str,
+        payload: bytes,
+        *,
+        qos: int,
+        properties: tuple[tuple[str, str], ...],
+        content_type: str | None,
+    ) -> bool:
+        packed: Any = Properties(PacketTypes.PUBLISH)  # type: ignore[no-untyped-call]
+        if properties:
+            packed.UserProperty = list(properties)
+        if content_type is not None:
+            packed.ContentType = content_type
+        # The broker hangs up on whoever sends a larger one (MQTT 5 section 3.2.2.3.6).
+        size = HEADER_BYTES + len(topic.encode()) + len(packed.pack()) + len(payload)
+        if size > self._max_packet_bytes:
+            raise PayloadTooLarge(f"a packet of {size} bytes: the broker takes at most {self._max_packet_bytes}")
+        told = self._client.publish(topic, payload, qos, properties=packed)
+        if not qos:
+            return True
+        future: asyncio.Future[bool] = self._loop.create_future()
+        self._told[told.mid] = future
+        ends: list[asyncio.Future[Any]] = [future, self.lost]
+        await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        if not future.done():
+            raise ServerUnavailable(f"the broker at {self._address} was lost before it confirmed a publish")
+        return future.result()
+
+    async def close(self) -> None:
+        """Acknowledge what is stored by then, and disconnect; the broker keeps the rest."""
+        self._closing = True
+        tasks = [task for _, task in self._under_way]
+        if tasks:
+            await asyncio.wait(tasks, timeout=0 if self.lost.done() else GRACE_S)
+            self._acknowledge()
+            for task in tasks:
+                task.cancel()
+            await asyncio.wait(tasks)
+        self._client.disconnect()
+        await asyncio.to_thread(self._client.loop_stop)
+        # It closes its sockets when nobody has it any more, and it has us.
+        self._is_deaf = True
+        del self._client
+        if not self.lost.done():
+            self.lost.cancel()
+        elif not self.lost.cancelled():
+            self.lost.exception()
+
+    def _say(self, what: Callable[..., None], *about: Any) -> None:
+        """Carry what paho's thread has to say into the event loop."""
+        self._loop.call_soon_threadsafe(self._hear, what, about)
+
+    def _hear(self, what: Callable[..., None], about: tuple[Any, ...]) -> None:
+        if not self._is_deaf:
+            what(*about)
+
+    def _on_connect(self, reason: Any, said: Any) -> None:
+        self._max_packet_bytes = getattr(said, "MaximumPacketSize", ANY_PACKET_BYTES)
+        if reason.is_failure:
+            self._give_up(ServerUnavailable(f"it refuses the door: {reason}"))
+        elif self._write_filter is None:
+            self._begin()
+        else:
+            # Retained publishes were stored when they came: nothing old is to come with a subscription.
+            options = SubscribeOptions(qos=1, retainHandling=SubscribeOptions.RETAIN_DO_NOT_SEND)
+            self._client.subscribe(self._write_filter, options=options)
+
+    def _on_subscribe(self, reasons: Any) -> None:
+        if reasons[0].is_failure or reasons[0].value != 1:
+            self._give_up(
+                ServerUnavailable(f"it does not let the door subscribe to {self._write_filter}: {reasons[0]}")
+            )
+        else:
+            self._begin()
+
+    def _begin(self) -> None:
+        if not self._ready.done():
+            self._ready.set_result(None)
+
+    def _on_publish(self, mid: int, reason: Any) -> None:
+        future = self._told.pop(mid, None)
+        if future is not None and not future.done():
+            future.set_result(not reason.is_failure)
+            if reason.is_failure:
+                _log.warning("the broker at %s does not take what the door publishes: %s", self._address, reason)
+
+    def _on_lost(self, reason: Any) -> None:
+        self._give_up(ServerUnavailable(f"the connection was lost: {reason}"))
+
+    def _give_up(self, error: BaseException) -> None:
+        if not self.lost.done():
+            self.lost.set_exception(error)
+
+    def _on_message(self, _client: Client, _data: Any, message: MQTTMessage) -> None:
+        """Hand a publish over, in paho's thread; while there is no room the broker is not read from."""
+        while not self._room.acquire(timeout=1.0):
+            if self._closing:
+                return
+        self._say(self._arrive, message)
+
+    def _arrive(self, message: MQTTMessage) -> None:
+        if self._closing or self.lost.done():
+            self._room.release()
+            return
+        task = self._loop.create_task(self._take(message))
+        self._under_way.append((message, task))
+        task.add_done_callback(lambda _: self._acknowledge())
+
+    async def _take(self, message: MQTTMessage) -> None:
+        try:
+            properties = message.properties
+            await self._store(
+                Published(
+                    topic=message.topic,
+                    payload=bytes(message.payload),
+                    properties=tuple(getattr(properties, "UserProperty", ())),
+                    content_type=getattr(properties, "ContentType", None),
+                    is_repeated=message.dup,
+                )
+            )
+        finally:
+            self._room.release()
+
+    def _acknowledge(self) -> None:
+        """Acknowledge publishes that are stored, up to the first that is not."""
+        while self._under_way and self._under_way[0][1].done():
+            message, task = self._under_way[0]
+            error = None if task.cancelled() else task.exception()
+            if task.cancelled() or error is not None:
+                if error is not None:
+                    self._give_up(error)
+                return
+            self._under_way.popleft()
+            self.has_acknowledged = True
+            if message.qos:
+                self._client.ack(message.mid, message.qos)
+
+
+def _send_at_once(opened: Any) -> None:
+    """Have the system hold no small packet back: for acknowledgements the broker waits before it sends more."""
+    opened.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)

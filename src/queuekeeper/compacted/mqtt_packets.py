@@ -1,0 +1,412 @@
+"""Packets of MQTT 3.1, 3.1.1 and 5, as far as somebody between client and broker has to read and write them.
+
+A packet is passed on as the bytes that it came in; what is read here is what must be known, and nothing is kept.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import struct
+from collections.abc import Mapping, Sequence
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+from paho.mqtt import MQTTException
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
+
+from queuekeeper.errors import QueuekeeperError
+
+MQTT_5 = 5
+ANY_PACKET_BYTES = 268_435_460
+"""Size of the largest packet that the length in its header can say."""
+
+
+class MalformedPacket(QueuekeeperError):
+    """A packet breaks the rules of MQTT."""
+
+
+class Kind(IntEnum):
+    """Kinds of packets that are looked at; the others are passed on."""
+
+    CONNECT = 1
+    CONNACK = 2
+    PUBLISH = 3
+    PUBACK = 4
+    PUBREC = 5
+    PUBREL = 6
+    PUBCOMP = 7
+    SUBSCRIBE = 8
+    SUBACK = 9
+    UNSUBSCRIBE = 10
+    UNSUBACK = 11
+    DISCONNECT = 14
+
+
+class Reason(IntEnum):
+    """Reason codes of MQTT 5; of MQTT 3 a subscription's refusal is 0x80."""
+
+    GRANTED_QOS_1 = 0x01
+    UNSPECIFIED = 0x80
+    NOT_AUTHORIZED = 0x87
+    SERVER_UNAVAILABLE = 0x88
+    SERVER_SHUTTING_DOWN = 0x8B
+    SESSION_TAKEN_OVER = 0x8E
+    TOPIC_FILTER_INVALID = 0x8F
+    QUOTA_EXCEEDED = 0x97
+
+
+class Packet(NamedTuple):
+    """A packet as it came.
+
+    :ivar start: where what follows the fixed header begins.
+    """
+
+    raw: bytes
+    start: int
+
+    @property
+    def kind(self) -> int:
+        """Number of its kind."""
+        return self.raw[0] >> 4
+
+    @property
+    def flags(self) -> int:
+        """The four bits beside the kind."""
+        return self.raw[0] & 0x0F
+
+    @property
+    def packet_id(self) -> int:
+        """What its first two bytes say in all packets but PUBLISH and CONNECT."""
+        return _Reader(self).integer16()
+
+
+async def read_packet(stream: asyncio.StreamReader, *, max_bytes: int) -> Packet | None:
+    """Read the next packet; none at the end of the stream.
+
+    :param max_bytes: size of the largest one that is taken.
+    :raises MalformedPacket: when it is larger, or its length does not parse.
+    """
+    try:
+        header = await stream.readexactly(2)
+        length, shift = header[1] & 0x7F, 7
+        while header[-1] & 0x80:
+            if len(header) == 5:
+                raise MalformedPacket("the length of a packet takes more than four bytes")
+            header += await stream.readexactly(1)
+            length |= (header[-1] & 0x7F) << shift
+            shift += 7
+        if len(header) + length > max_bytes:
+            raise MalformedPacket(f"a packet has {len(header) + length} bytes: at most {max_bytes} are taken")
+        return Packet(header + await stream.readexactly(length), len(header))
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+
+
+class Connect(NamedTuple):
+    """What a CONNECT says.
+
+    :ivar level: 3, 4 for MQTT 3.1.1, or 5.
+    :ivar receive_maximum: messages with QoS 1 or 2 that the client takes at once; none when it does not say.
+    :ivar max_packet_bytes: largest packet that it takes.
+    """
+
+    level: int
+    client_id: str
+    receive_maximum: int | None
+    max_packet_bytes: int
+
+
+def read_connect(packet: Packet) -> Connect:
+    """Read a CONNECT."""
+    reader = _Reader(packet)
+    if packet.kind != Kind.CONNECT or reader.text() not in ("MQTT", "MQIsdp"):
+        raise MalformedPacket("a connection does not begin with the CONNECT of MQTT")
+    level = reader.integer8()
+    reader.skip(3)  # flags, keep alive
+    properties = reader.properties(PacketTypes.CONNECT) if level == MQTT_5 else {}
+    return Connect(
+        level,
+        reader.text(),
+        properties.get("ReceiveMaximum"),
+        properties.get("MaximumPacketSize", ANY_PACKET_BYTES),
+    )
+
+
+def with_receive_maximum(packet: Packet, receive_maximum: int) -> bytes:
+    """Return a CONNECT of MQTT 5 that takes fewer messages at once."""
+    reader = _Reader(packet)
+    reader.text()
+    reader.skip(4)
+    head = packet.raw[packet.start : reader.at]
+    properties = reader.properties(PacketTypes.CONNECT) | {"ReceiveMaximum": receive_maximum}
+    return _packed(packet.raw[0], head, _properties(PacketTypes.CONNECT, properties), reader.rest())
+
+
+class Connack(NamedTuple):
+    """What a CONNACK says.
+
+    :ivar client_id: that the broker gave a client without one.
+    """
+
+    is_accepted: bool
+    session_present: bool
+    client_id: str | None
+
+
+def read_connack(packet: Packet, level: int) -> Connack:
+    """Read a CONNACK."""
+    reader = _Reader(packet)
+    flags, code = reader.integer8(), reader.integer8()
+    properties = reader.properties(PacketTypes.CONNACK) if level == MQTT_5 and reader.left else {}
+    return Connack(code == 0, bool(flags & 1), properties.get("AssignedClientIdentifier"))
+
+
+def write_unavailable(level: int) -> bytes:
+    """Return the CONNACK that says that there is no broker to be reached."""
+    if level == MQTT_5:
+        return _packed(Kind.CONNACK << 4, bytes((0, Reason.SERVER_UNAVAILABLE, 0)))
+    return _packed(Kind.CONNACK << 4, bytes((0, 3)))
+
+
+class Subscribe(NamedTuple):
+    """What a SUBSCRIBE says.
+
+    :ivar properties: as they came.
+    :ivar filters: with the options of each.
+    """
+
+    packet_id: int
+    properties: bytes
+    filters: tuple[tuple[str, int], ...]
+
+
+def read_subscribe(packet: Packet, level: int) -> Subscribe:
+    """Read a SUBSCRIBE."""
+    reader = _Reader(packet)
+    packet_id = reader.integer16()
+    properties = reader.raw_properties() if level == MQTT_5 else b""
+    filters = []
+    while reader.left:
+        filters.append((reader.text(), reader.integer8()))
+    if not filters:
+        raise MalformedPacket("a SUBSCRIBE names no topic filter")
+    return Subscribe(packet_id, properties, tuple(filters))
+
+
+def write_subscribe(subscribe: Subscribe) -> bytes:
+    """Return a SUBSCRIBE."""
+    filters = [_text(name) + bytes((options,)) for name, options in subscribe.filters]
+    return _packed(Kind.SUBSCRIBE << 4 | 2, _integer16(subscribe.packet_id), subscribe.properties, *filters)
+
+
+def read_unsubscribe(packet: Packet, level: int) -> tuple[int, tuple[str, ...]]:
+    """Return the packet id of an UNSUBSCRIBE, and its filters."""
+    reader = _Reader(packet)
+    packet_id = reader.integer16()
+    if level == MQTT_5:
+        reader.raw_properties()
+    filters = []
+    while reader.left:
+        filters.append(reader.text())
+    return packet_id, tuple(filters)
+
+
+class Suback(NamedTuple):
+    """What a SUBACK says.
+
+    :ivar properties: as they came.
+    :ivar codes: for each filter, the QoS or why not.
+    """
+
+    packet_id: int
+    properties: bytes
+    codes: bytes
+
+
+def read_suback(packet: Packet, level: int) -> Suback:
+    """Read a SUBACK."""
+    reader = _Reader(packet)
+    packet_id = reader.integer16()
+    properties = reader.raw_properties() if level == MQTT_5 else b""
+    return Suback(packet_id, properties, reader.rest())
+
+
+def write_suback(packet_id: int, codes: Sequence[int], *, level: int, properties: bytes = b"") -> bytes:
+    """Return a SUBACK; MQTT 3 knows but one code for what is refused."""
+    if level == MQTT_5:
+        return _packed(Kind.SUBACK << 4, _integer16(packet_id), properties or b"\0", bytes(codes))
+    return _packed(Kind.SUBACK << 4, _integer16(packet_id), bytes(min(code, Reason.UNSPECIFIED) for code in codes))
+
+
+class Publish(NamedTuple):
+    """What a PUBLISH says.
+
+    :ivar topic: empty when an alias stands for it.
+    :ivar packet_id: 0 with QoS 0.
+    """
+
+    topic: str
+    qos: int
+    packet_id: int
+
+
+class PublishProperties(NamedTuple):
+    """What a PUBLISH of MQTT 5 says besides.
+
+    :ivar alias: of the topic.
+    :ivar subscription_ids: of the subscriptions by which it came.
+    """
+
+    alias: int | None
+    subscription_ids: tuple[int, ...]
+
+
+def read_publish(packet: Packet) -> Publish:
+    """Read the beginning of a PUBLISH."""
+    reader = _Reader(packet)
+    qos = packet.flags >> 1 & 3
+    topic = reader.text()
+    return Publish(topic, qos, reader.integer16() if qos else 0)
+
+
+def read_publish_properties(packet: Packet) -> PublishProperties:
+    """Read the properties of a PUBLISH of MQTT 5."""
+    reader = _Reader(packet)
+    reader.text()
+    reader.skip(2 if packet.flags >> 1 & 3 else 0)
+    properties = reader.properties(PacketTypes.PUBLISH)
+    return PublishProperties(properties.get("TopicAlias"), tuple(properties.get("SubscriptionIdentifier", ())))
+
+
+def write_publish(
+    topic: str,
+    payload: bytes,
+    *,
+    packet_id: int,
+    is_repeated: bool,
+    level: int,
+    user_properties: Sequence[tuple[str, str]] = (),
+    content_type: str | None = None,
+    subscription_ids: Sequence[int] = (),
+) -> bytes:
+    """Return a PUBLISH with QoS 1; MQTT 3 leaves out what are properties in MQTT 5."""
+    properties = b""
+    if level == MQTT_5:
+        # paho's way, for any property there is, takes twenty times as long.
+        parts = [b"\x26" + _text(name) + _text(text) for name, text in user_properties]
+        parts += [b"\x0b" + _length(number) for number in subscription_ids]
+        if content_type is not None:
+            parts.append(b"\x03" + _text(content_type))
+        packed = b"".join(parts)
+        properties = _length(len(packed)) + packed
+    first = Kind.PUBLISH << 4 | (8 if is_repeated else 0) | 2
+    return _packed(first, _text(topic), _integer16(packet_id), properties, payload)
+
+
+def write_acknowledgement(kind: Kind, packet_id: int) -> bytes:
+    """Return a PUBACK, PUBREC or PUBCOMP without a reason: it is the same in all versions."""
+    return _packed(kind << 4, _integer16(packet_id))
+
+
+def is_refusal(packet: Packet) -> bool:
+    """Return whether a PUBACK or PUBREC carries the reason of an error."""
+    return len(packet.raw) > packet.start + 2 and packet.raw[packet.start + 2] >= Reason.UNSPECIFIED
+
+
+def write_disconnect(reason: Reason, *, level: int) -> bytes:
+    """Return the DISCONNECT by which a server of MQTT 5 says why it ends; MQTT 3 has no such thing."""
+    return _packed(Kind.DISCONNECT << 4, bytes((reason, 0))) if level == MQTT_5 else b""
+
+
+class _Reader:
+    """Reads a packet from its start."""
+
+    def __init__(self, packet: Packet) -> None:
+        self._raw = packet.raw
+        self.at = packet.start
+
+    @property
+    def left(self) -> int:
+        return len(self._raw) - self.at
+
+    def skip(self, count: int) -> bytes:
+        if count > self.left:
+            raise MalformedPacket("a packet ends too early")
+        self.at += count
+        return self._raw[self.at - count : self.at]
+
+    def integer8(self) -> int:
+        return self.skip(1)[0]
+
+    def integer16(self) -> int:
+        return int.from_bytes(self.skip(2))
+
+    def text(self) -> str:
+        try:
+            return self.skip(self.integer16()).decode()
+        except UnicodeDecodeError:
+            raise MalformedPacket("a text in a packet is not UTF-8") from None
+
+    def rest(self) -> bytes:
+        return self.skip(self.left)
+
+    def raw_properties(self) -> bytes:
+        """Return properties as they came, their length included."""
+        begin = self.at
+        size, shift = 0, 0
+        while True:
+            digit = self.integer8()
+            size |= (digit & 0x7F) << shift
+            shift += 7
+            if not digit & 0x80:
+                break
+            if shift > 21:
+                raise MalformedPacket("the length of a packet's properties takes more than four bytes")
+        self.skip(size)
+        return self._raw[begin : self.at]
+
+    def properties(self, packet_type: int) -> dict[str, Any]:
+        """Return properties by paho's names, such as ``ReceiveMaximum``."""
+        raw = self.raw_properties()
+        if raw == b"\0":
+            return {}
+        found: Any = Properties(packet_type)  # type: ignore[no-untyped-call]
+        try:
+            found.unpack(raw)
+        except (MQTTException, LookupError, ValueError, struct.error) as error:
+            raise MalformedPacket(f"properties of a packet do not parse: {error}") from None
+        names = (name.replace(" ", "") for name in found.names)
+        return {name: getattr(found, name) for name in names if hasattr(found, name)}
+
+
+def _properties(packet_type: int, values: Mapping[str, Any]) -> bytes:
+    properties: Any = Properties(packet_type)  # type: ignore[no-untyped-call]
+    for name, value in values.items():
+        setattr(properties, name, value)
+    packed: bytes = properties.pack()
+    return packed
+
+
+def _text(text: str) -> bytes:
+    raw = text.encode()
+    return _integer16(len(raw)) + raw
+
+
+def _integer16(number: int) -> bytes:
+    return number.to_bytes(2)
+
+
+def _length(number: int) -> bytes:
+    """Return a number in as many bytes as it takes (MQTT 5 section 1.5.5)."""
+    packed = bytearray()
+    while True:
+        number, digit = divmod(number, 128)
+        packed.append(digit | 0x80 if number else digit)
+        if not number:
+            return bytes(packed)
+
+
+def _packed(first: int, *parts: bytes) -> bytes:
+    body = b"".join(parts)
+    return bytes((first,)) + _length(len(body)) + body

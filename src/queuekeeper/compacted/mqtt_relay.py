@@ -1,0 +1,433 @@
+"""One client's connection through the door: all is passed on to the broker and back, but for the client's own queue.
+
+The broker decides who the client is, what it may do and what it subscribes to. When it has accepted the subscription
+to the client's own topics, the door knocks: it publishes to such a topic, and the broker lets that pass only to a
+client that is subscribed and may read. What comes through on those topics is never passed on. It opens the queue: from
+then on its messages are put between the broker's, with packet ids that the broker does not use, and the client's
+PUBACKs for them acknowledge.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import socket
+import uuid
+from asyncio import StreamReader, StreamWriter
+from collections.abc import Awaitable, Callable, Coroutine
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from queuekeeper.compacted import mqtt_packets as packets
+from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules, WhenUnreadable
+from queuekeeper.compacted.model import CompactedMessage, property_pairs
+from queuekeeper.compacted.mqtt_packets import Kind, MalformedPacket, Packet, Reason
+from queuekeeper.compacted.queue import AsyncCompactedQueues
+from queuekeeper.compacted.topics import Topics
+from queuekeeper.errors import InvalidTopic, QueuekeeperError, StaleEpoch
+
+CONNECT_TIMEOUT_S = 10.0
+CLOSE_TIMEOUT_S = 2.0
+KNOCK_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
+"""How long a knock is waited for before the next one."""
+
+SEQUENCE_PROPERTY = "ecq-seqno"
+TOMBSTONE_PROPERTY = "ecq-tombstone"
+PACKET_IDS = 65_535
+_QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(kw_only=True)
+class DoorReport:
+    """What went through a door since it was opened.
+
+    :param connections: of clients.
+    :param appended: values stored.
+    :param refused: publishes that never can be stored, and were told so.
+    :param untold: those of them that the broker let nobody know of.
+    :param delivered: messages given to clients.
+    :param acknowledged: those that the clients confirmed.
+    """
+
+    connections: int = 0
+    appended: int = 0
+    refused: int = 0
+    untold: int = 0
+    delivered: int = 0
+    acknowledged: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Surroundings:
+    """What all connections of a door share.
+
+    :param window: messages that a client gets before it has to acknowledge.
+    :param open_broker: opens a connection to the broker.
+    :param knock: publishes to a topic by the door's own connection.
+    """
+
+    queues: AsyncCompactedQueues
+    topics: Topics
+    window: int
+    max_packet_bytes: int
+    open_broker: Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
+    knock: Callable[[str], Awaitable[None]]
+    report: DoorReport
+
+
+class _Injected(NamedTuple):
+    consumer: AsyncCompactedConsumer
+    message: CompactedMessage
+
+
+# What becomes of a filter of a SUBSCRIBE: the broker answers, it is the client's own, or the door refuses it.
+_BROKERS, _OWN = -1, -2
+
+
+class Relay:
+    """Serves one connection until it ends."""
+
+    def __init__(self, world: Surroundings, reader: StreamReader, writer: StreamWriter) -> None:
+        self._world = world
+        self._topics = world.topics
+        self._reader = reader
+        self._client = writer
+        self._level = packets.MQTT_5
+        self._client_id = ""
+        self._own_topics: str | None = None
+        self._own_filter: str | None = None
+        self._window = world.window
+        self._max_packet_bytes = packets.ANY_PACKET_BYTES
+        self._room = asyncio.Semaphore(world.window)
+        self._injected: dict[int, _Injected] = {}
+        # Packet ids of the broker's messages that the client has not confirmed.
+        self._brokers_ids: set[int] = set()
+        self._brokers_last_id = 0
+        self._subscribing: dict[int, list[int]] = {}
+        self._unsubscribing: set[int] = set()
+        # Of messages on the client's own topics, which are not passed on.
+        self._own_aliases: set[int] = set()
+        self._own_qos_2: set[int] = set()
+        self._subscription_ids: tuple[int, ...] = ()
+        self._opened = asyncio.Event()
+        self._delivering: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._ended = asyncio.Event()
+
+    async def run(self) -> None:
+        """Pass packets on until either side ends."""
+        broker: StreamWriter | None = None
+        try:
+            connect = await self._read_connect()
+            if connect is None:
+                return
+            try:
+                async with asyncio.timeout(CONNECT_TIMEOUT_S):
+                    reader, broker = await self._world.open_broker()
+            except (OSError, TimeoutError) as error:
+                _log.warning("client %r cannot be let in: the broker cannot be reached: %s", self._client_id, error)
+                self._client.write(packets.write_unavailable(self._level))
+                return
+            broker.write(connect)
+            self._spawn(self._pass_on(self._reader, broker, self._from_client))
+            self._spawn(self._pass_on(reader, self._client, lambda packet: self._from_broker(packet, broker)))
+            await self._ended.wait()
+        except (MalformedPacket, ConnectionError, TimeoutError) as error:
+            _log.info("connection of client %r ends: %s", self._client_id, error)
+        finally:
+            await self._stop_delivering()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+            for writer in (broker, self._client):
+                if writer is not None:
+                    writer.close()
+                    with suppress(OSError, TimeoutError):
+                        async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                            await writer.wait_closed()
+                    # A peer that reads nothing has had its time.
+                    writer.transport.abort()
+
+    def end(self, reason: Reason) -> None:
+        """End the connection, and say why where the client understands it."""
+        self._client.write(packets.write_disconnect(reason, level=self._level))
+        self._ended.set()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.get_running_loop().create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _read_connect(self) -> bytes | None:
+        """Return the client's CONNECT as it is for the broker."""
+        async with asyncio.timeout(CONNECT_TIMEOUT_S):
+            packet = await packets.read_packet(self._reader, max_bytes=self._world.max_packet_bytes)
+        if packet is None:
+            return None
+        connect = packets.read_connect(packet)
+        self._level = connect.level
+        self._max_packet_bytes = connect.max_packet_bytes
+        self._take_client_id(connect.client_id)
+        if connect.receive_maximum is None:
+            return packet.raw
+        # What the client takes at once is shared between the broker and the queue.
+        self._window = min(self._window, connect.receive_maximum // 2)
+        self._room = asyncio.Semaphore(self._window)
+        return packets.with_receive_maximum(packet, connect.receive_maximum - self._window)
+
+    def _take_client_id(self, client_id: str) -> None:
+        self._client_id = client_id
+        # Without an own topic there is no queue, and the broker sees to all else.
+        with suppress(InvalidTopic):
+            self._own_filter = self._topics.subscription(client_id)
+            self._own_topics = self._topics.delivery(client_id, b"")
+
+    async def _pass_on(self, source: StreamReader, sink: StreamWriter, look_at: Callable[[Packet], bytes]) -> None:
+        try:
+            while packet := await packets.read_packet(source, max_bytes=self._world.max_packet_bytes):
+                sink.write(look_at(packet))
+                await sink.drain()
+        except (MalformedPacket, ConnectionError) as error:
+            _log.info("connection of client %r ends: %s", self._client_id, error)
+        finally:
+            self._ended.set()
+
+    # From the client
+
+    def _from_client(self, packet: Packet) -> bytes:
+        """Return what the broker is to get."""
+        kind = packet.kind
+        if kind in (Kind.PUBACK, Kind.PUBREC, Kind.PUBCOMP):
+            packet_id = packet.packet_id
+            if kind == Kind.PUBACK and packet_id in self._injected:
+                injected = self._injected.pop(packet_id)
+                self._room.release()
+                if injected.consumer.ack_soon(injected.message):
+                    self._world.report.acknowledged += 1
+                self._confirm_receipt()
+                return b""
+            if kind != Kind.PUBREC or packets.is_refusal(packet):
+                self._brokers_ids.discard(packet_id)
+        elif kind == Kind.SUBSCRIBE:
+            return self._subscribe(packet)
+        elif kind == Kind.UNSUBSCRIBE:
+            packet_id, filters = packets.read_unsubscribe(packet, self._level)
+            if self._own_filter in filters:
+                self._unsubscribing.add(packet_id)
+        return packet.raw
+
+    def _confirm_receipt(self) -> None:
+        """Have the system confirm at once what has arrived.
+
+        Most clients hold back their next small packet until then (Nagle's algorithm), and systems confirm only after
+        40 ms what has no answer, as a PUBACK has none.
+        """
+        if _QUICK_ACK is not None:
+            self._client.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, _QUICK_ACK, 1)
+
+    def _subscribe(self, packet: Packet) -> bytes:
+        subscribe = packets.read_subscribe(packet, self._level)
+        verdicts = [self._judge(name, options) for name, options in subscribe.filters]
+        if all(verdict == _BROKERS for verdict in verdicts):
+            return packet.raw
+        # Of the client's own topics nothing but the knock comes from the broker, which is not kept while nobody is
+        # there: QoS 0.
+        asked = tuple(
+            (name, options & ~3 if verdict == _OWN else options)
+            for (name, options), verdict in zip(subscribe.filters, verdicts, strict=True)
+            if verdict < 0
+        )
+        if not asked:
+            self._client.write(packets.write_suback(subscribe.packet_id, verdicts, level=self._level))
+            return b""
+        self._subscribing[subscribe.packet_id] = verdicts
+        return packets.write_subscribe(subscribe._replace(filters=asked))
+
+    def _judge(self, name: str, options: int) -> int:
+        # $share/GROUP/FILTER
+        shared = name.split("/", maxsplit=2)[-1] if name.startswith("$share/") else None
+        if shared is None and name == self._own_filter and self._window:
+            if options & 3:
+                return _OWN
+            _log.warning("client %r subscribes to its queue with QoS 0, and is refused", self._client_id)
+            return Reason.UNSPECIFIED
+        if shared is None and name == self._own_filter:
+            _log.warning("client %r takes one message at a time, which leaves none for its queue", self._client_id)
+            return Reason.QUOTA_EXCEEDED
+        if self._topics.covers(name if shared is None else shared):
+            _log.warning("client %r may not subscribe to %r: only to its own queue", self._client_id, name[:200])
+            return Reason.NOT_AUTHORIZED
+        return _BROKERS
+
+    # From the broker
+
+    def _from_broker(self, packet: Packet, broker: StreamWriter) -> bytes:
+        """Return what the client is to get."""
+        kind = packet.kind
+        if kind == Kind.PUBLISH:
+            return self._publish(packet, broker)
+        if kind == Kind.PUBREL and packet.packet_id in self._own_qos_2:
+            self._own_qos_2.discard(packet.packet_id)
+            broker.write(packets.write_acknowledgement(Kind.PUBCOMP, packet.packet_id))
+            return b""
+        if kind == Kind.CONNACK:
+            connack = packets.read_connack(packet, self._level)
+            if connack.client_id is not None:
+                self._take_client_id(connack.client_id)
+            if connack.is_accepted and connack.session_present:
+                self._spawn(self._knock(is_expected=False))
+        elif kind == Kind.SUBACK and packet.packet_id in self._subscribing:
+            return self._suback(packet)
+        elif kind == Kind.UNSUBACK and packet.packet_id in self._unsubscribing:
+            self._unsubscribing.discard(packet.packet_id)
+            self._spawn(self._stop_delivering())
+        return packet.raw
+
+    def _suback(self, packet: Packet) -> bytes:
+        suback = packets.read_suback(packet, self._level)
+        answers = iter(suback.codes)
+        codes = []
+        for verdict in self._subscribing.pop(suback.packet_id):
+            code = verdict if verdict >= 0 else next(answers, Reason.UNSPECIFIED)
+            if verdict == _OWN and code < Reason.UNSPECIFIED:
+                code = Reason.GRANTED_QOS_1
+                self._spawn(self._knock(is_expected=True))
+            codes.append(code)
+        return packets.write_suback(suback.packet_id, codes, level=self._level, properties=suback.properties)
+
+    def _publish(self, packet: Packet, broker: StreamWriter) -> bytes:
+        publish = packets.read_publish(packet)
+        is_own = self._own_topics is not None and publish.topic.startswith(self._own_topics)
+        if self._level == packets.MQTT_5 and (is_own or not publish.topic or self._own_aliases):
+            properties = packets.read_publish_properties(packet)
+            if publish.topic and properties.alias is not None:
+                (self._own_aliases.add if is_own else self._own_aliases.discard)(properties.alias)
+            is_own = is_own or (not publish.topic and properties.alias in self._own_aliases)
+            if is_own:
+                self._subscription_ids = properties.subscription_ids
+        if is_own:
+            if publish.qos == 1:
+                broker.write(packets.write_acknowledgement(Kind.PUBACK, publish.packet_id))
+            elif publish.qos == 2:
+                self._own_qos_2.add(publish.packet_id)
+                broker.write(packets.write_acknowledgement(Kind.PUBREC, publish.packet_id))
+            self._open()
+            return b""
+        if publish.qos:
+            if publish.packet_id in self._injected:
+                raise MalformedPacket(f"packet id {publish.packet_id} is the broker's and the queue's; connect again")
+            self._brokers_ids.add(publish.packet_id)
+            self._brokers_last_id = publish.packet_id
+        return packet.raw
+
+    # The queue
+
+    async def _knock(self, *, is_expected: bool) -> None:
+        """Find out whether the broker lets the client's own topics pass to it."""
+        topic = self._own_topics
+        if topic is None:
+            return
+        for knock_pause_s in KNOCK_PAUSES_S:
+            await self._world.knock(topic)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(knock_pause_s):
+                    await self._opened.wait()
+                    return
+        if is_expected:
+            _log.warning(
+                "client %r gets nothing of its queue: the broker has granted %s, but lets nothing of it pass; may the "
+                "door write there, and the client read?",
+                *(self._client_id, self._own_filter),
+            )
+
+    def _open(self) -> None:
+        self._opened.set()
+        if self._delivering is None and not self._ended.is_set():
+            self._delivering = asyncio.get_running_loop().create_task(self._deliver())
+
+    async def _stop_delivering(self) -> None:
+        task, self._delivering = self._delivering, None
+        self._opened.clear()
+        if task is not None:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _deliver(self) -> None:
+        """Put the queue's messages between the broker's."""
+        rules = ConsumerRules(window=self._window, unreadable=WhenUnreadable.HAND_OUT)
+        session = f"mqtt:{uuid.uuid4().hex}"
+        try:
+            async with AsyncCompactedConsumer(
+                self._world.queues, self._client_id, rules=rules, session=session
+            ) as consumer:
+                async for message in consumer:
+                    await self._room.acquire()
+                    self._inject(consumer, message)
+                    await self._client.drain()
+        except StaleEpoch as error:
+            _log.warning("client %r: %s", self._client_id, error)
+            self.end(Reason.SESSION_TAKEN_OVER)
+        except QueuekeeperError as error:
+            _log.warning("client %r: its queue cannot be read: %s", self._client_id, error)
+            self.end(Reason.UNSPECIFIED)
+        except ConnectionError:
+            self._ended.set()
+        except Exception:
+            # Connected, and without its queue, the client would wait for ever.
+            _log.exception("client %r: its queue cannot be delivered", self._client_id)
+            self.end(Reason.UNSPECIFIED)
+
+    def _inject(self, consumer: AsyncCompactedConsumer, message: CompactedMessage) -> None:
+        if not message.is_readable:
+            self._pass_over(consumer, message, "what is stored cannot be read")
+            return
+        packet_id = self._free_id()
+        try:
+            raw = packets.write_publish(
+                self._topics.delivery(self._client_id, message.key),
+                message.value,
+                packet_id=packet_id,
+                is_repeated=message.redelivered,
+                level=self._level,
+                user_properties=_user_properties(message),
+                content_type=message.content_type if _is_allowed(message.content_type or "") else None,
+                subscription_ids=self._subscription_ids,
+            )
+        except InvalidTopic as error:
+            self._pass_over(consumer, message, str(error))
+            return
+        if len(raw) > self._max_packet_bytes:
+            # As if it had been sent (MQTT 5 section 3.1.2.11.4).
+            self._pass_over(consumer, message, f"it takes no packet of {len(raw)} bytes")
+            return
+        self._injected[packet_id] = _Injected(consumer, message)
+        self._client.write(raw)
+        self._world.report.delivered += 1
+
+    def _pass_over(self, consumer: AsyncCompactedConsumer, message: CompactedMessage, why: str) -> None:
+        _log.error("client %r does not get message %d of its queue: %s", self._client_id, message.sequence, why)
+        consumer.ack_soon(message)
+        self._room.release()
+
+    def _free_id(self) -> int:
+        """Return a packet id as far from the broker's as can be: brokers count up."""
+        packet_id = self._brokers_last_id + PACKET_IDS // 2
+        while True:
+            packet_id = packet_id % PACKET_IDS + 1
+            if packet_id not in self._injected and packet_id not in self._brokers_ids:
+                return packet_id
+
+
+def _user_properties(message: CompactedMessage) -> list[tuple[str, str]]:
+    own = [(SEQUENCE_PROPERTY, str(message.sequence))]
+    if message.tombstone:
+        own.append((TOMBSTONE_PROPERTY, "1"))
+    return own + [pair for pair in property_pairs(message.properties) if _is_allowed("".join(pair))]
+
+
+def _is_allowed(text: str) -> bool:
+    """Return whether a text may be in a packet (MQTT 5 section 1.5.4): else a client would hang up, time and again."""
+    return "\0" not in text

@@ -1,0 +1,850 @@
+"""The operations of compacted queues, as steps of script calls; sending them is the business of ``queue``.
+
+A step is a list of calls; its answer is the list of their replies, in order, with an exception in the place of a reply
+that is an error. The calls of one queue are never in flight together.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+from queuekeeper import lua
+from queuekeeper.clock import Clock
+from queuekeeper.compacted.model import (
+    FETCH_BYTES,
+    MAX_ACKS,
+    MAX_LEASE_MS,
+    MAX_PAGE,
+    MAX_SEQUENCE,
+    MAX_VALUE_BYTES,
+    MAX_VIOLATIONS,
+    MAX_WINDOW,
+    PRODUCER_MS,
+    AckReport,
+    Append,
+    AppendReport,
+    CollectReport,
+    CompactedMessage,
+    DropReport,
+    DuePage,
+    DueRow,
+    Fence,
+    Fetched,
+    Heartbeat,
+    Position,
+    Purge,
+    PurgeReport,
+    QueueRules,
+    QueueView,
+    Refill,
+    RepairReport,
+    RestoreReport,
+    Retention,
+    RetentionPolicy,
+    RewindReport,
+    Subscription,
+    VerifyReport,
+    Violation,
+    check_appends,
+    check_client_id,
+    check_integer,
+    check_key,
+    check_name,
+    chosen,
+)
+from queuekeeper.compacted.records import HEADED_KINDS, RECORD_KINDS, is_head, message_of, record_of
+from queuekeeper.errors import UsageError
+from queuekeeper.keyspace import CompactedKeys, check_prefix, compacted_keys, compacted_registry_key
+from queuekeeper.operation import Operation
+
+ENTRIES_PER_CALL = 200
+ROWS_PER_CALL = 100
+"""Most rows that a call looks at, removes or brings back: a slow server is kept from all others for about 2 ms."""
+
+FETCHED_PER_CALL = 100
+"""Most messages of one call, likewise; larger fetches take several."""
+
+BYTES_PER_CALL = 1_000_000
+"""Most bytes of values that one call stores or returns; a single larger one goes alone."""
+
+DUE_BYTES_PER_CALL = 262_144
+"""Most bytes of keys and values that one call finds due, or removes; more would keep the server for over 2 ms."""
+
+SAMPLES = 20
+"""Members of each key that its memory is estimated by."""
+
+PARTS = ("state", "order", "times", "values", "tombstones", "in_flight")
+STRAY_IN_FLIGHT = "stray_in_flight"
+UNREADABLE = "unreadable"
+_HEAD = b"head"
+_GOING_ON = "going_on"
+_FETCH_HEAD, _FETCHED = 6, 5
+REPAIR_ROUNDS = 3
+
+COUNTERS = (
+    "appended",
+    "compacted",
+    "evicted",
+    "evicted_unacked",
+    "expired",
+    "expired_unacked",
+    "tombstones_collected",
+    "purged",
+    "purged_unacked",
+    "restored",
+    "delivered",
+    "redelivered",
+    "acks",
+    "repeated_acks",
+    "skipped",
+    "rewinds",
+)
+
+NOTED_QUEUES = 100_000
+NOTED_FOR_S = 3_600.0
+"""How long it is taken for granted that the collector knows of a queue."""
+
+T = TypeVar("T")
+
+Step: TypeAlias = list[lua.Call]
+Steps: TypeAlias = Generator[Step, lua.Replies, T]
+
+
+@dataclass
+class _Survey:
+    """What a look at all of a queue has found.
+
+    :ivar wrong_bytes: bytes that the queue says it has and those that it has; none when they agree or are not known.
+    """
+
+    checked: int
+    violations: list[Violation]
+    wrong_bytes: tuple[int, int] | None
+
+
+class _Noted:
+    """Queues that the collector knows of; each is believed for a while only, as a server may lose what it was told."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._until_s: OrderedDict[str, float] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def __contains__(self, client_id: str) -> bool:
+        with self._lock:
+            return self._until_s.get(client_id, 0.0) > time.monotonic()
+
+    def forget(self, client_id: str) -> None:
+        with self._lock:
+            self._until_s.pop(client_id, None)
+
+    def add(self, client_id: str) -> None:
+        with self._lock:
+            self._until_s[client_id] = time.monotonic() + NOTED_FOR_S
+            self._until_s.move_to_end(client_id)
+            if len(self._until_s) > self._most:
+                self._until_s.popitem(last=False)
+
+
+class CompactedOperations:
+    """What ``store.QueueOperations`` says. An instance may be shared by threads.
+
+    :param prefix: put before every key.
+    :param rules: bounds of each queue.
+    :param clock: none for the server's time.
+    :param noted_queues: queues that are remembered to be known to the collector; each takes about 200 bytes.
+    :raises UsageError: for a prefix with a brace, or a number that is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        rules: QueueRules | None = None,
+        clock: Clock | None = None,
+        noted_queues: int = NOTED_QUEUES,
+    ) -> None:
+        check_integer("noted_queues", noted_queues, 1, 10_000_000, "each takes about 200 bytes")
+        self._prefix = check_prefix(prefix)
+        self._rules = rules or QueueRules()
+        self._clock = clock
+        self._noted = _Noted(noted_queues)
+        self._limits = (self._rules.max_keys, self._rules.max_bytes, self._rules.when_full)
+
+    def wake_key(self, client_id: str) -> str:
+        """Return the key that a consumer with nothing to do waits for."""
+        return self._keys(client_id).wake
+
+    # Producing
+
+    def append(
+        self, client_id: str, appends: Sequence[Append], *, producer: str | None = None, number: int | None = None
+    ) -> Operation[AppendReport]:
+        """See ``store.QueueOperations.append``."""
+        check_appends(appends, self._rules)
+        if (producer is None) != (number is None):
+            raise UsageError("producer and number go together: name both or neither")
+        if producer is not None:
+            check_name("producer", producer)
+            check_integer("number", number, 0, MAX_SEQUENCE, "a number of the producer's, which grows")
+        keys = self._keys(client_id)
+        was_known = yield from self._note(client_id, "new")
+        reports: list[AppendReport] = []
+        for part, entries in enumerate(_parts(_entries(appends))):
+            # Each part is an append of its own to the script, so that each is recognised when it is repeated.
+            name = "" if producer is None else f"{producer}\0{part}" if part else producer
+            args = [*self._limits, name, "" if number is None else number, self._now(), *entries]
+            call = lua.Call(lua.load("compacted/append"), keys, args)
+            replies = (yield [call]).or_raise()
+            report, is_first = _append_report(replies[0], len(entries) // 4, replies.replicated[0])
+            if was_known and is_first:
+                # The queue was lost since the collector was told of it, and with it, maybe, what the collector knew.
+                self._noted.forget(client_id)
+                was_known = yield from self._note(client_id, "new")
+            reports.append(report)
+        return reports[0] if len(reports) == 1 else _together(reports)
+
+    def _note(self, client_id: str, which: str) -> Steps[bool]:
+        """Tell the collector of a queue; before anything is appended to it, so that none is ever missed.
+
+        :returns: whether it was taken for granted that the collector knows of it.
+        """
+        if which == "new" and client_id in self._noted:
+            return True
+        registry = compacted_registry_key(client_id, prefix=self._prefix)
+        yield from _call("register", [registry], [self._now(), which, client_id])
+        self._noted.add(client_id)
+        return False
+
+    # Consuming
+
+    def subscribe(
+        self,
+        client_id: str,
+        *,
+        session: str,
+        takeover: bool = True,
+        lease_ms: int = 60_000,
+        start: Position | None = None,
+    ) -> Operation[Subscription]:
+        """See ``store.QueueOperations.subscribe``."""
+        check_name("session", session)
+        _check_lease(lease_ms)
+        keys = self._keys(client_id)
+        reply = yield from _call(
+            "subscribe",
+            [keys.state, keys.order, keys.times, keys.in_flight, keys.wake],
+            [session, "takeover" if takeover else "if_free", lease_ms, self._now(), _position(start)],
+        )
+        incarnation, epoch, acked, sent, sequence, lag, in_flight, previous, is_clamped = reply
+        return Subscription(
+            client_id=client_id,
+            session=session,
+            fence=Fence(incarnation=incarnation, epoch=epoch),
+            sequence=sequence,
+            sent=sent,
+            acked=acked,
+            lag=lag,
+            in_flight=in_flight,
+            previous_session=previous.decode() or None,
+            is_clamped=bool(is_clamped),
+        )
+
+    def fetch(
+        self,
+        client_id: str,
+        *,
+        fence: Fence,
+        limit: int = 5,
+        window: int = 5,
+        max_bytes: int = FETCH_BYTES,
+        refill: Refill = Refill.ON_EMPTY,
+        redeliver: bool = False,
+        acks: Sequence[int] = (),
+    ) -> Operation[Fetched]:
+        """See ``store.QueueOperations.fetch``."""
+        check_integer("window", window, 1, MAX_WINDOW, "messages in flight")
+        check_integer("limit", limit, 1, window, "at most the window")
+        check_integer("max_bytes", max_bytes, 1, MAX_VALUE_BYTES, "one message comes whatever its size")
+        refill = chosen(Refill, "refill", refill)
+        _check_sequences(acks, least=0)
+        keys = self._keys(client_id)
+        names = [keys.state, keys.order, keys.times, keys.values, keys.in_flight]
+
+        def part(most: int, left_bytes: int, how: str, redeliver: bool, acks: Sequence[int]) -> Steps[list[Any]]:
+            # A single message is bounded by itself.
+            bounds = window, min(most, FETCHED_PER_CALL), left_bytes if most == 1 else min(left_bytes, BYTES_PER_CALL)
+            args = [*_fence(fence), *bounds, how, int(redeliver), self._now(), *acks]
+            reply: list[Any] = yield from _call("fetch", names, args)
+            return reply
+
+        reply = yield from part(limit, max_bytes, refill, redeliver, acks)
+        acked, unknown, acked_up_to, in_flight, lag, more_to_resend, *rows = reply
+        last = reply[_FETCH_HEAD:]
+        left = limit - len(rows) // _FETCHED
+        left_bytes = max_bytes - _fetched_bytes(rows)
+        # What one call would keep the server too long for comes by several, as long as the last has brought new ones.
+        while last and not last[-3] and lag and in_flight < window and left > 0 and left_bytes > 0:
+            reply = yield from part(left, left_bytes, _GOING_ON, False, ())
+            if len(reply) == _FETCH_HEAD and left > 1 and left_bytes > BYTES_PER_CALL:
+                reply = yield from part(1, left_bytes, _GOING_ON, False, ())
+            in_flight, lag = reply[3:5]
+            last = reply[_FETCH_HEAD:]
+            rows += last
+            left -= len(last) // _FETCHED
+            left_bytes -= _fetched_bytes(last)
+        return Fetched(
+            messages=tuple(
+                message_of(
+                    client_id,
+                    key=key,
+                    sequence=sequence,
+                    appended_ms=ms,
+                    redelivered=bool(is_redelivered),
+                    stored=stored,
+                )
+                for key, ms, is_redelivered, sequence, stored in _rows(rows, _FETCHED)
+            ),
+            lag=lag,
+            in_flight=in_flight,
+            acks=AckReport(acked=acked, unknown=unknown, acked_up_to=acked_up_to, in_flight=in_flight),
+            more_to_resend=bool(more_to_resend),
+        )
+
+    def ack(
+        self, client_id: str, *, fence: Fence, sequences: Sequence[int], up_to: bool = False
+    ) -> Operation[AckReport]:
+        """See ``store.QueueOperations.ack``."""
+        _check_sequences(sequences, least=1)
+        keys = self._keys(client_id)
+        mode, named = ("up_to", [max(sequences)]) if up_to else ("each", sequences)
+        reply = yield from _call("ack", [keys.state, keys.in_flight], [*_fence(fence), mode, self._now(), *named])
+        return _ack_report(reply)
+
+    def heartbeat(self, client_id: str, *, fence: Fence, lease_ms: int = 60_000) -> Operation[Heartbeat]:
+        """See ``store.QueueOperations.heartbeat``."""
+        _check_lease(lease_ms)
+        keys = self._keys(client_id)
+        lag, in_flight = yield from _call(
+            "heartbeat",
+            [keys.state, keys.order, keys.in_flight, keys.wake],
+            [*_fence(fence), lease_ms, self._now()],
+        )
+        return Heartbeat(lag=lag, in_flight=in_flight)
+
+    def release(self, client_id: str, *, fence: Fence) -> Operation[bool]:
+        """See ``store.QueueOperations.release``."""
+        keys = self._keys(client_id)
+        return bool((yield from _call("release", [keys.state, keys.wake], _fence(fence))))
+
+    def rewind(self, client_id: str, *, to: Position, fence: Fence | None = None) -> Operation[RewindReport]:
+        """See ``store.QueueOperations.rewind``."""
+        keys = self._keys(client_id)
+        reply = yield from _call(
+            "rewind",
+            [keys.state, keys.order, keys.times, keys.in_flight, keys.wake],
+            [*(("", "") if fence is None else _fence(fence)), _position(to)],
+        )
+        old_acked, new_acked, to_deliver, is_clamped, oldest_sequence, incarnation, epoch = reply
+        return RewindReport(
+            old_acked=old_acked,
+            new_acked=new_acked,
+            to_deliver=to_deliver,
+            is_clamped=bool(is_clamped),
+            oldest_sequence=oldest_sequence or None,
+            fence=Fence(incarnation=incarnation, epoch=epoch),
+        )
+
+    def skip(self, client_id: str, *, sequence: int) -> Operation[AckReport]:
+        """See ``store.QueueOperations.skip``."""
+        _check_sequences([sequence], least=1)
+        keys = self._keys(client_id)
+        reply = yield from _call("skip", [keys.state, keys.in_flight, keys.wake], [sequence, self._now()])
+        return _ack_report(reply)
+
+    # Looking
+
+    def get(self, client_id: str, *, key: bytes) -> Operation[CompactedMessage | None]:
+        """See ``store.QueueOperations.get``."""
+        check_key(key)
+        keys = self._keys(client_id)
+        found = yield from _call("get", [keys.order, keys.times, keys.values], [key])
+        if not found:
+            return None
+        appended_ms, sequence, stored = found
+        return message_of(
+            client_id, key=key, sequence=sequence, appended_ms=appended_ms, redelivered=False, stored=stored
+        )
+
+    def peek(
+        self, client_id: str, *, after_sequence: int = 0, limit: int = 100
+    ) -> Operation[tuple[CompactedMessage, ...]]:
+        """See ``store.QueueOperations.peek``."""
+        check_integer("after_sequence", after_sequence, 0, MAX_SEQUENCE, "the number of a message, or 0")
+        check_integer("limit", limit, 1, MAX_PAGE, "read longer queues page by page")
+        keys = self._keys(client_id)
+        rows: list[Any] = []
+        while not rows and after_sequence != -1:
+            after_sequence, *rows = yield from _call(
+                "peek", [keys.order, keys.times, keys.values], [after_sequence, limit, BYTES_PER_CALL]
+            )
+        return tuple(
+            message_of(client_id, key=key, sequence=sequence, appended_ms=ms, redelivered=False, stored=stored)
+            for key, ms, sequence, stored in _rows(rows, 4)
+        )
+
+    def inspect(self, client_id: str) -> Operation[QueueView]:
+        """See ``store.QueueOperations.inspect``."""
+        reply = yield from _call("inspect", _first_six(self._keys(client_id)), [SAMPLES, self._now()])
+        return _view(client_id, reply) if reply else QueueView(client_id=client_id, exists=False)
+
+    # Keeping house
+
+    def configure(self, client_id: str, *, retention: Retention | None) -> Operation[None]:
+        """See ``store.QueueOperations.configure``."""
+        keys = self._keys(client_id)
+        yield from _call(
+            "configure", [keys.state, keys.order], ["", "", ""] if retention is None else _rules(retention)
+        )
+        # What is due has changed, also for a queue that the collector meant to leave alone for long.
+        yield from self._note(client_id, "earlier")
+
+    def purge(self, client_id: str, *, what: Purge, dry_run: bool = False) -> Operation[PurgeReport]:
+        """See ``store.QueueOperations.purge``."""
+        if type(what) is not Purge:
+            raise UsageError(f"what to purge is {what!r}: it must be a Purge")
+        up_to = what.sequence if what.sequence is not None else (yield from self.inspect(client_id)).sequence
+        keys = _first_six(self._keys(client_id))
+        messages = unacked = tombstones = size_bytes = after = 0
+        more = 1
+        while more:
+            kind = "acked" if what.kind == "acked" else "up_to"
+            reply = yield from _call("purge", keys, [kind, up_to, after, ROWS_PER_CALL, int(dry_run)])
+            messages += reply[0]
+            unacked += reply[1]
+            tombstones += reply[2]
+            size_bytes += reply[3]
+            more, after = reply[4:]
+        return PurgeReport(
+            client_id=client_id,
+            messages=messages,
+            unacked=unacked,
+            tombstones=tombstones,
+            size_bytes=size_bytes,
+            dry_run=dry_run,
+        )
+
+    def drop(self, client_id: str, *, dry_run: bool = False, incarnation: int | None = None) -> Operation[DropReport]:
+        """See ``store.QueueOperations.drop``."""
+        reply = yield from _call(
+            "drop", self._keys(client_id), ["" if incarnation is None else incarnation, int(dry_run)]
+        )
+        existed, live, lag, in_flight, size_bytes, found_incarnation = reply
+        return DropReport(
+            client_id=client_id,
+            existed=bool(existed),
+            messages=live,
+            lag=lag,
+            in_flight=in_flight,
+            size_bytes=size_bytes,
+            incarnation=found_incarnation or None,
+            dry_run=dry_run,
+        )
+
+    def verify(self, client_id: str) -> Operation[VerifyReport]:
+        """See ``store.QueueOperations.verify``."""
+        survey = yield from self._survey(client_id)
+        return VerifyReport(
+            client_id=client_id,
+            checked=survey.checked,
+            violations=tuple(survey.violations[:MAX_VIOLATIONS]),
+            found=len(survey.violations),
+        )
+
+    def repair(self, client_id: str, *, dry_run: bool = True) -> Operation[RepairReport]:
+        """See ``store.QueueOperations.repair``."""
+        survey = yield from self._survey(client_id)
+        found = len(survey.violations)
+        indexed = dropped = strays = numbers = 0
+        # What a key took with it shows only when the bytes are counted again.
+        rounds = 0 if dry_run else REPAIR_ROUNDS
+        while survey.violations and rounds:
+            rounds -= 1
+            for reply in (yield from self._repair(client_id, survey)):
+                indexed += reply[0]
+                dropped += reply[1]
+                strays += reply[2]
+                numbers += reply[3]
+            survey = yield from self._survey(client_id)
+        return RepairReport(
+            client_id=client_id,
+            found=found,
+            indexed=indexed,
+            dropped=dropped,
+            strays=strays,
+            numbers=numbers,
+            remaining=len(survey.violations),
+            dry_run=dry_run,
+        )
+
+    def _repair(self, client_id: str, survey: _Survey) -> Steps[list[list[int]]]:
+        keys = _first_six(self._keys(client_id))
+        names: dict[tuple[str, bytes], None] = {}
+        for violation in survey.violations:
+            # What only its producer can put right stays.
+            if violation.key is not None and violation.rule != UNREADABLE:
+                names["in_flight" if violation.rule == STRAY_IN_FLIGHT else "key", violation.key] = None
+        numbers = survey.wrong_bytes or ("", "")
+        replies: list[list[int]] = []
+        left = list(names)
+        while left or not replies:
+            part, left = left[:ROWS_PER_CALL], left[ROWS_PER_CALL:]
+            replies.append((yield from _call("repair", keys, [*numbers, *(text for name in part for text in name)])))
+        return replies
+
+    def _survey(self, client_id: str) -> Steps[_Survey]:
+        """Look at all of a queue. Bytes are compared only when it has stood still meanwhile."""
+        keys = _first_six(self._keys(client_id))
+        before = yield from self.inspect(client_id)
+        survey = _Survey(checked=0, violations=[], wrong_bytes=None)
+        counted = 0
+        for part in PARTS:
+            cursor: lua.Value = 0
+            while True:
+                cursor, looked_at, size_bytes, *rows = yield from _call(
+                    "verify", keys, [part, cursor, ROWS_PER_CALL, RECORD_KINDS, HEADED_KINDS]
+                )
+                survey.checked += looked_at
+                counted += size_bytes if part == "order" else 0
+                survey.violations += (
+                    Violation(
+                        rule=UNREADABLE if rule == _HEAD else rule.decode(),
+                        key=None if part == "state" else key,
+                        sequence=_or_none(sequence),
+                    )
+                    for rule, key, sequence, head in _rows(rows, 4)
+                    if rule != _HEAD or not is_head(head)
+                )
+                if int(cursor) == 0:
+                    break
+        after = yield from self.inspect(client_id)
+        if after.size_bytes != counted and _standing(before) == _standing(after):
+            survey.violations.append(Violation(rule="wrong_bytes"))
+            survey.wrong_bytes = after.size_bytes, counted
+        return survey
+
+    # Retention
+
+    def find_due(
+        self,
+        client_id: str,
+        *,
+        retention: Retention,
+        override: bool = False,
+        after_sequence: int = 0,
+        limit: int = 100,
+        with_values: bool = False,
+        now_ms: int | None = None,
+    ) -> Operation[DuePage]:
+        """See ``store.QueueOperations.find_due``."""
+        check_integer("after_sequence", after_sequence, 0, MAX_SEQUENCE, "from the page before, or 0")
+        check_integer("limit", limit, 1, MAX_PAGE, "rows of a page")
+        reply = yield from _call(
+            "find_due",
+            _first_six(self._keys(client_id)),
+            [
+                *_rules(retention),
+                int(override),
+                after_sequence,
+                limit,
+                int(with_values),
+                DUE_BYTES_PER_CALL,
+                self._now(now_ms),
+            ],
+        )
+        more, next_after_sequence, next_due_ms, policy, retention_ms, tombstone_ms, looked_at, *rows = reply
+        return DuePage(
+            rows=tuple(
+                DueRow(
+                    key=key,
+                    sequence=sequence,
+                    appended_ms=appended_ms,
+                    tombstone=bool(is_tombstone),
+                    size_bytes=size_bytes,
+                    acked=bool(is_acked),
+                    stored=stored if with_values else None,
+                )
+                for key, sequence, appended_ms, is_tombstone, size_bytes, is_acked, stored in _rows(rows, 7)
+            ),
+            retention=_retention(policy, retention_ms, tombstone_ms),
+            more=bool(more),
+            next_after_sequence=next_after_sequence,
+            looked_at=looked_at,
+            next_due_ms=_or_none(next_due_ms),
+        )
+
+    def collect(
+        self,
+        client_id: str,
+        *,
+        retention: Retention,
+        rows: Sequence[DueRow],
+        override: bool = False,
+        producer_ms: int = PRODUCER_MS,
+        now_ms: int | None = None,
+    ) -> Operation[CollectReport]:
+        """See ``store.QueueOperations.collect``."""
+        check_integer("producer_ms", producer_ms, 0, MAX_SEQUENCE, "an age in milliseconds")
+        keys = self._keys(client_id)
+        collected = unacked = tombstones = size_bytes = kept = producers = live = 0
+        next_due_ms: int | None = None
+        stayed: list[int] = []
+        for part in _removable(rows):
+            pairs = (text for row in part for text in (row.key, row.sequence))
+            reply = yield from _call(
+                "collect",
+                [*_first_six(keys), keys.producers],
+                [*_rules(retention), int(override), producer_ms, self._now(now_ms), *pairs],
+            )
+            collected += reply[0]
+            unacked += reply[1]
+            tombstones += reply[2]
+            size_bytes += reply[3]
+            kept += reply[4]
+            producers += reply[5]
+            live, next_due_ms = reply[6], _or_none(reply[7])
+            stayed += reply[8:]
+        return CollectReport(
+            collected=collected,
+            kept=kept,
+            kept_sequences=tuple(stayed),
+            unacked=unacked,
+            tombstones=tombstones,
+            size_bytes=size_bytes,
+            producers=producers,
+            live=live,
+            next_due_ms=next_due_ms,
+        )
+
+    def restore(
+        self, client_id: str, *, rows: Sequence[DueRow], incarnation: int | None = None
+    ) -> Operation[RestoreReport]:
+        """See ``store.QueueOperations.restore``."""
+        keys = self._keys(client_id)
+        values: list[tuple[lua.Value, ...]] = []
+        for row in rows:
+            if row.stored is None:
+                raise UsageError(f"row {row.sequence} has no value: find what is to be restored with_values")
+            values.append((row.key, row.sequence, row.appended_ms, row.stored))
+        totals = [0, 0, 0, 0]
+        for part in _parts(values, most=ROWS_PER_CALL):
+            reply = yield from _call("restore", keys[:5], ["" if incarnation is None else incarnation, *part])
+            totals = [total + count for total, count in zip(totals, reply, strict=True)]
+        restored, present, refused, to_deliver = totals
+        if restored:
+            # What is due again shall not wait for what the collector meant to do when it was gone.
+            yield from self._note(client_id, "earlier")
+        return RestoreReport(restored=restored, present=present, refused=refused, to_deliver=to_deliver)
+
+    # What all share
+
+    def _keys(self, client_id: str) -> CompactedKeys:
+        check_client_id(client_id)
+        return compacted_keys(client_id, prefix=self._prefix)
+
+    def _now(self, given_ms: int | None = None) -> lua.Value:
+        """Return what a script takes as now: empty for the server's time."""
+        if given_ms is not None:
+            check_integer("now_ms", given_ms, 0, MAX_SEQUENCE, "milliseconds since 1970")
+            return given_ms
+        return "" if self._clock is None else self._clock()
+
+
+def _call(script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Steps[Any]:
+    """Return the reply of one call."""
+    return (yield [lua.Call(lua.load(f"compacted/{script}"), keys, args)]).or_raise()[0]
+
+
+def _entries(appends: Iterable[Append]) -> Iterator[tuple[lua.Value, ...]]:
+    """Return what a script takes of each entry."""
+    for append in appends:
+        expected = append.expected_sequence
+        yield append.key, record_of(append), int(append.tombstone), "" if expected is None else expected
+
+
+def _removable(rows: Sequence[DueRow]) -> Iterator[Sequence[DueRow]]:
+    """Cut rows into what a call may remove, by number and size; one empty part of none."""
+    start = size_bytes = 0
+    for at, row in enumerate(rows):
+        if at > start and (at - start == ROWS_PER_CALL or size_bytes + row.size_bytes > DUE_BYTES_PER_CALL):
+            yield rows[start:at]
+            start, size_bytes = at, 0
+        size_bytes += row.size_bytes
+    yield rows[start:]
+
+
+def _parts(rows: Iterable[tuple[lua.Value, ...]], *, most: int = ENTRIES_PER_CALL) -> Iterator[list[lua.Value]]:
+    """Cut rows into the arguments of calls, in the same way whenever it is repeated."""
+    part: list[lua.Value] = []
+    count = size_bytes = 0
+    for row in rows:
+        row_bytes = sum(len(text) for text in row if isinstance(text, bytes))
+        if part and (count == most or size_bytes + row_bytes > BYTES_PER_CALL):
+            yield part
+            part, count, size_bytes = [], 0, 0
+        part += row
+        count += 1
+        size_bytes += row_bytes
+    if part:
+        yield part
+
+
+def _append_report(reply: Any, count: int, replicated: bool | None) -> tuple[AppendReport, bool]:
+    """Return what became of an append, and whether nothing had been appended to the queue before."""
+    if isinstance(reply, list):
+        if reply[0] == b"forgotten":
+            return AppendReport(sequences=(), replaced=(), live=None, is_replay=True, is_forgotten=True), False
+        _, first, last = reply
+        return AppendReport(sequences=tuple(range(first, last + 1)), replaced=(), live=None, is_replay=True), False
+    first, live, evicted, evicted_unacked, is_consumed, is_first, *replaced = map(int, reply.split())
+    report = AppendReport(
+        sequences=tuple(range(first, first + count)),
+        replaced=tuple(sequence or None for sequence in replaced),
+        live=live,
+        evicted=evicted,
+        evicted_unacked=evicted_unacked,
+        is_consumed=bool(is_consumed),
+        replicated=replicated,
+    )
+    return report, bool(is_first)
+
+
+def _together(reports: Sequence[AppendReport]) -> AppendReport:
+    """Return what became of the parts of one append."""
+    is_forgotten = any(report.is_forgotten for report in reports)
+    is_known = not any(report.is_replay for report in reports)
+    written = [report for report in reports if not report.is_replay]
+    return AppendReport(
+        sequences=() if is_forgotten else tuple(number for report in reports for number in report.sequences),
+        replaced=tuple(number for report in reports for number in report.replaced) if is_known else (),
+        live=written[-1].live if written else None,
+        evicted=sum(report.evicted for report in reports),
+        evicted_unacked=sum(report.evicted_unacked for report in reports),
+        is_consumed=any(report.is_consumed for report in reports),
+        is_replay=not written,
+        is_forgotten=is_forgotten,
+        replicated=all(report.replicated for report in written)
+        if written and written[0].replicated is not None
+        else None,
+    )
+
+
+def _rows(reply: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
+    """Cut what a script answers one after the other into rows."""
+    return zip(*[iter(reply)] * width, strict=True)
+
+
+def _fetched_bytes(rows: Sequence[Any]) -> int:
+    """Return what messages of a fetch count for against its limit: keys, and values as they are stored."""
+    return sum(len(rows[at]) + len(rows[at + 4]) for at in range(0, len(rows), _FETCHED))
+
+
+def _or_none(number: int) -> int | None:
+    """Return a number of a script, where -1 stands for none."""
+    return None if number == -1 else number
+
+
+def _first_six(keys: CompactedKeys) -> tuple[str, ...]:
+    """Return the keys that hold messages and what has become of them."""
+    return keys[:6]
+
+
+def _ack_report(reply: Sequence[int]) -> AckReport:
+    acked, unknown, acked_up_to, in_flight = reply
+    return AckReport(acked=acked, unknown=unknown, acked_up_to=acked_up_to, in_flight=in_flight)
+
+
+def _rules(retention: Any) -> tuple[lua.Value, ...]:
+    if type(retention) is not Retention:
+        raise UsageError(f"retention is {retention!r}: it must be a Retention")
+    return retention.policy, retention.retention_ms, retention.tombstone_ms
+
+
+def _retention(policy: bytes, retention_ms: Any, tombstone_ms: Any) -> Retention:
+    return Retention(
+        policy=RetentionPolicy(policy.decode()), retention_ms=int(retention_ms), tombstone_ms=int(tombstone_ms)
+    )
+
+
+def _view(client_id: str, reply: Sequence[Any]) -> QueueView:
+    now_ms, live, tombstones, lag, in_flight, oldest_sequence, *instants, memory_bytes = reply[:11]
+    oldest_ms, newest_ms, undelivered_ms, unacked_ms = (None if ms == -1 else now_ms - ms for ms in instants)
+    fields = dict(_rows(reply[11:], 2))
+
+    def number(name: bytes) -> int:
+        return int(fields.get(name, b"0"))
+
+    return QueueView(
+        client_id=client_id,
+        exists=True,
+        incarnation=number(b"incarnation"),
+        epoch=number(b"epoch"),
+        sequence=number(b"sequence"),
+        sent=number(b"sent"),
+        acked=number(b"acked"),
+        acked_ms=number(b"acked_ms") or None,
+        live=live,
+        tombstones=tombstones,
+        lag=lag,
+        in_flight=in_flight,
+        size_bytes=number(b"bytes"),
+        oldest_sequence=_or_none(oldest_sequence),
+        oldest_age_ms=oldest_ms,
+        newest_age_ms=newest_ms,
+        oldest_undelivered_age_ms=undelivered_ms,
+        oldest_unacked_age_ms=unacked_ms,
+        session=fields.get(b"session", b"").decode() or None,
+        lease_left_ms=max(0, number(b"lease_until_ms") - now_ms),
+        counters={name: number(name.encode()) for name in COUNTERS},
+        last_lost_sequence=number(b"last_lost_sequence") or None,
+        retention=_retention(fields[b"retention_policy"], fields[b"retention_ms"], fields[b"tombstone_ms"])
+        if b"retention_policy" in fields
+        else None,
+        estimated_memory_bytes=memory_bytes,
+    )
+
+
+def _standing(view: QueueView) -> tuple[Any, ...]:
+    """Return what changes whenever a message comes or goes."""
+    return view.incarnation, view.sequence, view.live, view.size_bytes, dict(view.counters)
+
+
+def _fence(fence: Any) -> tuple[int, int]:
+    if type(fence) is not Fence:
+        raise UsageError(f"fence is {fence!r}: it must be that of a subscription")
+    return fence.incarnation, fence.epoch
+
+
+def _position(position: Position | None) -> str:
+    if position is None:
+        return ""
+    if type(position) is not Position:
+        raise UsageError(f"position is {position!r}: it must be a Position")
+    names = {"sequence": "seq", "time_ms": "ms"}
+    return f"{names[position.kind]}:{position.value}" if position.kind in names else position.kind
+
+
+def _check_lease(lease_ms: Any) -> None:
+    check_integer("lease_ms", lease_ms, 1, MAX_LEASE_MS, "a day at most")
+
+
+def _check_sequences(sequences: Sequence[Any], *, least: int) -> None:
+    if not least <= len(sequences) <= MAX_ACKS:
+        raise UsageError(f"{len(sequences)} numbers are to be acknowledged: it must be {least} to {MAX_ACKS}")
+    for sequence in sequences:
+        check_integer("sequence", sequence, 0, MAX_SEQUENCE, "the number of a message")

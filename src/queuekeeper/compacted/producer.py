@@ -1,0 +1,252 @@
+"""Appending for many tasks at once: what arrives together is stored together, each call with its own result.
+
+A batch whose answer was lost is sent again under the same number, and is stored once. How batches gather is the
+business of ``batches``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+from queuekeeper.batches import Batches
+from queuekeeper.compacted.model import (
+    MAX_SEQUENCE,
+    MAX_VALUE_BYTES,
+    Append,
+    AppendReport,
+    QueueRules,
+    check_appends,
+    check_client_id,
+    check_integer,
+    check_name,
+)
+from queuekeeper.compacted.operations import BYTES_PER_CALL, ENTRIES_PER_CALL, CompactedOperations
+from queuekeeper.compacted.pause import Pause, check_seconds, pause_s
+from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
+from queuekeeper.errors import QueueFull, RefusedError, SequenceConflict, ServerUnavailable, UsageError
+from queuekeeper.operation import Operation, awaited, blocking
+
+MAX_PENDING = 10_000
+RETRY_FOR_S = 30.0
+
+# How large a value may be is known to the queues, which say so when it is stored.
+_ANY_SIZE = QueueRules(max_value_bytes=MAX_VALUE_BYTES)
+
+
+class Appended(NamedTuple):
+    """Where a value is.
+
+    :param sequence: its number; greater than those of all that the queue took before.
+    :param replaced: number of the value that it took the place of; none when the key had none, or when it is not
+        known because the answer was lost.
+    """
+
+    sequence: int
+    replaced: int | None
+
+
+class Deliveries:
+    """Numbers appends and repeats those whose answer was lost; what producers of both kinds share.
+
+    :param name: of the producer.
+    :param first_number: of its appends, greater than all that it has used before.
+    """
+
+    def __init__(
+        self,
+        operations: CompactedOperations,
+        *,
+        name: str,
+        first_number: int,
+        retry_for_s: float,
+        now_s: Callable[[], float],
+    ) -> None:
+        self.name = name
+        self._operations = operations
+        self._number = first_number
+        self._retry_for_s = retry_for_s
+        self._now_s = now_s
+
+    def deliver(self, client_id: str, appends: Sequence[Append]) -> Operation[AppendReport]:
+        """Store values under the next number, however often that has to be asked for."""
+        number = self._number
+        self._number += 1
+        give_up_at_s = self._now_s() + self._retry_for_s
+        attempt = 0
+        while True:
+            try:
+                report = yield from self._operations.append(client_id, appends, producer=self.name, number=number)
+            except ServerUnavailable:
+                wait_s = pause_s(attempt)
+                if self._now_s() + wait_s > give_up_at_s:
+                    raise
+                yield Pause(wait_s)
+                attempt += 1
+            else:
+                break
+        if report.is_forgotten or (report.is_replay and attempt == 0):
+            raise RefusedError(
+                f"producer {self.name!r} had an append for {client_id!r} with number {number} or more before: nothing "
+                "was stored. Let one producer at a time use the name, with a greater first_number"
+            )
+        return report
+
+
+def _deliveries(
+    operations: CompactedOperations, name: str | None, first_number: int | None, retry_for_s: float
+) -> Deliveries:
+    if name is not None:
+        check_name("producer", name)
+    if first_number is not None:
+        check_integer("first_number", first_number, 0, MAX_SEQUENCE // 2, "later appends have greater numbers")
+    check_seconds("retry_for_s", retry_for_s, least=0)
+    return Deliveries(
+        operations,
+        name=name or uuid.uuid4().hex,
+        first_number=time.time_ns() // 1_000 if first_number is None else first_number,
+        retry_for_s=retry_for_s,
+        now_s=time.monotonic,
+    )
+
+
+class CompactedProducer:
+    """Appends for blocking callers; threads may share it, and take turns.
+
+    :param name: under which its appends are numbered; a random one if left out. No two producers may use a name at
+        the same time.
+    :param first_number: greater than all that the name has used before; microseconds since 1970 if left out.
+    :param retry_for_s: how long an append is repeated whose answer was lost, before its error is raised.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    def __init__(
+        self,
+        queues: CompactedQueues,
+        *,
+        name: str | None = None,
+        first_number: int | None = None,
+        retry_for_s: float = RETRY_FOR_S,
+    ) -> None:
+        self.operations = _deliveries(queues.operations, name, first_number, retry_for_s)
+        self._queues = queues
+        self._turn = threading.Lock()
+
+    def answer(self, step: Any) -> Any:
+        """Carry out a step."""
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
+        return self._queues.answer(step)
+
+    def append(self, client_id: str, append: Append) -> Appended:
+        """Store a value; errors are those of :meth:`append_many`."""
+        report = self.append_many(client_id, [append])
+        return _result(report, 0)
+
+    def append_many(self, client_id: str, appends: Sequence[Append]) -> AppendReport:
+        """Store values in order: up to 200 and 1 MB of them all or none.
+
+        :raises QueueFull: when the queue has reached its limits; nothing was stored.
+        :raises SequenceConflict: when a key's value has not the number that was expected; nothing was stored.
+        :raises StoreFull: when Redis has no memory left; nothing was stored.
+        :raises ServerUnavailable: when no answer has come: nobody knows whether they were stored.
+        :raises RefusedError: when the name has used a greater number before; nothing was stored.
+        """
+        with self._turn:
+            return self._deliver(client_id, appends)
+
+    _deliver = blocking(Deliveries.deliver)
+
+
+class AsyncCompactedProducer:
+    """Appends of many tasks to many queues; to be used in one event loop, best with ``async with``.
+
+    Values for one queue are stored in the order in which ``append`` was called. A queue has one batch under way.
+
+    :param name: as of :class:`CompactedProducer`, and ``first_number`` and ``retry_for_s`` too.
+    :param max_pending: values accepted and not yet stored; further calls wait until there is room.
+    :param max_queues: queues with a batch under way at once; the others wait for their turn.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    def __init__(
+        self,
+        queues: AsyncCompactedQueues,
+        *,
+        name: str | None = None,
+        first_number: int | None = None,
+        retry_for_s: float = RETRY_FOR_S,
+        max_pending: int = MAX_PENDING,
+        max_queues: int = 1_000,
+    ) -> None:
+        check_integer("max_pending", max_pending, 1, 10_000_000, "they are held in memory")
+        check_integer("max_queues", max_queues, 1, 1_000_000, "each is a task")
+        self.operations = _deliveries(queues.operations, name, first_number, retry_for_s)
+        self._queues = queues
+        self._batches: Batches[str, Append, Appended] = Batches(
+            self._store,
+            size=lambda append: len(append.key) + len(append.value),
+            most=ENTRIES_PER_CALL,
+            most_bytes=BYTES_PER_CALL // 2,
+            max_pending=max_pending,
+            max_queues=max_queues,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def answer(self, step: Any) -> Any:
+        """Carry out a step."""
+        if isinstance(step, Pause):
+            return await asyncio.sleep(step.seconds)
+        return await self._queues.answer(step)
+
+    async def append(self, client_id: str, append: Append) -> Appended:
+        """Store a value and return when it is stored; what is wrong with others does not touch it.
+
+        A call that is cancelled takes its value back if it has not been sent yet.
+
+        :raises RefusedError: when the producer is closed; else errors are those of
+            :meth:`CompactedProducer.append_many`.
+        """
+        self._batches.check_open()
+        check_client_id(client_id)
+        check_appends([append], _ANY_SIZE)
+        return await self._batches.put(client_id, append)
+
+    async def close(self) -> None:
+        """Take nothing more, and return when every call has its result; those that wait for room still get in."""
+        await self._batches.close()
+
+    async def _store(self, client_id: str, appends: Sequence[Append]) -> list[Appended | Exception]:
+        try:
+            report = await self._deliver(client_id, appends)
+        except (QueueFull, SequenceConflict, UsageError) as error:
+            if len(appends) == 1:
+                return [error]
+            # One of them is the reason. The others have nothing to do with it.
+            results: list[Appended | Exception] = []
+            for append in appends:
+                try:
+                    results += await self._store(client_id, [append])
+                except Exception as its_own:
+                    results.append(its_own)
+            return results
+        return [_result(report, position) for position in range(len(appends))]
+
+    _deliver = awaited(Deliveries.deliver)
+
+
+def _result(report: AppendReport, position: int) -> Appended:
+    return Appended(report.sequences[position], report.replaced[position] if report.replaced else None)

@@ -1,0 +1,126 @@
+"""Compacted queues for blocking and for asyncio callers; what is asked of the server is in the operations."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from queuekeeper import lua
+from queuekeeper.clock import Clock
+from queuekeeper.compacted.model import QueueRules
+from queuekeeper.compacted.operations import NOTED_QUEUES, CompactedOperations
+from queuekeeper.operation import awaited, blocking
+from queuekeeper.redis_async import AsyncScriptCaller
+from queuekeeper.redis_client import RedisClient
+
+
+class CompactedQueues:
+    """All compacted queues of a single server or a cluster; their methods are those of ``store.QueueOperations``.
+
+    An append whose reply is lost may have happened: repeat it with its ``producer`` and ``number``, which stores
+    nothing twice. Threads may share it.
+
+    :param prefix: put before every key.
+    :param rules: bounds of each queue.
+    :param clock: none for the server's, whose time all producers share; another is for tests.
+    :param noted_queues: queues that are remembered to be known to the collector.
+    :param replicas: replicas that must have an append for its report to say ``replicated``; 0 asks for none.
+    :param replica_timeout_ms: how long to wait for them. An append that they do not have by then is stored all
+        the same.
+    :param retry_for_s: how long a call waits for a slot that moves, a failover, or a server that is busy or loading.
+    """
+
+    def __init__(
+        self,
+        client: RedisClient,
+        prefix: str = "",
+        rules: QueueRules | None = None,
+        *,
+        clock: Clock | None = None,
+        noted_queues: int = NOTED_QUEUES,
+        replicas: int = 0,
+        replica_timeout_ms: int = lua.REPLICA_TIMEOUT_MS,
+        retry_for_s: float = lua.RETRY_FOR_S,
+    ) -> None:
+        self.operations = CompactedOperations(prefix=prefix, rules=rules, clock=clock, noted_queues=noted_queues)
+        self._caller = lua.ScriptCaller(
+            client, replicas=replicas, replica_timeout_ms=replica_timeout_ms, retry_for_s=retry_for_s
+        )
+
+    def answer(self, step: Sequence[lua.Call]) -> lua.Replies:
+        """Send the calls of a step."""
+        return self._caller.execute(step)
+
+    def await_wake(self, client_id: str, *, timeout_s: float) -> bool:
+        """Wait until something waits for a consumer that has emptied its queue, on a connection of its own.
+
+        :returns: whether it was woken; whoever was not should look all the same, since a wake may be lost with a
+            connection.
+        """
+        return self._caller.await_wake(self.operations.wake_key(client_id), timeout_s=timeout_s)
+
+    append = blocking(CompactedOperations.append)
+    subscribe = blocking(CompactedOperations.subscribe)
+    fetch = blocking(CompactedOperations.fetch)
+    ack = blocking(CompactedOperations.ack)
+    heartbeat = blocking(CompactedOperations.heartbeat)
+    release = blocking(CompactedOperations.release)
+    rewind = blocking(CompactedOperations.rewind)
+    skip = blocking(CompactedOperations.skip)
+    get = blocking(CompactedOperations.get)
+    peek = blocking(CompactedOperations.peek)
+    inspect = blocking(CompactedOperations.inspect)
+    configure = blocking(CompactedOperations.configure)
+    purge = blocking(CompactedOperations.purge)
+    drop = blocking(CompactedOperations.drop)
+    verify = blocking(CompactedOperations.verify)
+    repair = blocking(CompactedOperations.repair)
+    find_due = blocking(CompactedOperations.find_due)
+    collect = blocking(CompactedOperations.collect)
+    restore = blocking(CompactedOperations.restore)
+
+
+class AsyncCompactedQueues:
+    """:class:`CompactedQueues` for asyncio.
+
+    :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
+    """
+
+    def __init__(
+        self,
+        caller: AsyncScriptCaller,
+        prefix: str = "",
+        rules: QueueRules | None = None,
+        *,
+        clock: Clock | None = None,
+        noted_queues: int = NOTED_QUEUES,
+    ) -> None:
+        self.operations = CompactedOperations(prefix=prefix, rules=rules, clock=clock, noted_queues=noted_queues)
+        self._caller = caller
+
+    async def answer(self, step: Sequence[lua.Call]) -> lua.Replies:
+        """Send the calls of a step."""
+        return await self._caller.execute(step)
+
+    async def await_wake(self, client_id: str, *, timeout_s: float) -> bool:
+        """Wait as :meth:`CompactedQueues.await_wake` does."""
+        return await self._caller.await_wake(self.operations.wake_key(client_id), timeout_s=timeout_s)
+
+    append = awaited(CompactedOperations.append)
+    subscribe = awaited(CompactedOperations.subscribe)
+    fetch = awaited(CompactedOperations.fetch)
+    ack = awaited(CompactedOperations.ack)
+    heartbeat = awaited(CompactedOperations.heartbeat)
+    release = awaited(CompactedOperations.release)
+    rewind = awaited(CompactedOperations.rewind)
+    skip = awaited(CompactedOperations.skip)
+    get = awaited(CompactedOperations.get)
+    peek = awaited(CompactedOperations.peek)
+    inspect = awaited(CompactedOperations.inspect)
+    configure = awaited(CompactedOperations.configure)
+    purge = awaited(CompactedOperations.purge)
+    drop = awaited(CompactedOperations.drop)
+    verify = awaited(CompactedOperations.verify)
+    repair = awaited(CompactedOperations.repair)
+    find_due = awaited(CompactedOperations.find_due)
+    collect = awaited(CompactedOperations.collect)
+    restore = awaited(CompactedOperations.restore)

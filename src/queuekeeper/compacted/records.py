@@ -1,0 +1,116 @@
+"""How a value and what goes with it are written into one record; scripts know how long its head is at most.
+
+A record begins with ``=`` when nothing but the value follows. Else it begins with ``+``, the length of a JSON object as
+four bytes, and that object, the head, whose fields are ``published_ms``, ``content_type`` and ``properties``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import orjson
+
+from queuekeeper.compacted.model import NO_PROPERTIES, Append, CompactedMessage, Properties, plain_properties
+
+_PLAIN = b"="
+_DESCRIBED = b"+"
+RECORD_KINDS = _PLAIN + _DESCRIBED
+HEADED_KINDS = _DESCRIBED
+_LENGTH_BYTES = 4
+_TOMBSTONE = b"1"
+_FLAGS = (b"0", _TOMBSTONE)
+
+
+def record_of(append: Append) -> bytes:
+    """Return the record of an entry."""
+    head: dict[str, Any] = {}
+    if append.published_ms is not None:
+        head["published_ms"] = append.published_ms
+    if append.content_type is not None:
+        head["content_type"] = append.content_type
+    if append.properties:
+        head["properties"] = plain_properties(append.properties)
+    if not head:
+        return _PLAIN + append.value
+    text = orjson.dumps(head)
+    return b"".join((_DESCRIBED, len(text).to_bytes(_LENGTH_BYTES), text, append.value))
+
+
+def message_of(
+    client_id: str, *, key: bytes, sequence: int, appended_ms: int, redelivered: bool, stored: bytes
+) -> CompactedMessage:
+    """Return the message that is stored as number, flag of a tombstone and record, with spaces between them.
+
+    The number is that of the queue's order; a value that has another is for a look at the whole queue to find. What
+    cannot be read comes as it is stored, and is flagged: it must not hold up the messages behind it.
+    """
+    number, _, rest = stored.partition(b" ")
+    flag, _, record = rest.partition(b" ")
+    parts = _parts(record) if number.isdigit() and flag in _FLAGS else None
+    if parts is None:
+        return CompactedMessage(
+            client_id=client_id,
+            key=key,
+            value=stored,
+            sequence=sequence,
+            appended_ms=appended_ms,
+            redelivered=redelivered,
+            is_readable=False,
+        )
+    head, value = parts
+    return CompactedMessage(
+        client_id=client_id,
+        key=key,
+        value=value,
+        sequence=sequence,
+        appended_ms=appended_ms,
+        published_ms=head.get("published_ms"),
+        tombstone=flag == _TOMBSTONE,
+        redelivered=redelivered,
+        properties=_properties(head.get("properties")),
+        content_type=head.get("content_type"),
+    )
+
+
+def is_head(text: bytes) -> bool:
+    """Return whether a head can be read, and with it the message."""
+    return _head(text) is not None
+
+
+def _parts(record: bytes) -> tuple[dict[str, Any], bytes] | None:
+    """Return head and value of a record; none when it is none of ours."""
+    kind = record[:1]
+    if kind == _PLAIN:
+        return {}, record[1:]
+    start = 1 + _LENGTH_BYTES
+    end = start + int.from_bytes(record[1:start])
+    if kind != _DESCRIBED or len(record) < end:
+        return None
+    head = _head(record[start:end])
+    return None if head is None else (head, record[end:])
+
+
+def _head(text: bytes) -> dict[str, Any] | None:
+    """Return the fields of a head; none when they are not what they should be."""
+    try:
+        head = orjson.loads(text)
+    except orjson.JSONDecodeError:
+        return None
+    if not isinstance(head, dict):
+        return None
+    published_ms, content_type = head.get("published_ms", 0), head.get("content_type", "")
+    is_described = type(published_ms) is int and type(content_type) is str and _are_properties(head.get("properties"))
+    return head if is_described else None
+
+
+def _are_properties(found: Any) -> bool:
+    if type(found) is list:
+        return all(type(pair) is list and [type(text) for text in pair] == [str, str] for pair in found)
+    return found is None or (type(found) is dict and all(type(text) is str for text in found.values()))
+
+
+def _properties(found: Any) -> Mapping[str, str]:
+    if found is None:
+        return NO_PROPERTIES
+    return Properties(found) if type(found) is list else found

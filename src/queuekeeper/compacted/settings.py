@@ -1,0 +1,73 @@
+"""The configuration of EMQX's exclusive compacted queue, by its names and limits; what is made of it is others'."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from queuekeeper.compacted.model import MAX_SEQUENCE, Retention, RetentionPolicy
+from queuekeeper.durations import duration_ms
+from queuekeeper.errors import InvalidPolicy, UsageError
+
+MAX_READER_BATCH_SIZE = 31
+"""Below 32, which is what EMQX lets a client have in flight: other subscriptions keep room."""
+
+MAX_WRITER_POOL_SIZE = 10_240
+
+
+@dataclass(frozen=True, kw_only=True)
+class EcqSettings:
+    """What can be configured of the original.
+
+    :param writer_pool_size: clients whose values are stored at once; 0 for the default.
+    :param data_retention_ms: age at which messages are collected, acknowledged or not.
+    :param gc_interval_ms: time between two collections; read and checked, and otherwise for whoever sets the schedule
+        of the collector, which no setting of a queue starts.
+    :param reader_batch_size: messages that a consumer has in flight.
+    :param write_timeout_ms: how long the store may take to answer a write.
+    :param read_timeout_ms: how long it may take to answer a read.
+    :raises UsageError: naming setting, value and limits.
+    """
+
+    writer_pool_size: int = 0
+    data_retention_ms: int = 604_800_000
+    gc_interval_ms: int = 3_600_000
+    reader_batch_size: int = 5
+    write_timeout_ms: int = 5_000
+    read_timeout_ms: int = 5_000
+
+    def __post_init__(self) -> None:
+        _check("writer_pool_size", self.writer_pool_size, 0, MAX_WRITER_POOL_SIZE)
+        _check("reader_batch_size", self.reader_batch_size, 1, MAX_READER_BATCH_SIZE)
+        _check("data_retention", self.data_retention_ms, 0, MAX_SEQUENCE)
+        for name in ("gc_interval", "write_timeout", "read_timeout"):
+            _check(name, getattr(self, f"{name}_ms"), 1, MAX_SEQUENCE)
+
+    @classmethod
+    def parse(cls, settings: Mapping[str, Any]) -> EcqSettings:
+        """Read settings under the names that the original gives them.
+
+        :raises UsageError: for a name that it does not have, or a value out of its limits.
+        """
+        names = {field.name.removesuffix("_ms"): field.name for field in fields(cls)}
+        unknown = sorted(map(repr, settings.keys() - names.keys()))
+        if unknown:
+            raise UsageError(f"there is no setting {', '.join(unknown)}: there are {', '.join(names)}")
+        return cls(
+            **{
+                names[name]: duration_ms(name, value) if names[name].endswith("_ms") else value
+                for name, value in settings.items()
+            }
+        )
+
+    @property
+    def retention(self) -> Retention:
+        """What the original's only policy does: age removes every message, also the last one of a key."""
+        return Retention(policy=RetentionPolicy.DELETE, retention_ms=self.data_retention_ms)
+
+
+def _check(name: str, value: Any, least: int, most: int) -> None:
+    if type(value) is not int or not least <= value <= most:
+        kind = InvalidPolicy if name == "data_retention" else UsageError
+        raise kind(f"{name} is {value!r}: it must be an integer, {least} to {most}")

@@ -1,0 +1,63 @@
+"""Looks at the machine that runs this process: room for what is written on it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+
+from queuekeeper.config import Settings
+from queuekeeper.doctor.findings import Finding, Notes, State
+from queuekeeper.report import figures
+
+FREE_SHARE_WARNING = 0.1
+FREE_BYTES_FAILURE = 512 * 1024 * 1024
+
+
+def examine_machine(settings: Settings, *, folders: Mapping[str, Path] | None = None) -> list[Finding]:
+    """Look at the folders that reports, undo files, archives and private servers are written to.
+
+    :param folders: others to look at, by what is kept there.
+    """
+    notes = Notes("this machine")
+    wanted = {
+        "private servers": settings.home,
+        "reports": settings.reports,
+        "undo files": settings.undo,
+        "archives": settings.archives,
+    } | dict(folders or {})
+    shared: dict[Path, list[str]] = {}
+    for purpose, folder in wanted.items():
+        shared.setdefault(_present(folder), []).append(purpose)
+    for folder, purposes in shared.items():
+        room_finding(notes, folder, purposes)
+    return notes.findings
+
+
+def room_finding(notes: Notes, folder: Path, purposes: list[str]) -> None:
+    """Note how much room the disk of a folder has."""
+    check = f"free disk for {', '.join(purposes)}"
+    try:
+        usage = shutil.disk_usage(folder)
+    except OSError as error:
+        notes.add(check, State.UNKNOWN, f"{folder}: {error.strerror}", "look on the machine itself")
+        return
+    state = State.OK
+    if usage.free < FREE_BYTES_FAILURE:
+        state = State.FAILED
+    elif usage.free < FREE_SHARE_WARNING * usage.total:
+        state = State.WARNING
+    notes.add(
+        check,
+        state,
+        f"{figures.size(usage.free)} of {figures.size(usage.total)} at {folder}",
+        "free some, or name another folder (QUEUEKEEPER_HOME, _REPORTS_DIR, _UNDO_DIR, _ARCHIVES_DIR)",
+    )
+
+
+def _present(folder: Path) -> Path:
+    """Return the folder, or the nearest one above it that is there."""
+    folder = folder.absolute()
+    while not folder.is_dir() and folder != folder.parent:
+        folder = folder.parent
+    return folder

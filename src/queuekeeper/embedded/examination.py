@@ -1,0 +1,72 @@
+"""What an examination of this machine says of Java and of the private Airflow; servers are ``doctor``'s subject."""
+
+from __future__ import annotations
+
+from queuekeeper.config import Settings
+from queuekeeper.doctor.findings import Finding, Notes, State
+from queuekeeper.embedded.airflow_client import AirflowClient
+from queuekeeper.embedded.java import java_home, java_version
+from queuekeeper.embedded.stack import airflow_server, status
+from queuekeeper.errors import QueuekeeperError
+
+PLUGIN = "queuekeeper"
+
+
+def examine_java(settings: Settings) -> list[Finding]:
+    """Look for a Java runtime that Spark can use."""
+    notes = Notes("this machine")
+    try:
+        home = java_home(settings.home)
+    except QueuekeeperError as error:
+        notes.add("Java for Spark", State.FAILED, str(error), "see the message; what needs no Spark works without")
+    else:
+        notes.add("Java for Spark", State.OK, f"Java {java_version(home)} in {home}")
+    return notes.findings
+
+
+def examine_airflow(settings: Settings) -> list[Finding]:
+    """Look at the private Airflow: its components, DAG files and our pages; one of somebody else's is not asked."""
+    notes = Notes("Airflow")
+    components = [server for server in status(settings).servers if server.name not in ("postgres", "redis", "metadata")]
+    if not any(server.state == "running" for server in components):
+        notes.add(
+            "private Airflow", State.UNKNOWN, "not running",
+            "queuekeeper up --airflow; of another Airflow, see its own health page",
+        )  # fmt: skip
+        return notes.findings
+    try:
+        server = airflow_server(settings)
+        user = server.user()
+        with AirflowClient(server.url, user=user.name, password=user.password) as client:
+            _examine(notes, client)
+    except QueuekeeperError as error:
+        notes.unreachable(error)
+    return notes.findings
+
+
+def _examine(notes: Notes, client: AirflowClient) -> None:
+    health = client.health()
+    ill = sorted(name for name, word in health.items() if word not in ("healthy", "None"))
+    notes.add(
+        "components",
+        State.FAILED if ill or not health else State.OK,
+        ", ".join(f"{name} {word}" for name, word in sorted(health.items()) if word != "None") or "no answer",
+        "see their logs (queuekeeper status), then queuekeeper down and up --airflow",
+    )
+    broken = client.import_errors()
+    notes.add(
+        "DAG files",
+        State.FAILED if broken else State.OK,
+        "; ".join(broken) if broken else "all read without an error",
+        "mend the file; the message names the line",
+    )
+    loaded = {str(plugin["name"]) for plugin in client.call("GET", "/plugins", query={"limit": 100})["plugins"]}
+    errors = [
+        f"{each['source']}: {each['error']}" for each in client.call("GET", "/plugins/importErrors")["import_errors"]
+    ]
+    notes.add(
+        "pages",
+        State.OK if PLUGIN in loaded and not errors else State.FAILED,
+        "; ".join(errors) or ("the plugin is loaded" if PLUGIN in loaded else "the plugin is not loaded"),
+        "put plugins/queuekeeper.py into Airflow's plugins folder and restart the API server",
+    )

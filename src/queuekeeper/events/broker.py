@@ -1,0 +1,180 @@
+"""The event broker over one connection, blocking or asyncio: carries out steps and puts errors into words."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import psycopg
+from psycopg import errors as postgres_errors
+
+from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
+from queuekeeper.events.operations import Copy, EventOperations, Query, Rows, Statements
+from queuekeeper.operation import awaited, blocking
+from queuekeeper.postgres import AsyncConnection, Connection, address, statement, translated_errors
+
+Step: TypeAlias = Query | Statements | Copy
+
+_TRANSIENT_CLASSES = {"40", "53"}
+"""Classes of SQLSTATE that may be over the next time: rolled back for others' sake, and short of something."""
+
+
+class EventBroker:
+    """Publishes, subscribes, reads and dispatches, for blocking callers; threads may share it.
+
+    Where the connection is in a transaction already, the work is part of that one: an event is published if and only
+    if the rest is stored.
+
+    :param connection: of a database in which the broker is installed.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.operations = EventOperations()
+        self._connection = connection
+        # A transaction takes several steps, and must not take in those of another thread.
+        self._busy = threading.Lock()
+
+    def answer(self, step: Step) -> Any:
+        """Carry out a step.
+
+        :returns: as the step's class says.
+        :raises UsageError: when what was asked cannot be.
+        :raises RefusedError: when the server refuses it; nothing was stored then.
+        """
+        with self._busy, broker_errors(self._connection):
+            if isinstance(step, Query):
+                return self._execute(step)
+            with self._connection.transaction():
+                if isinstance(step, Statements):
+                    return [self._execute(query) for query in step.queries]
+                with self._connection.cursor() as cursor:
+                    with cursor.copy(statement(f"events/queries/{step.name}")) as copy:
+                        for row in step.rows:
+                            copy.write_row(row)
+                    copied = cursor.rowcount
+                self._execute(step.after)
+                return copied
+
+    def _execute(self, query: Query) -> Rows:
+        cursor = self._connection.execute(statement(f"events/queries/{query.name}"), query.parameters)
+        return cursor.fetchall() if cursor.description else []
+
+    publish = blocking(EventOperations.publish)
+    send = blocking(EventOperations.send)
+    publish_many = blocking(EventOperations.publish_many)
+    schedule = blocking(EventOperations.schedule)
+    subscribe = blocking(EventOperations.subscribe)
+    unsubscribe = blocking(EventOperations.unsubscribe)
+    mark_active = blocking(EventOperations.mark_active)
+    read = blocking(EventOperations.read)
+    has_group = blocking(EventOperations.has_group)
+    set_cursor = blocking(EventOperations.set_cursor)
+    release_group = blocking(EventOperations.release_group)
+    replay = blocking(EventOperations.replay)
+    latest_event_id = blocking(EventOperations.latest_event_id)
+    poll = blocking(EventOperations.poll)
+    find = blocking(EventOperations.find)
+    retry = blocking(EventOperations.retry)
+    fail = blocking(EventOperations.fail)
+    dead_letters = blocking(EventOperations.dead_letters)
+    replay_dead_letters = blocking(EventOperations.replay_dead_letters)
+    subscriptions = blocking(EventOperations.subscriptions)
+    conditions = blocking(EventOperations.conditions)
+    check_condition = blocking(EventOperations.check_condition)
+    quarantine_condition = blocking(EventOperations.quarantine_condition)
+    release_subscription = blocking(EventOperations.release_subscription)
+
+
+class AsyncEventBroker:
+    """The same for asyncio; tasks may share it.
+
+    :param connection: see :class:`EventBroker`.
+    """
+
+    def __init__(self, connection: AsyncConnection) -> None:
+        self.operations = EventOperations()
+        self._connection = connection
+        self._busy = asyncio.Lock()
+
+    async def answer(self, step: Step) -> Any:
+        """Carry out a step, as :meth:`EventBroker.answer` does."""
+        async with self._busy:
+            with broker_errors(self._connection):
+                if isinstance(step, Query):
+                    return await self._execute(step)
+                async with self._connection.transaction():
+                    if isinstance(step, Statements):
+                        return [await self._execute(query) for query in step.queries]
+                    async with self._connection.cursor() as cursor:
+                        async with cursor.copy(statement(f"events/queries/{step.name}")) as copy:
+                            for row in step.rows:
+                                await copy.write_row(row)
+                        copied = cursor.rowcount
+                    await self._execute(step.after)
+                    return copied
+
+    async def _execute(self, query: Query) -> Rows:
+        cursor = await self._connection.execute(statement(f"events/queries/{query.name}"), query.parameters)
+        return await cursor.fetchall() if cursor.description else []
+
+    publish = awaited(EventOperations.publish)
+    send = awaited(EventOperations.send)
+    publish_many = awaited(EventOperations.publish_many)
+    schedule = awaited(EventOperations.schedule)
+    subscribe = awaited(EventOperations.subscribe)
+    unsubscribe = awaited(EventOperations.unsubscribe)
+    mark_active = awaited(EventOperations.mark_active)
+    read = awaited(EventOperations.read)
+    has_group = awaited(EventOperations.has_group)
+    set_cursor = awaited(EventOperations.set_cursor)
+    release_group = awaited(EventOperations.release_group)
+    replay = awaited(EventOperations.replay)
+    latest_event_id = awaited(EventOperations.latest_event_id)
+    poll = awaited(EventOperations.poll)
+    find = awaited(EventOperations.find)
+    retry = awaited(EventOperations.retry)
+    fail = awaited(EventOperations.fail)
+    dead_letters = awaited(EventOperations.dead_letters)
+    replay_dead_letters = awaited(EventOperations.replay_dead_letters)
+    subscriptions = awaited(EventOperations.subscriptions)
+    conditions = awaited(EventOperations.conditions)
+    check_condition = awaited(EventOperations.check_condition)
+    quarantine_condition = awaited(EventOperations.quarantine_condition)
+    release_subscription = awaited(EventOperations.release_subscription)
+
+
+@contextmanager
+def broker_errors(connection: psycopg.BaseConnection[Any]) -> Iterator[None]:
+    """Turn what the server answers into words that say what to do."""
+    try:
+        with translated_errors(connection, missing="install the event broker there (queuekeeper events install)"):
+            yield
+    except RefusedError as error:
+        if isinstance(error.__cause__, postgres_errors.DiskFull):
+            raise TransientRefusal(str(error)) from error.__cause__
+        raise
+    except postgres_errors.QueryCanceled as error:
+        raise StatementTimeout(f"PostgreSQL at {address(connection)} ended a statement: {_words(error)}") from error
+    except postgres_errors.LockNotAvailable as error:
+        raise LockTimeout(f"PostgreSQL at {address(connection)} ended a statement: {_words(error)}") from error
+    except (postgres_errors.AdminShutdown, postgres_errors.CrashShutdown, postgres_errors.CannotConnectNow) as error:
+        raise ServerUnavailable(
+            f"PostgreSQL at {address(connection)} broke the connection: {_words(error)}; try again when it is up"
+        ) from error
+    except UnicodeEncodeError as error:
+        half = error.object[error.start]
+        raise UsageError(f"text holds half a character, {half!a}: it was decoded wrongly") from None
+    except (postgres_errors.DataError, postgres_errors.RaiseException) as error:
+        raise UsageError(_words(error)) from error
+    except psycopg.Error as error:
+        kind = TransientRefusal if (error.sqlstate or "")[:2] in _TRANSIENT_CLASSES else RefusedError
+        raise kind(f"PostgreSQL at {address(connection)} refuses: {_words(error)}") from error
+
+
+def _words(error: psycopg.Error) -> str:
+    text = error.diag.message_primary or " ".join(str(error).split())
+    return f"{text}: {error.diag.message_hint}" if error.diag.message_hint else text

@@ -1,0 +1,263 @@
+"""The service that dispatches: polls when something was published, and keeps one slow condition from stopping all.
+
+Several may run; one polls at a time, and the others step in when it is gone.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from queuekeeper.errors import ServerUnavailable, UsageError
+from queuekeeper.events.consumer import Recovery, Stop
+from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal, check_seconds
+from queuekeeper.events.operations import EventOperations, Query
+from queuekeeper.events.service import AsyncService, BlockingService, Open, Wait
+from queuekeeper.operation import Operation, awaited, blocking
+
+LONGEST_POLL_S = 86_400.0
+"""Most time that a poll ever gets."""
+
+LOCK_SHARE = 4
+"""Part of a condition's time that waiting for a lock may take: who waits so long is not slow, but held up."""
+
+PLAIN_CONDITION = "TRUE"
+"""Condition that costs nothing."""
+
+STANDBY_PAUSE_S = 1.0
+"""Longest pause of a dispatcher while another one works."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DispatchRules:
+    """How a dispatcher works.
+
+    :param poll_interval_s: time after which it polls though nobody has notified it; also how soon what is due is
+        noticed.
+    :param pause_s: least time between two polls: what is published meanwhile is dispatched at once, as one chunk.
+    :param statement_timeout_s: time after which the server ends a poll; then conditions are tried one by one.
+    :param condition_timeout_s: time that one condition may take for the latest events.
+    :raises UsageError: when a number is out of range.
+    """
+
+    poll_interval_s: float = 1.0
+    pause_s: float = 0.01
+    statement_timeout_s: float = 10.0
+    condition_timeout_s: float = 1.0
+
+    def __post_init__(self) -> None:
+        check_seconds("poll_interval_s", self.poll_interval_s)
+        check_seconds("pause_s", self.pause_s, zero=True)
+        check_seconds("statement_timeout_s", self.statement_timeout_s)
+        check_seconds("condition_timeout_s", self.condition_timeout_s)
+        if self.condition_timeout_s > self.statement_timeout_s:
+            raise UsageError(
+                f"condition_timeout_s is {self.condition_timeout_s}: one condition cannot have more time than a poll, "
+                f"which has {self.statement_timeout_s}"
+            )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DispatchReport:
+    """What a dispatcher has done.
+
+    :param polls: polls that ended well.
+    :param matches: events times the subscriptions that got them.
+    :param quarantined: subscriptions put in quarantine for a slow condition.
+    """
+
+    polls: int
+    matches: int
+    quarantined: tuple[str, ...]
+
+
+class Dispatching:
+    """What a dispatcher does, as an operation.
+
+    :param once: dispatch what is there, then end.
+    :param now_s: a clock that never goes back.
+    """
+
+    def __init__(self, rules: DispatchRules, *, once: bool, now_s: Callable[[], float]) -> None:
+        self.events = EventOperations()
+        self._rules = rules
+        self._once = once
+        self._now_s = now_s
+        self._timeout_s = rules.statement_timeout_s
+        self._stops = False
+        self._polls = self._matches = 0
+        self._quarantined: list[str] = []
+        self._polled_at: Any = None
+
+    def run(self) -> Operation[DispatchReport]:
+        """Dispatch until told to stop.
+
+        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
+        :raises TransientRefusal: when a server that is reached cannot do it and ``once`` is set; else it is waited for.
+        """
+        recovery = Recovery("dispatcher", now_s=self._now_s)
+        while not self._stops:
+            try:
+                yield Open()
+                yield from self._limit(self._timeout_s)
+                yield Query(name="listen_events")
+                recovery.note_service()
+                yield from self._serve()
+                break
+            except (ServerUnavailable, TransientRefusal) as error:
+                if self._once:
+                    raise
+                yield from self._rest(recovery.pause_after(error))
+        return DispatchReport(polls=self._polls, matches=self._matches, quarantined=tuple(self._quarantined))
+
+    def _serve(self) -> Operation[None]:
+        while not self._stops:
+            pause_s = yield from self._poll()
+            if pause_s is not None:
+                yield from self._rest(pause_s)
+            elif self._once:
+                return
+            elif (yield from self._wait(self._rules.poll_interval_s)):
+                # What is published during the pause is dispatched in one go.
+                yield from self._rest(self._rules.pause_s)
+
+    def _poll(self) -> Operation[float | None]:
+        """Dispatch one chunk; return the pause before the next, none when there is nothing more to dispatch."""
+        pause_s = 0.0 if self._once else self._rules.pause_s
+        try:
+            matches = yield from self.events.poll()
+        except StatementTimeout as error:
+            _log.warning("dispatcher: a poll took longer than %.1f s (%s)", self._timeout_s, error)
+            yield from self._find_slow_conditions()
+            return pause_s
+        self._polls += 1
+        self._matches += matches
+        if self._timeout_s > self._rules.statement_timeout_s:
+            self._timeout_s = self._rules.statement_timeout_s
+            yield from self._limit(self._timeout_s)
+        if matches:
+            return pause_s
+        if not (yield Query(name="window_is_open"))[0][0]:
+            return None
+        # A poll that leaves a part of its window says so; this one has not, so another dispatcher is at it.
+        before = self._polled_at
+        self._polled_at = (yield Query(name="last_poll"))[0][0]
+        return min(self._rules.poll_interval_s, STANDBY_PAUSE_S) if self._polled_at == before else pause_s
+
+    def _find_slow_conditions(self) -> Operation[None]:
+        """Try conditions one by one; what takes too long or fails is evaluated no more."""
+        yield from self._limit(self._rules.condition_timeout_s)
+        yield from self._limit_lock_waits(self._rules.condition_timeout_s / LOCK_SHARE)
+        before = len(self._quarantined)
+        try:
+            yield from self._try_conditions()
+        except (StatementTimeout, LockTimeout) as error:
+            _log.warning("dispatcher: no condition is to blame, as the server itself is held up: %s", error)
+        yield from self._limit_lock_waits(None)
+        if len(self._quarantined) == before:
+            # All together are slow, or the server is: dispatching late is better than not at all.
+            self._timeout_s = min(LONGEST_POLL_S, 2 * self._timeout_s)
+            _log.warning("dispatcher: no single condition is slow; polls have %.1f s now", self._timeout_s)
+        yield from self._limit(self._timeout_s)
+
+    def _try_conditions(self) -> Operation[None]:
+        """Put conditions into quarantine that are slow or fail while one that costs nothing does not.
+
+        :raises StatementTimeout: when that one is slow too.
+        :raises LockTimeout: when somebody holds a lock.
+        """
+        yield from self._try_plain_condition()
+        for condition in (yield from self.events.conditions()):
+            if condition == PLAIN_CONDITION:
+                continue
+            try:
+                reason = yield from self.events.check_condition(condition)
+            except StatementTimeout:
+                reason = f"it takes longer than {self._rules.condition_timeout_s:g} s for the latest events"
+            if reason is None:
+                continue
+            # The lock or the load may have come while it was tried.
+            yield from self._try_plain_condition()
+            quarantined = yield from self.events.quarantine_condition(condition, reason=reason)
+            self._quarantined += quarantined
+            _log.error(
+                "dispatcher: condition %r is evaluated no more, for %d subscriptions: %s",
+                *(condition, len(quarantined), reason),
+            )
+
+    def _try_plain_condition(self) -> Operation[None]:
+        reason = yield from self.events.check_condition(PLAIN_CONDITION)
+        if reason is not None:
+            raise StatementTimeout(f"condition {PLAIN_CONDITION} does not do either: {reason}")
+
+    def _limit_lock_waits(self, timeout_s: float | None) -> Operation[None]:
+        timeout_ms = None if timeout_s is None else max(1, round(timeout_s * 1_000))
+        yield Query(name="limit_lock_waits", parameters={"timeout_ms": timeout_ms})
+
+    def _limit(self, timeout_s: float) -> Operation[None]:
+        yield Query(name="limit_statements", parameters={"timeout_ms": round(timeout_s * 1_000)})
+
+    def _wait(self, timeout_s: float) -> Operation[bool]:
+        happened = yield Wait(timeout_s=timeout_s)
+        self._stops |= any(isinstance(message, Stop) for message in happened.told)
+        return bool(happened.notified)
+
+    def _rest(self, pause_s: float) -> Operation[None]:
+        until_s = self._now_s() + pause_s
+        yield from self._wait(0.0)
+        while not self._stops and (left_s := until_s - self._now_s()) > 0:
+            yield from self._wait(left_s)
+
+
+class Dispatcher(BlockingService):
+    """Dispatches in the thread that calls ``run``.
+
+    :param url: of the database.
+    :param once: dispatch what is there, then end.
+    """
+
+    def __init__(self, url: str, *, rules: DispatchRules | None = None, once: bool = False) -> None:
+        self.operations = Dispatching(rules or DispatchRules(), once=once, now_s=time.monotonic)
+        super().__init__(url, threads=1)
+
+    def run(self) -> DispatchReport:
+        """Dispatch until :meth:`stop`; a dispatcher runs once."""
+        try:
+            return self._dispatch()
+        finally:
+            self.close(patient=True)
+
+    _dispatch = blocking(Dispatching.run)
+
+    def stop(self) -> None:
+        """End it after the poll that is under way; may be called in a signal handler."""
+        self.tell(Stop())
+
+
+class AsyncDispatcher(AsyncService):
+    """The same for asyncio.
+
+    :param url: of the database.
+    """
+
+    def __init__(self, url: str, *, rules: DispatchRules | None = None, once: bool = False) -> None:
+        self.operations = Dispatching(rules or DispatchRules(), once=once, now_s=time.monotonic)
+        super().__init__(url)
+
+    async def run(self) -> DispatchReport:
+        """Dispatch until :meth:`stop`; a dispatcher runs once."""
+        try:
+            return await self._dispatch()
+        finally:
+            await self.close()
+
+    _dispatch = awaited(Dispatching.run)
+
+    def stop(self) -> None:
+        """End it after the poll that is under way."""
+        self.tell(Stop())

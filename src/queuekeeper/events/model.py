@@ -1,0 +1,403 @@
+"""What publishers, consumers and the dispatcher of the event broker pass to and fro; nothing here does I/O."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass
+from datetime import UTC, datetime, timedelta
+from enum import Enum
+from typing import Any, TypeAlias
+
+import orjson
+
+from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
+
+MAX_TOPIC_CHARACTERS = 255
+MAX_GROUP_CHARACTERS = 48
+MAX_ID_CHARACTERS = 24
+MAX_EVENTS_PER_CALL = 10_000
+"""Most events that one call publishes with their ids as its answer; ``publish_many`` takes any number."""
+
+MAX_PAGE = 10_000
+"""Most events that one read answers."""
+
+MAX_RETRIES = 100
+
+TOPIC_CONDITION = "s.params @> jsonb_build_object('topics',ARRAY[e.topic])"
+"""Condition of a subscription that names its topics: one text for all of them, so that an index finds the matches. It
+is the text that clients written for PGMB use."""
+
+RETRY_TOPIC = "pgmb-retry"
+"""Topic of the events that bring others again to one handler."""
+
+EVENT_PREFIX, SUBSCRIPTION_PREFIX = "pm", "su"
+_TIME_DIGITS = 13
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+
+
+class FellBehind(RefusedError):
+    """The reader of a listener is too slow: its buffer is full, and what came after is not in it."""
+
+
+class ResumeRefused(RefusedError):
+    """A stream cannot go on where its reader stopped."""
+
+
+class TransientRefusal(RefusedError):
+    """The server could not do it just now, for want of room or because others were in the way; nothing was stored."""
+
+
+class StatementTimeout(TransientRefusal):
+    """The server ended a statement that took too long; nothing of it was stored."""
+
+
+class LockTimeout(TransientRefusal):
+    """The server ended a statement that waited too long for others; nothing of it was stored."""
+
+
+class Rejected(QueuekeeperError):
+    """Raised by a handler: these events will never do, so they become dead letters at once."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class NewEvent:
+    """An event to publish.
+
+    :param payload: anything that JSON knows.
+    :param metadata: likewise, or none.
+    :raises UsageError: when the topic is empty or longer than 255 characters.
+    """
+
+    topic: str
+    payload: Any
+    metadata: Any = None
+
+    def __post_init__(self) -> None:
+        check_text("topic", self.topic, MAX_TOPIC_CHARACTERS)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Event:
+    """An event as it was published.
+
+    :param id: grows with the time of publishing: 2 letters, 13 hexadecimal digits of microseconds, 9 of a counter.
+    """
+
+    id: str
+    topic: str
+    payload: Any
+    metadata: Any = None
+
+    @property
+    def published_at(self) -> datetime:
+        """When it was published, by the server's clock."""
+        return instant_of(self.id)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class PageItem:
+    """An event that a group has to read, and its subscriptions that it is for."""
+
+    event: Event
+    subscription_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Page:
+    """What a group reads next, in the order of dispatch.
+
+    :param next_cursor: where the next page begins; none when there was nothing to read, or another reader has the
+        group.
+    """
+
+    items: tuple[PageItem, ...]
+    next_cursor: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Interest:
+    """What a consumer wants to hear of. Equal interests of a group share one subscription.
+
+    :param condition: SQL expression over an event ``e`` and the subscription ``s``.
+    :param params: what the condition finds in ``s.params``.
+    :param expires_after: life without a sign of its consumer; none for ever.
+    """
+
+    condition: str = "TRUE"
+    params: Mapping[str, Any] = field(default_factory=dict)
+    expires_after: timedelta | None = None
+
+    def __post_init__(self) -> None:
+        check_characters("condition", self.condition)
+        if not isinstance(self.params, Mapping):
+            raise UsageError(f"params is a {type(self.params).__name__}: it must be an object, {{name: value}}")
+        if self.expires_after is not None and self.expires_after <= timedelta(0):
+            raise UsageError(f"expires_after is {self.expires_after}: it must be longer than nothing")
+
+    @classmethod
+    def topics(cls, *topics: str, expires_after: timedelta | None = None) -> Interest:
+        """Return the interest in some topics.
+
+        :raises UsageError: when none is named, or one cannot be a topic.
+        """
+        if not topics:
+            raise UsageError("no topic is named: name one or more, or take every event by Interest()")
+        for topic in topics:
+            check_text("topic", topic, MAX_TOPIC_CHARACTERS)
+        named = {"topics": sorted(set(topics))}
+        return cls(condition=TOPIC_CONDITION, params=named, expires_after=expires_after)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Subscription:
+    """A subscription that stands.
+
+    :param created_at: what was dispatched before did not reach it.
+    :param quarantined_at: since when nothing is dispatched to it, because its condition has failed; what it misses
+        comes when it is released.
+    """
+
+    subscription_id: str
+    created_at: datetime
+    quarantined_at: datetime | None
+    quarantine_reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SubscriptionView:
+    """A subscription as the broker knows it.
+
+    :param quarantined_at: since when its condition is not evaluated, because it failed.
+    """
+
+    subscription_id: str
+    group_id: str
+    condition: str
+    params: Mapping[str, Any]
+    created_at: datetime
+    last_active_at: datetime
+    expires_after_s: float | None
+    quarantined_at: datetime | None
+    quarantine_reason: str | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReleaseReport:
+    """What became of a subscription that left quarantine.
+
+    :param redelivered: events that it gets now, having missed them.
+    :param failed_event_ids: those on which its condition still fails; it does not get them.
+    """
+
+    redelivered: int
+    failed_event_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Delivery:
+    """Events of one subscription that a handler gets at once, in the order of dispatch.
+
+    :param attempt: 1 at first, greater when they come again after a failure of this handler.
+    :param retry_id: id of the event that brought them again, if one did.
+    """
+
+    subscription_id: str
+    events: tuple[Event, ...]
+    attempt: int = 1
+    retry_id: str | None = None
+
+
+Handler: TypeAlias = Callable[[Delivery], Any]
+"""Works on a delivery; for an :class:`~queuekeeper.events.consumer.AsyncEventConsumer` a coroutine function."""
+
+Splitter: TypeAlias = Callable[[Delivery], Iterable[Delivery]]
+"""Cuts a delivery into several."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Retry:
+    """What an event says that brings others again.
+
+    :param handler: for whom.
+    :param attempt: which attempt it will be, counted from 1.
+    :param events: copies; none when only their ids were kept.
+    """
+
+    handler: str
+    attempt: int
+    event_ids: tuple[str, ...]
+    events: tuple[Event, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeadLetter:
+    """Copy of an event on which a handler gave up."""
+
+    dead_letter_id: int
+    event: Event
+    group_id: str
+    subscription_id: str
+    handler: str
+    reason: str
+    attempts: int
+    died_at: datetime
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ReadRules:
+    """How a consumer reads.
+
+    :param page: events that one read answers at most.
+    :param pages_ahead: pages read and not yet finished at most; so far may the fast handlers be ahead of the slowest.
+    :param poll_interval_s: time after which the server is asked though it has notified nobody.
+    :param sign_of_life_s: how often subscriptions are marked as in use.
+    :param listener_events: events that wait for the reader of a listener at most.
+    :param grace_s: how long a stop waits for what was read to be finished.
+    :raises UsageError: when a number is out of range.
+    """
+
+    page: int = 1_000
+    pages_ahead: int = 10
+    poll_interval_s: float = 1.0
+    sign_of_life_s: float = 60.0
+    listener_events: int = 10_000
+    grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_count("page", self.page, MAX_PAGE)
+        check_count("pages_ahead", self.pages_ahead, 1_000)
+        check_count("listener_events", self.listener_events, 10_000_000)
+        check_seconds("poll_interval_s", self.poll_interval_s)
+        check_seconds("sign_of_life_s", self.sign_of_life_s)
+        check_seconds("grace_s", self.grace_s, zero=True)
+
+
+def retry_of(event: Event) -> Retry | None:
+    """Return what an event brings again; none for any other event, and for one that only claims to.
+
+    Anybody may publish under the topic of retries, so nothing in one is taken on trust.
+    """
+    payload = event.payload
+    if event.topic != RETRY_TOPIC or not isinstance(payload, dict):
+        return None
+    handler, number = payload.get("handlerName"), payload.get("retryNumber")
+    ids, copies = payload.get("ids"), payload.get("events")
+    if not _is_text(handler, MAX_TOPIC_CHARACTERS) or type(number) is not int or not 0 <= number <= MAX_RETRIES:
+        return None
+    if not isinstance(ids, list) or not all(_is_text(one, MAX_ID_CHARACTERS) for one in ids):
+        return None
+    events: tuple[Event, ...] = ()
+    if isinstance(copies, list):
+        for copy in copies:
+            if not isinstance(copy, dict) or not _is_text(copy.get("id"), MAX_ID_CHARACTERS):
+                return None
+            if not _is_text(copy.get("topic"), MAX_TOPIC_CHARACTERS):
+                return None
+        events = tuple(
+            Event(id=one["id"], topic=one["topic"], payload=one.get("payload"), metadata=one.get("metadata"))
+            for one in copies
+        )
+    return Retry(handler=str(handler), attempt=number + 1, event_ids=tuple(ids), events=events)
+
+
+def _is_text(value: Any, most: int) -> bool:
+    return isinstance(value, str) and 0 < len(value) <= most
+
+
+def instant_of(event_id: str) -> datetime:
+    """Return the instant in an event's or subscription's id.
+
+    :raises UsageError: when it is no such id.
+    """
+    digits = event_id[2 : 2 + _TIME_DIGITS]
+    prefix = event_id[:2]
+    if prefix not in {EVENT_PREFIX, SUBSCRIPTION_PREFIX} or len(digits) < _TIME_DIGITS or not event_id.isascii():
+        raise UsageError(f"{event_id[:40]!r} is not an id of the event broker: they begin with pm or su")
+    try:
+        if not event_id[2:].isalnum() or len(event_id) > MAX_ID_CHARACTERS:
+            raise ValueError
+        return _EPOCH + timedelta(microseconds=int(digits, 16))
+    except (ValueError, OverflowError):
+        raise UsageError(f"{event_id[:40]!r} is not an id of the event broker: it holds no instant") from None
+
+
+def json_of(name: str, value: Any) -> str:
+    """Return a value as JSON.
+
+    :raises UsageError: when JSON does not know it.
+    """
+    try:
+        text = orjson.dumps(value)
+    except TypeError as error:
+        raise UsageError(f"{name} is not JSON: {error}") from None
+    # What is no number has become null. Few values hold a null, so few are looked through.
+    if b"null" in text and not _is_finite(value):
+        raise UsageError(f"{name} is not JSON: it holds NaN or an infinity; write null or text instead")
+    return text.decode()
+
+
+def _is_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return math.isfinite(value)
+    if isinstance(value, Mapping):
+        return all(_is_finite(one) for one in value.values())
+    if isinstance(value, list | tuple):
+        return all(_is_finite(one) for one in value)
+    if isinstance(value, Enum):
+        return _is_finite(value.value)
+    if is_dataclass(value):
+        return all(_is_finite(getattr(value, one.name)) for one in fields(value))
+    return True
+
+
+def check_text(name: str, value: Any, most: int) -> None:
+    """Refuse what the broker's columns cannot hold.
+
+    :raises UsageError: naming the field and the rule.
+    """
+    check_characters(name, value)
+    if not value:
+        raise UsageError(f"{name} is empty")
+    if len(value) > most:
+        raise UsageError(f"{name} has {len(value)} characters: at most {most}")
+
+
+def check_characters(name: str, value: Any) -> None:
+    """Refuse what PostgreSQL does not store as text.
+
+    :raises UsageError: naming the field and the rule.
+    """
+    if type(value) is not str:
+        raise UsageError(f"{name} is {value!r}: it must be text")
+    if "\0" in value:
+        raise UsageError(f"{name} holds a zero character, which PostgreSQL does not store")
+    try:
+        value.encode()
+    except UnicodeEncodeError as error:
+        raise UsageError(
+            f"{name} holds half a character, {value[error.start]!a} at place {error.start + 1}: it was decoded wrongly"
+        ) from None
+
+
+def check_group(group_id: Any) -> None:
+    """Refuse what is not the id of a group."""
+    check_text("group id", group_id, MAX_GROUP_CHARACTERS)
+
+
+def check_count(name: str, value: Any, most: int) -> None:
+    """Refuse what is not a number from 1 to the greatest allowed.
+
+    :raises UsageError: naming value and range.
+    """
+    if type(value) is not int or not 1 <= value <= most:
+        raise UsageError(f"{name} is {value!r}: it must be a number from 1 to {most:,}")
+
+
+def check_seconds(name: str, value: Any, *, zero: bool = False) -> None:
+    """Refuse what is no time to wait.
+
+    :raises UsageError: naming value and rule.
+    """
+    if not isinstance(value, int | float) or not (0 <= value <= 86_400) or (value == 0 and not zero):
+        raise UsageError(f"{name} is {value!r}: it must be seconds, more than 0 and at most a day")

@@ -1,0 +1,421 @@
+"""What is asked of schema ``pgmb``, as operations; connections, transactions and errors are the brokers'.
+
+What an event is, which subscription it is for and what a cursor may pass is decided by the functions of ``sql/events``.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from typing import Any, TypeAlias, TypeVar
+
+from queuekeeper.errors import UsageError
+from queuekeeper.events.model import (
+    MAX_EVENTS_PER_CALL,
+    MAX_PAGE,
+    DeadLetter,
+    Delivery,
+    Event,
+    Interest,
+    NewEvent,
+    Page,
+    PageItem,
+    ReleaseReport,
+    Subscription,
+    SubscriptionView,
+    check_count,
+    check_group,
+    json_of,
+)
+from queuekeeper.operation import Operation
+
+Row: TypeAlias = tuple[Any, ...]
+Rows: TypeAlias = list[Row]
+T = TypeVar("T")
+
+EVENTS_PER_STATEMENT = 1_000
+"""Rows of one publish statement: longer ones gain nothing, and hold up others."""
+
+BYTES_PER_COPY = 16 * 2**20
+"""Bytes of events, as text, that are copied into one. PostgreSQL ends at 256 MiB of jsonb, in which a short number
+takes eight times its digits."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Query:
+    """One statement of ``sql/events/queries`` with its parameters; the answer is its rows."""
+
+    name: str
+    parameters: dict[str, Any] = field(default_factory=dict, repr=False)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Statements:
+    """Statements of one transaction; the answer is a list with the rows of each."""
+
+    queries: tuple[Query, ...]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Copy:
+    """A COPY into a table and a statement after it, in one transaction; the answer is the number of rows.
+
+    :param name: statement of ``sql/events/queries`` that copies from the client.
+    :param after: statement that follows.
+    """
+
+    name: str
+    rows: Iterable[Row] = field(repr=False)
+    after: Query
+
+
+class EventOperations:
+    """The broker's operations, one method each."""
+
+    def publish(self, events: Sequence[NewEvent]) -> Operation[tuple[str, ...]]:
+        """Publish up to 10,000 events: all of them or none. Consumers that wait are woken.
+
+        :returns: their ids, in order.
+        :raises UsageError: when they are too many, or one is not JSON.
+        """
+        return (yield from self._publish("publish", events, {}))
+
+    def send(self, subscription_id: str, events: Sequence[NewEvent]) -> Operation[tuple[str, ...]]:
+        """Publish events for one subscription alone, whatever its condition; otherwise as :meth:`publish`.
+
+        :raises RefusedError: when there is no such subscription.
+        """
+        return (yield from self._publish("send", events, {"subscription_id": subscription_id}))
+
+    def _publish(self, name: str, events: Sequence[NewEvent], more: dict[str, Any]) -> Operation[tuple[str, ...]]:
+        if not events:
+            return ()
+        if len(events) > MAX_EVENTS_PER_CALL:
+            raise UsageError(
+                f"{len(events):,} events are too many for one call, which takes {MAX_EVENTS_PER_CALL:,}: "
+                "publish more of them by publish_many"
+            )
+        queries = [
+            Query(name=name, parameters=_columns(events[start : start + EVENTS_PER_STATEMENT]) | more)
+            for start in range(0, len(events), EVENTS_PER_STATEMENT)
+        ]
+        if len(queries) == 1:
+            answers = [(yield queries[0])]
+        else:
+            answers = yield Statements(queries=tuple(queries))
+        return tuple(row[0] for rows in answers for row in rows)
+
+    def publish_many(self, events: Iterable[NewEvent], *, subscription_id: str | None = None) -> Operation[int]:
+        """Publish any number of events by COPY, the fastest way: all of them or none.
+
+        :param events: read while they are sent, so they need not fit in memory.
+        :param subscription_id: for whom alone they are.
+        :returns: how many they were.
+        """
+        published: int = yield Copy(
+            name="copy_events", rows=_copied(events, subscription_id), after=Query(name="notify_events")
+        )
+        return published
+
+    def schedule(self, event: NewEvent, *, due_at: datetime, subscription_id: str | None = None) -> Operation[str]:
+        """Publish an event later, however much later.
+
+        :param due_at: when; an instant with a time zone.
+        :returns: its id.
+        """
+        if due_at.tzinfo is None:
+            raise UsageError(f"due_at is {due_at.isoformat()}: say in which time zone")
+        parameters = _columns([event]) | {"due_at": due_at, "subscription_id": subscription_id}
+        rows: Rows = yield Query(name="schedule_event", parameters=parameters)
+        return str(rows[0][0])
+
+    def subscribe(self, group_id: str, interest: Interest) -> Operation[Subscription]:
+        """Make sure that a group has a subscription, and that it lives as long as any of its users want.
+
+        :returns: the subscription; one that is in quarantine stays there.
+        :raises UsageError: when the condition is none that may be stored.
+        """
+        check_group(group_id)
+        yield Query(name="assert_group", parameters={"group_id": group_id})
+        rows: Rows = yield Query(
+            name="assert_subscription",
+            parameters={
+                "group_id": group_id,
+                "condition": interest.condition,
+                "params": json_of("params", dict(interest.params)),
+                "expires_after": interest.expires_after,
+            },
+        )
+        subscription_id, created_at = rows[0]
+        quarantine: Rows = yield Query(name="subscription_quarantine", parameters={"subscription_id": subscription_id})
+        quarantined_at, reason = quarantine[0] if quarantine else (None, None)
+        return Subscription(
+            subscription_id=subscription_id,
+            created_at=created_at,
+            quarantined_at=quarantined_at,
+            quarantine_reason=reason,
+        )
+
+    def unsubscribe(self, subscription_ids: Sequence[str]) -> Operation[int]:
+        """Remove subscriptions.
+
+        :returns: how many there were.
+        """
+        rows: Rows = yield Query(name="delete_subscriptions", parameters={"ids": list(subscription_ids)})
+        return len(rows)
+
+    def mark_active(self, subscription_ids: Sequence[str]) -> Operation[int]:
+        """Note that subscriptions are in use, so that they do not expire.
+
+        :returns: how many of them there still are.
+        """
+        rows: Rows = yield Query(name="mark_subscriptions_active", parameters={"ids": list(subscription_ids)})
+        return len(rows)
+
+    def read(
+        self, group_id: str, *, cursor: str | None = None, limit: int = 1_000, peek: bool = False
+    ) -> Operation[Page]:
+        """Read what a group has to read next. The group is this connection's until it is released.
+
+        :param cursor: where to begin; the group's stored cursor when absent.
+        :param peek: take no ownership, and look even though somebody else has it.
+        """
+        check_group(group_id)
+        check_count("limit", limit, MAX_PAGE)
+        parameters = {"group_id": group_id, "cursor": cursor, "limit": limit, "peek": peek}
+        rows: Rows = yield Query(name="read_next_events", parameters=parameters)
+        return Page(
+            items=tuple(PageItem(event=_event(row), subscription_ids=tuple(row[4])) for row in rows),
+            next_cursor=str(rows[0][5]) if rows else None,
+        )
+
+    def has_group(self, group_id: str) -> Operation[bool]:
+        """Return whether there is a group."""
+        check_group(group_id)
+        rows: Rows = yield Query(name="has_group", parameters={"group_id": group_id})
+        return bool(rows[0][0])
+
+    def set_cursor(self, group_id: str, cursor: str, *, release: bool) -> Operation[None]:
+        """Store how far a group has read.
+
+        :param release: give the group up.
+        """
+        check_group(group_id)
+        parameters = {"group_id": group_id, "cursor": cursor, "release": release}
+        yield Query(name="set_group_cursor", parameters=parameters)
+
+    def release_group(self, group_id: str) -> Operation[None]:
+        """Give a group up, if it is this connection's."""
+        yield Query(name="release_group_lock", parameters={"group_id": group_id})
+
+    def replay(
+        self, group_id: str, subscription_id: str, *, after_event_id: str, limit: int = 1_000
+    ) -> Operation[tuple[Event, ...]]:
+        """Read what a subscription got after an event, once more. Nothing is changed.
+
+        :raises RefusedError: when it is more than ``limit``.
+        """
+        check_count("limit", limit, MAX_PAGE)
+        rows: Rows = yield Query(
+            name="replay_events",
+            parameters={
+                "group_id": group_id,
+                "subscription_id": subscription_id,
+                "after_event_id": after_event_id,
+                "limit": limit,
+            },
+        )
+        return tuple(_event(row) for row in rows)
+
+    def latest_event_id(self) -> Operation[str]:
+        """Return the id that an event would have now."""
+        rows: Rows = yield Query(name="latest_event_id")
+        return str(rows[0][0])
+
+    def poll(self) -> Operation[int]:
+        """Dispatch one chunk of events to their subscriptions; nothing when somebody else is at it.
+
+        :returns: how many matches were made.
+        :raises StatementTimeout: when it took longer than the connection allows.
+        """
+        rows: Rows = yield Query(name="poll_for_events")
+        return int(rows[0][0])
+
+    def find(self, event_ids: Sequence[str]) -> Operation[tuple[Event, ...]]:
+        """Read stored events by their ids; those that are no longer stored are left out."""
+        rows: Rows = yield Query(name="read_events", parameters={"ids": list(event_ids)})
+        return tuple(_event(row) for row in rows)
+
+    def retry(self, delivery: Delivery, *, handler: str, delay_s: float) -> Operation[bool]:
+        """Have a delivery come again to one handler, later. Its events are copied, so no retention takes them away.
+
+        :param delivery: as the handler got it; a large one comes again in parts.
+        :returns: whether any of its events was still there.
+        """
+        more = {"retry_number": delivery.attempt, "delay_s": delay_s}
+        answers = yield from _together("schedule_retry", [_delivery(one, handler) | more for one in _parts(delivery)])
+        return any(rows[0][0] is not None for rows in answers)
+
+    def fail(self, delivery: Delivery, *, handler: str, reason: str) -> Operation[int]:
+        """Keep copies of a delivery's events as dead letters.
+
+        :returns: how many were kept; none when their subscription is gone.
+        """
+        more = {"reason": reason, "attempts": delivery.attempt}
+        answers = yield from _together("fail_events", [_delivery(one, handler) | more for one in _parts(delivery)])
+        return sum(int(rows[0][0]) for rows in answers if rows)
+
+    def dead_letters(
+        self, *, group_id: str | None = None, after: int = 0, limit: int = 100
+    ) -> Operation[tuple[DeadLetter, ...]]:
+        """List dead letters that have not been replayed, the oldest first.
+
+        :param group_id: of one group; of all when absent.
+        :param after: last id of the page before.
+        """
+        check_count("limit", limit, MAX_PAGE)
+        parameters = {"group_id": group_id, "after": after, "limit": limit}
+        rows: Rows = yield Query(name="dead_letters", parameters=parameters)
+        return tuple(
+            DeadLetter(
+                dead_letter_id=row[0],
+                event=_event(row[1:5]),
+                group_id=row[5],
+                subscription_id=row[6],
+                handler=row[7],
+                reason=row[8],
+                attempts=row[9],
+                died_at=row[10],
+            )
+            for row in rows
+        )
+
+    def replay_dead_letters(
+        self, dead_letter_ids: Sequence[int], *, subscription_id: str | None = None
+    ) -> Operation[int]:
+        """Deliver dead letters again to the handlers that gave them up, with all attempts before them.
+
+        :param subscription_id: deliver them to another subscription, for when theirs is gone.
+        :returns: how many; those that were replayed before are left out.
+        """
+        sizes: Rows = yield Query(name="dead_letter_sizes", parameters={"ids": list(dead_letter_ids)})
+        calls = [
+            {"ids": [number for number, _ in part], "subscription_id": subscription_id}
+            for part in _cut(sizes, bytes_of=lambda row: int(row[1]))
+        ]
+        answers = yield from _together("replay_dead_letters", calls)
+        return sum(int(rows[0][0]) for rows in answers)
+
+    def subscriptions(self, *, group_id: str | None = None) -> Operation[tuple[SubscriptionView, ...]]:
+        """List subscriptions, of one group or of all."""
+        rows: Rows = yield Query(name="subscriptions", parameters={"group_id": group_id})
+        return tuple(
+            SubscriptionView(
+                subscription_id=row[0],
+                group_id=row[1],
+                condition=row[2],
+                params=row[3],
+                created_at=row[4],
+                last_active_at=row[5],
+                expires_after_s=row[6],
+                quarantined_at=row[7],
+                quarantine_reason=row[8],
+            )
+            for row in rows
+        )
+
+    def conditions(self) -> Operation[tuple[str, ...]]:
+        """List the conditions that a poll evaluates."""
+        rows: Rows = yield Query(name="live_conditions")
+        return tuple(row[0] for row in rows)
+
+    def check_condition(self, condition: str) -> Operation[str | None]:
+        """Try a condition on recent events.
+
+        :returns: what speaks against it, if anything does.
+        :raises StatementTimeout: when it took longer than the connection allows.
+        """
+        rows: Rows = yield Query(name="check_condition", parameters={"condition": condition})
+        return None if rows[0][0] is None else str(rows[0][0])
+
+    def quarantine_condition(self, condition: str, *, reason: str) -> Operation[tuple[str, ...]]:
+        """Evaluate a condition no more, for any of its subscriptions.
+
+        :returns: the subscriptions that were not in quarantine before.
+        """
+        rows: Rows = yield Query(name="quarantine_condition", parameters={"condition": condition, "reason": reason})
+        return tuple(row[0] for row in rows)
+
+    def release_subscription(self, subscription_id: str) -> Operation[ReleaseReport]:
+        """Take a subscription out of quarantine and dispatch what it has missed.
+
+        :raises UsageError: when there is no such subscription.
+        """
+        rows: Rows = yield Query(name="release_subscription", parameters={"subscription_id": subscription_id})
+        return ReleaseReport(redelivered=rows[0][0], failed_event_ids=tuple(rows[0][1]))
+
+
+def _together(name: str, calls: Sequence[dict[str, Any]]) -> Operation[list[Rows]]:
+    """Call a statement once or more often, in one transaction."""
+    queries = tuple(Query(name=name, parameters=parameters) for parameters in calls)
+    if len(queries) == 1:
+        return [(yield queries[0])]
+    answers: list[Rows] = yield Statements(queries=queries)
+    return answers
+
+
+def _parts(delivery: Delivery) -> Iterator[Delivery]:
+    """Cut a delivery where the copies of its events would be too large together."""
+    if len(delivery.events) <= 1:
+        yield delivery
+        return
+    for events in _cut(delivery.events, bytes_of=_bytes):
+        yield replace(delivery, events=tuple(events))
+
+
+def _bytes(event: Event) -> int:
+    return sum(len(json.dumps(content, ensure_ascii=False).encode()) for content in (event.payload, event.metadata))
+
+
+def _cut(items: Iterable[T], *, bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
+    part: list[T] = []
+    filled = 0
+    for item in items:
+        size = bytes_of(item)
+        if part and filled + size > BYTES_PER_COPY:
+            yield part
+            part, filled = [], 0
+        part.append(item)
+        filled += size
+    if part:
+        yield part
+
+
+def _columns(events: Sequence[NewEvent]) -> dict[str, Any]:
+    """Return events as arrays for a statement."""
+    return {
+        "topics": [event.topic for event in events],
+        "payloads": [json_of("payload", event.payload) for event in events],
+        "metadatas": [None if event.metadata is None else json_of("metadata", event.metadata) for event in events],
+    }
+
+
+def _copied(events: Iterable[NewEvent], subscription_id: str | None) -> Iterator[Row]:
+    for event in events:
+        metadata = None if event.metadata is None else json_of("metadata", event.metadata)
+        yield event.topic, json_of("payload", event.payload), metadata, subscription_id
+
+
+def _event(row: Row) -> Event:
+    return Event(id=row[0], topic=row[1], payload=row[2], metadata=row[3])
+
+
+def _delivery(delivery: Delivery, handler: str) -> dict[str, Any]:
+    return {
+        "subscription_id": delivery.subscription_id,
+        "ids": [event.id for event in delivery.events],
+        "handler": handler,
+        "retry_id": delivery.retry_id,
+    }

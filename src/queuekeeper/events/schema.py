@@ -1,0 +1,288 @@
+"""Installs, upgrades and removes the event broker's schema ``pgmb``; what its functions do stands in ``sql/events``."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from datetime import datetime
+from pathlib import Path
+
+from psycopg import sql
+
+from queuekeeper import assets
+from queuekeeper.errors import RefusedError
+from queuekeeper.postgres import Connection, Migration, address, migrations, statement, translated_errors
+
+MINIMUM_SERVER_VERSION = 150_000
+"""PostgreSQL 15: ``max(xid8)``."""
+
+_LOCK = int.from_bytes(hashlib.sha256(b"queuekeeper.pgmb").digest()[:8], "big", signed=True)
+_NAMED = 10
+"""Objects that a refusal names; of more it tells the number."""
+
+_BASELINE = ("schema", "role", "types", "tables")
+_CODE = ("functions", "triggers")
+_NEEDS = re.compile(r"^-- needs: (.+)$", re.MULTILINE)
+_OWNER = re.compile(r"^-- owner: (\w+)$", re.MULTILINE)
+# What an operator may have replaced is not put back; should a release change it, a migration does.
+_KEPT = re.compile(r"^-- kept by upgrades$", re.MULTILINE)
+_ROUTINE = re.compile(r"^CREATE (FUNCTION|PROCEDURE|TRIGGER) (?:pgmb\.)?(\w+)", re.MULTILINE)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InstallReport:
+    """What a call of :func:`install` did.
+
+    :param created: whether the schema was missing.
+    :param applied: names of the migrations that this call applied.
+    :param version: version of the tables afterwards; 0 is a release's own.
+    """
+
+    created: bool
+    applied: tuple[str, ...]
+    version: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class SchemaStatus:
+    """What is installed.
+
+    :param installed: whether the schema is there.
+    :param version: version of its tables, if it is.
+    :param pending: migrations that this release would apply.
+    """
+
+    installed: bool
+    version: int | None
+    pending: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class DispatchStatus:
+    """How dispatching stands. What waits is counted to 100,000.
+
+    :param polled_at: the last poll, to the second.
+    :param last_dispatch_id: what it dispatched last.
+    :param undispatched: committed events that no poll has taken yet.
+    :param scheduled: events whose time has not come.
+    :param overdue: those whose time has come, and no poll has taken them yet.
+    :param reenqueued: events that are to be dispatched again.
+    :param retention_limit: what has a smaller id is needed by nobody.
+    :param head_room_s: seconds until events would go to the overflow, for want of a partition.
+    :param overflow_in_use: they do so now: maintenance is out.
+    """
+
+    polled_at: datetime
+    last_dispatch_id: str
+    undispatched: int
+    oldest_undispatched_id: str | None
+    scheduled: int
+    overdue: int
+    reenqueued: int
+    quarantined_subscriptions: int
+    retention_limit: str
+    head_room_s: float | None
+    overflow_in_use: bool | None
+
+
+def _folder() -> Path:
+    return assets.directory("sql") / "events"
+
+
+def _files(*names: str) -> Iterator[Path]:
+    for name in names:
+        folder = _folder() / name
+        yield from sorted(folder.glob("*.sql")) if folder.is_dir() else [folder.with_suffix(".sql")]
+
+
+def _ordered(*names: str) -> list[Path]:
+    """Return files in the order of their folders, each after those that its header says it needs."""
+    files = list(_files(*names))
+    known = {path.stem: path for path in _files(*_BASELINE, *_CODE)}
+    done: dict[Path, None] = {}
+
+    def add(path: Path) -> None:
+        needed = _NEEDS.search(path.read_text("utf-8"))
+        for stem in needed[1].split(", ") if needed else ():
+            if known[stem] not in done:
+                add(known[stem])
+        done.setdefault(path)
+
+    for path in files:
+        add(path)
+    return list(done)
+
+
+def _text(path: Path, *, replace: bool) -> str:
+    """Return the statement of a file; what it creates may be there already."""
+    text = path.read_text("utf-8").strip()
+    owner, named = _OWNER.search(text), _ROUTINE.search(text)
+    if replace:
+        text = _ROUTINE.sub(lambda found: found[0].replace("CREATE", "CREATE OR REPLACE", 1), text)
+    if owner and named:
+        # The new owner must be allowed to create, for this moment.
+        text += (
+            f"\n\nGRANT CREATE ON SCHEMA pgmb TO {owner[1]};\n"
+            f"ALTER {named[1]} pgmb.{named[2]} OWNER TO {owner[1]};\n"
+            f"REVOKE CREATE ON SCHEMA pgmb FROM {owner[1]};"
+        )
+    return text
+
+
+def _baseline_checksum() -> str:
+    texts = "".join(path.read_text("utf-8").replace("\r\n", "\n") for path in _files(*_BASELINE))
+    return hashlib.sha256(texts.encode()).hexdigest()
+
+
+def _migrations(directory: Path | None) -> list[Migration]:
+    return migrations(directory or _folder() / "migrations")
+
+
+def _ledger(known: list[Migration]) -> str:
+    rows = [(0, "baseline", _baseline_checksum()), *((each.version, each.name, each.checksum) for each in known)]
+    values = ",\n".join(f"({version}, '{name}', '{checksum}')" for version, name, checksum in rows)
+    return f"INSERT INTO pgmb.migrations (version, name, checksum)\nVALUES\n{values};"
+
+
+def script(*, directory: Path | None = None) -> str:
+    """Return one file that installs the broker in an empty database, for ``psql -f``.
+
+    :param directory: where the migrations are; ``sql/events/migrations`` when absent.
+    """
+    parts = [
+        "-- Event broker of Queuekeeper, schema pgmb, for PostgreSQL 15 or later. All of it or nothing.",
+        "BEGIN;",
+        # Functions may name what comes later.
+        "SET LOCAL check_function_bodies TO off;",
+        *(_text(path, replace=False) for path in _ordered(*_BASELINE, *_CODE)),
+        *(_text(path, replace=False) for path in _files("grants", "defaults", "begin")),
+        _ledger(_migrations(directory)),
+        "COMMIT;",
+    ]
+    return "\n\n".join(part if part.endswith(";") or part.startswith("--") else f"{part};" for part in parts) + "\n"
+
+
+def install(connection: Connection, *, directory: Path | None = None) -> InstallReport:
+    """Create schema ``pgmb``, or bring it to the state this release needs; two processes at once do no harm.
+
+    Everything happens in one transaction under an advisory lock: all of it or nothing.
+
+    :param directory: where the migrations are; ``sql/events/migrations`` when absent.
+    :raises RefusedError: when the server is too old, a schema ``pgmb`` is there that is not ours, an applied migration
+        was changed, the database is newer than this release, or a privilege is missing.
+    """
+    _check_server(connection)
+    known = _migrations(directory)
+    with translated_errors(connection), connection.transaction():
+        connection.execute(statement("events/queries/lock_schema"), {"key": _LOCK})
+        installed = _installed(connection)
+        if installed is None:
+            # The one statement that is no statement of a transaction is its frame.
+            body = script(directory=directory).removesuffix("COMMIT;\n").partition("BEGIN;")[2]
+            connection.execute(sql.SQL(body))
+            return InstallReport(created=True, applied=(), version=len(known))
+        pending = _pending(known, installed)
+        connection.execute(sql.SQL("SET LOCAL check_function_bodies TO off"))
+        for migration in pending:
+            connection.execute(sql.SQL(migration.text))
+            connection.execute(
+                statement("events/queries/record_migration"),
+                {"version": migration.version, "name": migration.name, "checksum": migration.checksum},
+            )
+        for path in (*_files(*_CODE), *_files("grants", "defaults")):
+            if not _KEPT.search(path.read_text("utf-8")):
+                connection.execute(sql.SQL(_text(path, replace=True)))
+    return InstallReport(created=False, applied=tuple(each.name for each in pending), version=len(known))
+
+
+def uninstall(connection: Connection) -> bool:
+    """Remove schema ``pgmb`` with all events; return whether it was there. The role ``pgmb_reader`` stays.
+
+    :raises RefusedError: when the schema is not ours, a privilege is missing, or objects elsewhere depend on it.
+    """
+    with translated_errors(connection), connection.transaction():
+        connection.execute(statement("events/queries/lock_schema"), {"key": _LOCK})
+        if _installed(connection) is None:
+            return False
+        outside = [name for (name,) in connection.execute(statement("events/queries/outside_dependants")).fetchall()]
+        if outside:
+            more = f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else ""
+            raise RefusedError(
+                f"schema pgmb is used from outside, and removing it would destroy {', '.join(outside[:_NAMED])}{more}: "
+                "drop or change that first; nothing was removed"
+            )
+        for (command,) in connection.execute(statement("events/queries/foreign_triggers")).fetchall():
+            connection.execute(sql.SQL(command))
+        connection.execute(statement("events/queries/drop_schema"))
+    return True
+
+
+def status(connection: Connection, *, directory: Path | None = None) -> SchemaStatus:
+    """Tell what is installed, and what this release would change.
+
+    :raises RefusedError: as :func:`install`.
+    """
+    known = _migrations(directory)
+    with translated_errors(connection):
+        installed = _installed(connection)
+    if installed is None:
+        return SchemaStatus(installed=False, version=None, pending=())
+    pending = _pending(known, installed)
+    return SchemaStatus(installed=True, version=len(known) - len(pending), pending=tuple(each.name for each in pending))
+
+
+def dispatch_status(connection: Connection) -> DispatchStatus:
+    """Tell how dispatching stands.
+
+    :raises RefusedError: when the broker is not installed, or a privilege is missing.
+    """
+    with translated_errors(connection, missing="install the event broker: queuekeeper events install"):
+        row = connection.execute(statement("events/queries/dispatch_status")).fetchone()
+    assert row is not None
+    return DispatchStatus(**dict(zip((each.name for each in fields(DispatchStatus)), row, strict=True)))
+
+
+def _check_server(connection: Connection) -> None:
+    version = connection.info.server_version
+    if version < MINIMUM_SERVER_VERSION:
+        raise RefusedError(
+            f"PostgreSQL at {address(connection)} is version {version // 10_000}: the event broker needs "
+            f"{MINIMUM_SERVER_VERSION // 10_000} or later; upgrade the server"
+        )
+
+
+def _installed(connection: Connection) -> list[tuple[int, str, str]] | None:
+    row = connection.execute(statement("events/queries/has_schema")).fetchone()
+    assert row is not None
+    has_schema, has_ledger = row
+    if not has_schema:
+        return None
+    if not has_ledger:
+        raise RefusedError(
+            f"schema pgmb at {address(connection)} was not installed by Queuekeeper: it is left alone; use another "
+            "database, or rename it once nothing uses it any more"
+        )
+    return connection.execute(statement("events/queries/applied_migrations")).fetchall()
+
+
+def _pending(known: list[Migration], installed: list[tuple[int, str, str]]) -> list[Migration]:
+    applied = [row for row in installed if row[0] > 0]
+    if len(applied) > len(known):
+        raise RefusedError(
+            f"schema pgmb is at version {applied[-1][0]}, newer than this release of Queuekeeper knows "
+            f"({len(known)}): upgrade Queuekeeper"
+        )
+    for migration, (version, name, checksum) in zip(known, applied, strict=False):
+        if (migration.version, migration.name, migration.checksum) != (version, name, checksum):
+            raise RefusedError(
+                f"migration {migration.name} of the event broker differs from {name} as it was applied to this "
+                "database: restore the file, and put the change into a new migration"
+            )
+    return known[len(applied) :]
+
+
+if __name__ == "__main__":
+    sys.stdout.write(script())

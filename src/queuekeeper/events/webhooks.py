@@ -1,0 +1,180 @@
+"""Handlers that post deliveries to a web address; when they come again is the consumer's business.
+
+A request is what clients written for PGMB send: a JSON object of items, compressed when it is large, with a key that is
+the same at every attempt, and signed as Standard Webhooks wants it when there is a secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import hashlib
+import hmac
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http import HTTPStatus
+from typing import Self
+
+import httpx
+import orjson
+
+from queuekeeper.clock import Clock, system_clock
+from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from queuekeeper.events.model import Delivery, Rejected, check_count, check_seconds
+
+RETRIES_S = (300.0, 1_800.0)
+"""Seconds before each retry that suit most receivers: ``consumer.handle(webhook, retries_s=RETRIES_S, ...)``."""
+
+SECRET_PREFIX = "whsec_"  # noqa: S105 - a mark in front of secrets
+KEY_DIGITS = 16
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class WebhookRules:
+    """How requests are made.
+
+    :param timeout_s: time in which the receiver must take the connection, a part of the request, or answer.
+    :param headers: sent with every request, in place of ours of the same name.
+    :param secret: base64, with or without ``whsec_`` in front; requests are signed with it.
+    :param gzip_from_bytes: size from which a body is compressed.
+    :raises UsageError: when a number is out of range or the secret is none.
+    """
+
+    timeout_s: float = 5.0
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    secret: str | None = field(default=None, repr=False)
+    gzip_from_bytes: int = 1_024
+
+    def __post_init__(self) -> None:
+        check_seconds("timeout_s", self.timeout_s)
+        check_count("gzip_from_bytes", self.gzip_from_bytes, 2**30)
+        if self.secret is not None:
+            _key(self.secret)
+
+
+class _Requests:
+    """Makes requests of deliveries and sense of answers; sending is done by its heirs.
+
+    :param url: where to; credentials in it are never shown.
+    :param clock: for the time that is signed.
+    :raises UsageError: when it is no address of a web server.
+    """
+
+    def __init__(self, url: str, *, rules: WebhookRules | None = None, clock: Clock = system_clock) -> None:
+        self._rules = rules or WebhookRules()
+        self._clock = clock
+        try:
+            self._url = httpx.URL(url)
+        except httpx.InvalidURL:
+            self._url = httpx.URL()
+        if self._url.scheme not in {"http", "https"} or not self._url.host:
+            raise UsageError("the address of a webhook must look like https://host/path")
+
+    def _request(self, delivery: Delivery) -> httpx.Request:
+        body = orjson.dumps(
+            {"items": [{"id": event.id, "payload": event.payload, "topic": event.topic} for event in delivery.events]}
+        )
+        key = hashlib.sha256("".join(event.id for event in delivery.events).encode()).hexdigest()[:KEY_DIGITS]
+        headers = httpx.Headers({"content-type": "application/json", "idempotency-key": key})
+        if self._rules.secret is not None:
+            # The receiver checks what it has unpacked.
+            signed_at_s = self._clock() // 1_000
+            signed = hmac.digest(_key(self._rules.secret), f"{key}.{signed_at_s}.".encode() + body, "sha256")
+            headers["webhook-id"] = key
+            headers["webhook-timestamp"] = str(signed_at_s)
+            headers["webhook-signature"] = f"v1,{base64.b64encode(signed).decode()}"
+        if len(body) >= self._rules.gzip_from_bytes:
+            body = gzip.compress(body, mtime=0)
+            headers["content-encoding"] = "gzip"
+        headers.update(self._rules.headers)
+        return httpx.Request("POST", self._url, headers=headers, content=body, extensions=self._timeouts())
+
+    def _timeouts(self) -> dict[str, dict[str, float | None]]:
+        return {"timeout": httpx.Timeout(self._rules.timeout_s).as_dict()}
+
+    @contextmanager
+    def _errors(self) -> Iterator[None]:
+        """Say what has failed, and where; the path may hold a secret."""
+        try:
+            yield
+        except httpx.TransportError as error:
+            raise ServerUnavailable(
+                f"webhook at {self._url.host} cannot be reached: {type(error).__name__} {error}".rstrip()
+            ) from None
+
+    def _judge(self, status: int) -> None:
+        if status == HTTPStatus.UNPROCESSABLE_ENTITY:
+            raise Rejected(f"webhook at {self._url.host} answered {status}: it will never take these events")
+        if not HTTPStatus(200) <= status < HTTPStatus(300):
+            raise RefusedError(f"webhook at {self._url.host} answered {status}")
+
+
+class Webhook(_Requests):
+    """Posts deliveries, for :class:`~queuekeeper.events.consumer.EventConsumer`.
+
+    An answer of 422 rejects the events, so that they become dead letters at once; any other that is not 2xx, also one
+    that points elsewhere, is a failure.
+    """
+
+    def __init__(self, url: str, *, rules: WebhookRules | None = None, clock: Clock = system_clock) -> None:
+        super().__init__(url, rules=rules, clock=clock)
+        self._client = httpx.Client()
+
+    def __call__(self, delivery: Delivery) -> None:
+        """Post a delivery.
+
+        :raises Rejected: when the receiver will never take it.
+        :raises RefusedError: when it does not take it now.
+        """
+        with self._errors():
+            # What the answer says is not read.
+            answer = self._client.send(self._request(delivery), stream=True)
+            answer.close()
+        self._judge(answer.status_code)
+
+    def close(self) -> None:
+        """Give connections back."""
+        self._client.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+class AsyncWebhook(_Requests):
+    """The same for :class:`~queuekeeper.events.consumer.AsyncEventConsumer`."""
+
+    def __init__(self, url: str, *, rules: WebhookRules | None = None, clock: Clock = system_clock) -> None:
+        super().__init__(url, rules=rules, clock=clock)
+        self._client = httpx.AsyncClient()
+
+    async def __call__(self, delivery: Delivery) -> None:
+        """Post a delivery, as :meth:`Webhook.__call__` does."""
+        with self._errors():
+            answer = await self._client.send(self._request(delivery), stream=True)
+            await answer.aclose()
+        self._judge(answer.status_code)
+
+    async def close(self) -> None:
+        """Give connections back."""
+        await self._client.aclose()
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
+def _key(secret: str) -> bytes:
+    try:
+        key = base64.b64decode(secret.removeprefix(SECRET_PREFIX), validate=True)
+    except (binascii.Error, ValueError):
+        key = b""
+    if not key:
+        raise UsageError("the secret of a webhook must be base64, with or without whsec_ in front")
+    return key

@@ -1,0 +1,849 @@
+"""Consuming a fan-out queue with handlers: claiming, renewing leases, settling, waiting; storing is the queues'.
+
+The work is one operation (:class:`Consumption`). :class:`FanoutConsumer` runs it in a thread and handlers in others,
+:class:`AsyncFanoutConsumer` in the event loop. Any number of both, in any number of processes, may share a consumer's
+name: each message is one's at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import queue as queues_of_threads
+import random
+import threading
+import time
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Self
+
+from queuekeeper.compacted.pause import check_seconds, pause_s
+from queuekeeper.errors import MembershipChanged, RefusedError, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.fanout.handlers import Attempt, Failed, Handler, Middleware, Work
+from queuekeeper.fanout.model import (
+    DEFAULT_MAX_STALLS,
+    MAX_CLAIM,
+    MAX_MS,
+    SUSPECT_STALLS,
+    ConsumerOptions,
+    FanoutMessage,
+    Outcome,
+    Registration,
+    Start,
+    check_consumer,
+    check_integer,
+    check_queue,
+)
+from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
+from queuekeeper.fanout.store import DEFAULT_LEASE_MS, FanoutStore
+from queuekeeper.operation import Operation, awaited, blocking
+
+LISTEN_S = 0.5
+"""How long a thread listens at a time before it looks whether it shall end."""
+
+DEAF_S = 1.0
+"""How long nobody listens after the connection for it was lost."""
+
+TOUCH_S = 30.0
+"""How long a consumer that claims nothing lets pass between two signs of life at most."""
+
+LEAST_TOUCH_S = 0.1
+"""The same at least, however soon its queue takes it for dead."""
+
+REGISTER_S = 5.0
+"""How long a consumer that a full server has not registered lets pass before it asks again."""
+
+END_S = 5.0
+"""How long the end may take, once handlers have had their time."""
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorkRules:
+    """How a consumer works.
+
+    :param workers: messages that are worked on at once.
+    :param prefetch: messages that are claimed ahead. Others of the name do not get them; calls of the server are saved.
+    :param lease_ms: time after which a message goes to another when this process has died. It is renewed at its half,
+        however long a handler works.
+    :param max_stalls: a message whose lease has run out more often becomes a dead letter. One whose lease has run out
+        twice is worked on while nothing else is, so that it takes no others along.
+    :param look_s: a wake-up that got lost with a process or a connection costs so much time at most.
+    :param grace_s: how long a stop waits for handlers at work.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    workers: int = 8
+    prefetch: int = 0
+    lease_ms: int = DEFAULT_LEASE_MS
+    max_stalls: int = DEFAULT_MAX_STALLS
+    look_s: float = 5.0
+    grace_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        check_integer("workers", self.workers, 1, MAX_CLAIM)
+        check_integer("prefetch", self.prefetch, 0, MAX_CLAIM)
+        check_integer("lease_ms", self.lease_ms, 2, MAX_MS)
+        check_integer("max_stalls", self.max_stalls, 0, 1_000_000)
+        check_seconds("look_s", self.look_s, least=0.01)
+        check_seconds("grace_s", self.grace_s, least=0)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stop:
+    """Told to end in good order."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Ended:
+    """Told when a handler's attempt has ended or, without a message, when somebody has listened.
+
+    :param result: what came of it.
+    :param error: what it raised instead.
+    """
+
+    held: _Held | None
+    result: Any = None
+    error: BaseException | None = None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Wait:
+    """Step: wait until something is told, or time is up; the answer is all that was told, in order."""
+
+    timeout_s: float
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Begin:
+    """Step: have a handler work on a message; the answer is none, and :class:`_Ended` is told when it ends."""
+
+    held: _Held
+    attempt: Attempt
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Listen:
+    """Step: wait for a wake-up beside the operation; :class:`_Ended` is told, with whether one came."""
+
+    timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """Step: end handlers that are at work; the answer is whether that can be done."""
+
+
+@dataclass(eq=False, kw_only=True, slots=True)
+class _Held:
+    """A message under lease.
+
+    :param renew_at_s: when half of the lease is over.
+    """
+
+    message: FanoutMessage
+    token: str
+    renew_at_s: float
+
+
+class Consumption:
+    """What a consumer does, as an operation.
+
+    :ivar registration: what registering did; none before, and when it was left to others.
+    :param began: called when it is registered.
+    :param now_s: a clock that never goes back.
+    """
+
+    def __init__(
+        self,
+        operations: FanoutStore,
+        queue: str,
+        work: Handler | Work,
+        *,
+        consumer: str,
+        rules: WorkRules | None,
+        options: ConsumerOptions | None,
+        start: Start,
+        register: bool,
+        middleware: Sequence[Middleware],
+        draw: Callable[[], float],
+        began: Callable[[], None],
+        now_s: Callable[[], float],
+    ) -> None:
+        check_queue(queue)
+        check_consumer(consumer)
+        self.queue = queue
+        self.consumer = consumer
+        self.rules = rules or WorkRules()
+        self.registration: Registration | None = None
+        self._operations = operations
+        self._handler = work if isinstance(work, Handler) else Handler(work=work)
+        self._options = options
+        self._start_from = start
+        self._registers = register
+        self._middleware = tuple(middleware)
+        self._draw = draw
+        self._began = began
+        self._now_s = now_s
+        # Each message that is held is in one of these.
+        self._waiting: deque[_Held] = deque()
+        self._busy: set[_Held] = set()
+        self._ended: dict[_Held, _Ended] = {}
+        self._surplus: list[_Held] = []
+        # A wake-up was taken and nothing claimed since; somebody else may have to hear of it.
+        self._woken = self._listening = False
+        self._look_at_s = self._listen_at_s = self._touch_at_s = now_s()
+        self._touch_s = TOUCH_S
+        self._register_at_s = float("inf")
+        self._stop_at_s: float | None = None
+        self._failure: Exception | None = None
+        self._give_up_at_s = 0.0
+        self._has_cut = self._over = False
+
+    @property
+    def late(self) -> bool:
+        """Whether handlers still work."""
+        return bool(self._busy)
+
+    def run(self) -> Operation[None]:
+        """Serve until told to stop, or an error that no patience cures; what handlers are at is ended then, too.
+
+        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
+        :raises UnknownConsumer: when somebody has unregistered it.
+        """
+        yield from self._take_place()
+        self._began()
+        attempt = 0
+        while not self._over:
+            try:
+                yield from self._turn()
+            except Exception as error:
+                if not isinstance(error, ServerUnavailable | MembershipChanged):
+                    if self._failure is None:
+                        self._fail_with(error)
+                        continue
+                    self._over = not self._busy
+                # What a reply that was lost has leased comes again when its lease is over.
+                until_s = self._now_s() + pause_s(attempt)
+                attempt += 1
+                _log.warning("consumer %r of %r: %s; it tries again", self.consumer, self.queue, error)
+                while not self._over and not self._is_late() and self._now_s() < until_s:
+                    yield from self._hear(until_s)
+            else:
+                attempt = 0
+                yield from self._hear(self._wake_at_s())
+            if self._is_late():
+                self._over = True
+        left = len(self._waiting) + len(self._busy) + len(self._ended) + len(self._surplus)
+        if left:
+            _log.warning(
+                "consumer %r of %r ended with %d messages; they come again when their leases are over",
+                *(self.consumer, self.queue, left),
+            )
+        if self._failure is not None:
+            raise self._failure
+
+    def _fail_with(self, error: Exception) -> None:
+        """Begin to end because of an error."""
+        _log.error("consumer %r of %r ends: %s", self.consumer, self.queue, error)
+        self._failure = error
+        self._give_up_at_s = self._now_s() + END_S
+        if self._stop_at_s is None:
+            self._stop_at_s = self._now_s() + self.rules.grace_s
+
+    def _take_place(self) -> Operation[None]:
+        """Register, or make sure that somebody has, to the end."""
+        if self._registers:
+            yield from self._register()
+        if self.registration is None:
+            yield from self._operations.touch(self.queue, consumer=self.consumer)
+        if not self._registers:
+            yield from self._register()
+
+    def _register(self) -> Operation[None]:
+        """Register, or end what somebody else may have left half done; now or later.
+
+        One that is registered is what a full server needs, and it refuses to register anybody. It may have refused when
+        the consumer was a member and had not been given all of what was there before; until then it gets nothing.
+        """
+        try:
+            if self._registers:
+                self.registration = yield from self._operations.register(
+                    self.queue, consumer=self.consumer, options=self._options, start=self._start_from
+                )
+            else:
+                yield from self._operations.adopt(self.queue, consumer=self.consumer)
+        except StoreFull as error:
+            self._register_at_s = self._now_s() + REGISTER_S
+            _log.warning("consumer %r of %r is not wholly registered yet: %s", self.consumer, self.queue, error)
+        else:
+            self._register_at_s = float("inf")
+            self._look_at_s = self._now_s()
+            idle_expiry_ms = None if self.registration is None else self.registration.options.idle_expiry_ms
+            if idle_expiry_ms is not None:
+                self._touch_s = min(TOUCH_S, max(LEAST_TOUCH_S, idle_expiry_ms / 3_000))
+
+    def _is_late(self) -> bool:
+        return self._stop_at_s is not None and self._now_s() >= self._end_at_s(self._stop_at_s)
+
+    def _end_at_s(self, stop_at_s: float) -> float:
+        """Return when to end, whatever the server has not answered."""
+        return stop_at_s + END_S if self._busy else self._give_up_at_s
+
+    def _turn(self) -> Operation[None]:
+        yield from self._settle()
+        yield from self._renew()
+        yield from self._give_back()
+        if self._stop_at_s is not None:
+            yield from self._wind_up(self._stop_at_s)
+            return
+        yield from self._start_work()
+        if self._now_s() >= self._register_at_s:
+            # Whoever has unregistered it since then does not want it back.
+            yield from self._operations.touch(self.queue, consumer=self.consumer)
+            yield from self._register()
+        if self._room > 0:
+            if self._woken or self._now_s() >= self._look_at_s:
+                yield from self._claim()
+        elif self._woken:
+            yield from self._pass_on()
+        if self._now_s() >= self._touch_at_s:
+            yield from self._operations.touch(self.queue, consumer=self.consumer)
+            self._touch_at_s = self._now_s() + self._touch_s
+        yield from self._start_work()
+        quiet_s = self._look_at_s - self._now_s()
+        if self._room > 0 and quiet_s > 0 and not self._listening and self._now_s() >= self._listen_at_s:
+            self._listening = True
+            yield _Listen(timeout_s=quiet_s)
+
+    def _start_work(self) -> Operation[None]:
+        while self._waiting and len(self._busy) < self.rules.workers:
+            if self._busy and self._is_suspect(self._waiting[0]):
+                break
+            held = self._waiting.popleft()
+            self._busy.add(held)
+            attempt = Attempt(
+                self._handler, held.message, middleware=self._middleware, draw=self._draw, now_s=self._now_s
+            )
+            yield _Begin(held=held, attempt=attempt)
+
+    def _is_suspect(self, held: _Held) -> bool:
+        """Tell whether a message may be what ends its workers; it is claimed alone."""
+        return held.message.stalls >= max(1, min(SUSPECT_STALLS, self.rules.max_stalls))
+
+    @property
+    def _room(self) -> int:
+        if any(map(self._is_suspect, (*self._waiting, *self._busy))):
+            return 0
+        return self.rules.workers + self.rules.prefetch - len(self._waiting) - len(self._busy)
+
+    def _wake_at_s(self) -> float:
+        """Return when there is something to do though nothing has happened."""
+        instants = [held.renew_at_s for held in (*self._busy, *self._waiting)]
+        if self._stop_at_s is not None:
+            is_grace = self._busy and self._now_s() < self._stop_at_s
+            instants.append(self._stop_at_s if is_grace else self._end_at_s(self._stop_at_s))
+        elif self._room > 0:
+            instants.append(self._look_at_s)
+            if not self._listening:
+                instants.append(max(self._listen_at_s, self._now_s()))
+        if self._stop_at_s is None:
+            instants += [self._touch_at_s, self._register_at_s]
+        return min(instants)
+
+    def _hear(self, until_s: float) -> Operation[None]:
+        """Wait for something to happen."""
+        if self._over:
+            return
+        told = yield _Wait(timeout_s=max(0.0, until_s - self._now_s()))
+        if told:
+            self._give_up_at_s = self._now_s() + END_S
+        for message in told:
+            if isinstance(message, _Stop):
+                if self._stop_at_s is None:
+                    self._stop_at_s = self._now_s() + self.rules.grace_s
+            elif message.held is None:
+                self._listening = False
+                if message.error is not None:
+                    # A wake-up may have been lost with the connection.
+                    self._listen_at_s = self._now_s() + DEAF_S
+                self._woken = self._woken or message.error is not None or message.result
+            else:
+                self._busy.discard(message.held)
+                self._ended[message.held] = message
+
+    # Messages.
+
+    def _claim(self) -> Operation[None]:
+        asked = min(self._room, MAX_CLAIM)
+        sent_s = self._now_s()
+        claimed = yield from self._operations.claim(
+            self.queue,
+            consumer=self.consumer,
+            count=asked,
+            lease_ms=self.rules.lease_ms,
+            max_stalls=self.rules.max_stalls,
+        )
+        self._woken = False
+        self._touch_at_s = sent_s + self._touch_s
+        renew_at_s = sent_s + self.rules.lease_ms / 2_000
+        self._waiting.extend(
+            _Held(message=message, token=claimed.token, renew_at_s=renew_at_s) for message in claimed.messages
+        )
+        quiet_s = self.rules.look_s
+        if claimed.more or len(claimed.messages) == asked:
+            quiet_s = 0.0
+        elif claimed.wait_until_ms is not None:
+            # By the server's clock it is now a lease before the deadline.
+            due_ms = claimed.wait_until_ms - (claimed.deadline_ms - self.rules.lease_ms)
+            quiet_s = min(quiet_s, max(0.001, due_ms / 1_000))
+        self._look_at_s = self._now_s() + quiet_s
+
+    def _pass_on(self) -> Operation[None]:
+        """Wake another of the name, since there is no room here: what is given back wakes whoever listens."""
+        claimed = yield from self._operations.claim(
+            self.queue, consumer=self.consumer, lease_ms=self.rules.lease_ms, max_stalls=self.rules.max_stalls
+        )
+        self._woken = False
+        self._look_at_s = self._now_s()
+        self._surplus += [
+            _Held(message=message, token=claimed.token, renew_at_s=float("inf")) for message in claimed.messages
+        ]
+        yield from self._give_back()
+
+    def _give_back(self) -> Operation[None]:
+        """Return what there is no room for; what the server does not answer is told again."""
+        yield from self._return(self._surplus)
+        self._surplus.clear()
+
+    def _settle(self) -> Operation[None]:
+        """Tell the server what has become of messages; what it does not answer is told again."""
+        done: dict[str, list[_Held]] = {}
+        for held, ended in self._ended.items():
+            if ended.error is None and ended.result is None:
+                done.setdefault(held.token, []).append(held)
+        for token, group in done.items():
+            report = yield from self._operations.ack(
+                self.queue, consumer=self.consumer, token=token, ids=[held.message.id for held in group]
+            )
+            if report.stale:
+                self._note_lost(report.stale)
+            for held in group:
+                del self._ended[held]
+            # The next one of an ordered consumer's lane can be claimed.
+            self._look_at_s = self._now_s()
+        for held, ended in list(self._ended.items()):
+            # One that was not cut off here has let a cancellation of its own out, and would do so again.
+            if self._has_cut and isinstance(ended.error, asyncio.CancelledError):
+                yield from self._return([held])
+            else:
+                yield from self._fail(held, ended)
+            del self._ended[held]
+
+    def _fail(self, held: _Held, ended: _Ended) -> Operation[None]:
+        failed = ended.result
+        if not isinstance(failed, Failed):
+            assert ended.error is not None
+            _log.warning(
+                "message %d of %r for %r: attempt %d ended with %r",
+                *(held.message.id, self.queue, self.consumer, held.message.attempt, ended.error),
+            )
+            failed = self._handler.rules.judge(held.message, ended.error, draw=self._draw)
+        report = yield from self._operations.nack(
+            self.queue,
+            consumer=self.consumer,
+            token=held.token,
+            message_id=held.message.id,
+            delay_ms=failed.delay_ms,
+            max_attempts=failed.max_attempts,
+            reason=failed.reason,
+        )
+        if report.outcome is Outcome.STALE:
+            self._note_lost(1)
+        delay_s = 0.0 if report.due_ms is None else failed.delay_ms / 1_000
+        self._look_at_s = min(self._look_at_s, self._now_s() + delay_s)
+
+    def _renew(self) -> Operation[None]:
+        now_s = self._now_s()
+        due = {held.token for held in (*self._waiting, *self._busy) if now_s >= held.renew_at_s}
+        for token in due:
+            group = [held for held in (*self._waiting, *self._busy) if held.token == token]
+            sent_s = self._now_s()
+            report = yield from self._operations.extend(
+                self.queue,
+                consumer=self.consumer,
+                token=token,
+                ids=[held.message.id for held in group],
+                lease_ms=self.rules.lease_ms,
+            )
+            stale = set(report.stale)
+            if stale:
+                self._note_lost(len(stale))
+                # They are another's now. A handler at work on one cannot know; its ack will be refused.
+                self._waiting = deque(
+                    held for held in self._waiting if held.token != token or held.message.id not in stale
+                )
+            for held in group:
+                is_lost = held.message.id in stale
+                held.renew_at_s = float("inf") if is_lost else sent_s + self.rules.lease_ms / 2_000
+
+    def _wind_up(self, stop_at_s: float) -> Operation[None]:
+        """Give back what was not begun, and end when handlers have."""
+        if self._waiting:
+            yield from self._return(list(self._waiting))
+            self._waiting.clear()
+            self._woken = False
+        if self._woken and not self._listening:
+            yield from self._pass_on()
+        if self._busy and self._now_s() >= stop_at_s:
+            self._has_cut = yield _Cut()
+            self._over = not self._has_cut
+        elif not self._busy and not self._ended and (not self._listening or self._failure is not None):
+            self._over = True
+
+    def _return(self, helds: Iterable[_Held]) -> Operation[None]:
+        ids: dict[str, list[int]] = {}
+        for held in helds:
+            ids.setdefault(held.token, []).append(held.message.id)
+        for token in reversed(ids):
+            yield from self._operations.return_claimed(self.queue, consumer=self.consumer, token=token, ids=ids[token])
+
+    def _note_lost(self, count: int) -> None:
+        _log.warning(
+            "consumer %r of %r: leases of %d messages were lost; others get them, or got them",
+            *(self.consumer, self.queue, count),
+        )
+
+
+class _Threads:
+    """Threads that do what they are given, and end with the process whatever they are at; a pool would wait for them.
+
+    :param most: more than that are never needed at once.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._given: queues_of_threads.SimpleQueue[Callable[[], None] | None] = queues_of_threads.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._all: list[threading.Thread] = []
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Have one of them do it."""
+        if not self._idle.acquire(blocking=False) and len(self._all) < self._most:
+            name = f"queuekeeper-fanout_{len(self._all)}"
+            self._all.append(threading.Thread(target=self._work, name=name, daemon=True))
+            self._all[-1].start()
+        self._given.put(work)
+
+    def _work(self) -> None:
+        while (work := self._given.get()) is not None:
+            work()
+            self._idle.release()
+
+    def end(self, *, wait: bool) -> None:
+        """Let each end with what it is at.
+
+        :param wait: until all have.
+        """
+        for _ in self._all:
+            self._given.put(None)
+        for thread in self._all if wait else ():
+            thread.join()
+
+
+class FanoutConsumer:
+    """Works on a consumer's messages in threads.
+
+    ::
+
+        consumer = FanoutConsumer(queues, "orders", bill, consumer="billing")
+        consumer.run()  # until stop() is called, in another thread or by a signal
+
+    Or ``with consumer:``, which runs it in a thread until the block's end. Every message is worked on at least once;
+    what a handler returns without an error is done. A stop finishes what handlers are at and gives back the rest; one
+    that takes longer than ``rules.grace_s`` is left alone, and keeps no process from ending.
+
+    :param work: gets each message; a plain function has the default rules, others come with a :class:`Handler`.
+    :param options: with which it is registered, unless it is registered already.
+    :param start: what it gets of earlier messages when it is registered.
+    :param register: false to leave that to others; what they have left half done is ended.
+    :param middleware: looks on.
+    :param draw: chance, from 0 to 1, that spreads retries.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    def __init__(
+        self,
+        queues: FanoutQueues,
+        queue: str,
+        work: Handler | Work,
+        *,
+        consumer: str,
+        rules: WorkRules | None = None,
+        options: ConsumerOptions | None = None,
+        start: Start = Start.NEW,
+        register: bool = True,
+        middleware: Sequence[Middleware] = (),
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        function = work.work if isinstance(work, Handler) else work
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+            raise UsageError("the handler is a coroutine function: it would never run here, take AsyncFanoutConsumer")
+        self._begins = threading.Event()
+        self.operations = Consumption(
+            queues.operations,
+            queue,
+            work,
+            consumer=consumer,
+            rules=rules,
+            options=options,
+            start=start,
+            register=register,
+            middleware=middleware,
+            draw=draw,
+            began=self._begins.set,
+            now_s=time.monotonic,
+        )
+        self._queues = queues
+        # A put in a signal handler does no harm to one that it has interrupted.
+        self._told: queues_of_threads.SimpleQueue[_Stop | _Ended] = queues_of_threads.SimpleQueue()
+        self._threads: _Threads | None = None
+        self._stopped = self._runs = False
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+
+    @property
+    def registration(self) -> Registration | None:
+        """What registering did; none before, and when it was left to others."""
+        return self.operations.registration
+
+    def answer(self, step: Any) -> Any:
+        """Carry out a step."""
+        if isinstance(step, _Wait):
+            return self._wait(step.timeout_s)
+        if isinstance(step, _Begin | _Listen):
+            assert self._threads is not None
+            if isinstance(step, _Begin):
+                self._threads.begin(partial(self._tell_end, step.held, step.attempt.run))
+            else:
+                self._threads.begin(partial(self._tell_end, None, partial(self._listen, step.timeout_s)))
+            return None
+        if isinstance(step, _Cut):
+            return False
+        return self._queues.answer(step)
+
+    def _wait(self, timeout_s: float) -> list[_Stop | _Ended]:
+        told = []
+        with suppress(queues_of_threads.Empty):
+            told.append(self._told.get(timeout=timeout_s))
+            while True:
+                told.append(self._told.get_nowait())
+        return told
+
+    def _tell_end(self, held: _Held | None, work: Callable[[], Any]) -> None:
+        try:
+            result = work()
+        except BaseException as error:
+            self._told.put(_Ended(held=held, error=error))
+        else:
+            self._told.put(_Ended(held=held, result=result))
+
+    def _listen(self, timeout_s: float) -> bool:
+        give_up_at_s = time.monotonic() + timeout_s
+        state = self.operations
+        while not self._stopped and (left_s := give_up_at_s - time.monotonic()) > 0:
+            if self._queues.await_wake(state.queue, consumer=state.consumer, timeout_s=min(LISTEN_S, left_s)):
+                return True
+        return False
+
+    def run(self) -> None:
+        """Work on messages until :meth:`stop`.
+
+        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
+        :raises UnknownConsumer: when it is not registered any more.
+        :raises RefusedError: when the consumer has run before.
+        """
+        self._take_up()
+        self._work()
+
+    def _take_up(self) -> None:
+        if self._runs:
+            raise RefusedError("a consumer runs once: make another one")
+        self._runs = True
+        # One of the threads listens.
+        self._threads = _Threads(self.operations.rules.workers + 1)
+
+    def _work(self) -> None:
+        assert self._threads is not None
+        try:
+            self._consume()
+        finally:
+            self._stopped = True
+            # A handler that has had its time may never end.
+            self._threads.end(wait=not self.operations.late)
+
+    _consume = blocking(Consumption.run)
+
+    def stop(self) -> None:
+        """End it in good order; may be called in another thread and in a signal handler."""
+        self._stopped = True
+        self._told.put(_Stop())
+
+    def __enter__(self) -> Self:
+        self._take_up()
+        self._thread = threading.Thread(target=self._work_in_thread, name="queuekeeper-fanout")
+        self._thread.start()
+        self._begins.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+        return self
+
+    def _work_in_thread(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._begins.set()
+
+    def __exit__(self, *_: object) -> None:
+        assert self._thread is not None
+        self.stop()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
+
+
+class AsyncFanoutConsumer:
+    """The same for asyncio: the handler is a coroutine function, and all of it runs in one event loop.
+
+    A handler that is still at work when a stop has waited for long enough is cancelled, and its message given back; one
+    that does not end then is left alone.
+    """
+
+    def __init__(
+        self,
+        queues: AsyncFanoutQueues,
+        queue: str,
+        work: Handler | Callable[[FanoutMessage], Awaitable[Any]],
+        *,
+        consumer: str,
+        rules: WorkRules | None = None,
+        options: ConsumerOptions | None = None,
+        start: Start = Start.NEW,
+        register: bool = True,
+        middleware: Sequence[Middleware] = (),
+        draw: Callable[[], float] = random.random,
+    ) -> None:
+        self._begins = asyncio.Event()
+        self.operations = Consumption(
+            queues.operations,
+            queue,
+            work,
+            consumer=consumer,
+            rules=rules,
+            options=options,
+            start=start,
+            register=register,
+            middleware=middleware,
+            draw=draw,
+            began=self._begins.set,
+            now_s=time.monotonic,
+        )
+        self._queues = queues
+        self._told: deque[_Stop | _Ended] = deque()
+        self._bell = asyncio.Event()
+        self._handlers: set[asyncio.Future[Any]] = set()
+        self._listener: asyncio.Future[bool] | None = None
+        self._stopped = self._runs = False
+        self._task: asyncio.Task[None] | None = None
+
+    @property
+    def registration(self) -> Registration | None:
+        """What registering did; none before, and when it was left to others."""
+        return self.operations.registration
+
+    async def answer(self, step: Any) -> Any:
+        """Carry out a step."""
+        if isinstance(step, _Wait):
+            with suppress(TimeoutError):
+                async with asyncio.timeout(step.timeout_s):
+                    await self._bell.wait()
+            self._bell.clear()
+            told = list(self._told)
+            self._told.clear()
+            return told
+        if isinstance(step, _Begin):
+            task = asyncio.ensure_future(step.attempt.run_async())
+            self._handlers.add(task)
+            task.add_done_callback(self._handlers.discard)
+            self._tell_end_of(task, step.held)
+            return None
+        if isinstance(step, _Listen):
+            state = self.operations
+            self._listener = asyncio.ensure_future(
+                self._queues.await_wake(state.queue, consumer=state.consumer, timeout_s=step.timeout_s)
+            )
+            self._tell_end_of(self._listener, None)
+            if self._stopped:
+                self._listener.cancel()
+            return None
+        if isinstance(step, _Cut):
+            for handler in self._handlers:
+                handler.cancel()
+            return True
+        return await self._queues.answer(step)
+
+    def _tell_end_of(self, task: asyncio.Future[Any], held: _Held | None) -> None:
+        def tell(ended: asyncio.Future[Any]) -> None:
+            error = asyncio.CancelledError() if ended.cancelled() else ended.exception()
+            self._tell(_Ended(held=held, error=error, result=None if error is not None else ended.result()))
+
+        task.add_done_callback(tell)
+
+    def _tell(self, message: _Stop | _Ended) -> None:
+        self._told.append(message)
+        self._bell.set()
+
+    async def run(self) -> None:
+        """Work on messages until :meth:`stop`, as :meth:`FanoutConsumer.run` does; a cancellation ends it at once."""
+        if self._runs:
+            raise RefusedError("a consumer runs once: make another one")
+        self._runs = True
+        try:
+            await self._consume()
+        finally:
+            tasks = [*self._handlers, *([self._listener] if self._listener is not None else [])]
+            for task in tasks:
+                task.cancel()
+            if tasks:
+                # A handler may do without its cancellation.
+                await asyncio.wait(tasks, timeout=END_S)
+
+    _consume = awaited(Consumption.run)
+
+    def stop(self) -> None:
+        """End it in good order."""
+        self._stopped = True
+        if self._listener is not None:
+            self._listener.cancel()
+        self._tell(_Stop())
+
+    async def __aenter__(self) -> Self:
+        self._task = asyncio.create_task(self.run())
+        self._task.add_done_callback(lambda _: self._begins.set())
+        await self._begins.wait()
+        if self._task.done():
+            await self._task
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._task is not None
+        self.stop()
+        await self._task

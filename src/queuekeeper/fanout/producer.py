@@ -1,0 +1,271 @@
+"""Publishing so that a message whose answer was lost is sent again and is one message; storing is the queues'.
+
+Every message that has no deduplication id gets one, so that the queue knows it again. How batches of many tasks gather
+is the business of ``batches``.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from types import TracebackType
+from typing import Any, Self
+
+from queuekeeper.batches import Batches
+from queuekeeper.compacted.pause import Pause, check_seconds, pause_s
+from queuekeeper.errors import (
+    MembershipChanged,
+    QueuekeeperError,
+    ServerUnavailable,
+    StoreFull,
+    UnknownConsumer,
+    UnknownQueue,
+)
+from queuekeeper.fanout.model import (
+    MAX_MS,
+    NewMessage,
+    PublishReport,
+    check_consumer,
+    check_integer,
+    check_queue,
+)
+from queuekeeper.fanout.operations import BYTES_PER_CALL, MESSAGES_PER_CALL
+from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
+from queuekeeper.fanout.records import json_message
+from queuekeeper.fanout.store import FanoutStore
+from queuekeeper.operation import Operation, awaited, blocking
+
+MAX_PENDING = 10_000
+RETRY_FOR_S = 30.0
+
+REMEMBERED_MS = 600_000
+"""How long a message's name is remembered that was made up here, behind the time for which it may be repeated.
+
+Nobody else knows the name, and a call that is under way ends long before.
+"""
+
+
+def _new_id() -> str:
+    return uuid.uuid4().hex
+
+
+class Deliveries:
+    """Names messages and repeats those whose answer was lost; what producers of both kinds share.
+
+    :param new_id: makes up deduplication ids.
+    """
+
+    def __init__(
+        self,
+        operations: FanoutStore,
+        *,
+        retry_for_s: float,
+        new_id: Callable[[], str],
+        now_s: Callable[[], float],
+    ) -> None:
+        check_seconds("retry_for_s", retry_for_s, least=0)
+        self._operations = operations
+        self._retry_for_s = retry_for_s
+        self._new_id = new_id
+        self._now_s = now_s
+
+    def named(self, message: NewMessage) -> NewMessage:
+        """Return a message that the queue knows again."""
+        if message.deduplication_id is not None:
+            return message
+        remembered_ms = int(min(MAX_MS, REMEMBERED_MS + 1_000 * self._retry_for_s))
+        return replace(message, deduplication_id=self._new_id(), deduplication_ms=remembered_ms)
+
+    def publish(
+        self, queue: str, messages: Sequence[NewMessage], *, to: str | None = None
+    ) -> Operation[list[PublishReport]]:
+        """Publish messages in order, however often that has to be asked for; see ``store.FanoutStore.publish``."""
+        named = [self.named(message) for message in messages]
+        reports = yield from self.deliver(queue, named, to=to)
+        return [
+            _as_asked(report, message) if report.error is None else report
+            for report, message in zip(reports, messages, strict=True)
+        ]
+
+    def deliver(self, queue: str, named: Sequence[NewMessage], *, to: str | None) -> Operation[list[PublishReport]]:
+        """Publish messages that have a name."""
+        reports: list[PublishReport] = []
+        give_up_at_s = self._now_s() + self._retry_for_s
+        attempt = 0
+        # Set while nobody knows whether the next message was published.
+        lost: ServerUnavailable | None = None
+        while len(reports) < len(named):
+            error: QueuekeeperError | None
+            try:
+                found = yield from self._operations.publish(queue, named[len(reports) :], to=to)
+            except QueuekeeperError as raised:
+                error = raised
+            else:
+                published = [report for report in found if report.error is None]
+                reports += published
+                lost = None if published else lost
+                error = next((report.error for report in found if report.error is not None), None)
+            if error is None:
+                continue
+            lost = error if isinstance(error, ServerUnavailable) else lost
+            # A server without memory does not say whether it has the message already, and a queue whose members have
+            # changed does not look.
+            is_open = isinstance(error, ServerUnavailable | StoreFull | MembershipChanged)
+            is_gone = isinstance(error, UnknownConsumer | UnknownQueue)
+            wait_s = pause_s(attempt)
+            if lost is None or not is_open or self._now_s() + wait_s > give_up_at_s:
+                final = lost if lost is not None and (is_open or is_gone) else error
+                if not reports:
+                    raise final
+                return [*reports, *[PublishReport(error=final)] * (len(named) - len(reports))]
+            yield Pause(wait_s)
+            attempt += 1
+        return reports
+
+
+def _as_asked(report: PublishReport, asked: NewMessage) -> PublishReport:
+    """Return a report without what repetitions of ours have done to it."""
+    return report if asked.deduplication_id is not None else replace(report, duplicate=False)
+
+
+class FanoutProducer:
+    """Publishes for blocking callers; threads may share it.
+
+    The queue remembers deduplication ids, which costs memory: those that are made up here for ten minutes longer than
+    repetitions go on, others for as long as its options say.
+
+    :param retry_for_s: how long a publish is repeated whose answer was lost, before its error is raised.
+    :param new_id: makes up deduplication ids; no two producers may make up the same.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    def __init__(
+        self, queues: FanoutQueues, *, retry_for_s: float = RETRY_FOR_S, new_id: Callable[[], str] = _new_id
+    ) -> None:
+        self.operations = Deliveries(queues.operations, retry_for_s=retry_for_s, new_id=new_id, now_s=time.monotonic)
+        self._queues = queues
+
+    def answer(self, step: Any) -> Any:
+        """Carry out a step."""
+        if isinstance(step, Pause):
+            time.sleep(step.seconds)
+            return None
+        return self._queues.answer(step)
+
+    def publish(self, queue: str, message: NewMessage, *, to: str | None = None) -> PublishReport:
+        """Publish a message to all consumers or to one; errors are those of :meth:`publish_many`."""
+        return self.publish_many(queue, [message], to=to)[0]
+
+    def publish_json(self, queue: str, value: Any, *, to: str | None = None, **fields: Any) -> PublishReport:
+        """Publish a value as JSON.
+
+        :param fields: the other fields of :class:`~queuekeeper.fanout.model.NewMessage`.
+        """
+        return self.publish(queue, json_message(value, **fields), to=to)
+
+    publish_many = blocking(Deliveries.publish)
+
+
+class AsyncFanoutProducer:
+    """Publishes for many tasks; to be used in one event loop, best with ``async with``.
+
+    What arrives together is published together, in the order in which ``publish`` was called.
+
+    :param retry_for_s: as of :class:`FanoutProducer`, and ``new_id`` too.
+    :param max_pending: messages accepted and not yet published; further calls wait until there is room.
+    :param max_queues: queues with a batch under way at once; the others wait for their turn.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    def __init__(
+        self,
+        queues: AsyncFanoutQueues,
+        *,
+        retry_for_s: float = RETRY_FOR_S,
+        new_id: Callable[[], str] = _new_id,
+        max_pending: int = MAX_PENDING,
+        max_queues: int = 1_000,
+    ) -> None:
+        check_integer("max_pending", max_pending, 1, 10_000_000)
+        check_integer("max_queues", max_queues, 1, 1_000_000)
+        self.operations = Deliveries(queues.operations, retry_for_s=retry_for_s, new_id=new_id, now_s=time.monotonic)
+        self._queues = queues
+        self._batches: Batches[tuple[str, str | None], NewMessage, PublishReport] = Batches(
+            self._store,
+            size=lambda message: len(message.body),
+            most=MESSAGES_PER_CALL,
+            most_bytes=BYTES_PER_CALL,
+            max_pending=max_pending,
+            max_queues=max_queues,
+        )
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def answer(self, step: Any) -> Any:
+        """Carry out a step."""
+        if isinstance(step, Pause):
+            return await asyncio.sleep(step.seconds)
+        return await self._queues.answer(step)
+
+    async def publish(self, queue: str, message: NewMessage, *, to: str | None = None) -> PublishReport:
+        """Publish a message and return when it is published; what is wrong with others does not touch it.
+
+        A call that is cancelled takes its message back if it has not been sent yet.
+
+        :raises RefusedError: when the producer is closed; else errors are those of
+            :meth:`FanoutProducer.publish_many`.
+        """
+        check_queue(queue)
+        if to is not None:
+            check_consumer(to)
+        report = await self._batches.put((queue, to), self.operations.named(message))
+        return _as_asked(report, message)
+
+    async def publish_json(self, queue: str, value: Any, *, to: str | None = None, **fields: Any) -> PublishReport:
+        """Publish a value as JSON, as :meth:`FanoutProducer.publish_json` does."""
+        return await self.publish(queue, json_message(value, **fields), to=to)
+
+    publish_many = awaited(Deliveries.publish)
+
+    async def close(self) -> None:
+        """Take nothing more, and return when every call has its result; those that wait for room still get in."""
+        await self._batches.close()
+
+    async def _store(
+        self, where: tuple[str, str | None], messages: Sequence[NewMessage]
+    ) -> list[PublishReport | Exception]:
+        queue, to = where
+        results: list[PublishReport | Exception] = []
+        most = len(messages)
+        while len(results) < len(messages):
+            part = messages[len(results) : len(results) + most]
+            try:
+                reports = await self._deliver(queue, part, to=to)
+            except ServerUnavailable as lost:
+                results += [lost] * (len(messages) - len(results))
+            except QueuekeeperError as refused:
+                if len(part) == 1:
+                    results.append(refused)
+                # One of them is the reason. The others have nothing to do with it.
+                most = 1
+            else:
+                published = [report for report in reports if report.error is None]
+                results += published
+                error = reports[-1].error
+                if isinstance(error, ServerUnavailable):
+                    results += [error] * (len(messages) - len(results))
+                elif error is not None:
+                    # The first that failed is tried again, by itself, and those behind it were not tried.
+                    most = 1
+        return results
+
+    _deliver = awaited(Deliveries.deliver)

@@ -1,0 +1,84 @@
+"""The record that a message is stored as, and JSON as its body; the server never looks inside.
+
+A byte that names the format, the size of the header in four bytes, the header as JSON with what the message has of
+``content_type``, ``order_key`` and ``headers``, then the body as it came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import orjson
+
+from queuekeeper.errors import UsageError
+from queuekeeper.fanout.model import FanoutMessage, NewMessage
+
+JSON_CONTENT_TYPE = "application/json"
+
+_FORMAT = b"\x01"
+_SIZE_BYTES = 4
+_FIELDS = {"content_type": str, "order_key": str, "headers": dict}
+
+
+class Record(NamedTuple):
+    """What a record holds."""
+
+    body: bytes
+    content_type: str | None
+    order_key: str | None
+    headers: Mapping[str, str]
+
+
+def write_record(message: NewMessage) -> bytes:
+    """Return a message as it is stored."""
+    fields: dict[str, Any] = {}
+    if message.content_type is not None:
+        fields["content_type"] = message.content_type
+    if message.order_key is not None:
+        fields["order_key"] = message.order_key
+    if message.headers:
+        fields["headers"] = dict(message.headers)
+    header = orjson.dumps(fields) if fields else b""
+    return b"".join((_FORMAT, len(header).to_bytes(_SIZE_BYTES), header, message.body))
+
+
+def read_record(raw: bytes) -> Record:
+    """Return what was stored.
+
+    :raises ValueError: when it is no record.
+    """
+    start = len(_FORMAT) + _SIZE_BYTES
+    end = start + int.from_bytes(raw[len(_FORMAT) : start])
+    if not raw.startswith(_FORMAT) or len(raw) < max(start, end):
+        raise ValueError("not a record of a fan-out queue")
+    fields = orjson.loads(raw[start:end]) if end > start else {}
+    if not isinstance(fields, dict) or any(
+        name not in _FIELDS or not isinstance(value, _FIELDS[name]) for name, value in fields.items()
+    ):
+        raise ValueError("the header of a record is not one of a fan-out queue")
+    return Record(raw[end:], fields.get("content_type"), fields.get("order_key"), fields.get("headers", {}))
+
+
+def json_message(value: Any, **fields: Any) -> NewMessage:
+    """Return a message whose body is a value as JSON.
+
+    :param fields: the other fields of :class:`NewMessage`.
+    :raises UsageError: when JSON does not have such a value.
+    """
+    try:
+        body = orjson.dumps(value)
+    except TypeError as error:
+        raise UsageError(f"the value is none of JSON: {error}") from None
+    return NewMessage(body=body, content_type=JSON_CONTENT_TYPE, **fields)
+
+
+def read_json(message: FanoutMessage) -> Any:
+    """Return the value whose JSON is the body of a message.
+
+    :raises UsageError: when the body is no JSON.
+    """
+    try:
+        return orjson.loads(message.body)
+    except orjson.JSONDecodeError as error:
+        raise UsageError(f"body of message {message.id} of {message.queue!r} is no JSON: {error}") from None

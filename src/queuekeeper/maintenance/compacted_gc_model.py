@@ -1,0 +1,278 @@
+"""What the collection of compacted queues is asked to do, what it finds and what it reports; no input or output."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from fnmatch import fnmatchcase
+
+from queuekeeper.compacted.model import Retention, RetentionPolicy, chosen
+from queuekeeper.errors import UsageError
+from queuekeeper.keyspace import COMPACTED_REGISTRIES, check_prefix
+from queuekeeper.maintenance.queue_shares import share_names
+
+KIND = "compacted_queue_gc"
+"""What runs of it are called where all kinds of maintenance are kept."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionParameters:
+    """What a collection is asked to do.
+
+    :param key_prefix: put before every key.
+    :param policy: what may go of queues that have no retention of their own: ``delete``, ``acked_only``, ``compact``.
+    :param retention_s: age at which it may.
+    :param tombstone_s: age at which an acknowledged tombstone may.
+    :param override: hold queues to these rules that have their own, too.
+    :param client_filter: only queues whose client id matches this pattern with ``*``, ``?`` and ``[]``; empty: all.
+    :param key_filter: only messages whose key matches; empty: all.
+    :param keep_values: write what is removed to the undo file with its value, so that it can come back; else the file
+        only lists it.
+    :param max_operations_per_s: queues and messages looked at per second to begin with, over all shares; none for no
+        limit.
+    :param max_run_minutes: how long one call works on a share; none for no limit.
+    :param max_jitter_s: each share begins up to so many seconds later, so that collectors do not start together.
+    :param shares: how many tasks share the registry.
+    """
+
+    key_prefix: str = ""
+    policy: str = RetentionPolicy.DELETE.value
+    retention_s: int = 604_800
+    tombstone_s: int = 86_400
+    override: bool = False
+    client_filter: str = ""
+    key_filter: str = ""
+    keep_values: bool = True
+    max_operations_per_s: int | None = 20_000
+    max_run_minutes: int | None = None
+    max_jitter_s: int = 0
+    shares: int = 4
+
+    def __post_init__(self) -> None:
+        check_prefix(self.key_prefix)
+        object.__setattr__(self, "policy", chosen(RetentionPolicy, "retention policy", self.policy).value)
+        bounds = {
+            "retention_s": (0, 4_294_967_295),
+            "tombstone_s": (0, 4_294_967_295),
+            "max_operations_per_s": (1, 2_147_483_647),
+            "max_run_minutes": (1, 10_080),
+            "max_jitter_s": (0, 3_600),
+            "shares": (1, COMPACTED_REGISTRIES),
+        }
+        for name, (lowest, highest) in bounds.items():
+            value = getattr(self, name)
+            if value is None and name in ("max_operations_per_s", "max_run_minutes"):
+                continue
+            if type(value) is not int or not lowest <= value <= highest:
+                raise UsageError(f"{name} is {value!r}: it must be an integer from {lowest} to {highest:,}")
+
+    @property
+    def retention(self) -> Retention:
+        """The rules, as queues take them."""
+        return Retention(
+            policy=RetentionPolicy(self.policy),
+            retention_ms=1_000 * self.retention_s,
+            tombstone_ms=1_000 * self.tombstone_s,
+        )
+
+    @property
+    def is_regular(self) -> bool:
+        """Whether queues are held to the rules that hold every day; else the registry is left as it is."""
+        return not (self.override or self.client_filter or self.key_filter)
+
+    def wants_client(self, client_id: str) -> bool:
+        """Tell whether a queue is to be looked at."""
+        return not self.client_filter or fnmatchcase(client_id, self.client_filter)
+
+    def wants_key(self, key: bytes) -> bool:
+        """Tell whether a message may go, for all that its key says."""
+        return not self.key_filter or fnmatchcase(key.decode("utf-8", "surrogateescape"), self.key_filter)
+
+    def share_names(self) -> list[str]:
+        """Return the shares of the work: ranges of parts of the registry."""
+        return share_names(self.shares, parts=COMPACTED_REGISTRIES)
+
+
+@dataclass(kw_only=True)
+class CollectionCounts:
+    """What was found due, or was collected.
+
+    :ivar queues: that were looked at.
+    :ivar due_queues: those of them in which something was due.
+    :ivar messages: that were due, or are gone.
+    :ivar unacked: those of them that nobody had acknowledged.
+    :ivar tombstones: those of them that were tombstones.
+    :ivar freed_bytes: of their keys and values.
+    :ivar kept: due when found, and not any more when they were to go: a newer value had come.
+    :ivar broken_queues: that could not be collected; the log names why.
+    :ivar held_parts: parts of the registry that another collector was at; left to it.
+    """
+
+    queues: int = 0
+    due_queues: int = 0
+    messages: int = 0
+    unacked: int = 0
+    tombstones: int = 0
+    freed_bytes: int = 0
+    kept: int = 0
+    broken_queues: int = 0
+    held_parts: int = 0
+
+    def add(self, other: CollectionCounts) -> None:
+        """Add what was counted elsewhere."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    @property
+    def acked(self) -> int:
+        """Messages that had been acknowledged."""
+        return self.messages - self.unacked
+
+
+@dataclass(frozen=True, kw_only=True)
+class DueQueue:
+    """A queue in which much is due.
+
+    :param client_hash: keyed hash of the client id; empty where no key was given.
+    """
+
+    client_hash: str
+    messages: int
+    unacked: int
+    freed_bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionPlan:
+    """What a collection would do; nothing was written.
+
+    :param as_of_ms: the server's time: what is due then goes, however long the run takes.
+    :param registered: queues that the registry knows.
+    :param complete: whether every queue was looked at that there was to look at.
+    :param worst: queues in which most is due, worst first.
+    """
+
+    parameters: CollectionParameters
+    code_version: str
+    as_of_ms: int
+    registered: int
+    complete: bool
+    counts: CollectionCounts
+    worst: tuple[DueQueue, ...]
+    seconds: float
+
+    @property
+    def empty(self) -> bool:
+        """Whether nothing is due."""
+        return self.counts.messages == 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionReport:
+    """What was done in one share, over all calls of the run.
+
+    :param done: whether the whole share was gone through; else the run can go on.
+    :param stopped: why it was not; empty when it was.
+    :param undo_file: what was removed; empty when nothing was.
+    """
+
+    maintenance_run_id: str
+    share: str
+    done: bool
+    stopped: str
+    counts: CollectionCounts
+    seconds: float
+    undo_file: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class CollectionOutcome:
+    """A whole run, judged by a second look at the queues themselves.
+
+    :param planned: what the plan said.
+    :param counts: what was done; all 0 in a dry run.
+    :param left: what the second look still finds due as of the plan; none in a dry run.
+    :param proved: whether that look took in every registered queue.
+    :param open_shares: shares that were not gone through to the end.
+    :param finished_ms: when the collector had last finished every part of the registry; none when it never has.
+    """
+
+    maintenance_run_id: str
+    dry_run: bool
+    plan: CollectionPlan
+    counts: CollectionCounts
+    left: CollectionCounts | None
+    proved: bool
+    open_shares: tuple[str, ...]
+    finished_ms: int | None
+    generated_at_ms: int
+
+    @property
+    def clean(self) -> bool:
+        """Whether all was done, and a second collection would find nothing."""
+        return not self.open_shares and self.left is not None and not self.left.messages and not self.broken_queues
+
+    @property
+    def broken_queues(self) -> int:
+        """Queues that could not be collected."""
+        return self.counts.broken_queues + (0 if self.left is None else self.left.broken_queues)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Restoration:
+    """What was brought back.
+
+    :param restored: messages that are back; in a dry run, that may come back.
+    :param kept: messages left out: their key has a value by now, they were never removed, or may have gone again since.
+    :param only_after_rewind: those of ``restored`` that nobody had acknowledged and the cursor has passed meanwhile:
+        they are delivered only after a rewind.
+    """
+
+    maintenance_run_id: str
+    dry_run: bool
+    files: int
+    restored: int
+    kept: int
+    only_after_rewind: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartHeartbeat:
+    """How a part of the registry was last collected to its end.
+
+    :param retention: rules for queues without their own.
+    """
+
+    finished_ms: int
+    maintenance_run_id: str
+    retention: Retention
+    queues: int
+    messages: int
+    unacked: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegistryStatus:
+    """Which queues there are, as far as the registry knows.
+
+    :param first_client_id: client of the first queue with messages, by name; none when none was found.
+    :param last_client_id: client of the last one.
+    :param is_complete: whether first and last are so among all queues; else among those that were looked at.
+    """
+
+    queues: int
+    first_client_id: str | None
+    last_client_id: str | None
+    is_complete: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class RebuildReport:
+    """What the search for queues that no registry knows found.
+
+    :param queues: that there are.
+    :param registered: those of them that were missing; in a dry run, that are.
+    """
+
+    queues: int
+    registered: int
+    dry_run: bool

@@ -1,0 +1,195 @@
+"""Brings back what a collection of compacted queues has removed, from the undo files of its shares.
+
+A line of a file names rows that were about to go, and a later one those of them that stayed. Whether a key that has no
+value now lost it to that line alone is told by the queue's counters: all that has gone since has to be in the undo
+files of later collections, whose keys are left alone. Where more has gone than those say, by a purge, a full queue or
+a collection whose file is not here, nobody can tell which keys it were, and nothing of the line comes back.
+"""
+
+from __future__ import annotations
+
+from base64 import b64decode
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from queuekeeper.compacted.model import DueRow, QueueView, RestoreReport
+from queuekeeper.compacted.queue import CompactedQueues
+from queuekeeper.errors import RefusedError, StaleEpoch, UnknownQueue
+from queuekeeper.maintenance.compacted_gc_model import KIND, Restoration
+from queuekeeper.maintenance.undo_file import read_undo_file, undo_paths, undo_paths_of
+from queuekeeper.redis_client import RedisClient
+
+
+def undo_mark(view: QueueView) -> dict[str, Any]:
+    """Return what a line of an undo file says of its queue: which it is, and how much had gone from it before."""
+
+    def counted(*names: str) -> int:
+        return sum(view.counters.get(name, 0) for name in names)
+
+    return {
+        "client_id": view.client_id,
+        "incarnation": view.incarnation,
+        "collected": counted("expired", "tombstones_collected"),
+        "removed": counted("evicted", "purged"),
+    }
+
+
+def undo_collection(
+    client: RedisClient, *, run_id: str, key_prefix: str, directory: Path, dry_run: bool
+) -> Restoration:
+    """Put messages back whose key has no value now; each has the place in the order that it had.
+
+    They are as old as they were: the next collection removes them again, unless the queue has another retention by
+    then.
+
+    :param directory: folder of the undo files.
+    :param dry_run: only count what may come back.
+    :raises UsageError: when there is no file of this run on this machine.
+    :raises RefusedError: when the run kept no values.
+    """
+    paths = undo_paths(directory, run_id=run_id)
+    for path in paths:
+        header, _ = read_undo_file(path, kind=KIND)
+        if not header["values"]:
+            raise RefusedError(f"run {run_id} was told to keep no values: {path} only lists what was removed")
+    queues = CompactedQueues(client, key_prefix)
+    histories = _histories(paths, directory)
+    for (client_id, _), history in histories.items():
+        history.judge(undo_mark(queues.inspect(client_id)))
+    restored = kept = only_after_rewind = 0
+    for path in paths:
+        for number, line in _row_lines(path):
+            batch = histories[_queue(line)].batches[path, number]
+            rows = [_row(each) for each in line["rows"]]
+            wanted = [row for row in rows if batch.takes_back(row)]
+            kept += len(rows) - len(wanted)
+            if dry_run:
+                restored += len(wanted)
+                continue
+            for acked in (False, True):
+                report = _restore(queues, line, [row for row in wanted if row.acked is acked])
+                restored += report.restored
+                kept += report.present + report.refused
+                only_after_rewind += 0 if acked else report.restored - report.to_deliver
+    return Restoration(
+        maintenance_run_id=run_id,
+        dry_run=dry_run,
+        files=len(paths),
+        restored=restored,
+        kept=kept,
+        only_after_rewind=only_after_rewind,
+    )
+
+
+# --- inside ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(kw_only=True)
+class _Batch:
+    """A line of rows as later ones have to know it.
+
+    :ivar collected: from its queue by collections before.
+    :ivar removed: from its queue by others before.
+    :ivar keys: digest of each key by the number of its row.
+    :ivar kept: numbers of the rows that stayed; none when the collector was killed before it said so.
+    :ivar left_alone: digests of keys that are not to come back; none for all.
+    """
+
+    collected: int
+    removed: int
+    keys: dict[int, bytes]
+    kept: frozenset[int] | None = None
+    left_alone: set[bytes] | None = None
+
+    def takes_back(self, row: DueRow) -> bool:
+        """Tell whether a row went by this line, and its key not again since."""
+        stayed = self.kept is not None and row.sequence in self.kept
+        return not stayed and self.left_alone is not None and _digest(row.key) not in self.left_alone
+
+
+@dataclass
+class _History:
+    """All lines of rows of one queue, by file and number."""
+
+    incarnation: int
+    batches: dict[tuple[Path, int], _Batch] = field(default_factory=dict)
+
+    def judge(self, now: Mapping[str, Any]) -> None:
+        """Find which lines can be taken back.
+
+        :param now: mark of the queue as it is.
+        """
+        if now["incarnation"] != self.incarnation:
+            # It was dropped since, with all that it had.
+            return
+        least = most = 0
+        named: set[bytes] = set()
+        # Stable: what a run that was killed has tried twice stays in its order.
+        for batch in sorted(self.batches.values(), key=lambda each: each.collected)[::-1]:
+            rows = len(batch.keys)
+            least += 0 if batch.kept is None else rows - len(batch.kept)
+            most += rows - len(batch.kept or ())
+            if now["removed"] == batch.removed and least <= now["collected"] - batch.collected <= most:
+                batch.left_alone = named.intersection(batch.keys.values())
+            named.update(key for sequence, key in batch.keys.items() if sequence not in (batch.kept or ()))
+
+
+def _histories(paths: Iterable[Path], directory: Path) -> dict[tuple[str, int], _History]:
+    """Return what the undo files of all collections say of the queues that some files name."""
+    histories = {
+        queue: _History(queue[1]) for path in paths for _, line in _row_lines(path) for queue in [_queue(line)]
+    }
+    for path in undo_paths_of(directory, kind=KIND):
+        last: dict[tuple[str, int], _Batch] = {}
+        for number, line in enumerate(read_undo_file(path)[1]):
+            queue = _queue(line)
+            if queue not in histories:
+                continue
+            if "kept" in line:
+                last[queue].kept = frozenset(line["kept"])
+                continue
+            last[queue] = _Batch(
+                collected=line["collected"],
+                removed=line["removed"],
+                keys={row["sequence"]: _digest(b64decode(row["key"])) for row in line["rows"]},
+            )
+            histories[queue].batches[path, number] = last[queue]
+    return histories
+
+
+def _row_lines(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield the lines of a file that name rows, with their numbers."""
+    return ((number, line) for number, line in enumerate(read_undo_file(path)[1]) if "rows" in line)
+
+
+def _queue(line: Mapping[str, Any]) -> tuple[str, int]:
+    return line["client_id"], line["incarnation"]
+
+
+def _digest(key: bytes) -> bytes:
+    return blake2b(key, digest_size=8).digest()
+
+
+def _restore(queues: CompactedQueues, line: Mapping[str, Any], rows: list[DueRow]) -> RestoreReport:
+    if rows:
+        try:
+            return queues.restore(line["client_id"], rows=rows, incarnation=line["incarnation"])
+        except (UnknownQueue, StaleEpoch):
+            # It was dropped this moment.
+            pass
+    return RestoreReport(restored=0, present=len(rows), refused=0, to_deliver=0)
+
+
+def _row(line: Mapping[str, Any]) -> DueRow:
+    return DueRow(
+        key=b64decode(line["key"]),
+        sequence=line["sequence"],
+        appended_ms=line["appended_ms"],
+        tombstone=line["tombstone"],
+        size_bytes=line["size_bytes"],
+        acked=line["acked"],
+        stored=b64decode(line["stored"]),
+    )

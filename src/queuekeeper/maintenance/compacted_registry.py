@@ -1,0 +1,174 @@
+"""The registry of compacted queues as the collector uses it: what is due, who collects, and when that ended last."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from typing import Any
+
+from queuekeeper import lua
+from queuekeeper.compacted.model import Retention, RetentionPolicy
+from queuekeeper.compacted.queue import CompactedQueues
+from queuekeeper.errors import ScriptError, UsageError
+from queuekeeper.keyspace import (
+    COMPACTED_REGISTRIES,
+    compacted_client_id,
+    compacted_collector_keys,
+    compacted_registry_key,
+    compacted_registry_keys,
+    compacted_scan_pattern,
+)
+from queuekeeper.maintenance.compacted_gc_model import PartHeartbeat, RebuildReport, RegistryStatus
+from queuekeeper.maintenance.queue_shares import scan_hashes
+from queuekeeper.redis_client import RedisClient, address_of, redis_errors
+
+QUEUES_PER_STEP = 100
+SORTED_QUEUES_PER_PART = 1_000
+LOOKED_AT_QUEUES = 100
+LEASE_MS = 60_000
+
+
+class Registry:
+    """The registry, in its parts; each part is a hint of the queues in it and may be collected by one collector.
+
+    :param prefix: put before every key.
+    """
+
+    def __init__(self, client: RedisClient, prefix: str) -> None:
+        self._client: Any = client
+        self._address = address_of(client)
+        self._due_keys = compacted_registry_keys(prefix=prefix)
+        self._collector_keys = compacted_collector_keys(prefix=prefix)
+        self._caller = lua.ScriptCaller(client)
+
+    def count(self, part: int) -> int:
+        """Return how many queues a part knows."""
+        with redis_errors(self._address):
+            return int(self._client.zcard(self._due_keys[part]))
+
+    def every(self, part: int) -> Iterator[list[tuple[bytes, int]]]:
+        """Yield all queues of a part in steps, with the times at which they are due; one may come twice."""
+        cursor = 0
+        while True:
+            with redis_errors(self._address):
+                cursor, found = self._client.zscan(self._due_keys[part], cursor, count=QUEUES_PER_STEP)
+            found = [(client_id, int(due_ms)) for client_id, due_ms in found]
+            # A small set is answered as a whole, whatever the count.
+            yield from (found[at : at + QUEUES_PER_STEP] for at in range(0, len(found), QUEUES_PER_STEP))
+            if cursor == 0:
+                return
+
+    def hold(self, part: int, token: str) -> bool:
+        """Hold a part, or hold it for longer; false when another collector has it."""
+        script = lua.load("maintenance/hold_registry")
+        return bool(self._caller.call(script, [self._collector_keys[part]], [token, LEASE_MS]))
+
+    def rearm(self, part: int, token: str, queues: Sequence[tuple[bytes, int, int]]) -> None:
+        """Note when queues are due again.
+
+        :param queues: client id, the time at which it was due, and the one at which it will be.
+        :raises StaleEpoch: when another collector holds the part by now.
+        """
+        if queues:
+            args = [value for queue in queues for value in queue]
+            keys = [self._due_keys[part], self._collector_keys[part]]
+            self._caller.call(lua.load("maintenance/rearm_queues"), keys, [token, *args])
+
+    def finish(self, part: int, token: str, facts: Mapping[str, str | int]) -> None:
+        """Give a part up.
+
+        :param facts: what is noted of a collection that came to its end; empty for one that did not.
+        """
+        args = [value for fact in facts.items() for value in fact]
+        self._caller.call(lua.load("maintenance/finish_registry"), [self._collector_keys[part]], [token, *args])
+
+    def heartbeat(self, part: int) -> PartHeartbeat | None:
+        """Return how a part was last collected to its end; none when it never was."""
+        with redis_errors(self._address):
+            raw: dict[bytes, bytes] = self._client.hgetall(self._collector_keys[part])
+        facts = {name.decode(): value.decode() for name, value in raw.items()}
+        if "finished_ms" not in facts:
+            return None
+        return PartHeartbeat(
+            finished_ms=int(facts["finished_ms"]),
+            maintenance_run_id=facts["maintenance_run_id"],
+            retention=Retention(
+                policy=RetentionPolicy(facts["policy"]),
+                retention_ms=int(facts["retention_ms"]),
+                tombstone_ms=int(facts["tombstone_ms"]),
+            ),
+            queues=int(facts["queues"]),
+            messages=int(facts["messages"]),
+            unacked=int(facts["unacked"]),
+        )
+
+    def finished_ms(self) -> int | None:
+        """Return when the part that was collected longest ago was finished; none when one never was."""
+        beats = [self.heartbeat(part) for part in range(COMPACTED_REGISTRIES)]
+        return None if None in beats else min(beat.finished_ms for beat in beats if beat is not None)
+
+
+def registry_status(client: RedisClient, *, prefix: str) -> RegistryStatus:
+    """Count the queues that the registry knows, and find the first and the last one by name that has messages.
+
+    Up to 1,000 queues of each part are sorted, and up to 100 of those looked at from either end.
+    """
+    registry, queues = Registry(client, prefix), CompactedQueues(client, prefix)
+    counts = [registry.count(part) for part in range(COMPACTED_REGISTRIES)]
+    names = sorted(
+        {
+            name
+            for part in range(COMPACTED_REGISTRIES)
+            for step in islice(registry.every(part), SORTED_QUEUES_PER_PART // QUEUES_PER_STEP)
+            for name, _ in step
+        }
+    )
+
+    def edge(ordered: list[bytes]) -> str | None:
+        return next((text for name in ordered[:LOOKED_AT_QUEUES] if (text := _with_messages(queues, name))), None)
+
+    first, last = edge(names), edge(names[::-1])
+    return RegistryStatus(
+        queues=sum(counts),
+        first_client_id=first,
+        last_client_id=last,
+        is_complete=len(names) >= sum(counts) and (None not in (first, last) or len(names) <= LOOKED_AT_QUEUES),
+    )
+
+
+def _with_messages(queues: CompactedQueues, name: bytes) -> str | None:
+    """Return the client of a queue that has messages; none for others, and for what cannot be read."""
+    try:
+        client_id = name.decode()
+        return client_id if queues.inspect(client_id).live else None
+    except (UnicodeDecodeError, ScriptError, UsageError):
+        return None
+
+
+def scan_queues(client: RedisClient, *, prefix: str) -> Iterator[list[str]]:
+    """Yield the clients of all compacted queues in pages, by the names of all keys; one may come twice."""
+    for keys in scan_hashes(client, compacted_scan_pattern(prefix)):
+        yield [compacted_client_id(key, prefix=prefix) for key in keys]
+
+
+def rebuild_registry(
+    client: RedisClient, *, prefix: str, now_ms: int, dry_run: bool, pace: Callable[[int], None] = lambda _: None
+) -> RebuildReport:
+    """Register the queues that the collector does not know of, due at once. The names of all keys are looked through.
+
+    :param pace: told how many queues were found, before they are looked up.
+    """
+    caller, script = lua.ScriptCaller(client), lua.load("compacted/register")
+    redis: Any = client
+    queues = registered = 0
+    for client_ids in scan_queues(client, prefix=prefix):
+        pace(len(client_ids))
+        for client_id in client_ids:
+            key = compacted_registry_key(client_id, prefix=prefix)
+            queues += 1
+            if dry_run:
+                with redis_errors(address_of(client)):
+                    registered += redis.zscore(key, client_id) is None
+            else:
+                registered += int(caller.call(script, [key], [now_ms, "new", client_id]))
+    return RebuildReport(queues=queues, registered=registered, dry_run=dry_run)

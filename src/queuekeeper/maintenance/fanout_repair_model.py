@@ -1,0 +1,237 @@
+"""What a repair of fan-out queues is asked to do, what it finds and what it reports; no input or output."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+from queuekeeper.errors import UsageError
+from queuekeeper.fanout.model import DEFAULT_MAX_STALLS, MAX_MS, Problem, check_queue
+from queuekeeper.keyspace import FANOUT_PARTS, check_prefix
+from queuekeeper.maintenance.queue_shares import share_names
+
+KIND = "fanout_repair"
+"""What runs of it are called where all kinds of maintenance are kept."""
+
+MAX_QUEUES = 10_000
+"""Most queues that one run names; all of a server are not named."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FanoutRepairParameters:
+    """What a repair is asked to do.
+
+    :param key_prefix: put before every key.
+    :param queues: names of queues; none for all that the server has, found by the names of their keys.
+    :param unregister: remove consumers that were not seen for as long as their own options allow.
+    :param idle_expiry_s: how long that is for consumers whose options do not say; none: these stay.
+    :param max_stalls: a message whose lease ran out more often becomes a dead letter.
+    :param max_operations_per_s: calls, and ids that come back, per second to begin with, over all shares; none for no
+        limit.
+    :param max_run_minutes: how long one call works on a share; none for no limit.
+    :param shares: how many tasks share the queues.
+    """
+
+    key_prefix: str = ""
+    queues: tuple[str, ...] = ()
+    unregister: bool = True
+    idle_expiry_s: int | None = None
+    max_stalls: int = DEFAULT_MAX_STALLS
+    max_operations_per_s: int | None = 50_000
+    max_run_minutes: int | None = None
+    shares: int = 4
+
+    def __post_init__(self) -> None:
+        check_prefix(self.key_prefix)
+        object.__setattr__(self, "queues", tuple(sorted(set(self.queues))))
+        for queue in self.queues:
+            check_queue(queue)
+        if len(self.queues) > MAX_QUEUES:
+            raise UsageError(f"queues has {len(self.queues):,} names: at most {MAX_QUEUES:,}; name none for all")
+        if self.idle_expiry_s is not None and not self.unregister:
+            raise UsageError("idle_expiry_s says which consumers to remove, and unregister not to remove any")
+        bounds = {
+            "idle_expiry_s": (1, MAX_MS // 1_000),
+            "max_stalls": (0, 1_000_000),
+            "max_operations_per_s": (1, 2_147_483_647),
+            "max_run_minutes": (1, 10_080),
+            "shares": (1, FANOUT_PARTS),
+        }
+        for name, (lowest, highest) in bounds.items():
+            value = getattr(self, name)
+            if value is None and name not in ("max_stalls", "shares"):
+                continue
+            if type(value) is not int or not lowest <= value <= highest:
+                raise UsageError(f"{name} is {value!r}: it must be an integer from {lowest} to {highest:,}")
+
+    @property
+    def idle_expiry_ms(self) -> int | None:
+        """How long a consumer may be unseen whose options do not say."""
+        return None if self.idle_expiry_s is None else 1_000 * self.idle_expiry_s
+
+    def share_names(self) -> list[str]:
+        """Return the shares of the work: ranges of parts of the queues."""
+        return share_names(self.shares, parts=FANOUT_PARTS)
+
+
+@dataclass(kw_only=True)
+class FanoutRepairCounts:
+    """What was found in queues, or was done to them.
+
+    :ivar queues: that were looked at.
+    :ivar changed_queues: those of them in which there was something to do.
+    :ivar consumers: of all queues.
+    :ivar messages: of all queues.
+    :ivar overdue_leases: leases that had run out: their messages are next in line, or dead letters.
+    :ivar expired_messages: whose life was over.
+    :ivar expired_dead: dead letters whose retention was over.
+    :ivar expired_references: ids that waited for consumers though their messages had expired.
+    :ivar missing_payload: messages that are gone, and that an ack is still counted for.
+    :ivar unreferenced_payload: messages that nobody owes an ack for: a consumer took them and died, or never got them.
+    :ivar wrong_count: counts of owed acks that had drifted.
+    :ivar wrong_expiry: messages without an end of their life, or ends without a message.
+    :ivar lost_lease: leases without a token, which nobody could end.
+    :ivar doubled: messages that a consumer had twice.
+    :ivar left_notes: notes on messages that a consumer no longer has.
+    :ivar half_removed: consumers whose removal had not come to its end.
+    :ivar half_registered: consumers that had not been given all of what was there before them, and claimed nothing.
+    :ivar idle_consumers: consumers that were to be removed, and were not seen for too long.
+    :ivar broken_queues: that could not be repaired; the log names why.
+    """
+
+    queues: int = 0
+    changed_queues: int = 0
+    consumers: int = 0
+    messages: int = 0
+    overdue_leases: int = 0
+    expired_messages: int = 0
+    expired_dead: int = 0
+    expired_references: int = 0
+    missing_payload: int = 0
+    unreferenced_payload: int = 0
+    wrong_count: int = 0
+    wrong_expiry: int = 0
+    lost_lease: int = 0
+    doubled: int = 0
+    left_notes: int = 0
+    half_removed: int = 0
+    half_registered: int = 0
+    idle_consumers: int = 0
+    broken_queues: int = 0
+
+    def add(self, other: FanoutRepairCounts) -> None:
+        """Add what was counted elsewhere."""
+        for each in fields(self):
+            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
+
+    def add_problems(self, problems: Mapping[Problem, int]) -> None:
+        """Add what a look through a queue has found."""
+        for problem, count in problems.items():
+            setattr(self, problem.value, getattr(self, problem.value) + count)
+
+    @property
+    def faults(self) -> int:
+        """What does not fit together, and never comes about in healthy queues."""
+        return sum(getattr(self, problem.value) for problem in Problem)
+
+    @property
+    def changes(self) -> int:
+        """Everything that there is to do, or was done."""
+        ended = self.overdue_leases + self.expired_messages + self.expired_dead + self.expired_references
+        return self.faults + ended + self.half_removed + self.half_registered + self.idle_consumers
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorstQueue:
+    """A queue in which there is much to do."""
+
+    queue: str
+    changes: int
+    faults: int
+    messages: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnseenConsumer:
+    """A consumer for which messages wait and that was not seen for a day.
+
+    :param unseen_s: for how long.
+    :param waiting: messages that it has not dealt with.
+    """
+
+    queue: str
+    consumer: str
+    unseen_s: int
+    waiting: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class FanoutRepairPlan:
+    """What a repair would do; nothing was written.
+
+    :param as_of_ms: the server's time of the plan.
+    :param worst: queues in which most is to be done.
+    :param unseen: consumers that may be dead, with the most messages first, whether or not they are to be removed.
+    :param queues: those in which there is something to do, or that cannot be read; nobody looks for others again.
+    """
+
+    parameters: FanoutRepairParameters
+    code_version: str
+    as_of_ms: int
+    counts: FanoutRepairCounts
+    worst: tuple[WorstQueue, ...]
+    unseen: tuple[UnseenConsumer, ...]
+    queues: tuple[str, ...]
+    seconds: float
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do, in any queue."""
+        return not self.counts.changes and not self.counts.broken_queues
+
+
+@dataclass(frozen=True, kw_only=True)
+class FanoutShareReport:
+    """What was done in one share, over all calls of the run.
+
+    :param done: whether the whole share was gone through; else the run can go on.
+    :param stopped: why it was not; empty when it was.
+    """
+
+    maintenance_run_id: str
+    share: str
+    done: bool
+    stopped: str
+    counts: FanoutRepairCounts
+    seconds: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class FanoutRepairOutcome:
+    """A whole run, judged by a second look at the queues.
+
+    :param counts: what was done; all 0 in a dry run, and when there was nothing to do.
+    :param left: what the second look still finds to do as of the plan; none when nothing was to be done.
+    :param proved: whether that look took in every queue of the plan.
+    :param open_shares: shares that were not gone through to the end.
+    """
+
+    maintenance_run_id: str
+    dry_run: bool
+    plan: FanoutRepairPlan
+    counts: FanoutRepairCounts
+    left: FanoutRepairCounts | None
+    proved: bool
+    open_shares: tuple[str, ...]
+    generated_at_ms: int
+
+    @property
+    def clean(self) -> bool:
+        """Whether nothing is left to do."""
+        left = self.plan.counts if self.left is None else self.left
+        return not self.open_shares and not left.changes and not self.broken_queues
+
+    @property
+    def broken_queues(self) -> int:
+        """Queues that could not be looked at or repaired."""
+        return max(each.broken_queues for each in (self.plan.counts, self.counts, self.left or self.counts))

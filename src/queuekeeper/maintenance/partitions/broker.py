@@ -1,0 +1,55 @@
+"""What the event broker says of its own tables: policies from its settings, and what no retirement may pass."""
+
+from __future__ import annotations
+
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.postgres import Connection, statement, translated_errors
+
+_EVENTS, _DISPATCHES = "pgmb.events", "pgmb.dispatches"
+TABLES = (_EVENTS, _DISPATCHES, "pgmb.subscription_events")
+LOWEST_NEEDED = "SELECT pgmb.retention_limit(wait_for_consumers => true)"
+NEVER_PASSED = "SELECT pgmb.retention_limit(wait_for_consumers => false)"
+"""What was not dispatched yet, or is to be dispatched again: no person may agree to its loss."""
+
+_QUERIES = "maintenance/partitions/"
+
+
+def let_idle_groups_go_on(connection: Connection, *, table: str, upper: str | None) -> None:
+    """Before dispatches are retired: a group that has nothing to read below their end goes on from there.
+
+    Without it the cursor of an idle group would stand before the oldest dispatch, as if it had lost something.
+    """
+    if table == _DISPATCHES and upper is not None:
+        connection.execute(statement(f"{_QUERIES}advance_groups"), {"upper": upper})
+
+
+def holds_undispatched(connection: Connection, *, table: str, oid: int) -> bool:
+    """Tell whether a table that was a partition of events holds one that no poll has taken.
+
+    A transaction that was open when the detachment began may have committed it until the end.
+    """
+    if table != _EVENTS:
+        return False
+    return bool(connection.execute(statement(f"{_QUERIES}undispatched"), {"oid": oid}).fetchall())
+
+
+def broker_policies(connection: Connection) -> list[PartitionPolicy]:
+    """Return the policies of the broker's tables, from its settings; none where it is not installed."""
+    with translated_errors(connection, missing="run `queuekeeper events install`"):
+        row = connection.execute(statement(f"{_QUERIES}has_broker")).fetchone()
+        if row is None or not row[0]:
+            return []
+        settings = connection.execute(statement(f"{_QUERIES}broker_settings")).fetchone()
+    step_s, ahead_s, retention_s = settings or (1_800, 10_800, 3_600)
+    return [
+        PartitionPolicy(
+            table=table,
+            step=f"{step_s} seconds",
+            ahead=f"{ahead_s} seconds",
+            # The broker knows a retention of nothing: whatever everybody has read may go.
+            retention=f"{max(1, retention_s)} seconds",
+            lowest_needed_sql=LOWEST_NEEDED,
+            archive=False,
+        )
+        for table in TABLES
+    ]

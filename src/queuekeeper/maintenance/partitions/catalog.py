@@ -1,0 +1,337 @@
+"""Reads partitioned tables from the catalog: key, owner, bounds, pending detaches, data; it decides nothing.
+
+Bounds come from ``pg_get_expr`` and partitions are known by OID. Their names mean nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import LiteralString
+
+import psycopg
+from psycopg import sql
+
+from queuekeeper.errors import ForeignOwner, NotPartitioned, UnknownTable, UsageError
+from queuekeeper.maintenance.partitions.keys import Key, Span
+from queuekeeper.maintenance.partitions.model import Blocker
+from queuekeeper.maintenance.partitions.ranges import Range
+from queuekeeper.postgres import Connection, statement
+
+_QUERIES = "maintenance/partitions/"
+_BOUND = re.compile(r"FOR VALUES FROM \((.+)\) TO \((.+)\)")
+_OPEN = {"MINVALUE", "MAXVALUE"}
+_NAME_BYTES = 52
+"""Of a name before an OID: PostgreSQL cuts names at 63 bytes."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Partition:
+    """A partition as the catalog has it.
+
+    :param name: ``schema.name``, quoted where SQL asks for it.
+    :param relkind: ``r`` for a table, ``p`` for one that is partitioned further, ``f`` for a foreign table.
+    :param lower: bound as SQL text; none for MINVALUE, and of DEFAULT.
+    :param upper: bound as SQL text; none for MAXVALUE, and of DEFAULT.
+    :param range: the bounds as positions; none for DEFAULT, and when they cannot be read.
+    :param pending: its detach is under way, or was interrupted: it takes no inserts and shows no rows.
+    :param rows: estimate of the planner's statistics; none when it has none.
+    """
+
+    oid: int
+    name: str
+    schema_name: str
+    relation_name: str
+    owner: str
+    relkind: str
+    lower: str | None
+    upper: str | None
+    range: Range | None
+    pending: bool
+    rows: int | None
+    bytes: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionedTable:
+    """A table that is partitioned by ranges of one column.
+
+    :param partitions: in the order of their bounds; without DEFAULT.
+    """
+
+    oid: int
+    name: str
+    schema_name: str
+    relation_name: str
+    owner: str
+    key: Key
+    partitions: tuple[Partition, ...]
+    default: Partition | None
+
+    @property
+    def ranges(self) -> list[Range]:
+        """What the partitions cover; pending ones keep their range from others."""
+        return [each.range for each in self.partitions if each.range]
+
+    @property
+    def overflow(self) -> Partition | None:
+        """The partition that reaches to MAXVALUE, if any."""
+        return next((each for each in self.partitions if each.range and each.range.upper is None), None)
+
+    def identifier(self) -> sql.Identifier:
+        """Return the table's name for a statement."""
+        return sql.Identifier(self.schema_name, self.relation_name)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Relation:
+    """A table, found by its OID.
+
+    :param is_partition: whether it is part of some table now.
+    """
+
+    oid: int
+    schema_name: str
+    relation_name: str
+    owner: str
+    is_partition: bool
+    bytes: int
+
+
+def relations(connection: Connection, oids: Iterable[int]) -> dict[int, Relation]:
+    """Return the relations that still exist, by OID."""
+    rows = connection.execute(statement(f"{_QUERIES}relations"), {"oids": list(oids)}).fetchall()
+    return {
+        oid: Relation(
+            oid=oid,
+            schema_name=schema_name,
+            relation_name=relation_name,
+            owner=owner,
+            is_partition=is_partition,
+            bytes=size_bytes,
+        )
+        for oid, schema_name, relation_name, owner, is_partition, size_bytes in rows
+    }
+
+
+def read_table(connection: Connection, table: str) -> PartitionedTable:
+    """Return a table with all its partitions. The session must be pinned to UTC.
+
+    :param table: ``schema.name``.
+    :raises UnknownTable: when there is none.
+    :raises NotPartitioned: when it is not partitioned by ranges of one column.
+    :raises ForeignOwner: when this role may not alter it.
+    """
+    try:
+        row = connection.execute(statement(f"{_QUERIES}read_table"), {"table": table}).fetchone()
+    except (psycopg.errors.InvalidName, psycopg.errors.SyntaxError, psycopg.errors.FeatureNotSupported):
+        row = None  # it is no name at all, or has too many dots
+    if row is None:
+        raise UnknownTable(f"there is no table {table} in this database: write schema.name, quoted as SQL asks for it")
+    oid, name, schema_name, relation_name, owner, may_alter, strategy, columns, column, type_name, default_oid = row
+    if strategy is None:
+        raise NotPartitioned(
+            f"{name} is not partitioned: create a table partitioned by range, move the rows, then set its policy"
+        )
+    if strategy != "r" or columns != 1 or column is None:
+        raise NotPartitioned(f"{name} is not partitioned by ranges of one column: no policy can keep it")
+    if not may_alter:
+        raise ForeignOwner(
+            f"{name} belongs to {owner}: connect as that role, or grant it: GRANT {owner} TO {connection.info.user}"
+        )
+    key = Key(column=column, type_name=type_name)
+    try:
+        key.kind  # noqa: B018 - asks whether the type can be kept
+    except UsageError as error:
+        raise NotPartitioned(f"{name} cannot be kept: {error}") from None
+    rows = connection.execute(statement(f"{_QUERIES}read_partitions"), {"table_oid": oid}).fetchall()
+    found = [_partition(key, *each) for each in rows]
+    return PartitionedTable(
+        oid=oid,
+        name=name,
+        schema_name=schema_name,
+        relation_name=relation_name,
+        owner=owner,
+        key=key,
+        partitions=tuple(
+            sorted(
+                (each for each in found if each.oid != default_oid),
+                key=lambda each: (each.range.start, each.range.end) if each.range else (0, 0),
+            )
+        ),
+        default=next((each for each in found if each.oid == default_oid), None),
+    )
+
+
+def _partition(
+    key: Key,
+    oid: int,
+    name: str,
+    schema_name: str,
+    relation_name: str,
+    owner: str,
+    relkind: str,
+    bound: str,
+    pending: bool,
+    rows: int | None,
+    size_bytes: int,
+) -> Partition:
+    lower = upper = found = None
+    if match := _BOUND.fullmatch(bound):
+        lower, upper = (_unquoted(text) for text in match.groups())
+        try:
+            found = Range(
+                lower=None if lower is None else key.position(lower),
+                upper=None if upper is None else key.position(upper),
+            )
+        except UsageError:
+            found = None
+    return Partition(
+        oid=oid,
+        name=name,
+        schema_name=schema_name,
+        relation_name=relation_name,
+        owner=owner,
+        relkind=relkind,
+        lower=lower,
+        upper=upper,
+        range=found,
+        pending=pending,
+        rows=rows,
+        bytes=size_bytes,
+    )
+
+
+def _unquoted(text: str) -> str | None:
+    if text in _OPEN:
+        return None
+    return text[1:-1].replace("''", "'") if text.startswith("'") else text
+
+
+def has_rows(connection: Connection, partition: Partition) -> bool:
+    """Say whether a partition holds any row."""
+    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(
+        sql.Identifier(partition.schema_name, partition.relation_name)
+    )
+    row = connection.execute(query).fetchone()
+    return bool(row and row[0])
+
+
+def highest_key(connection: Connection, table: PartitionedTable) -> int | None:
+    """Return how far the data outside DEFAULT reaches; none when there are none.
+
+    Where no index finds the highest key, the last partition with rows counts as full.
+    """
+    for each in reversed(table.partitions):
+        if each.pending or each.range is None or not has_rows(connection, each):
+            continue
+        indexed = connection.execute(
+            statement(f"{_QUERIES}has_key_index"), {"partition_oid": each.oid, "key_column": table.key.column}
+        ).fetchone()
+        if (indexed and indexed[0]) or each.range.upper is None:
+            return _extreme(connection, table, each, "max")
+        return each.range.upper - 1
+    return None
+
+
+def _extreme(
+    connection: Connection,
+    table: PartitionedTable,
+    partition: Partition,
+    function: LiteralString,
+    above: int | None = None,
+) -> int | None:
+    # The text of a date or an instant has to be that of a bound, whatever type the column has.
+    query = sql.SQL("SELECT {}({})::text FROM {} {}").format(
+        sql.SQL(function),
+        sql.Identifier(table.key.column),
+        sql.Identifier(partition.schema_name, partition.relation_name),
+        sql.SQL("")
+        if above is None
+        else sql.SQL("WHERE {} >= {}").format(sql.Identifier(table.key.column), sql.Literal(table.key.text(above))),
+    )
+    row = connection.execute(query).fetchone()
+    return None if row is None or row[0] is None else table.key.position(str(row[0]))
+
+
+def steps_with_rows(
+    connection: Connection, table: PartitionedTable, partition: Partition, *, step: Span, at_most: int
+) -> list[Range]:
+    """Return the steps in which a partition, DEFAULT above all, holds rows; the first ones when there are many."""
+    found: list[Range] = []
+    above: int | None = None
+    while len(found) < at_most:
+        lowest = _extreme(connection, table, partition, "min", above)
+        if lowest is None:
+            break
+        found.append(Range(lower=step.floor(lowest), upper=step.next(lowest)))
+        above = found[-1].end
+    return found
+
+
+def row_shape(connection: Connection, partition: Partition) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the columns of a partition that can be written, and those of its primary key."""
+    row = connection.execute(statement(f"{_QUERIES}row_shape"), {"oid": partition.oid}).fetchone()
+    return (tuple(row[0] or ()), tuple(row[1] or ())) if row else ((), ())
+
+
+def block_count(connection: Connection, oid: int) -> int:
+    """Return how many blocks a partition has."""
+    row = connection.execute(statement(f"{_QUERIES}block_count"), {"oid": oid}).fetchone()
+    return int(row[0]) if row else 0
+
+
+def taken_names(
+    connection: Connection, *, schema_name: str, quarantine_schema: str, names: Iterable[str]
+) -> set[tuple[str, str]]:
+    """Return which names of relations are taken in a table's schema and in the quarantine, each with its schema."""
+    rows = connection.execute(
+        statement(f"{_QUERIES}taken_names"),
+        {"schema_name": schema_name, "quarantine_schema": quarantine_schema, "names": list(names)},
+    ).fetchall()
+    return {(str(schema), str(name)) for schema, name in rows}
+
+
+def schema_rights(connection: Connection, schema_name: str) -> tuple[bool, bool, bool]:
+    """Say whether a schema exists, whether this role may put tables into it, and whether it may create schemas."""
+    row = connection.execute(statement(f"{_QUERIES}schema_rights"), {"schema_name": schema_name}).fetchone()
+    return (bool(row[0]), bool(row[1]), bool(row[2])) if row else (False, False, False)
+
+
+def clashing_names(connection: Connection, oid: int, *, schema_name: str) -> tuple[tuple[str, str], ...]:
+    """Return which names of a table and of its indexes a schema has already, each with a free one."""
+    rows = connection.execute(
+        statement(f"{_QUERIES}clashing_names"), {"oid": oid, "schema_name": schema_name}
+    ).fetchall()
+    return tuple((name, f"{name.encode()[:_NAME_BYTES].decode(errors='ignore')}_{own_oid}") for own_oid, name in rows)
+
+
+def foreign_keys(connection: Connection, table: PartitionedTable) -> list[tuple[str, bool]]:
+    """Return the tables that foreign keys connect with this one, and whether each refers to it."""
+    rows = connection.execute(statement(f"{_QUERIES}referencing_tables"), {"table_oid": table.oid}).fetchall()
+    return [(str(relation), bool(refers_here)) for relation, refers_here in rows]
+
+
+def is_detaching(connection: Connection) -> bool:
+    """Say whether another session is detaching a partition at this moment: what is pending may be its work."""
+    row = connection.execute(statement(f"{_QUERIES}detaching_sessions")).fetchone()
+    return bool(row and row[0])
+
+
+def blockers(connection: Connection, oids: Iterable[int], modes: frozenset[str]) -> tuple[Blocker, ...]:
+    """Return the sessions that hold locks of these modes on relations, oldest transaction first."""
+    rows = connection.execute(statement(f"{_QUERIES}blockers"), {"oids": list(oids)}).fetchall()
+    return tuple(
+        Blocker(
+            pid=pid,
+            relation=relation,
+            mode=mode,
+            state=state,
+            application=application,
+            query_age_s=query_age_s,
+            transaction_age_s=transaction_age_s,
+        )
+        for pid, relation, mode, state, application, query_age_s, transaction_age_s in rows
+        if mode in modes
+    )

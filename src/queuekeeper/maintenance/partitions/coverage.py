@@ -1,0 +1,109 @@
+"""Says how a table stands under its policy: what is covered, for how long, and what is wrong; it changes nothing."""
+
+from __future__ import annotations
+
+from queuekeeper.maintenance.partitions.model import Coverage, Finding, FindingKind, RetiredState
+from queuekeeper.maintenance.partitions.plan import wanted_ranges
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.maintenance.partitions.ranges import Range
+from queuekeeper.maintenance.partitions.retired import retired_partitions
+from queuekeeper.maintenance.partitions.session import pinned
+from queuekeeper.maintenance.partitions.survey import Survey, findings, survey
+from queuekeeper.postgres import Connection, statement
+
+_QUERIES = "maintenance/partitions/"
+_HOUR_S = 3_600.0
+
+
+def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -> Coverage:
+    """Report on one table.
+
+    :raises UnknownTable: when there is no such table.
+    :raises NotPartitioned: when it is not partitioned by ranges of one column.
+    :raises InvalidPolicy: when the policy does not suit it.
+    """
+    with pinned(connection, lock_timeout_ms=policy.lock_timeout_ms):
+        seen = survey(connection, policy=policy, now_ms=now_ms)
+        found = findings(connection, seen, wanted_ranges(seen))
+        observed = connection.execute(statement(f"{_QUERIES}load_observations"), {"table": seen.table.name}).fetchall()
+        retired = retired_partitions(connection, table=seen.table.name)
+    table, key = seen.table, seen.table.key
+    # Where a clock moves the keys it is the clock's keys that have to find a partition; data ahead of it pull more.
+    present = seen.base if seen.now is None else seen.now
+    until = seen.covered(present)
+    rate = _keys_per_hour(seen, [(int(at_ms), text) for at_ms, text in observed])
+    overflow = table.overflow
+    prepared = overflow.range.start if seen.is_broker and overflow and overflow.range else until
+    met = prepared is None or prepared >= min(seen.spans.ahead.after(present), seen.end)
+    if not met:
+        reached = "nothing" if prepared is None else key.text(prepared)
+        found.append(
+            Finding(
+                kind=FindingKind.SHORT,
+                subject=table.name,
+                words=f"partitions reach to {reached}, less than {policy.ahead} ahead: apply a plan of creation",
+            )
+        )
+    waiting = [each for each in retired if each.state in {RetiredState.QUARANTINED, RetiredState.RESTORING}]
+    for each in waiting:
+        if each.drained_default:
+            continue
+        own = Range(
+            lower=None if each.lower is None else key.position(each.lower),
+            upper=None if each.upper is None else key.position(each.upper),
+        )
+        if any(own.overlaps(other) for other in table.ranges):
+            found.append(
+                Finding(
+                    kind=FindingKind.QUARANTINE_OVERLAP,
+                    subject=f"{each.quarantine_schema}.{each.partition_name}",
+                    words="its range has partitions again: it cannot be attached before they are detached",
+                )
+            )
+    bounded = [each.range.lower for each in table.partitions if each.range and each.range.lower is not None]
+    return Coverage(
+        table=table.name,
+        table_oid=table.oid,
+        key_kind=key.kind.value,
+        key_column=key.column,
+        as_of_ms=now_ms,
+        partitions=len(table.partitions),
+        bytes=sum(each.bytes for each in table.partitions) + (table.default.bytes if table.default else 0),
+        lowest=key.text(min(bounded)) if bounded else None,
+        covered_until=None if until is None else key.text(until),
+        inserts_fail_in_s=_fails_in_s(seen, until, rate),
+        keys_per_hour=rate,
+        head_room_met=met,
+        has_overflow=overflow is not None,
+        overflow_rows=seen.overflow_rows,
+        has_default=table.default is not None,
+        default_rows=bool(seen.default_steps),
+        pending_detaches=tuple(each.name for each in table.partitions if each.pending),
+        quarantined=len(waiting),
+        quarantined_bytes=sum(each.bytes for each in waiting),
+        observed_at_ms=int(observed[0][0]) if observed else None,
+        findings=tuple(found),
+    )
+
+
+def _fails_in_s(seen: Survey, until: int | None, keys_per_hour: float | None) -> float | None:
+    """Return when inserts begin to fail; none for never, or where nothing tells."""
+    if until is None or seen.table.default is not None:
+        return None
+    if seen.now is not None:
+        return seen.table.key.seconds(until - seen.now)
+    if seen.highest is None or not keys_per_hour:
+        return None
+    return (until - seen.highest) / keys_per_hour * _HOUR_S
+
+
+def _keys_per_hour(seen: Survey, observed: list[tuple[int, str | None]]) -> float | None:
+    """Return how fast integer keys have risen since the earliest of the last observations."""
+    if seen.now is not None or seen.highest is None:
+        return None
+    past = [(at_ms, seen.table.key.position(text)) for at_ms, text in observed if text is not None]
+    if not past:
+        return None
+    at_ms, key = past[-1]
+    hours = (seen.as_of_ms - at_ms) / 1_000 / _HOUR_S
+    return (seen.highest - key) / hours if hours > 0 else None

@@ -1,0 +1,368 @@
+"""What an archive of a partition says of itself, and how a table is looked at to be compared with it; no Spark here.
+
+An archive is a folder of its own::
+
+    <folder>/<parent>/<partition>-<oid>-<first digits of the hash>/manifest.json
+                                                                  rows/part-*.parquet
+
+The hash of the rows is part of its name: no archive is written over by one of other rows, and a table finds its own.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote
+
+from psycopg import sql
+
+from queuekeeper.errors import CheckFailed, RefusedError, UsageError
+from queuekeeper.postgres import Connection, statement, translated_errors
+
+FORMAT = 1
+MANIFEST = "manifest.json"
+ROWS = "rows"
+
+_NATIVE = {
+    "boolean": "boolean",
+    "smallint": "smallint",
+    "integer": "int",
+    "bigint": "bigint",
+    "real": "float",
+    "double precision": "double",
+    "bytea": "binary",
+}
+"""Types that Parquet holds as PostgreSQL does. Everything else is archived as the text that PostgreSQL writes for it
+and reads again: JSON, numeric, arrays, enums and whatever an extension adds come back as they were."""
+
+_INSTANTS = {
+    "date": "date",
+    "timestamp with time zone": "timestamp",
+    "timestamp without time zone": "timestamp_ntz",
+}
+"""Held as such while every value is between 1900 and 9999, where Spark, Arrow and PostgreSQL count days alike; as text
+otherwise, and for infinity."""
+
+_DIGITS = 12
+_BLOCK_BYTES = 1 << 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchivedColumn:
+    """One column.
+
+    :param type_name: as PostgreSQL names it.
+    :param parquet_type: as Spark names it; ``string`` for the text of the value.
+    :param is_generated: its values are made by the table again, and are not loaded.
+    """
+
+    name: str
+    type_name: str
+    parquet_type: str
+    is_generated: bool = False
+
+    @property
+    def expression(self) -> sql.Composable:
+        """SQL that gives the value as it is archived."""
+        name = sql.Identifier(self.name)
+        if self.parquet_type == "string":
+            return sql.SQL("{}::text").format(name)
+        # A domain is read as what it rests on: the driver knows no others.
+        base = next((base for base, kind in {**_NATIVE, **_INSTANTS}.items() if kind == self.parquet_type), "text")
+        return sql.SQL("{}::{}").format(name, sql.SQL(base))
+
+
+@dataclass(frozen=True, kw_only=True)
+class ArchivedFile:
+    """One Parquet file.
+
+    :param name: without folders.
+    """
+
+    name: str
+    rows: int
+    size_bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableContent:
+    """What a table holds, as PostgreSQL counts it in one pass.
+
+    :param rows_hash: order-free hash of all rows: the bitwise XOR and the sum of the first 64 bits of each row's MD5.
+    :param key_first: lowest key as text; none without rows.
+    """
+
+    rows: int
+    rows_hash: str
+    key_first: str | None
+    key_last: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest:
+    """What an archive holds.
+
+    :param parent: partitioned table that the rows belong to, as ``schema.name``, quoted where SQL needs it.
+    :param table: partition as it was called when it was archived, in the same way.
+    :param table_oid: its oid, which stays the same when it is renamed or moved to another schema.
+    :param key: column that the parent is partitioned by.
+    :param bounds: of the partition, as ``FOR VALUES ...``.
+    :param files_hash: order-free hash of the rows as Spark reads them from the files: XOR and sum of xxHash64.
+    :param ddl: statements that make the table, for people; a restore makes it like its parent.
+    """
+
+    format: int
+    system_identifier: str
+    database: str
+    parent: str
+    table: str
+    table_oid: int
+    key: str
+    bounds: str
+    content: TableContent
+    files_hash: str
+    columns: tuple[ArchivedColumn, ...]
+    files: tuple[ArchivedFile, ...]
+    ddl: tuple[str, ...]
+    archived_at_ms: int
+    generated_by: str
+
+    @property
+    def size_bytes(self) -> int:
+        """What the files take together."""
+        return sum(each.size_bytes for each in self.files)
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableShape:
+    """What a table is, without its rows.
+
+    :param name: as ``schema.name``, quoted where SQL needs it.
+    """
+
+    oid: int
+    name: str
+    bare_name: str
+    is_attached: bool
+    system_identifier: str
+    database: str
+    columns: tuple[ArchivedColumn, ...]
+    ddl: tuple[str, ...]
+
+
+def pin_texts(connection: Connection) -> None:
+    """Let this transaction write values in one way only."""
+    connection.execute(statement("maintenance/pin_texts"))
+
+
+def describe_table(connection: Connection, table: str) -> TableShape:
+    """Return what a table is; the transaction has to be pinned.
+
+    :param table: as ``schema.name``, quoted where SQL needs it.
+    :raises UsageError: when there is no such table.
+    :raises RefusedError: when it is not an ordinary table, or its text is in no known encoding.
+    """
+    with translated_errors(connection):
+        found = connection.execute(statement("maintenance/archived_table"), {"table_name": table}).fetchone()
+        if found is None:
+            raise UsageError(f"there is no table {table} in database {connection.info.dbname}")
+        oid, name, schema, bare_name, kind, is_attached, system, database, encoding = found
+        if kind != "r":
+            raise RefusedError(f"{table} is not an ordinary table: partitions are archived one by one, the lowest ones")
+        if encoding == "SQL_ASCII":
+            raise RefusedError(
+                f"database {database} has encoding SQL_ASCII, so nobody knows what its text means, and Parquet "
+                "holds UTF-8: move it to a database with an encoding"
+            )
+        rows = connection.execute(statement("maintenance/archived_columns"), {"table_oid": oid}).fetchall()
+        definitions = connection.execute(statement("maintenance/archived_definitions"), {"table_oid": oid}).fetchall()
+        instants = _in_range(connection, schema, bare_name, [name for name, _, base, *_ in rows if base in _INSTANTS])
+        lines = []
+        columns = []
+        for column, type_name, base, is_not_null, default_text, is_generated in rows:
+            kind = _NATIVE.get(base) or (_INSTANTS[base] if column in instants else "string")
+            columns.append(
+                ArchivedColumn(name=column, type_name=type_name, parquet_type=kind, is_generated=is_generated)
+            )
+            default = f" GENERATED ALWAYS AS ({default_text}) STORED" if is_generated else f" DEFAULT {default_text}"
+            lines.append(
+                f"    {sql.Identifier(column).as_string(connection)} {type_name}{default if default_text else ''}"
+                f"{' NOT NULL' if is_not_null else ''}"
+            )
+    create = f"CREATE TABLE {name} (\n" + ",\n".join(lines) + "\n)"
+    return TableShape(
+        oid=oid,
+        name=name,
+        bare_name=bare_name,
+        is_attached=is_attached,
+        system_identifier=str(system),
+        database=database,
+        columns=tuple(columns),
+        ddl=(create, *(str(text) for (text,) in definitions)),
+    )
+
+
+def table_content(connection: Connection, table: str, *, columns: Sequence[ArchivedColumn], key: str) -> TableContent:
+    """Count and hash the rows of a table; the transaction has to be pinned.
+
+    :param table: as ``schema.name``, quoted where SQL needs it.
+    :param columns: those that the hash takes in, in this order.
+    """
+    query = sql.SQL(
+        "SELECT count(*), bit_xor(hash), sum(hash), min(key)::text, max(key)::text FROM ("
+        "SELECT ('x' || substr(md5(row({columns})::text), 1, 16))::bit(64)::bigint AS hash, {key} AS key FROM {table}"
+        ") AS hashed"
+    ).format(
+        columns=sql.SQL(", ").join(sql.Identifier(column.name) for column in columns),
+        key=sql.Identifier(key),
+        table=sql.SQL(table),
+    )
+    with translated_errors(connection):
+        row = connection.execute(query).fetchone()
+    assert row is not None
+    rows, exclusive, total, first, last = row
+    return TableContent(rows=rows, rows_hash=hash_text(exclusive, total), key_first=first, key_last=last)
+
+
+def hash_text(exclusive: int | None, total: Any) -> str:
+    """Return an order-free hash as text: XOR and sum of 64-bit hashes.
+
+    XOR alone would not see two rows that are each there twice.
+    """
+    mask = (1 << 64) - 1
+    return f"{(exclusive or 0) & mask:016x}{int(total or 0) & mask:016x}"
+
+
+def archive_path(directory: Path, *, parent: str, shape: TableShape, content: TableContent) -> Path:
+    """Return where the archive of a table with this content is, or will be."""
+    name = f"{quote(shape.bare_name, safe='')}-{shape.oid}-{content.rows_hash[:_DIGITS]}"
+    return directory / quote(parent, safe="") / name
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Read the manifest of an archive.
+
+    :param path: folder of the archive.
+    :raises RefusedError: when there is none that can be read.
+    """
+    try:
+        found = json.loads((path / MANIFEST).read_text("utf-8"))
+        if found["format"] != FORMAT:
+            raise RefusedError(
+                f"the archive in {path} has format {found['format']}, and this release knows {FORMAT}: use the release "
+                f"that wrote it ({found.get('generated_by', 'unknown')})"
+            )
+        return Manifest(
+            **{
+                **found,
+                "content": TableContent(**found["content"]),
+                "columns": tuple(ArchivedColumn(**each) for each in found["columns"]),
+                "files": tuple(ArchivedFile(**each) for each in found["files"]),
+                "ddl": tuple(found["ddl"]),
+            }
+        )
+    except FileNotFoundError:
+        raise RefusedError(f"there is no archive in {path}: it has no {MANIFEST}") from None
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise RefusedError(f"{path / MANIFEST} cannot be read: {error}") from error
+
+
+def write_manifest(path: Path, manifest: Manifest) -> None:
+    """Write the manifest of an archive so that it is on disk when this returns."""
+    target = path / MANIFEST
+    half = target.with_suffix(".part")
+    with half.open("w", encoding="utf-8") as file:
+        json.dump(asdict(manifest), file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    half.replace(target)
+    sync_folder(path)
+
+
+def sync_folder(path: Path) -> None:
+    """Let the names in a folder be on disk when this returns."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def sum_file(path: Path) -> tuple[int, str]:
+    """Return size and SHA-256 of a file, which is on disk when this returns."""
+    digest = hashlib.sha256()
+    size = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK_BYTES):
+            digest.update(block)
+            size += len(block)
+        os.fsync(file.fileno())
+    return size, digest.hexdigest()
+
+
+def check_files(path: Path, manifest: Manifest) -> None:
+    """Compare the files of an archive with its manifest, byte by byte.
+
+    :param path: folder of the archive.
+    :raises CheckFailed: naming the first file that is missing or differs.
+    """
+    for each in manifest.files:
+        try:
+            found = sum_file(path / ROWS / each.name)
+        except OSError as error:
+            raise CheckFailed(f"{path / ROWS / each.name} of the archive cannot be read: {error.strerror}") from error
+        if found != (each.size_bytes, each.sha256):
+            raise CheckFailed(
+                f"{path / ROWS / each.name} differs from the manifest: {found[0]:,} bytes, SHA-256 {found[1]}; "
+                f"expected {each.size_bytes:,} bytes, {each.sha256}"
+            )
+
+
+def check_archive(connection: Connection, *, table: str, path: Path) -> Manifest:
+    """Compare an archive with its manifest byte by byte, and the manifest with the table as it is now: before a drop.
+
+    :param table: as ``schema.name``, quoted where SQL needs it.
+    :param path: folder of the archive.
+    :raises RefusedError: when there is no such archive.
+    :raises CheckFailed: when table, manifest and files do not agree.
+    """
+    manifest = read_manifest(path)
+    with connection.transaction():
+        pin_texts(connection)
+        shape = describe_table(connection, table)
+        content = table_content(connection, shape.name, columns=shape.columns, key=manifest.key)
+    of_table = (shape.system_identifier, shape.database, shape.oid, shape.columns, content)
+    of_archive = (
+        manifest.system_identifier,
+        manifest.database,
+        manifest.table_oid,
+        manifest.columns,
+        manifest.content,
+    )
+    if of_table != of_archive:
+        raise CheckFailed(
+            f"{shape.name} as it is now ({content.rows:,} rows, hash {content.rows_hash}) is not what is archived in "
+            f"{path} ({manifest.content.rows:,} rows, hash {manifest.content.rows_hash}): archive it again"
+        )
+    check_files(path, manifest)
+    return manifest
+
+
+def _in_range(connection: Connection, schema: str, name: str, columns: Sequence[str]) -> set[str]:
+    """Return the columns of dates and times whose values all lie between 1900 and 9999."""
+    if not columns:
+        return set()
+    tests = [
+        sql.SQL("coalesce(bool_and({} BETWEEN '1900-01-01' AND '9999-12-30'), TRUE)").format(sql.Identifier(column))
+        for column in columns
+    ]
+    query = sql.SQL("SELECT {} FROM {}").format(sql.SQL(", ").join(tests), sql.Identifier(schema, name))
+    row = connection.execute(query).fetchone()
+    assert row is not None
+    return {column for column, within in zip(columns, row, strict=True) if within}

@@ -1,0 +1,363 @@
+"""What maintenance of partitions plans, does and reports; it does no input or output.
+
+Plans and reports are plain records: they go through JSON and back (:func:`to_json`, :func:`plan_from_json`), so that
+Airflow can keep a plan, show it to a person and apply it in another process.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from datetime import datetime
+from enum import StrEnum
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+
+
+class Purpose(StrEnum):
+    """What a plan is for. Each is a step of its own: none waits for another."""
+
+    CREATION = "creation"
+    RETIREMENT = "retirement"
+    DROP = "drop"
+    REATTACHMENT = "reattachment"
+
+
+class StepKind(StrEnum):
+    """What one step does."""
+
+    CREATE = "create"  # a new, empty partition
+    ADVANCE = "advance"  # the event broker's own: partitions take the place of its overflow, which moves behind them
+    DRAIN = "drain"  # move rows from DEFAULT to partitions of their own
+    CLEAR = "clear"  # take away what an interrupted drain has left
+    FINALIZE = "finalize"  # end a DETACH ... CONCURRENTLY that was interrupted
+    DETACH = "detach"  # detach and move to the quarantine schema
+    QUARANTINE = "quarantine"  # move to the quarantine schema what was detached before an interruption
+    REATTACH = "reattach"  # attach again from the quarantine schema
+    DROP = "drop"
+
+
+class FindingKind(StrEnum):
+    """What may be wrong with a table's partitions."""
+
+    GAP = "gap"
+    SHORT = "short"  # head-room is less than the policy asks for
+    STRANGER = "stranger"  # a table that is no partition has the name of one
+    FOREIGN_OWNER = "foreign_owner"
+    UNMANAGED = "unmanaged"  # its bounds cannot be read, or it lies far beyond what the policy asks for
+    PENDING_DETACH = "pending_detach"
+    DEFAULT_ROWS = "default_rows"
+    DRAIN_LEFT = "drain_left"  # copy and trigger of a drain that was interrupted, or is under way
+    FAR_FUTURE = "far_future"  # rows further in the future than the policy allows
+    CUT_SHORT = "cut_short"  # more partitions are missing than one plan creates
+    QUARANTINE_OVERLAP = "quarantine_overlap"  # a retired partition whose range was created again
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """Something about a table that a person should know.
+
+    :param subject: partition or range.
+    :param words: what it is, and what to do.
+    """
+
+    kind: FindingKind
+    subject: str
+    words: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Lock:
+    """A lock that a statement takes.
+
+    :param mode: as PostgreSQL calls it, such as ``ACCESS EXCLUSIVE``.
+    :param blocks: who waits while it is held.
+    """
+
+    mode: str
+    relation: str
+    blocks: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Statement:
+    """One statement exactly as it will be sent, and the locks it takes."""
+
+    sql: str
+    locks: tuple[Lock, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Blocker:
+    """A session that holds what a plan needs; never its query's text, which may hold payloads.
+
+    :param relation: which it holds.
+    :param mode: of its lock.
+    :param state: of the session, such as ``idle in transaction``.
+    :param query_age_s: since its latest statement began.
+    :param transaction_age_s: since its transaction began.
+    """
+
+    pid: int
+    relation: str
+    mode: str
+    state: str
+    application: str
+    query_age_s: float
+    transaction_age_s: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Piece:
+    """A new partition of a step that makes several at once; without bounds it is the new DEFAULT."""
+
+    relation_name: str
+    lower: str | None
+    upper: str | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedStep:
+    """One thing to do; all of it or nothing, and safe to repeat.
+
+    :param schema_name: where the partition is, or is to be.
+    :param oid: of the partition when it exists; it is what an apply goes by.
+    :param lower: bound as SQL text; none for MINVALUE.
+    :param upper: bound as SQL text; none for MAXVALUE.
+    :param statements: exact SQL, in order. Those of one transaction stand between BEGIN and COMMIT.
+    :param rows: estimate of the planner's statistics; none when it has none.
+    :param pieces: new partitions of a drain, or of a bound that moves.
+    :param retired_id: record of the quarantine that the step is about.
+    :param quarantine_schema: where it is, when it comes back from there.
+    :param renames: names, of it and of its indexes, that the quarantine has already, and what they are called there.
+    """
+
+    kind: StepKind
+    schema_name: str
+    relation_name: str
+    oid: int | None
+    lower: str | None
+    upper: str | None
+    statements: tuple[Statement, ...]
+    rows: int | None
+    bytes: int
+    reason: str
+    pieces: tuple[Piece, ...] = ()
+    retired_id: int | None = None
+    quarantine_schema: str | None = None
+    renames: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def partition(self) -> str:
+        """Its name for people."""
+        return f"{self.schema_name}.{self.relation_name}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeldPartition:
+    """A partition that retention would take and that stays.
+
+    :param consumer: whether only a consumer holds it: an override takes it too.
+    """
+
+    partition: str
+    oid: int
+    lower: str | None
+    upper: str | None
+    rows: int | None
+    bytes: int
+    reason: str
+    consumer: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionPlan:
+    """What would be done with one table for one purpose; nothing was written.
+
+    :param table: ``schema.name``.
+    :param limit: retirement: keys below it are beyond their retention; none for no limit.
+    :param lowest_needed: retirement: lowest key that a consumer still needs; none when nobody waits.
+    :param overrides_consumers: retirement: whether it takes partitions that a consumer still needs.
+    :param blockers: sessions that the plan would wait for now.
+    """
+
+    purpose: Purpose
+    table: str
+    table_oid: int
+    policy: PartitionPolicy
+    as_of_ms: int
+    steps: tuple[PlannedStep, ...]
+    held: tuple[HeldPartition, ...] = ()
+    findings: tuple[Finding, ...] = ()
+    blockers: tuple[Blocker, ...] = ()
+    limit: str | None = None
+    lowest_needed: str | None = None
+    overrides_consumers: bool = False
+
+    @property
+    def empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.steps
+
+    @property
+    def passes_consumers(self) -> bool:
+        """Whether it retires what a consumer still needs: a person has to agree."""
+        return self.overrides_consumers and bool(self.steps)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all partitions that the plan touches."""
+        return sum(each.bytes for each in self.steps)
+
+
+class StepState(StrEnum):
+    """What became of a step."""
+
+    DONE = "done"
+    ALREADY = "already"  # it was done before: a repeated apply
+    BLOCKED = "blocked"  # others held a lock until the deadline; repeat it
+    STALE = "stale"  # the table is no longer what the plan saw; make a new plan
+    FAILED = "failed"  # the server refused
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepOutcome:
+    """What became of one step.
+
+    :param attempts: tries, each of which waited for locks no longer than the policy allows.
+    :param waited_s: spent in tries that did not get their lock, and between tries.
+    :param words: why it was not done; empty when it was.
+    :param blockers: who held the lock at the last try.
+    :param rows: moved by a drain, or counted at a retirement.
+    """
+
+    kind: StepKind
+    partition: str
+    state: StepState
+    attempts: int
+    waited_s: float
+    seconds: float
+    words: str = ""
+    blockers: tuple[Blocker, ...] = ()
+    rows: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class ApplyReport:
+    """What an apply did; each step is reported, also the ones that were not done."""
+
+    purpose: Purpose
+    table: str
+    outcomes: tuple[StepOutcome, ...]
+    seconds: float
+
+    @property
+    def done(self) -> bool:
+        """Whether every step is done."""
+        return all(each.state in {StepState.DONE, StepState.ALREADY} for each in self.outcomes)
+
+    @property
+    def stale(self) -> bool:
+        """Whether a step no longer fits the table, so that a new plan is due."""
+        return any(each.state is StepState.STALE for each in self.outcomes)
+
+
+class RetiredState(StrEnum):
+    """Where a retired partition stands."""
+
+    DETACHING = "detaching"  # asked for; after an interruption the next retirement goes on here
+    QUARANTINED = "quarantined"
+    REATTACHED = "reattached"
+    DROPPED = "dropped"
+    RESTORING = "restoring"  # recreated empty, to be loaded from its archive
+
+
+@dataclass(frozen=True, kw_only=True)
+class RetiredPartition:
+    """A partition that was taken out of its table, as recorded.
+
+    :param table: it was part of, ``schema.name``.
+    :param schema_name: where it was, and goes back to.
+    :param partition_name: its name, which is another one in quarantine when that had a table of the name.
+    :param quarantine_schema: where it is while in quarantine.
+    :param retired_at: when it came to the quarantine.
+    :param lower: bound as SQL text; none for MINVALUE. A drained DEFAULT has neither bound.
+    :param drained_default: it was a DEFAULT partition whose rows were copied to partitions of their own.
+    :param archive: manifest of its verified archive; none before.
+    """
+
+    retired_id: int
+    table: str
+    table_oid: int
+    partition_oid: int
+    schema_name: str
+    partition_name: str
+    quarantine_schema: str
+    lower: str | None
+    upper: str | None
+    drained_default: bool
+    state: RetiredState
+    bytes: int
+    reason: str
+    retired_at: datetime
+    drop_after: datetime
+    archived_at: datetime | None
+    archive: dict[str, Any] | None
+    ended_at: datetime | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Coverage:
+    """How a table stands: from where to where inserts succeed, for how long, and what is wrong.
+
+    :param covered_until: end of the unbroken cover of the present; none for no end.
+    :param inserts_fail_in_s: seconds until keys of the clock have no partition; for integers by the rate of late; none
+        for never or unknown.
+    :param keys_per_hour: of integer keys, between the last observations; none when unknown.
+    :param head_room_met: whether the cover reaches as far ahead as the policy asks.
+    :param overflow_rows: whether the partition that reaches to MAXVALUE holds rows: maintenance was out.
+    :param pending_detaches: partitions whose detach was interrupted.
+    :param quarantined: retired partitions that are not dropped yet.
+    :param observed_at_ms: when an apply last succeeded in full; none for never.
+    """
+
+    table: str
+    table_oid: int
+    key_kind: str
+    key_column: str
+    as_of_ms: int
+    partitions: int
+    bytes: int
+    lowest: str | None
+    covered_until: str | None
+    inserts_fail_in_s: float | None
+    keys_per_hour: float | None
+    head_room_met: bool
+    has_overflow: bool
+    overflow_rows: bool
+    has_default: bool
+    default_rows: bool
+    pending_detaches: tuple[str, ...]
+    quarantined: int
+    quarantined_bytes: int
+    observed_at_ms: int | None
+    findings: tuple[Finding, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Whether no key of the present or near future is refused, and none will be before maintenance is due again."""
+        bad = {FindingKind.GAP, FindingKind.SHORT, FindingKind.PENDING_DETACH}
+        return not any(each.kind in bad for each in self.findings)
+
+
+def to_json(value: PartitionPlan | ApplyReport | Coverage) -> str:
+    """Return a record as JSON."""
+    return json.dumps(asdict(value), ensure_ascii=False)
+
+
+def plan_from_json(text: str) -> PartitionPlan:
+    """Return the plan that :func:`to_json` has written."""
+    return TypeAdapter(PartitionPlan).validate_json(text)

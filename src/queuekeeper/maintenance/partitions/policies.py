@@ -1,0 +1,71 @@
+"""Where policies are kept: those of the event broker in its own settings, all others in schema ``queuekeeper``."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+from typing import Any
+
+from psycopg.types.json import Jsonb
+
+from queuekeeper.errors import UsageError
+from queuekeeper.maintenance.partitions.broker import TABLES, broker_policies
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.postgres import Connection, statement, translated_errors
+
+_QUERIES = "maintenance/partitions/"
+_MIGRATE = "run `queuekeeper database migrate`"
+
+
+def load_policies(connection: Connection) -> list[PartitionPolicy]:
+    """Return all policies that are kept in this database: the event broker's, then the others by table."""
+    with translated_errors(connection, missing=_MIGRATE):
+        rows = connection.execute(statement(f"{_QUERIES}load_policies")).fetchall()
+    names = [each.name for each in fields(PartitionPolicy)]
+    stored = [PartitionPolicy(**dict(zip(names, row, strict=True))) for row in rows]
+    return [*broker_policies(connection), *stored]
+
+
+def load_policy(connection: Connection, table: str) -> PartitionPolicy:
+    """Return the policy of one table.
+
+    :raises UsageError: when there is none.
+    """
+    known = load_policies(connection)
+    for each in known:
+        if each.table == table:
+            return each
+    names = f"known: {', '.join(each.table for each in known)}" if known else "there are none yet"
+    raise UsageError(f"no policy for table {table!r}: set one by `queuekeeper partitions set`; {names}")
+
+
+def save_policy(connection: Connection, policy: PartitionPolicy) -> None:
+    """Keep a policy, in place of the table's former one. Check it by ``spans`` against the table first.
+
+    :raises UsageError: for a table of the event broker, which has settings of its own.
+    """
+    _refuse_broker(policy.table)
+    values: dict[str, Any] = {each.name: getattr(policy, each.name) for each in fields(policy)}
+    with translated_errors(connection, missing=_MIGRATE):
+        connection.execute(
+            statement(f"{_QUERIES}save_policy"),
+            values | {"table": policy.table, "storage": Jsonb(dict(policy.storage))},
+        )
+
+
+def delete_policy(connection: Connection, table: str) -> None:
+    """Forget a policy; the table stays as it is.
+
+    :raises UsageError: when there is none.
+    """
+    _refuse_broker(table)
+    load_policy(connection, table)
+    with translated_errors(connection, missing=_MIGRATE):
+        connection.execute(statement(f"{_QUERIES}delete_policy"), {"table": table})
+
+
+def _refuse_broker(table: str) -> None:
+    if table in TABLES:
+        raise UsageError(
+            f"{table} belongs to the event broker: change partition_interval, future_intervals_to_create and "
+            "partition_retention_period in pgmb.config"
+        )

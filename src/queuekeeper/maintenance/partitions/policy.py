@@ -1,0 +1,106 @@
+"""What a table's partitions should be like, and the check of a policy against its table; no input or output."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from queuekeeper.errors import InvalidPolicy
+from queuekeeper.maintenance.partitions.keys import Key, Span, parse_span, parse_step
+
+_STORAGE_NAME = re.compile(r"[a-z_]+(\.[a-z_]+)?")
+_STORAGE_VALUE = re.compile(r"[A-Za-z0-9_.\-]+")
+_NAME_BYTES = 63
+_LIMITS = {
+    "quarantine_days": (0, 3_650),
+    "lock_timeout_ms": (10, 60_000),
+    "deadline_s": (1, 86_400),
+    "at_most": (1, 10_000),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartitionPolicy:
+    """How one table is to be partitioned, how far ahead, and when its partitions go.
+
+    Spans are a number and a unit, such as ``1 month``; for tables partitioned by an integer a number of keys.
+
+    :param table: ``schema.name``.
+    :param step: length of a partition; edges lie on the calendar in UTC. It may be changed at any time.
+    :param ahead: how far beyond clock and data partitions are to reach.
+    :param retention: how long keys are kept; none for ever.
+    :param far_future: rows further ahead of the clock than this pull no partitions; as far as ``ahead`` if none.
+    :param lowest_needed_sql: query that answers the lowest key that a consumer still needs, or null when none waits.
+    :param archive: a retired partition is dropped only once its archive was verified.
+    :param quarantine_days: how long a retired partition is kept before it is dropped.
+    :param blocking_detach: where a DEFAULT partition forbids ``DETACH ... CONCURRENTLY``, detach by a lock that readers
+        and writers wait for, ``lock_timeout_ms`` at most per try.
+    :param storage: storage parameters of new partitions, such as ``autovacuum_vacuum_insert_scale_factor``.
+    :param lock_timeout_ms: longest wait for one lock, and so the longest that anybody waits behind it.
+    :param deadline_s: when one apply stops trying.
+    :param at_most: partitions that one plan creates.
+    """
+
+    table: str
+    step: str
+    ahead: str
+    retention: str | None = None
+    far_future: str | None = None
+    lowest_needed_sql: str | None = None
+    archive: bool = True
+    quarantine_schema: str = "queuekeeper_retired"
+    quarantine_days: int = 7
+    blocking_detach: bool = False
+    storage: Mapping[str, str] = field(default_factory=dict)
+    lock_timeout_ms: int = 1_000
+    deadline_s: int = 300
+    at_most: int = 400
+
+    def __post_init__(self) -> None:
+        for name, (lowest, highest) in _LIMITS.items():
+            value = getattr(self, name)
+            if type(value) is not int or not lowest <= value <= highest:
+                raise InvalidPolicy(f"{name} is {value!r}: it must be an integer from {lowest:,} to {highest:,}")
+        schema, dot, name = self.table.partition(".")
+        if not (schema and dot and name):
+            raise InvalidPolicy(f"table is {self.table!r}: write it with its schema, such as public.{self.table}")
+        if self.quarantine_schema == schema:
+            raise InvalidPolicy(f"quarantine_schema is {schema!r}, the table's own: name another one")
+        if not self.quarantine_schema or len(self.quarantine_schema.encode()) > _NAME_BYTES:
+            raise InvalidPolicy(f"quarantine_schema is {self.quarantine_schema!r}: name a schema")
+        if self.quarantine_schema.startswith("pg_") or self.quarantine_schema == "information_schema":
+            raise InvalidPolicy(f"quarantine_schema is {self.quarantine_schema!r}: that belongs to PostgreSQL")
+        for option, value in self.storage.items():
+            if not _STORAGE_NAME.fullmatch(option) or not _STORAGE_VALUE.fullmatch(value):
+                raise InvalidPolicy(f"storage holds {option}={value}: write such as autovacuum_enabled=true")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spans:
+    """The spans of a policy, in positions of its table's key.
+
+    :param retention: none for ever.
+    """
+
+    step: Span
+    ahead: Span
+    far_future: Span
+    retention: Span | None
+
+
+def spans(policy: PartitionPolicy, key: Key) -> Spans:
+    """Return what a policy means for a table.
+
+    :raises InvalidPolicy: when a span is negative, does not divide, or does not suit the key.
+    """
+    kind = key.kind
+    step = parse_step(policy.step, kind=kind)
+    key.check_step(step, policy.step)
+    ahead = parse_span(policy.ahead, kind=kind, what="ahead")
+    return Spans(
+        step=step,
+        ahead=ahead,
+        far_future=ahead if policy.far_future is None else parse_span(policy.far_future, kind=kind, what="far_future"),
+        retention=None if policy.retention is None else parse_span(policy.retention, kind=kind, what="retention"),
+    )

@@ -1,0 +1,158 @@
+"""Brings a dropped partition back from its archive, row by row the same; attaching it is for a plan of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from io import BytesIO
+from pathlib import Path
+
+import psycopg
+import pyarrow as pa
+import pyarrow.parquet as pq
+from psycopg import sql
+from pyarrow import csv
+
+from queuekeeper.errors import CheckFailed, RefusedError
+from queuekeeper.maintenance.partitions.manifest import (
+    ROWS,
+    Manifest,
+    TableContent,
+    check_files,
+    describe_table,
+    pin_texts,
+    read_manifest,
+    table_content,
+)
+from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
+from queuekeeper.maintenance.partitions.policies import load_policy
+from queuekeeper.maintenance.partitions.retired import (
+    archive_folder,
+    bounds_text,
+    finish_restore,
+    load_retired,
+    recreate_retired,
+)
+from queuekeeper.postgres import Connection, translated_errors
+
+__all__ = ["RestoreReport", "archive_folder", "load_archive", "restore_partition", "retired_name"]
+
+_BATCH_ROWS = 10_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class RestoreReport:
+    """What a table holds after its archive was loaded.
+
+    :param path: folder of the archive.
+    :param is_new: false when the table held all of it already.
+    """
+
+    table: str
+    path: str
+    is_new: bool
+    content: TableContent
+
+
+def restore_partition(
+    connection: Connection, *, retired_id: int, now_ms: int, path: Path | None = None
+) -> RestoreReport:
+    """Make a dropped partition again, in the quarantine schema, with the rows of its archive; it can be repeated.
+
+    A plan to attach it again comes next; until then its days in quarantine begin anew.
+
+    :param path: folder of the archive, where it is not where its record says.
+    :raises RefusedError: when the partition was not dropped, has no archive, or the archive is another partition's.
+    """
+    record = load_retired(connection, retired_id)
+    folder = path or archive_folder(record)
+    _check_own(record, read_manifest(folder), folder)
+    if record.state is not RetiredState.RESTORING:
+        record = recreate_retired(connection, retired_id=retired_id)
+    report = load_archive(connection, path=folder, table=retired_name(connection, record))
+    policy = load_policy(connection, record.table)
+    finish_restore(connection, retired_id=retired_id, quarantine_days=policy.quarantine_days, now_ms=now_ms)
+    return report
+
+
+def _check_own(record: RetiredPartition, manifest: Manifest, folder: Path) -> None:
+    what = f"retired partition {record.retired_id} ({record.partition_name} of {record.table})"
+    if (manifest.parent, manifest.bounds) != (record.table, bounds_text(record)):
+        raise RefusedError(
+            f"the archive in {folder} is of {manifest.parent} {manifest.bounds}, not of {what} {bounds_text(record)}: "
+            "name its own folder"
+        )
+    if record.archive and asdict(manifest.content) != record.archive["content"]:
+        raise RefusedError(f"the archive in {folder} has other rows than that of {what}: name its own folder")
+
+
+def retired_name(connection: Connection, record: RetiredPartition) -> str:
+    """Return where a retired partition is, as ``schema.name``, quoted for SQL."""
+    return sql.Identifier(record.quarantine_schema, record.partition_name).as_string(connection)
+
+
+def load_archive(connection: Connection, *, path: Path, table: str) -> RestoreReport:
+    """Load an archive into an empty table, and keep it only if the table then holds exactly what was archived.
+
+    All of it is one transaction, and repeating it changes nothing. Columns that the archive lacks keep their default.
+
+    :param path: folder of the archive.
+    :param table: as ``schema.name``, quoted where SQL needs it.
+    :raises RefusedError: when the table has other rows already, lacks a column, or does not take a value.
+    :raises CheckFailed: when files, manifest and loaded rows do not agree; the table stays empty then.
+    """
+    manifest = read_manifest(path)
+    check_files(path, manifest)
+    with translated_errors(connection), connection.transaction():
+        pin_texts(connection)
+        shape = describe_table(connection, table)
+        lacking = {column.name for column in manifest.columns} - {column.name for column in shape.columns}
+        if lacking:
+            raise RefusedError(
+                f"{shape.name} lacks {', '.join(sorted(lacking))}, which the archive in {path} holds: add it to "
+                f"{manifest.parent} first, or load the files into a table of the archived form (ddl in its manifest)"
+            )
+        target = sql.SQL(shape.name)
+        content = table_content(connection, shape.name, columns=manifest.columns, key=manifest.key)
+        if content.rows:
+            if content != manifest.content:
+                raise RefusedError(f"{shape.name} has other rows already: an archive is loaded into an empty table")
+            return RestoreReport(table=shape.name, path=str(path), is_new=False, content=content)
+        names = [column.name for column in manifest.columns if not column.is_generated]
+        copy = sql.SQL("COPY {} ({}) FROM STDIN (FORMAT csv)").format(
+            target, sql.SQL(", ").join(sql.Identifier(name) for name in names)
+        )
+        try:
+            with connection.cursor() as cursor, cursor.copy(copy) as stream:
+                for block in _blocks(path, manifest, names):
+                    stream.write(block)
+        except (psycopg.DataError, psycopg.IntegrityError) as error:
+            raise RefusedError(
+                f"{shape.name} does not take what the archive in {path} holds: {error.diag.message_primary}"
+            ) from error
+        content = table_content(connection, shape.name, columns=manifest.columns, key=manifest.key)
+        if content != manifest.content:
+            raise CheckFailed(
+                f"{shape.name} would not hold what was archived: {content.rows:,} rows, hash {content.rows_hash}; "
+                f"expected {manifest.content.rows:,} rows, hash {manifest.content.rows_hash}; nothing was loaded"
+            )
+    return RestoreReport(table=shape.name, path=str(path), is_new=True, content=content)
+
+
+def _blocks(path: Path, manifest: Manifest, names: list[str]) -> Iterator[bytes]:
+    """Return the rows as CSV, where a NULL is nothing and an empty text is quoted."""
+    options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
+    for each in manifest.files:
+        for batch in pq.ParquetFile(path / ROWS / each.name).iter_batches(batch_size=_BATCH_ROWS, columns=names):
+            sink = BytesIO()
+            csv.write_csv(_without_bytes(batch), sink, write_options=options)
+            yield sink.getvalue()
+
+
+def _without_bytes(batch: pa.RecordBatch) -> pa.RecordBatch:
+    """Return a batch whose binary values are written as PostgreSQL reads them: CSV is text."""
+    for number, field in enumerate(batch.schema):
+        if pa.types.is_binary(field.type):
+            texts = [None if value is None else f"\\x{value.hex()}" for value in batch.column(number).to_pylist()]
+            batch = batch.set_column(number, field.name, pa.array(texts, pa.string()))
+    return batch

@@ -1,0 +1,142 @@
+"""The record of retired partitions, from detach to drop or return; archives are verified and loaded by others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from psycopg import sql
+from psycopg.types.json import Jsonb
+
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.maintenance.partitions.catalog import read_table, schema_rights
+from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
+from queuekeeper.maintenance.partitions.statements import check_constraint, create_like
+from queuekeeper.postgres import Connection, statement, translated_errors
+
+_QUERIES = "maintenance/partitions/"
+_MIGRATE = "run `queuekeeper database migrate`"
+
+
+def retired_partitions(
+    connection: Connection, *, table: str | None = None, retired_id: int | None = None
+) -> list[RetiredPartition]:
+    """Return what was retired, oldest first, also what was dropped or came back.
+
+    :param table: of this table only, as its policy names it.
+    """
+    with translated_errors(connection, missing=_MIGRATE):
+        rows = connection.execute(
+            statement(f"{_QUERIES}retired_partitions"), {"table": table, "retired_id": retired_id}
+        ).fetchall()
+    names = [each.name for each in fields(RetiredPartition)]
+    records = [dict(zip(names, row, strict=True)) for row in rows]
+    return [RetiredPartition(**each | {"state": RetiredState(each["state"])}) for each in records]
+
+
+def load_retired(connection: Connection, retired_id: int) -> RetiredPartition:
+    """Return one record.
+
+    :raises UsageError: when there is none.
+    """
+    found = retired_partitions(connection, retired_id=retired_id)
+    if not found:
+        raise UsageError(f"no retired partition {retired_id}: `queuekeeper partitions retired` lists them")
+    return found[0]
+
+
+def record_archive(connection: Connection, *, retired_id: int, archive: Mapping[str, Any]) -> None:
+    """Note that the archive of a retired partition was verified: it may be dropped when its days are up.
+
+    :param archive: manifest, as JSON can hold it; without payloads.
+    :raises RefusedError: when the partition is not in quarantine.
+    """
+    with translated_errors(connection, missing=_MIGRATE):
+        row = connection.execute(
+            statement(f"{_QUERIES}record_archive"), {"retired_id": retired_id, "archive": Jsonb(dict(archive))}
+        ).fetchone()
+    if row is None:
+        raise RefusedError(_wrong_state(load_retired(connection, retired_id), "an archive is noted"))
+
+
+def bounds_text(record: RetiredPartition) -> str:
+    """Return the bounds of a retired partition as PostgreSQL writes them."""
+    if record.drained_default:
+        return "DEFAULT"
+    lower, upper = (
+        word if bound is None else f"'{bound}'"
+        for bound, word in ((record.lower, "MINVALUE"), (record.upper, "MAXVALUE"))
+    )
+    return f"FOR VALUES FROM ({lower}) TO ({upper})"
+
+
+def archive_folder(record: RetiredPartition) -> Path:
+    """Return the folder of a retired partition's archive.
+
+    :raises RefusedError: when it has none.
+    """
+    if not record.archive:
+        raise RefusedError(
+            f"retired partition {record.retired_id} ({record.partition_name} of {record.table}) has no archive"
+        )
+    return Path(record.archive["path"])
+
+
+def recreate_retired(connection: Connection, *, retired_id: int) -> RetiredPartition:
+    """Create a dropped partition again, empty and in the quarantine schema, to be loaded from its archive.
+
+    It takes only keys of its own range. :func:`finish_restore` comes after the load, then a plan to attach it again.
+
+    :raises RefusedError: when it was not dropped.
+    """
+    record = load_retired(connection, retired_id)
+    if record.state is not RetiredState.DROPPED:
+        raise RefusedError(_wrong_state(record, "it is recreated"))
+    table = read_table(connection, record.table)
+    target = sql.Identifier(record.quarantine_schema, record.partition_name)
+    with translated_errors(connection, missing=_MIGRATE), connection.transaction():
+        if not schema_rights(connection, record.quarantine_schema)[0]:
+            connection.execute(sql.SQL("CREATE SCHEMA {}").format(sql.Identifier(record.quarantine_schema)))
+        connection.execute(create_like(table, target))
+        # Quoted by PostgreSQL.
+        connection.execute(sql.SQL("ALTER TABLE {} OWNER TO {}").format(target, sql.SQL(table.owner)))
+        connection.execute(check_constraint(table, target, record.lower, record.upper, name=record.partition_name))
+        connection.execute(
+            statement(f"{_QUERIES}set_restoring"),
+            {
+                "retired_id": retired_id,
+                "table_oid": table.oid,
+                "relation": target.as_string(connection),
+            },
+        )
+    return load_retired(connection, retired_id)
+
+
+def finish_restore(connection: Connection, *, retired_id: int, quarantine_days: int, now_ms: int) -> RetiredPartition:
+    """Note that a recreated partition holds its rows again; its days in quarantine begin anew.
+
+    :raises RefusedError: when it was not being restored.
+    """
+    with translated_errors(connection, missing=_MIGRATE):
+        row = connection.execute(
+            statement(f"{_QUERIES}finish_restore"),
+            {"retired_id": retired_id, "quarantine_days": quarantine_days, "now_ms": now_ms},
+        ).fetchone()
+    found = load_retired(connection, retired_id)
+    if row is None:
+        raise RefusedError(_wrong_state(found, "a restore ends"))
+    return found
+
+
+def _wrong_state(record: RetiredPartition, what: str) -> str:
+    wanted = {
+        "an archive is noted": "quarantined or restoring",
+        "it is recreated": "dropped",
+        "a restore ends": "restoring",
+    }[what]
+    return (
+        f"retired partition {record.retired_id} ({record.partition_name} of {record.table}) is {record.state.value}, "
+        f"not {wanted}, which it has to be when {what}"
+    )

@@ -1,0 +1,82 @@
+"""A connection as maintenance of partitions needs it, for a while: in UTC, with short waits, alone at a table."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import psycopg
+
+from queuekeeper.errors import MaintenanceRunning, UsageError
+from queuekeeper.postgres import Connection, statement, translated_errors
+
+_MIGRATE = "run `queuekeeper database migrate`"
+_SETTINGS = (
+    "TimeZone",
+    "DateStyle",
+    "default_transaction_isolation",
+    "lock_timeout",
+    "statement_timeout",
+    "row_security",
+)
+
+
+@contextmanager
+def pinned(connection: Connection, *, lock_timeout_ms: int) -> Iterator[None]:
+    """Let bounds mean the same in any session, and no statement wait long for a lock; all is as before afterwards.
+
+    :raises UsageError: when the connection does not commit by itself: a concurrent detach runs in no transaction.
+    """
+    if not connection.autocommit:
+        raise UsageError(
+            "partitions need a connection with autocommit=True: DETACH ... CONCURRENTLY runs outside of one"
+        )
+    with translated_errors(connection, missing=_MIGRATE):
+        before = {name: _setting(connection, name) for name in _SETTINGS}
+        try:
+            connection.execute(statement("queuekeeper/queries/pin_session"))
+            set_lock_timeout(connection, lock_timeout_ms)
+            set_setting(connection, "statement_timeout", "0")
+            # A policy of rows makes a statement fail: a copy or a check of what it lets through would lose the others.
+            set_setting(connection, "row_security", "off")
+            yield
+        finally:
+            if not connection.closed:
+                with suppress(psycopg.OperationalError):
+                    for name, value in before.items():
+                        set_setting(connection, name, value)
+
+
+def set_lock_timeout(connection: Connection, milliseconds: int) -> None:
+    """Let no statement of this session wait longer for one lock."""
+    set_setting(connection, "lock_timeout", f"{milliseconds}ms")
+
+
+def set_setting(connection: Connection, name: str, value: str) -> None:
+    """Change a setting of this session."""
+    connection.execute(statement("maintenance/partitions/set_setting"), {"name": name, "value": value})
+
+
+def _setting(connection: Connection, name: str) -> str:
+    row = connection.execute(statement("maintenance/partitions/setting"), {"name": name}).fetchone()
+    return str(row[0]) if row else ""
+
+
+@contextmanager
+def table_lock(connection: Connection, table: str, table_oid: int) -> Iterator[None]:
+    """Hold a table's maintenance for this session. The lock ends with the connection, so a killed process leaves none.
+
+    :raises MaintenanceRunning: when another session holds it.
+    """
+    digest = hashlib.sha256(f"queuekeeper.partitions {table_oid}".encode()).digest()
+    key = {"key": int.from_bytes(digest[:8], "big", signed=True)}
+    row = connection.execute(statement("maintenance/lock_shard"), key).fetchone()
+    if row is None or not row[0]:
+        raise MaintenanceRunning(f"another process maintains the partitions of {table}: let it finish")
+    try:
+        yield
+    finally:
+        if not connection.closed:
+            with suppress(psycopg.OperationalError):
+                connection.execute(statement("maintenance/unlock_shard"), key)

@@ -1,0 +1,51 @@
+"""A plan for partitions in a few lines of Markdown, with each statement and its locks; it decides nothing."""
+
+from __future__ import annotations
+
+from queuekeeper.maintenance.partitions.model import PartitionPlan, PlannedStep
+from queuekeeper.report.figures import duration, number, size
+
+_STEPS_SHOWN = 12
+
+
+def plan_markdown(plan: PartitionPlan) -> str:
+    """Return what a plan would do and why, the exact SQL, the locks it takes, and who holds them now."""
+    lines = [f"**{plan.table}**, {plan.purpose.value}: {_count(len(plan.steps), 'step')}, {size(plan.bytes)}"]
+    if plan.lowest_needed is not None:
+        lines += ["", f"Consumers still need keys from `{plan.lowest_needed}`."]
+    if plan.passes_consumers:
+        lines += ["", "**It takes what a consumer has not read yet: those rows will be missing there.**"]
+    for step in plan.steps[:_STEPS_SHOWN]:
+        lines += ["", *_step_lines(step)]
+    if len(plan.steps) > _STEPS_SHOWN:
+        lines += ["", f"and {_count(len(plan.steps) - _STEPS_SHOWN, 'further step')} of the same kind, see the log"]
+    for title, texts in (
+        ("Stays", [f"{each.partition}: {each.reason}" for each in plan.held]),
+        ("Found", [f"{each.kind.value} {each.subject}: {each.words}" for each in plan.findings]),
+        (
+            "In the way now",
+            [
+                f"process {each.pid} ({each.application or 'unnamed'}, {each.state}) holds {each.mode} on "
+                f"{each.relation} for {duration(each.transaction_age_s)}"
+                for each in plan.blockers
+            ],
+        ),
+    ):
+        if texts:
+            lines += ["", f"{title}:", "", *(f"- {text}" for text in texts[:_STEPS_SHOWN])]
+            if len(texts) > _STEPS_SHOWN:
+                lines.append(f"- and {number(len(texts) - _STEPS_SHOWN)} more")
+    return "\n".join(lines)
+
+
+def _step_lines(step: PlannedStep) -> list[str]:
+    rows = "" if step.rows is None else f", about {_count(step.rows, 'row')}"
+    lines = [f"{step.kind.value} `{step.partition}` ({size(step.bytes)}{rows}): {step.reason}", "", "```sql"]
+    for statement in step.statements:
+        lines.append(f"{statement.sql};")
+        lines += [f"-- {lock.mode} on {lock.relation}, blocks {lock.blocks}" for lock in statement.locks]
+    return [*lines, "```"]
+
+
+def _count(amount: int, what: str) -> str:
+    return f"{number(amount)} {what}{'' if amount == 1 else 's'}"

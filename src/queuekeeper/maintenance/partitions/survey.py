@@ -1,0 +1,312 @@
+"""Looks at one table under its policy: how far clock and data are, what is missing, what is odd; it changes nothing."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import psycopg
+
+from queuekeeper.errors import KeyFromFuture, UsageError
+from queuekeeper.maintenance.partitions.broker import LOWEST_NEEDED, NEVER_PASSED, TABLES
+from queuekeeper.maintenance.partitions.catalog import (
+    PartitionedTable,
+    foreign_keys,
+    has_rows,
+    highest_key,
+    read_table,
+    row_shape,
+    schema_rights,
+    steps_with_rows,
+    taken_names,
+)
+from queuekeeper.maintenance.partitions.model import Finding, FindingKind
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy, Spans, spans
+from queuekeeper.maintenance.partitions.ranges import Range, covered_until, gaps
+from queuekeeper.maintenance.partitions.statements import drain_schema
+from queuekeeper.postgres import Connection
+
+_GUARD_TIMEOUT_MS = 10_000
+_NAME_BYTES = 40
+"""Of a table's name in that of a partition: PostgreSQL cuts names at 63 bytes, those of their indexes too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Survey:
+    """A table as an instant finds it.
+
+    :param now: position of the clock; none for integers.
+    :param highest: highest key outside DEFAULT; none when there are none.
+    :param base: what partitions have to be ahead of: the clock, or data that are not too far ahead of it.
+    :param cap: data beyond it pull no partitions.
+    :param end: where coverage is to reach at least.
+    :param limit: keys below it are beyond their retention; none for no limit.
+    :param default_steps: steps in which DEFAULT holds rows.
+    :param columns: of DEFAULT, that can be written; none without one.
+    :param key_columns: of its primary key.
+    :param drain_left: whether there are the copy and the trigger of a drain of DEFAULT.
+    :param overflow_rows: whether the partition that reaches to MAXVALUE holds rows.
+    """
+
+    table: PartitionedTable
+    policy: PartitionPolicy
+    spans: Spans
+    as_of_ms: int
+    now: int | None
+    highest: int | None
+    base: int
+    cap: int
+    end: int
+    limit: int | None
+    default_steps: tuple[Range, ...]
+    columns: tuple[str, ...]
+    key_columns: tuple[str, ...]
+    drain_left: bool
+    overflow_rows: bool
+    foreign_keys: tuple[tuple[str, bool], ...]
+
+    @property
+    def is_broker(self) -> bool:
+        """Whether it is a table of the event broker, whose own function extends it."""
+        return self.table.name in TABLES
+
+    @property
+    def undrainable(self) -> str:
+        """Why DEFAULT cannot be drained while it is in use; empty when it can."""
+        if self.table.default and self.table.default.relkind != "r":
+            return "it is no plain table: move its rows by hand"
+        if not self.key_columns:
+            return "without a primary key changes cannot be followed: move its rows by hand"
+        if any(refers_here for _, refers_here in self.foreign_keys):
+            return "foreign keys refer to the table: move its rows by hand"
+        return ""
+
+    @property
+    def start(self) -> int:
+        """Where coverage is to begin: what is beyond its retention needs no partition."""
+        rows = [each for each in self.default_steps if each.end <= self.cap]
+        first = min((each.start for each in [*self.table.ranges, *rows]), default=self.base)
+        floor = self.spans.step.floor(self.base)
+        start = min(first, floor)
+        return start if self.limit is None else max(start, min(self.spans.step.floor(self.limit), floor))
+
+    def reaches(self, position: int) -> bool:
+        """Say whether the unbroken cover of the base goes as far as a position."""
+        until = self.covered(self.base)
+        return until is None or until >= position
+
+    def covered(self, position: int) -> int | None:
+        """Return where the unbroken cover of a position ends; the position where nothing covers it; none for never."""
+        live = (each.range for each in self.table.partitions if each.range and not each.pending)
+        return covered_until(live, position)
+
+
+def survey(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -> Survey:
+    """Look at a table; the session must be pinned.
+
+    :raises UnknownTable: when there is none.
+    :raises NotPartitioned: when it is not partitioned by ranges of one column.
+    :raises ForeignOwner: when this role may not alter it.
+    :raises InvalidPolicy: when the policy does not suit it.
+    """
+    table = read_table(connection, policy.table)
+    found = spans(policy, table.key)
+    now = table.key.clock(now_ms)
+    highest = highest_key(connection, table)
+    default_steps = (
+        steps_with_rows(connection, table, table.default, step=found.step, at_most=policy.at_most)
+        if table.default
+        else []
+    )
+    columns, key_columns = row_shape(connection, table.default) if table.default else ((), ())
+    bounded_end = max((each.end for each in table.ranges if each.upper is not None), default=0)
+    cap = found.far_future.after(now if now is not None else bounded_end)
+    data = [each.end - 1 for each in default_steps] + ([] if highest is None else [highest])
+    # The broker puts what is due later aside, and its overflow takes whatever comes: its data pull no partitions.
+    near = [] if table.name in TABLES else [each for each in data if each <= cap]
+    first = min((each.start for each in table.ranges if each.lower is not None), default=0)
+    base = max([*near, *([] if now is None else [now])], default=first)
+    last_edge = table.key.last_edge()
+    end = found.step.ceiling(found.ahead.after(base))
+    of_retention = now if now is not None else highest
+    return Survey(
+        table=table,
+        policy=policy,
+        spans=found,
+        as_of_ms=now_ms,
+        now=now,
+        highest=highest,
+        base=base,
+        cap=cap,
+        end=end if last_edge is None else min(end, last_edge),
+        limit=None if found.retention is None or of_retention is None else found.retention.before(of_retention),
+        default_steps=tuple(default_steps),
+        columns=columns,
+        key_columns=key_columns,
+        drain_left=bool(table.default and schema_rights(connection, drain_schema(table.default.oid))[0]),
+        overflow_rows=bool(table.overflow and has_rows(connection, table.overflow)),
+        foreign_keys=tuple(foreign_keys(connection, table)),
+    )
+
+
+def partition_name(seen: Survey, lower: int) -> str:
+    """Return the name of a new partition; names help people, and decide nothing."""
+    short = seen.table.relation_name.encode()[:_NAME_BYTES].decode(errors="ignore")
+    return f"{short}_{seen.table.key.name_part(lower)}"
+
+
+def free_names(connection: Connection, seen: Survey, wanted: list[str]) -> list[str]:
+    """Return names like the wanted ones that nothing has, neither in the table's schema nor in the quarantine."""
+    found: list[str] = []
+    for name in wanted:
+        candidates = [name, *(f"{name}_{number}" for number in range(2, 100))]
+        taken = {
+            each
+            for _, each in taken_names(
+                connection,
+                schema_name=seen.table.schema_name,
+                quarantine_schema=seen.policy.quarantine_schema,
+                names=candidates,
+            )
+        }
+        found.append(next(each for each in candidates if each not in taken and each not in found))
+    return found
+
+
+def findings(connection: Connection, seen: Survey, wanted: list[Range]) -> list[Finding]:
+    """Return what is odd about a table.
+
+    :param wanted: ranges that are to be created.
+    """
+    table, key = seen.table, seen.table.key
+    found: list[Finding] = []
+
+    def add(kind: FindingKind, subject: str, words: str) -> None:
+        found.append(Finding(kind=kind, subject=subject, words=words))
+
+    ranges = table.ranges
+    if ranges:
+        first = max(min(each.start for each in ranges), seen.start)
+        last = min(max(each.end for each in ranges), seen.end)
+        for gap in gaps(ranges, start=first, end=last):
+            add(
+                FindingKind.GAP,
+                f"{key.text(gap.start)} to {key.text(gap.end)}",
+                "no partition takes these keys: inserts fail; a plan of creation fills it",
+            )
+    for each in table.partitions:
+        if each.owner != table.owner:
+            add(
+                FindingKind.FOREIGN_OWNER,
+                each.name,
+                f"it belongs to {each.owner}, the table to {table.owner}: it is left alone; "
+                f"ALTER TABLE {each.name} OWNER TO {table.owner}",
+            )
+        if each.range is None:
+            add(FindingKind.UNMANAGED, each.name, "its bounds cannot be read as keys of this policy: it is left alone")
+        elif each.range.start >= seen.end and each.range.upper is not None and not seen.reaches(each.range.start):
+            add(
+                FindingKind.UNMANAGED,
+                each.name,
+                f"it begins at {key.text(each.range.start)}, beyond what the policy asks for: it is left alone",
+            )
+        elif each.range.upper is None and not seen.is_broker:
+            add(
+                FindingKind.UNMANAGED,
+                each.name,
+                "it reaches to MAXVALUE: nothing can be created beyond its lower bound; detach it while it is empty",
+            )
+        if each.pending:
+            add(
+                FindingKind.PENDING_DETACH,
+                each.name,
+                "its detach was interrupted: its rows are out of sight and its keys are refused; the next plan ends it",
+            )
+    names = {partition_name(seen, each.start): each for each in [*ranges, *wanted] if each.lower is not None}
+    ours = {(each.schema_name, each.relation_name) for each in table.partitions}
+    taken = taken_names(
+        connection, schema_name=table.schema_name, quarantine_schema=table.schema_name, names=list(names)
+    )
+    for schema, name in sorted(taken - ours):
+        add(
+            FindingKind.STRANGER,
+            f"{schema}.{name}",
+            f"it has the name of a partition of {table.name} and is none: new partitions get other names; rename it",
+        )
+    if table.default and seen.drain_left:
+        add(
+            FindingKind.DRAIN_LEFT,
+            table.default.name,
+            "a drain of it is under way, or was interrupted and left its copy and trigger: a plan of creation removes "
+            "them",
+        )
+    beyond = [each for each in seen.default_steps if each.end - 1 > seen.cap]
+    near = [each for each in seen.default_steps if each.end - 1 <= seen.cap]
+    if table.default and near:
+        add(
+            FindingKind.DEFAULT_ROWS,
+            table.default.name,
+            f"it holds rows of {len(near)} steps, from {key.text(near[0].start)}: "
+            + (seen.undrainable or "a plan of creation drains it"),
+        )
+    if beyond:
+        add(
+            FindingKind.FAR_FUTURE,
+            table.default.name if table.default else table.name,
+            f"it holds keys at {key.text(beyond[0].start)} and later, beyond {key.text(seen.cap)}: they pull no "
+            "partitions; correct them, or raise far_future",
+        )
+    if seen.highest is not None and seen.highest > seen.cap:
+        add(
+            FindingKind.FAR_FUTURE,
+            table.name,
+            f"its highest key is {key.text(seen.highest)}, beyond {key.text(seen.cap)}: it pulls no partitions; "
+            "correct it, or raise far_future",
+        )
+    return found
+
+
+def lowest_needed(connection: Connection, seen: Survey, *, override_consumers: bool) -> int | None:
+    """Ask the policy's query for the lowest key that a consumer still needs; none when nobody waits.
+
+    :param override_consumers: ask only for what nobody may agree to lose.
+    :raises KeyFromFuture: when it lies further in the future than data may.
+    :raises UsageError: when the query fails, or answers something else.
+    """
+    query = seen.policy.lowest_needed_sql
+    if override_consumers:
+        query = NEVER_PASSED if query == LOWEST_NEEDED else None
+    if query is None:
+        return None
+    key = seen.table.key
+    # The query is the operator's own, and runs read-only.
+    wrapped = f"SELECT CAST(needed AS {key.type_name})::text FROM ({query.strip().rstrip(';')}\n) AS answer (needed)"  # noqa: S608
+    try:
+        with connection.transaction():
+            connection.execute("SET TRANSACTION READ ONLY")
+            connection.execute(f"SET LOCAL statement_timeout = {_GUARD_TIMEOUT_MS}")
+            rows = connection.execute(wrapped.encode()).fetchmany(2)
+    except psycopg.Error as error:
+        if connection.closed:
+            raise
+        raise UsageError(
+            f"lowest_needed_sql of {seen.table.name} fails: {error.diag.message_primary or error}; nothing is retired "
+            "before it answers"
+        ) from error
+    if len(rows) > 1:
+        raise UsageError(f"lowest_needed_sql of {seen.table.name} answers several rows: let it answer the lowest key")
+    if not rows or rows[0][0] is None:
+        return None
+    position = key.position(_digits(str(rows[0][0])))
+    if position > max(seen.cap, seen.base):
+        raise KeyFromFuture(
+            f"a consumer of {seen.table.name} stands at {rows[0][0]}, beyond {key.text(seen.cap)}: no real key is "
+            "there; correct the consumer's cursor before anything is retired"
+        )
+    return position
+
+
+def _digits(text: str) -> str:
+    # A cursor of the broker may be an id with something behind it.
+    match = re.match(r"pm[0-9a-f]{13,22}", text)
+    return match[0] if match else text

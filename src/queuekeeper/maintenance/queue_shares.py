@@ -1,0 +1,71 @@
+"""How the queues of a server are found and shared out among tasks; what is done with them is the tasks' business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from typing import Any
+
+from queuekeeper.clock import Clock
+from queuekeeper.errors import RefusedError
+from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors, unfit
+
+_KEYS_PER_PAGE = 1_000
+
+
+def share_names(shares: int, *, parts: int) -> list[str]:
+    """Return names of shares, such as ``00-15``: ranges of so many parts altogether."""
+    bounds = [parts * share // shares for share in range(shares + 1)]
+    return [f"{first:02}-{last - 1:02}" for first, last in pairwise(bounds)]
+
+
+def parts_of(share: str) -> range:
+    """Return the parts that a share stands for."""
+    first, _, last = share.partition("-")
+    return range(int(first), int(last) + 1)
+
+
+def check_servers(client: RedisClient) -> None:
+    """Check that the servers can be worked on.
+
+    :raises RefusedError: when one is too old, or a replica.
+    """
+    problems = [problem for server in facts(client) for problem in unfit(server)]
+    if problems:
+        raise RefusedError("; ".join(problems))
+
+
+def server_clock(client: RedisClient) -> Clock:
+    """Return the clock of a server, by which its queues tell the age of their messages."""
+    address, node = nodes(client)[0]
+
+    def now_ms() -> int:
+        with redis_errors(address):
+            answer: Any = node.time()
+        seconds, microseconds = answer
+        return int(seconds) * 1_000 + int(microseconds) // 1_000
+
+    return now_ms
+
+
+def scan_hashes(client: RedisClient, pattern: str) -> Iterator[list[str]]:
+    """Yield the names of the hashes that match a pattern, in pages, by the names of all keys; one may come twice.
+
+    Names that are not UTF-8 are left out: ours are made of text.
+    """
+    for address, node in nodes(client):
+        cursor = 0
+        while True:
+            with redis_errors(address):
+                answer: Any = node.scan(cursor, match=pattern, count=_KEYS_PER_PAGE, _type="hash")
+            cursor, keys = answer
+            yield [text for key in keys if (text := _text(key)) is not None]
+            if cursor == 0:
+                break
+
+
+def _text(key: bytes) -> str | None:
+    try:
+        return key.decode()
+    except UnicodeDecodeError:
+        return None

@@ -1,0 +1,69 @@
+"""One written form of every operation, run by blocking or asyncio code; what is asked of a server is a step.
+
+An operation is a generator. It yields a step, gets the server's answer in its place, and returns a result. Whatever
+does the I/O knows nothing of sessions or events, and the operation nothing of sockets, so nothing is written twice.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Generator
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Operation: TypeAlias = Generator[Any, Any, T]
+"""Yields steps, receives answers, returns ``T``. An answer that is an exception is thrown into it."""
+
+
+def blocking(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Concatenate[Any, P], T]:
+    """Return the method of a blocking object, such as a store, that runs an operation to its end.
+
+    The object holds the operations as ``operations`` and has a method ``answer(step)``.
+
+    :param form: method of the class of operations.
+    """
+
+    @wraps(form)
+    def method(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        operation = form(store.operations, *args, **kwargs)
+        try:
+            step = next(operation)
+            while True:
+                try:
+                    answer = store.answer(step)
+                except Exception as error:
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    return method
+
+
+def awaited(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Concatenate[Any, P], Awaitable[T]]:
+    """Return the coroutine method of an asyncio object; there ``answer(step)`` is a coroutine method too.
+
+    :param form: method of the class of operations.
+    """
+
+    @wraps(form)
+    async def method(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
+        operation = form(store.operations, *args, **kwargs)
+        try:
+            step = next(operation)
+            while True:
+                try:
+                    answer = await store.answer(step)
+                except Exception as error:
+                    step = operation.throw(error)
+                else:
+                    step = operation.send(answer)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+    return method

@@ -1,0 +1,70 @@
+"""Users of Redis as ``queuekeeper acl`` prints them, for tests that work as one of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from queuekeeper.access import PLACEHOLDER, redis_user
+from queuekeeper.clock import system_clock
+from queuekeeper.keyspace import session_keys
+from queuekeeper.redis_client import RedisClient, connect, nodes
+from queuekeeper.sessions.model import NewMessage, SessionSave
+from queuekeeper.sessions.redis_store import RedisSessionStore
+
+PREFIX = "site-1:"
+SECRET = b"nobody's business"
+WORD = "word"
+CLIENT = "meter 7"
+
+
+@contextmanager
+def working_as(admin: RedisClient, job: str) -> Iterator[RedisClient]:
+    """Return a client of the user that is printed for a job, and see afterwards that nothing was refused to it."""
+    name = f"queuekeeper-{job}"
+    words = redis_user(job).command(key_prefix=PREFIX).replace(PLACEHOLDER, WORD)
+    masters: list[Any] = [node for _, node in nodes(admin)]
+    for node in masters:
+        # A selector in brackets is one word of the command.
+        head, _, selector = words.partition(" (")
+        node.execute_command(*head.split(), *([f"({selector}"] if selector else []))
+        node.execute_command("ACL", "LOG", "RESET")
+    options = masters[0].connection_pool.connection_kwargs
+    try:
+        with connect(f"redis://{name}:{WORD}@{options['host']}:{options['port']}") as client:
+            yield client
+        assert [entry for node in masters for entry in _refusals(node)] == []
+    finally:
+        for node in masters:
+            node.execute_command("ACL", "DELUSER", name)
+
+
+def _refusals(node: Any) -> list[Any]:
+    """Return what was refused, but for redis-py's word on its own version, which no rule of Redis 7.0 can allow."""
+    return [entry for entry in node.acl_log() if entry["object"] not in (b"client|setinfo", "client|setinfo")]
+
+
+def save(client: RedisClient, *, count: int = 3) -> RedisSessionStore:
+    """Store messages as an administrator."""
+    store = RedisSessionStore(client, prefix=PREFIX)
+    now_ms = system_clock()
+    messages = tuple(NewMessage(topic=f"t/{number}", payload=SECRET, qos=2, time_ms=now_ms) for number in range(count))
+    (report,) = store.save_messages([SessionSave(client_id=CLIENT, messages=messages)])
+    assert report.error is None
+    return store
+
+
+def holder(client: RedisClient) -> Any:
+    """Return the connection to the server that holds the client's keys."""
+    key = session_keys(CLIENT, prefix=PREFIX).messages
+    anything: Any = client
+    return (
+        anything.get_redis_connection(anything.get_node_from_key(key)) if hasattr(client, "nodes_manager") else client
+    )
+
+
+def forget_refusals(admin: RedisClient) -> None:
+    for _, node in nodes(admin):
+        anything: Any = node
+        anything.execute_command("ACL", "LOG", "RESET")

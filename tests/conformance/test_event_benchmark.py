@@ -1,0 +1,69 @@
+"""The benchmark of the event broker measures what it says, with counts too small for its figures to mean anything."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+
+pytestmark = [pytest.mark.conformance, pytest.mark.timeout(600)]
+
+ONE_OF_EACH = "|".join(
+    [
+        "^publish, single", "^(publish|insert|copy|limit), by 100,", "^poll", "^(read|queue) 1,000", "2 consumers",
+        "broker at", "^. conditions", "^4 subscriptions",
+    ]
+)  # fmt: skip
+
+
+def run(*words: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, str(ROOT / "benchmarks" / "events.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def test_a_small_run_measures_all_ways_checks_delivery_and_writes_it_down(tmp_path: Path) -> None:
+    path = tmp_path / "result.json"
+
+    done = run(
+        *("--rounds", "1", "--events", "400", "--payload-bytes", "64", "--consumers", "2", "--conditions", "1", "4"),
+        *("--per-s", "900", "--not-durable", "--only", ONE_OF_EACH, "--json", str(path)),
+    )
+
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = path.read_text("utf-8")
+    result = json.loads(text)
+    ways = result["summary"]["ways"]
+    assert ways.keys() == {
+        *("publish, single, 64 B", "publish, by 100, 64 B", "insert, by 100, 64 B", "copy, by 100, 64 B"),
+        *("limit, by 100, 64 B", "poll, 64 B", "read 1,000 at once, 64 B", "queue 1,000 at once, 64 B"),
+        *("broker end to end, 2 consumers, 64 B", "queue end to end, 2 consumers, 64 B"),
+        *("broker at 900/s, 1 consumers, 64 B", "1 conditions", "4 conditions", "4 subscriptions of one condition"),
+    }
+    for way, (sample,) in result["rounds"].items():
+        assert ways[way]["events_per_s"] == round(sample["events"] / sample["seconds"])
+        assert (sample["missing"], sample["twice"], sample["out_of_order"]) == (0, 0, 0), way
+    for system in ("broker", "queue"):
+        (sample,) = result["rounds"][f"{system} end to end, 2 consumers, 64 B"]
+        assert sample["events"] == 800  # each consumer has each event
+        assert 0 < sample["p50_ms"] <= sample["p99_ms"]
+    ours, limit = ways["insert, by 100, 64 B"], ways["limit, by 100, 64 B"]
+    assert ours["of_limit"] == pytest.approx(ours["events_per_s"] / limit["events_per_s"], rel=0.01)
+    assert set(result["summary"]["time_per_condition"]) == {"1 to 4"}
+    # The result is published: it says what kind of machine it was, not which one.
+    assert {"processor", "cores", "memory_gib", "postgresql"} <= set(result["machine"])
+    for secret in (socket.gethostname(), str(tmp_path), str(ROOT), "postgresql://"):
+        assert secret not in text
+
+
+@pytest.mark.parametrize("words", [("--events", "0"), ("--consumers", "0")])
+def test_impossible_wishes_of_events_are_refused_before_anything_is_started(words: tuple[str, str]) -> None:
+    done = run(*words)
+
+    assert done.returncode == 2
+    assert "error:" in done.stderr

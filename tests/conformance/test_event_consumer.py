@@ -1,0 +1,748 @@
+"""What handlers and listeners of a group may rely on, blocking and asyncio, with a dispatcher beside them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator
+from contextlib import AsyncExitStack
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from queuekeeper import postgres
+from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from queuekeeper.events import operations
+from queuekeeper.events.model import Delivery, FellBehind, Interest, NewEvent, Rejected
+from tests.conformance.event_worlds import KINDS, PATIENCE_S, TRANSIENT, Kind, World, allow, refuse, until
+
+pytestmark = pytest.mark.conformance
+
+Work = Callable[[Delivery], Awaitable[None]]
+
+
+def events(numbers: Iterable[int], *, topic: str = "orders") -> list[NewEvent]:
+    return [NewEvent(topic=topic, payload=number) for number in numbers]
+
+
+class Recorder:
+    """A handler that writes down what it gets.
+
+    :param failures: deliveries to fail on, from the first.
+    """
+
+    def __init__(self, *, failures: int = 0, error: type[Exception] = ValueError) -> None:
+        self.deliveries: list[Delivery] = []
+        self.times: list[float] = []
+        self._failures = failures
+        self._error = error
+
+    async def __call__(self, delivery: Delivery) -> None:
+        self.deliveries.append(delivery)
+        self.times.append(time.monotonic())
+        if len(self.deliveries) <= self._failures:
+            raise self._error("no luck")
+
+    @property
+    def numbers(self) -> list[Any]:
+        return [event.payload for delivery in self.deliveries for event in delivery.events]
+
+    @property
+    def attempts(self) -> list[int]:
+        return [delivery.attempt for delivery in self.deliveries]
+
+
+def both(kind_test: Callable[[World], Awaitable[None]]) -> Callable[[str, Kind], None]:
+    """Return the test that runs in a world of each kind."""
+
+    @pytest.mark.parametrize("kind", KINDS)
+    def test(broker_url: str, kind: Kind) -> None:
+        async def run() -> None:
+            async with World(kind, broker_url) as world:
+                await kind_test(world)
+
+        asyncio.run(run())
+
+    return test
+
+
+# Delivery.
+
+
+@both
+async def test_event_is_delivered_at_once_without_polling(world: World) -> None:
+    recorder = Recorder()
+    consumer = world.consumer(poll_interval_s=3_600)
+    await consumer.handle(recorder, name="bill")
+    async with world.dispatching(poll_interval_s=3_600), consumer:
+        for number in range(5):
+            await world.broker.publish(events([number]))
+            await until(lambda: len(recorder.numbers) > number, what="the event")  # noqa: B023
+        latest = world.rows("SELECT max(event_ids[1]) FROM pgmb.dispatches")[0][0]
+        await until(lambda: world.cursor() > latest, what="the cursor to be stored")
+        steps = count_steps(consumer.consumer)
+        await asyncio.sleep(0.5)
+        assert steps == Counter(), "a consumer that has nothing to do asks nothing"
+    assert recorder.numbers == list(range(5))
+
+
+def count_steps(service: Any) -> Counter[str]:
+    """Count the steps that a service carries out from now on."""
+    found: Counter[str] = Counter()
+    carry_out = service.answer
+
+    def answer(step: Any) -> Any:
+        found[type(step).__name__] += 1
+        return carry_out(step)
+
+    service.answer = answer
+    return found
+
+
+@both
+async def test_listeners_of_equal_interest_share_a_subscription_and_hear_the_same(world: World) -> None:
+    async with world.dispatching(), world.consumer() as consumer:
+        first, second = [await consumer.listen(Interest.topics("orders")) for _ in range(2)]
+        third = await consumer.listen(Interest.topics("other"))
+        assert first.subscription_id == second.subscription_id != third.subscription_id
+        await world.broker.publish([*events([1]), *events([2], topic="other")])
+        for listener, number in ((first, 1), (second, 1), (third, 2)):
+            delivery = await listener.get(timeout_s=PATIENCE_S)
+            assert delivery is not None
+            assert [event.payload for event in delivery.events] == [number]
+        first.close()
+        await world.broker.publish(events([3]))
+        delivery = await second.get(timeout_s=PATIENCE_S)
+        assert delivery is not None
+        assert delivery.events[0].payload == 3
+        assert await first.get() is None
+    assert second.ended
+    assert await second.get() is None
+
+
+@both
+async def test_consumers_of_one_group_share_its_events_and_get_none_twice(world: World) -> None:
+    dice, seen = random.Random(11), Counter[int]()
+
+    async def work(delivery: Delivery) -> None:
+        await asyncio.sleep(dice.random() * 0.05)
+        seen.update(event.payload for event in delivery.events)
+
+    async with AsyncExitStack() as stack:
+        await stack.enter_async_context(world.dispatching())
+        for _ in range(3):
+            consumer = world.consumer(poll_interval_s=0.1)
+            await consumer.handle(work, name="bill")
+            await stack.enter_async_context(consumer)
+        for number in range(20):
+            await world.broker.publish(events([number]))
+            await asyncio.sleep(0.01)
+        await until(lambda: len(seen) == 20, what="all events")
+    assert set(seen.values()) == {1}
+    assert world.readers() == 0
+
+
+@both
+async def test_writers_that_commit_late_lose_nothing_and_repeat_nothing(world: World) -> None:
+    writers, each = 6, 100
+    recorder = Recorder()
+    consumer = world.consumer(page=70, poll_interval_s=0.1)
+    await consumer.handle(recorder, name="bill")
+
+    async def write(writer: int) -> None:
+        dice = random.Random(writer)
+        broker = await world.another_broker(autocommit=False)
+        for number in range(each):
+            await broker.publish(events([writer * each + number]))
+            if dice.random() < 0.3:
+                await broker.connection.commit()
+        await broker.connection.commit()
+
+    async with world.dispatching(), consumer:
+        await asyncio.gather(*(write(writer) for writer in range(writers)))
+        await until(lambda: len(recorder.numbers) >= writers * each, what="all events")
+    assert sorted(recorder.numbers) == list(range(writers * each))
+    for writer in range(writers):
+        own = [number for number in recorder.numbers if number // each == writer]
+        assert own == sorted(own)
+
+
+@both
+async def test_reader_and_poll_at_once_deliver_an_event_once(world: World) -> None:
+    await world.broker.subscribe("group", Interest())
+    other = await world.another_broker()
+    found = 0
+    for number in range(10):
+        await world.broker.publish(events([number]))
+        page, _ = await asyncio.gather(world.broker.read("group"), other.poll())
+        later = await world.broker.read("group", cursor=page.next_cursor)
+        found += len(page.items) + len(later.items)
+        await world.broker.set_cursor("group", later.next_cursor or page.next_cursor, release=False)
+    assert found == 10
+
+
+# Failing handlers.
+
+
+@both
+async def test_failed_delivery_comes_again_in_order_and_to_nobody_else(world: World) -> None:
+    unlucky, lucky = Recorder(failures=2), Recorder()
+    consumer = world.consumer()
+    await consumer.handle(unlucky, name="unlucky")
+    await consumer.handle(lucky, name="lucky")
+    async with world.dispatching(), consumer:
+        await world.broker.publish(events([1]))
+        await until(lambda: bool(unlucky.deliveries), what="the first attempt")
+        await world.broker.publish(events([2]))
+        await until(lambda: 2 in unlucky.numbers, what="the second event")
+    assert unlucky.numbers == [1, 1, 1, 2]
+    assert unlucky.attempts == [1, 2, 3, 1]
+    assert unlucky.times[2] - unlucky.times[1] > unlucky.times[1] - unlucky.times[0] >= 0.1
+    assert lucky.numbers == [1, 2]
+
+
+@both
+async def test_retry_comes_after_its_pause_and_holds_up_nothing(world: World) -> None:
+    unlucky, lucky = Recorder(failures=1), Recorder()
+    consumer = world.consumer()
+    await consumer.handle(unlucky, name="unlucky", retries_s=(0.7,))
+    await consumer.handle(lucky, name="lucky", retries_s=(0.7,))
+    async with world.dispatching(poll_interval_s=0.1), consumer:
+        await world.broker.publish(events([1, 2]))
+        await until(lambda: bool(unlucky.deliveries), what="the first attempt")
+        await world.broker.publish(events([3]))
+        await until(lambda: len(unlucky.deliveries) == 3, what="the retry")
+    assert unlucky.numbers == [1, 2, 3, 1, 2]
+    assert unlucky.attempts == [1, 1, 2]
+    assert unlucky.times[2] - unlucky.times[0] >= 0.7
+    assert lucky.numbers == [1, 2, 3]
+    assert world.rows("SELECT count(*) FROM pgmb.dispatches") == [(3,)]
+    assert world.rows("SELECT count(*) FROM pgmb.dead_letters") == [(0,)]
+
+
+@both
+async def test_retry_outlives_the_stored_events(world: World) -> None:
+    unlucky = Recorder(failures=1)
+    consumer = world.consumer()
+    await consumer.handle(unlucky, name="unlucky", retries_s=(0.5,))
+    async with world.dispatching(poll_interval_s=0.1), consumer:
+        await world.broker.publish(events([1]))
+        await until(lambda: world.rows("SELECT count(*) FROM pgmb.scheduled_events") == [(1,)], what="the retry")
+        world.sql.execute("DELETE FROM pgmb.events WHERE topic = 'orders'")
+        await until(lambda: len(unlucky.deliveries) == 2, what="the retry")
+    assert unlucky.numbers == [1, 1]
+
+
+@both
+async def test_retry_of_large_events_comes_in_parts_and_so_do_their_dead_letters(world: World) -> None:
+    recorder = Recorder(failures=4)
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill", retries_s=(0.1,))
+    await world.broker.subscribe("group", Interest())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(operations, "BYTES_PER_COPY", 250)
+        await world.broker.publish([NewEvent(topic="orders", payload=f"{number}" * 100) for number in range(5)])
+        await world.dispatch()
+        async with world.dispatching(poll_interval_s=0.1), consumer:
+            await until(lambda: world.rows("SELECT count(*) FROM pgmb.dead_letters") == [(5,)], what="dead letters")
+            assert [len(one.events) for one in recorder.deliveries] == [5, 2, 2, 1]
+            letters = await world.broker.dead_letters()
+            assert await world.broker.replay_dead_letters([letter.dead_letter_id for letter in letters]) == 5
+            await until(lambda: len(recorder.numbers) == 15, what="the replay")
+    assert [len(one.events) for one in recorder.deliveries[4:]] == [2, 2, 1]
+    assert recorder.numbers[10:] == [f"{number}" * 100 for number in range(5)]
+
+
+@pytest.mark.parametrize("retries_s", [(60.0,), ()])
+@pytest.mark.parametrize("kind", KINDS)
+def test_event_that_can_neither_come_again_nor_be_kept_is_named_in_the_log(
+    broker_url: str, kind: Kind, retries_s: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with World(kind, broker_url) as world:
+            numbers: list[Any] = []
+
+            async def work(delivery: Delivery) -> None:
+                numbers.extend(event.payload for event in delivery.events)
+                if numbers == [1]:
+                    world.sql.execute("DELETE FROM pgmb.events")
+                    raise ValueError
+
+            consumer = world.consumer()
+            await consumer.handle(work, name="bill", retries_s=retries_s)
+            async with world.dispatching(), consumer:
+                (event_id,) = await world.broker.publish(events([1]))
+                await until(lambda: "does not get 1 of 1 events again" in caplog.text, what="the line of the log")
+                await world.broker.publish(events([2]))
+                await until(lambda: numbers == [1, 2], what="the next event")
+            assert f"no {'retry' if retries_s else 'dead letter'} for them" in caplog.text
+            assert event_id in caplog.text
+
+    asyncio.run(run())
+
+
+@pytest.fixture
+def unlogged() -> Iterator[None]:
+    """Leave no log of the test: half a character in it could not be sent from a worker of the tests to their leader."""
+    log = logging.getLogger("queuekeeper.events.consumer")
+    log.disabled = True
+    yield
+    log.disabled = False
+
+
+@pytest.mark.usefixtures("unlogged")
+@both
+async def test_error_that_is_no_text_to_the_server_stops_nobody(world: World) -> None:
+    async def fail(_: Delivery) -> None:
+        raise Rejected("half a \ud83d and \0")
+
+    consumer = world.consumer()
+    await consumer.handle(fail, name="bill")
+    async with world.dispatching(), consumer:
+        await world.broker.publish(events([1]))
+        await until(lambda: world.rows("SELECT count(*) FROM pgmb.dead_letters") == [(1,)], what="the dead letter")
+    (letter,) = await world.broker.dead_letters()
+    assert letter.reason == "Rejected: half a ? and  "
+
+
+@both
+async def test_part_that_fails_is_retried_alone(world: World) -> None:
+    def by_topic(delivery: Delivery) -> list[Delivery]:
+        topics = sorted({event.topic for event in delivery.events})
+        return [
+            replace(delivery, events=tuple(event for event in delivery.events if event.topic == topic))
+            for topic in topics
+        ]
+
+    recorder = Recorder(failures=1)
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill", retries_s=(0.2,), split=by_topic)
+    async with world.dispatching(poll_interval_s=0.1), consumer:
+        await world.broker.publish([*events([1], topic="a"), *events([2], topic="b"), *events([3], topic="a")])
+        await until(lambda: len(recorder.deliveries) == 3, what="the retry")
+    assert [[event.payload for event in one.events] for one in recorder.deliveries] == [[1, 3], [2], [1, 3]]
+    assert recorder.attempts == [1, 1, 2]
+
+
+@both
+async def test_part_that_fails_in_order_keeps_the_later_parts_waiting(world: World) -> None:
+    def singly(delivery: Delivery) -> list[Delivery]:
+        return [replace(delivery, events=(event,)) for event in delivery.events]
+
+    recorder = Recorder(failures=2)
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill", split=singly)
+    async with world.dispatching(), consumer:
+        await world.broker.publish(events([1, 2, 3]))
+        await until(lambda: len(recorder.deliveries) == 5, what="all parts")
+    assert recorder.numbers == [1, 1, 1, 2, 3]
+    assert recorder.attempts == [1, 2, 3, 1, 1]
+
+
+@both
+async def test_splitter_that_fails_makes_the_whole_delivery_fail(world: World) -> None:
+    calls: list[int] = []
+
+    def fails_once(delivery: Delivery) -> list[Delivery]:
+        calls.append(delivery.attempt)
+        if len(calls) == 1:
+            raise KeyError("topic")
+        return [replace(delivery, events=(event,)) for event in delivery.events]
+
+    recorder = Recorder()
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill", split=fails_once)
+    async with world.dispatching(), consumer:
+        await world.broker.publish(events([1, 2]))
+        await until(lambda: len(recorder.deliveries) == 2, what="both parts")
+    assert calls == [1, 2]
+    assert recorder.numbers == [1, 2]
+
+
+@both
+async def test_events_are_dead_letters_after_the_last_retry_and_come_again_when_replayed(world: World) -> None:
+    recorder = Recorder(failures=3)
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill", retries_s=(0.05, 0.1))
+    async with world.dispatching(poll_interval_s=0.1), consumer:
+        await world.broker.publish(events([1]))
+        await until(lambda: world.rows("SELECT count(*) FROM pgmb.dead_letters") == [(1,)], what="the dead letter")
+        (letter,) = await world.broker.dead_letters(group_id="group")
+        assert (letter.event.payload, letter.handler, letter.reason) == (1, "bill", "ValueError: no luck")
+        assert letter.attempts == 3
+        assert await world.broker.replay_dead_letters([letter.dead_letter_id]) == 1
+        await until(lambda: len(recorder.deliveries) == 4, what="the replay")
+    assert recorder.attempts == [1, 2, 3, 1]
+    assert recorder.numbers == [1] * 4
+    assert await world.broker.dead_letters() == ()
+
+
+@pytest.mark.parametrize("retries_s", [None, (60.0,)])
+@pytest.mark.parametrize("kind", KINDS)
+def test_rejected_events_are_dead_letters_at_once(broker_url: str, kind: Kind, retries_s: Any) -> None:
+    async def run() -> None:
+        async with World(kind, broker_url) as world:
+            recorder = Recorder(failures=1, error=Rejected)
+            consumer = world.consumer()
+            await consumer.handle(recorder, name="bill", retries_s=retries_s)
+            async with world.dispatching(), consumer:
+                await world.broker.publish(events([1]))
+                await until(lambda: bool(recorder.deliveries), what="the attempt")
+                await world.broker.publish(events([2]))
+                await until(lambda: 2 in recorder.numbers, what="the next event")
+            (letter,) = await world.broker.dead_letters()
+            assert (letter.reason, letter.attempts, letter.event.payload) == ("Rejected: no luck", 1, 1)
+            assert recorder.numbers == [1, 2]
+
+    asyncio.run(run())
+
+
+@both
+async def test_retry_for_a_handler_that_is_gone_is_a_dead_letter(world: World) -> None:
+    recorder = Recorder(failures=1)
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="old name", retries_s=(0.5,))
+    async with world.dispatching():
+        async with consumer:
+            await world.broker.publish(events([1]))
+            await until(lambda: world.rows("SELECT count(*) FROM pgmb.scheduled_events") == [(1,)], what="the retry")
+        renamed = world.consumer()
+        await renamed.handle(recorder, name="new name")
+        async with renamed:
+            await until(lambda: world.rows("SELECT count(*) FROM pgmb.dead_letters") == [(1,)], what="the dead letter")
+    (letter,) = await world.broker.dead_letters()
+    assert letter.reason == "no handler of this name was there for its retry"
+    assert (letter.handler, letter.event.payload) == ("old name", 1)
+
+
+@both
+async def test_retry_that_a_client_written_for_pgmb_has_scheduled_is_understood(world: World) -> None:
+    recorder, other = Recorder(), Recorder()
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill")
+    await consumer.handle(other, name="other")
+    subscription = await world.broker.subscribe("group", Interest())
+    ids = await world.broker.publish(events([1, 2]))
+    retry = NewEvent(topic="pgmb-retry", payload={"ids": ids, "retryNumber": 2, "handlerName": "bill"})
+    await world.broker.send(subscription.subscription_id, [retry])
+    async with world.dispatching(), consumer:
+        await until(lambda: len(recorder.deliveries) == 2, what="the retry")
+        await until(lambda: len(other.deliveries) == 1, what="the events")
+    assert recorder.numbers == [1, 2, 1, 2]
+    assert recorder.attempts == [1, 3]
+
+
+# Reading ahead.
+
+
+@both
+async def test_slow_handler_holds_the_cursor_and_not_the_fast_ones(world: World) -> None:
+    free, slow, fast = asyncio.Event(), Recorder(), Recorder()
+
+    async def wait(delivery: Delivery) -> None:
+        await slow(delivery)
+        await free.wait()
+
+    consumer = world.consumer(page=1, pages_ahead=4, poll_interval_s=0.05)
+    await consumer.handle(wait, name="slow")
+    await consumer.handle(fast, name="fast")
+    async with world.dispatching(), consumer:
+        before = world.cursor()
+        await world.broker.publish(events(range(10)))
+        await until(lambda: len(fast.numbers) == 4, what="the fast handler to be as far ahead as it may")
+        await asyncio.sleep(0.3)
+        assert fast.numbers == [0, 1, 2, 3], "pages_ahead bounds what is held in memory"
+        assert slow.numbers == [0]
+        assert world.cursor() == before
+        free.set()
+        await until(lambda: len(fast.numbers) == 10 and len(slow.numbers) == 10, what="all events")
+    assert slow.numbers == fast.numbers == list(range(10))
+    assert (await world.broker.read("group")).items == ()
+
+
+@both
+async def test_what_is_finished_is_not_delivered_again_after_a_restart(world: World) -> None:
+    first, second = Recorder(), Recorder()
+    async with world.dispatching():
+        for recorder, numbers in ((first, range(5)), (second, range(5, 8))):
+            consumer = world.consumer()
+            await consumer.handle(recorder, name="bill")
+            async with consumer:
+                await world.broker.publish(events(numbers))
+                await until(lambda: len(recorder.numbers) == len(numbers), what="the events")  # noqa: B023
+    assert first.numbers == [0, 1, 2, 3, 4]
+    assert second.numbers == [5, 6, 7]
+
+
+@both
+async def test_stop_waits_until_what_was_read_is_finished(world: World) -> None:
+    done: list[int] = []
+
+    async def work(delivery: Delivery) -> None:
+        await asyncio.sleep(0.05)
+        done.extend(event.payload for event in delivery.events)
+
+    consumer = world.consumer(page=1)
+    await consumer.handle(work, name="bill")
+    await world.broker.subscribe("group", Interest())
+    await world.broker.publish(events(range(5)))
+    await world.dispatch()
+    async with consumer:
+        await until(lambda: bool(done), what="the first event")
+    page = await world.broker.read("group")
+    assert done == list(range(5 - len(page.items)))
+    assert len(done) > 1
+    assert world.readers() == 1
+
+
+@both
+async def test_stop_does_not_wait_for_what_keeps_failing(world: World) -> None:
+    recorder = Recorder(failures=1_000)
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill")
+    async with world.dispatching():
+        async with consumer:
+            await world.broker.publish(events([1]))
+            await until(lambda: len(recorder.deliveries) == 4, what="some attempts")
+        assert [item.event.payload for item in (await world.broker.read("group")).items] == [1]
+
+
+@both
+async def test_stop_ends_when_its_grace_is_over_and_stores_nothing_unfinished(world: World) -> None:
+    stuck, begun = asyncio.Event(), asyncio.Event()
+
+    async def work(_: Delivery) -> None:
+        begun.set()
+        await stuck.wait()
+
+    consumer = world.consumer(grace_s=0.2)
+    await consumer.handle(work, name="stuck")
+    async with world.dispatching():
+        async with consumer:
+            await world.broker.publish(events([1]))
+            await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        stuck.set()
+        await until(lambda: world.readers() == 0, what="the group to be free")
+        assert [item.event.payload for item in (await world.broker.read("group")).items] == [1]
+
+
+@both
+async def test_reader_of_a_listener_that_is_too_slow_is_told_so_and_holds_up_nobody(world: World) -> None:
+    recorder = Recorder()
+    consumer = world.consumer(page=10, listener_events=25)
+    await consumer.handle(recorder, name="bill")
+    async with world.dispatching(), consumer:
+        listener = await consumer.listen(Interest())
+        await world.broker.publish(events(range(100)))
+        await until(lambda: len(recorder.numbers) == 100, what="the handler")
+        heard: list[int] = []
+
+        async def read_all() -> None:
+            while (delivery := await listener.get(timeout_s=PATIENCE_S)) is not None:
+                heard.extend(event.payload for event in delivery.events)
+
+        with pytest.raises(FellBehind, match="20 events wait for it"):
+            await read_all()
+        assert heard == list(range(20))
+
+
+# Coming and going.
+
+
+@both
+async def test_handler_may_join_and_subscriptions_leave_while_the_consumer_runs(world: World) -> None:
+    early, late = Recorder(), Recorder()
+    consumer = world.consumer()
+    await consumer.handle(early, name="early", interest=Interest.topics("a"))
+    async with world.dispatching(), consumer:
+        await consumer.handle(late, name="late", interest=Interest.topics("b"))
+        with pytest.raises(UsageError, match="has a handler 'late' already"):
+            await consumer.handle(late, name="late")
+        with pytest.raises(UsageError, match="the word NONSENSE is not known"):
+            await consumer.listen(Interest(condition="NONSENSE"))
+        listener = await consumer.listen(Interest.topics("b"))
+        await world.broker.publish([*events([1], topic="a"), *events([2], topic="b")])
+        await until(lambda: bool(early.numbers and late.numbers), what="both")
+        assert await listener.get(timeout_s=PATIENCE_S) is not None
+        assert await consumer.unsubscribe(listener.subscription_id)
+        assert not await consumer.unsubscribe("su-nobody")
+        with pytest.raises(RefusedError, match="was removed"):
+            await listener.get(timeout_s=PATIENCE_S)
+        await world.broker.publish([*events([3], topic="a"), *events([4], topic="b")])
+        await until(lambda: len(early.numbers) == 2, what="the other handler")
+    assert (early.numbers, late.numbers) == ([1, 3], [2])
+
+
+@both
+async def test_handler_that_gives_up_after_its_subscription_has_left_stops_nobody(world: World) -> None:
+    begun, failing, other = asyncio.Event(), asyncio.Event(), Recorder()
+
+    async def fail(_: Delivery) -> None:
+        begun.set()
+        await failing.wait()
+        raise Rejected("never")
+
+    consumer = world.consumer()
+    await consumer.handle(fail, name="fail", interest=Interest.topics("a"))
+    await consumer.handle(other, name="other", interest=Interest.topics("b"))
+    async with world.dispatching(), consumer:
+        await world.broker.publish(events([1], topic="a"))
+        await asyncio.wait_for(begun.wait(), PATIENCE_S)
+        (leaving,) = [one for one in await world.broker.subscriptions() if one.params == {"topics": ["a"]}]
+        assert await consumer.unsubscribe(leaving.subscription_id)
+        failing.set()
+        await world.broker.publish(events([2], topic="b"))
+        await until(lambda: other.numbers == [2], what="the other handler")
+    assert await world.broker.dead_letters() == ()
+
+
+@both
+async def test_subscription_that_somebody_has_removed_is_made_anew(world: World) -> None:
+    recorder = Recorder()
+    consumer = world.consumer(sign_of_life_s=0.1)
+    await consumer.handle(recorder, name="bill")
+    async with world.dispatching(), consumer:
+        world.sql.execute("DELETE FROM pgmb.subscriptions")
+        await until(lambda: world.rows("SELECT count(*) FROM pgmb.subscriptions") == [(1,)], what="a subscription")
+        await world.broker.publish(events([1]))
+        await until(lambda: recorder.numbers == [1], what="the event")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_consumer_of_a_subscription_in_quarantine_says_so(
+    broker_url: str, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with World(kind, broker_url) as world:
+            free = await world.broker.subscribe("group", Interest())
+            assert (free.quarantined_at, free.quarantine_reason) == (None, None)
+            await world.broker.quarantine_condition("TRUE", reason="it took too long")
+            held = await world.broker.subscribe("group", Interest())
+            assert held.subscription_id == free.subscription_id
+            assert held.quarantined_at is not None
+            assert held.quarantine_reason == "it took too long"
+
+            consumer = world.consumer()
+            await consumer.handle(Recorder(), name="bill")
+            async with consumer:
+                words = f"subscription {held.subscription_id} gets nothing, since it is in quarantine"
+                assert caplog.text.count(words) == 1
+                await consumer.listen(Interest())
+                assert caplog.text.count(words) == 2
+            assert "it took too long" in caplog.text
+
+    asyncio.run(run())
+
+
+@both
+async def test_signs_of_life_keep_a_subscription_alive(world: World) -> None:
+    async with world.consumer(sign_of_life_s=0.1) as consumer:
+        await consumer.listen(Interest())
+
+        def last_active() -> Any:
+            return world.rows("SELECT last_active_at FROM pgmb.subscriptions")[0][0]
+
+        before = last_active()
+        await until(lambda: last_active() > before, what="a sign of life")
+
+
+@both
+async def test_another_consumer_goes_on_when_the_first_is_gone(world: World) -> None:
+    first, second = Recorder(), Recorder()
+    async with world.dispatching(), AsyncExitStack() as stack:
+        consumer = world.consumer()
+        await consumer.handle(first, name="bill")
+        await stack.enter_async_context(consumer)
+        await world.broker.publish(events([1]))
+        await until(lambda: first.numbers == [1], what="the first event")
+        standby = world.consumer(poll_interval_s=0.1)
+        await standby.handle(second, name="bill")
+        async with standby:
+            await world.broker.publish(events([2]))
+            await until(lambda: first.numbers == [1, 2], what="the second event")
+            await stack.aclose()
+            await world.broker.publish(events([3]))
+            await until(lambda: second.numbers == [3], what="the third event")
+    assert first.numbers == [1, 2]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_consumer_that_cannot_start_says_why(postgres_url: str, broker_url: str, kind: Kind) -> None:
+    async def start(url: str, interest: Interest) -> None:
+        async with World(kind, url) as world:
+            consumer = world.consumer()
+            with pytest.raises(RefusedError, match="the consumer does not run"):
+                await consumer.listen(Interest())
+            await consumer.handle(Recorder(), name="bill", interest=interest)
+            async with consumer:
+                pass
+
+    with pytest.raises(RefusedError, match="install the event broker"):
+        asyncio.run(start(postgres_url, Interest()))
+    with pytest.raises(UsageError, match="the word NONSENSE is not known"):
+        asyncio.run(start(broker_url, Interest(condition="NONSENSE")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_consumer_of_a_server_that_is_not_there_says_so(broker_url: str, kind: Kind) -> None:
+    async def run() -> None:
+        async with World(kind, broker_url) as world:
+            world.url = "postgresql://nobody@127.0.0.1:1/nothing"
+            with pytest.raises(ServerUnavailable, match="start the server, or check host and port"):
+                async with world.consumer():
+                    pass
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_consumer_goes_on_after_what_the_server_refuses_for_now(
+    broker_url: str, kind: Kind, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def run() -> None:
+        async with World(kind, broker_url) as world:
+            recorder = Recorder()
+            consumer = world.consumer(poll_interval_s=0.05)
+            await consumer.handle(recorder, name="bill")
+            async with world.dispatching(), consumer:
+                for number, (state, words) in enumerate(TRANSIENT.items()):
+                    before = world.cursor()
+                    refuse(world, "pgmb.subscription_groups", state)
+                    await world.broker.publish(events([number]))
+                    await until(lambda: words in caplog.text, what=words)  # noqa: B023
+                    allow(world, "pgmb.subscription_groups")
+                    await until(lambda: world.cursor() > before, what="the cursor to be stored")  # noqa: B023
+            assert set(recorder.numbers) == set(range(len(TRANSIENT)))
+
+    asyncio.run(run())
+
+
+@both
+async def test_consumer_whose_connection_is_ended_goes_on(world: World) -> None:
+    recorder = Recorder()
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill")
+    async with world.dispatching(), consumer:
+        listener = await consumer.listen(Interest())
+        for number in range(3):
+            await world.broker.publish(events([number]))
+            await until(lambda: number in recorder.numbers, what="the event")  # noqa: B023
+            with postgres.connect(world.url, autocommit=True) as other:
+                other.execute(
+                    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity "
+                    "WHERE datname = current_database() AND pid <> pg_backend_pid() AND pid <> ALL(%s)",
+                    [[world.sql.info.backend_pid, world.broker.connection_pid]],
+                )
+        await world.broker.publish(events([3]))
+        await until(lambda: 3 in recorder.numbers, what="the last event")
+        heard: set[int] = set()
+        while heard != {0, 1, 2, 3}:
+            delivery = await listener.get(timeout_s=PATIENCE_S)
+            assert delivery is not None
+            heard |= {event.payload for event in delivery.events}
+    assert set(recorder.numbers) == {0, 1, 2, 3}
+    assert world.readers() == 0

@@ -1,0 +1,173 @@
+"""The collection of compacted queues through Airflow: its form, its wiring, and whole runs by ``dag.test()``."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.sdk.exceptions import ParamValidationError
+from airflow.utils.db import initdb
+
+from queuekeeper import postgres
+from queuekeeper.airflow.operators.compacted_gc import (
+    CollectShareOperator,
+    PlanCollectionOperator,
+    ReportCollectionOperator,
+)
+from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.maintenance.compacted_gc_model import CollectionParameters, CollectionReport
+from queuekeeper.maintenance.runs import RunState
+from queuekeeper.redis_client import connect
+from tests.compacted_gc_world import World
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.sdk import DAG
+
+pytestmark = [pytest.mark.dags, pytest.mark.timeout(300)]
+
+LONG_AGO_MS = 1_600_000_000_000
+
+
+@pytest.fixture
+def collection(dag_bag: DagBag) -> DAG:
+    """The DAG, as a copy of the test's own."""
+    return copy.deepcopy(dag_bag.dags["compacted_queue_gc"])
+
+
+@pytest.fixture
+def world(
+    valkey_url: str,
+    postgres_url: str,
+    connections: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[World]:
+    """Queues with old messages, and Airflow's connections to them."""
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
+    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
+    with connect(valkey_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
+        found = World(client=client, connection=connection, undo=tmp_path / "undo", now_ms=LONG_AGO_MS)
+        for number in range(20):
+            found.append(f"secret-device-{number}", "a", "b")
+        yield found
+
+
+def states(run: Any) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for task in run.get_task_instances():
+        found.setdefault(task.task_id, set()).add(task.state)
+    return found
+
+
+def test_run_collects_every_share_and_its_report_finds_nothing_left(
+    collection: DAG, world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    initdb()
+    run = collection.test(run_conf={"shares": 2, "max_jitter_s": 0})
+    log = "".join(capfd.readouterr())
+    assert run.state == "success"
+    assert {state for found in states(run).values() for state in found} == {"success"}
+    assert len([task for task in run.get_task_instances() if task.task_id == "collect"]) == 2
+    run_id = world.runs.latest_id("compacted_queue_gc")
+    assert run_id is not None
+    stored = world.runs.load(run_id)
+    assert stored.state is RunState.DONE
+    assert stored.report is not None
+    assert (stored.report["clean"], stored.report["proved"], stored.report["counts"]["messages"]) == (True, True, 40)
+    assert world.live("secret-device-0") == []
+    [page] = (tmp_path / "reports").glob("compacted-*.html")
+    assert "clean: a second look finds nothing that was due" in page.read_text("utf-8")
+    assert "secret-device" not in log + page.read_text("utf-8") + json.dumps([stored.plan, stored.report])
+    assert world.registry.finished_ms() is not None
+
+
+def test_dry_run_reports_what_is_due_and_removes_nothing(collection: DAG, world: World, tmp_path: Path) -> None:
+    initdb()
+    run = collection.test(run_conf={"dry_run": True, "key_filter": "a"})
+    assert run.state == "success"
+    assert states(run) == {
+        "plan": {"success"}, "collect": {"skipped"}, "report": {"success"}, "collected": {"success"},
+    }  # fmt: skip
+    assert len(world.live("secret-device-0")) == 2
+    [page] = (tmp_path / "reports").glob("compacted-*.html")
+    assert "20 messages are due, nothing was removed" in page.read_text("utf-8")
+
+
+def test_unknown_parameter_is_named(collection: DAG, world: World) -> None:
+    with pytest.raises(UsageError, match=r"unknown parameter 'retention' \(did you mean 'retention_s'\?\)"):
+        PlanCollectionOperator(task_id="plan").execute({"dag_run": FakeRun({"retention": 3}), "dag": collection})  # type: ignore[typeddict-item]
+
+
+class FakeRun:
+    dag_id, run_id = "compacted_queue_gc", "by hand"
+
+    def __init__(self, conf: dict[str, Any]) -> None:
+        self.conf = conf
+
+
+def test_share_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    postgres.migrate(world.connection)
+    run_id, [share] = world.planned()
+    done = world.collect(run_id, share)
+    stopped = CollectionReport(
+        maintenance_run_id=run_id, share=share, done=False, stopped="its 5 minutes are over", counts=done.counts,
+        seconds=1.0, undo_file="",
+    )  # fmt: skip
+    monkeypatch.setattr("queuekeeper.airflow.operators.compacted_gc.collect_share", lambda *_, **__: stopped)
+    with pytest.raises(CheckFailed, match=f"^{share} is not done: its 5 minutes are over$"):
+        CollectShareOperator(task_id="collect", maintenance_run_id=run_id, share=share).execute({})
+
+
+def test_queue_that_cannot_be_collected_turns_the_report_red_once_it_is_written(world: World, tmp_path: Path) -> None:
+    postgres.migrate(world.connection)
+    client: Any = world.client
+    client.delete(world.keys("secret-device-0").order)
+    client.set(world.keys("secret-device-0").order, "no sorted set")
+    world.now_ms += 30 * 86_400_000
+    run_id, [share] = world.planned()
+    world.collect(run_id, share)
+    report = ReportCollectionOperator(task_id="report", maintenance_run_id=run_id, plan_only="False")
+    with pytest.raises(CheckFailed, match=r"2 queues cannot be collected: `queuekeeper quality run --store compacted`"):
+        report.execute({"dag_run": FakeRun({})})  # type: ignore[typeddict-item]
+    assert len(list((tmp_path / "reports").glob("compacted-*.html"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("policy", "all"),
+        ("retention_s", -1),
+        ("tombstone_s", 1.5),
+        ("override", "yes"),
+        ("max_operations_per_s", 0),
+        ("max_run_minutes", 0),
+        ("max_jitter_s", 3_601),
+        ("shares", 65),
+        ("undo_retention_days", 0),
+        ("key_prefix", "{a}"),
+        ("redis_conn_id", "a b"),
+    ],
+)
+def test_bad_values_are_refused_by_the_form(collection: DAG, name: str, value: Any) -> None:
+    with pytest.raises(ParamValidationError, match=f"Invalid input for param {name}"):
+        collection.params[name] = value
+
+
+def test_defaults_are_those_of_the_collection_itself(collection: DAG) -> None:
+    params, defaults = collection.params.dump(), CollectionParameters()
+    for name in ("policy", "retention_s", "tombstone_s", "override", "keep_values", "max_operations_per_s", "shares"):
+        assert params[name] == getattr(defaults, name)
+
+
+def test_it_is_wired_as_it_is_drawn(collection: DAG) -> None:
+    assert {task.task_id: set(task.upstream_task_ids) for task in collection.tasks} == {
+        "plan": set(),
+        "collect": {"plan"},
+        "report": {"plan", "collect"},
+        "collected": {"collect", "report"},
+    }

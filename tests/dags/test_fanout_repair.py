@@ -1,0 +1,178 @@
+"""The repair of fan-out queues through Airflow: its form, its wiring, and whole runs by ``dag.test()``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from airflow.sdk.exceptions import ParamValidationError
+from airflow.utils.db import initdb
+
+from queuekeeper import postgres
+from queuekeeper.airflow.operators.fanout_repair import (
+    PlanFanoutRepairOperator,
+    RepairFanoutShareOperator,
+    ReportFanoutRepairOperator,
+)
+from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.maintenance.fanout_repair_model import FanoutRepairParameters, FanoutShareReport
+from queuekeeper.maintenance.runs import RunState
+from queuekeeper.redis_client import connect
+from tests.fanout_repair_world import World
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.sdk import DAG
+
+pytestmark = [pytest.mark.dags, pytest.mark.timeout(300)]
+
+LONG_AGO_MS = 1_600_000_000_000
+FOR_EVER_MS = 3_650 * 86_400_000
+
+
+@pytest.fixture
+def repair(dag_bag: DagBag) -> DAG:
+    """The DAG, as a copy of the test's own."""
+    return copy.deepcopy(dag_bag.dags["fanout_repair"])
+
+
+@pytest.fixture
+def world(
+    valkey_url: str,
+    postgres_url: str,
+    connections: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[World]:
+    """Queues with two consumers each, of which one took a message long ago and died; Airflow's connections to them."""
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
+    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
+    with connect(valkey_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
+        found = World(client=client, connection=connection, now_ms=LONG_AGO_MS)
+        for number in range(10):
+            queue = f"orders of {number}"
+            found.register(queue, "billing", "shipping")
+            found.publish(queue, ttl_ms=FOR_EVER_MS)
+            found.kill(queue, "billing")
+        yield found
+
+
+def states(run: Any) -> dict[str, set[str]]:
+    found: dict[str, set[str]] = {}
+    for task in run.get_task_instances():
+        found.setdefault(task.task_id, set()).add(task.state)
+    return found
+
+
+def test_run_repairs_every_share_and_the_next_one_changes_nothing_and_says_so(
+    repair: DAG, world: World, tmp_path: Path
+) -> None:
+    initdb()
+    run = repair.test(run_conf={"shares": 2})
+    assert run.state == "success"
+    assert {state for found in states(run).values() for state in found} == {"success"}
+    assert len([task for task in run.get_task_instances() if task.task_id == "repair"]) == 2
+    run_id = world.runs.latest_id("fanout_repair")
+    assert run_id is not None
+    stored = world.runs.load(run_id)
+    assert stored.state is RunState.DONE
+    assert stored.report is not None
+    assert (stored.report["clean"], stored.report["proved"]) == (True, True)
+    assert (stored.report["counts"]["queues"], stored.report["counts"]["overdue_leases"]) == (10, 10)
+    [page] = (tmp_path / "reports").glob("fanout-*.html")
+    assert "clean: a second look finds nothing that was to be done" in page.read_text("utf-8")
+
+    before = world.contents()
+    again = repair.test(run_conf={"shares": 2})
+    assert (again.state, states(again)) == (
+        "success", {"plan": {"success"}, "repair": {"skipped"}, "report": {"success"}, "repaired": {"success"}},
+    )  # fmt: skip
+    assert world.contents() == before
+    [healthy] = set((tmp_path / "reports").glob("fanout-*.html")) - {page}
+    assert "healthy: there was nothing to do, and nothing was changed" in healthy.read_text("utf-8")
+
+
+def test_dry_run_of_named_queues_reports_and_changes_nothing(repair: DAG, world: World, tmp_path: Path) -> None:
+    initdb()
+    before = world.contents()
+    run = repair.test(run_conf={"dry_run": True, "queues": ["orders of 1", "orders of 2"], "unregister": True})
+    assert run.state == "success"
+    assert states(run)["repair"] == {"skipped"}
+    assert world.contents() == before
+    [page] = (tmp_path / "reports").glob("fanout-*.html")
+    assert "2 repairs are to be made, nothing was changed" in page.read_text("utf-8")
+
+
+class FakeRun:
+    dag_id, run_id = "fanout_repair", "by hand"
+
+    def __init__(self, conf: dict[str, Any]) -> None:
+        self.conf = conf
+
+
+def test_unknown_parameter_is_named(repair: DAG, world: World) -> None:
+    with pytest.raises(UsageError, match=r"unknown parameter 'queue' \(did you mean 'queues'\?\)"):
+        PlanFanoutRepairOperator(task_id="plan").execute({"dag_run": FakeRun({"queue": "a"}), "dag": repair})  # type: ignore[typeddict-item]
+
+
+def test_share_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    postgres.migrate(world.connection)
+    run_id, [share] = world.planned()
+    done = world.repair(run_id, share)
+    stopped = FanoutShareReport(
+        maintenance_run_id=run_id, share=share, done=False, stopped="its 5 minutes are over", counts=done.counts,
+        seconds=1.0,
+    )  # fmt: skip
+    monkeypatch.setattr("queuekeeper.airflow.operators.fanout_repair.repair_share", lambda *_, **__: stopped)
+    with pytest.raises(CheckFailed, match=f"^{share} is not done: its 5 minutes are over$"):
+        RepairFanoutShareOperator(task_id="repair", maintenance_run_id=run_id, share=share).execute({})
+
+
+def test_queue_that_cannot_be_repaired_turns_the_report_red_once_it_is_written(world: World, tmp_path: Path) -> None:
+    postgres.migrate(world.connection)
+    client: Any = world.client
+    client.hset(world.keys("orders of 1").options, "billing", "of another kind")
+    run_id, [share] = world.planned()
+    world.repair(run_id, share)
+    report = ReportFanoutRepairOperator(task_id="report", maintenance_run_id=run_id, plan_only="False")
+    with pytest.raises(CheckFailed, match=r"1 queues cannot be repaired: the log of the plan says why"):
+        report.execute({"dag_run": FakeRun({})})  # type: ignore[typeddict-item]
+    assert len(list((tmp_path / "reports").glob("fanout-*.html"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("queues", "orders"),
+        ("queues", [""]),
+        ("unregister", "yes"),
+        ("idle_expiry_s", 0),
+        ("max_stalls", -1),
+        ("max_operations_per_s", 0),
+        ("max_run_minutes", 0),
+        ("shares", 65),
+        ("key_prefix", "{a}"),
+        ("redis_conn_id", "a b"),
+    ],
+)
+def test_bad_values_are_refused_by_the_form(repair: DAG, name: str, value: Any) -> None:
+    with pytest.raises(ParamValidationError, match=f"Invalid input for param {name}"):
+        repair.params[name] = value
+
+
+def test_defaults_are_those_of_the_repair_itself(repair: DAG) -> None:
+    params, defaults = repair.params.dump(), FanoutRepairParameters()
+    for name in ("unregister", "idle_expiry_s", "max_stalls", "max_operations_per_s", "max_run_minutes", "shares"):
+        assert params[name] == getattr(defaults, name)
+
+
+def test_it_is_wired_as_it_is_drawn(repair: DAG) -> None:
+    assert {task.task_id: set(task.upstream_task_ids) for task in repair.tasks} == {
+        "plan": set(),
+        "repair": {"plan"},
+        "report": {"plan", "repair"},
+        "repaired": {"repair", "report"},
+    }

@@ -1,0 +1,448 @@
+"""Pages of the stores: what they show on real servers, what they say when one is down, and how quick they are."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from queuekeeper import audit, postgres, redis_client
+from queuekeeper.airflow.plugin.pages import pages
+from queuekeeper.airflow.plugin.site import Site
+from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.clock import Clock, system_clock
+from queuekeeper.config import Settings
+from queuekeeper.embedded import PostgresServer, RedisServer
+from queuekeeper.errors import ServerUnavailable
+from queuekeeper.maintenance.partitions.policies import save_policy
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import CohortState, PlanState
+from queuekeeper.postgres import Connection
+from queuekeeper.quality.identity import client_hash, hash_key
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.sample import SampleParameters, fill
+from tests import report_samples
+from tests.dags.test_plugin_pages import FORM, OPEN, Browser
+from tests.plugin_world import RUN_ID, fill_migration, fill_quality
+
+pytestmark = pytest.mark.dags
+
+PLANTED = b"planted payload"
+SECTIONS = ("/", "/migration", "/queue", "/partitions", "/quality", "/audit", "/reports")
+
+
+class World:
+    """Real stores with pages on them.
+
+    :param asked: answers of Airflow's REST API by the end of their path.
+    """
+
+    def __init__(self, home: Path, connection: Connection, postgres_url: str, redis_url: str) -> None:
+        self.connection = connection
+        self.settings = Settings(home=home, reports_dir=home / "reports")
+        self.asked: dict[str, Any] = {}
+        self.sent: list[tuple[str, str, Any]] = []
+        self.stores = Stores(postgres_url=lambda: postgres_url, redis_url=lambda: redis_url)
+        self.browser = self.with_stores(self.stores)
+
+    def with_stores(self, stores: Stores, *, clock: Clock = system_clock) -> Browser:
+        from queuekeeper.airflow.plugin.rest import RestApi
+
+        api = RestApi(lambda: httpx.MockTransport(self._answer))
+        return Browser(pages(settings=self.settings, guards=OPEN, api=api, stores=stores, site=Site(clock=clock)))
+
+    def _answer(self, request: httpx.Request) -> httpx.Response:
+        body = json.loads(request.content) if request.content else None
+        self.sent.append((request.method, request.url.path, body))
+        for end, answer in self.asked.items():
+            if request.url.path.endswith(end):
+                return httpx.Response(200, json=answer)
+        return httpx.Response(404, json={"detail": "not found"})
+
+    def hash_of(self, client_id: str) -> str:
+        return client_hash(client_id, key=hash_key(self.settings))
+
+
+@pytest.fixture(scope="module")
+def servers(
+    postgres_server: PostgresServer,
+    redis_servers: Callable[[str], RedisServer],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[World]:
+    """Stores with a history, for tests that change nothing in it that another one reads."""
+    postgres_server.start()
+    url = postgres_server.create_database("plugin_stores", template="template0")
+    redis = redis_servers("valkey")
+    with redis.client() as client:
+        client.flushall()
+    with postgres.connect(url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        fill(
+            connection,
+            SampleParameters(messages=200, sessions=20, now_ms=system_clock(), create_schema=True, long_queues=0),
+        )
+        fill_migration(connection, report_samples.unbalanced(), now_ms=system_clock())
+        fill_quality(connection, now_ms=system_clock())
+        connection.execute("CREATE TABLE readings (at timestamptz NOT NULL, n int) PARTITION BY RANGE (at)")
+        connection.execute(
+            "CREATE TABLE readings_1 PARTITION OF readings FOR VALUES FROM ('2026-01-01+00') TO ('2026-01-02+00')"
+        )
+        save_policy(connection, PartitionPolicy(table="public.readings", step="1 day", ahead="3 days"))
+        yield World(tmp_path_factory.mktemp("home"), connection, url, redis.url)
+    postgres_server.drop_database("plugin_stores")
+
+
+@pytest.fixture
+def empty(postgres_url: str, valkey_url: str, tmp_path: Path) -> Iterator[World]:
+    """Stores of a first day: migrated, and nothing in them."""
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        yield World(tmp_path, connection, postgres_url, valkey_url)
+
+
+def text_of(answer: httpx.Response) -> str:
+    """Return what a page says, without its tags."""
+    return re.sub(r"\s+", " ", re.sub("<[^>]+>", " ", answer.text))
+
+
+def test_every_page_of_a_first_day_says_what_to_do_next(empty: World) -> None:
+    for path in SECTIONS:
+        answer = empty.browser.get(path, page=True)
+        assert answer.status_code == 200, path
+        assert "cannot be shown" not in answer.text, text_of(answer)
+    assert "/queuekeeper/trigger/queue_quality" in empty.browser.get("/").text
+    assert "/queuekeeper/trigger/session_migration" in empty.browser.get("/migration").text
+    assert "queuekeeper partitions set" in empty.browser.get("/partitions").text
+    assert "Nothing is on record yet" in empty.browser.get("/audit").text
+
+
+def test_overview_shows_stores_verdict_lengths_and_memory_against_its_limit(servers: World) -> None:
+    answer = servers.browser.get("/", page=True)
+
+    shown = text_of(answer)
+    assert "✓ answers" in shown
+    assert "Passed" in shown
+    assert "100 queues and 300 messages were read" in shown
+    assert shown.count("Both scales are logarithmic") == 2
+    assert "and the limit" in shown
+    assert answer.text.count("<svg") == 6
+    assert report_samples.PLAN_ID in shown
+
+
+@pytest.mark.parametrize("down", ["PostgreSQL", "Redis"])
+def test_store_that_is_down_is_named_and_the_rest_of_the_page_is_there(servers: World, down: str) -> None:
+    def refused() -> str:
+        raise ServerUnavailable(f"{down} at db:1 is not available: Connection refused; start the server")
+
+    working = servers.stores
+    stores = (
+        Stores(postgres_url=refused, redis_url=working._redis_url)
+        if down == "PostgreSQL"
+        else Stores(postgres_url=working._postgres_url, redis_url=refused)
+    )
+    browser = servers.with_stores(stores)
+
+    for path in SECTIONS:
+        assert browser.get(path, page=True).status_code == 200, path
+    shown = text_of(browser.get("/", page=True))
+    assert f"{down} at db:1 is not available: Connection refused; start the server" in shown
+    assert "✓ answers" in shown
+    assert browser.get("/migration/0123456789abcdef", page=True).status_code == (503 if down == "PostgreSQL" else 200)
+    explained = text_of(browser.send("POST", "/queue", data={"client_id": "meter-1"}, headers=FORM))
+    assert f"{down} was not reached." in explained
+
+
+def test_failed_migration_is_followed_from_the_cohort_to_the_client_to_the_message(servers: World) -> None:
+    plan = servers.browser.get(f"/migration/{report_samples.PLAN_ID}", page=True)
+    name = servers.hash_of(report_samples.HOSTILE)
+
+    shown = text_of(plan)
+    assert "It is failed : 3 differences" in shown
+    assert plan.text.count('class="cell ') == 96
+    assert "Cohort 7: failed" in plan.text
+    assert "Packet id duplicate: 1 message open" in shown
+    assert "Unaccounted" in shown
+    assert "data-poll" not in plan.text
+    cohort = servers.browser.get(f"/migration/{report_samples.PLAN_ID}/cohorts/7", page=True)
+    assert f"/cohorts/7/clients/{name}" in cohort.text
+    client = servers.browser.get(f"/migration/{report_samples.PLAN_ID}/cohorts/7/clients/{name}", page=True)
+    assert "2 differences on record" in text_of(client)
+    assert "4711" in client.text
+    for page in (plan, cohort, client):
+        assert "attacker" not in page.text
+        assert PLANTED.decode() not in page.text
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/migration/ffffffffffffffff",
+        "/migration/..%2F..%2Fetc",
+        "/migration/<script>alert(1)</script>",
+        f"/migration/{report_samples.PLAN_ID}/cohorts/96",
+        f"/migration/{report_samples.PLAN_ID}/cohorts/7/clients/<script>",
+        "/queue/<script>alert(1)</script>",
+        "/queue/%00",
+        "/queue/ffffffffffffffff",
+        "/run?dag_id=session_migration&run_id=<script>alert(1)</script>",
+        "/run/progress?dag_id=session_migration&run_id=<script>alert(1)</script>",
+        "/task?dag_id=<script>&run_id=<script>&task_id=<script>",
+    ],
+)
+def test_what_is_not_there_is_a_clear_page_that_repeats_nothing_as_code(servers: World, path: str) -> None:
+    answer = servers.browser.get(path, page=True)
+
+    assert answer.status_code == 404
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "<script>alert" not in answer.text
+    assert "<script>&" not in answer.text
+    assert "Traceback" not in answer.text
+
+
+def test_number_that_is_none_is_answered_in_words(servers: World) -> None:
+    answer = servers.browser.get(f"/migration/{report_samples.PLAN_ID}/cohorts/x", page=True)
+
+    assert answer.status_code == 422
+    assert "not as it has to be: cohort" in text_of(answer)
+
+
+def test_running_migration_tells_speed_rest_and_what_holds_it_back(empty: World) -> None:
+    evidence = report_samples.unverified()
+    plan_id = fill_migration(empty.connection, evidence, now_ms=system_clock())
+    ledger, now_ms = MigrationLedger(empty.connection), system_clock()
+    ledger.approve(plan_id, "ann")
+    ledger.set_plan_state(plan_id, PlanState.COPYING)
+    ledger.set_cohort_state(plan_id, [0, 1], CohortState.COPYING)
+    ledger.set_throttle(plan_id, 1_000)
+    for second in range(11):
+        at_ms = now_ms - (10 - second) * 1_000
+        ledger.record_throughput(plan_id=plan_id, step="copy", at_ms=at_ms, done=second * 1_000)
+    ledger.record_progress(plan_id=plan_id, step="copy", part="0", done=10_000, total=20_000, at_ms=now_ms)
+
+    # The clock stands still: a test that shares its machine may take longer than a step may be silent.
+    browser = empty.with_stores(empty.stores, clock=lambda: now_ms)
+    page = browser.get(f"/migration/{plan_id}", page=True)
+    live = browser.get(f"/migration/{plan_id}/data").json()
+    later = empty.with_stores(empty.stores, clock=lambda: now_ms + 31_000)
+
+    total = evidence.plan.total("to_copy")
+    assert f'data-poll="/queuekeeper/migration/{plan_id}/data"' in page.text
+    assert live["bars"]["copy-bar"] == [10_000, total]
+    assert "1,000 messages/s" in live["texts"]["copy-words"]
+    assert re.search(r"\d+ min \d\d s left", live["texts"]["copy-words"])
+    assert live["texts"]["held"] == "Held to 1,000 messages/s by the throttle of the plan."
+    held = later.get(f"/migration/{plan_id}/data").json()["texts"]["held"]
+    assert held.startswith("No word from the copy for 31.0 s")
+    assert live["board"] == "cc" + "p" * 94
+    assert live["texts"]["count-copying"] == "2"
+    assert live["texts"]["copy-words"] in text_of(page)
+
+
+def test_pace_is_changed_from_the_page_and_stands_in_the_audit(empty: World) -> None:
+    plan_id = fill_migration(empty.connection, report_samples.unverified(), now_ms=system_clock())
+    path = f"/migration/{plan_id}/throttle"
+
+    assert empty.browser.send("POST", path, data={"messages_per_s": "2,500"}, headers=FORM).status_code == 303
+    assert MigrationLedger(empty.connection).throttle(plan_id) == 2_500
+    assert empty.browser.send("POST", path, data={"messages_per_s": ""}, headers=FORM).status_code == 303
+    assert MigrationLedger(empty.connection).throttle(plan_id) is None
+    for wrong in ("-1", "many", "1.5", "0", "99999999999"):
+        answer = empty.browser.send("POST", path, data={"messages_per_s": wrong}, headers=FORM)
+        assert answer.status_code in (404, 422), wrong
+    foreign = FORM | {"Origin": "https://attacker.example"}
+    assert empty.browser.send("POST", path, data={"messages_per_s": "7"}, headers=foreign).status_code == 403
+    assert MigrationLedger(empty.connection).throttle(plan_id) is None
+    entries = audit.latest(empty.connection, wanted=audit.AuditFilter(action="throttle"))
+    assert [(each.actor, json.loads(each.effect)["messages_per_s"]) for each in entries] == [
+        ("operator", None),
+        ("operator", 2_500),
+    ]
+
+
+def test_plan_is_approved_on_its_own_page_and_no_other_plan_is(empty: World) -> None:
+    plan_id = fill_migration(empty.connection, report_samples.unverified(), now_ms=system_clock())
+    empty.asked = {
+        "/taskInstances/approve": {"state": "awaiting_input"},
+        "/hitlDetails": {"subject": "Copy <b>200</b> messages?", "body": "# Plan", "response_received": False},
+    }
+    page = empty.browser.get(f"/migration/{plan_id}", page=True)
+    path = f"/migration/{plan_id}/answer"
+    form = {"run_id": RUN_ID, "option": "Approve"}
+
+    assert "Copy &lt;b&gt;200&lt;/b&gt; messages?" in page.text
+    assert f'value="{RUN_ID}"' in page.text
+    empty.sent.clear()
+    assert empty.browser.send("POST", path, data=form, headers=FORM).status_code == 303
+    ((method, sent_to, body),) = empty.sent
+    assert (method, body) == ("PATCH", {"chosen_options": ["Approve"], "params_input": {}})
+    assert sent_to.endswith("/taskInstances/approve/-1/hitlDetails")
+    empty.sent.clear()
+    # The run has planned anew in the meantime.
+    other = replace(report_samples.unverified().plan, plan_id="fedcba9876543210")
+    MigrationLedger(empty.connection).save_plan(other, run_id=RUN_ID)
+    assert empty.browser.send("POST", path, data=form, headers=FORM).status_code == 409
+    assert empty.browser.send("POST", path, data=form | {"option": "Maybe"}, headers=FORM).status_code == 422
+    assert empty.browser.send("POST", path, data=form | {"run_id": "none"}, headers=FORM).status_code == 404
+    foreign = FORM | {"Origin": "https://attacker.example"}
+    assert empty.browser.send("POST", path, data=form, headers=foreign).status_code == 403
+    assert empty.sent == []
+
+
+def test_queue_is_explained_without_payload_topic_or_an_id_in_an_address(servers: World) -> None:
+    with redis_client.connect(servers.stores._redis_url()) as client:
+        store = RedisSessionStore(client)
+        messages = tuple(
+            NewMessage(topic="secret/topic", payload=PLANTED, qos=1, time_ms=system_clock()) for _ in range(4)
+        )
+        (saved,) = store.save_messages([SessionSave(client_id="<b>kettle", messages=messages)])
+        store.mark_delivered("<b>kettle", serial=saved.serials[2] or 0)
+        store.ack("<b>kettle", [Ack(packet_id=saved.packet_ids[1] or 0)])
+    answer = servers.browser.send("POST", "/queue", data={"client_id": "<b>kettle"}, headers=FORM)
+
+    shown = text_of(answer)
+    assert "✓ Accounted for" in shown
+    for fate, count in (("sent", 2), ("acked", 1), ("waiting", 1)):
+        assert re.search(rf"{fate} {count} ", shown), (fate, shown)
+    assert servers.hash_of("<b>kettle") in answer.text
+    assert "<b>kettle" not in answer.text
+    assert "secret/topic" not in answer.text
+    assert PLANTED.decode() not in answer.text
+    gaps = servers.browser.send("POST", "/queue", data={"client_id": "<b>kettle", "gaps": "true"}, headers=FORM)
+    assert "1 lines, in the order of serials" in text_of(gaps)
+    by_hash = servers.browser.get(f"/queue/{'1'.zfill(16)}", page=True)
+    assert by_hash.status_code == 200
+    assert "meter-1" in by_hash.text
+    for wrong in ("", "x" * 70_000):
+        assert servers.browser.send("POST", "/queue", data={"client_id": wrong}, headers=FORM).status_code == 422
+
+
+def test_payload_is_shown_for_a_reason_that_is_on_record_before_it_is(servers: World) -> None:
+    with redis_client.connect(servers.stores._redis_url()) as client:
+        message = NewMessage(topic="t", payload=PLANTED, qos=1, time_ms=system_clock())
+        (saved,) = RedisSessionStore(client).save_messages([SessionSave(client_id="pump", messages=(message,))])
+    form = {"client_id": "pump", "store": "redis", "packet_id": str(saved.packet_ids[0]), "reason": "ticket 4711: lost"}
+
+    def reveals() -> list[audit.AuditEntry]:
+        return audit.latest(servers.connection, wanted=audit.AuditFilter(action="reveal"))
+
+    before = len(reveals())
+    for wrong in ({"reason": "short"}, {"reason": "with\nbreaks in it"}, {"store": "x"}, {"packet_id": "-1"}):
+        answer = servers.browser.send("POST", "/queue/reveal", data=form | wrong, headers=FORM)
+        assert answer.status_code == 422, wrong
+        assert PLANTED.decode() not in answer.text
+    foreign = FORM | {"Origin": "https://attacker.example"}
+    assert servers.browser.send("POST", "/queue/reveal", data=form, headers=foreign).status_code == 403
+    assert len(reveals()) == before
+
+    answer = servers.browser.send("POST", "/queue/reveal", data=form, headers=FORM)
+
+    assert answer.status_code == 200
+    assert PLANTED.decode() in answer.text
+    entry = reveals()[0]
+    assert (entry.actor, entry.subject) == ("operator", servers.hash_of("pump"))
+    assert json.loads(entry.effect)["reason"] == "ticket 4711: lost"
+    assert PLANTED.decode() not in entry.effect
+    missing = servers.browser.send("POST", "/queue/reveal", data=form | {"packet_id": "60000"}, headers=FORM)
+    assert missing.status_code == 404
+    assert len(reveals()) == before + 2
+
+
+def test_payload_is_not_shown_when_it_cannot_be_put_on_record(servers: World) -> None:
+    with redis_client.connect(servers.stores._redis_url()) as client:
+        message = NewMessage(topic="t", payload=PLANTED, qos=1, time_ms=system_clock())
+        (saved,) = RedisSessionStore(client).save_messages([SessionSave(client_id="valve", messages=(message,))])
+    form = {
+        "client_id": "valve",
+        "store": "redis",
+        "packet_id": str(saved.packet_ids[0]),
+        "reason": "ticket 4711: lost",
+    }
+    servers.connection.execute("ALTER TABLE queuekeeper.audit RENAME TO audit_away")
+    try:
+        answer = servers.browser.send("POST", "/queue/reveal", data=form, headers=FORM)
+    finally:
+        servers.connection.execute("ALTER TABLE queuekeeper.audit_away RENAME TO audit")
+
+    assert answer.status_code == 409
+    assert PLANTED.decode() not in answer.text
+
+
+def test_partitions_are_drawn_with_their_gaps_and_marks(servers: World) -> None:
+    answer = servers.browser.get("/partitions", page=True)
+
+    shown = text_of(answer)
+    assert "✗ Inserts fail now" in shown
+    assert re.search(r"gap 2026-01-02 00:00:00\+00 ", shown)
+    assert "live 2026-01-01 00:00:00+00 2026-01-02 00:00:00+00" in shown
+    assert "Cover wanted to" in shown
+    assert answer.text.count("<svg") == 2
+
+
+def test_quality_shows_checks_run_by_run_and_leads_to_the_worst_queues(servers: World) -> None:
+    answer = servers.browser.get("/quality", page=True)
+
+    shown = text_of(answer)
+    assert "Checks over the last 5 runs" in shown
+    assert "failed, critical, 1,234 queues" in shown
+    assert answer.text.count("<svg") == 2
+    assert re.search(r'href="/queuekeeper/queue/[0-9a-f]{16}"', answer.text)
+
+
+def test_audit_is_searched_verified_and_exported(servers: World) -> None:
+    listed = servers.browser.get("/audit", params={"verify": "true", "action": "approve"}, page=True)
+    exported = servers.browser.get("/audit/export")
+
+    assert "✓ The chain is whole" in text_of(listed)
+    assert f"admin approve {report_samples.PLAN_ID}" in text_of(listed).replace("  ", " ")
+    chain = audit.verify_chain([audit.AuditEntry.from_json(line) for line in exported.text.splitlines()])
+    assert chain.is_whole
+    assert chain.entries == len(list(audit.read_chain(servers.connection)))
+    assert "attachment" in exported.headers["content-disposition"]
+    assert "No entry is like this" in servers.browser.get("/audit", params={"actor": "nobody"}, page=True).text
+    assert servers.browser.get("/audit", params={"since": "yesterday"}, page=True).status_code == 422
+
+
+def test_tabs_of_a_run_lead_to_its_plan_and_to_what_it_left_on_record(servers: World) -> None:
+    run = {"dag_id": "session_migration", "run_id": RUN_ID}
+    progress = servers.browser.get("/run/progress", params=run)
+    servers.asked = {f"/dagRuns/{RUN_ID}": {"state": "success"}}
+    task = servers.browser.get("/task", params=run | {"task_id": "copy", "map_index": "3"}, page=True)
+
+    assert progress.headers["location"] == f"/queuekeeper/migration/{report_samples.PLAN_ID}"
+    assert "this is instance 3 of the task" in text_of(task)
+    assert "approve" in task.text
+    quality = servers.browser.get("/run/progress", params={"dag_id": "queue_quality", "run_id": "x"})
+    assert quality.headers["location"] == "/queuekeeper/quality"
+
+
+def test_ten_thousand_cohorts_and_queues_are_made_into_pages_in_under_a_second(empty: World) -> None:
+    now_ms = system_clock()
+    evidence = report_samples.balanced(count=10_000)
+    plan_id = fill_migration(empty.connection, evidence, now_ms=now_ms)
+    fill_quality(empty.connection, now_ms=now_ms, queues=10_000)
+
+    for path in (
+        f"/migration/{plan_id}",
+        f"/migration/{plan_id}/data",
+        "/",
+        "/quality",
+        f"/migration/{plan_id}/cohorts/9",
+    ):
+        # Charts are drawn once for the same figures; the second look is what everybody has.
+        assert empty.browser.get(path, page=True).status_code == 200
+        begun = time.process_time()
+        answer = empty.browser.get(path, page=True)
+        assert time.process_time() - begun < 1.0, path
+        assert answer.status_code == 200
+    assert empty.browser.get(f"/migration/{plan_id}", page=True).text.count('class="cell ') == len(
+        evidence.plan.cohorts
+    )

@@ -1,0 +1,55 @@
+"""A group of commands as tests call it: for people, as JSON, and as something that fails in words."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from typer.testing import CliRunner, Result
+
+from queuekeeper.cli import app
+
+
+@dataclass(frozen=True, kw_only=True)
+class CommandLine:
+    """Calls the commands of a group.
+
+    :param secret: content that no failure may repeat.
+    """
+
+    group: str
+    secret: str
+
+    def run(self, *arguments: str, given: bytes | None = None) -> Result:
+        """Call a command.
+
+        :param given: what it finds on stdin.
+        """
+        return CliRunner().invoke(app, [self.group, *arguments], input=given)
+
+    def as_json(self, *arguments: str, given: bytes | None = None) -> Any:
+        """Call a command that succeeds, and return its result."""
+        result = self.run(*arguments, "--json", given=given)
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    def consumed(self, *arguments: str) -> list[Any]:
+        """Consume, and return the messages."""
+        result = self.run("consume", *arguments, "--json")
+        assert result.exit_code == 0, result.stderr
+        return [json.loads(line) for line in result.stdout.splitlines()]
+
+    def fails(self, *arguments: str, code: int, words: str, given: bytes | None = None) -> Result:
+        """Call a command that fails.
+
+        :param code: how it exits.
+        :param words: expression that stderr matches, its white space as single spaces.
+        """
+        result = self.run(*arguments, given=given)
+        assert result.exit_code == code, result.output
+        assert re.search(words, " ".join(result.stderr.split())), result.stderr
+        assert "Traceback" not in result.stderr
+        assert self.secret not in result.output
+        return result

@@ -1,0 +1,190 @@
+"""``queuekeeper events`` on a real server: published, shown, dispatched, replayed, released, and refused in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from queuekeeper import postgres
+from queuekeeper.cli import app
+from queuekeeper.events import schema
+from queuekeeper.events.broker import EventBroker
+from queuekeeper.events.model import Delivery, Interest, NewEvent
+from queuekeeper.postgres import Connection
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture
+def connection(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    """A connection to a database with the broker in it, named by the environment."""
+    for name in list(os.environ):
+        if name.startswith("QUEUEKEEPER_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
+    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
+    with postgres.connect(postgres_url, autocommit=True) as opened:
+        schema.install(opened)
+        yield opened
+
+
+@pytest.fixture
+def broker(connection: Connection) -> EventBroker:
+    return EventBroker(connection)
+
+
+def run(*arguments: str, standard_input: str | None = None) -> Result:
+    return CliRunner().invoke(app, ["events", *arguments], input=standard_input)
+
+
+def as_json(*arguments: str, standard_input: str | None = None) -> Any:
+    result = run(*arguments, "--json", standard_input=standard_input)
+    assert result.exit_code == 0, result.output
+    return json.loads(result.stdout)
+
+
+def fails(*arguments: str, code: int, words: str, standard_input: str | None = None) -> None:
+    result = run(*arguments, standard_input=standard_input)
+    assert result.exit_code == code, result.output
+    assert re.search(words, " ".join(result.stderr.split())), result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_published_event_is_dispatched_and_shown_without_being_taken(broker: EventBroker) -> None:
+    broker.subscribe("billing", Interest.topics("orders"))
+    event_id = as_json("publish", "orders", "--payload", '{"order": 17}')["id"]
+    report = as_json("dispatch", "--once")
+    assert (report["matches"], report["quarantined"]) == (1, [])
+
+    for _ in range(2):
+        (shown,) = as_json("read", "billing")["events"]
+        assert (shown["id"], shown["topic"]) == (event_id, "orders")
+        assert "payload" not in shown
+    (shown,) = as_json("read", "billing", "--content")["events"]
+    assert shown["payload"] == {"order": 17}
+    text = run("read", "billing", "--content").stdout
+    assert event_id in text
+    assert '{"order": 17}' in text
+    cursor = as_json("read", "billing")["next_cursor"]
+    assert "has read everything" in run("read", "billing", "--cursor", cursor).stdout
+
+
+def test_file_of_events_is_published_as_a_whole_or_not_at_all(
+    broker: EventBroker, connection: Connection, tmp_path: Path
+) -> None:
+    path = tmp_path / "events.jsonl"
+    lines = [json.dumps({"topic": "orders", "payload": number}) for number in range(3_000)]
+    path.write_text("\n".join(lines), "utf-8")
+    assert as_json("publish", "--input", str(path)) == {"published": 3_000}
+    line = '{"topic": "a", "metadata": {"b": 1}}\n\n'
+    assert as_json("publish", "--input", "-", standard_input=line) == {"published": 1}
+
+    fails("publish", "--input", "-", standard_input='{"topic": "a"}\n{', code=2, words="line 2 is not JSON")
+    fails("publish", "--input", "-", standard_input='{"topic": "a"}\n[]', code=2, words="line 2 must be an object")
+    assert connection.execute("SELECT count(*) FROM pgmb.events").fetchone() == (3_001,)
+
+
+def test_event_is_published_later_and_for_one_subscription(broker: EventBroker, connection: Connection) -> None:
+    chosen = broker.subscribe("billing", Interest(condition="FALSE"))
+    as_json("publish", "orders", "--due", "2100-01-01T00:00:00+0000", "--to", chosen.subscription_id)
+    as_json("publish", "orders", "--to", chosen.subscription_id)
+    rows = connection.execute("SELECT due_at::date::text, subscription_id FROM pgmb.scheduled_events").fetchall()
+    assert rows == [("2100-01-01", chosen.subscription_id)]
+    assert as_json("dispatch", "--once")["matches"] == 1
+
+
+def test_dead_letters_are_shown_and_replayed_after_a_question(broker: EventBroker) -> None:
+    subscription = broker.subscribe("billing", Interest())
+    events = broker.find(_published(broker, 2))
+    delivery = Delivery(subscription_id=subscription.subscription_id, events=events, attempt=3)
+    broker.fail(delivery, handler="bill", reason="ValueError: no such account")
+
+    letters = as_json("dead-letters", "--group", "billing")["dead_letters"]
+    assert [(one["handler"], one["attempts"], one["reason"]) for one in letters] == [
+        ("bill", 3, "ValueError: no such account")
+    ] * 2
+    assert "payload" not in letters[0]["event"]
+    assert "no such account" in run("dead-letters").stdout
+    assert as_json("replay", "--group", "billing", "--dry-run") == {"chosen": 2, "replayed": 0, "dry_run": True}
+    fails("replay", "--group", "billing", code=4, words="2 dead letters will be delivered again.*--yes")
+    number = str(letters[0]["dead_letter_id"])
+    assert as_json("replay", number, "--yes") == {"chosen": 1, "replayed": 1, "dry_run": False}
+    assert as_json("replay", "--group", "billing", "--yes") == {"chosen": 1, "replayed": 1, "dry_run": False}
+    assert "There are no dead letters" in run("dead-letters").stdout
+
+
+def _published(broker: EventBroker, count: int) -> tuple[str, ...]:
+    return broker.publish([NewEvent(topic="orders", payload=number) for number in range(count)])
+
+
+def test_quarantined_subscription_is_shown_and_released_with_what_it_has_missed(broker: EventBroker) -> None:
+    subscription = broker.subscribe("billing", Interest(condition="e.payload > '5'"))
+    broker.quarantine_condition("e.payload > '5'", reason="it was slow")
+    (view,) = as_json("subscriptions", "--group", "billing")["subscriptions"]
+    assert (view["subscription_id"], view["quarantine_reason"]) == (subscription.subscription_id, "it was slow")
+    assert "it was slow" in run("subscriptions").stdout
+    _published(broker, 10)
+    as_json("dispatch", "--once")
+    assert as_json("read", "billing")["events"] == []
+
+    released = as_json("subscriptions", "--release", subscription.subscription_id)
+    assert released == {"redelivered": 4, "failed_event_ids": [], "subscription_id": subscription.subscription_id}
+    assert len(as_json("read", "billing")["events"]) == 4
+
+
+def test_what_quality_finds_in_the_broker_is_mended_by_the_command_that_it_shows(
+    broker: EventBroker, connection: Connection
+) -> None:
+    def judge(*, code: int) -> Result:
+        result = CliRunner().invoke(app, ["quality", "run", "--store", "events", "--run-id", "events"])
+        assert result.exit_code == code, result.output
+        return result
+
+    postgres.migrate(connection)
+    broker.subscribe("billing", Interest())
+    _published(broker, 2)
+    # As after a crash of a broker that does not log what it has yet to dispatch.
+    connection.execute("UPDATE pgmb.dispatch_state SET dispatched = pg_current_snapshot()")
+
+    shown = judge(code=1).stdout
+    assert re.search(r"Q31 +P0 +failed", shown), shown
+    (command,) = re.findall(r"^Next for Q31: queuekeeper events (.*) --dry-run$", shown, re.MULTILINE)
+    assert re.search(r"to mend +2\b", run(*command.split(), "--dry-run").stdout)
+    assert as_json(*command.split(), "--yes")["done"] == 2
+    assert as_json("dispatch", "--once")["matches"] == 2
+    judge(code=0)
+    assert len(as_json("read", "billing")["events"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["publish"], "name either a topic or a file"),
+        (["publish", "a", "--input", "-"], "name either a topic or a file"),
+        (["publish", "--input", "-", "--payload", "1"], "put them into the lines of the file"),
+        (["publish", "a", "--payload", "nonsense"], "payload is not JSON.*between double quotes"),
+        (["publish", "a", "--payload", '{"a": NaN}'], "payload is not JSON: it holds NaN or an infinity"),
+        (["publish", "a", "--metadata", "1e999"], "metadata is not JSON: it holds NaN or an infinity"),
+        (["read", "billing", "--limit", "0"], "limit is 0: it must be a number from 1 to 10,000"),
+        (["read", "nobody"], "there is no group nobody: `queuekeeper events subscriptions` shows"),
+        (["read", "billing", "--cursor", "42"], "cursor 42 is not one of this broker"),
+        (["replay"], "name either numbers of dead letters or a group"),
+        (["dispatch", "--once", "--poll-interval-s", "-1"], "poll_interval_s is -1"),
+        (["subscriptions", "--release", "su-nobody"], "there is no subscription su-nobody"),
+    ],
+)
+def test_wrong_use_is_refused_in_words(connection: Connection, arguments: list[str], words: str) -> None:
+    fails(*arguments, code=2, words=words)
+
+
+def test_database_without_the_broker_is_told_so(connection: Connection) -> None:
+    schema.uninstall(connection)
+    fails("publish", "a", code=4, words="install the event broker there")
+    fails("dispatch", "--once", code=4, words="install the event broker there")

@@ -1,0 +1,122 @@
+"""What ``queuekeeper metrics`` prints: figures of real servers and records, for Prometheus and for the dashboard."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+from typer.testing import CliRunner, Result
+
+from queuekeeper.cli import app
+from queuekeeper.embedded import PostgresServer
+from queuekeeper.events.schema import install
+from queuekeeper.metrics import METRICS, NAMESPACE
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.postgres import connect, migrate
+from tests import report_samples as samples
+
+pytestmark = pytest.mark.integration
+
+DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "queuekeeper.json"
+
+
+@pytest.fixture(autouse=True)
+def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in list(os.environ):
+        if name.startswith("QUEUEKEEPER_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
+
+
+def metrics(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["metrics", *arguments])
+
+
+def figures(text: str) -> dict[str, dict[tuple[str, ...], float]]:
+    """Return name -> values of the labels, in the order of the labels' names -> figure."""
+    return {
+        family.name: {
+            tuple(value for _, value in sorted(sample.labels.items())): sample.value for sample in family.samples
+        }
+        for family in text_string_to_metric_families(text)
+    }
+
+
+def test_figures_of_a_migration_and_of_both_servers_are_those_on_record(postgres_url: str, valkey_url: str) -> None:
+    evidence = samples.balanced(count=4)
+    with connect(postgres_url, autocommit=True) as connection:
+        migrate(connection)
+        ledger = MigrationLedger(connection)
+        ledger.save_plan(evidence.plan, run_id="test")
+        ledger.replace_ledger(samples.PLAN_ID, evidence.rows, samples.NOW_MS)
+        ledger.set_throttle(samples.PLAN_ID, 5_000)
+
+    result = metrics("--postgres-url", postgres_url, "--redis-url", valkey_url)
+    assert result.exit_code == 0, result.stderr
+    found = figures(result.stdout)
+    cohorts = evidence.plan.cohorts
+    assert found["queuekeeper_up"] == {("postgres",): 1, ("redis",): 1}
+    assert found["queuekeeper_migration_messages"] == {
+        (fate, samples.PLAN_ID): sum(getattr(cohort, fate) for cohort in cohorts)
+        for fate in ("to_copy", "expired", "trimmed", "quarantined")
+    }
+    assert found["queuekeeper_migration_unaccounted_rows"] == {(samples.PLAN_ID,): 0}
+    assert found["queuekeeper_migration_cohorts"] == {(samples.PLAN_ID, "planned"): len(cohorts)}
+    assert found["queuekeeper_migration_throttle_messages_per_second"] == {(samples.PLAN_ID,): 5_000}
+    (address,) = found["queuekeeper_redis_used_memory_bytes"]
+    assert valkey_url.endswith(f"@{address[0]}/0")
+    assert found["queuekeeper_redis_append_only_file"][address] == 1
+    # A broker that is not installed has no figures, and that is no fault.
+    assert not [name for name in found if name.startswith("queuekeeper_events")]
+
+
+def test_event_broker_that_is_installed_has_figures(postgres_url: str, valkey_url: str) -> None:
+    with connect(postgres_url, autocommit=True) as connection:
+        migrate(connection)
+        install(connection)
+    found = figures(metrics("--postgres-url", postgres_url, "--redis-url", valkey_url).stdout)
+    assert found["queuekeeper_events_undispatched"] == {(): 0}
+    assert found["queuekeeper_events_head_room_seconds"][()] > 3_600
+    assert found["queuekeeper_events_dead_letters"] == {(): 0}
+
+
+def test_server_that_is_down_is_a_figure_and_the_other_is_asked(
+    postgres_server: PostgresServer, postgres_url: str
+) -> None:
+    result = metrics("--postgres-url", postgres_url, "--redis-url", "redis://:hidden@127.0.0.1:1")
+    found = figures(result.stdout)
+    assert result.exit_code == 1
+    assert found["queuekeeper_up"] == {("postgres",): 1, ("redis",): 0}
+    assert found["queuekeeper_schema_version"] == {(): 0}
+    assert "nothing listens there" in result.stderr
+    assert "hidden" not in result.output
+
+
+def test_file_is_whole_or_as_it_was(postgres_url: str, valkey_url: str, tmp_path: Path) -> None:
+    place = tmp_path / "queuekeeper.prom"
+    servers = ("--postgres-url", postgres_url, "--redis-url", valkey_url)
+    assert metrics(*servers, "--output", str(place)).exit_code == 0
+    assert "queuekeeper_up" in figures(place.read_text("utf-8"))
+    assert [each.name for each in tmp_path.iterdir()] == [place.name]
+    refused = metrics(*servers, "--output", str(tmp_path / "missing" / "x.prom"))
+    assert refused.exit_code == 2
+    assert "name one that is there" in refused.stderr
+
+
+def test_dashboard_shows_figures_that_exist_with_their_labels() -> None:
+    dashboard = json.loads(DASHBOARD.read_text("utf-8"))
+    panels = [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+    shown: set[str] = set()
+    for panel in panels:
+        for target in panel["targets"]:
+            names = re.findall(rf"{NAMESPACE}_(\w+)", target["expr"])
+            assert names, panel["title"]
+            labels = {label for name in names for label in METRICS[name].labels}
+            assert set(re.findall(r"\{\{(\w+)\}\}", target["legendFormat"])) <= labels, panel["title"]
+            shown.update(names)
+    assert shown >= {"up", "redis_used_memory_bytes", "migration_unaccounted_rows", "quality_unexpected_queues"}
+    assert len({panel["id"] for panel in dashboard["panels"]}) == len(dashboard["panels"])

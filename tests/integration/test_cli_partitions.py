@@ -1,0 +1,143 @@
+"""``queuekeeper partitions`` on a real server: policies, plans, doing what they say, and refusals in words."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from queuekeeper import postgres
+from queuekeeper.cli import app
+from queuekeeper.postgres import Connection
+
+pytestmark = pytest.mark.integration
+
+SET = ("set", "public.readings", "--step", "1 day", "--ahead", "3 days", "--retention", "5 days", "--no-archive")
+
+
+@pytest.fixture
+def connection(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    """A database with a partitioned table, named by the environment."""
+    for name in list(os.environ):
+        if name.startswith("QUEUEKEEPER_"):
+            monkeypatch.delenv(name)
+    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
+    with postgres.connect(postgres_url, autocommit=True) as opened:
+        opened.execute("CREATE TABLE readings (at timestamptz PRIMARY KEY) PARTITION BY RANGE (at)")
+        yield opened
+
+
+def run(*arguments: str) -> Result:
+    return CliRunner().invoke(app, ["partitions", *arguments])
+
+
+def as_json(*arguments: str) -> Any:
+    result = run(*arguments, "--json")
+    assert result.exit_code == 0, result.stderr
+    return json.loads(result.stdout)
+
+
+def fails(*arguments: str, code: int, words: str) -> None:
+    result = run(*arguments)
+    assert result.exit_code == code, result.output
+    assert re.search(words, " ".join(result.stderr.split())), result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def old_partition(connection: Connection) -> None:
+    edge = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=9)
+    connection.execute(
+        f"CREATE TABLE old PARTITION OF readings FOR VALUES FROM ('{edge}') TO ('{edge + timedelta(days=1)}')".encode()
+    )
+    connection.execute("INSERT INTO readings VALUES (%s)", [edge])
+
+
+def test_from_policy_to_drop_and_back(connection: Connection) -> None:
+    policy = as_json(*SET)
+    assert (policy["table"], policy["step"], policy["archive"]) == ("public.readings", "1 day", False)
+    old_partition(connection)
+    creation, retirement, drop = as_json("plan")["plans"]
+    assert (creation["purpose"], creation["empty"]) == ("creation", False)
+    assert [each["kind"] for each in retirement["steps"]] == ["detach"]
+    assert drop["empty"]
+    fails("status", code=1, words="public.readings needs maintenance")
+
+    dry = as_json("create", "--dry-run")
+    assert dry["plans"][0]["steps"] == creation["steps"]
+    (report,) = as_json("create")["reports"]
+    assert report["done"]
+    assert [each["state"] for each in report["outcomes"]] == ["done"] * len(creation["steps"])
+    assert as_json("status")["tables"][0]["head_room_met"]
+
+    fails("retire", code=4, words=r"1 partitions of [\d,]+ bytes will leave their tables\. Retire them\?.*--yes")
+    assert as_json("retire", "--yes")["reports"][0]["done"]
+    assert connection.execute("SELECT count(*) FROM readings").fetchone() == (0,)
+    (record,) = as_json("retired")["retired"]
+    assert (record["state"], record["partition_name"]) == ("quarantined", "old")
+
+    assert as_json("reattach", str(record["retired_id"]), "--yes")["reports"][0]["done"]
+    assert connection.execute("SELECT count(*) FROM readings").fetchone() == (1,)
+    assert as_json("plan")["plans"][1]["held"][0]["partition"] == "public.old"
+
+
+def test_people_see_statements_locks_and_reasons(connection: Connection) -> None:
+    run(*SET)
+    old_partition(connection)
+    shown = run("plan", "public.readings").stdout
+
+    assert 'ALTER TABLE "public"."readings" DETACH PARTITION "public"."old" CONCURRENTLY' in shown
+    assert "SHARE UPDATE EXCLUSIVE on public.readings: blocks VACUUM" in shown
+    assert "all keys are older than 5 days" in shown
+    assert run("create").exit_code == 0
+    assert "head-room" in run("status").stdout
+    assert "old" in run("retire", "--yes").stdout
+    assert "quarantined" in run("retired").stdout
+
+
+def test_what_is_wrong_with_one_table_does_not_stop_the_others(connection: Connection) -> None:
+    connection.execute("CREATE TABLE gone (at timestamptz PRIMARY KEY) PARTITION BY RANGE (at)")
+    run("set", "public.gone", "--step", "1 day", "--ahead", "1 day")
+    run(*SET)
+    connection.execute("DROP TABLE gone")
+    result = run("create", "--json")
+
+    assert result.exit_code == 1
+    assert [each["done"] for each in json.loads(result.stdout)["reports"]] == [True]
+    assert "public.gone: there is no table public.gone in this database" in " ".join(result.stderr.split())
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("status",), 2, "no table has a policy: set one by `queuekeeper partitions set`"),
+        (("plan", "public.readings"), 2, "no policy for table 'public.readings'"),
+        (("forget", "public.readings"), 2, "no policy for table 'public.readings'"),
+        (("reattach", "7"), 2, "no retired partition 7"),
+        (("set", "readings", "--step", "7 minutes", "--ahead", "1 day"), 2, "it does not divide a day"),
+        (("set", "readings", "--step", "1 day", "--ahead", "1 day", "--retention", "-1 day"), 2, "more than nothing"),
+        (("set", "public.nothing", "--step", "1 day", "--ahead", "1 day"), 2, "there is no table public.nothing"),
+        (("set", "queuekeeper.plans", "--step", "1 day", "--ahead", "1 day"), 4, "is not partitioned"),
+        (("set", "public.readings", "--step", "1 day", "--ahead", "1 day", "--storage", "x"), 2, "storage holds x="),
+        (("set", "public.readings", "--step", "1 day", "--ahead", "1 day", "--at-most", "0"), 2, "at_most is 0"),
+    ],
+)
+def test_wrong_input_is_refused_in_words(
+    connection: Connection, arguments: tuple[str, ...], code: int, words: str
+) -> None:
+    postgres.migrate(connection)
+    fails(*arguments, code=code, words=words)
+
+
+def test_forgotten_policy_leaves_the_table_alone(connection: Connection) -> None:
+    run(*SET)
+    run("create")
+    assert as_json("forget", "public.readings") == {"table": "public.readings", "forgotten": True}
+    assert connection.execute("SELECT count(*) FROM pg_inherits WHERE inhparent = 'readings'::regclass").fetchone() == (
+        4,
+    )

@@ -1,0 +1,738 @@
+"""The MQTT door between a real Mosquitto and real clients: what producers publish is kept, and PUBACKs acknowledge."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import signal
+import socket
+import ssl
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import pytest
+from paho.mqtt.enums import MQTTProtocolVersion
+
+from queuekeeper.compacted import mqtt_link
+from queuekeeper.compacted.model import Append, Position, QueueRules
+from queuekeeper.compacted.mqtt import MqttDoor
+from queuekeeper.compacted.mqtt_link import BrokerAddress
+from queuekeeper.compacted.queue import AsyncCompactedQueues
+from queuekeeper.compacted.settings import EcqSettings
+from queuekeeper.compacted.topics import Topics
+from queuekeeper.embedded import RedisServer
+from queuekeeper.errors import UsageError
+from queuekeeper.keyspace import compacted_keys
+from queuekeeper.redis_async import connect
+from queuekeeper.redis_client import connect as connect_blocking
+from tests.integration.mosquitto import MQTT_3, MQTT_5, PATIENCE_S, Got, Mosquitto, MqttClient, free_port, payloads
+
+pytestmark = pytest.mark.integration
+
+GUIDE = Path(__file__).parents[2] / "docs" / "compacted.md"
+
+
+def documented_acl() -> str:
+    """The rights that the guide recommends, beside a topic of everybody's and somebody who may read nothing."""
+    match = re.search(r"^```text\n(# acl_file\n.*?)^```", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
+    assert match is not None
+    return f"topic readwrite free/#\n{match[1]}\nuser mute\ntopic deny $ECQ/#\n"
+
+
+_names = count(1)
+
+
+class World:
+    """A broker, a door and queues."""
+
+    def __init__(self, broker: Mosquitto, queues: AsyncCompactedQueues, door: MqttDoor) -> None:
+        self.broker = broker
+        self.queues = queues
+        self.door = door
+
+    def client(self, client_id: str, **options: Any) -> MqttClient:
+        """A client that connects through the door."""
+        return MqttClient(client_id, self.door.port, **options)
+
+    def stranger(self, client_id: str, **options: Any) -> MqttClient:
+        """A client that connects to the broker itself."""
+        return MqttClient(client_id, self.broker.port, **options)
+
+    async def stored(self, client_id: str, sequence: int) -> None:
+        """Wait until a queue has given out a number."""
+        await self.until(client_id, lambda view: view.sequence >= sequence)
+
+    async def until(self, client_id: str, condition: Callable[[Any], bool]) -> None:
+        while not condition(await self.queues.inspect(client_id)):
+            await asyncio.sleep(0.01)
+
+
+@pytest.fixture
+def broker(server_home: Path) -> Iterator[Mosquitto]:
+    """A Mosquitto that lets clients read their own queue alone."""
+    broker = Mosquitto(server_home / f"mosquitto-{os.getpid()}-{next(_names)}", acl=documented_acl())
+    broker.start()
+    yield broker
+    broker.stop()
+
+
+@asynccontextmanager
+async def opened(
+    broker: Mosquitto, redis_url: str, *, rules: QueueRules | None = None, ca_file: str | None = None, **options: Any
+) -> AsyncIterator[World]:
+    async with await connect(redis_url) as caller:
+        queues = AsyncCompactedQueues(caller, rules=rules)
+        async with MqttDoor(queues, BrokerAddress.parse(broker.url, ca_file=ca_file), **options) as door:
+            await door.connected.wait()
+            yield World(broker, queues, door)
+
+
+def run(broker: Mosquitto, redis_url: str, test: Callable[[World], Awaitable[None]], **options: Any) -> None:
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S), opened(broker, redis_url, **options) as world:
+            await test(world)
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("version", [MQTT_3, MQTT_5])
+def test_value_reaches_the_clients_own_subscription_and_its_puback_acknowledges(
+    broker: Mosquitto, redis_url: str, version: MQTTProtocolVersion
+) -> None:
+    async def test(world: World) -> None:
+        async with (
+            world.client("sub-T", version=version) as client,
+            world.stranger("direct", version=version) as direct,
+            world.client("through", version=version) as through,
+        ):
+            assert await client.subscribe(("$ECQ/sub-T/#", 1), ("free/sub-T/#", 1)) == [1, 1]
+            body = os.urandom(24)
+            await direct.publish("$ECQ/w/sub-T/key/1", body)
+            message = await client.got.get()
+            assert (message.topic, message.payload, message.qos, message.dup) == ("$ECQ/sub-T/key/1", body, 1, False)
+            await through.publish("$ECQ/w/sub-T/", b"empty key")
+            await through.publish("free/sub-T/x", b"no queue's")
+            got = {message.topic: message.payload for message in await client.take(2)}
+            assert got == {"$ECQ/sub-T/": b"empty key", "free/sub-T/x": b"no queue's"}
+            await world.until("sub-T", lambda view: view.acked == 2)
+            assert world.door.report.acknowledged == 2
+
+    run(broker, redis_url, test)
+
+
+def test_what_was_not_acknowledged_comes_again_flagged_and_the_rest_does_not(
+    broker: Mosquitto, valkey_url: str
+) -> None:
+    async def test(world: World) -> None:
+        await world.queues.append("c", [Append(key=b"%d" % n, value=b"%d" % n) for n in range(8)])
+        async with world.client("c", manual_ack=True) as client:
+            await client.subscribe(("$ECQ/c/#", 1))
+            first = await client.take(5)
+            await client.nothing()
+            # In any order; the window opens when all are acknowledged.
+            client.ack(first[3])
+            client.ack(first[1])
+            await world.until("c", lambda view: view.in_flight == 3)
+            await world.queues.append("c", [Append(key=b"2", value=b"new")])
+            await client.vanish()
+        async with world.client("c") as client:
+            await client.subscribe(("$ECQ/c/#", 1))
+            again = await client.take(6)
+        assert payloads(first) == [b"0", b"1", b"2", b"3", b"4"]
+        assert [(message.payload, message.dup) for message in again] == [
+            *((b"0", True), (b"4", True)),
+            *((b"5", False), (b"6", False), (b"7", False), (b"new", False)),
+        ]
+        assert [message.properties["ecq-seqno"] for message in again] == ["1", "5", "6", "7", "8", "9"]
+
+    run(broker, valkey_url, test)
+
+
+def test_client_that_was_away_gets_the_newest_of_each_key(broker: Mosquitto, valkey_url: str) -> None:
+    hops = [("hop", "b"), ("colour", "blue"), ("hop", "a")]
+
+    async def test(world: World) -> None:
+        async with world.stranger("producer") as producer:
+            for turn in range(3):
+                for key in ("a", "b/c"):
+                    await producer.publish(f"$ECQ/w/c/{key}", f"{key} {turn}".encode())
+            await producer.publish("$ECQ/w/c/a", UserProperty=("ecq-tombstone", "1"))
+            await producer.publish(
+                "$ECQ/w/c/d", b"", ContentType="text/plain", UserProperty=[*hops, ("ecq-x", "left out")]
+            )
+        await world.stored("c", 8)
+        async with world.client("c") as client:
+            await client.subscribe(("$ECQ/c/#", 1), SubscriptionIdentifier=7)
+            middle, gone, last = await client.take(3)
+        assert (middle.topic, middle.payload, middle.properties) == ("$ECQ/c/b/c", b"b/c 2", {"ecq-seqno": "6"})
+        assert (gone.topic, gone.payload) == ("$ECQ/c/a", b"")
+        assert gone.properties == {"ecq-seqno": "7", "ecq-tombstone": "1"}
+        assert (last.payload, last.content_type) == (b"", "text/plain")
+        assert last.pairs == [("ecq-seqno", "8"), *hops]
+        assert last.subscription_ids == [7]
+
+    run(broker, valkey_url, test)
+
+
+def test_empty_payload_deletes_where_the_door_is_told_so(broker: Mosquitto, valkey_url: str) -> None:
+    async def test(world: World) -> None:
+        async with world.client("c", version=MQTT_3) as client:
+            await client.publish("$ECQ/w/c/a", b"")
+            await world.stored("c", 1)
+        (message,) = await world.queues.peek("c")
+        assert message.tombstone
+
+    run(broker, valkey_url, test, empty_is_tombstone=True)
+
+
+def test_direct_publish_to_the_clients_topics_never_arrives(server_home: Path, valkey_url: str) -> None:
+    broker = Mosquitto(server_home / f"mosquitto-{os.getpid()}-{next(_names)}")
+    broker.start()
+
+    async def test(world: World) -> None:
+        async with world.client("c") as client, world.stranger("other") as other:
+            await client.subscribe(("$ECQ/c/#", 2), ("normal/#", 1))
+            for qos in (0, 1, 2):
+                await other.publish("$ECQ/c/k", b"data1", qos=qos)
+            await other.publish("normal/k", b"data2")
+            assert (await client.got.get()).payload == b"data2"
+            await client.nothing()
+            await other.publish("$ECQ/w/c/k", b"data3")
+            assert (await client.got.get()).payload == b"data3"
+
+    try:
+        run(broker, valkey_url, test)
+    finally:
+        broker.stop()
+
+
+@pytest.mark.parametrize(("version", "not_authorized"), [(MQTT_3, 0x80), (MQTT_5, 0x87)])
+def test_subscription_to_what_is_not_the_clients_own_is_refused(
+    broker: Mosquitto, valkey_url: str, version: MQTTProtocolVersion, not_authorized: int
+) -> None:
+    async def test(world: World) -> None:
+        await world.queues.append("c", [Append(key=b"k")])
+        async with world.client("c", version=version) as client:
+            for name in ("$ECQ/other/#", "$ECQ/#", "$ECQ/+/#", "$ECQ/w/#", "$ECQ/c/k", "$ECQ", "$share/g/$ECQ/c/#"):
+                assert await client.subscribe((name, 1)) == [not_authorized], name
+            assert await client.subscribe(("$ECQ/c/#", 0)) == [0x80]
+            mixed = [("$ECQ/d/#", 1), ("free/a", 1), ("$ECQ/c/#", 0), ("free/b", 0)]
+            assert await client.subscribe(*mixed) == [not_authorized, 1, 0x80, 0]
+            await client.publish("free/b", b"1")
+            assert (await client.got.get()).topic == "free/b"
+            await client.nothing()
+            assert await client.subscribe(("$ECQ/c/#", 2)) == [1]
+            assert (await client.got.get()).topic == "$ECQ/c/k"
+        for client_id in ("w", "a/b"):
+            async with world.client(client_id, version=version) as client:
+                assert await client.subscribe((f"$ECQ/{client_id}/#", 1)) in ([not_authorized], [0x80])
+
+    run(broker, valkey_url, test)
+
+
+def test_broker_that_lets_nothing_pass_to_a_client_keeps_its_queue_shut(broker: Mosquitto, valkey_url: str) -> None:
+    async def test(world: World) -> None:
+        await world.queues.append("c", [Append(key=b"k")])
+        async with world.client("c", username="mute") as client:
+            assert await client.subscribe(("$ECQ/c/#", 1)) == [1], "Mosquitto grants what it then filters"
+            await client.nothing()
+        assert (await world.queues.inspect("c")).epoch == 0
+
+    run(broker, valkey_url, test)
+
+
+def test_session_that_is_resumed_needs_no_new_subscription(broker: Mosquitto, valkey_url: str) -> None:
+    async def test(world: World) -> None:
+        for version in (MQTT_3, MQTT_5):
+            name = f"c{version}"
+            async with world.client(name, version=version, clean=False) as client:
+                await client.subscribe((f"$ECQ/{name}/#", 1))
+                await world.queues.append(name, [Append(key=b"1", value=b"1")])
+                await client.got.get()
+                await world.until(name, lambda view: view.acked == 1)
+            await world.queues.append(name, [Append(key=b"2", value=b"2")])
+            async with world.client(name, version=version, clean=False) as client:
+                assert client.session_present
+                assert (await client.got.get()).payload == b"2"
+                await client.unsubscribe(f"$ECQ/{name}/#")
+                await world.until(name, lambda view: view.session is None)
+                await world.queues.append(name, [Append(key=b"3", value=b"3")])
+                await client.nothing()
+            async with world.client(name, version=version, clean=False) as client:
+                await client.nothing()
+
+    run(broker, valkey_url, test)
+
+
+def test_messages_of_broker_and_queue_share_what_the_client_takes_at_once(broker: Mosquitto, valkey_url: str) -> None:
+    async def test(world: World) -> None:
+        total = 60
+        async with world.client("c", manual_ack=True, ReceiveMaximum=8) as client, world.stranger("p") as producer:
+            await client.subscribe(("$ECQ/c/#", 1), ("free/#", 2))
+            for number in range(total):
+                producer.client.publish(f"$ECQ/w/c/{number}", b"%d" % number, 1)
+                producer.client.publish(f"free/{number}", b"%d" % number, 1)
+            await world.stored("c", total)
+            held: list[Got] = []
+            seen: list[Got] = []
+            while len(seen) < 2 * total:
+                while len(held) < 8 and len(seen) + len(held) < 2 * total:
+                    try:
+                        async with asyncio.timeout(0.05 if held else None):
+                            held.append(await client.got.get())
+                    except TimeoutError:
+                        break
+                assert len({message.mid for message in held}) == len(held) <= 8
+                seen += held
+                for message in held:
+                    client.ack(message)
+                held.clear()
+            await world.until("c", lambda view: view.acked == total)
+        for topic in ("$ECQ/c/", "free/"):
+            own = [message.payload for message in seen if message.topic.startswith(topic)]
+            assert own == [b"%d" % number for number in range(total)]
+        async with world.client("d", ReceiveMaximum=1) as client:
+            assert await client.subscribe(("$ECQ/d/#", 1)) == [0x97]
+
+    run(broker, valkey_url, test)
+
+
+def test_message_that_the_client_cannot_take_holds_up_no_other(
+    broker: Mosquitto, valkey_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(world: World) -> None:
+        keys = (b"large", b"\xff", b"a/+", b"good")
+        await world.queues.append(
+            "c", [Append(key=key, value=b"x" * 2_000 if key == b"large" else b"x") for key in keys]
+        )
+        await world.queues.append("c", [Append(key=b"zero", properties={"a": "\0", "b": "1"}), Append(key=b"damaged")])
+        with connect_blocking(valkey_url) as admin:
+            admin.hset(compacted_keys("c").values, "damaged", b"6 0 ?")
+        async with world.client("c", MaximumPacketSize=1_000) as client:
+            await client.subscribe(("$ECQ/c/#", 1))
+            good, zero = await client.take(2)
+            await world.until("c", lambda view: view.acked == 6)
+        assert (good.topic, zero.topic) == ("$ECQ/c/good", "$ECQ/c/zero")
+        assert zero.properties == {"ecq-seqno": "5", "b": "1"}
+
+    run(broker, valkey_url, test)
+    assert len([record for record in caplog.records if "does not get message" in record.getMessage()]) == 4
+
+
+def test_publish_that_cannot_be_stored_is_told_and_holds_up_no_other(broker: Mosquitto, valkey_url: str) -> None:
+    async def test(world: World) -> None:
+        async with world.stranger("p") as producer:
+            await producer.subscribe(("$ECQ-refused/#", 1))
+            await producer.publish("$ECQ/w/c/a", b"1")
+            await producer.publish("$ECQ/w/c/b", b"2")
+            await producer.publish("$ECQ/w/c", b"no key")
+            await producer.publish("$ECQ/w/c/c", b"x" * 101)
+            await producer.publish("$ECQ/w/c/a", b"3", UserProperty=("ecq-expected-sequence", "7"))
+            await producer.publish("$ECQ/w/c/a", b"4", UserProperty=("ecq-expected-sequence", "seven"))
+            await producer.publish("$ECQ/w/c/a", b"5", UserProperty=("ecq-tombstone", "1"))
+            await producer.publish("$ECQ/w/c/a", b"6", UserProperty=("ecq-expected-sequence", "1"))
+            told = await producer.take(6)
+        assert sorted((message.topic, message.payload[:2], message.properties["error"]) for message in told) == [
+            ("$ECQ-refused/c", b"no", "InvalidTopic"),
+            ("$ECQ-refused/c/a", b"3", "SequenceConflict"),
+            ("$ECQ-refused/c/a", b"4", "UsageError"),
+            ("$ECQ-refused/c/a", b"5", "UsageError"),
+            ("$ECQ-refused/c/b", b"2", "QueueFull"),
+            ("$ECQ-refused/c/c", b"xx", "PayloadTooLarge"),
+        ]
+        await world.stored("c", 2)
+        (message,) = await world.queues.peek("c")
+        assert message.value == b"6"
+        assert (world.door.report.appended, world.door.report.refused) == (2, 6)
+
+    run(broker, valkey_url, test, rules=QueueRules(max_keys=1, max_value_bytes=100))
+
+
+def test_refusal_says_what_it_can_and_one_that_cannot_be_told_holds_up_no_other(
+    server_home: Path, valkey_url: str
+) -> None:
+    broker = Mosquitto(server_home / f"mosquitto-{os.getpid()}-{next(_names)}", settings=["max_packet_size 100000"])
+    broker.start()
+    condition = ("ecq-expected-sequence", "7")
+
+    async def test(world: World) -> None:
+        async with world.stranger("p") as producer:
+            await producer.subscribe(("$ECQ-refused/#", 1))
+            await producer.publish(
+                "$ECQ/w/c/a", b"1", ContentType="text/plain", UserProperty=[("colour", "blue"), condition]
+            )
+            whole = await producer.got.get()
+            assert (whole.topic, whole.payload, whole.content_type) == ("$ECQ-refused/c/a", b"1", "text/plain")
+            assert (whole.properties["colour"], whole.properties["error"]) == ("blue", "SequenceConflict")
+
+            await producer.publish("$ECQ/w/c/a", b"2", UserProperty=("ecq-expected-sequence", "9" * 5_000))
+            assert (await producer.got.get()).properties["error"] == "UsageError"
+
+            await producer.publish("$ECQ/w/c/" + "x" * 65_526, b"3", UserProperty=condition)
+            told = await producer.got.get()
+            assert (told.topic, told.payload) == ("$ECQ-refused", b"3")
+
+            await producer.publish("$ECQ/w/c/a", b"x" * 99_900, UserProperty=condition)
+            told = await producer.got.get()
+            assert (told.payload, told.properties["error"]) == (b"", "SequenceConflict")
+
+            await producer.publish("$ECQ/w/c/a", b"4")
+            await world.stored("c", 1)
+        assert (world.door.report.refused, world.door.report.untold, world.door.report.appended) == (4, 0, 1)
+
+    try:
+        run(broker, valkey_url, test)
+    finally:
+        broker.stop()
+
+
+def test_refusal_that_the_door_may_not_tell_is_counted_and_logged(
+    server_home: Path, valkey_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    acl = documented_acl().replace("topic write $ECQ-refused/#\n", "")
+    broker = Mosquitto(server_home / f"mosquitto-{os.getpid()}-{next(_names)}", acl=acl)
+    broker.start()
+
+    async def test(world: World) -> None:
+        async with world.stranger("p") as producer:
+            await producer.publish("$ECQ/w/c", b"no key")
+            await producer.publish("$ECQ/w/c/k", b"1")
+            await world.stored("c", 1)
+            while not world.door.report.untold:
+                await asyncio.sleep(0.01)
+        assert world.door.report.refused >= world.door.report.untold
+
+    try:
+        run(broker, valkey_url, test)
+    finally:
+        broker.stop()
+    assert "nobody is told at '$ECQ-refused/c'" in caplog.text
+
+
+@pytest.mark.parametrize("trouble", ["replicas are missing", "the door has no rights"])
+def test_publish_waits_at_the_broker_while_redis_refuses_writes(
+    broker: Mosquitto,
+    redis_server_factory: Callable[..., RedisServer],
+    monkeypatch: pytest.MonkeyPatch,
+    trouble: str,
+) -> None:
+    server = redis_server_factory()
+    attempts: list[int] = []
+
+    def pause_s(attempt: int) -> float:
+        attempts.append(attempt)
+        return 0.02
+
+    monkeypatch.setattr(mqtt_link, "pause_s", pause_s)
+
+    async def test(world: World) -> None:
+        with connect_blocking(server.url) as admin:
+
+            def set_trouble(is_on: bool) -> None:
+                if trouble == "replicas are missing":
+                    admin.config_set("min-replicas-to-write", int(is_on))
+                else:
+                    admin.execute_command("ACL", "SETUSER", "default", "-hset" if is_on else "+hset")
+
+            async with world.stranger("p") as producer:
+                await producer.subscribe(("$ECQ-refused/#", 1))
+                await producer.publish("$ECQ/w/c/a", b"1")
+                await world.stored("c", 1)
+                set_trouble(True)
+                for number in range(2, 5):
+                    await producer.publish("$ECQ/w/c/a", b"%d" % number)
+                while len(attempts) < 4:
+                    await asyncio.sleep(0.01)
+                set_trouble(False)
+                while [message.value for message in await world.queues.peek("c")] != [b"4"]:
+                    await asyncio.sleep(0.01)
+                await producer.nothing()
+        assert world.door.report.refused == 0
+        assert attempts[:4] == [0, 0, 1, 2] or attempts[:4] == [0, 1, 2, 3], "what stores nothing is no progress"
+
+    run(broker, server.url, test, settings=EcqSettings(write_timeout_ms=100))
+
+
+def test_conditional_publish_that_comes_again_after_it_was_stored_is_not_refused(
+    broker: Mosquitto, redis_server_factory: Callable[..., RedisServer]
+) -> None:
+    server = redis_server_factory()
+
+    async def test(world: World) -> None:
+        with connect_blocking(server.url) as admin:
+            admin.execute_command("ACL", "SETUSER", "default", "resetkeys", "~*{c}*", "~compacted:due:*")
+            async with world.stranger("p") as producer:
+                # What is not stored holds back the acknowledgements of those behind it.
+                await producer.publish("$ECQ/w/first/k", b"1")
+                await producer.publish("$ECQ/w/c/k", b"2", UserProperty=("ecq-expected-sequence", "0"))
+                await world.stored("c", 1)
+                admin.execute_command("ACL", "SETUSER", "default", "allkeys")
+                await world.stored("first", 1)
+                await producer.publish("$ECQ/w/last/k", b"3")
+                await world.stored("last", 1)
+        assert world.door.report.refused == 0
+        assert (await world.queues.inspect("c")).sequence == 1
+
+    run(broker, server.url, test)
+
+
+def test_retained_value_is_stored_once(broker: Mosquitto, valkey_url: str) -> None:
+    async def test() -> None:
+        for _ in range(3):
+            async with asyncio.timeout(PATIENCE_S), opened(broker, valkey_url) as world:
+                async with world.stranger("p") as producer:
+                    await producer.publish("$ECQ/w/c/k", b"1", retain=True)
+                    await producer.publish("$ECQ/w/d/k", b"2")
+                await world.stored("d", _ + 1)
+                assert (await world.queues.inspect("c")).sequence == _ + 1
+
+    asyncio.run(test())
+
+
+def test_what_is_published_while_the_door_is_shut_is_stored_when_it_opens(broker: Mosquitto, valkey_url: str) -> None:
+    async def test() -> None:
+        async with opened(broker, valkey_url) as world, world.stranger("p") as producer:
+            await producer.publish("$ECQ/w/c/first", b"0")
+            await world.stored("c", 1)
+        async with MqttClient("p", broker.port) as producer:
+            for number in range(1_100):
+                producer.client.publish(f"$ECQ/w/c/{number}", b"%d" % number, 1)
+            await producer.publish("$ECQ/w/c/last", b"1")
+        async with opened(broker, valkey_url) as world:
+            await world.stored("c", 1_102)
+            view = await world.queues.inspect("c")
+            assert (view.sequence, view.live) == (1_102, 1_102)
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await test()
+
+    asyncio.run(main())
+
+
+def test_broker_that_is_restarted_loses_nothing(broker: Mosquitto, valkey_url: str) -> None:
+    async def test(world: World) -> None:
+        total = 300
+        seen: dict[bytes, int] = {}
+
+        async def produce() -> None:
+            number = 0
+            while number < total:
+                try:
+                    async with MqttClient("p", broker.port) as producer:
+                        while number < total:
+                            async with asyncio.timeout(1):
+                                await producer.publish(f"$ECQ/w/c/{number}", b"%d" % number)
+                            number += 1
+                except (OSError, TimeoutError):
+                    await asyncio.sleep(0.02)
+
+        async def consume() -> None:
+            while len(seen) < total:
+                try:
+                    async with asyncio.timeout(10), world.client("c") as client:
+                        await client.subscribe(("$ECQ/c/#", 1))
+                        losing = asyncio.create_task(client.lost.wait())
+                        while len(seen) < total and not losing.done():
+                            getting = asyncio.create_task(client.got.get())
+                            await asyncio.wait([getting, losing], return_when=asyncio.FIRST_COMPLETED)
+                            if getting.done():
+                                message = getting.result()
+                                seen[message.payload] = seen.get(message.payload, 0) + 1
+                except (OSError, TimeoutError):
+                    await asyncio.sleep(0.02)
+
+        producing, consuming = asyncio.create_task(produce()), asyncio.create_task(consume())
+        for part in (1, 2):
+            while len(seen) < part * total // 4:
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(broker.stop)
+            await asyncio.to_thread(broker.start)
+        await producing
+        await consuming
+        assert sorted(seen, key=int) == [b"%d" % number for number in range(total)]
+        await world.until("c", lambda view: view.lag == 0)
+
+    run(broker, valkey_url, test)
+
+
+def test_publish_is_not_acknowledged_before_it_is_stored(
+    broker: Mosquitto, redis_server_factory: Callable[..., RedisServer]
+) -> None:
+    server = redis_server_factory(appendonly="yes", appendfsync="always")
+
+    async def test(world: World) -> None:
+        async with world.stranger("p") as producer:
+            await producer.publish("$ECQ/w/c/0", b"0")
+            await world.stored("c", 1)
+            await asyncio.to_thread(server.stop)
+            for number in range(1, 30):
+                await producer.publish(f"$ECQ/w/c/{number % 10}", b"%d" % number)
+            await asyncio.sleep(0.3)
+            await asyncio.to_thread(server.start)
+            await world.until("c", lambda view: view.live == 10)
+            while {message.value for message in await world.queues.peek("c")} != {b"%d" % n for n in range(20, 30)}:
+                await asyncio.sleep(0.01)
+
+    run(broker, server.url, test, settings=EcqSettings(write_timeout_ms=100))
+
+
+def test_queue_that_is_taken_or_rewound_is_taken_note_of(broker: Mosquitto, valkey_url: str) -> None:
+    async def test(world: World) -> None:
+        await world.queues.append("c", [Append(key=b"%d" % n, value=b"%d" % n) for n in range(3)])
+        async with world.client("c") as client:
+            await client.subscribe(("$ECQ/c/#", 1))
+            await client.take(3)
+            await world.until("c", lambda view: view.acked == 3)
+            await world.queues.rewind("c", to=Position.sequence(2))
+            assert payloads(await client.take(2)) == [b"1", b"2"]
+            await world.until("c", lambda view: view.acked == 3)
+            await world.queues.subscribe("c", session="another")
+            await client.lost.wait()
+            assert client.reason == "Session taken over"
+
+    run(broker, valkey_url, test)
+
+
+def test_newer_connection_of_a_client_has_its_queue(broker: Mosquitto, valkey_url: str) -> None:
+    async def test(world: World) -> None:
+        async with world.client("c") as old:
+            await old.subscribe(("$ECQ/c/#", 1))
+            async with world.client("c") as new:
+                await new.subscribe(("$ECQ/c/#", 1))
+                await old.lost.wait()
+                await world.queues.append("c", [Append(key=b"1", value=b"1")])
+                assert (await new.got.get()).payload == b"1"
+
+    run(broker, valkey_url, test)
+
+
+def test_prefix_can_be_another(server_home: Path, valkey_url: str) -> None:
+    broker = Mosquitto(server_home / f"mosquitto-{os.getpid()}-{next(_names)}")
+    broker.start()
+
+    async def test(world: World) -> None:
+        async with world.client("c") as client:
+            assert await client.subscribe(("a/queues/c/#", 1)) == [1]
+            await client.publish("a/queues/w/c/k", b"1")
+            assert (await client.got.get()).topic == "a/queues/c/k"
+
+    try:
+        run(broker, valkey_url, test, topics=Topics(prefix="a/queues"))
+    finally:
+        broker.stop()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"",
+        b"\x10",
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"\x10\xff\xff\xff\xff\x7f",
+        b"\x10\xff\xff\xff\x7f",
+        b"\x10\x04\x00\x04MQ",
+        b"\x10\x0e\x00\x04MQTT\x05\x02\x00\x3c\xff\x00\x01a",
+        b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01a\x82\x02\x00\x01",
+        b"\x10\x0d\x00\x04MQTT\x04\x02\x00\x3c\x00\x01a\x82\x05\x00\x01\x00\xff$",
+    ],
+)
+def test_what_is_no_mqtt_ends_its_own_connection_alone(broker: Mosquitto, valkey_url: str, sent: bytes) -> None:
+    async def test(world: World) -> None:
+        reader, writer = await asyncio.open_connection("127.0.0.1", world.door.port)
+        writer.write(sent)
+        writer.write_eof()
+        await reader.read()
+        writer.close()
+        async with world.client("c") as client:
+            assert await client.subscribe(("$ECQ/c/#", 1)) == [1]
+
+    run(broker, valkey_url, test)
+
+
+def test_client_is_told_when_there_is_no_broker(broker: Mosquitto, valkey_url: str) -> None:
+    async def test(world: World) -> None:
+        await asyncio.to_thread(broker.stop)
+        for version in (MQTT_3, MQTT_5):
+            with pytest.raises(ConnectionRefusedError, match="Server unavailable"):
+                await world.client("c", version=version).__aenter__()
+
+    run(broker, valkey_url, test)
+
+
+def test_both_connections_can_be_encrypted(server_home: Path, valkey_url: str) -> None:
+    folder = server_home / f"mosquitto-tls-{os.getpid()}"
+    folder.mkdir()
+    key, certificate = folder / "key.pem", folder / "certificate.pem"
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2", "-subj", "/CN=127.0.0.1"]
+    command += ["-addext", "subjectAltName=IP:127.0.0.1", "-keyout", str(key), "-out", str(certificate)]
+    subprocess.run(command, check=True, capture_output=True)
+    broker = Mosquitto(folder / "broker", tls=(certificate, key))
+    broker.start()
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(certificate, key)
+
+    async def test(world: World) -> None:
+        async with world.client("c", ca_file=certificate) as client:
+            await client.subscribe(("$ECQ/c/#", 1))
+            await client.publish("$ECQ/w/c/k", b"1")
+            assert (await client.got.get()).payload == b"1"
+
+    try:
+        run(broker, valkey_url, test, tls=tls, ca_file=str(certificate))
+    finally:
+        broker.stop()
+
+
+@pytest.mark.parametrize(
+    "url",
+    ["", "redis://h", "mqtt://", "mqtt://h:0", "mqtt://h:secret", "mqtt://u:secret@h:99999", "mqtt://h/path", "h:1883"],
+)
+def test_address_that_does_not_parse_is_refused_without_its_password(url: str) -> None:
+    with pytest.raises(UsageError, match="does not parse: write mqtt://") as refusal:
+        BrokerAddress.parse(url)
+    assert "secret" not in str(refusal.value)
+
+
+def test_command_serves_until_it_is_told_to_end(broker: Mosquitto, valkey_url: str) -> None:
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("queuekeeper")), "compacted", "serve-mqtt", "--json"]
+    command += ["--broker-url", broker.url, "--listen", f"127.0.0.1:{port}", "--redis-url", valkey_url]
+    command += ["--reader-batch-size", "2", "--write-timeout", "2s"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    async def test() -> None:
+        while True:
+            try:
+                socket.create_connection(("127.0.0.1", port)).close()
+            except OSError:
+                assert process.poll() is None
+                await asyncio.sleep(0.05)
+            else:
+                break
+        async with MqttClient("c", port) as client:
+            await client.subscribe(("$ECQ/c/#", 1))
+            for number in range(5):
+                await client.publish(f"$ECQ/w/c/{number}", b"%d" % number)
+            assert payloads(await client.take(5)) == [b"%d" % number for number in range(5)]
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S):
+            await test()
+
+    try:
+        asyncio.run(main())
+        process.send_signal(signal.SIGTERM)
+        out, err = process.communicate(timeout=PATIENCE_S)
+    finally:
+        process.kill()
+    assert process.returncode == 0, err
+    report = json.loads(out)
+    assert (report["appended"], report["delivered"], report["refused"]) == (5, 5, 0)

@@ -1,0 +1,42 @@
+"""A user of a server that may touch some keys only, to find out scripts that make the names of keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from lua_sessions import command
+
+from queuekeeper.redis_client import RedisClient, connect, nodes
+
+PASSWORD = "limited"
+
+
+def pattern(key: str) -> str:
+    """Return the access pattern of one key; white space, which a pattern may not hold, matches any character."""
+    escaped = "".join(f"\\{letter}" if letter in "*?[]\\^" else letter for letter in key)
+    return "".join("?" if letter.isspace() else letter for letter in escaped)
+
+
+@contextmanager
+def limited(client: RedisClient, keys: list[str]) -> Iterator[RedisClient]:
+    """Return a client of a user that may touch these keys only."""
+    masters = [node for _, node in nodes(client)]
+    for node in masters:
+        command(
+            node,
+            "ACL SETUSER",
+            "limited",
+            "reset",
+            "on",
+            f">{PASSWORD}",
+            "+@all",
+            *[f"~{pattern(key)}" for key in keys],
+        )
+    options = masters[0].connection_pool.connection_kwargs
+    try:
+        with connect(f"redis://limited:{PASSWORD}@{options['host']}:{options['port']}") as user:
+            yield user
+    finally:
+        for node in masters:
+            command(node, "ACL DELUSER", "limited")

@@ -1,0 +1,246 @@
+"""What the tests of compacted queues' scripts share: a queue, and every script as a call on it, at a test's instant."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from queuekeeper import lua
+from queuekeeper.keyspace import CompactedKeys, compacted_keys
+from queuekeeper.redis_client import RedisClient
+
+DAY_MS = 86_400_000
+NOW_MS = 1_800_000_000_000
+PLENTY = 100_000_000
+
+
+class Entry(NamedTuple):
+    """One entry as append takes it."""
+
+    key: bytes
+    record: bytes = b"value"
+    tombstone: int = 0
+    expected: int | str = ""
+
+
+class Fence(NamedTuple):
+    """What a consumer's calls carry."""
+
+    incarnation: int
+    epoch: int
+
+
+class Delivered(NamedTuple):
+    """One message as fetch hands it out."""
+
+    key: bytes
+    ms: int
+    redelivered: int
+    sequence: int
+    value: bytes
+
+    @property
+    def record(self) -> bytes:
+        return self.value.split(b" ", 2)[2]
+
+
+class Fetched(NamedTuple):
+    """What fetch answers."""
+
+    acked_now: int
+    unknown: int
+    acked: int
+    in_flight: int
+    lag: int
+    more_to_resend: int
+    messages: list[Delivered]
+
+    @property
+    def sequences(self) -> list[int]:
+        return [message.sequence for message in self.messages]
+
+
+class Due(NamedTuple):
+    """One row that find_due names."""
+
+    key: bytes
+    sequence: int
+    ms: int
+    tombstone: int
+    size: int
+    acked: int
+    value: bytes
+
+
+class DuePage(NamedTuple):
+    """What find_due answers."""
+
+    more: int
+    next_after_sequence: int
+    next_due_ms: int
+    policy: bytes
+    retention_ms: int
+    tombstone_ms: int
+    looked_at: int
+    rows: list[Due]
+
+    @property
+    def sequences(self) -> list[int]:
+        return [row.sequence for row in self.rows]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Queue:
+    """The compacted queue of one client."""
+
+    client: RedisClient
+    client_id: str = "meter-7"
+
+    @property
+    def keys(self) -> CompactedKeys:
+        return compacted_keys(self.client_id)
+
+    def call(self, script: str, *args: lua.Value) -> Any:
+        """Run a script with the keys that its header names."""
+        loaded = lua.load(f"compacted/{script}")
+        names = self.keys._asdict()
+        return self.run(loaded, [names[parameter.name] for parameter in loaded.keys], args)
+
+    def run(self, script: lua.Script, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
+        return lua.ScriptCaller(self.client).call(script, keys, args)
+
+    def append(
+        self,
+        *entries: Entry,
+        max_keys: int | str = 0,
+        max_bytes: int | str = 0,
+        policy: str = "reject",
+        producer: str = "",
+        number: int | str = "",
+        now: int | str = NOW_MS,
+    ) -> list[Any]:
+        values = [value for entry in entries for value in entry]
+        reply = self.call("append", max_keys, max_bytes, policy, producer, number, now, *values)
+        return reply if isinstance(reply, list) else [int(text) for text in reply.split()]
+
+    def fill(self, *keys: bytes, now: int = NOW_MS) -> None:
+        self.append(*(Entry(key, b"value of " + key) for key in keys), now=now)
+
+    def subscribe(
+        self,
+        session: str = "s",
+        *,
+        mode: str = "takeover",
+        lease_ms: int | str = 60_000,
+        now: int | str = NOW_MS,
+        start: str = "",
+    ) -> list[Any]:
+        reply: list[Any] = self.call("subscribe", session, mode, lease_ms, now, start)
+        return reply
+
+    def fence(self, session: str = "s", **options: Any) -> Fence:
+        return Fence(*self.subscribe(session, **options)[:2])
+
+    def fetch(
+        self,
+        fence: Fence,
+        *acks: int | str,
+        window: int = 5,
+        limit: int = 5,
+        max_bytes: int = PLENTY,
+        refill: str = "on_empty",
+        redeliver: int = 0,
+        now: int = NOW_MS,
+    ) -> Fetched:
+        reply = self.call("fetch", *fence, window, limit, max_bytes, refill, redeliver, now, *acks)
+        rows = [Delivered(*reply[at : at + 5]) for at in range(6, len(reply), 5)]
+        return Fetched._make([*reply[:6], rows])
+
+    def ack(self, fence: Fence, *sequences: int | str, mode: str = "each", now: int | str = NOW_MS) -> list[int]:
+        reply: list[int] = self.call("ack", *fence, mode, now, *sequences)
+        return reply
+
+    def consume(self, count: int) -> Fence:
+        """Deliver and acknowledge that many messages."""
+        fence = self.fence()
+        messages = self.fetch(fence, window=count, limit=count).messages
+        assert len(messages) == count
+        self.ack(fence, *(message.sequence for message in messages))
+        return fence
+
+    def find_due(
+        self,
+        policy: str = "delete",
+        *,
+        retention_ms: int = 7 * DAY_MS,
+        tombstone_ms: int = DAY_MS,
+        override: int = 0,
+        after: int = 0,
+        limit: int = 200,
+        with_values: int = 0,
+        max_bytes: int = PLENTY,
+        now: int | str = NOW_MS,
+    ) -> DuePage:
+        reply = self.call(
+            "find_due", policy, retention_ms, tombstone_ms, override, after, limit, with_values, max_bytes, now
+        )
+        return DuePage._make([*reply[:7], [Due(*reply[at : at + 7]) for at in range(7, len(reply), 7)]])
+
+    def collect(
+        self,
+        *rows: tuple[bytes, int | str],
+        policy: str = "delete",
+        retention_ms: int = 7 * DAY_MS,
+        tombstone_ms: int = DAY_MS,
+        override: int = 0,
+        producer_ms: int | str = "",
+        now: int | str = NOW_MS,
+    ) -> list[int]:
+        values = [value for row in rows for value in row]
+        reply: list[int] = self.call("collect", policy, retention_ms, tombstone_ms, override, producer_ms, now, *values)
+        return reply
+
+    def peek(self, after: int = 0, limit: int = 500) -> list[tuple[bytes, int, bytes]]:
+        reply = self.call("peek", after, limit, PLENTY)
+        return [(reply[at], reply[at + 1], reply[at + 3]) for at in range(1, len(reply), 4)]
+
+    def state(self) -> dict[str, str]:
+        client: Any = self.client
+        return {name.decode(): value.decode() for name, value in client.hgetall(self.keys.state).items()}
+
+    def order(self) -> dict[bytes, int]:
+        client: Any = self.client
+        return {key: int(score) for key, score in client.zrange(self.keys.order, 0, -1, withscores=True)}
+
+    def in_flight(self) -> list[int]:
+        client: Any = self.client
+        return [int(member) for member in client.zrange(self.keys.in_flight, 0, -1)]
+
+    def is_woken(self) -> bool:
+        """Take the wake-up, if there is one."""
+        client: Any = self.client
+        return bool(client.zpopmin(self.keys.wake))
+
+    def violations(self, *, limit: int = 100) -> list[tuple[str, bytes, int]]:
+        """Return what verify finds in all parts, and that bytes and entries do not add up."""
+        found: list[tuple[str, bytes, int]] = []
+        totals: dict[str, int] = {}
+        for part in ("state", "order", "times", "values", "tombstones", "in_flight"):
+            cursor, totals[part] = b"0", 0
+            while True:
+                reply = self.call("verify", part, cursor, limit, "", "")
+                totals[part] += reply[2]
+                found += [(reply[at].decode(), reply[at + 1], reply[at + 2]) for at in range(3, len(reply), 4)]
+                cursor = reply[0]
+                if cursor == b"0":
+                    break
+        if totals["state"] != totals["order"]:
+            found.append(("bytes", b"", totals["state"] - totals["order"]))
+        state = {name: int(value) for name, value in self.state().items() if value.isdigit()}
+        came = state.get("appended", 0) + state.get("restored", 0)
+        went = ("compacted", "evicted", "expired", "tombstones_collected", "purged")
+        missing = came - sum(state.get(name, 0) for name in went) - len(self.order())
+        if missing:
+            found.append(("entries", b"", missing))
+        return found

@@ -1,0 +1,405 @@
+"""``subscribe``, ``fetch``, ``ack``, ``rewind`` and the rest of a consumer: one at a time, in order, nothing lost."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from lua_compacted import NOW_MS, Entry, Fence, Queue
+from lua_sessions import contents
+
+from queuekeeper.errors import QueueBusy, StaleEpoch, UnknownQueue, UsageError
+from queuekeeper.redis_client import connect
+
+pytestmark = pytest.mark.lua
+
+KEYS = tuple(b"%c" % letter for letter in b"abcdefghij")
+
+
+@pytest.fixture
+def queue(redis_url: str) -> Any:
+    """A queue of ten messages."""
+    with connect(redis_url) as client:
+        filled = Queue(client=client)
+        for place, key in enumerate(KEYS):
+            filled.fill(key, now=NOW_MS + place * 10)
+        yield filled
+
+
+def test_messages_come_in_order_once_and_the_cursor_follows_their_acks(queue: Queue) -> None:
+    fence = queue.fence()
+    first = queue.fetch(fence, limit=3)
+    assert (first.sequences, first.in_flight, first.lag) == ([1, 2, 3], 3, 7)
+    assert [message.redelivered for message in first.messages] == [0, 0, 0]
+    assert queue.fetch(fence).messages == []
+    second = queue.fetch(fence, 1, 2, 3)
+    assert (second.acked_now, second.unknown, second.acked, second.sequences) == (3, 0, 3, [4, 5, 6, 7, 8])
+    assert queue.fetch(fence, 4, 5, 6, 7, 8).sequences == [9, 10]
+    assert queue.ack(fence, 9, 10) == [2, 0, 10, 0]
+    assert len(queue.order()) == 10, "messages stay for a rewind"
+    assert queue.violations() == []
+
+
+def test_acks_out_of_order_and_repeated_never_move_the_cursor_back(queue: Queue) -> None:
+    fence = queue.fence()
+    queue.fetch(fence)
+    assert queue.ack(fence, 5) == [1, 0, 0, 4]
+    assert queue.ack(fence, 4, 4, 5, 77, -3, 0) == [1, 5, 0, 3]
+    assert queue.ack(fence, 2, 3) == [2, 0, 0, 1]
+    assert queue.ack(fence, 1) == [1, 0, 5, 0]
+    for late in (1, 3, 5, 2):
+        assert queue.ack(fence, late) == [0, 1, 5, 0]
+    assert queue.fetch(fence, 1).sequences == [6, 7, 8, 9, 10]
+    assert queue.state()["repeated_acks"] == "10"
+
+
+def test_ack_up_to_takes_what_is_in_flight_only(queue: Queue) -> None:
+    fence = queue.fence()
+    queue.fetch(fence)
+    assert queue.ack(fence, 3, mode="up_to") == [3, 0, 3, 2]
+    assert queue.ack(fence, 3, mode="up_to") == [0, 1, 3, 2]
+    assert queue.ack(fence, 99, mode="up_to") == [2, 0, 5, 0]
+    assert queue.fetch(fence).sequences[0] == 6
+
+
+def test_window_slides_when_asked_to(queue: Queue) -> None:
+    fence = queue.fence()
+    assert queue.fetch(fence, window=4, limit=3, refill="sliding").sequences == [1, 2, 3]
+    assert queue.fetch(fence, window=4, limit=3, refill="sliding").sequences == [4]
+    assert queue.fetch(fence, window=4, limit=3, refill="sliding").sequences == []
+    assert queue.fetch(fence, 2, 3, window=4, refill="sliding").sequences == [5, 6]
+    assert queue.fetch(fence, 1, window=4, refill="on_empty").sequences == []
+
+
+def test_bytes_of_a_fetch_are_bounded_but_one_message_always_comes(queue: Queue) -> None:
+    queue.append(*(Entry(key, b"x" * 1_000) for key in KEYS))
+    fence = queue.fence()
+    assert len(queue.fetch(fence, max_bytes=1).messages) == 1
+    assert len(queue.fetch(fence, max_bytes=2_100, refill="sliding").messages) == 2
+    again = queue.fetch(fence, max_bytes=2_100, redeliver=1)
+    assert [message.redelivered for message in again.messages] == [1, 1]
+    assert [message.redelivered for message in queue.fetch(fence, refill="sliding").messages] == [1, 0, 0]
+
+
+def test_fetch_that_goes_on_brings_nothing_that_is_too_large(queue: Queue) -> None:
+    queue.append(Entry(b"large", b"x" * 1_000), Entry(b"small"))
+    fence = queue.fence()
+    assert queue.fetch(fence, limit=4, window=50).sequences == [1, 2, 3, 4]
+    assert queue.fetch(fence, limit=5, window=50, refill="going_on").sequences == [5, 6, 7, 8, 9]
+    assert queue.fetch(fence, window=50, max_bytes=900, refill="going_on").sequences == [10]
+    assert queue.fetch(fence, window=50, max_bytes=900, refill="going_on").sequences == []
+    assert queue.fetch(fence, window=50, max_bytes=900, refill="sliding").sequences == [11]
+
+
+def test_what_is_in_flight_survives_its_consumer_and_comes_again_flagged(queue: Queue) -> None:
+    fence = queue.fence("first")
+    queue.fetch(fence)
+    queue.ack(fence, 2, 4)
+    queue.append(Entry(b"c", b"newer"))
+    reply = queue.subscribe("second")
+    assert reply[2:] == [0, 5, 11, 6, 3, b"first", 0]
+    fetched = queue.fetch(Fence(*reply[:2]))
+    assert [(message.sequence, message.redelivered) for message in fetched.messages] == [(1, 1), (5, 1)]
+    assert fetched.in_flight == 2, "the overwritten one is not in flight any more"
+    following = queue.fetch(Fence(*reply[:2]), 1, 5, limit=9, window=9)
+    assert following.sequences == [6, 7, 8, 9, 10, 11]
+    assert following.messages[-1].record == b"newer"
+    assert queue.state()["redelivered"] == "2"
+    assert queue.violations() == []
+
+
+def test_redelivery_goes_on_page_by_page_before_anything_new(queue: Queue) -> None:
+    fence = queue.fence()
+    queue.fetch(fence, limit=7, window=7)
+    fence = queue.fence()
+    seen = [queue.fetch(fence, limit=3, window=9, refill="sliding") for _ in range(4)]
+    assert [fetched.sequences for fetched in seen] == [[1, 2, 3], [4, 5, 6], [7, 8, 9], []]
+    assert [message.redelivered for message in seen[2].messages] == [1, 0, 0]
+    assert queue.fetch(fence, limit=3, window=9, refill="sliding", redeliver=1).sequences == [1, 2, 3]
+
+
+def test_overwritten_ones_do_not_hold_up_a_redelivery(queue: Queue) -> None:
+    fence = queue.fence()
+    queue.fetch(fence, limit=5, window=5)
+    queue.fill(*KEYS[:5])
+    fence = queue.fence()
+    fetched = queue.fetch(fence, limit=5, window=5)
+    assert fetched.sequences == [6, 7, 8, 9, 10]
+    assert fetched.acked == 5
+
+
+def test_value_lost_in_flight_holds_up_no_other(queue: Queue) -> None:
+    fence = queue.fence()
+    queue.fetch(fence)
+    client: Any = queue.client
+    client.hdel(queue.keys.values, b"a", b"b", b"c", b"d", b"e")
+    again = queue.fence()
+    first = queue.fetch(again, limit=3)
+    assert (first.messages, first.in_flight, first.more_to_resend) == ([], 2, 1)
+    second = queue.fetch(again, limit=3)
+    assert (second.sequences, second.acked, second.more_to_resend) == ([6, 7, 8], 5, 0)
+
+
+def test_message_whose_instant_is_lost_is_delivered(queue: Queue) -> None:
+    client: Any = queue.client
+    client.zrem(queue.keys.times, b"a")
+    assert queue.fetch(queue.fence()).messages[0][:4] == (b"a", 0, 0, 1)
+    assert queue.call("get", b"a")[:2] == [0, 1]
+
+
+def test_number_in_the_value_does_not_count_but_the_place_in_the_order(queue: Queue) -> None:
+    client: Any = queue.client
+    client.hset(queue.keys.values, b"a", b"9 0 value")
+    fence = queue.fence()
+    assert queue.fetch(fence, limit=1, window=1).sequences == [1]
+    assert queue.ack(fence, 1)[0] == 1
+
+
+def test_peek_goes_on_behind_rows_without_values(queue: Queue) -> None:
+    client: Any = queue.client
+    client.hdel(queue.keys.values, b"a", b"b")
+    assert queue.call("peek", 0, 2, 1_000) == [2]
+    assert queue.call("peek", 2, 8, 1_000)[0] == 10
+    assert queue.call("peek", 2, 9, 1_000)[0] == -1
+
+
+def test_late_ack_of_an_overwritten_message_counts(queue: Queue) -> None:
+    fence = queue.fence()
+    queue.fetch(fence, limit=2, window=2)
+    queue.append(Entry(b"a", b"newer"))
+    assert queue.ack(fence, 1, 2) == [2, 0, 2, 0]
+    assert queue.fetch(fence, limit=9, window=9).messages[-1].record == b"newer"
+
+
+def test_tombstone_is_delivered_and_read_as_one(queue: Queue) -> None:
+    queue.append(Entry(b"a", b"", 1))
+    fence = queue.consume(9)
+    assert queue.fetch(fence).messages[0].value == b"11 1 "
+    assert queue.call("get", b"a") == [NOW_MS + 90, 11, b"11 1 "]
+    queue.append(Entry(b"a", b"back"))
+    assert queue.call("inspect", 5, NOW_MS)[2] == 0
+    assert queue.violations() == []
+
+
+STALE_CALLS: dict[str, Callable[[Queue, Fence], Any]] = {
+    "fetch": lambda queue, fence: queue.fetch(fence, 1),
+    "ack": lambda queue, fence: queue.ack(fence, 1),
+    "heartbeat": lambda queue, fence: queue.call("heartbeat", *fence, 1_000, NOW_MS),
+    "rewind": lambda queue, fence: queue.call("rewind", *fence, "earliest"),
+}
+
+
+@pytest.mark.parametrize("call", STALE_CALLS)
+@pytest.mark.parametrize("event", ["takeover", "rewind", "drop", "drop and remake"])
+def test_consumer_is_fenced_off(queue: Queue, call: str, event: str) -> None:
+    old = queue.fence()
+    queue.fetch(old)
+    if event == "takeover":
+        queue.subscribe("other")
+    elif event == "rewind":
+        queue.call("rewind", "", "", "earliest")
+    else:
+        queue.call("drop", "", 0)
+        if event == "drop and remake":
+            queue.fill(b"a")
+            queue.fence()
+    before = contents(queue.client)
+    with pytest.raises(StaleEpoch):
+        STALE_CALLS[call](queue, old)
+    assert contents(queue.client) == before
+
+
+def test_session_that_waits_its_turn_gets_the_queue_when_the_lease_is_over(queue: Queue) -> None:
+    fence = queue.fence("first", lease_ms=1_000)
+    for _ in range(2):
+        with pytest.raises(QueueBusy, match="first"):
+            queue.subscribe("second", mode="if_free", now=NOW_MS + 999)
+    queue.call("heartbeat", *fence, 1_000, NOW_MS + 999)
+    with pytest.raises(QueueBusy):
+        queue.subscribe("second", mode="if_free", now=NOW_MS + 1_500)
+    assert queue.subscribe("first", mode="if_free", lease_ms=1_000, now=NOW_MS)[1] > fence.epoch
+    assert queue.subscribe("second", mode="if_free", now=NOW_MS + 1_000)[7] == b"first"
+
+
+@pytest.mark.parametrize("step", ["subscribe", "rewind"])
+def test_fence_is_never_given_out_again_though_the_last_writes_were_lost(queue: Queue, step: str) -> None:
+    before = queue.state()["epoch"]
+    lost = queue.fence()
+    client: Any = queue.client
+    client.hset(queue.keys.state, "epoch", before)
+    assert lost != (queue.fence() if step == "subscribe" else Fence(*queue.call("rewind", "", "", "latest")[5:]))
+    with pytest.raises(StaleEpoch):
+        queue.fetch(lost)
+
+
+def test_released_queue_is_free_at_once(queue: Queue) -> None:
+    fence = queue.fence("first")
+    queue.fetch(fence)
+    assert queue.call("release", *fence) == 1
+    assert queue.subscribe("second", mode="if_free")[6:8] == [5, b""]
+
+
+def test_consumer_that_was_fenced_off_hands_on_a_wake_up_that_it_took(queue: Queue) -> None:
+    old = queue.fence("old")
+    queue.fence("new")
+    queue.is_woken()
+    assert queue.call("release", *old) == 0
+    assert queue.is_woken()
+    assert queue.state()["session"] == "new"
+
+
+def test_heartbeat_wakes_while_something_waits(queue: Queue) -> None:
+    fence = queue.fence()
+    queue.is_woken()
+    assert queue.call("heartbeat", *fence, 5_000, NOW_MS) == [10, 0]
+    assert queue.is_woken()
+    queue.fetch(fence, limit=10, window=10)
+    assert queue.call("heartbeat", *fence, 5_000, NOW_MS) == [0, 10]
+    assert not queue.is_woken()
+    assert queue.state()["lease_until_ms"] == str(NOW_MS + 5_000)
+
+
+@pytest.mark.parametrize(
+    ("to", "acked", "clamped"),
+    [
+        ("earliest", 3, 0),
+        ("latest", 10, 0),
+        ("seq:7", 6, 0),
+        ("seq:11", 10, 0),
+        ("seq:2", 3, 1),
+        ("seq:0", 3, 1),
+        ("seq:500", 10, 1),
+        (f"ms:{NOW_MS + 60}", 6, 0),
+        (f"ms:{NOW_MS + 61}", 7, 0),
+        (f"ms:{NOW_MS + 5}", 3, 1),
+        (f"ms:{NOW_MS + 1_000}", 10, 0),
+    ],
+)
+def test_cursor_goes_where_it_is_sent_or_as_near_as_can_be(queue: Queue, to: str, acked: int, clamped: int) -> None:
+    queue.call("purge", "up_to", 3, 0, 100, 0)
+    fence = queue.consume(5)
+    reply = queue.call("rewind", *fence, to)
+    assert reply[:5] == [8, acked, 10 - acked, clamped, 4]
+    assert reply[6] > fence.epoch
+    assert queue.fetch(queue.fence(), limit=9, window=9).sequences == list(range(acked + 1, 11))
+    assert queue.violations() == []
+    assert queue.subscribe(start=to)[2:4] == [acked, acked]
+    assert queue.in_flight() == []
+
+
+def test_messages_in_flight_come_again_after_a_rewind_and_late_acks_do_not_count(queue: Queue) -> None:
+    fence = queue.fence()
+    queue.fetch(fence)
+    queue.is_woken()
+    queue.call("rewind", "", "", "earliest")
+    assert queue.is_woken()
+    with pytest.raises(StaleEpoch):
+        queue.ack(fence, 1)
+    assert queue.fetch(queue.fence()).sequences == [1, 2, 3, 4, 5]
+
+
+def test_rewind_by_time_says_when_what_was_asked_for_is_gone(queue: Queue) -> None:
+    queue.call("purge", "up_to", 10, 0, 100, 0)
+    assert queue.call("rewind", "", "", f"ms:{NOW_MS + 90}")[1:4] == [10, 0, 1]
+    assert queue.call("rewind", "", "", f"ms:{NOW_MS + 91}")[1:4] == [10, 0, 0]
+    assert queue.subscribe(start=f"ms:{NOW_MS}")[8] == 1
+    queue.call("drop", "", 0)
+    assert queue.subscribe(start="ms:0")[8] == 0
+
+
+def test_rewind_of_an_empty_queue_and_of_none(queue: Queue) -> None:
+    queue.call("purge", "up_to", 10, 0, 100, 0)
+    assert queue.call("rewind", "", "", "earliest")[:5] == [0, 10, 0, 0, 0]
+    queue.append(Entry(b"z"))
+    assert queue.fetch(queue.fence()).sequences == [11]
+    queue.call("drop", "", 0)
+    for script, args in (("rewind", ("", "", "earliest")), ("skip", (1, ""))):
+        with pytest.raises(UnknownQueue):
+            queue.call(script, *args)
+
+
+def test_operator_skips_a_message_that_blocks(queue: Queue) -> None:
+    fence = queue.fence()
+    queue.fetch(fence, limit=2, window=2)
+    queue.is_woken()
+    queue.ack(fence, 2)
+    assert queue.call("skip", 1, NOW_MS) == [1, 0, 2, 0]
+    assert queue.is_woken()
+    assert queue.call("skip", 1, NOW_MS) == [0, 1, 2, 0]
+    assert queue.call("skip", 9, NOW_MS) == [0, 1, 2, 0]
+    assert queue.fetch(fence).sequences[0] == 3
+
+
+def test_subscription_makes_a_queue(redis_url: str) -> None:
+    with connect(redis_url) as client:
+        queue = Queue(client=client)
+        reply = queue.subscribe()
+        assert reply[2:] == [0, 0, 0, 0, 0, b"", 0]
+        queue.fill(b"a")
+        assert queue.fetch(Fence(*reply[:2])).sequences == [1]
+
+
+def test_damaged_row_does_not_hold_up_the_others(queue: Queue) -> None:
+    client: Any = queue.client
+    client.hdel(queue.keys.values, b"b")
+    fence = queue.fence()
+    assert queue.fetch(fence, limit=3, window=3).sequences == [1, 3]
+    assert queue.fetch(fence, 1, 3, limit=3, window=3).sequences == [4, 5, 6]
+
+
+@pytest.mark.parametrize(
+    ("script", "args"),
+    [
+        ("subscribe", ("", "takeover", 1, "", "")),
+        ("subscribe", ("s", "force", 1, "", "")),
+        ("subscribe", ("s", "takeover", 0, "", "")),
+        ("subscribe", ("s", "takeover", 1, "", "seq:x")),
+        ("subscribe", ("s", "takeover", 1, "", "seq:-1")),
+        ("subscribe", ("s", "takeover", 1, "", "oldest")),
+        ("subscribe", ("s", "takeover", 1, "", "earliest:3")),
+        ("rewind", ("", "", "")),
+        ("rewind", ("1", "", "earliest")),
+        ("fetch", (1, 1, 0, 1, 1, "sliding", 0, "")),
+        ("fetch", (1, 1, 5, 501, 1, "sliding", 0, "")),
+        ("fetch", (1, 1, 70_000, 5, 1, "sliding", 0, "")),
+        ("fetch", (1, 1, 5, 5, 0, "sliding", 0, "")),
+        ("fetch", (1, 1, 5, 5, 1, "always", 0, "")),
+        ("fetch", (1, 1, 5, 5, 1, "sliding", 2, "")),
+        ("fetch", (1, 1, 5, 5, 1, "sliding", 0, "", "x")),
+        ("fetch", (1, 1, 5, 5, 1, "sliding", 0, "", 2**53 + 2)),
+        ("ack", (1, 1, "each", "")),
+        ("ack", (1, 1, "all", "", 1)),
+        ("ack", (1, 1, "up_to", "", 1, 2)),
+        ("ack", (1, 1, "each", "", "1.0")),
+        ("ack", (1, 1, "each", "", *range(1_001))),
+        ("heartbeat", (1, 1, 0, "")),
+        ("release", (1,)),
+        ("skip", ("x", "")),
+        ("peek", (-1, 1, 1)),
+        ("peek", (0, 501, 1)),
+        ("get", ()),
+        ("inspect", (0, "")),
+    ],
+)
+def test_bad_arguments_are_refused_and_nothing_is_written(queue: Queue, script: str, args: tuple[Any, ...]) -> None:
+    before = contents(queue.client)
+    with pytest.raises(UsageError):
+        queue.call(script, *args)
+    assert contents(queue.client) == before
+
+
+def test_large_windows_are_consumed_in_bounded_calls(valkey_url: str) -> None:
+    with connect(valkey_url) as client:
+        queue = Queue(client=client)
+        for first in range(0, 1_200, 200):
+            queue.append(*(Entry(b"%d" % number) for number in range(first, first + 200)))
+        fence = queue.fence()
+        seen: list[int] = []
+        while len(seen) < 1_200:
+            seen += queue.fetch(fence, window=65_535, limit=500, refill="sliding").sequences
+        assert seen == list(range(1, 1_201))
+        again = queue.fetch(queue.fence(), window=65_535, limit=500, refill="sliding")
+        assert again.sequences == seen[:500]
+        assert [key for key, _, _ in queue.peek(after=1_198)] == [b"1198", b"1199"]
+        assert len(queue.call("peek", 0, 500, 100)) == 1 + 4 * 9, "bytes are bounded too"

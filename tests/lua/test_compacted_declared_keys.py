@@ -1,0 +1,91 @@
+"""Every script of compacted queues runs as a user that may touch the declared keys only."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from limited_user import limited
+from lua_compacted import NOW_MS, PLENTY, Entry, Fence, Queue
+from lua_sessions import HOSTILE_IDS
+
+from queuekeeper import lua
+from queuekeeper.keyspace import compacted_registry_key
+from queuekeeper.lua import ScriptCaller
+from queuekeeper.redis_client import RedisClient
+
+pytestmark = pytest.mark.lua
+
+
+@dataclass(frozen=True, kw_only=True)
+class LimitedQueue(Queue):
+    """A compacted queue whose every call is made by a user that may touch the declared keys only."""
+
+    def run(self, script: lua.Script, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
+        with limited(self.client, [str(key) for key in keys]) as user:
+            return ScriptCaller(user).call(script, keys, args)
+
+
+OPERATIONS: dict[str, tuple[Callable[[Queue, Fence], Any], Any]] = {
+    "append": (
+        lambda queue, _: queue.append(
+            Entry(b"a"), Entry(b"z", b"", 1), max_keys=2, policy="drop_oldest", producer="p", number=1
+        ),
+        [5, 2, 3, 3, 1, 0, 1, 0],
+    ),
+    "subscribe": (lambda queue, _: queue.subscribe("t", start="seq:2")[2:8], [1, 1, 4, 3, 0, b"s"]),
+    "subscribe to no queue": (
+        lambda queue, _: [queue.call("drop", "", 0)[0], queue.subscribe("t")[2:5]],
+        [1, [0, 0, 0]],
+    ),
+    "fetch": (lambda queue, fence: queue.fetch(fence, 1, 2).sequences, [3, 4]),
+    "fetch again": (lambda queue, fence: queue.fetch(fence, 1, redeliver=1).sequences, [2]),
+    "ack": (lambda queue, fence: queue.ack(fence, 1), [1, 0, 1, 1]),
+    "ack up to": (lambda queue, fence: queue.ack(fence, 2, mode="up_to"), [2, 0, 2, 0]),
+    "heartbeat": (lambda queue, fence: queue.call("heartbeat", *fence, 9, ""), [2, 2]),
+    "release": (lambda queue, fence: queue.call("release", *fence), 1),
+    "release of a stale fence": (lambda queue, fence: queue.call("release", 1, 1), 0),
+    "rewind": (lambda queue, fence: queue.call("rewind", *fence, f"ms:{NOW_MS}")[:3], [0, 0, 4]),
+    "skip": (lambda queue, _: queue.call("skip", 1, ""), [1, 0, 1, 1]),
+    "get": (lambda queue, _: queue.call("get", b"a"), [NOW_MS, 1, b"1 0 value of a"]),
+    "peek": (lambda queue, _: len(queue.call("peek", 0, 9, PLENTY)), 1 + 4 * 4),
+    "inspect": (lambda queue, _: queue.call("inspect", 5, "")[1:5], [4, 0, 2, 2]),
+    "configure": (lambda queue, _: queue.call("configure", "compact", 1, 1), 1),
+    "purge": (lambda queue, _: queue.call("purge", "up_to", 3, 0, 9, 0)[:2], [3, 3]),
+    "drop": (lambda queue, _: queue.call("drop", "", 0)[:2], [1, 4]),
+    "find_due": (lambda queue, _: queue.find_due(retention_ms=0, now=NOW_MS + 1).sequences, [1, 2, 3, 4]),
+    "collect": (lambda queue, _: queue.collect((b"a", 1), retention_ms=0, producer_ms=0, now=NOW_MS + 1)[:2], [1, 1]),
+    "restore": (
+        lambda queue, _: [
+            queue.call("purge", "up_to", 1, 0, 1, 0)[0],
+            queue.call("restore", "", b"a", 1, NOW_MS, b"1 1 value"),
+        ],
+        [1, [1, 0, 0, 0]],
+    ),
+    "verify": (lambda queue, _: queue.violations(), []),
+    "repair": (lambda queue, _: queue.call("repair", "1", "2", "key", b"a", "in_flight", b"x"), [1, 0, 0, 0]),
+}
+
+
+def test_every_script_of_compacted_queues_is_tried_here() -> None:
+    scripts = {name.removeprefix("compacted/") for name in lua.names() if name.startswith("compacted/")}
+    assert scripts == {*(name.split()[0] for name in OPERATIONS), "register"}
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+def test_script_of_a_compacted_queue_touches_its_declared_keys_only(client: RedisClient, operation: str) -> None:
+    run, reply = OPERATIONS[operation]
+    for client_id in HOSTILE_IDS[:2]:
+        queue = Queue(client=client, client_id=client_id)
+        queue.fill(b"a", b"b", b"c", b"d")
+        fence = queue.fence()
+        queue.fetch(fence, limit=2, window=2)
+        assert run(LimitedQueue(client=client, client_id=client_id), fence) == reply, client_id
+
+
+def test_registry_of_compacted_queues_is_the_only_key_of_its_script(client: RedisClient) -> None:
+    registry = compacted_registry_key("meter-7")
+    with limited(client, [registry]) as user:
+        assert ScriptCaller(user).call(lua.load("compacted/register"), [registry], [NOW_MS, "new", "meter-7"]) == 1

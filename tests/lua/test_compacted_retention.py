@@ -1,0 +1,444 @@
+"""``find_due`` and ``collect``: what a policy lets go and nothing else, never a newer value, in bounded steps."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from lua_compacted import DAY_MS, NOW_MS, Entry, Queue
+from lua_sessions import command, contents
+
+from queuekeeper.errors import StaleEpoch, UnknownQueue, UsageError
+from queuekeeper.redis_client import connect
+
+pytestmark = pytest.mark.lua
+
+HOUR_MS = 3_600_000
+OLD_MS = NOW_MS - 8 * DAY_MS
+TWO_DAYS_MS = NOW_MS - 2 * DAY_MS
+
+
+@pytest.fixture
+def empty(redis_url: str) -> Iterator[Queue]:
+    """A queue that nothing was put into."""
+    with connect(redis_url) as client:
+        yield Queue(client=client)
+
+
+@pytest.fixture
+def queue(empty: Queue) -> Queue:
+    """A queue of old, younger and new messages and tombstones, in every state of acknowledgement."""
+    empty.append(Entry(b"1 acked"), Entry(b"2 tombstone acked", b"", 1), Entry(b"3 in flight"), now=OLD_MS)
+    empty.append(Entry(b"4 tombstone in flight", b"", 1), Entry(b"5 acked"), now=OLD_MS + 1)
+    empty.append(Entry(b"6 younger acked"), Entry(b"7 younger tombstone acked", b"", 1), now=TWO_DAYS_MS)
+    empty.append(Entry(b"8 younger tombstone in flight", b"", 1), now=TWO_DAYS_MS + 1)
+    fence = empty.fence()
+    empty.fetch(fence, window=8, limit=8)
+    empty.ack(fence, 1, 2, 5, 6, 7)
+    empty.append(Entry(b"9 new"), Entry(b"10 new tombstone", b"", 1), now=NOW_MS - HOUR_MS)
+    return empty
+
+
+def pairs(page: Any) -> list[tuple[bytes, int]]:
+    return [(row.key, row.sequence) for row in page.rows]
+
+
+@pytest.mark.parametrize(
+    ("policy", "sequences"),
+    [("delete", [1, 2, 3, 4, 5, 7]), ("acked_only", [1, 2, 5, 7]), ("compact", [2, 7])],
+)
+@pytest.mark.parametrize("limit", [1, 3, 200])
+def test_policy_says_what_goes(queue: Queue, policy: str, sequences: list[int], limit: int) -> None:
+    before = contents(queue.client)
+    found, after, more = [], 0, 1
+    while more:
+        page = queue.find_due(policy, after=after, limit=limit)
+        assert page[3:6] == (policy.encode(), 7 * DAY_MS, DAY_MS)
+        found += pairs(page)
+        after, more = page.next_after_sequence, page.more
+    assert [sequence for _, sequence in found] == sequences
+    assert contents(queue.client) == before
+    named = [*((key, sequence) for key, sequence in queue.order().items()), (b"nothing", 3)]
+    assert queue.collect(*named, policy=policy)[0] == len(sequences)
+    assert [sequence for sequence in range(1, 11) if sequence not in sequences] == list(queue.order().values())
+    assert queue.violations() == []
+    assert queue.find_due(policy).rows == []
+
+
+def test_rows_tell_what_they_are(queue: Queue) -> None:
+    rows = queue.find_due(with_values=1).rows
+    assert rows[1] == (b"2 tombstone acked", 2, OLD_MS, 1, len(b"2 tombstone acked2 1 "), 1, b"2 1 ")
+    assert rows[2][1:] == (3, OLD_MS, 0, len(b"3 in flight3 0 value"), 0, b"3 0 value")
+    assert {row.value for row in queue.find_due().rows} == {b""}
+    few = queue.find_due(with_values=1, max_bytes=30)
+    assert (few.sequences, few.more, few.next_after_sequence, few.looked_at) == ([1], 1, 1, 1)
+    # Rows that stay were looked at, too.
+    page = queue.find_due("acked_only")
+    assert page.looked_at > len(page.rows)
+
+
+def test_collection_is_counted(queue: Queue) -> None:
+    page = queue.find_due()
+    reply = queue.collect(*pairs(page), (b"9 new", 9), (b"1 acked", 1))
+    assert reply[8:] == [9]
+    size = sum(row.size for row in page.rows)
+    assert reply[:7] == [6, 2, 3, size, 2, 0, 4]
+    state = queue.state()
+    assert (state["expired"], state["tombstones_collected"], state["expired_unacked"]) == ("3", "3", "2")
+    assert state["last_lost_sequence"] == "4"
+
+
+def test_newer_value_of_a_key_is_never_touched(queue: Queue) -> None:
+    page = queue.find_due()
+    queue.append(*(Entry(row.key, b"newer") for row in page.rows), now=OLD_MS)
+    reply = queue.collect(*pairs(page))
+    assert (reply[:5], reply[8:]) == ([0, 0, 0, 0, 6], page.sequences)
+    assert {value.split(b" ", 2)[2] for _, _, value in queue.peek(after=10)} == {b"newer"}
+
+
+def test_what_is_not_due_any_more_stays(queue: Queue) -> None:
+    page = queue.find_due()
+    assert queue.collect(*pairs(page), now=OLD_MS + HOUR_MS)[0] == 0
+    assert queue.collect(*pairs(page), retention_ms=9 * DAY_MS, tombstone_ms=9 * DAY_MS)[0] == 0
+    assert queue.collect(*pairs(page), policy="compact")[0] == 2
+
+
+def test_row_is_kept_for_exactly_its_time(empty: Queue) -> None:
+    empty.fill(b"a")
+    assert empty.find_due(now=NOW_MS + 7 * DAY_MS).rows == []
+    page = empty.find_due(now=NOW_MS)
+    assert page.next_due_ms == NOW_MS + 7 * DAY_MS + 1
+    assert empty.find_due(now=page.next_due_ms).sequences == [1]
+    assert empty.find_due(now=page.next_due_ms - 1).sequences == []
+
+
+def test_next_time_is_told(queue: Queue) -> None:
+    for policy, expected in (
+        ("delete", NOW_MS - HOUR_MS + DAY_MS + 1),
+        ("acked_only", NOW_MS + HOUR_MS),
+        ("compact", NOW_MS + HOUR_MS),
+    ):
+        reply = queue.collect(*queue.order().items(), policy=policy)
+        assert reply[7] == min(expected, NOW_MS + HOUR_MS), policy
+        assert queue.find_due(policy).next_due_ms == reply[7]
+
+
+def test_queue_of_which_nothing_is_ever_due_says_so(empty: Queue) -> None:
+    assert empty.find_due().next_due_ms == -1
+    assert empty.collect() == [0, 0, 0, 0, 0, 0, 0, -1]
+    assert contents(empty.client) == {}
+    empty.fill(b"a")
+    assert empty.find_due("compact", now=NOW_MS * 2).next_due_ms == -1
+
+
+def test_own_retention_goes_before_the_given_one_unless_overridden(queue: Queue) -> None:
+    assert queue.call("configure", "acked_only", 3 * DAY_MS, 9 * DAY_MS) == 1
+    page = queue.find_due("delete")
+    assert page[3:6] == (b"acked_only", 3 * DAY_MS, 9 * DAY_MS)
+    assert page.sequences == [1, 2, 5]
+    assert queue.find_due("delete", override=1).sequences == [1, 2, 3, 4, 5, 7]
+    assert queue.collect((b"3 in flight", 3))[0] == 0
+    assert queue.collect((b"3 in flight", 3), override=1)[0] == 1
+    assert queue.call("configure", "", "", "") == 0
+    assert queue.find_due("delete").policy == b"delete"
+
+
+def test_retention_makes_a_queue(empty: Queue) -> None:
+    empty.call("configure", "compact", 1, 2)
+    empty.fill(b"a")
+    assert empty.state()["retention_policy"] == "compact"
+    assert empty.violations() == []
+
+
+def test_old_producers_are_forgotten_in_bounded_steps(empty: Queue) -> None:
+    client: Any = empty.client
+    for number in range(300):
+        empty.append(Entry(b"a"), producer=f"p{number}", number=1, now=NOW_MS + number)
+    kept = {b"p%d" % number for number in range(200, 300)}
+    steps: list[int] = []
+    while client.hlen(empty.keys.producers) > len(kept) and len(steps) < 100:
+        steps.append(empty.collect(producer_ms=HOUR_MS, now=NOW_MS + 200 + HOUR_MS)[5])
+    assert set(client.hkeys(empty.keys.producers)) == kept
+    assert max(steps) <= 200
+    assert empty.append(Entry(b"a"), producer="p299", number=1)[0] == b"replayed"
+
+
+def test_collected_rows_come_back_where_their_keys_are_free(queue: Queue) -> None:
+    before = contents(queue.client)
+    rows = queue.find_due(with_values=1).rows
+    queue.collect(*pairs(queue.find_due()))
+    back = [value for row in rows for value in (row.key, row.sequence, row.ms, row.value)]
+    incarnation = queue.state()["incarnation"]
+    with pytest.raises(StaleEpoch):
+        queue.call("restore", "1", *back)
+    assert queue.call("restore", incarnation, *back) == [6, 0, 0, 0]
+    assert queue.call("restore", "", *back) == [0, 6, 0, 0]
+    assert queue.violations() == []
+    after = contents(queue.client)
+    assert {name: value for name, value in after.items() if not name.endswith("state")} == {
+        name: value for name, value in before.items() if not name.endswith("state")
+    }
+    queue.collect(*pairs(queue.find_due()))
+    queue.append(Entry(b"1 acked", b"newer"))
+    assert queue.call("restore", "", *back)[:2] == [5, 1]
+    assert queue.call("get", b"1 acked")[2] == b"11 0 newer"
+    assert queue.violations() == []
+
+
+def test_rows_that_do_not_go_into_a_queue_are_refused(queue: Queue) -> None:
+    order = queue.order()
+    for row in (
+        (b"taken", 9, NOW_MS - HOUR_MS, b"9 0 v"),
+        (b"never given out", 11, NOW_MS - HOUR_MS, b"11 0 v"),
+    ):
+        assert queue.call("restore", "", *row) == [0, 0, 1, 0]
+    queue.call("purge", "up_to", 6, 5, 100, 0)
+    assert queue.call("restore", "", b"out of time", 6, OLD_MS - 1, b"6 0 v") == [0, 0, 1, 0]
+    assert queue.call("restore", "", b"out of time", 6, NOW_MS, b"6 0 v") == [0, 0, 1, 0]
+    assert queue.call("restore", "", b"6 younger acked", 6, TWO_DAYS_MS, b"6 0 value") == [1, 0, 0, 0]
+    assert queue.order() == order
+    queue.call("drop", "", 0)
+    with pytest.raises(UnknownQueue):
+        queue.call("restore", "", b"a", 1, 1, b"1 0 v")
+
+
+def test_undelivered_rows_that_come_back_are_delivered(empty: Queue) -> None:
+    empty.fill(b"a", b"b", now=OLD_MS)
+    rows = empty.find_due(with_values=1).rows
+    empty.collect(*pairs(empty.find_due()))
+    empty.call("restore", "", *(value for row in rows for value in (row.key, row.sequence, row.ms, row.value)))
+    assert empty.fetch(empty.fence()).sequences == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("what", "up_to", "reply", "left"),
+    [
+        ("acked", 99, [5, 0, 2], [3, 4, 8, 9, 10]),
+        ("acked", 4, [2, 0, 1], [3, 4, 5, 6, 7, 8, 9, 10]),
+        ("up_to", 4, [4, 2, 2], [5, 6, 7, 8, 9, 10]),
+        ("up_to", 99, [10, 5, 5], []),
+    ],
+)
+def test_purge_removes_what_was_asked_for(
+    queue: Queue, what: str, up_to: int, reply: list[int], left: list[int]
+) -> None:
+    before = contents(queue.client)
+    assert queue.call("purge", what, up_to, 0, 500, 1)[:3] == reply
+    assert contents(queue.client) == before
+    total, after, more = 0, 0, 1
+    while more:
+        deleted, _, _, _, more, after = queue.call("purge", what, up_to, after, 2, 0)
+        total += deleted
+    assert total == reply[0]
+    assert list(queue.order().values()) == left
+    state = queue.state()
+    assert (state["sequence"], state["sent"], state["acked"]) == ("10", "8", "2")
+    assert queue.violations() == []
+
+
+def test_drop_leaves_nothing_but_a_call_for_its_consumer_and_spares_another_queue_of_the_name(queue: Queue) -> None:
+    incarnation = queue.state()["incarnation"]
+    size = int(queue.state()["bytes"])
+    assert queue.call("drop", incarnation, 1) == [1, 10, 2, 3, size, int(incarnation)]
+    assert queue.call("drop", incarnation, 0)[0] == 1
+    assert list(contents(queue.client)) == [queue.keys.wake]
+    client: Any = queue.client
+    assert 0 < client.ttl(queue.keys.wake) <= 60
+    assert queue.is_woken()
+    assert queue.call("drop", "", 0) == [0, 0, 0, 0, 0, 0]
+    queue.fill(b"a")
+    with pytest.raises(StaleEpoch):
+        queue.call("drop", incarnation, 0)
+    assert len(queue.order()) == 1
+
+
+def test_inspection_tells_lag_as_count_and_age(queue: Queue) -> None:
+    reply = queue.call("inspect", 5, NOW_MS)
+    assert reply[:10] == [NOW_MS, 10, 5, 2, 3, 1, OLD_MS, NOW_MS - HOUR_MS, NOW_MS - HOUR_MS, OLD_MS]
+    assert reply[10] > 100
+    assert dict(zip(reply[11::2], reply[12::2], strict=True))[b"session"] == b"s"
+    queue.append(Entry(b"3 in flight"))
+    assert queue.call("inspect", 5, NOW_MS)[9] == OLD_MS + 1, "an overwritten message is not waited for"
+    queue.call("purge", "up_to", 99, 0, 500, 0)
+    assert queue.call("inspect", 5, NOW_MS)[1:10] == [0, 0, 0, 3, -1, -1, -1, -1, -1]
+    queue.call("drop", "", 0)
+    assert queue.call("inspect", 5, "") == []
+
+
+DAMAGES: dict[str, tuple[list[str], str]] = {
+    "ZREM {times} b": (["missing_time", "wrong_count"], "indexed"),
+    "ZREM {order} b": (["bytes", "dangling_time", "dangling_value", "entries", "wrong_count"], "indexed"),
+    "HDEL {values} b": (["bytes", "missing_value", "wrong_count"], "dropped"),
+    "ZADD {order} 99 b": (["sequence_too_high", "time_disorder", "wrong_sequence"], "indexed"),
+    "ZADD {order} 3 b": (["duplicate_sequence", "wrong_sequence"], "indexed"),
+    "ZADD {times} 9 z": (["dangling_time", "wrong_count"], "dropped"),
+    "ZADD {times} 1 b": (["time_disorder"], "indexed"),
+    "HSET {values} z x": (["dangling_value", "wrong_count"], "dropped"),
+    "HSET {values} b x": (["bytes", "wrong_sequence"], "dropped"),
+    "ZADD {tombstones} 2 b": (["wrong_tombstone"], "indexed"),
+    "ZADD {tombstones} 2 z": (["dangling_tombstone"], "dropped"),
+    "ZREM {tombstones} c": (["wrong_tombstone"], "indexed"),
+    "ZADD {in_flight} 9 9": (["stray_in_flight"], "strays"),
+    "ZADD {in_flight} 2 x": (["stray_in_flight"], "strays"),
+    "ZADD {in_flight} 1 x": (["stray_in_flight"], "strays"),
+    "HSET {state} acked 0": (["acked_behind"], "numbers"),
+    "HSET {state} acked 9": (["acked_too_high", "stray_in_flight"], "numbers"),
+    "HSET {state} bytes 1": (["bytes"], "numbers"),
+    "HSET {state} sequence 3": (["sequence_too_high"], "numbers"),
+    "DEL {times}": (["missing_time", "wrong_count"], "indexed"),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_damage_is_found_and_mended(redis_url: str, damage: str) -> None:
+    rules, outcome = DAMAGES[damage]
+    with connect(redis_url) as client:
+        queue = Queue(client=client)
+        for place, entry in enumerate((Entry(b"a"), Entry(b"b"), Entry(b"c", b"", 1), Entry(b"d"))):
+            queue.append(entry, now=NOW_MS + place)
+        fence = queue.fence()
+        queue.fetch(fence, limit=3, window=3)
+        queue.ack(fence, 1)
+        assert queue.violations(limit=1) == []
+        command(client, *damage.format(**queue.keys._asdict()).split())
+        found = queue.violations()
+        assert {rule for rule, _, _ in found} == set(rules)
+        assert {rule for rule, _, _ in queue.violations(limit=1)} == set(rules)
+        names = [
+            value
+            for rule, name, _ in found
+            if name
+            for value in ("in_flight" if rule == "stray_in_flight" else "key", name)
+        ]
+        mended = dict(
+            zip(("indexed", "dropped", "strays", "numbers"), queue.call("repair", "", "", *names), strict=True)
+        )
+        sums = [queue.call("verify", part, 0, 500, "", "")[2] for part in ("state", "order")]
+        mended["numbers"] += queue.call("repair", *sums)[3]
+        assert mended[outcome] > 0
+        assert [violation for violation in queue.violations() if violation[0] != "entries"] == []
+
+
+def test_head_of_a_record_is_answered_and_one_that_is_cut_short_is_unreadable(queue: Queue) -> None:
+    client: Any = queue.client
+    sequences = queue.order()
+    records = {b"1 acked": b"+\0\0\1\0" + b"h" * 256 + b"v", b"5 acked": b"+\0\0\0\6short", b"9 new": b"+\0\0"}
+    for key, record in records.items():
+        client.hset(queue.keys.values, key, b"%d 0 " % sequences[key] + record)
+    reply = queue.call("verify", "order", 0, 500, "", "+")
+    told = [tuple(reply[at : at + 4]) for at in range(3, len(reply), 4)]
+    assert told == [
+        (b"head", b"1 acked", 1, b"h" * 256),
+        (b"unreadable", b"5 acked", 5, b""),
+        (b"unreadable", b"9 new", 9, b""),
+    ]
+
+
+def test_look_at_large_values_is_bounded_in_bytes(empty: Queue) -> None:
+    empty.append(*(Entry(b"%d" % number, bytes(50_000)) for number in range(100)))
+    looked_at = [empty.call("verify", part, 0, 500, "", "")[1] for part in ("order", "values")]
+    assert looked_at[0] == 6
+    assert looked_at[1] < 50
+    assert empty.violations(limit=500) == []
+
+
+def test_repair_takes_what_is_lost_out_of_flight(queue: Queue) -> None:
+    client: Any = queue.client
+    client.hdel(queue.keys.values, b"3 in flight")
+    assert queue.call("repair", "", "", "key", b"3 in flight") == [0, 1, 1, 1]
+    assert 3 not in queue.in_flight()
+    assert queue.state()["acked"] == "3"
+
+
+def test_number_in_flight_that_is_none_stops_nobody(queue: Queue) -> None:
+    client: Any = queue.client
+    client.zadd(queue.keys.in_flight, {"x": 2, "4x": 4})
+    assert queue.call("inspect", 5, NOW_MS)[4] == 5
+    fence = queue.fence()
+    assert queue.ack(fence, 8)[0] == 1
+    fetched = queue.fetch(fence, window=9, limit=9)
+    assert {"x", "4x"}.isdisjoint(client.zrange(queue.keys.in_flight, 0, -1))
+    assert fetched.in_flight == len(fetched.messages)
+    assert queue.violations() == []
+
+
+def test_repair_of_a_sound_queue_changes_nothing(queue: Queue) -> None:
+    before = contents(queue.client)
+    names = [value for key in queue.order() for value in ("key", key)]
+    assert queue.call("repair", "", "", *names)[1:] == [0, 0, 0]
+    assert contents(queue.client) == before
+
+
+@pytest.mark.parametrize(
+    ("script", "args"),
+    [
+        ("find_due", ("never", 1, 1, 0, 0, 1, 0, 1, "")),
+        ("find_due", ("delete", -1, 1, 0, 0, 1, 0, 1, "")),
+        ("find_due", ("delete", 1, "x", 0, 0, 1, 0, 1, "")),
+        ("find_due", ("delete", 1, 1, 2, 0, 1, 0, 1, "")),
+        ("find_due", ("delete", 1, 1, 0, -1, 1, 0, 1, "")),
+        ("find_due", ("delete", 1, 1, 0, 0, 501, 0, 1, "")),
+        ("find_due", ("delete", 1, 1, 0, 0, 1, 2, 1, "")),
+        ("find_due", ("delete", 1, 1, 0, 0, 1, 0, 0, "")),
+        ("find_due", ("delete", 1, 1, 0, 0, 1, 0, 1, "now")),
+        ("collect", ("never", 1, 1, 0, "", "")),
+        ("collect", ("delete", 1, 1, 0, -1, "")),
+        ("collect", ("delete", 1, 1, 0, "", "", b"key")),
+        ("collect", ("delete", 1, 1, 0, "", "", b"key", "x")),
+        ("collect", ("delete", 1, 1, 0, "", "", *[b"key", 1] * 201)),
+        ("configure", ("never", 1, 1)),
+        ("configure", ("delete", "", 1)),
+        ("configure", ("delete", -1, 1)),
+        ("configure", ("", 1, 1)),
+        ("purge", ("all", 1, 0, 1, 0)),
+        ("purge", ("up_to", -1, 0, 1, 0)),
+        ("purge", ("up_to", 1, 0, 0, 0)),
+        ("purge", ("up_to", 1, 0, 1, 2)),
+        ("drop", ("", 2)),
+        ("restore", ("", b"key", 1, 1)),
+        ("restore", ("", b"key", 1, 1, b"2 0 of another")),
+        ("restore", ("", b"key", 0, 1, b"0 0 v")),
+        ("verify", ("all", 0, 1, "", "")),
+        ("verify", ("order", "x", 1, "", "")),
+        ("verify", ("order", 0, 501, "", "")),
+        ("repair", ("1", "")),
+        ("repair", ("", "", "value", b"key")),
+        ("repair", ("", "", *["key", b"key"] * 201)),
+    ],
+)
+def test_bad_arguments_are_refused_and_nothing_is_written(queue: Queue, script: str, args: tuple[Any, ...]) -> None:
+    before = contents(queue.client)
+    with pytest.raises(UsageError):
+        queue.call(script, *args)
+    assert contents(queue.client) == before
+
+
+def test_work_of_a_collection_does_not_grow_with_the_queue(valkey_url: str) -> None:
+    """Commands per call are counted, not time: the same in a queue of 20,000 keys as in one of 1,000."""
+    with connect(valkey_url) as client:
+        counted: dict[int, list[int]] = {}
+        for size in (1_000, 20_000):
+            queue = Queue(client=client, client_id=f"meter-{size}")
+            for first in range(0, size, 200):
+                queue.append(*(Entry(b"%d" % number, b"", number % 2) for number in range(first, first + 200)))
+            fence = queue.consume(50)
+            counts = []
+            for policy in ("delete", "acked_only", "compact"):
+                before = calls(client)
+                page = queue.find_due(policy, retention_ms=0, tombstone_ms=0, now=NOW_MS + 1, limit=50)
+                queue.collect(*pairs(page), policy=policy, retention_ms=0, tombstone_ms=0, now=NOW_MS + 1)
+                counts.append(calls(client) - before)
+            before = calls(client)
+            assert len(queue.fetch(fence).messages) == 5
+            counts.append(calls(client) - before)
+            counted[size] = counts
+        assert counted[1_000] == counted[20_000]
+        assert max(counted[1_000]) < 300
+
+
+def calls(client: Any) -> int:
+    """Return how many commands scripts have run."""
+    stats: dict[str, Any] = client.info("commandstats")
+    others = ("cmdstat_info", "cmdstat_script", "cmdstat_evalsha")
+    return sum(value["calls"] for name, value in stats.items() if not name.startswith(others))

@@ -1,0 +1,123 @@
+"""Stores with a history for tests of the plugin's pages: a migration, queues with a profile, checks over some runs."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, datetime
+from typing import Any
+
+from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
+from queuekeeper.migration.report import Evidence
+from queuekeeper.postgres import Connection
+from queuekeeper.quality.checks import Severity
+from queuekeeper.quality.store import QualityResult, QualityStore, Status, Verdict
+from tests import report_samples
+
+RUN_ID = "manual__2026-01-31T12:00:00+00:00"
+GIB = 1_073_741_824
+
+
+def fill_migration(connection: Connection, evidence: Evidence, *, now_ms: int) -> str:
+    """Put a migration on record as its own steps would have, and return the plan's id."""
+    ledger, plan = MigrationLedger(connection), evidence.plan
+    ledger.save_plan(plan, run_id=RUN_ID)
+    if evidence.approval is not None:
+        ledger.approve(plan.plan_id, evidence.approval.approved_by)
+    for state in set(evidence.states.values()):
+        ledger.set_cohort_state(plan.plan_id, [at for at, each in evidence.states.items() if each is state], state)
+    ledger.replace_ledger(plan.plan_id, evidence.rows, now_ms)
+    ledger.replace_differences(
+        plan.plan_id,
+        sorted({each.cohort for each in evidence.found}),
+        evidence.found,
+        counts={(each.cohort, each.kind): 1 for each in evidence.found},
+    )
+    for step, samples in evidence.samples.items():
+        last = samples[-1].at_ms if samples else 0
+        for sample in samples:
+            ledger.record_throughput(
+                plan_id=plan.plan_id, step=step, at_ms=sample.at_ms - last + now_ms, done=sample.done
+            )
+        if samples:
+            ledger.record_progress(
+                plan_id=plan.plan_id, step=step, part="0", done=samples[-1].done, total=samples[-1].done, at_ms=now_ms
+            )
+    row = QuarantinedRow(
+        cohort=3,
+        kind="message",
+        reason="packet_id_duplicate",
+        detail="packet id 7",
+        client_id=report_samples.HOSTILE,
+        serial_number=7,
+        payload=b"planted payload",
+    )
+    ledger.replace_quarantine(plan.plan_id, [3], [row])
+    ledger.set_plan_state(plan.plan_id, plan.state, plan.state_reason)
+    return plan.plan_id
+
+
+def fill_quality(connection: Connection, *, now_ms: int, queues: int = 50, runs: int = 5) -> None:
+    """Put profiles of both stores and some judgements on record."""
+    required = [
+        name
+        for (name,) in connection.execute(
+            "SELECT column_name FROM information_schema.columns WHERE table_schema = 'queuekeeper'"
+            " AND table_name = 'queue_profiles' AND is_nullable = 'NO' AND data_type IN ('bigint', 'integer')"
+        )
+    ]
+    for store in ("redis", "postgres"):
+        connection.execute(
+            "INSERT INTO queuekeeper.profiles (profile_id, store, target, mode, contents, cohort_count, cohorts,"
+            " sample_percent, session_limit, default_ttl_s, max_payload_bytes, as_of_ms, queues, messages, finished_at)"
+            " VALUES (%s, %s, '127.0.0.1', 'full', false, 1, '{0}', 100, 10000, 604800, 1048576, %s, %s, %s, now())",
+            (store, store, now_ms, queues, queues * 3),
+        )
+        zeros = json.dumps(dict.fromkeys(required, 0))
+        connection.execute(
+            "INSERT INTO queuekeeper.queue_profiles SELECT (jsonb_populate_record(NULL::queuekeeper.queue_profiles,"
+            " %s::jsonb || jsonb_build_object('profile_id', %s::text, 'client_id', 'meter-' || n, 'shard', 's',"
+            " 'client_hash', lpad(to_hex(n), 16, '0'), 'messages', n %% 97, 'live', n %% 97, 'without_ttl', n %% 7))).*"
+            " FROM generate_series(1, %s) AS n",
+            (zeros, store, queues),
+        )
+    quality = QualityStore(connection)
+    for number in range(runs):
+        at = datetime.fromtimestamp((now_ms - (runs - number) * 86_400_000) / 1_000, UTC)
+        failed = number % 2 == 1
+        numbers: dict[str, Any] = {
+            "queues": queues,
+            "servers": [
+                {
+                    "address": "127.0.0.1:6379",
+                    "is_valkey": True,
+                    "version": "9.1.2",
+                    "used_memory_bytes": GIB // 2 + number * 10_000_000,
+                    "maxmemory_bytes": GIB,
+                    "maxmemory_policy": "noeviction",
+                }
+            ],
+        }
+        name = f"{number:016x}"
+        quality.begin(
+            quality_run_id=name,
+            mode="full",
+            suites=["sessions"],
+            profile_ids=["redis", "postgres"],
+            numbers=numbers,
+            started_at=at,
+        )
+        results = [
+            QualityResult(
+                suite="sessions",
+                expectation=at_,
+                check_id=check,
+                severity=Severity.CRITICAL if at_ == 1 else Severity.WARNING,
+                status=Status.FAILED if failed and at_ < 3 else Status.PASSED,
+                description="As it should be.",
+                unexpected_count=1_234 if failed and at_ < 3 else 0,
+            )
+            for at_, check in enumerate(("Q1", "Q2", "Q3", "Q11"), start=1)
+        ]
+        quality.finish(
+            quality_run_id=name, verdict=Verdict.FAILED if failed else Verdict.PASSED, results=results, numbers=numbers
+        )

@@ -1,0 +1,272 @@
+"""The pages in Airflow's own UI, in a real browser: a migration is played from form to report, and anybody can read it.
+
+Pictures of every page are kept in the folder that ``QUEUEKEEPER_SCREENSHOTS`` names, or with the test's other output.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, BrowserContext, Page, expect
+
+from queuekeeper import postgres
+from queuekeeper.clock import system_clock
+from queuekeeper.embedded import AirflowServer, PostgresServer, RedisServer
+from queuekeeper.maintenance.partitions.policies import save_policy
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.postgres import Connection
+from queuekeeper.sessions.sample import SampleParameters, fill
+from tests import report_samples
+from tests.browser import CONTRASTS, chromium
+from tests.plugin_world import fill_migration, fill_quality
+
+pytestmark = [pytest.mark.ui, pytest.mark.timeout(900)]
+
+DATABASE = "ui_pages"
+DAG = "session_migration"
+PAGES = {
+    "overview": "/",
+    "migrations": "/migration",
+    "migration": f"/migration/{report_samples.PLAN_ID}",
+    "cohort": f"/migration/{report_samples.PLAN_ID}/cohorts/7",
+    "queue": "/queue/0000000000000001",
+    "partitions": "/partitions",
+    "quality": "/quality",
+    "audit": "/audit?verify=true",
+    "reports": "/reports",
+    "nothing": "/nothing",
+}
+STEP_S = 240
+PATIENCE_MS = 60_000
+
+
+@dataclass(frozen=True, kw_only=True)
+class World:
+    """Stores with a history, and where pictures go."""
+
+    connection: Connection
+    target: RedisServer
+    source_url: str
+    home: Path
+    pictures: Path
+
+
+@pytest.fixture(scope="module")
+def world(
+    postgres_server: PostgresServer,
+    server_home: Path,
+    redis_servers: Callable[[str], RedisServer],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[World]:
+    """A small source to migrate, and a history of a migration and of checks."""
+    source, target = postgres_server.create_database(DATABASE), redis_servers("valkey")
+    with target.client() as client:
+        client.flushall()
+    kept = os.environ.get("QUEUEKEEPER_SCREENSHOTS")
+    pictures = Path(kept) if kept else tmp_path_factory.mktemp("pictures")
+    pictures.mkdir(parents=True, exist_ok=True)
+    with postgres.connect(source, autocommit=True) as connection:
+        postgres.migrate(connection)
+        fill(
+            connection,
+            SampleParameters(messages=500, sessions=50, now_ms=system_clock(), create_schema=True, long_queues=0),
+        )
+        fill_migration(connection, report_samples.unbalanced(), now_ms=system_clock())
+        fill_quality(connection, now_ms=system_clock())
+        connection.execute("CREATE TABLE readings (at timestamptz NOT NULL, n int) PARTITION BY RANGE (at)")
+        connection.execute(
+            "CREATE TABLE readings_1 PARTITION OF readings FOR VALUES FROM ('2026-01-01+00') TO ('2026-01-02+00')"
+        )
+        save_policy(connection, PartitionPolicy(table="public.readings", step="1 day", ahead="3 days"))
+        yield World(
+            connection=connection, target=target, source_url=source, home=server_home / "ui-home", pictures=pictures
+        )
+    postgres_server.drop_database(DATABASE)
+
+
+@pytest.fixture(scope="module")
+def site(world: World) -> Iterator[str]:
+    """Address of the pages as a server of their own, where nobody is asked: starting Airflow takes a minute."""
+    os.environ.setdefault("AIRFLOW_HOME", str(world.home))
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        import uvicorn
+        from fastapi import FastAPI
+
+        from queuekeeper.airflow.plugin.pages import pages
+        from queuekeeper.airflow.plugin.security import Guards
+        from queuekeeper.airflow.plugin.stores import Stores
+        from queuekeeper.config import Settings
+
+    guards = Guards(
+        read=lambda: None,
+        audit=lambda: None,
+        start=lambda: None,
+        run_migrations=lambda: None,
+        reveal=lambda: None,
+        user=lambda: "operator",
+    )
+    app = FastAPI()
+    stores = Stores(postgres_url=lambda: world.source_url, redis_url=lambda: world.target.url)
+    app.mount("/queuekeeper", pages(settings=Settings(home=world.home), guards=guards, stores=stores))
+    server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        assert thread.is_alive(), "the server of the pages has ended"
+        thread.join(0.05)
+    port = server.servers[0].sockets[0].getsockname()[1]
+    address = f"http://127.0.0.1:{port}/queuekeeper"
+    # The first look loads the library of charts, once in the life of a server.
+    httpx.get(f"{address}/", timeout=300).raise_for_status()
+    yield address
+    server.should_exit = True
+    thread.join(10)
+
+
+@pytest.fixture(scope="module")
+def airflow(world: World, postgres_server: PostgresServer, server_home: Path) -> Iterator[AirflowServer]:
+    """Airflow on the same stores."""
+    server = AirflowServer(
+        server_home / "ui-airflow",
+        metadata_url=postgres_server.create_database(f"{DATABASE}_airflow"),
+        postgres_url=world.source_url,
+        redis_url=world.target.url,
+        environment={
+            "QUEUEKEEPER_HOME": str(world.home),
+            "QUEUEKEEPER_REPORTS_DIR": str(server_home / "ui-reports"),
+        },
+        die_with_parent=True,
+    )
+    server.start()
+    yield server
+    server.stop()
+    postgres_server.drop_database(f"{DATABASE}_airflow")
+
+
+def token(airflow: AirflowServer, name: str) -> str:
+    """Return what the browser of somebody who is signed in sends."""
+    user = airflow.user(name)
+    body = {"username": user.name, "password": user.password}
+    return str(httpx.post(f"{airflow.url}/auth/token", json=body, timeout=60).json()["access_token"])
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as started:
+        yield started
+
+
+@pytest.fixture
+def contexts(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
+    """Return a function that opens a fresh profile: ``contexts(color_scheme="dark")``."""
+    opened: list[BrowserContext] = []
+
+    def profile(**options: Any) -> BrowserContext:
+        opened.append(browser.new_context(viewport={"width": 1280, "height": 900}, **options))
+        opened[-1].set_default_timeout(PATIENCE_MS)
+        return opened[-1]
+
+    yield profile
+    for context in opened:
+        context.close()
+
+
+def watched(context: BrowserContext) -> tuple[Page, list[str], list[str]]:
+    """Return a page, the addresses that it asks for, and what it complains of."""
+    page = context.new_page()
+    requests: list[str] = []
+    complaints: list[str] = []
+    page.on("request", lambda request: requests.append(request.url))
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    return page, requests, complaints
+
+
+def serious_faults(page: Page) -> list[str]:
+    """Return what axe finds that keeps somebody from using the page."""
+    return [
+        f"{fault['impact']}: {fault['help']}: {fault['nodes'][0]['html'][:200]}"
+        for fault in Axe().run(page).response["violations"]
+        if fault["impact"] in ("serious", "critical")
+    ]
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_every_page_can_be_read_and_asks_no_other_host(
+    world: World, site: str, contexts: Callable[..., BrowserContext], scheme: str
+) -> None:
+    page, requests, complaints = watched(contexts(color_scheme=scheme))
+    for name, path in PAGES.items():
+        page.goto(f"{site}{path}")
+        page.screenshot(path=world.pictures / f"{name}-{scheme}.png", full_page=True)
+        assert serious_faults(page) == [], (name, scheme)
+        assert page.evaluate(CONTRASTS) == [], (name, scheme)
+        assert page.evaluate("document.documentElement.scrollWidth") <= 1280, name
+        dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+        assert dark is (scheme == "dark"), name
+    assert [url for url in requests if not url.startswith((site, "data:"))] == []
+    # The page that does not exist is told as such, and nothing else.
+    assert [text for text in complaints if "404" not in text] == []
+
+
+def test_pages_are_for_who_is_signed_in_and_actions_for_who_may_act(airflow: AirflowServer) -> None:
+    base = f"{airflow.url}/queuekeeper"
+    paths = [*PAGES.values(), "/trigger/session_migration", "/static/pages.css", "/static/pages.js", "/audit/export"]
+    form = {"Origin": airflow.url, "Content-Type": "application/x-www-form-urlencoded"}
+    for path in paths:
+        assert httpx.get(f"{base}{path}", timeout=60).status_code == 401, path
+    with httpx.Client(cookies={"_token": token(airflow, "viewer")}, base_url=base, timeout=60) as viewer:
+        for path in paths:
+            assert viewer.get(path).status_code in (200, 404), path
+        for path in ("/queue/reveal", f"/migration/{report_samples.PLAN_ID}/throttle"):
+            assert viewer.post(path, headers=form).status_code == 403, path
+        started = viewer.post("/trigger/session_migration", headers=form, content=b"dry_run=true")
+        assert started.status_code == 403
+    expired = httpx.get(f"{base}/", headers={"Accept": "text/html"}, cookies={"_token": "x.y.z"}, timeout=60)
+    assert expired.status_code in (401, 403)
+    assert report_samples.PLAN_ID not in expired.text
+
+
+def test_ten_thousand_cohorts_are_drawn_in_under_a_second(
+    world: World, site: str, contexts: Callable[..., BrowserContext]
+) -> None:
+    evidence = report_samples.balanced(count=10_000)
+    evidence = replace(evidence, plan=replace(evidence.plan, plan_id="ab" * 8))
+    plan_id = fill_migration(world.connection, evidence, now_ms=system_clock())
+    page = contexts().new_page()
+    session = page.context.new_cdp_session(page)
+    session.send("Performance.enable", {"timeDomain": "threadTicks"})
+    answer = page.goto(f"{site}/migration/{plan_id}")
+    assert answer is not None
+    assert answer.status == 200, answer.text()[:2_000]
+    metrics = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
+
+    assert page.locator(".board li").count() == len(evidence.plan.cohorts)
+    # Time of the page's own thread: tests share their machine.
+    assert 0 < metrics["TaskDuration"] < 1.0
+
+
+def test_board_is_walked_by_arrow_keys_and_tab_leaves_it(site: str, contexts: Callable[..., BrowserContext]) -> None:
+    page = contexts().new_page()
+    page.goto(f"{site}/migration/{report_samples.PLAN_ID}")
+    cells = page.locator(".board a")
+    cells.first.focus()
+    page.keyboard.press("ArrowRight")
+    expect(cells.nth(1)).to_be_focused()
+    page.keyboard.press("End")
+    expect(cells.last).to_be_focused()
+    page.keyboard.press("Tab")
+    assert page.evaluate("document.activeElement.closest('.board')") is None
+    page.goto(f"{site}/")
+    page.keyboard.press("Tab")
+    expect(page.get_by_role("link", name="Skip to the content")).to_be_focused()

@@ -1,0 +1,295 @@
+"""What consumers and dispatchers ask for, step by step, without a server: pauses, timeouts, wire forms."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pytest
+
+from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
+from queuekeeper.events.dispatcher import Dispatching, DispatchReport, DispatchRules
+from queuekeeper.events.handlers import ReadAhead
+from queuekeeper.events.model import (
+    Delivery,
+    Event,
+    Interest,
+    LockTimeout,
+    NewEvent,
+    ReadRules,
+    StatementTimeout,
+    check_group,
+    instant_of,
+    json_of,
+    retry_of,
+)
+from queuekeeper.events.operations import Query
+from queuekeeper.events.service import Happened, Open, Wait
+from queuekeeper.events.sse import StreamRules, StreamWriter, payload_json
+
+pytestmark = pytest.mark.unit
+
+EVENT_ID = "pm660d02d3e796d000000064"
+
+
+# Dispatcher.
+
+
+class SlowServer:
+    """Answers a dispatcher's steps; polls take so long, and conditions so long each.
+
+    :param plain_s: times that condition TRUE takes, one after the other; none after them.
+    """
+
+    def __init__(self, *, poll_s: float, conditions: dict[str, float], plain_s: Iterable[float] = ()) -> None:
+        self.plain_s = iter(plain_s)
+        self.conditions = conditions
+        self.quarantined: dict[str, str] = {}
+        self.limits_s: list[float] = []
+        self.lock_limit_s: float | None = None
+        self._poll_s = poll_s
+
+    def answer(self, step: Any) -> Any:
+        if isinstance(step, Open):
+            return None
+        if isinstance(step, Wait):
+            return Happened(told=(), notified=False)
+        assert isinstance(step, Query)
+        return getattr(self, step.name)(**step.parameters)
+
+    def limit_statements(self, *, timeout_ms: int) -> list[Any]:
+        self.limits_s.append(timeout_ms / 1_000)
+        return [(None,)]
+
+    def limit_lock_waits(self, *, timeout_ms: int | None) -> list[Any]:
+        self.lock_limit_s = None if timeout_ms is None else timeout_ms / 1_000
+        return [(None,)]
+
+    def listen_events(self) -> list[Any]:
+        return []
+
+    def poll_for_events(self) -> list[Any]:
+        slow_s = sum(each for name, each in self.conditions.items() if name not in self.quarantined)
+        if self._poll_s + slow_s > self.limits_s[-1]:
+            raise StatementTimeout("canceling statement due to statement timeout")
+        return [(0,)]
+
+    def window_is_open(self) -> list[Any]:
+        return [(False,)]
+
+    def live_conditions(self) -> list[Any]:
+        return [(name,) for name in self.conditions if name not in self.quarantined]
+
+    def check_condition(self, *, condition: str) -> list[Any]:
+        assert self.lock_limit_s is not None
+        assert self.lock_limit_s < self.limits_s[-1]
+        if condition == "TRUE":
+            if (plain_s := next(self.plain_s, 0.0)) > self.lock_limit_s:
+                raise LockTimeout("canceling statement due to lock timeout")
+            return [(f"it took {plain_s * 1_000:g} ms" if plain_s > 0.1 else None,)]
+        if self.conditions[condition] > self.limits_s[-1]:
+            raise StatementTimeout("canceling statement due to statement timeout")
+        return [("it fails on event pm1" if condition == "broken" else None,)]
+
+    def quarantine_condition(self, *, condition: str, reason: str) -> list[Any]:
+        self.quarantined[condition] = reason
+        return [(f"su-{condition}",)]
+
+
+def dispatch(server: SlowServer) -> DispatchReport:
+    operation = Dispatching(DispatchRules(), once=True, now_s=lambda: 0.0).run()
+    try:
+        step = next(operation)
+        while True:
+            try:
+                answer = server.answer(step)
+            except QueuekeeperError as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(answer)
+    except StopIteration as end:
+        found: DispatchReport = end.value
+        return found
+
+
+def test_only_slow_and_broken_conditions_are_quarantined_when_a_poll_takes_too_long() -> None:
+    server = SlowServer(poll_s=1, conditions={"good": 0.1, "slow": 20, "broken": 0.1, "also good": 0.5})
+    report = dispatch(server)
+    assert server.quarantined == {
+        "slow": "it takes longer than 1 s for the latest events",
+        "broken": "it fails on event pm1",
+    }
+    assert report == DispatchReport(polls=1, matches=0, quarantined=("su-slow", "su-broken"))
+    assert server.limits_s == [10, 1, 10]
+
+
+def test_polls_get_more_time_when_no_single_condition_is_at_fault_and_no_longer_than_needed() -> None:
+    server = SlowServer(poll_s=35, conditions={"good": 0.9})
+    report = dispatch(server)
+    assert server.quarantined == {}
+    assert report.polls == 1
+    assert server.limits_s == [10, 1, 20, 1, 40, 10]
+    assert server.lock_limit_s is None
+
+
+@pytest.mark.parametrize("plain_s", [(20,), (0.2,), (0, 20), (0, 0.2)])
+def test_nobody_is_blamed_while_a_condition_that_costs_nothing_takes_long_too(
+    plain_s: tuple[float, ...], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = SlowServer(poll_s=1, conditions={"slow": 20}, plain_s=plain_s)
+    report = dispatch(server)
+    assert report.quarantined == ("su-slow",), "it is found as soon as the server is well"
+    assert server.limits_s == [10, 1, 20, 1, 20, 10]
+    assert server.lock_limit_s is None
+    assert "no condition is to blame, as the server itself is held up" in caplog.text
+
+
+# Reading ahead.
+
+
+def test_cursor_stands_behind_the_finished_pages_before_the_first_unfinished_one() -> None:
+    ahead = ReadAhead(3)
+    first, second, third = (ahead.add(cursor) for cursor in ("1", "2", "3"))
+    first.unfinished = second.unfinished = 1
+    assert (ahead.full, ahead.take_finished()) == (True, None)
+    second.unfinished = 0
+    assert ahead.take_finished() is None
+    first.unfinished = 0
+    assert (ahead.take_finished(), ahead.full) == ("3", False)
+    fourth = ahead.add("4")
+    ahead.abandon()
+    assert (third.void, fourth.void, ahead.take_finished()) == (False, True, None)
+
+
+# What anybody may have published.
+
+RETRY = {"ids": [EVENT_ID], "retryNumber": 2, "handlerName": "bill"}
+
+
+def test_retry_is_read_with_and_without_copies() -> None:
+    plain = retry_of(Event(id=EVENT_ID, topic="pgmb-retry", payload=RETRY))
+    assert plain is not None
+    assert (plain.handler, plain.attempt, plain.event_ids, plain.events) == ("bill", 3, (EVENT_ID,), ())
+    copy = {"id": EVENT_ID, "topic": "orders", "payload": None}
+    with_copies = retry_of(Event(id=EVENT_ID, topic="pgmb-retry", payload={**RETRY, "events": [copy]}))
+    assert with_copies is not None
+    assert with_copies.events == (Event(id=EVENT_ID, topic="orders", payload=None),)
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        None,
+        [],
+        {},
+        {**RETRY, "ids": None},
+        {**RETRY, "ids": [1]},
+        {**RETRY, "ids": ["x" * 25]},
+        {**RETRY, "retryNumber": -1},
+        {**RETRY, "retryNumber": 10**12},
+        {**RETRY, "retryNumber": True},
+        {**RETRY, "handlerName": ""},
+        {**RETRY, "handlerName": 7},
+        {**RETRY, "events": [None]},
+        {**RETRY, "events": [{"id": EVENT_ID}]},
+        {**RETRY, "events": [{"topic": "orders"}]},
+    ],
+)
+def test_event_that_only_claims_to_be_a_retry_is_an_event_like_any_other(payload: Any) -> None:
+    assert retry_of(Event(id=EVENT_ID, topic="pgmb-retry", payload=payload)) is None
+
+
+@pytest.mark.parametrize("event_id", ["", "42", "pm", "xx660d02d3e796d000000064", EVENT_ID + "0", "pmzzzzzzzzzzzzz"])
+def test_what_is_no_id_is_refused(event_id: str) -> None:
+    with pytest.raises(UsageError, match="is not an id of the event broker"):
+        instant_of(event_id)
+
+
+def test_instant_of_an_id_is_when_it_was_made() -> None:
+    assert instant_of("pm0000000000001000000000") == datetime(1970, 1, 1, microsecond=1, tzinfo=UTC)
+
+
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda: NewEvent(topic="", payload=1), "topic is empty"),
+        (lambda: NewEvent(topic="x" * 256, payload=1), "topic has 256 characters: at most 255"),
+        (lambda: NewEvent(topic="a\0b", payload=1), "zero character"),
+        (lambda: NewEvent(topic="a\ud83d", payload=1), r"topic holds half a character, '\\ud83d' at place 2"),
+        (lambda: Interest.topics("\udc80"), "topic holds half a character"),
+        (lambda: Interest(condition="e.topic = '\ud83d'"), "condition holds half a character"),
+        (lambda: Interest(condition=None), "condition is None: it must be text"),  # type: ignore[arg-type]
+        (lambda: check_group("\ud83d"), "group id holds half a character"),
+        (lambda: Interest(params=[1]), "params is a list: it must be an object"),  # type: ignore[arg-type]
+        (lambda: Interest(expires_after=timedelta(0)), "it must be longer than nothing"),
+        (Interest.topics, "no topic is named"),
+        (lambda: ReadRules(page=0), "page is 0: it must be a number from 1 to 10,000"),
+        (lambda: ReadRules(poll_interval_s=float("nan")), "poll_interval_s is nan"),
+        (lambda: StreamRules(retry_ms=0), "retry_ms is 0"),
+    ],
+)
+def test_wrong_values_are_refused_in_words(make: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        make()
+
+
+@dataclass(frozen=True)
+class Reading:
+    celsius: float
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        float("nan"),
+        float("inf"),
+        {"a": [None, -float("inf")]},
+        ({"a": {"b": (1, float("nan"))}},),
+        Reading(float("nan")),
+    ],
+)
+def test_what_is_no_number_is_refused_and_not_made_null(value: Any) -> None:
+    with pytest.raises(UsageError, match="payload is not JSON: it holds NaN or an infinity"):
+        json_of("payload", value)
+
+
+def test_null_and_the_word_are_json() -> None:
+    assert json_of("payload", {"a": None, "b": ["null", 1.5, Reading(2.0)]}) == (
+        '{"a":null,"b":["null",1.5,{"celsius":2.0}]}'
+    )
+
+
+# Streams.
+
+
+def writer(*, replayed: tuple[Event, ...] = (), serialise: Any = payload_json) -> StreamWriter:
+    return StreamWriter(StreamRules(), serialise, replayed=replayed, position=None, subscription_id="su1")
+
+
+def delivery(*events: Event) -> Delivery:
+    return Delivery(subscription_id="su1", events=events)
+
+
+def test_hostile_topics_and_texts_cannot_forge_another_event() -> None:
+    event = Event(id=EVENT_ID, topic="news\nevent: admin\r\u2028data: x", payload=None)
+    chunk = writer(serialise=lambda _: "a\r\nid: 7\rb\n\nc").chunk(delivery(event))
+    assert chunk.decode() == (
+        f"id: {EVENT_ID}-su1\nevent: news event: admin  data: x\ndata: a\ndata: id: 7\ndata: b\ndata: \ndata: c\n\n"
+    )
+
+
+def test_event_that_was_replayed_is_not_sent_again() -> None:
+    first, second = (Event(id=f"pm{number:022x}", topic="news", payload=number) for number in (1, 2))
+    stream = writer(replayed=(first,))
+    assert stream.opening().count(b"event: news") == 1
+    assert stream.chunk(delivery(first)) == b""
+    assert stream.chunk(delivery(first, second)).count(b"event: news") == 1
+    assert stream.chunk(None) == b":\n\n"
+
+
+def test_serialiser_may_leave_events_out_and_errors_reach_the_reader() -> None:
+    stream = writer(serialise=lambda _: None)
+    assert stream.chunk(delivery(Event(id=EVENT_ID, topic="news", payload=1))) == b""
+    assert stream.closing(RefusedError("gone")) == b'event: error\ndata: {"message":"gone"}\n\n'
