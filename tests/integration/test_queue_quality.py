@@ -134,6 +134,10 @@ def test_viewer_sees_the_form_and_may_not_start_the_run(browser: Browser, airflo
     frame.get_by_role("button", name="Start the run").click()
 
     expect(frame.locator("body")).to_contain_text("Forbidden")
+    expect(frame.locator("body")).to_contain_text("You may not start runs of session_repair.")
+    with airflow.client() as client:
+        runs = client.call("GET", "/dags/session_repair/dagRuns")["dag_runs"]
+    assert "viewer" not in [run["triggering_user_name"] for run in runs]
     page.close()
 
 

@@ -51,7 +51,7 @@ PLAIN_HEADERS = {
 _TITLES = {
     400: "This address does not make sense",
     401: "You are not signed in",
-    403: "You may not do this",
+    403: "Forbidden: you may not do this",
     404: "There is nothing here",
     405: "This page cannot be used in this way",
     409: "This has changed in the meantime",
