@@ -16,6 +16,7 @@
     │   ├── ServerUnavailable
     │   ├── SchemaMismatch
     │   ├── NotOwner
+    │   ├── SessionFenced
     │   ├── MovedOn
     │   ├── ImportedBefore
     │   ├── PacketIdInUse
@@ -107,6 +108,10 @@ class SchemaMismatch(RefusedError):
 
 class NotOwner(RefusedError):
     """The session belongs to the other store."""
+
+
+class SessionFenced(RefusedError):
+    """The session is on its way to the other store; repeat the call in a moment."""
 
 
 class MovedOn(RefusedError):

@@ -36,6 +36,7 @@ EXIT_CODES = {
     "ScriptError": 1,
     "SequenceConflict": 4,
     "ServerUnavailable": 4,
+    "SessionFenced": 4,
     "StaleEpoch": 1,
     "StalePlan": 3,
     "StoreFull": 1,

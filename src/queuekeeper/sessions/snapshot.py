@@ -1,0 +1,158 @@
+"""A session as both stores know it, and in what two of them differ; reading and writing it is the stores' business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+from queuekeeper.sessions.model import PendingMessage
+
+_COMPARED = tuple(field.name for field in fields(PendingMessage) if field.name not in {"serial", "redelivery"})
+_CONTENT = frozenset({"payload", "correlation_data", "user_properties"})
+"""What a publisher wrote, which no report shows."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SourceBatch:
+    """The last batch of a source that a session has saved; a repeated one is known by its offset alone.
+
+    :param source: who numbers the batches.
+    """
+
+    source: str
+    offset: int
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class SessionSnapshot:
+    """What has to be equal in two stores before a session may change its owner.
+
+    :param last_packet_id: packet id given out last; none when none was.
+    :param last_serial: serial given out last; none when none was.
+    :param delivered_serial: messages up to it have been sent; none when the store does not say.
+    :param batches: one per source, in the order of their names.
+    :param messages: live ones in the order of their serials; all, or those that were asked for.
+    """
+
+    client_id: str
+    last_packet_id: int | None
+    last_serial: int | None
+    delivered_serial: int | None
+    batches: tuple[SourceBatch, ...] = ()
+    messages: tuple[PendingMessage, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Difference:
+    """One thing in which two snapshots of a session differ; as text a sentence without the content of messages.
+
+    :param what: field of the snapshot or the message, ``message`` for one that only one of them has, or ``batch``.
+    :param serial: of the message; none when it is no message's.
+    :param source: of the batch; none when it is no batch.
+    :param expected: as text; empty for a thing that is not there, a size for content.
+    :param found: likewise.
+    """
+
+    client_id: str
+    what: str
+    expected: str
+    found: str
+    serial: int | None = None
+    source: str | None = None
+
+    def __str__(self) -> str:
+        place = "" if self.serial is None else f" of message {self.serial}"
+        place += "" if self.source is None else f" of source {self.source!r}"
+        if self.expected == self.found:
+            return f"{self.client_id!r}: {self.what}{place} is another of {self.found}"
+        return f"{self.client_id!r}: {self.what}{place} is {self.found or 'missing'}, not {self.expected or 'missing'}"
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ApplyReport:
+    """What making a session equal to a snapshot changed.
+
+    :param written: messages written.
+    :param removed: messages removed.
+    """
+
+    written: int
+    removed: int
+
+
+def differences(expected: SessionSnapshot, found: SessionSnapshot, *, as_of_ms: int | None = None) -> list[Difference]:
+    """Compare two snapshots of a session in everything but what follows from the rest: whether a message was sent.
+
+    :param as_of_ms: messages whose life is over by then are not looked at, since the stores read at different
+        instants; none looks at all.
+    """
+    found_differences = [
+        Difference(client_id=expected.client_id, what=name, expected=_shown(mine), found=_shown(other))
+        for name in ("client_id", "last_packet_id", "last_serial", "delivered_serial")
+        if (mine := getattr(expected, name)) != (other := getattr(found, name))
+    ]
+    found_differences += _batch_differences(expected, found)
+    found_differences += _message_differences(expected, found, as_of_ms)
+    return found_differences
+
+
+def _batch_differences(expected: SessionSnapshot, found: SessionSnapshot) -> Iterator[Difference]:
+    mine = {batch.source: batch.offset for batch in expected.batches}
+    others = {batch.source: batch.offset for batch in found.batches}
+    for source in sorted(mine.keys() | others.keys()):
+        if mine.get(source) != others.get(source):
+            yield Difference(
+                client_id=expected.client_id,
+                what="batch",
+                source=source,
+                expected=_shown(mine.get(source)),
+                found=_shown(others.get(source)),
+            )
+
+
+def _message_differences(
+    expected: SessionSnapshot, found: SessionSnapshot, as_of_ms: int | None
+) -> Iterator[Difference]:
+    mine = {message.serial: message for message in expected.messages if _is_alive(message, as_of_ms)}
+    others = {message.serial: message for message in found.messages if _is_alive(message, as_of_ms)}
+    for serial in sorted(mine.keys() | others.keys()):
+        message, other = mine.get(serial), others.get(serial)
+        if message is None or other is None:
+            yield Difference(
+                client_id=expected.client_id,
+                what="message",
+                serial=serial,
+                expected=_identity(message),
+                found=_identity(other),
+            )
+            continue
+        for name in _COMPARED:
+            value, other_value = getattr(message, name), getattr(other, name)
+            if value != other_value:
+                show = _size if name in _CONTENT else _shown
+                yield Difference(
+                    client_id=expected.client_id,
+                    what=name,
+                    serial=serial,
+                    expected=show(value),
+                    found=show(other_value),
+                )
+
+
+def _is_alive(message: PendingMessage, as_of_ms: int | None) -> bool:
+    return as_of_ms is None or message.expires_at_ms is None or message.expires_at_ms > as_of_ms
+
+
+def _identity(message: PendingMessage | None) -> str:
+    return "" if message is None else f"{message.packet_type} with packet id {message.packet_id}"
+
+
+def _shown(value: Any) -> str:
+    return "" if value is None else str(value)
+
+
+def _size(value: Any) -> str:
+    if value is None:
+        return ""
+    return f"{len(value)} {'bytes' if isinstance(value, bytes) else 'pairs'}"
