@@ -1,0 +1,20 @@
+-- Which store owns a session, for sessions that move or have moved while devices are connected; all others are
+-- PostgreSQL's. Who writes a session holds its row in share mode until the transaction ends.
+CREATE TABLE queuekeeper.session_owners (
+    client_id text NOT NULL,
+    slot int NOT NULL, -- key_slot of the client id
+    owner text NOT NULL,
+    epoch bigint NOT NULL, -- grows with every change of owner or state
+    state text NOT NULL DEFAULT 'settled',
+    fenced_until timestamptz, -- nobody but the driver writes before; lifted by the first who comes after
+    driver bigint, -- who fenced it last
+    mirrored boolean NOT NULL DEFAULT FALSE, -- changes in Redis are written to PostgreSQL too
+    CONSTRAINT session_owners_pkey PRIMARY KEY (client_id),
+    CONSTRAINT session_owners_owner_check CHECK (owner IN ('postgres', 'redis')),
+    CONSTRAINT session_owners_epoch_check CHECK (epoch > 0),
+    CONSTRAINT session_owners_state_check CHECK (state IN ('settled', 'fenced')),
+    CONSTRAINT session_owners_fenced_until_check CHECK ((state = 'fenced') = (fenced_until IS NOT NULL))
+);
+
+-- Serves whoever goes through the clients of a cohort.
+CREATE INDEX session_owners_slot_idx ON queuekeeper.session_owners (slot, owner);
