@@ -1,9 +1,12 @@
 """Move persistent sessions and their pending messages from PostgreSQL to Redis, in order, with nothing lost.
 
-The broker is stopped. Spark reads the source once and plans; a person approves the plan; Spark copies it cohort by
-cohort, reads both stores again and compares; a report shows the ledger. Every step can be repeated.
+Spark reads the source once and plans; a person approves the plan; Spark copies it cohort by cohort. With the broker
+stopped (mode offline) Spark then reads both stores again and compares. With devices connected (mode online) each client
+is brought up to date, fenced for milliseconds, compared and given to Redis, a canary first; every change is mirrored to
+PostgreSQL until a person commits. A report shows the ledger. Every step can be repeated.
 
-**Before**: stop TBMQ and everything else that writes to its tables or to Redis. Start with a dry run.
+**Before**, offline: stop TBMQ and everything else that writes to its tables or to Redis. Online: every writer is a
+SessionRouter, or the trigger for other writers is installed. Start with a dry run.
 
 ### If it fails
 
@@ -13,6 +16,11 @@ cohort, reads both stores again and compares; a report shows the ledger. Every s
   written to Redis. Check that the broker is stopped, then trigger the DAG again.
 - **copy**: it has retried what a retry can mend. Do what the log says (room in Redis, a server that is down), then
   clear the failed copy task with its downstream tasks: the copy goes on where it stopped.
+- **arm**: a writer that began before has not ended, or the clocks differ: the log names it. Clear the task.
+- **catch_up**, **rehearse**, **cut_over**: clients that could not be moved stay where they are. Clear the task: it goes
+  on with those that are left. Back with all: trigger `session_rollback`.
+- **soak**: a client differs, or a server failed over. Trigger `session_rollback`, or look into it and clear the task.
+- **commit**: nobody agreed. Clients stay on Redis with the mirror at work; clear `approve_commit`, or roll back.
 - **verify**: source and target differ, or rows are unaccounted for. Leave the broker stopped and open the report,
   which lists every difference.
 - **report**: clear the task; it only reads.
@@ -36,6 +44,14 @@ from queuekeeper.airflow.operators.migration import (
     PlanMigrationOperator,
     VerifyMigrationOperator,
 )
+from queuekeeper.airflow.operators.online import (
+    ArmCohortsOperator,
+    CatchUpOperator,
+    CommitOperator,
+    CutOverOperator,
+    RehearseOperator,
+    SoakOperator,
+)
 from queuekeeper.airflow.operators.report import ReportMigrationOperator
 from queuekeeper.airflow.params import session_migration_params
 
@@ -45,12 +61,13 @@ CONNECTIONS = {
     "spark_conn_id": "{{ params.spark_conn_id }}",
 }
 SPARK: dict[str, Any] = {"pool": Pool.SPARK.value, "execution_timeout": timedelta(hours=12)}
+ONLINE: dict[str, Any] = {"pool": Pool.REDIS.value, "execution_timeout": timedelta(hours=12)}
 SUMMARY = "ti.xcom_pull(task_ids='summarise_plan')"
 PLAN_ID = f"{{{{ {SUMMARY}['plan_id'] }}}}"
 
 with DAG(
     Path(__file__).stem,
-    description="Move persistent sessions from PostgreSQL to Redis: plan, approve, copy, verify, report.",
+    description="Move persistent sessions from PostgreSQL to Redis: plan, approve, copy, verify or cut over, report.",
     doc_md=__doc__,
     schedule=None,
     start_date=START,
@@ -71,17 +88,34 @@ with DAG(
     check = CheckApprovalOperator(
         task_id="check_approval", plan_id=PLAN_ID, decision=approve.output, pool=Pool.POSTGRES
     )
+    arm = ArmCohortsOperator(task_id="arm", plan_id=PLAN_ID, cohorts="{{ params.cohorts }}", pool=Pool.POSTGRES)
     copy = CopySessionsOperator.partial(
         task_id="copy", plan_id=PLAN_ID, map_index_template="cohorts {{ task.cohorts }}", **SPARK
     ).expand(cohorts=check.output)
     verify = VerifyMigrationOperator(task_id="verify", plan_id=PLAN_ID, **SPARK)
+
+    # With devices connected.
+    catch_up = CatchUpOperator(task_id="catch_up", plan_id=PLAN_ID, **ONLINE)
+    rehearse = RehearseOperator(task_id="rehearse", plan_id=PLAN_ID, **ONLINE)
+    cut_over = CutOverOperator(task_id="cut_over", plan_id=PLAN_ID, **ONLINE)
+    soak = SoakOperator(task_id="soak", plan_id=PLAN_ID, **ONLINE)
+    approve_commit = ApprovePlanOperator(
+        task_id="approve_commit",
+        subject="End the mirror? After this there is no way back but a new migration.",
+        body=f"Plan {PLAN_ID}: all clients are on Redis, and every one was equal in PostgreSQL after the soak.",
+        plan_only=False,
+        retry_delay=timedelta(seconds=1),
+    )
+    commit = CommitOperator(task_id="commit", plan_id=PLAN_ID, decision=approve_commit.output, **ONLINE)
+
     # People need the report most when the verification has failed; without an approval there is nothing to report.
     report = ReportMigrationOperator(
         task_id="report", plan_id=PLAN_ID, pool=Pool.POSTGRES, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
     )
     # The run's own verdict: a report alone must not turn a failed verification green.
-    migrated = EmptyOperator(task_id="migrated")
+    migrated = EmptyOperator(task_id="migrated", trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS)
 
-    plan >> summarise >> approve >> check >> copy >> verify
-    [check, verify] >> report
-    [verify, report] >> migrated
+    plan >> summarise >> approve >> check >> arm >> copy >> [verify, catch_up]
+    catch_up >> rehearse >> cut_over >> soak >> approve_commit >> commit
+    [check, verify, commit] >> report
+    [verify, commit, report] >> migrated

@@ -17,6 +17,7 @@
     │   ├── SchemaMismatch
     │   ├── NotOwner
     │   ├── SessionFenced
+    │   ├── StaleDriver
     │   ├── MovedOn
     │   ├── ImportedBefore
     │   ├── PacketIdInUse
@@ -112,6 +113,10 @@ class NotOwner(RefusedError):
 
 class SessionFenced(RefusedError):
     """The session is on its way to the other store; repeat the call in a moment."""
+
+
+class StaleDriver(RefusedError):
+    """Another run has taken the work over; this one stops."""
 
 
 class MovedOn(RefusedError):

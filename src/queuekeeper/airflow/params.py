@@ -75,10 +75,15 @@ def session_migration_params() -> dict[str, Param]:
         "mode": Param(
             "offline",
             type="string",
-            enum=["offline"],
-            values_display={"offline": "offline: the broker is stopped"},
+            enum=["offline", "online"],
+            values_display={
+                "offline": "offline: the broker is stopped",
+                "online": "online: devices are connected, writers ask who owns a session",
+            },
             title="Mode",
-            description="offline: the broker is stopped from the plan to the end; nobody else writes to either store.",
+            description="offline: the broker is stopped from the plan to the end; nobody else writes to either store. "
+            "online: clients change over one by one, fenced for milliseconds; every writer has to be a SessionRouter, "
+            "or the trigger for other writers has to be installed.",
         ),
         "dry_run": Param(
             False,
@@ -154,6 +159,7 @@ def session_migration_params() -> dict[str, Param]:
             examples=[None, 5_000, 50_000],
         ),
         "key_prefix": _key_prefix_param(),
+        **_online_params(),
         "approval_timeout_minutes": _approval_timeout_param(),
         "postgres_conn_id": _connection_param(
             POSTGRES_CONNECTION,
@@ -170,6 +176,123 @@ def session_migration_params() -> dict[str, Param]:
             SPARK_CONNECTION,
             title="Spark connection",
             description="Where Spark runs, in client mode, for example local[2] or spark://host:7077.",
+        ),
+    }
+
+
+def _lease_param() -> Param:
+    return Param(
+        1_000,
+        type="integer",
+        minimum=50,
+        maximum=1_000,
+        title="Lease of a fence (milliseconds)",
+        description="Online: longest that nobody can write to a client while it changes over. A client whose queue "
+        "takes longer stays where it is and is named.",
+        examples=[200, 1_000],
+    )
+
+
+def _online_params() -> dict[str, Param]:
+    """Return what only a migration with devices connected looks at."""
+    return {
+        "lease_ms": _lease_param(),
+        "canary_percent": Param(
+            1,
+            type="integer",
+            minimum=1,
+            maximum=100,
+            title="Canary (percent of clients)",
+            description="Online: this share goes to Redis, back to PostgreSQL and to Redis again before any other.",
+            examples=[1, 5],
+        ),
+        "canary_steps_percent": Param(
+            "1,10,50,100",
+            type="string",
+            pattern=r"^\d{1,3}(,\d{1,3})*$",
+            title="Steps (percent of clients)",
+            description="Online: shares at which the cut over stops and looks; rising, the last is 100.",
+            examples=["1,10,50,100", "5,100"],
+        ),
+        "soak_minutes": Param(
+            60,
+            type="number",
+            minimum=0,
+            maximum=10_080,
+            title="Soak time (minutes)",
+            description="Online: how long all clients are watched on Redis, with a way back, before somebody is asked "
+            "to commit.",
+            examples=[10, 60, 1_440],
+        ),
+        "approval_limit_minutes": Param(
+            1_440,
+            type="integer",
+            minimum=1,
+            maximum=10_080,
+            title="Life of an approval (minutes)",
+            description="Online: an approval that is older when the cut over begins does not count.",
+            examples=[60, 1_440],
+        ),
+        "four_eyes": Param(
+            False,
+            type="boolean",
+            title="Four eyes",
+            description="Who approves has to be somebody else than who triggered the run.",
+        ),
+    }
+
+
+def session_rollback_params() -> dict[str, Param]:
+    """Return the form of ``session_rollback``."""
+    return {
+        "plan_id": Param(
+            "",
+            type="string",
+            pattern=r"^[0-9a-f]{16}$",
+            title="Plan",
+            description="Id of the plan whose cohorts are on Redis; its migration page shows it.",
+            examples=["0123456789abcdef"],
+        ),
+        "cohorts": Param(
+            "",
+            type="string",
+            pattern=r"^\s*$|" + _COHORTS,
+            title="Cohorts",
+            description="Which cohorts go back: numbers and ranges; empty is all that are on Redis.",
+            examples=["", "0-3"],
+        ),
+        "dry_run": Param(
+            False,
+            type="boolean",
+            title="Dry run",
+            description="Stop after saying what would go back. Nothing is asked, nothing is moved.",
+        ),
+        "max_lag_s": Param(
+            10,
+            type="number",
+            minimum=0,
+            maximum=3_600,
+            title="Mirror may be behind (seconds)",
+            description="With a mirror further behind nothing goes back, since PostgreSQL may not take writes.",
+            examples=[1, 10],
+        ),
+        "lease_ms": _lease_param(),
+        "four_eyes": Param(
+            False,
+            type="boolean",
+            title="Four eyes",
+            description="Who approves has to be somebody else than who triggered the run.",
+        ),
+        "approval_timeout_minutes": _approval_timeout_param(),
+        "postgres_conn_id": _connection_param(
+            POSTGRES_CONNECTION,
+            title="PostgreSQL connection",
+            description="Database with TBMQ's tables, to which the clients go back.",
+        ),
+        "redis_conn_id": _connection_param(
+            REDIS_CONNECTION,
+            title="Redis connection",
+            description="Redis or Valkey that owns the clients: a single server, or any node of a cluster.",
         ),
     }
 

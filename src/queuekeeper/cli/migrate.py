@@ -110,6 +110,9 @@ def plan(
         int | None, typer.Option(help="Messages written per second; as fast as the servers allow if left out.")
     ] = None,
     key_prefix: Annotated[str | None, typer.Option(help="Prefix of the Redis keys (TBMQ: CACHE_PREFIX).")] = None,
+    mode: Annotated[
+        str, typer.Option(help="offline: the broker is stopped; online: see queuekeeper online.")
+    ] = "offline",
     run_id: Annotated[str | None, typer.Option(help="Name of this request, for the record.")] = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
@@ -120,9 +123,12 @@ def plan(
 
     Example: `queuekeeper migrate plan --limit 5000 --default-ttl-s 86400`
     """
-    from queuekeeper.migration.model import MigrationParameters
+    from queuekeeper.migration.model import MigrationParameters, Mode
 
+    if mode not in set(Mode):
+        raise UsageError(f"the mode is {mode!r}: it must be {' or '.join(Mode)}")
     parameters = MigrationParameters(
+        mode=Mode(mode),
         cohorts=cohorts,
         cohort_count=cohort_count,
         limit=limit,

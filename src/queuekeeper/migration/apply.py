@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from queuekeeper import lua
 from queuekeeper.clock import Clock, Pace, system_clock
-from queuekeeper.errors import ImportedBefore, MovedOn, RefusedError, StalePlan
+from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, RefusedError, StaleEpoch, StalePlan
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration import preflight, transforms
 from queuekeeper.migration.ledger import MigrationLedger
@@ -28,6 +28,7 @@ from queuekeeper.migration.model import (
     CohortState,
     CopyReport,
     MigrationPlan,
+    Mode,
     PlanState,
     Reason,
     code_version,
@@ -56,8 +57,11 @@ CHUNK_BYTES = 512 * 1024
 WINDOW_CALLS = 64
 WINDOW_BYTES = 2 * 1024 * 1024
 
-EPOCH = "1"  # offline: no other writer, so no epoch but the first
-OWNER = "redis"  # offline: the session belongs to Redis as soon as it is complete
+EPOCH = "1"  # the first one: nobody has changed the owner yet
+OWNERS = {
+    Mode.OFFLINE: "redis",  # the session belongs to Redis as soon as it is complete
+    Mode.ONLINE: "postgres",  # nobody may use the copy before its owner changes
+}
 
 _RESULT_COLUMNS = (
     "cohort int, messages_written bigint, messages_expired bigint, sessions_written bigint, "
@@ -177,11 +181,22 @@ class SessionImporter:
 
     :param plan_id: written into each session, so that a repeated run knows its own work.
     :param pace: called before each chunk with its number of messages; may wait.
+    :param mode: whether the broker is stopped; if it is not, sessions that are further already are left alone.
     :ivar messages_done: messages that need no more work, those included that an earlier run has written.
     """
 
-    def __init__(self, client: RedisClient, *, plan_id: str, prefix: str, pace: Callable[[int], None]) -> None:
+    def __init__(
+        self,
+        client: RedisClient,
+        *,
+        plan_id: str,
+        prefix: str,
+        pace: Callable[[int], None],
+        mode: Mode = Mode.OFFLINE,
+    ) -> None:
         self.client = client
+        self.owner = OWNERS[mode]
+        self.left_alone = (MovedOn,) if mode is Mode.OFFLINE else (MovedOn, NotOwner, StaleEpoch)
         self.plan_id = plan_id
         self.prefix = prefix
         self.pace = pace
@@ -193,7 +208,7 @@ class SessionImporter:
         self._failed: list[Chunk] = []
         self._left_alone: set[str] = set()
         self._evalsha = b"$7\r\nEVALSHA\r\n" + _bulk(self.script.sha1)
-        self._fixed = _bulk(plan_id) + _bulk(EPOCH) + _bulk(OWNER)
+        self._fixed = _bulk(plan_id) + _bulk(EPOCH) + _bulk(self.owner)
 
     def add(self, chunk: Chunk) -> None:
         """Send a chunk, sooner or later."""
@@ -287,7 +302,7 @@ class SessionImporter:
         keys: list[lua.Value] = [*session_keys(chunk.client_id, prefix=self.prefix)]
         keys += _unpacked(chunk.keys, chunk.count)
         args: list[lua.Value] = [
-            self.plan_id, EPOCH, OWNER, str(chunk.number), "1" if chunk.last else "0",
+            self.plan_id, EPOCH, self.owner, str(chunk.number), "1" if chunk.last else "0",
             chunk.last_packet_id if chunk.last else "", *_unpacked(chunk.args, 3 * chunk.count),
         ]  # fmt: skip
         try:
@@ -296,7 +311,7 @@ class SessionImporter:
             except ImportedBefore:
                 drop_import(self.client, chunk.client_id, prefix=self.prefix)
                 reply = self._caller.call(self.script, keys, args)
-        except MovedOn:
+        except self.left_alone:
             self._left_alone.add(chunk.client_id)
             self._counts(chunk).sessions_moved_on += 1
             self.messages_done += chunk.count
@@ -386,7 +401,7 @@ def copy_sessions(
         for name in names:
             ledger.clear_progress(plan_id, "copy", name)
         at_once = min(placement.tasks, spark.sparkContext.defaultParallelism)
-        prefix = plan.parameters.key_prefix
+        prefix, mode = plan.parameters.key_prefix, plan.parameters.mode
 
         def import_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
@@ -394,7 +409,7 @@ def copy_sessions(
             part = context.partitionId()
             yield _import_task(
                 batches, postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, prefix=prefix,
-                part=names[part], total=totals[part], tasks_at_once=at_once,
+                part=names[part], total=totals[part], tasks_at_once=at_once, mode=mode,
             )  # fmt: skip
 
         with (
@@ -429,8 +444,8 @@ def copy_sessions(
 
 
 def _has_duplicates(plan: MigrationPlan, wanted: list[int]) -> bool:
-    """Return whether the plan found a packet id that a client has twice; the source is the one that it has read."""
-    return any(
+    """Return whether a client may have a packet id twice; with the broker stopped the plan has read this source."""
+    return plan.parameters.mode is Mode.ONLINE or any(
         plan.cohorts[cohort].quarantined_by_reason.get(Reason.PACKET_ID_DUPLICATE.value, 0) > 0 for cohort in wanted
     )
 
@@ -444,6 +459,8 @@ def check_plan_is_current(connection: Connection, plan: MigrationPlan) -> None:
         raise StalePlan(
             f"plan {plan.plan_id} was made by release {plan.code_version}, this is {code_version()}: make a new plan"
         )
+    if plan.parameters.mode is Mode.ONLINE:
+        return
     if preflight.source_fingerprint(connection) != plan.source_fingerprint:
         raise StalePlan(
             f"the source has changed since plan {plan.plan_id} was made: stop the broker, then make a new plan"
@@ -460,6 +477,7 @@ def _import_task(
     part: str,
     total: int,
     tasks_at_once: int,
+    mode: Mode,
 ) -> pa.RecordBatch:
     """Import one Spark partition and return its counts, a row per cohort."""
     with ExitStack() as stack:
@@ -474,7 +492,7 @@ def _import_task(
             rate = ledger.rate_of_copy(plan_id)
             return None if rate is None else rate / tasks_at_once
 
-        importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=Pace(report))
+        importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=Pace(report), mode=mode)
         stack.callback(importer.close)
         for chunk in chunks(batches):
             importer.add(chunk)

@@ -20,6 +20,13 @@ MAX_TIME_MS = 253_402_300_799_999
 """The end of year 9999: with any expiry added it is still exact everywhere."""
 
 
+class Mode(StrEnum):
+    """Whether devices are served meanwhile."""
+
+    OFFLINE = "offline"  # the broker is stopped
+    ONLINE = "online"  # every writer asks who owns a session
+
+
 class PlanState(StrEnum):
     """Where a plan stands."""
 
@@ -68,6 +75,7 @@ class MigrationParameters:
     :param quarantine_cap: share of the rows that may be quarantined before the plan is refused, 0 to 1.
     :param throttle_messages_per_s: rows written per second over all tasks; none means as fast as the servers allow.
     :param key_prefix: put before every Redis key (TBMQ: ``CACHE_PREFIX``).
+    :param mode: whether devices are served meanwhile; then the source may change after the plan.
     """
 
     cohorts: str = "all"
@@ -77,12 +85,17 @@ class MigrationParameters:
     quarantine_cap: float = 0.01
     throttle_messages_per_s: int | None = None
     key_prefix: str = ""
+    mode: Mode = Mode.OFFLINE
 
     def __post_init__(self) -> None:
         """Refuse what no migration could honour.
 
         :raises UsageError: naming the parameter, its value and the rule.
         """
+        try:
+            object.__setattr__(self, "mode", Mode(self.mode))
+        except ValueError:
+            raise UsageError(f"mode is {self.mode!r}: it must be {' or '.join(Mode)}") from None
         if not 1 <= self.cohort_count <= SLOTS:
             raise UsageError(f"cohort_count is {self.cohort_count}: it must be 1 to {SLOTS}")
         if not 1 <= self.limit <= MAX_PACKET_ID:

@@ -14,9 +14,11 @@ from airflow.sdk.exceptions import AirflowSkipException
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.summary import cohort_groups, summarise
+from queuekeeper.airflow.values import flag
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import MigrationPlan, PlanState, code_version
+from queuekeeper.migration.model import MigrationPlan, Mode, PlanState, code_version
+from queuekeeper.migration.online.driver import check_four_eyes
 from queuekeeper.migration.preflight import source_fingerprint
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import facts
@@ -112,10 +114,11 @@ class CheckApprovalOperator(BaseOperator):
     :param plan_id: plan that was put before the person (templated).
     :param decision: what :class:`ApprovePlanOperator` returned (templated).
     :param copy_groups: how many tasks share the copy (templated).
+    :param four_eyes: who approves is somebody else than who triggered the run (templated).
     :param postgres_conn_id: source and control database (templated).
     """
 
-    template_fields: Sequence[str] = ("plan_id", "run_id", "decision", "copy_groups", "postgres_conn_id")
+    template_fields: Sequence[str] = ("plan_id", "run_id", "decision", "copy_groups", "four_eyes", "postgres_conn_id")
 
     def __init__(
         self,
@@ -124,6 +127,7 @@ class CheckApprovalOperator(BaseOperator):
         decision: Any,
         run_id: str = "{{ run_id }}",
         copy_groups: int | str = "{{ params.copy_groups }}",
+        four_eyes: bool | str = "{{ params.four_eyes }}",
         postgres_conn_id: str = POSTGRES_CONNECTION,
         **kwargs: Any,
     ) -> None:
@@ -132,11 +136,14 @@ class CheckApprovalOperator(BaseOperator):
         self.decision = decision
         self.run_id = run_id
         self.copy_groups = copy_groups
+        self.four_eyes = four_eyes
         self.postgres_conn_id = postgres_conn_id
 
     def execute(self, context: Context) -> list[str]:
         """Return the groups of cohorts to copy."""
         approved_by = approver(self.plan_id, self.decision)
+        if flag("four_eyes", self.four_eyes):
+            check_four_eyes(approved_by, context["dag_run"].triggering_user_name)
         with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
             ledger = MigrationLedger(connection)
             plan = ledger.load_plan(self.plan_id)
@@ -182,6 +189,8 @@ def check_current(plan: MigrationPlan, connection: Connection, *, asked_for: str
         raise StalePlan(
             f"plan {plan.plan_id} was made by release {plan.code_version}, and this is {code_version()}: {again}"
         )
+    if plan.parameters.mode is Mode.ONLINE:
+        return
     if source_fingerprint(connection) != plan.source_fingerprint:
         raise StalePlan(
             f"the source has changed since plan {plan.plan_id} was made: make sure that the broker is stopped; {again}"

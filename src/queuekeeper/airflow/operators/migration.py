@@ -6,8 +6,11 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk.exceptions import AirflowSkipException
+
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.params import reject_unknown_of
+from queuekeeper.migration.model import Mode
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -26,10 +29,12 @@ class PlanMigrationOperator(QueuekeeperSparkOperator):
     :param quarantine_cap_percent: share of bad rows that is tolerated (templated).
     :param throttle_messages_per_s: rate of the copy; empty for none (templated).
     :param key_prefix: put before every Redis key (templated).
+    :param mode: whether devices are served meanwhile (templated).
     """
 
     template_fields: Sequence[str] = (
         *QueuekeeperSparkOperator.template_fields,
+        "mode",
         "run_id",
         "cohorts",
         "cohort_count",
@@ -51,6 +56,7 @@ class PlanMigrationOperator(QueuekeeperSparkOperator):
         quarantine_cap_percent: float | str = "{{ params.quarantine_cap_percent }}",
         throttle_messages_per_s: int | str = "{{ params.throttle_messages_per_s or '' }}",
         key_prefix: str = "{{ params.key_prefix or '' }}",
+        mode: str = "{{ params.mode }}",
         job: str = "plan_migration.py",
         **kwargs: Any,
     ) -> None:
@@ -63,12 +69,14 @@ class PlanMigrationOperator(QueuekeeperSparkOperator):
         self.quarantine_cap_percent = quarantine_cap_percent
         self.throttle_messages_per_s = throttle_messages_per_s
         self.key_prefix = key_prefix
+        self.mode = mode
 
     def arguments(self, context: Context) -> list[str]:
         """Return the parameters of the plan."""
         reject_unknown_of(context)
         arguments = [
             f"--run-id={self.run_id}",
+            f"--mode={self.mode}",
             f"--cohorts={self.cohorts}",
             f"--cohort-count={self.cohort_count}",
             f"--limit={self.limit}",
@@ -104,14 +112,26 @@ class CopySessionsOperator(QueuekeeperSparkOperator):
 class VerifyMigrationOperator(QueuekeeperSparkOperator):
     """Read both stores again, compare them client by client and write the ledger; a difference fails the task.
 
+    With devices connected both stores change while they are read: then it is skipped, and ``catch_up`` compares.
+
     :param plan_id: the plan (templated).
+    :param mode: whether devices are served meanwhile (templated).
     """
 
-    template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "plan_id")
+    template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "plan_id", "mode")
 
-    def __init__(self, *, plan_id: str, job: str = "verify_migration.py", **kwargs: Any) -> None:
+    def __init__(
+        self, *, plan_id: str, mode: str = "{{ params.mode }}", job: str = "verify_migration.py", **kwargs: Any
+    ) -> None:
         super().__init__(job=job, **kwargs)
         self.plan_id = plan_id
+        self.mode = mode
+
+    def execute(self, context: Context) -> Any:
+        """Compare, or leave it to the steps that compare each client while it is still."""
+        if self.mode == Mode.ONLINE:
+            raise AirflowSkipException("devices are connected: each client is compared by itself")
+        return super().execute(context)
 
     def arguments(self, context: Context) -> list[str]:
         """Return the plan."""

@@ -1,0 +1,60 @@
+"""Give clients that are on Redis back to PostgreSQL, with all that Redis holds of them, while devices are connected.
+
+The mirror is brought up to date; a person approves; then each client is fenced for milliseconds, what Redis holds is
+written to PostgreSQL and compared while both are still, and the client belongs to PostgreSQL again.
+
+**Before**: the migration has cut over and was not committed; `queuekeeper online status PLAN` says so.
+
+### If it fails
+
+- **look**: there is nothing on Redis that could go back, or it was committed. Nothing was changed.
+- **roll_back**: nobody agreed, and nothing was changed; or clients could not be moved. These stay on Redis with the
+  mirror at work: do what the log says, then clear the task, and it goes on with those that are left.
+
+Step by step, with commands: `docs/runbooks/session_rollback.md`. Owner: queuekeeper.
+"""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+from airflow.sdk import DAG
+
+from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.operators.approval import ApprovePlanOperator
+from queuekeeper.airflow.operators.online import LookAtCohortsOperator, RollBackOperator
+from queuekeeper.airflow.params import session_rollback_params
+
+CONNECTIONS = {
+    "postgres_conn_id": "{{ params.postgres_conn_id }}",
+    "redis_conn_id": "{{ params.redis_conn_id }}",
+}
+ONLINE: dict[str, Any] = {"pool": Pool.REDIS.value, "execution_timeout": timedelta(hours=12)}
+STEP = {"plan_id": "{{ params.plan_id }}", "cohorts": "{{ params.cohorts }}"}
+CLIENTS = "ti.xcom_pull(task_ids='look')['clients']"
+
+with DAG(
+    Path(__file__).stem,
+    description="Give clients back from Redis to PostgreSQL: look, approve, roll back.",
+    doc_md=__doc__,
+    schedule=None,
+    start_date=START,
+    catchup=False,
+    max_active_runs=1,
+    params=session_rollback_params(),
+    default_args={**default_args(), **CONNECTIONS},
+    tags=[Tag.QUEUEKEEPER.value, Tag.MIGRATION.value, Tag.POSTGRES.value, Tag.REDIS.value],
+):
+    look = LookAtCohortsOperator(task_id="look", **STEP, **ONLINE)
+    approve = ApprovePlanOperator(
+        task_id="approve",
+        subject=f"Give {{{{ '{{:,}}'.format({CLIENTS}) }}}} clients back to PostgreSQL?",
+        body="{{ ti.xcom_pull(task_ids='look')['markdown'] }}",
+        store="either store",
+        retry_delay=timedelta(seconds=1),
+    )
+    roll_back = RollBackOperator(task_id="roll_back", decision=approve.output, **STEP, **ONLINE)
+
+    look >> approve >> roll_back

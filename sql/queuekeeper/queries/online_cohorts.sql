@@ -1,0 +1,20 @@
+-- Tell where the armed cohorts of a plan stand.
+-- params: plan_id, cohorts; cohorts: null for all
+-- rows: (cohort, slot_first, slot_last, state, step_at, default_owner, driver or 0, dirty_reason, servers, verified_at_ms)
+-- index: online_cohorts_pkey
+SELECT
+    cohort,
+    slot_first,
+    slot_last,
+    state,
+    step_at,
+    default_owner,
+    coalesce(driver, 0) AS driver,
+    dirty_reason,
+    servers,
+    verified_at_ms
+FROM queuekeeper.online_cohorts
+WHERE
+    plan_id = %(plan_id)s
+    AND (%(cohorts)s::int[] IS NULL OR cohort = any(%(cohorts)s::int[]))
+ORDER BY cohort

@@ -1,0 +1,308 @@
+"""Steps of a migration while devices are connected as tasks; the steps themselves are in ``queuekeeper.migration``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import BaseOperator
+from airflow.sdk.exceptions import AirflowSkipException
+
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.operators.approval import approver
+from queuekeeper.airflow.params import reject_unknown_of
+from queuekeeper.airflow.values import flag
+from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.keyspace import parse_cohorts
+from queuekeeper.migration.model import Mode
+from queuekeeper.migration.online.driver import OnlineDriver, StepReport, check_approval_age, check_four_eyes
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+class OnlineOperator(BaseOperator):
+    """One step of a migration while devices are connected; with the broker stopped there is nothing for it to do.
+
+    :param plan_id: the plan (templated).
+    :param mode: whether devices are served meanwhile (templated).
+    :param cohorts: cohorts to work on; all that are so far when empty (templated).
+    :param lease_ms: longest that a client is fenced (templated).
+    :param postgres_conn_id: source and control database (templated).
+    :param redis_conn_id: target (templated).
+    """
+
+    template_fields: Sequence[str] = ("plan_id", "mode", "cohorts", "lease_ms", "postgres_conn_id", "redis_conn_id")
+
+    def __init__(
+        self,
+        *,
+        plan_id: str,
+        mode: str = "{{ params.mode }}",
+        cohorts: str = "",
+        lease_ms: int | str = "{{ params.lease_ms }}",
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        redis_conn_id: str = REDIS_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.plan_id = plan_id
+        self.mode = mode
+        self.cohorts = cohorts
+        self.lease_ms = lease_ms
+        self.postgres_conn_id = postgres_conn_id
+        self.redis_conn_id = redis_conn_id
+
+    def execute(self, context: Context) -> Any:
+        """Do the step, or skip it."""
+        if self.mode != Mode.ONLINE:
+            raise AirflowSkipException("the broker is stopped: nobody's owner has to change")
+        run = context["dag_run"]
+        driver = OnlineDriver(
+            postgres_url=QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
+            redis_url=QueuekeeperRedisHook(self.redis_conn_id).url,
+            plan_id=self.plan_id,
+            actor=f"{run.triggering_user_name or 'a schedule'} (run {run.run_id})",
+            lease_ms=int(self.lease_ms),
+            tell=self.log.info,
+        )
+        return self.step(driver)
+
+    def step(self, driver: OnlineDriver) -> Any:
+        """Do the step and return what it came to."""
+        raise NotImplementedError
+
+    def chosen(self) -> list[int] | None:
+        """Return the cohorts to work on; none for all that are so far."""
+        if not self.cohorts:
+            return None
+        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger:
+            return list(parse_cohorts(self.cohorts, count=len(ledger.load_plan(self.plan_id).cohorts)))
+
+    def told(self, report: StepReport) -> dict[str, Any]:
+        """Write a report to the log and return it; clients are named in the log of the step only.
+
+        :raises CheckFailed: when clients could not be moved.
+        """
+        self.log.info(
+            "%s: %s clients, %s; fenced p50 %s ms, p99 %s ms, longest %s ms",
+            report.step,
+            report.clients,
+            report.outcomes,
+            report.fenced_p50_ms,
+            report.fenced_p99_ms,
+            report.fenced_longest_ms,
+        )
+        found = asdict(report)
+        # Ids of clients are no business of Airflow's database.
+        del found["examples"]
+        left = {name: count for name, count in report.outcomes.items() if name in ("late", "busy", "differs")}
+        if left:
+            raise CheckFailed(
+                f"not all clients were moved: {left}; they stay where they are: clear this task to try again"
+            )
+        return found
+
+
+class ArmCohortsOperator(OnlineOperator):
+    """Have every writer look who owns a client; with the broker stopped nobody writes, and it does nothing."""
+
+    def execute(self, context: Context) -> Any:
+        """Arm the chosen cohorts of the plan."""
+        if self.mode != Mode.ONLINE:
+            self.log.info("The broker is stopped: nobody has to ask who owns a session")
+            return None
+        return super().execute(context)
+
+    def step(self, driver: OnlineDriver) -> Any:
+        """Arm the cohorts."""
+        return self.told(driver.arm(self.chosen()))
+
+
+class CatchUpOperator(OnlineOperator):
+    """Make the copies equal to what PostgreSQL holds, then compare every client."""
+
+    def step(self, driver: OnlineDriver) -> Any:
+        """Copy what has changed since the copy, and compare."""
+        self.told(driver.catch_up(self.chosen()))
+        return self.told(driver.verify(self.chosen()))
+
+
+class RehearseOperator(OnlineOperator):
+    """Take the canary to Redis and back, before any other client may follow.
+
+    :param canary_percent: share of the clients that go first (templated).
+    """
+
+    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "canary_percent")
+
+    def __init__(self, *, canary_percent: int | str = "{{ params.canary_percent }}", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.canary_percent = canary_percent
+
+    def step(self, driver: OnlineDriver) -> Any:
+        """Take the canary to Redis and back."""
+        canary = driver.choose_canary(int(self.canary_percent))
+        self.log.info("The canary: cohorts %s", ", ".join(map(str, canary)))
+        return [self.told(report) for report in driver.rehearse()]
+
+
+class CutOverOperator(OnlineOperator):
+    """Give clients to Redis, a share of the cohorts at a time, the canary first.
+
+    :param steps_percent: shares at which it pauses and looks, such as ``1,10,50,100`` (templated).
+    :param approval_limit_minutes: an approval that is older does not count any more (templated).
+    """
+
+    template_fields: Sequence[str] = (
+        *OnlineOperator.template_fields,
+        "steps_percent",
+        "approval_limit_minutes",
+    )
+
+    def __init__(
+        self,
+        *,
+        steps_percent: str = "{{ params.canary_steps_percent }}",
+        approval_limit_minutes: int | str = "{{ params.approval_limit_minutes }}",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.steps_percent = steps_percent
+        self.approval_limit_minutes = approval_limit_minutes
+
+    def step(self, driver: OnlineDriver) -> Any:
+        """Cut over step by step; the mirror is brought up to date after each."""
+        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger:
+            check_approval_age(ledger, self.plan_id, limit_s=60 * int(self.approval_limit_minutes))
+        found = []
+        for percent in steps_of(self.steps_percent):
+            report = driver.cut_over_share(percent)
+            if report is None:
+                self.log.info("%s %%: is on Redis already", percent)
+                continue
+            found.append(self.told(report))
+            mirrored = driver.mirror()
+            self.log.info("%s %%: on Redis; the mirror was %.1f s behind", percent, mirrored.lag_s)
+        return found
+
+
+class SoakOperator(OnlineOperator):
+    """Watch all cohorts on Redis for a while with the mirror at work.
+
+    :param soak_minutes: how long (templated).
+    """
+
+    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "soak_minutes")
+
+    def __init__(self, *, soak_minutes: float | str = "{{ params.soak_minutes }}", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.soak_minutes = soak_minutes
+
+    def step(self, driver: OnlineDriver) -> Any:
+        """Watch, and compare every client in the end."""
+        report = driver.soak(seconds=60 * float(self.soak_minutes))
+        self.told(driver.verify())
+        return asdict(report)
+
+
+class CommitOperator(OnlineOperator):
+    """End the mirror after a person has agreed that there shall be no way back.
+
+    :param decision: what the person answered (templated).
+    :param four_eyes: who agrees is somebody else than who triggered the run (templated).
+    """
+
+    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "decision", "four_eyes")
+
+    def __init__(self, *, decision: Any, four_eyes: bool | str = "{{ params.four_eyes }}", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.decision = decision
+        self.four_eyes = four_eyes
+
+    def execute(self, context: Context) -> Any:
+        """Check the answer first."""
+        if self.mode == Mode.ONLINE:
+            name = approver(self.plan_id, self.decision)
+            if flag("four_eyes", self.four_eyes):
+                check_four_eyes(name, context["dag_run"].triggering_user_name)
+        return super().execute(context)
+
+    def step(self, driver: OnlineDriver) -> Any:
+        """End the mirror."""
+        return self.told(driver.commit())
+
+
+class LookAtCohortsOperator(OnlineOperator):
+    """Say what a rollback would give back to PostgreSQL, and how far the mirror is; nothing is changed."""
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(mode=str(Mode.ONLINE), **kwargs)
+
+    def execute(self, context: Context) -> Any:
+        """Refuse parameters that the form does not have, then look."""
+        reject_unknown_of(context)
+        return super().execute(context)
+
+    def step(self, driver: OnlineDriver) -> Any:
+        """Return how many clients there are, and the same as Markdown."""
+        found = driver.on_redis(self.chosen())
+        lag = driver.mirror(found, dry_run=True)
+        markdown = (
+            f"Plan {self.plan_id}: {lag.clients:,} clients of {len(found):,} cohorts are on Redis. The mirror is "
+            f"{lag.lag_s:,.1f} s behind for {lag.behind:,} of them. Fences last {int(self.lease_ms):,} ms at most."
+        )
+        self.log.info("%s", markdown)
+        return {"clients": lag.clients, "cohorts": len(found), "lag_s": lag.lag_s, "markdown": markdown}
+
+
+class RollBackOperator(OnlineOperator):
+    """Give the clients of cohorts back to PostgreSQL, with all that Redis holds of them.
+
+    :param decision: what the person answered (templated).
+    :param four_eyes: who agrees is somebody else than who triggered the run (templated).
+    :param max_lag_s: how far the mirror may be behind when it begins (templated).
+    """
+
+    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "decision", "four_eyes", "max_lag_s")
+
+    def __init__(
+        self,
+        *,
+        decision: Any,
+        four_eyes: bool | str = "{{ params.four_eyes }}",
+        max_lag_s: float | str = "{{ params.max_lag_s }}",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(mode=str(Mode.ONLINE), **kwargs)
+        self.decision = decision
+        self.four_eyes = four_eyes
+        self.max_lag_s = max_lag_s
+
+    def execute(self, context: Context) -> Any:
+        """Check the answer first."""
+        name = approver(self.plan_id, self.decision, store="either store")
+        if flag("four_eyes", self.four_eyes):
+            check_four_eyes(name, context["dag_run"].triggering_user_name)
+        return super().execute(context)
+
+    def step(self, driver: OnlineDriver) -> Any:
+        """Bring the mirror up to date, then give the clients back."""
+        driver.mirror(self.chosen())
+        return self.told(driver.roll_back(self.chosen(), max_lag_s=float(self.max_lag_s)))
+
+
+def steps_of(text: str) -> tuple[int, ...]:
+    """Return the shares that a text such as ``1,10,50,100`` names.
+
+    :raises UsageError: when they are not rising percentages that end with 100.
+    """
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or list(found) != sorted(set(found)) or not 1 <= found[0] <= found[-1] == 100:
+        raise UsageError(f"the steps are {text!r}: write rising percentages that end with 100, such as 1,10,50,100")
+    return found

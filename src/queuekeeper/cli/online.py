@@ -1,0 +1,453 @@
+"""``queuekeeper online``: a migration while devices are connected, step by step, and the way back."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from queuekeeper.cli import context
+from queuekeeper.cli.output import cell, instant, pairs, plain, record, show, table
+from queuekeeper.errors import CheckFailed, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from queuekeeper.migration.online.cohorts import OnlineCohort
+    from queuekeeper.migration.online.driver import OnlineDriver, StepReport
+
+app = typer.Typer(no_args_is_help=True, help="Move sessions while devices are connected.")
+
+PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
+Cohorts = Annotated[
+    str | None, typer.Option("--cohorts", help="Such as 0-3,7; all that are so far if left out.", metavar="CHOICE")
+]
+LeaseMs = Annotated[int, typer.Option("--lease-ms", help="Longest that a client is fenced, 50 to 1,000.")]
+Movers = Annotated[int, typer.Option("--movers", min=1, max=64, help="Clients that are worked on side by side.")]
+
+_TONES = {"on_redis": "green", "soaking": "green", "committed": "green", "verified": "green", "rolling_back": "yellow"}
+
+
+@app.callback()
+def _group() -> None:
+    """Move sessions while devices are connected."""
+
+
+def _driver(
+    plan_id: str,
+    postgres_url: str | None,
+    redis_url: str | None,
+    *,
+    as_json: bool,
+    lease_ms: int = 1_000,
+    movers: int = 8,
+) -> OnlineDriver:
+    from queuekeeper.migration.online.driver import OnlineDriver
+
+    source, target = context.reachable(postgres_url, redis_url)
+    out = sys.stderr if as_json else sys.stdout
+    return OnlineDriver(
+        postgres_url=source,
+        redis_url=target,
+        plan_id=plan_id,
+        actor=context.person(),
+        lease_ms=lease_ms,
+        count=movers,
+        tell=lambda line: print(line, file=out, flush=True),
+    )
+
+
+def _chosen(driver_plan: str, cohorts: str | None, postgres_url: str | None) -> list[int] | None:
+    if cohorts is None:
+        return None
+    with context.open_ledger(postgres_url) as ledger:
+        return ledger.load_plan(driver_plan).choose(cohorts)
+
+
+def _show(report: StepReport, *, as_json: bool) -> None:
+    def pretty(out: Console) -> None:
+        facts: dict[str, Any] = {
+            "cohorts": f"{len(report.cohorts):,}",
+            "clients": report.clients,
+            **report.outcomes,
+            "messages written": report.written,
+            "messages removed": report.removed,
+            "set aside": report.set_aside or None,
+            "fenced": None
+            if report.fenced_p50_ms is None
+            else f"p50 {report.fenced_p50_ms:,.1f} ms, p99 {report.fenced_p99_ms:,.1f} ms, "
+            f"longest {report.fenced_longest_ms:,.1f} ms",
+            "seconds": f"{report.seconds:,.1f}",
+        }
+        out.print(pairs(f"{report.step.capitalize()} of plan {report.plan_id}", facts))
+        if report.examples:
+            out.print(table("Not moved, or different", ("client", "why"), report.examples))
+
+    show(report, as_json=as_json, pretty=pretty)
+    left = {outcome: count for outcome, count in report.outcomes.items() if outcome in ("late", "busy", "differs")}
+    if left:
+        words = ", ".join(f"{count:,} {outcome}" for outcome, count in left.items())
+        raise CheckFailed(f"not all clients were moved: {words}; they stay where they are, run the command again")
+
+
+@app.command()
+def arm(
+    plan_id: PlanId,
+    *,
+    cohorts: Cohorts = None,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Have writers look who owns a client. Nothing moves yet.
+
+    Example: `queuekeeper online arm 0123456789abcdef --cohorts 0-3`
+    """
+    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json)
+    _show(driver.arm(_chosen(plan_id, cohorts, postgres_url)), as_json=as_json)
+
+
+@app.command("catch-up")
+def catch_up(
+    plan_id: PlanId,
+    *,
+    cohorts: Cohorts = None,
+    movers: Movers = 8,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Make the copies in Redis equal to PostgreSQL, without a fence.
+
+    Example: `queuekeeper online catch-up 0123456789abcdef`
+    """
+    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, movers=movers)
+    _show(driver.catch_up(_chosen(plan_id, cohorts, postgres_url)), as_json=as_json)
+
+
+@app.command()
+def verify(
+    plan_id: PlanId,
+    *,
+    cohorts: Cohorts = None,
+    movers: Movers = 8,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Compare every client in both stores. Nothing is changed.
+
+    Example: `queuekeeper online verify 0123456789abcdef --json`
+    """
+    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, movers=movers)
+    _show(driver.verify(_chosen(plan_id, cohorts, postgres_url)), as_json=as_json)
+
+
+@app.command()
+def rehearse(
+    plan_id: PlanId,
+    *,
+    percent: Annotated[int, typer.Option(min=1, max=100, help="Share of the clients that go first.")] = 1,
+    yes: context.Yes = False,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Take the canary to Redis and back before all others.
+
+    Example: `queuekeeper online rehearse 0123456789abcdef --percent 1`
+    """
+    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json)
+    canary = driver.choose_canary(percent)
+    context.confirm(f"The clients of {len(canary):,} cohorts will go to Redis and back.", yes=yes, as_json=as_json)
+    reports = driver.rehearse()
+
+    def pretty(out: Console) -> None:
+        rows = [(each.step, each.clients, each.written, _longest(each), f"{each.seconds:,.1f}") for each in reports]
+        out.print(table("Rehearsal", ("step", "clients", "messages written", "longest fence", "seconds"), rows))
+
+    show([plain(each) for each in reports], as_json=as_json, pretty=pretty)
+
+
+def _longest(report: StepReport) -> str | None:
+    return None if report.fenced_longest_ms is None else f"{report.fenced_longest_ms:,.1f} ms"
+
+
+@app.command("cut-over")
+def cut_over(
+    plan_id: PlanId,
+    *,
+    cohorts: Cohorts = None,
+    lease_ms: LeaseMs = 1_000,
+    movers: Movers = 8,
+    dry_run: context.DryRun = False,
+    yes: context.Yes = False,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Give the clients of verified cohorts to Redis, quiet ones first.
+
+    Example: `queuekeeper online cut-over 0123456789abcdef --cohorts 0-3 --lease-ms 500`
+    """
+    chosen = _chosen(plan_id, cohorts, postgres_url)
+    if dry_run:
+        _plan_step(plan_id, chosen, "verified", "would be given to Redis", postgres_url, as_json=as_json)
+        return
+    context.confirm("Clients of verified cohorts will be Redis's.", yes=yes, as_json=as_json)
+    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, lease_ms=lease_ms, movers=movers)
+    _show(driver.cut_over(chosen), as_json=as_json)
+
+
+@app.command("roll-back")
+def roll_back(
+    plan_id: PlanId,
+    *,
+    cohorts: Cohorts = None,
+    lease_ms: LeaseMs = 1_000,
+    movers: Movers = 8,
+    max_lag_s: Annotated[float, typer.Option(min=0, help="How far the mirror may be behind at the beginning.")] = 10.0,
+    dry_run: context.DryRun = False,
+    yes: context.Yes = False,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Give clients back to PostgreSQL, with all that Redis holds.
+
+    Example: `queuekeeper online roll-back 0123456789abcdef --dry-run`
+    """
+    chosen = _chosen(plan_id, cohorts, postgres_url)
+    if dry_run:
+        _plan_step(plan_id, chosen, "on_redis", "would go back to PostgreSQL", postgres_url, as_json=as_json)
+        return
+    context.confirm("Clients will be PostgreSQL's again.", yes=yes, as_json=as_json)
+    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, lease_ms=lease_ms, movers=movers)
+    _show(driver.roll_back(chosen, max_lag_s=max_lag_s), as_json=as_json)
+
+
+@app.command()
+def mirror(
+    plan_id: PlanId,
+    *,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until a signal ends it.")] = False,
+    dry_run: context.DryRun = False,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Write to PostgreSQL what has changed in Redis since.
+
+    Example: `queuekeeper online mirror 0123456789abcdef --follow`
+    """
+    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json)
+    if not follow:
+        report = driver.mirror(dry_run=dry_run)
+        show(report, as_json=as_json, pretty=lambda out: out.print(record("Mirror", report)))
+        return
+    going = True
+
+    def stop() -> None:
+        nonlocal going
+        going = False
+
+    with context.until_signal(stop):
+        while going:
+            show(driver.mirror(dry_run=dry_run), as_json=as_json, pretty=_lag_line)
+            time.sleep(0.5)
+
+
+def _lag_line(out: Console) -> None:
+    out.print("mirror: one pass done")
+
+
+@app.command()
+def soak(
+    plan_id: PlanId,
+    *,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to watch.")] = 600.0,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Watch cohorts on Redis for a while, with the mirror at work.
+
+    Example: `queuekeeper online soak 0123456789abcdef --seconds 3600`
+    """
+    report = _driver(plan_id, postgres_url, redis_url, as_json=as_json).soak(seconds=seconds)
+    show(report, as_json=as_json, pretty=lambda out: out.print(record("Soak", report)))
+
+
+@app.command()
+def commit(
+    plan_id: PlanId,
+    *,
+    cohorts: Cohorts = None,
+    dry_run: context.DryRun = False,
+    yes: context.Yes = False,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """End the mirror. There is no way back after this.
+
+    Example: `queuekeeper online commit 0123456789abcdef --dry-run`
+    """
+    chosen = _chosen(plan_id, cohorts, postgres_url)
+    if dry_run:
+        _plan_step(plan_id, chosen, "soaking", "would stay Redis's for good", postgres_url, as_json=as_json)
+        return
+    context.confirm("The mirror will end: there is no way back but a new migration.", yes=yes, as_json=as_json)
+    _show(_driver(plan_id, postgres_url, redis_url, as_json=as_json).commit(chosen), as_json=as_json)
+
+
+@app.command()
+def disarm(
+    plan_id: PlanId,
+    *,
+    cohorts: Cohorts = None,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Have nobody look for owners any more; all are PostgreSQL's.
+
+    Example: `queuekeeper online disarm 0123456789abcdef`
+    """
+    _driver(plan_id, postgres_url, redis_url, as_json=as_json).disarm(_chosen(plan_id, cohorts, postgres_url))
+    show(
+        {"plan_id": plan_id, "disarmed": True},
+        as_json=as_json,
+        pretty=lambda out: out.print(f"Plan {plan_id}: PostgreSQL serves, nobody looks for owners any more."),
+    )
+
+
+@app.command()
+def status(
+    plan_id: PlanId,
+    *,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Say where the cohorts stand, whose clients are whose.
+
+    Example: `queuekeeper online status 0123456789abcdef`
+    """
+    from queuekeeper.migration.online.cohorts import OnlineCohorts
+
+    with context.postgres_connection(postgres_url) as connection:
+        online = OnlineCohorts(connection)
+        control = online.control(plan_id)
+        found = online.load(plan_id)
+        counts = {each.cohort: each for each in online.owner_counts(plan_id)}
+
+    def pretty(out: Console) -> None:
+        out.print(
+            pairs(
+                f"Plan {plan_id}",
+                {
+                    "paused": "yes" if control.paused else "no",
+                    "throttle": f"{control.clients_per_s:,} clients/s" if control.clients_per_s else "none",
+                    "held back": control.held_back or None,
+                    "canary": ", ".join(map(str, control.canary)) or None,
+                    "rehearsed": None if control.rehearsed_at is None else f"{control.rehearsed_at:%Y-%m-%d %H:%M} UTC",
+                },
+            )
+        )
+        out.print(table("Cohorts", _HEADS, [_row(each, counts) for each in found]))
+
+    facts = {
+        "plan_id": plan_id,
+        "control": plain(control),
+        "cohorts": [plain(each) | {"owners": plain(counts[each.cohort])} for each in found],
+    }
+    show(facts, as_json=as_json, pretty=pretty)
+
+
+_HEADS = ("cohort", "state", "PostgreSQL's", "Redis's", "fenced", "verified", "to be verified again")
+
+
+def _row(each: OnlineCohort, counts: dict[int, Any]) -> tuple[Any, ...]:
+    owners = counts[each.cohort]
+    state = cell(str(each.state), style=_TONES.get(str(each.state), ""))
+    verified = None if each.verified_at_ms is None else instant(each.verified_at_ms)
+    return each.cohort, state, owners.postgres, owners.redis, owners.fenced, verified, each.dirty_reason or None
+
+
+@app.command()
+def pause(plan_id: PlanId, *, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False) -> None:
+    """Let a migration wait before its next client.
+
+    Example: `queuekeeper online pause 0123456789abcdef`
+    """
+    _steer(plan_id, postgres_url, as_json, "paused", lambda online: online.pause(plan_id, True, context.person()))
+
+
+@app.command()
+def resume(plan_id: PlanId, *, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False) -> None:
+    """Let a paused migration go on.
+
+    Example: `queuekeeper online resume 0123456789abcdef`
+    """
+    _steer(plan_id, postgres_url, as_json, "goes on", lambda online: online.pause(plan_id, False, context.person()))
+
+
+@app.command()
+def throttle(
+    plan_id: PlanId,
+    rate: Annotated[str, typer.Argument(metavar="RATE", help="Clients per second, or none.")],
+    *,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Slow a migration down or let it go, also at work.
+
+    Example: `queuekeeper online throttle 0123456789abcdef 200`
+    """
+    clients_per_s = context.rate_of(rate, "clients")
+    words = "no throttle" if clients_per_s is None else f"at most {clients_per_s:,} clients/s"
+    _steer(
+        plan_id,
+        postgres_url,
+        as_json,
+        words,
+        lambda online: online.set_throttle(plan_id, clients_per_s, context.person()),
+    )
+
+
+def _steer(plan_id: str, postgres_url: str | None, as_json: bool, words: str, change: Callable[[Any], None]) -> None:
+    from queuekeeper.migration.online.cohorts import OnlineCohorts
+
+    with context.postgres_connection(postgres_url) as connection:
+        online = OnlineCohorts(connection)
+        change(online)
+        control = online.control(plan_id)
+    show(
+        {"plan_id": plan_id} | plain(control),
+        as_json=as_json,
+        pretty=lambda out: out.print(f"Plan {plan_id}: {words}."),
+    )
+
+
+def _plan_step(
+    plan_id: str, cohorts: list[int] | None, state: str, words: str, postgres_url: str | None, *, as_json: bool
+) -> None:
+    """Show what a step would work on."""
+    from queuekeeper.migration.online.cohorts import OnlineCohorts
+
+    with context.postgres_connection(postgres_url) as connection:
+        online = OnlineCohorts(connection)
+        found = [each for each in online.load(plan_id, cohorts) if cohorts is not None or str(each.state) == state]
+        counts = {each.cohort: each for each in online.owner_counts(plan_id)}
+    if not found:
+        raise UsageError(f"no cohort of plan {plan_id} is {state}: queuekeeper online status {plan_id} shows them all")
+    clients = sum(counts[each.cohort].postgres + counts[each.cohort].redis for each in found)
+    show(
+        {"plan_id": plan_id, "cohorts": [plain(each) for each in found], "clients": clients, "dry_run": True},
+        as_json=as_json,
+        pretty=lambda out: out.print(f"{clients:,} clients of {len(found):,} cohorts {words}; nothing was changed."),
+    )

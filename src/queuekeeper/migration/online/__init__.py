@@ -1,0 +1,1 @@
+"""Migration while devices are connected: client by client, fenced for milliseconds, reversible until committed."""

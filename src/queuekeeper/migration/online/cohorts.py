@@ -1,0 +1,316 @@
+"""What is written down of cohorts that move while devices are connected: states, drivers, servers; it moves nothing.
+
+Every change names the driver that makes it. Who takes cohorts over gets a higher number, and the one before is refused
+at its next write, whatever it is doing and whoever has forgotten to stop it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from queuekeeper import audit
+from queuekeeper.errors import RefusedError, StaleDriver, UsageError
+from queuekeeper.migration.model import MigrationPlan
+from queuekeeper.migration.online.states import OnlineState, check_states, edge
+from queuekeeper.postgres import Connection, statement, translated_errors
+
+_QUERIES = "queuekeeper/queries/"
+_MISSING = "apply the migrations (queuekeeper database migrate)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineCohort:
+    """Where a cohort stands.
+
+    :param default_owner: owner of a client that nobody has heard of before.
+    :param driver: number of the driver that may change it; 0 for none yet.
+    :param dirty_reason: why it has to be verified again before anything else; empty when it need not.
+    :param servers: what was known of the servers when it was last worked on; none before.
+    """
+
+    cohort: int
+    slot_first: int
+    slot_last: int
+    state: OnlineState
+    step_at: datetime
+    default_owner: str
+    driver: int
+    dirty_reason: str
+    servers: str | None
+    verified_at_ms: int | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class OwnerCounts:
+    """How many clients of a cohort belong to whom.
+
+    :param fenced: clients that are on their way at this moment, of either.
+    """
+
+    cohort: int
+    postgres: int
+    redis: int
+    fenced: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Control:
+    """What people have asked of a migration, and what it says of itself.
+
+    :param clients_per_s: most clients to move per second; none for no limit.
+    :param held_back: what slows it down at this moment, in words; empty when nothing does.
+    :param canary: cohorts that go first; empty before the first cut over.
+    :param rehearsed_at: when the canary had gone to Redis and back; none before.
+    """
+
+    paused: bool
+    clients_per_s: int | None
+    held_back: str
+    canary: tuple[int, ...]
+    rehearsed_at: datetime | None
+
+
+class OnlineCohorts:
+    """Reads and writes the records of cohorts; every method is one transaction.
+
+    :param connection: one that commits by itself.
+    :raises UsageError: when it does not.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        if not connection.autocommit:
+            raise UsageError("records of an online migration need a connection with autocommit=True")
+        self._connection = connection
+
+    def load(self, plan_id: str, cohorts: Sequence[int] | None = None) -> list[OnlineCohort]:
+        """Return cohorts of a plan in order; those that were never armed are planned.
+
+        :param cohorts: only these.
+        """
+        wanted = None if cohorts is None else list(cohorts)
+        return [
+            OnlineCohort(
+                cohort=row[0],
+                slot_first=row[1],
+                slot_last=row[2],
+                state=OnlineState(row[3]),
+                step_at=row[4],
+                default_owner=row[5],
+                driver=row[6],
+                dirty_reason=row[7],
+                servers=row[8],
+                verified_at_ms=row[9],
+            )
+            for row in self._rows("online_cohorts", {"plan_id": plan_id, "cohorts": wanted})
+        ]
+
+    def arm(self, plan: MigrationPlan, cohorts: Sequence[int]) -> list[OnlineCohort]:
+        """Have ownership noted and checked for all clients of cohorts; they stay PostgreSQL's.
+
+        Who writes without having seen this has to end first: see ``sessions.owners``.
+
+        :raises RefusedError: when a cohort is further already, or another plan moves its slots.
+        """
+        with self._transaction():
+            for each in plan.cohorts:
+                if each.cohort in set(cohorts):
+                    slots = {"slot_first": each.slot_first, "slot_last": each.slot_last}
+                    self._rows("arm_online_cohort", {"plan_id": plan.plan_id, "cohort": each.cohort} | slots)
+            self._rows("make_online_control", {"plan_id": plan.plan_id})
+        found = self.load(plan.plan_id, cohorts)
+        check_states(((each.cohort, each.state) for each in found), (OnlineState.COPYING,), verb="arm")
+        return found
+
+    def take(self, plan_id: str, cohorts: Sequence[int]) -> int:
+        """Become the driver of cohorts; the one before is refused from now on.
+
+        :returns: the driver's number.
+        """
+        rows = self._rows("take_online_cohorts", {"plan_id": plan_id, "cohorts": list(cohorts)})
+        if not rows:
+            raise UsageError(f"plan {plan_id} has no armed cohorts among those that were named: arm them first")
+        return int(rows[0][0])
+
+    def move(self, plan_id: str, cohorts: Sequence[int], *, driver: int, after: OnlineState, actor: str) -> None:
+        """Move cohorts to another state, all or none.
+
+        :param actor: person or program that asked for it, for the audit.
+        :raises RefusedError: when there is no such step from where one of them is.
+        :raises StaleDriver: when somebody else has taken one of them over.
+        """
+        with self._transaction():
+            before = {each.cohort: each.state for each in self.load(plan_id, cohorts)}
+            moving = [cohort for cohort in cohorts if before[cohort] is not after]
+            for cohort in moving:
+                edge(before[cohort], after)
+            if not moving:
+                return
+            values = {"plan_id": plan_id, "cohorts": moving, "driver": driver, "state": str(after)}
+            self._check_all(moving, self._rows("set_online_state", values))
+            effect = {"kind": "online_state", "state": str(after), "cohorts": len(moving), "first_cohort": moving[0]}
+            audit.record(
+                self._connection, actor=actor, action=audit.Action.APPLY, subject=f"plan {plan_id}", effect=effect
+            )
+
+    def set_default_owner(self, plan_id: str, cohorts: Sequence[int], *, driver: int, owner: str) -> None:
+        """Say to whom clients belong that come for the first time.
+
+        :raises StaleDriver: when somebody else has taken a cohort over.
+        """
+        values = {"plan_id": plan_id, "cohorts": list(cohorts), "driver": driver, "owner": owner}
+        self._check_all(cohorts, self._rows("set_online_default_owner", values))
+
+    def note_servers(self, plan_id: str, cohorts: Sequence[int], *, driver: int, servers: str) -> list[int]:
+        """Note which servers are at work; where they were others before, the cohort is dirty from now on.
+
+        :param servers: replication ids and timeline, as text.
+        :returns: cohorts that became dirty by this call.
+        :raises StaleDriver: when somebody else has taken a cohort over.
+        """
+        values = {"plan_id": plan_id, "cohorts": list(cohorts), "driver": driver, "servers": servers}
+        rows = self._rows("note_online_servers", values)
+        self._check_all(cohorts, rows)
+        return [cohort for cohort, changed in rows if changed]
+
+    def clean(self, plan_id: str, cohorts: Sequence[int], *, driver: int, at_ms: int) -> None:
+        """Note that cohorts were compared and found equal.
+
+        :raises StaleDriver: when somebody else has taken a cohort over.
+        """
+        values = {"plan_id": plan_id, "cohorts": list(cohorts), "driver": driver, "at_ms": at_ms}
+        self._check_all(cohorts, self._rows("clean_online_cohorts", values))
+
+    def disarm(self, plan_id: str, cohorts: Sequence[int], *, driver: int) -> None:
+        """Forget the owners of cohorts whose clients are all PostgreSQL's.
+
+        :raises StaleDriver: when somebody else has taken a cohort over.
+        """
+        with self._transaction():
+            values = {"plan_id": plan_id, "cohorts": list(cohorts), "driver": driver, "state": str(OnlineState.PLANNED)}
+            self._check_all(cohorts, self._rows("set_online_state", values))
+            self._rows("forget_online_owners", {"plan_id": plan_id, "cohorts": list(cohorts)})
+
+    def clients(
+        self, cohort: OnlineCohort, *, owner: str, after: tuple[int, str] = (-1, ""), limit: int = 1_000
+    ) -> list[tuple[int, str]]:
+        """Return a page of a cohort's clients that belong to one store, as (slot, client id), in that order.
+
+        :param after: the last one of the page before.
+        """
+        values = {
+            "slot_first": cohort.slot_first,
+            "slot_last": cohort.slot_last,
+            "owner": owner,
+            "after_slot": after[0],
+            "after_client_id": after[1],
+            "limit": limit,
+        }
+        return [(slot, client_id) for slot, client_id in self._rows("owned_clients", values)]
+
+    def quiet_clients(self, cohort: OnlineCohort) -> list[str]:
+        """Return the clients of a cohort that are PostgreSQL's, those first that were not written to for longest."""
+        values = {"slot_first": cohort.slot_first, "slot_last": cohort.slot_last}
+        return [client_id for (client_id,) in self._rows("quiet_clients", values)]
+
+    def owner_counts(self, plan_id: str) -> list[OwnerCounts]:
+        """Return how many clients of each armed cohort belong to whom."""
+        return [
+            OwnerCounts(cohort=cohort, postgres=postgres, redis=redis, fenced=fenced)
+            for cohort, postgres, redis, fenced in self._rows("online_owner_counts", {"plan_id": plan_id})
+        ]
+
+    # --- control -----------------------------------------------------------------------------------------------
+
+    def control(self, plan_id: str) -> Control:
+        """Return what people have asked of a migration, and what it says of itself.
+
+        :raises UsageError: when nothing of the plan was ever armed.
+        """
+        rows = self._rows("online_control", {"plan_id": plan_id})
+        if not rows:
+            raise UsageError(f"plan {plan_id} was never armed: arm it first (queuekeeper online arm {plan_id})")
+        paused, clients_per_s, held_back, canary, rehearsed_at = rows[0]
+        return Control(
+            paused=paused,
+            clients_per_s=clients_per_s,
+            held_back=held_back,
+            canary=tuple(canary),
+            rehearsed_at=rehearsed_at,
+        )
+
+    def pause(self, plan_id: str, paused: bool, actor: str) -> None:
+        """Have a migration wait before its next client, or go on."""
+        with self._transaction():
+            self.control(plan_id)
+            self._rows("pause_online", {"plan_id": plan_id, "paused": paused})
+            audit.record(
+                self._connection,
+                actor=actor,
+                action=audit.Action.THROTTLE,
+                subject=f"plan {plan_id}",
+                effect={"paused": paused},
+            )
+
+    def set_throttle(self, plan_id: str, clients_per_s: int | None, actor: str) -> None:
+        """Change how many clients are moved per second, also while it goes on.
+
+        :raises UsageError: when it is below 1.
+        """
+        if clients_per_s is not None and not 1 <= clients_per_s <= 1_000_000:
+            raise UsageError(f"throttle is {clients_per_s} clients/s: it must be 1 to 1000000, or none")
+        with self._transaction():
+            self.control(plan_id)
+            self._rows("throttle_online", {"plan_id": plan_id, "clients_per_s": clients_per_s})
+            audit.record(
+                self._connection,
+                actor=actor,
+                action=audit.Action.THROTTLE,
+                subject=f"plan {plan_id}",
+                effect={"clients_per_s": clients_per_s},
+            )
+
+    def hold_back(self, plan_id: str, reason: str) -> None:
+        """Note what slows the work down at this moment."""
+        self._rows("hold_back_online", {"plan_id": plan_id, "reason": reason})
+
+    def choose_canary(self, plan_id: str, cohorts: Sequence[int]) -> None:
+        """Note which cohorts go first."""
+        self._rows("choose_online_canary", {"plan_id": plan_id, "cohorts": list(cohorts)})
+
+    def rehearsed(self, plan_id: str) -> None:
+        """Note that the canary has gone to Redis and back."""
+        self._rows("note_online_rehearsal", {"plan_id": plan_id})
+
+    # --- common parts ------------------------------------------------------------------------------------------
+
+    @staticmethod
+    def _check_all(wanted: Sequence[int], changed: Sequence[tuple[Any, ...]]) -> None:
+        refused = sorted(set(wanted) - {row[0] for row in changed})
+        if refused:
+            raise StaleDriver(
+                f"another driver has taken over cohort {refused[0]}: this one stops; look which run is at work "
+                "(queuekeeper online status), and start only one"
+            )
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        with translated_errors(self._connection, missing=_MISSING), self._connection.transaction():
+            yield
+
+    def _rows(self, name: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
+        with translated_errors(self._connection, missing=_MISSING):
+            cursor = self._connection.execute(statement(_QUERIES + name), values)
+            return cursor.fetchall() if cursor.description else []
+
+
+def check_same_plan(found: Sequence[OnlineCohort], plan_id: str) -> None:
+    """Check that there is something to work on.
+
+    :raises RefusedError: when none of the cohorts was armed.
+    """
+    if not found:
+        raise RefusedError(f"none of these cohorts of plan {plan_id} is armed: arm them first")

@@ -1,0 +1,782 @@
+"""Leads cohorts to Redis and back, client by client, with several movers side by side; a single move is ``mover``'s.
+
+A driver takes its cohorts over first and stops at its next write when another has taken them. Every step can be
+repeated; what is done already is found done.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any
+
+from queuekeeper.clock import Clock, system_clock
+from queuekeeper.errors import CheckFailed, RefusedError
+from queuekeeper.keyspace import client_slot
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import MigrationPlan
+from queuekeeper.migration.online.brake import Brake, Limits, Load
+from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts, check_same_plan
+from queuekeeper.migration.online.mover import LEASE_MS, MoveReport, Outcome, SessionMover, SyncReport, movers
+from queuekeeper.migration.online.states import MIRRORED, OnlineState, check_states
+from queuekeeper.postgres import Connection, connect, statement, translated_errors
+from queuekeeper.redis_client import RedisClient, clocks_ms, facts, nodes, redis_errors
+from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.report.figures import duration
+from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.owners import OwnerStore
+from queuekeeper.sessions.redis_store import RedisSessionStore
+
+MOVERS = 8
+MAX_SKEW_MS = 1_000
+"""Between the clocks of the servers: lives are judged by both."""
+
+MAX_LAG_S = 10.0
+"""A mirror that is further behind is brought up to date before anything goes back."""
+
+CANARY_STEPS_PERCENT = (1, 10, 50, 100)
+_CHUNK_S = 1.0
+_PINGS = 5
+_EXAMPLES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What a step did with the clients of some cohorts.
+
+    :param clients: clients that were looked at.
+    :param outcomes: how many clients each word stands for: moved, already, late, busy, differs, equal, copied.
+    :param written: messages written to the other store.
+    :param removed: messages removed from it.
+    :param set_aside: rows of the source that nobody could deliver, put into the quarantine.
+    :param fenced_p50_ms: how long clients were fenced; none when none was.
+    :param examples: clients that could not be moved, or differ, with the reason; at most 20, without content.
+    """
+
+    plan_id: str
+    step: str
+    cohorts: tuple[int, ...]
+    clients: int
+    outcomes: dict[str, int]
+    written: int
+    removed: int
+    set_aside: int
+    fenced_p50_ms: float | None
+    fenced_p99_ms: float | None
+    fenced_longest_ms: float | None
+    seconds: float
+    examples: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorReport:
+    """How far PostgreSQL is behind Redis.
+
+    :param clients: clients that are mirrored.
+    :param behind: clients with changes that PostgreSQL does not have yet.
+    :param lag_s: age of the oldest of these changes; 0 when there is none.
+    :param written: clients whose changes this pass has written.
+    """
+
+    plan_id: str
+    clients: int
+    behind: int
+    lag_s: float
+    written: int
+
+
+@dataclass
+class _Tally:
+    """Counts what movers report."""
+
+    clients: int = 0
+    outcomes: Counter[str] = field(default_factory=Counter)
+    written: int = 0
+    removed: int = 0
+    set_aside: int = 0
+    fenced_ms: list[float] = field(default_factory=list)
+    examples: list[tuple[str, str]] = field(default_factory=list)
+
+    def moved(self, report: MoveReport) -> None:
+        self.clients += 1
+        self.outcomes[str(report.outcome)] += 1
+        self.written += report.written
+        self.removed += report.removed
+        if report.fenced_ms is not None:
+            self.fenced_ms.append(report.fenced_ms)
+        if report.outcome not in (Outcome.MOVED, Outcome.ALREADY) and len(self.examples) < _EXAMPLES:
+            reason = str(report.differences[0]) if report.differences else _WHY[report.outcome]
+            self.examples.append((report.client_id, reason))
+
+    def compared(self, report: SyncReport) -> None:
+        self.clients += 1
+        self.outcomes["equal" if report.equal else "differs"] += 1
+        self.written += report.written
+        self.removed += report.removed
+        self.set_aside += report.set_aside
+        if not report.equal and len(self.examples) < _EXAMPLES:
+            self.examples.append((report.client_id, str(report.differences[0])))
+
+    def report(self, plan_id: str, step: str, cohorts: Sequence[int], *, seconds: float) -> StepReport:
+        fenced = sorted(self.fenced_ms)
+        return StepReport(
+            plan_id=plan_id,
+            step=step,
+            cohorts=tuple(cohorts),
+            clients=self.clients,
+            outcomes=dict(sorted(self.outcomes.items())),
+            written=self.written,
+            removed=self.removed,
+            set_aside=self.set_aside,
+            fenced_p50_ms=_quantile(fenced, 0.5),
+            fenced_p99_ms=_quantile(fenced, 0.99),
+            fenced_longest_ms=fenced[-1] if fenced else None,
+            seconds=seconds,
+            examples=tuple(self.examples),
+        )
+
+
+_WHY = {
+    Outcome.LATE: "its queue could not be copied within the lease: try again when it is shorter or the client is quiet",
+    Outcome.BUSY: "another driver has fenced it: try again",
+}
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+class OnlineDriver:
+    """Leads the cohorts of one plan.
+
+    :param actor: person or program that asked for it, for the audit.
+    :param lease_ms: longest that a client is fenced, 50 to 1,000.
+    :param count: movers that work side by side.
+    """
+
+    def __init__(
+        self,
+        *,
+        postgres_url: str,
+        redis_url: str,
+        plan_id: str,
+        actor: str,
+        lease_ms: int = LEASE_MS,
+        count: int = MOVERS,
+        limits: Limits | None = None,
+        clock: Clock = system_clock,
+        tell: Callable[[str], None] = print,
+    ) -> None:
+        if not 50 <= lease_ms <= LEASE_MS:
+            raise RefusedError(f"lease_ms is {lease_ms}: it must be 50 to {LEASE_MS}; a broker waits no longer")
+        self._postgres_url = postgres_url
+        self._redis_url = redis_url
+        self._plan_id = plan_id
+        self._actor = actor
+        self._lease_ms = lease_ms
+        self._count = count
+        self._limits = limits or Limits()
+        self._clock = clock
+        self._tell = tell
+
+    # --- steps on the way --------------------------------------------------------------------------------------
+
+    def arm(self, cohorts: Sequence[int] | None = None) -> StepReport:
+        """Have every write of these cohorts' clients look who owns them; they stay PostgreSQL's.
+
+        Waits until nobody writes any more who began before.
+
+        :raises RefusedError: when the clocks of the servers differ too much, or another plan moves the same slots.
+        """
+        begun = time.monotonic()
+        with self._opened() as (connection, client, online, plan):
+            check_skew(connection, client)
+            wanted = plan.choose(None) if cohorts is None else list(cohorts)
+            online.arm(plan, wanted)
+            owners = OwnerStore(connection)
+            owners.wait_for_writers()
+            made = owners.make_owners(_clients_of(connection, plan, wanted))
+        tally = _Tally(clients=made)
+        return tally.report(self._plan_id, "arm", wanted, seconds=time.monotonic() - begun)
+
+    def catch_up(self, cohorts: Sequence[int] | None = None) -> StepReport:
+        """Make the copies in Redis equal to what PostgreSQL holds, without a fence."""
+        with self._opened() as (_, _, online, _plan):
+            found = self._chosen(online, cohorts, (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED))
+            numbers = [each.cohort for each in found]
+            driver = online.take(self._plan_id, numbers)
+            online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
+            report = self._each(
+                "catch up", online, found, driver, owner="postgres", work=SessionMover.sync, count=_Tally.compared
+            )
+            online.move(self._plan_id, numbers, driver=driver, after=OnlineState.CAUGHT_UP, actor=self._actor)
+        return report
+
+    def verify(self, cohorts: Sequence[int] | None = None) -> StepReport:
+        """Compare every client in both stores; cohorts without a difference may go on.
+
+        :raises CheckFailed: when clients differ; nothing has changed then.
+        """
+        with self._opened() as (_, _, online, _plan):
+            found = self._chosen(online, cohorts, tuple(OnlineState)[1:7])
+            numbers = [each.cohort for each in found]
+            driver = online.take(self._plan_id, numbers)
+            # What is known of the servers is noted first: a failover meanwhile shows.
+            self._note_servers(online, numbers, driver)
+            report = self._each(
+                "verify", online, found, driver, owner=None, work=SessionMover.compare, count=_Tally.compared
+            )
+            if report.outcomes.get("differs"):
+                example, reason = report.examples[0]
+                raise CheckFailed(
+                    f"{report.outcomes['differs']:,} of {report.clients:,} clients differ, the first {example!r}: "
+                    f"{reason}; catch up again, and look into it when they still differ"
+                )
+            online.clean(self._plan_id, numbers, driver=driver, at_ms=self._clock())
+            caught_up = [each.cohort for each in found if each.state is OnlineState.CAUGHT_UP]
+            online.move(self._plan_id, caught_up, driver=driver, after=OnlineState.VERIFIED, actor=self._actor)
+        return report
+
+    def cut_over(self, cohorts: Sequence[int] | None = None) -> StepReport:
+        """Give the clients of verified cohorts to Redis, the quietest first.
+
+        :raises RefusedError: when a cohort is not verified, or has to be verified again, or the canary was not
+            rehearsed yet.
+        """
+        with self._opened() as (_, _, online, _plan):
+            found = self._chosen(online, cohorts, (OnlineState.VERIFIED, OnlineState.CUTTING_OVER), verb="cut over")
+            _check_clean(found)
+            numbers = [each.cohort for each in found]
+            self._check_canary(online, numbers)
+            driver = online.take(self._plan_id, numbers)
+            self._check_servers(online, numbers, driver)
+            online.move(self._plan_id, numbers, driver=driver, after=OnlineState.CUTTING_OVER, actor=self._actor)
+            report = self._each(
+                "cut over", online, found, driver, owner="postgres", work=SessionMover.cut_over, count=_Tally.moved
+            )
+            if _unmoved(report):
+                return report
+            # Clients that come for the first time belong to Redis from here on; some may have come before this.
+            online.set_default_owner(self._plan_id, numbers, driver=driver, owner="redis")
+            late = self._each(
+                "cut over", online, found, driver, owner="postgres", work=SessionMover.cut_over, count=_Tally.moved
+            )
+            if not _unmoved(late):
+                online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ON_REDIS, actor=self._actor)
+        return _joined(report, late)
+
+    def cut_over_share(self, percent: int) -> StepReport | None:
+        """Give clients to Redis until at least so many of a hundred chosen clients are there, the canary first.
+
+        :returns: what was done; none when as many are there already.
+        """
+        with self._opened() as (_, _, online, plan):
+            canary = online.control(self._plan_id).canary
+            wanted = share_of(plan, percent, first=canary)
+            waiting = [
+                each.cohort
+                for each in online.load(self._plan_id, wanted)
+                if each.state in (OnlineState.VERIFIED, OnlineState.CUTTING_OVER)
+            ]
+        return self.cut_over(waiting) if waiting else None
+
+    def soak(self, *, seconds: float) -> MirrorReport:
+        """Watch cohorts that are on Redis for a while, and keep the mirror up to date meanwhile.
+
+        :raises CheckFailed: when a client differs in the end.
+        """
+        with self._opened() as (_, _, online, _plan):
+            found = self._chosen(online, None, (OnlineState.ON_REDIS, OnlineState.SOAKING), verb="soak")
+            numbers = [each.cohort for each in found]
+            driver = online.take(self._plan_id, numbers)
+            online.move(self._plan_id, numbers, driver=driver, after=OnlineState.SOAKING, actor=self._actor)
+        until = time.monotonic() + seconds
+        while True:
+            report = self.mirror()
+            if time.monotonic() >= until:
+                break
+            self._tell(
+                f"soak: {until - time.monotonic():,.0f} s left, {report.clients:,} clients mirrored, "
+                f"{report.behind:,} behind by {report.lag_s:.1f} s"
+            )
+            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+        return report
+
+    def commit(self, cohorts: Sequence[int] | None = None) -> StepReport:
+        """End the mirror: from here on there is no way back but a new migration.
+
+        :raises RefusedError: when a cohort is not soaking, or has to be verified again.
+        """
+        begun = time.monotonic()
+        with self._opened() as (connection, client, online, plan):
+            found = self._chosen(online, cohorts, (OnlineState.SOAKING,), verb="commit")
+            _check_clean(found)
+            numbers = [each.cohort for each in found]
+            driver = online.take(self._plan_id, numbers)
+            online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COMMITTED, actor=self._actor)
+            owners = OwnerStore(connection)
+            store = RedisSessionStore(client, plan.parameters.key_prefix, _rules(plan))
+            tally = _Tally()
+            for each in found:
+                for client_id in _all_clients(online, each, "redis"):
+                    ended = owners.end_mirror(client_id)
+                    if ended is not None:
+                        store.set_owner(client_id, epoch=ended.epoch, owner="redis", mirrored=False)
+                    tally.clients += 1
+        return tally.report(self._plan_id, "commit", numbers, seconds=time.monotonic() - begun)
+
+    # --- steps back --------------------------------------------------------------------------------------------
+
+    def roll_back(self, cohorts: Sequence[int] | None = None, *, max_lag_s: float = MAX_LAG_S) -> StepReport:
+        """Give the clients of cohorts back to PostgreSQL, with all that Redis holds of them.
+
+        :param max_lag_s: the mirror may be this far behind when it begins.
+        :raises RefusedError: when a cohort was committed, or the mirror is further behind.
+        """
+        with self._opened() as (_, _, online, _plan):
+            found = self._chosen(online, cohorts, tuple(MIRRORED), verb="roll back")
+            numbers = [each.cohort for each in found]
+            lag = self.mirror(numbers, dry_run=True)
+            if lag.lag_s > max_lag_s:
+                raise RefusedError(
+                    f"the mirror is {lag.lag_s:,.0f} s behind for {lag.behind:,} of {lag.clients:,} clients, at most "
+                    f"{max_lag_s:,.0f} s are allowed: run queuekeeper online mirror {self._plan_id}, see that "
+                    "PostgreSQL takes writes, then roll back again"
+                )
+            driver = online.take(self._plan_id, numbers)
+            online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ROLLING_BACK, actor=self._actor)
+            online.set_default_owner(self._plan_id, numbers, driver=driver, owner="postgres")
+            report = self._each(
+                "roll back", online, found, driver, owner="redis", work=SessionMover.roll_back, count=_Tally.moved
+            )
+            if _unmoved(report):
+                return report
+            late = self._each(
+                "roll back", online, found, driver, owner="redis", work=SessionMover.roll_back, count=_Tally.moved
+            )
+            if not _unmoved(late):
+                online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
+        return _joined(report, late)
+
+    def on_redis(self, cohorts: Sequence[int] | None = None) -> list[int]:
+        """Return the cohorts that could go back.
+
+        :raises RefusedError: when one of those that were named could not, or there is none.
+        """
+        with self._opened() as (_, _, online, _plan):
+            return [each.cohort for each in self._chosen(online, cohorts, tuple(MIRRORED), verb="roll back")]
+
+    def disarm(self, cohorts: Sequence[int] | None = None) -> None:
+        """Have nobody look for owners any more; all clients are PostgreSQL's, the copies in Redis stay as they are."""
+        states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED)
+        with self._opened() as (_, _, online, _plan):
+            found = self._chosen(online, cohorts, states, verb="disarm")
+            numbers = [each.cohort for each in found]
+            driver = online.take(self._plan_id, numbers)
+            online.disarm(self._plan_id, numbers, driver=driver)
+
+    # --- canary ------------------------------------------------------------------------------------------------
+
+    def choose_canary(self, percent: int) -> tuple[int, ...]:
+        """Return the cohorts that go first, which hold at least so many of a hundred clients, and note them."""
+        with self._opened() as (_, _, online, plan):
+            chosen = online.control(self._plan_id).canary
+            if not chosen:
+                chosen = share_of(plan, percent)
+                online.choose_canary(self._plan_id, chosen)
+        return chosen
+
+    def rehearse(self) -> list[StepReport]:
+        """Take the canary to Redis, back, and leave it ready to go again; only then the others may follow."""
+        with self._opened() as (_, _, online, _plan):
+            canary = online.control(self._plan_id).canary
+        if not canary:
+            raise RefusedError("no canary was chosen: say which share of the clients goes first")
+        reports = [self.catch_up(canary), self.verify(canary), self.cut_over(canary)]
+        _check_moved(reports[-1])
+        self.mirror(canary)
+        reports.append(self.verify(canary))
+        reports.append(self.roll_back(canary))
+        _check_moved(reports[-1])
+        reports += [self.catch_up(canary), self.verify(canary)]
+        with self._opened() as (_, _, online, _plan):
+            online.rehearsed(self._plan_id)
+        return reports
+
+    # --- the mirror --------------------------------------------------------------------------------------------
+
+    def mirror(self, cohorts: Sequence[int] | None = None, *, dry_run: bool = False) -> MirrorReport:
+        """Write to PostgreSQL what has changed in Redis since the last time, for all clients once.
+
+        :param dry_run: only look how far it is behind.
+        """
+        with self._opened() as (_, client, online, plan):
+            found = [each for each in online.load(self._plan_id, cohorts) if each.state in MIRRORED]
+            store = RedisSessionStore(client, plan.parameters.key_prefix, _rules(plan))
+            clients = behind = 0
+            oldest_ms: int | None = None
+            now_ms = min(clocks_ms(client))
+            waiting: list[str] = []
+            for each in found:
+                for page in _pages(online, each, "redis"):
+                    clients += len(page)
+                    for client_id, outbox in store.read_outboxes(page).items():
+                        behind += 1
+                        oldest_ms = min(oldest_ms or outbox.since_ms, outbox.since_ms)
+                        waiting.append(client_id)
+            written = 0
+            if not dry_run and waiting:
+                written = asyncio.run(self._mirror_all(waiting, plan))
+        lag_s = 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1_000)
+        return MirrorReport(plan_id=self._plan_id, clients=clients, behind=behind, lag_s=lag_s, written=written)
+
+    async def _mirror_all(self, client_ids: Sequence[str], plan: MigrationPlan) -> int:
+        written = 0
+        waiting = iter(client_ids)
+
+        async def work(mover: SessionMover) -> None:
+            nonlocal written
+            for client_id in waiting:
+                written += await mover.mirror(client_id)
+
+        async with movers(**self._options(plan, driver=0)) as opened:
+            await _side_by_side(work(mover) for mover in opened)
+        return written
+
+    # --- common parts ------------------------------------------------------------------------------------------
+
+    def _each(
+        self,
+        step: str,
+        online: OnlineCohorts,
+        cohorts: Sequence[OnlineCohort],
+        driver: int,
+        *,
+        owner: str | None,
+        work: Callable[[SessionMover, str], Awaitable[Any]],
+        count: Callable[[_Tally, Any], None],
+    ) -> StepReport:
+        """Do something with every client of cohorts that belongs to a store, side by side, and count."""
+        begun = time.monotonic()
+        tally = _Tally()
+        with self._opened() as (_, _, _, plan):
+            asyncio.run(self._run(step, online, cohorts, driver, plan, owner, work, count, tally))
+        numbers = [each.cohort for each in cohorts]
+        return tally.report(self._plan_id, step, numbers, seconds=time.monotonic() - begun)
+
+    async def _run(
+        self,
+        step: str,
+        online: OnlineCohorts,
+        cohorts: Sequence[OnlineCohort],
+        driver: int,
+        plan: MigrationPlan,
+        owner: str | None,
+        work: Callable[[SessionMover, str], Awaitable[Any]],
+        count: Callable[[_Tally, Any], None],
+        tally: _Tally,
+    ) -> None:
+        numbers = [each.cohort for each in cohorts]
+        total = sum(
+            (each.postgres if owner != "redis" else 0) + (each.redis if owner != "postgres" else 0)
+            for each in online.owner_counts(self._plan_id)
+            if each.cohort in set(numbers)
+        )
+        checked_s = shown_s = begun = time.monotonic()
+        client = connect_redis(self._redis_url)
+        look = connect(self._postgres_url, autocommit=True)
+        brake = Brake(
+            look=lambda: (OnlineCohorts(look).control(self._plan_id), _load(look, client)),
+            tell=lambda reason: self._held_back(look, step, reason),
+            limits=self._limits,
+        )
+        waiting = _clients(online, cohorts, owner)
+        last = _one_by_one(waiting)
+
+        async def one(mover: SessionMover) -> None:
+            nonlocal checked_s, shown_s
+            while (client_id := await last()) is not None:
+                await brake()
+                count(tally, await work(mover, client_id))
+                now = time.monotonic()
+                if now - checked_s >= _CHUNK_S:
+                    checked_s = now
+                    # Also tells whether somebody else has taken the cohorts over.
+                    await asyncio.to_thread(self._check_servers_by, look, client, numbers, driver)
+                if now - shown_s >= _CHUNK_S:
+                    shown_s = now
+                    rate = tally.clients / (now - begun)
+                    left = f", {(total - tally.clients) / rate:,.0f} s left" if rate and total > tally.clients else ""
+                    self._tell(f"{step}: {tally.clients:,}/{total:,} clients, {rate:,.0f}/s{left}")
+
+        try:
+            async with movers(**self._options(plan, driver=driver)) as opened:
+                await _side_by_side(one(mover) for mover in opened)
+            self._check_servers_by(look, client, numbers, driver)
+        finally:
+            look.close()
+            client.close()
+
+    def _options(self, plan: MigrationPlan, *, driver: int) -> dict[str, Any]:
+        return {
+            "postgres_url": self._postgres_url,
+            "redis_url": self._redis_url,
+            "driver": driver,
+            "prefix": plan.parameters.key_prefix,
+            "rules": _rules(plan),
+            "count": self._count,
+            "lease_ms": self._lease_ms,
+            "clock": self._clock,
+        }
+
+    def _held_back(self, connection: Connection, step: str, reason: str) -> None:
+        OnlineCohorts(connection).hold_back(self._plan_id, reason)
+        self._tell(f"{step}: held back, {reason}" if reason else f"{step}: goes on")
+
+    def _check_servers_by(
+        self, connection: Connection, client: RedisClient, cohorts: Sequence[int], driver: int
+    ) -> None:
+        dirty = OnlineCohorts(connection).note_servers(
+            self._plan_id, cohorts, driver=driver, servers=servers_of(connection, client)
+        )
+        if dirty:
+            raise RefusedError(
+                f"a server has failed over or was restarted while cohort {dirty[0]} was worked on: verify it again "
+                f"(queuekeeper online verify {self._plan_id}) before anything else"
+            )
+
+    def _check_servers(self, online: OnlineCohorts, cohorts: Sequence[int], driver: int) -> None:
+        with self._opened() as (connection, client, _, _plan):
+            self._check_servers_by(connection, client, cohorts, driver)
+
+    def _note_servers(self, online: OnlineCohorts, cohorts: Sequence[int], driver: int) -> None:
+        with self._opened() as (connection, client, _, _plan):
+            online.note_servers(self._plan_id, cohorts, driver=driver, servers=servers_of(connection, client))
+
+    def _check_canary(self, online: OnlineCohorts, cohorts: Sequence[int]) -> None:
+        control = online.control(self._plan_id)
+        if control.canary and control.rehearsed_at is None and set(cohorts) - set(control.canary):
+            raise RefusedError(
+                f"the canary, cohorts {', '.join(map(str, control.canary))}, has not gone to Redis and back yet: "
+                f"rehearse it first (queuekeeper online rehearse {self._plan_id})"
+            )
+
+    def _chosen(
+        self,
+        online: OnlineCohorts,
+        cohorts: Sequence[int] | None,
+        allowed: Iterable[OnlineState],
+        *,
+        verb: str = "do this",
+    ) -> list[OnlineCohort]:
+        states = tuple(allowed)
+        found = online.load(self._plan_id, cohorts)
+        check_same_plan(found, self._plan_id)
+        if cohorts is None:
+            # Without a choice: those that are so far.
+            found = [each for each in found if each.state in states] or found
+        check_states(((each.cohort, each.state) for each in found), states, verb=verb)
+        return found
+
+    @contextmanager
+    def _opened(self) -> Iterator[tuple[Connection, RedisClient, OnlineCohorts, MigrationPlan]]:
+        with connect(self._postgres_url, autocommit=True) as connection:
+            plan = MigrationLedger(connection).load_plan(self._plan_id)
+            client = connect_redis(self._redis_url)
+            try:
+                yield connection, client, OnlineCohorts(connection), plan
+            finally:
+                client.close()
+
+
+def share_of(plan: MigrationPlan, percent: int, *, first: Sequence[int] = ()) -> tuple[int, ...]:
+    """Return so many of the chosen cohorts that they hold at least so many of a hundred of all chosen clients.
+
+    :param first: cohorts that come before the others.
+    """
+    total = sum(each.sessions for each in plan.chosen_cohorts)
+    found: list[int] = []
+    held = 0
+    for each in sorted(plan.chosen_cohorts, key=lambda cohort: cohort.cohort not in set(first)):
+        if found and percent < 100 and 100 * held >= percent * total:
+            break
+        found.append(each.cohort)
+        held += each.sessions
+    return tuple(found)
+
+
+def check_approval_age(ledger: MigrationLedger, plan_id: str, *, limit_s: float) -> None:
+    """Check that somebody has agreed to a plan, and not too long ago.
+
+    :raises RefusedError: saying how long ago it was.
+    """
+    approval = ledger.approval(plan_id)
+    if approval is None:
+        raise RefusedError(f"nobody has approved plan {plan_id}: nothing was moved")
+    age_s = (datetime.now(UTC) - approval.approved_at).total_seconds()
+    if age_s > limit_s:
+        raise RefusedError(
+            f"plan {plan_id} was approved {duration(age_s)} ago by {approval.approved_by}, and an approval counts for "
+            f"{duration(limit_s)}: have it approved anew; no client was moved"
+        )
+
+
+def check_four_eyes(approved_by: str, triggered_by: str | None) -> None:
+    """Check that who agreed is not who asked.
+
+    :raises RefusedError: when it is the same person, or nobody knows who asked.
+    """
+    if triggered_by is None or approved_by == triggered_by:
+        raise RefusedError(
+            f"{approved_by} has approved, and {triggered_by or 'nobody knows who'} has triggered the run: with four "
+            "eyes these have to be two persons; trigger the DAG again and have somebody else answer"
+        )
+
+
+def servers_of(connection: Connection, client: RedisClient) -> str:
+    """Return by which servers the work is done: another text means that one was replaced or started anew."""
+    with translated_errors(connection):
+        row = connection.execute(statement("queuekeeper/queries/server_identity")).fetchone()
+    postgres = "" if row is None else f"{row[0]}/{row[1]}"
+    redis = " ".join(sorted(f"{each.run_id[:12]}/{each.replication_id[:12]}" for each in facts(client)))
+    return f"postgres {postgres} redis {redis}"
+
+
+def check_skew(connection: Connection, client: RedisClient) -> None:
+    """Check that the servers agree on the time.
+
+    :raises RefusedError: saying by how much they differ.
+    """
+    with translated_errors(connection):
+        row = connection.execute(statement("queuekeeper/queries/server_clock")).fetchone()
+    postgres_ms = int(row[0]) if row else 0
+    skew_ms = max(abs(each - postgres_ms) for each in clocks_ms(client))
+    if skew_ms > MAX_SKEW_MS:
+        raise RefusedError(
+            f"the clocks of PostgreSQL and Redis differ by {skew_ms:,} ms, at most {MAX_SKEW_MS:,} ms are allowed, as "
+            "lives of messages are judged by both: set them (NTP), then try again"
+        )
+
+
+def _load(connection: Connection, client: RedisClient) -> Load:
+    """Ask both servers how quick they are, some times, as each other client of theirs would."""
+    redis_ms = postgres_ms = 0.0
+    for _ in range(_PINGS):
+        for address, node in nodes(client):
+            begun = time.monotonic()
+            with redis_errors(address):
+                node.ping()
+            redis_ms = max(redis_ms, 1_000 * (time.monotonic() - begun))
+        begun = time.monotonic()
+        with translated_errors(connection):
+            connection.execute(statement("queuekeeper/queries/server_clock"))
+        postgres_ms = max(postgres_ms, 1_000 * (time.monotonic() - begun))
+    shares = [100 * each.used_memory_bytes / each.maxmemory_bytes for each in facts(client) if each.maxmemory_bytes]
+    return Load(redis_ms=redis_ms, postgres_ms=postgres_ms, memory_percent=max(shares, default=None))
+
+
+def _rules(plan: MigrationPlan) -> StoreRules:
+    return StoreRules(limit=plan.parameters.limit, default_ttl_s=plan.parameters.default_ttl_s)
+
+
+def _clients_of(connection: Connection, plan: MigrationPlan, cohorts: Sequence[int]) -> Iterator[tuple[int, str]]:
+    """Yield slot and id of the source's clients in some cohorts."""
+    firsts = [cohort.slot_first for cohort in plan.cohorts]
+    chosen = set(cohorts)
+    with translated_errors(connection), connection.transaction(), connection.cursor(name="clients") as cursor:
+        cursor.itersize = 5_000
+        cursor.execute(statement("migration/clients"))
+        for (client_id,) in cursor:
+            if client_id:
+                slot = client_slot(client_id)
+                if bisect_right(firsts, slot) - 1 in chosen:
+                    yield slot, client_id
+
+
+def _clients(online: OnlineCohorts, cohorts: Sequence[OnlineCohort], owner: str | None) -> Iterator[str]:
+    for each in cohorts:
+        if owner == "postgres":
+            yield from online.quiet_clients(each)
+        else:
+            for store in ("postgres", "redis") if owner is None else (owner,):
+                yield from _all_clients(online, each, store)
+
+
+def _all_clients(online: OnlineCohorts, cohort: OnlineCohort, owner: str) -> Iterator[str]:
+    for page in _pages(online, cohort, owner):
+        yield from page
+
+
+def _pages(online: OnlineCohorts, cohort: OnlineCohort, owner: str) -> Iterator[list[str]]:
+    after = (-1, "")
+    while page := online.clients(cohort, owner=owner, after=after):
+        after = page[-1]
+        yield [client_id for _, client_id in page]
+
+
+async def _side_by_side(works: Iterable[Awaitable[None]]) -> None:
+    """Wait for all; when one fails the others stop at their next step, and the first failure is raised."""
+    async with asyncio.TaskGroup() as group:
+        for work in works:
+            group.create_task(_as_task(work))
+
+
+async def _as_task(work: Awaitable[None]) -> None:
+    await work
+
+
+def _one_by_one(items: Iterator[str]) -> Callable[[], Awaitable[str | None]]:
+    """Return a coroutine function that gives out the items one by one; pages are read beside the event loop."""
+    lock = asyncio.Lock()
+
+    async def take() -> str | None:
+        async with lock:
+            return await asyncio.to_thread(next, items, None)
+
+    return take
+
+
+def _unmoved(report: StepReport) -> int:
+    return sum(count for outcome, count in report.outcomes.items() if outcome not in ("moved", "already"))
+
+
+def _check_moved(report: StepReport) -> None:
+    if _unmoved(report):
+        example, reason = report.examples[0]
+        raise CheckFailed(f"{_unmoved(report):,} clients could not be moved, the first {example!r}: {reason}")
+
+
+def _check_clean(cohorts: Sequence[OnlineCohort]) -> None:
+    for each in cohorts:
+        if each.dirty_reason:
+            raise RefusedError(
+                f"cohort {each.cohort} has to be verified again before anything else: {each.dirty_reason}"
+            )
+
+
+def _joined(first: StepReport, second: StepReport) -> StepReport:
+    """Return two reports of one step as one; its fences are those of the first, which had nearly all clients."""
+    if not second.clients:
+        return first
+    outcomes = Counter(first.outcomes) + Counter(second.outcomes)
+    return StepReport(
+        plan_id=first.plan_id,
+        step=first.step,
+        cohorts=first.cohorts,
+        clients=first.clients + second.clients,
+        outcomes=dict(outcomes),
+        written=first.written + second.written,
+        removed=first.removed + second.removed,
+        set_aside=first.set_aside + second.set_aside,
+        fenced_p50_ms=first.fenced_p50_ms,
+        fenced_p99_ms=first.fenced_p99_ms,
+        fenced_longest_ms=max(first.fenced_longest_ms or 0.0, second.fenced_longest_ms or 0.0),
+        seconds=first.seconds + second.seconds,
+        examples=(first.examples + second.examples)[:_EXAMPLES],
+    )

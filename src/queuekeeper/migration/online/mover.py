@@ -1,0 +1,352 @@
+"""Moves one client between the stores: fence, copy the rest, compare while both are still, change the owner.
+
+PostgreSQL holds the truth. A client belongs to the store that ``queuekeeper.session_owners`` names; Redis is told
+afterwards, and whoever finds it behind tells it again. So a driver may die between any two steps: the fence ends by
+itself, or the change of owner is completed by the next caller. ``docs/adr/0015`` has the argument step by step.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import AsyncIterator, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Literal, TypeAlias
+
+from queuekeeper import redis_async
+from queuekeeper.clock import Clock, system_clock
+from queuekeeper.errors import QueuekeeperError, RefusedError, StaleEpoch
+from queuekeeper.postgres import AsyncConnection, connect_async, statement, translated_errors
+from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
+from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore
+from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
+from queuekeeper.sessions.snapshot import Difference, SessionSnapshot, differences
+
+Store: TypeAlias = Literal["postgres", "redis"]
+
+LEASE_MS = 1_000
+"""Longest that a client is fenced: TBMQ 1.x gives a batch up after about three seconds."""
+
+TRIES = 3
+"""For a client whose queue could not be copied within the lease, or that somebody else has fenced."""
+
+
+class Outcome(StrEnum):
+    """What became of a client."""
+
+    MOVED = "moved"  # it belongs to the other store now
+    ALREADY = "already"  # it did before
+    LATE = "late"  # its queue could not be copied within the lease; it stays where it is
+    BUSY = "busy"  # somebody else has fenced it
+    DIFFERS = "differs"  # source and copy differ, though both were still; it stays where it is
+
+
+@dataclass(frozen=True, kw_only=True)
+class MoveReport:
+    """What was done with one client.
+
+    :param fenced_ms: how long nobody could write to it; none when it was not fenced.
+    :param written: messages that were copied while it was fenced.
+    :param removed: messages that were removed from the copy while it was fenced.
+    :param differences: what still differed, without content.
+    """
+
+    client_id: str
+    outcome: Outcome
+    fenced_ms: float | None = None
+    written: int = 0
+    removed: int = 0
+    differences: tuple[Difference, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class SyncReport:
+    """What a copy without a fence changed, or what a comparison found.
+
+    :param equal: whether source and copy were found equal, with no change of the source meanwhile.
+    """
+
+    client_id: str
+    equal: bool
+    written: int = 0
+    removed: int = 0
+    set_aside: int = 0
+    differences: tuple[Difference, ...] = ()
+
+
+class SessionMover:
+    """Moves clients, one at a time; several movers work side by side, each on clients of its own.
+
+    :param postgres: where the sessions were, and who owns them.
+    :param driver: number that :meth:`OnlineCohorts.take` gave.
+    :param lease_ms: longest that a client is fenced.
+    :param clock: by which lives are judged when two stores are compared.
+    """
+
+    def __init__(
+        self,
+        *,
+        connection: AsyncConnection,
+        redis: AsyncRedisSessionStore,
+        driver: int,
+        rules: StoreRules,
+        lease_ms: int = LEASE_MS,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._connection = connection
+        self._owners = AsyncOwnerStore(connection)
+        self._postgres = AsyncPostgresSessionStore(connection, rules=rules)
+        self._redis = redis
+        self._driver = driver
+        self._lease_ms = lease_ms
+        self._clock = clock
+
+    # --- copying without a fence ---------------------------------------------------------------------------------
+
+    async def sync(self, client_id: str) -> SyncReport:
+        """Make the copy in Redis equal to what PostgreSQL holds at this moment; writers go on meanwhile."""
+        owned = await self._owner(client_id)
+        if owned.owner != "postgres":
+            return SyncReport(client_id=client_id, equal=True)
+        set_aside = await self._postgres.set_aside_unreadable(client_id)
+        source = await self._postgres.read_snapshot(client_id)
+        found = await self._redis.read_snapshot(client_id)
+        if not self._differences(source, found) and await self._redis_knows(client_id, owned):
+            return SyncReport(client_id=client_id, equal=True, set_aside=set_aside)
+        done = await self._redis.apply_snapshot(client_id, source, epoch=owned.epoch, driver=self._driver)
+        return SyncReport(
+            client_id=client_id, equal=True, written=done.written, removed=done.removed, set_aside=set_aside
+        )
+
+    async def compare(self, client_id: str) -> SyncReport:
+        """Compare both stores without a fence; a client that is written to meanwhile is looked at again.
+
+        Whoever owns the client is read first and last; only when it has not changed do differences count.
+        """
+        report = SyncReport(client_id=client_id, equal=False)
+        for _ in range(TRIES):
+            owned = await self._owner(client_id)
+            owner, copy = (self._postgres, self._redis) if owned.owner == "postgres" else (self._redis, self._postgres)
+            before = await owner.read_snapshot(client_id)
+            found = await copy.read_snapshot(client_id)
+            after = await owner.read_snapshot(client_id)
+            left = self._differences(before, found)
+            if not left:
+                return SyncReport(client_id=client_id, equal=True)
+            report = SyncReport(client_id=client_id, equal=False, differences=tuple(left))
+            if not self._differences(before, after):
+                return report
+        return report
+
+    async def _redis_knows(self, client_id: str, owned: Ownership) -> bool:
+        """Return whether Redis already holds the session as PostgreSQL's."""
+        state = await self._redis.read_ownership(client_id)
+        return state is not None and state.owner == "postgres"
+
+    # --- to Redis ------------------------------------------------------------------------------------------------
+
+    async def cut_over(self, client_id: str) -> MoveReport:
+        """Give a client to Redis: its copy is brought up to date, then it is fenced, compared, and changes its owner.
+
+        A client whose queue cannot be copied in time stays PostgreSQL's.
+
+        :raises ServerUnavailable: when a server is lost; the fence ends by itself.
+        """
+        for _ in range(TRIES):
+            # What can be copied before the fence need not be copied behind it.
+            await self.sync(client_id)
+            report = await self._cut_over(client_id)
+            if report.outcome not in (Outcome.LATE, Outcome.BUSY):
+                break
+        return report
+
+    async def _cut_over(self, client_id: str) -> MoveReport:
+        begun = time.monotonic()
+        fenced = await self._owners.fence(client_id, owner="postgres", driver=self._driver, lease_ms=self._lease_ms)
+        if fenced is None:
+            return await self._not_fenced(client_id, wanted="redis")
+        written = removed = 0
+        left: list[Difference] = []
+        moved: Ownership | None = None
+        try:
+            # From here on a copy that was begun under an earlier epoch is refused, also one that is still on its way.
+            await self._redis.set_owner(client_id, epoch=fenced.epoch, owner="postgres", mirrored=False)
+            source = await self._postgres.read_snapshot(client_id)
+            found = await self._redis.read_snapshot(client_id)
+            if self._differences(source, found):
+                done = await self._redis.apply_snapshot(client_id, source, epoch=fenced.epoch, driver=self._driver)
+                written, removed = done.written, done.removed
+                found = await self._redis.read_snapshot(client_id)
+            left = self._differences(source, found)
+            if not left:
+                moved = await self._owners.flip(
+                    client_id, driver=self._driver, epoch=fenced.epoch, to="redis", mirrored=True
+                )
+        finally:
+            if moved is None:
+                with suppress(QueuekeeperError):
+                    await self._owners.unfence(client_id, driver=self._driver, epoch=fenced.epoch)
+        if moved is not None:
+            # The client is Redis's from here on. Should this fail, the next caller does it.
+            with suppress(StaleEpoch):
+                await self._redis.set_owner(client_id, epoch=moved.epoch, owner="redis", mirrored=True)
+        outcome = Outcome.MOVED if moved is not None else Outcome.DIFFERS if left else Outcome.LATE
+        return MoveReport(
+            client_id=client_id,
+            outcome=outcome,
+            fenced_ms=1_000 * (time.monotonic() - begun),
+            written=written,
+            removed=removed,
+            differences=tuple(left),
+        )
+
+    # --- back to PostgreSQL --------------------------------------------------------------------------------------
+
+    async def roll_back(self, client_id: str) -> MoveReport:
+        """Give a client back to PostgreSQL: the mirror is emptied, both are compared while still, the owner changes.
+
+        :raises ServerUnavailable: when a server is lost; the fence ends by itself.
+        """
+        for _ in range(TRIES):
+            # What the mirror has before the fence need not be written behind it.
+            await self.mirror(client_id)
+            report = await self._roll_back(client_id)
+            if report.outcome not in (Outcome.LATE, Outcome.BUSY):
+                break
+        return report
+
+    async def _roll_back(self, client_id: str) -> MoveReport:
+        begun = time.monotonic()
+        fenced = await self._owners.fence(client_id, owner="redis", driver=self._driver, lease_ms=self._lease_ms)
+        if fenced is None:
+            return await self._not_fenced(client_id, wanted="postgres")
+        written = removed = 0
+        left: list[Difference] = []
+        moved: Ownership | None = None
+        try:
+            await self._redis.set_owner(client_id, epoch=fenced.epoch, owner="fenced", mirrored=True)
+            # One transaction: a driver that was too slow has changed nothing.
+            async with self._connection.transaction():
+                await self._limit()
+                if not await self._owners.hold(client_id, driver=self._driver, epoch=fenced.epoch):
+                    raise _LostFence
+                source = await self._redis.read_snapshot(client_id)
+                done = await self._postgres.apply_snapshot(client_id, source, epoch=fenced.epoch, driver=self._driver)
+                written, removed = done.written, done.removed
+                left = self._differences(source, await self._postgres.read_snapshot(client_id))
+                if left:
+                    raise _LostFence
+                moved = await self._owners.flip(
+                    client_id, driver=self._driver, epoch=fenced.epoch, to="postgres", mirrored=False
+                )
+                if moved is None:
+                    raise _LostFence
+        except _LostFence:
+            moved = None
+        finally:
+            if moved is None:
+                with suppress(QueuekeeperError):
+                    restored = await self._owners.unfence(client_id, driver=self._driver, epoch=fenced.epoch)
+                    if restored is not None:
+                        await self._redis.set_owner(client_id, epoch=restored.epoch, owner="redis", mirrored=True)
+        if moved is not None:
+            with suppress(StaleEpoch):
+                await self._redis.set_owner(client_id, epoch=moved.epoch, owner="postgres", mirrored=False)
+        outcome = Outcome.MOVED if moved is not None else Outcome.DIFFERS if left else Outcome.LATE
+        return MoveReport(
+            client_id=client_id,
+            outcome=outcome,
+            fenced_ms=1_000 * (time.monotonic() - begun),
+            written=written,
+            removed=removed,
+            differences=tuple(left),
+        )
+
+    # --- the mirror ----------------------------------------------------------------------------------------------
+
+    async def mirror(self, client_id: str) -> bool:
+        """Write to PostgreSQL what has changed in Redis since the last time.
+
+        The client's row of owners is held meanwhile, so that what is written is never older than what another mirror
+        has written.
+
+        :returns: whether there was anything to write.
+        """
+        outbox = await self._redis.read_outbox(client_id)
+        if outbox is None:
+            return False
+        async with self._connection.transaction():
+            await self._limit()
+            owned = await self._owners.hold(client_id, driver=None, epoch=None)
+            if not owned or owned.owner != "redis" or not owned.mirrored:
+                return False
+            outbox = await self._redis.read_outbox(client_id)
+            if outbox is None:
+                return False
+            snapshot = await self._redis.read_snapshot(client_id, serials=outbox.serials)
+            await self._postgres.apply_snapshot(
+                client_id, snapshot, epoch=owned.epoch, driver=self._driver, serials=outbox.serials
+            )
+        with suppress(StaleEpoch):
+            await self._redis.trim_outbox(client_id, epoch=outbox.epoch, version=outbox.version)
+        return True
+
+    # --- common parts --------------------------------------------------------------------------------------------
+
+    def _differences(self, expected: SessionSnapshot, found: SessionSnapshot) -> list[Difference]:
+        return differences(expected, found, as_of_ms=self._clock())
+
+    async def _limit(self) -> None:
+        """Have the server end the transaction when this process stands still: others wait for what it holds."""
+        with translated_errors(self._connection):
+            await self._connection.execute(
+                statement("queuekeeper/queries/limit_online_transaction"), {"lease_ms": self._lease_ms}
+            )
+
+    async def _owner(self, client_id: str) -> Ownership:
+        owned = (await self._owners.look_up([client_id])).get(client_id)
+        if owned is None:
+            raise RefusedError(f"nobody knows who owns {client_id!r}: its cohort is not armed")
+        return owned
+
+    async def _not_fenced(self, client_id: str, *, wanted: Store) -> MoveReport:
+        owned = await self._owner(client_id)
+        outcome = Outcome.ALREADY if owned.owner == wanted else Outcome.BUSY
+        return MoveReport(client_id=client_id, outcome=outcome)
+
+
+class _LostFence(Exception):
+    """Ends a transaction that shall leave nothing behind."""
+
+
+@asynccontextmanager
+async def movers(
+    *,
+    postgres_url: str,
+    redis_url: str,
+    driver: int,
+    prefix: str,
+    rules: StoreRules,
+    count: int,
+    lease_ms: int = LEASE_MS,
+    clock: Clock = system_clock,
+) -> AsyncIterator[Sequence[SessionMover]]:
+    """Open movers that work side by side, each with a connection to PostgreSQL of its own.
+
+    :param count: how many.
+    """
+    async with AsyncExitStack() as opened:
+        caller = await opened.enter_async_context(await redis_async.connect(redis_url))
+        store = AsyncRedisSessionStore(caller, prefix, rules)
+        found: list[SessionMover] = []
+        for _ in range(count):
+            connection = await connect_async(postgres_url, autocommit=True)
+            opened.push_async_callback(connection.close)
+            found.append(
+                SessionMover(
+                    connection=connection, redis=store, driver=driver, rules=rules, lease_ms=lease_ms, clock=clock
+                )
+            )
+        yield found
