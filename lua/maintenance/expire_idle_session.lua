@@ -15,7 +15,8 @@ Returns
     {"expires", expires_at_ms, last_packet_id, session, as_of_ms}  instant that is set; the memory that each key takes,
                             0 where it does not exist or has an expiry; the instant for which it is said
     {"kept"}                a message waits, or every key has an expiry; nothing was written
-    {"held"}                the session is to last for ever, is being imported or moved, or belongs to PostgreSQL
+    {"held"}                the session is to last for ever, is being imported or moved, belongs to PostgreSQL or has
+                            a mirror there
     {"foreign"}             the keys are of another type, or hold what no broker and no store of ours writes
 Errors
     INVALID  3 keys and 3 arguments as above are expected
@@ -57,10 +58,10 @@ local now = as_of(said_ms)
 local expires_at_ms = now + keep_ms
 if session_type == 'hash' then
     local fields = redis.call(
-        'HMGET', session_key, 'owner', 'import', 'until_ms', 'last_serial', 'delivered_serial', 'rekeyed'
+        'HMGET', session_key, 'owner', 'import', 'until_ms', 'last_serial', 'delivered_serial', 'rekeyed', 'mirror'
     )
-    -- Moved from keys with another hash tag: the remedy that began it ends it.
-    if fields[6] then
+    -- Moved from keys with another hash tag: the remedy that began it ends it. With a mirror: the note of it stays.
+    if fields[6] or fields[7] then
         return { 'held' }
     end
     if not (fields[1] or fields[2] or fields[4] or fields[5]) then

@@ -23,6 +23,7 @@ Cost
 --- @include "includes/as_of"
 --- @include "includes/earliest_expiry"
 --- @include "includes/message_facts"
+--- @include "includes/mirrored"
 
 local PAYLOAD_KEYS_PER_CALL = 100
 local BYTES_PER_CALL = 1048576
@@ -43,6 +44,7 @@ redis.call('HGET', session_key, 'earliest_expiry_ms')
 local now = as_of(said_ms)
 local soonest = now + grace_ms
 local reply, bytes = { string.format('%d', now) }, 0
+local is_noted = false
 for index = FIRST_PAYLOAD, #KEYS do
     local key = KEYS[index]
     local answer = ''
@@ -59,6 +61,10 @@ for index = FIRST_PAYLOAD, #KEYS do
             local expires_at_ms = math.max(facts.time_ms + life_ms, soonest)
             answer = string.format('%d', expires_at_ms)
             if said_ms > 0 then
+                if not is_noted then
+                    note_all(session_key)
+                    is_noted = true
+                end
                 redis.call('PEXPIREAT', key, answer)
                 note_expiry(session_key, expires_at_ms)
             end

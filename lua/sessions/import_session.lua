@@ -22,7 +22,7 @@ Returns
 Errors
     INVALID          an argument breaks the rules above, a payload key comes twice or belongs to another serial
     STALE            a greater epoch owns the session
-    NOT_OWNER        the session belongs to Redis and no import made it
+    NOT_OWNER        the session belongs to Redis and no import made it, or it moves while its client is connected
     MOVED_ON         the session exists without an import, or has been used since it was imported
     IMPORTED_BEFORE  the session holds the untouched import of another plan
     OUT_OF_ORDER     a chunk before this one is missing; start again with chunk 0
@@ -104,6 +104,9 @@ if state.plan == plan and state.import == 'done' then
 end
 if state.plan == '' and state.owner == 'redis' then
     return redis.error_reply('NOT_OWNER the session belongs to Redis and was not imported')
+end
+if state.plan == '' and state.import == 'done' then
+    return redis.error_reply('NOT_OWNER the session moves while its client is connected: leave it to that move')
 end
 if chunk > 0 and (state.plan ~= plan or integer(state.import) ~= chunk) then
     return redis.error_reply('OUT_OF_ORDER chunk ' .. ARGV[4] .. ' has no predecessor: start again with chunk 0')

@@ -6,31 +6,41 @@ KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
 ARGV
-    [1]  serial          highest serial that was sent
-    [2]  keep_ms         life of a hash that this call makes for a set without expiry; empty: for ever
+    [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
+    [2]  serial          highest serial that was sent
+    [3]  keep_ms         life of a hash that this call makes for a set without expiry; empty: for ever
 Returns
     1  the note has moved
     0  it was there or further, or the session has neither messages nor fields
 Errors
-    INVALID  an argument is not an integer of 0 or more
+    INVALID    an argument is not an integer of 0 or more
+    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    STALE      the session has another epoch than the caller
 Cost
-    O(1); about 4 us.
+    O(1); about 5 us.
 ]]
+--- @include "includes/guard"
 --- @include "includes/integers"
+--- @include "includes/outbox"
 
 local messages_key, session_key = KEYS[1], KEYS[2]
-local serial, keep_ms = integer(ARGV[1]), integer(ARGV[2])
-if #KEYS ~= 2 or #ARGV ~= 2 then
-    return redis.error_reply('INVALID 2 keys and 2 arguments are expected')
+local epoch, serial, keep_ms = ARGV[1], integer(ARGV[2]), integer(ARGV[3])
+if #KEYS ~= 2 or #ARGV ~= 3 then
+    return redis.error_reply('INVALID 2 keys and 3 arguments are expected')
 end
 if not serial or serial < 0 then
     return redis.error_reply('INVALID serial is not an integer of 0 or more')
 end
-if ARGV[2] ~= '' and (not keep_ms or keep_ms < 1) then
+if ARGV[3] ~= '' and (not keep_ms or keep_ms < 1) then
     return redis.error_reply('INVALID life of the hash is neither empty nor an integer of 1 or more')
 end
 
-local delivered = redis.call('HGET', session_key, 'delivered_serial')
+local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror', 'delivered_serial')
+local refused_reply = refusal(fields, epoch)
+if refused_reply then
+    return refused_reply
+end
+local delivered = fields[5]
 if delivered and tonumber(delivered) >= serial then
     return 0
 end
@@ -39,11 +49,14 @@ local messages_until = not known and redis.call('PEXPIRETIME', messages_key)
 if messages_until == -2 then
     return 0
 end
-redis.call('HSET', session_key, 'delivered_serial', ARGV[1])
+redis.call('HSET', session_key, 'delivered_serial', ARGV[2])
 -- The hash may not outlive a session that another program wrote.
 if messages_until and messages_until ~= -1 then
     redis.call('PEXPIREAT', session_key, string.format('%d', messages_until))
 elseif messages_until and keep_ms then
-    redis.call('PEXPIRE', session_key, ARGV[2])
+    redis.call('PEXPIRE', session_key, ARGV[3])
+end
+if fields[4] then
+    note_change(session_key, '-')
 end
 return 1

@@ -4,27 +4,40 @@ Purpose
     Note that the client has sent PUBREC: the record becomes PUBREL and loses its body; place and expiry stay.
 KEYS
     [1]  messages        sorted set of references
-    [2]  payload         key of the message
+    [2]  session         fields of the session
+    [3]  payload         key of the message
 ARGV
-    [1]  serial          serial of the message; empty: any
+    [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
+    [2]  serial          serial of the message; empty: any
 Returns
     "released"    the record is PUBREL now
     "already"     it was before; nothing was written
     "missing"     no message, or one of another serial; nothing was written
     "unreadable"  the key holds no message of type PUBLISH or PUBREL; nothing was written
 Errors
-    INVALID  the serial is neither an integer nor empty
+    INVALID    the serial is neither an integer nor empty
+    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    STALE      the session has another epoch than the caller
 Cost
-    O(log N + B) for N references and a record of B bytes; about 6 us, and 1 us per 2 KB.
+    O(log N + B) for N references and a record of B bytes; about 8 us, and 1 us per 2 KB.
 ]]
+--- @include "includes/guard"
 --- @include "includes/integers"
+--- @include "includes/outbox"
+--- @include "includes/serial_runs"
 --- @include "includes/string_members"
 
-local messages_key, payload_key, serial = KEYS[1], KEYS[2], ARGV[1]
-if #KEYS ~= 2 or #ARGV ~= 1 or (serial ~= '' and not integer(serial)) then
-    return redis.error_reply('INVALID 2 keys and a serial, an integer or empty, are expected')
+local messages_key, session_key, payload_key = KEYS[1], KEYS[2], KEYS[3]
+local epoch, serial = ARGV[1], ARGV[2]
+if #KEYS ~= 3 or #ARGV ~= 2 or (serial ~= '' and not integer(serial)) then
+    return redis.error_reply('INVALID 3 keys, an epoch and a serial, an integer or empty, are expected')
 end
 
+local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
+local refused_reply = refusal(fields, epoch)
+if refused_reply then
+    return refused_reply
+end
 local score = redis.call('ZSCORE', messages_key, payload_key)
 if not score or (serial ~= '' and tonumber(serial) ~= tonumber(score)) then
     return 'missing'
@@ -48,4 +61,7 @@ if from then
     json = string.sub(json, 1, from - 1) .. string.sub(json, to + 1)
 end
 redis.call('SET', payload_key, json, 'KEEPTTL')
+if fields[4] then
+    note_change(session_key, serial_runs({ score }))
+end
 return 'released'

@@ -2,38 +2,53 @@
 --[[
 Purpose
     Remove a session. The caller reads the highest serial first, then lists references and calls page by page; what is
-    saved meanwhile has a greater serial and stays. With the last reference the session's other keys go too.
+    saved meanwhile has a greater serial and stays. With the last reference the session's other keys go too; of a
+    session with a mirror its owner, its epoch and the note of the change stay until the other store has it.
 KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  packet id given out last
     [3]  session         fields of the session
     [4+] payload         keys of messages to remove; none for a session without messages
 ARGV
-    [1]  up_to_serial    references with a greater serial stay
-    [2+] member          references that name no payload key of the session: only the reference goes
+    [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
+    [2]  up_to_serial    references with a greater serial stay
+    [3+] member          references that name no payload key of the session: only the reference goes
 Returns
     {removed, remaining}  references removed by this call and left in the set
 Errors
-    INVALID  up_to_serial is not an integer, or there are too many payload keys or members
+    INVALID    up_to_serial is not an integer, or there are too many payload keys or members
+    NOT_OWNER  PostgreSQL owns the session or is about to
+    STALE      the session has another epoch than the caller
 Cost
     O(M log N) for M keys and members and N references; about 3 us per key. At most 1,000 in all.
 ]]
+--- @include "includes/guard"
 --- @include "includes/integers"
+--- @include "includes/outbox"
+--- @include "includes/slices"
 
 local PER_CALL = 1000
 local FIRST_PAYLOAD = 4
-local FIRST_MEMBER = 2
+local FIRST_MEMBER = 3
 
-local messages_key = KEYS[1]
-local up_to_serial = integer(ARGV[1])
+local messages_key, last_packet_id_key, session_key, epoch = KEYS[1], KEYS[2], KEYS[3], ARGV[1]
+local up_to_serial = integer(ARGV[2])
 if #KEYS < FIRST_PAYLOAD - 1 or #ARGV < FIRST_MEMBER - 1 then
-    return redis.error_reply('INVALID 3 keys, payload keys, the highest serial and members are expected')
+    return redis.error_reply('INVALID 3 keys, payload keys, an epoch, the highest serial and members are expected')
 end
 if #KEYS - FIRST_PAYLOAD + 1 + #ARGV - FIRST_MEMBER + 1 > PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. PER_CALL .. ' payload keys and members')
 end
 if not up_to_serial then
     return redis.error_reply('INVALID the highest serial is not an integer')
+end
+
+local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
+-- An import that is not complete may be purged.
+fields[2] = false
+local refused_reply = refusal(fields, epoch)
+if refused_reply then
+    return refused_reply
 end
 
 -- Those of a list, from its index first on, that the set refers to by a serial that may go.
@@ -53,6 +68,9 @@ local payload_keys = removable(KEYS, FIRST_PAYLOAD)
 local members = removable(ARGV, FIRST_MEMBER)
 local remaining = redis.call('ZCARD', messages_key)
 local removed = 0
+if fields[4] and (#payload_keys > 0 or #members > 0 or remaining == 0) then
+    note_change(session_key, '*')
+end
 if #payload_keys > 0 then
     redis.call('UNLINK', unpack(payload_keys))
 end
@@ -65,6 +83,20 @@ if #payload_keys > 0 then
 end
 remaining = remaining - removed
 if remaining == 0 then
-    redis.call('UNLINK', KEYS[2], KEYS[3])
+    if fields[4] then
+        local kept = { owner = 1, epoch = 1, mirror = 1, outbox = 1, outbox_version = 1, outbox_ms = 1 }
+        local going = {}
+        for _, name in ipairs(redis.call('HKEYS', session_key)) do
+            if not kept[name] then
+                going[#going + 1] = name
+            end
+        end
+        each_slice(going, function(...)
+            redis.call('HDEL', session_key, ...)
+        end)
+        redis.call('UNLINK', last_packet_id_key)
+    else
+        redis.call('UNLINK', last_packet_id_key, session_key)
+    end
 end
 return { removed, remaining }

@@ -24,6 +24,7 @@ Cost
 ]]
 --- @include "includes/message_digest"
 --- @include "includes/message_facts"
+--- @include "includes/mirrored"
 --- @include "includes/session_counters"
 
 local messages_key, session_key, kept_key, payload_key, quarantined_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
@@ -57,6 +58,7 @@ local kept_until_ms, until_ms = redis.call('PEXPIRETIME', kept_key), redis.call(
 if kept_until_ms ~= -1 and (until_ms == -1 or kept_until_ms + tolerance_ms < until_ms) then
     return 0
 end
+note_all(session_key)
 redis.call('RENAME', payload_key, quarantined_key)
 if redis.call('PEXPIRETIME', quarantined_key) == -1 then
     redis.call('PEXPIRE', quarantined_key, ARGV[3])

@@ -8,41 +8,52 @@ KEYS
     [3]  payload         key of the record
     [4]  quarantined     its new name
 ARGV
-    [1]  serial          serial of the reference
-    [2]  keep_ms         life of a record that has no expiry
-    [3]  client_id       a message of this client under its own packet id stays; empty: anything goes
+    [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
+    [2]  serial          serial of the reference
+    [3]  keep_ms         life of a record that has no expiry
+    [4]  client_id       a message of this client under its own packet id stays; empty: anything goes
 Returns
     1  the record was moved and its reference removed
     0  there is no such record, its reference has another serial, its new name is taken, or it is a message that
        stays; nothing was written
 Errors
-    INVALID  an argument is not an integer, or the life is not 1 or more
+    INVALID    an argument is not an integer, or the life is not 1 or more
+    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    STALE      the session has another epoch than the caller
 Cost
     O(log N + B) for N references and a record of B bytes; about 6 us, and 1 us per 100 bytes that are judged.
 ]]
+--- @include "includes/guard"
 --- @include "includes/message_facts"
+--- @include "includes/outbox"
+--- @include "includes/serial_runs"
 --- @include "includes/session_counters"
 
 local messages_key, session_key, payload_key, quarantined_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
-local serial, keep_ms = integer(ARGV[1]), integer(ARGV[2])
-if #KEYS ~= 4 or #ARGV ~= 3 or not serial then
-    return redis.error_reply('INVALID 4 keys, a serial, a life and a client id are expected')
+local epoch, serial, keep_ms = ARGV[1], integer(ARGV[2]), integer(ARGV[3])
+if #KEYS ~= 4 or #ARGV ~= 4 or not serial then
+    return redis.error_reply('INVALID 4 keys, an epoch, a serial, a life and a client id are expected')
 end
 if not keep_ms or keep_ms < 1 then
     return redis.error_reply('INVALID life of the record is not an integer of 1 or more')
 end
 
+local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
+local refused_reply = refusal(fields, epoch)
+if refused_reply then
+    return refused_reply
+end
 local score = redis.call('ZSCORE', messages_key, payload_key)
 if not score or tonumber(score) ~= serial or redis.call('EXISTS', payload_key) == 0
     or redis.call('EXISTS', quarantined_key) == 1
 then
     return 0
 end
-if ARGV[3] ~= '' then
+if ARGV[4] ~= '' then
     -- MGET reads a key of another type as nothing.
     local json = redis.call('MGET', payload_key)[1]
     local facts = json and message_facts(json)
-    if facts and facts.client_id == ARGV[3]
+    if facts and facts.client_id == ARGV[4]
         and string.match(payload_key, '_(%d+)$') == string.format('%d', facts.packet_id)
     then
         return 0
@@ -50,7 +61,10 @@ if ARGV[3] ~= '' then
 end
 redis.call('RENAME', payload_key, quarantined_key)
 if redis.call('PEXPIRETIME', quarantined_key) == -1 then
-    redis.call('PEXPIRE', quarantined_key, ARGV[2])
+    redis.call('PEXPIRE', quarantined_key, ARGV[3])
+end
+if fields[4] then
+    note_change(session_key, serial_runs({ score }))
 end
 redis.call('ZREM', messages_key, payload_key)
 count_in_session(session_key, 'quarantined', 1)

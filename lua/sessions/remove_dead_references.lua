@@ -8,17 +8,21 @@ KEYS
     [2]  session         fields of the session
     [3+] payload         keys of messages that are referred to; none for an empty page
 ARGV
-    [1]  earliest_expiry_ms  earliest instant that the pages before have answered; empty for none
-    [2]  complete_for        saved_last_packet_id as read before the first page, when this is the last page of the
+    [1]  epoch               of the session as the caller knows it; empty: the caller does not know owners
+    [2]  earliest_expiry_ms  earliest instant that the pages before have answered; empty for none
+    [3]  complete_for        saved_last_packet_id as read before the first page, when this is the last page of the
                              whole session; else empty
 Returns
     {removed, earliest_expiry_ms}  references removed by this call; earliest instant at which a message of this page
                                    or of the pages before expires, as text, empty when none does
 Errors
-    INVALID  an argument is not an integer, or there are too many payload keys
+    INVALID    an argument is not an integer, or there are too many payload keys
+    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    STALE      the session has another epoch than the caller
 Cost
     O(M log N) for M payload keys and N references; about 1 us per key. At most 1,000 keys.
 ]]
+--- @include "includes/guard"
 --- @include "includes/integers"
 --- @include "includes/session_counters"
 
@@ -27,18 +31,25 @@ local FIRST_PAYLOAD = 3
 local MAX_INTEGER = 9007199254740992
 
 local messages_key, session_key = KEYS[1], KEYS[2]
-local complete_for = ARGV[2]
-local earliest = integer(ARGV[1])
-if #KEYS < FIRST_PAYLOAD - 1 or #ARGV ~= 2 then
-    return redis.error_reply('INVALID 2 keys, payload keys and 2 arguments are expected')
+local epoch, complete_for = ARGV[1], ARGV[3]
+local earliest = integer(ARGV[2])
+if #KEYS < FIRST_PAYLOAD - 1 or #ARGV ~= 3 then
+    return redis.error_reply('INVALID 2 keys, payload keys and 3 arguments are expected')
 end
 if #KEYS - FIRST_PAYLOAD + 1 > PAYLOAD_KEYS_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys')
 end
-if ARGV[1] ~= '' and not earliest then
+if ARGV[2] ~= '' and not earliest then
     return redis.error_reply('INVALID earliest expiry is not an integer')
 end
 
+-- What expires here expires in the other store, too: a mirror need not know. Where something else lies under the name
+-- of the session, this fails before anything is written.
+local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'saved_last_packet_id')
+local refused_reply = refusal(fields, epoch)
+if refused_reply then
+    return refused_reply
+end
 local dead = {}
 for index = FIRST_PAYLOAD, #KEYS do
     local expires_at_ms = redis.call('PEXPIRETIME', KEYS[index])
@@ -48,15 +59,13 @@ for index = FIRST_PAYLOAD, #KEYS do
         earliest = expires_at_ms
     end
 end
--- Where something else lies under the name of the session, this fails before anything is written.
-local saved_last_packet_id = redis.call('HGET', session_key, 'saved_last_packet_id')
 local removed = 0
 if #dead > 0 then
     removed = redis.call('ZREM', messages_key, unpack(dead))
     count_in_session(session_key, 'expired', removed)
 end
 -- A save since the first page has moved saved_last_packet_id, and may have brought an earlier expiry.
-if complete_for ~= '' and saved_last_packet_id == complete_for then
+if complete_for ~= '' and fields[4] == complete_for then
     redis.call('HSET', session_key, 'earliest_expiry_ms', string.format('%d', earliest or MAX_INTEGER))
 end
 return { removed, earliest and string.format('%d', earliest) or '' }

@@ -22,6 +22,7 @@ Cost
     O(M log N) for M payload keys and N references; about 3 us per key. At most 500 keys.
 ]]
 --- @include "includes/integers"
+--- @include "includes/mirrored"
 
 local PAYLOAD_KEYS_PER_CALL = 500
 local FIRST_PAYLOAD = 3
@@ -75,6 +76,7 @@ if #scored == 0 then
     return moved
 end
 redis.call('ZADD', messages_key, 'XX', unpack(scored))
+note_all(session_key)
 local fields = redis.call('HMGET', session_key, 'last_serial', 'delivered_serial')
 local last_serial = tonumber(fields[1] or nil)
 if last_serial and last_serial < highest then

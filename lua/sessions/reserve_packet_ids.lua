@@ -8,21 +8,25 @@ KEYS
     [3]  session         fields of the session
     [4+] payload         keys that the packet ids would have here, to see that they are not in use
 ARGV
-    [1]  expected        last packet id that the caller knows; empty: the key is absent
-    [2]  last_packet_id  the last one of those to give out, 1 to 65535
-    [3]  keep_ms         how long from now on the last packet id is kept at least; empty: for ever
+    [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
+    [2]  expected        last packet id that the caller knows; empty: the key is absent
+    [3]  last_packet_id  the last one of those to give out, 1 to 65535
+    [4]  keep_ms         how long from now on the last packet id is kept at least; empty: for ever, as in a session
+                         with a mirror
 Returns
     {"reserved"}  the packet ids are the caller's
     {"conflict", last_packet_id, position, ...}  the last packet id is this one and not the expected one, or else
                   the packet ids of the keys at these positions, from 0, are in use; nothing was written
 Errors
     INVALID    an argument breaks the rules above
-    NOT_OWNER  PostgreSQL owns the session, or its import is not complete
+    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    STALE      the session has another epoch than the caller
 Cost
     O(M) for M packet ids; about 10 us per call and 1 us per packet id. At most 1,000.
 ]]
+--- @include "includes/guard"
 --- @include "includes/integers"
---- @include "includes/ownership"
+--- @include "includes/outbox"
 --- @include "includes/packet_ids"
 --- @include "includes/set_last_packet_id"
 
@@ -30,23 +34,24 @@ local PAYLOAD_KEYS_PER_CALL = 1000
 local FIRST_PAYLOAD = 4
 
 local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
-local expected, last_packet_id = ARGV[1], ARGV[2]
+local epoch, expected, last_packet_id = ARGV[1], ARGV[2], ARGV[3]
 local count = #KEYS - FIRST_PAYLOAD + 1
-if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 3 then
+if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 4 then
     return redis.error_reply(
-        'INVALID 3 keys, 1 to ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys and 3 arguments are expected'
+        'INVALID 3 keys, 1 to ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys and 4 arguments are expected'
     )
 end
 if not is_packet_id(last_packet_id) then
     return redis.error_reply('INVALID last one to give out is not an integer from 1 to 65535')
 end
-if not is_keep_ms(ARGV[3]) then
+if not is_keep_ms(ARGV[4]) then
     return redis.error_reply('INVALID life of the last packet id is neither empty nor an integer of 1 or more')
 end
 
-local fields = redis.call('HMGET', session_key, 'owner', 'import', 'saved_last_packet_id')
-if not takes_messages(fields[1], fields[2]) then
-    return redis.error_reply('NOT_OWNER PostgreSQL owns the session, or its import is not complete')
+local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror', 'saved_last_packet_id')
+local refused_reply = refusal(fields, epoch)
+if refused_reply then
+    return refused_reply
 end
 local current = redis.call('GET', last_packet_id_key) or ''
 if current ~= expected then
@@ -61,13 +66,16 @@ end
 if #in_use > 0 then
     return { 'conflict', current, unpack(in_use) }
 end
-if ARGV[3] == '' then
+if ARGV[4] == '' or fields[4] then
     -- A cleanup may have given it an expiry; in use it loses that, as by a broker's save.
     redis.call('SET', last_packet_id_key, last_packet_id)
 else
-    set_last_packet_id(last_packet_id_key, last_packet_id, ARGV[3])
+    set_last_packet_id(last_packet_id_key, last_packet_id, ARGV[4])
 end
-if fields[3] == current then
+if fields[5] == current then
     redis.call('HSET', session_key, 'saved_last_packet_id', last_packet_id)
+end
+if fields[4] then
+    note_change(session_key, '-')
 end
 return { 'reserved' }

@@ -24,6 +24,7 @@ Cost
 ]]
 --- @include "includes/message_facts"
 --- @include "includes/earliest_expiry"
+--- @include "includes/mirrored"
 
 local messages_key, session_key, aside_key, payload_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local serial, expires_at_ms, client_id = ARGV[1], ARGV[2], ARGV[3]
@@ -60,5 +61,6 @@ if expires_at_ms == '-1' then
 elseif expires_at_ms ~= '' then
     redis.call('PEXPIREAT', payload_key, expires_at_ms)
 end
+note_all(session_key)
 note_expiry(session_key, redis.call('PEXPIRETIME', payload_key))
 return 'restored'

@@ -8,15 +8,16 @@ KEYS
     [3]  session         fields of the session
     [4+] payload         one key per message, named by the packet id that it gets, in the order of the pairs
 ARGV
-    [1]  expected           last packet id that the caller knows; empty: the key is absent
-    [2]  last_packet_id     packet id of the last message, 1 to 65535
-    [3]  source             who numbers the batches; empty for nobody: the next three are not looked at then
-    [4]  offset             number of the batch, 0 or more; grows
-    [5]  chunk              number of this call within the batch, from 0
-    [6]  packet_ids         what to answer to a repeated call: digits, commas and hyphens
-    [7]  session_expiry_ms  how long the session's keys outlive its last message; empty: for ever
-    [8]  refused            messages of the batch that the caller refused, to be counted
-    [9+] message            a pair per message: expires_at_ms, JSON
+    [1]  epoch              of the session as the caller knows it; empty: the caller does not know owners
+    [2]  expected           last packet id that the caller knows; empty: the key is absent
+    [3]  last_packet_id     packet id of the last message, 1 to 65535
+    [4]  source             who numbers the batches; empty for nobody: the next three are not looked at then
+    [5]  offset             number of the batch, 0 or more; grows
+    [6]  chunk              number of this call within the batch, from 0
+    [7]  packet_ids         what to answer to a repeated call: digits, commas and hyphens
+    [8]  session_expiry_ms  how long the session's keys outlive its last message; empty: for ever
+    [9]  refused            messages of the batch that the caller refused, to be counted
+    [10+] message           a pair per message: expires_at_ms, JSON
 Returns
     "saved:first_serial:references:expired:earliest_expiry_ms"  one text, as a list costs a tenth of the call: stored
                       under serials that count up from first_serial; members of the set now; positions of the messages
@@ -29,7 +30,9 @@ Returns
                       the payload keys at these positions, from 0, are in use; nothing was written
 Errors
     INVALID    an argument breaks the rules above, or serials have reached 2^53
-    NOT_OWNER  PostgreSQL owns the session, or its import is not complete
+    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    STALE      the session has another epoch than the caller; not looked at where the last save was ours and there is
+               no mirror, as whoever takes a session away lets it forget that save
 Cost
     O(M log N) for M messages and N references; about 20 us for a call of one message of 256 B, 8 us per
     message of 1 KB in large ones. At most 256 messages.
@@ -41,19 +44,19 @@ Cost
 
 local MESSAGES_PER_CALL = 256
 local FIRST_PAYLOAD = 4
-local FIRST_PAIR = 9
+local FIRST_PAIR = 10
 local MAX_PACKET_ID = 65535
 local HOUR_MS = 3600000
 local MAX_INTEGER = 9007199254740992
 
 local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
-local expected, last_packet_id, source, packet_ids = ARGV[1], ARGV[2], ARGV[3], ARGV[6]
+local epoch, expected, last_packet_id, source, packet_ids = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[7]
 local count = #KEYS - FIRST_PAYLOAD + 1
 
 -- Validation: nothing is written before all of it has passed.
 
 if count < 1 or #ARGV ~= FIRST_PAIR - 1 + 2 * count then
-    return redis.error_reply('INVALID 3 keys and a key per message, 8 arguments and 2 per message are expected')
+    return redis.error_reply('INVALID 3 keys and a key per message, 9 arguments and 2 per message are expected')
 end
 if count > MESSAGES_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. MESSAGES_PER_CALL .. ' messages')
@@ -64,8 +67,8 @@ if not last or last < 1 or last > MAX_PACKET_ID then
 end
 local offset
 if source ~= '' then
-    offset = integer(ARGV[4])
-    local chunk = integer(ARGV[5])
+    offset = integer(ARGV[5])
+    local chunk = integer(ARGV[6])
     if not offset or offset < 0 or not chunk or chunk < 0 then
         return redis.error_reply('INVALID offset or chunk is not an integer of 0 or more')
     end
@@ -74,11 +77,11 @@ if source ~= '' then
     end
 end
 -- It is only counted with, so that any way to write a number will do.
-local session_expiry_ms = tonumber(ARGV[7])
-if ARGV[7] ~= '' and not (session_expiry_ms and session_expiry_ms >= 0 and session_expiry_ms % 1 == 0) then
+local session_expiry_ms = tonumber(ARGV[8])
+if ARGV[8] ~= '' and not (session_expiry_ms and session_expiry_ms >= 0 and session_expiry_ms % 1 == 0) then
     return redis.error_reply('INVALID session expiry is neither empty nor an integer of 0 or more')
 end
-local refused = integer(ARGV[8])
+local refused = integer(ARGV[9])
 if not refused or refused < 0 then
     return redis.error_reply('INVALID number of refused messages is not an integer of 0 or more')
 end
@@ -111,46 +114,59 @@ end
 -- Every field costs; so what only a session of another writer needs is read below.
 local fields, source_field
 if source == '' then
-    fields = redis.call('HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms')
+    fields = redis.call(
+        'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', 'mirror'
+    )
 else
     source_field = 'source:' .. source
     fields = redis.call(
-        'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', source_field
+        'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', 'mirror',
+        source_field
     )
+end
+local mirror = fields[5]
+
+-- Another program that saved since our last save has moved the last packet id; our fields do not cover what it wrote.
+-- Who takes the session away from Redis removes the note of our last save, so that owners are looked at then.
+local serial = fields[1] and fields[1] + 0
+local ours = serial and fields[2] == expected
+local delivered_serial
+if not ours then
+    --- @include "includes/guard"
+    -- A session that we have saved to is no import's any more: an import leaves it alone.
+    local others = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'delivered_serial')
+    local refused_reply = refusal(others, epoch)
+    if refused_reply then
+        return refused_reply
+    end
+    delivered_serial = others[4]
+elseif mirror and epoch ~= '' and epoch ~= mirror then
+    return redis.error_reply('STALE epoch ' .. mirror .. ' owns the session: ask for its owner')
 end
 
 -- The record of a source: its last offset, then ';chunk:first serial:packet ids:expired' for each chunk of it.
-local record = ARGV[4]
-if fields[5] then
-    local recorded = tonumber(string.match(fields[5], '^%d+'))
+local record = ARGV[5]
+if fields[6] then
+    local recorded = tonumber(string.match(fields[6], '^%d+'))
     if recorded > offset then
         return { 'forgotten' }
     end
     if recorded == offset then
-        record = fields[5]
-        local serial, ids, positions = string.match(record, ';' .. ARGV[5] .. ':(%d+):([%d,-]*):([%d,]*)')
-        if serial then
-            return { 'replayed', tonumber(serial), ids, positions }
+        record = fields[6]
+        local saved_serial, ids, positions = string.match(record, ';' .. ARGV[6] .. ':(%d+):([%d,-]*):([%d,]*)')
+        if saved_serial then
+            return { 'replayed', tonumber(saved_serial), ids, positions }
         end
     end
 end
 
--- Another program that saved since our last save has moved the last packet id; our fields do not cover what it wrote.
-local serial = fields[1] and fields[1] + 0
-local ours = serial and fields[2] == expected
 if not ours then
-    --- @include "includes/ownership"
     local current = redis.call('GET', last_packet_id_key) or ''
     if current ~= expected then
         return { 'conflict', current }
     end
-    -- A session that we have saved to is no import's any more: an import leaves it alone.
-    local others = redis.call('HMGET', session_key, 'owner', 'import', 'delivered_serial')
-    if not takes_messages(others[1], others[2]) then
-        return redis.error_reply('NOT_OWNER PostgreSQL owns the session, or its import is not complete')
-    end
     local highest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2] or serial or expected
-    serial = math.max(math.floor(tonumber(highest) or 0), serial or 0, tonumber(others[3] or '0'))
+    serial = math.max(math.floor(tonumber(highest) or 0), serial or 0, tonumber(delivered_serial or '0'))
 end
 if serial > MAX_INTEGER - count then
     return redis.error_reply('INVALID serials of the session have reached 2^53')
@@ -159,7 +175,7 @@ local first_serial = serial + 1
 local first_text = string.format('%d', first_serial)
 local positions = expired and table.concat(expired, ',') or ''
 if source ~= '' then
-    record = record .. ';' .. ARGV[5] .. ':' .. first_text .. ':' .. packet_ids .. ':' .. positions
+    record = record .. ';' .. ARGV[6] .. ':' .. first_text .. ':' .. packet_ids .. ':' .. positions
 end
 
 -- Writing: the first write is a SET, which a full server refuses, and so are HSET and HINCRBY when all have expired.
@@ -248,7 +264,8 @@ if live > 0 then
     elseif moved or was_empty then
         -- A set that was empty was no key, and has no expiry yet.
         redis.call('PEXPIREAT', messages_key, until_text)
-        if moved or not ours then
+        -- The state of a session with a mirror stays until the other store has it.
+        if (moved or not ours) and not mirror then
             redis.call('PEXPIREAT', last_packet_id_key, until_text)
         end
     end
@@ -267,7 +284,7 @@ if live > 0 then
     if moved or earliest_text ~= fields[4] then
         redis.call('HSET', session_key, 'until_ms', until_text, 'earliest_expiry_ms', earliest_text)
     end
-    if moved and until_text ~= 'never' then
+    if moved and until_text ~= 'never' and not mirror then
         redis.call('PEXPIREAT', session_key, until_text)
     end
 else
@@ -284,5 +301,13 @@ if expired or refused > 0 then
     --- @include "includes/session_counters"
     count_in_session(session_key, 'expired', count - live)
     count_in_session(session_key, 'refused', refused)
+end
+if mirror and (live > 0 or source ~= '') then
+    --- @include "includes/outbox"
+    local change = live > 0 and first_text or '-'
+    if live > 1 then
+        change = first_text .. '-' .. string.format('%d', first_serial + live - 1)
+    end
+    note_change(session_key, change)
 end
 return 'saved:' .. first_text .. ':' .. references .. ':' .. positions .. ':' .. earliest_text

@@ -20,6 +20,7 @@ Cost
 ]]
 --- @include "includes/integers"
 --- @include "includes/earliest_expiry"
+--- @include "includes/mirrored"
 --- @include "includes/time"
 
 local PAYLOAD_KEYS_PER_CALL = 500
@@ -49,7 +50,7 @@ for index = 1, count do
 end
 
 local now = now_ms()
-local done = {}
+local done, changed = {}, false
 for index = 1, count do
     local key = KEYS[FIRST_PAYLOAD - 1 + index]
     local at = FIRST_TRIPLE + 3 * (index - 1)
@@ -66,6 +67,10 @@ for index = 1, count do
             note_expiry(session_key, after)
         end
         done[index] = 1
+        changed = true
     end
+end
+if changed then
+    note_all(session_key)
 end
 return done

@@ -7,27 +7,33 @@ KEYS
     [2]  session         fields of the session
     [3+] payload         keys of messages, in the order in which they may go
 ARGV
-    [1]  limit           references that may stay
-    [2+] serial          serial of each of the messages; one that has another by now is passed over
+    [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
+    [2]  limit           references that may stay
+    [3+] serial          serial of each of the messages; one that has another by now is passed over
 Returns
     {trimmed, dead, references}  messages removed; references removed whose message had expired; members of the set now
 Errors
-    INVALID  an argument is not an integer, or there are too many payload keys
+    INVALID    an argument is not an integer, or there are too many payload keys
+    NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
+    STALE      the session has another epoch than the caller
 Cost
     O(M log N) for M payload keys and N references; about 3 us per key that goes. At most 1,000 keys.
 ]]
+--- @include "includes/guard"
 --- @include "includes/integers"
+--- @include "includes/outbox"
+--- @include "includes/serial_runs"
 --- @include "includes/session_counters"
 
 local PAYLOAD_KEYS_PER_CALL = 1000
 local FIRST_PAYLOAD = 3
-local FIRST_SERIAL = 2
+local FIRST_SERIAL = 3
 
-local messages_key, session_key = KEYS[1], KEYS[2]
-local limit = integer(ARGV[1])
+local messages_key, session_key, epoch = KEYS[1], KEYS[2], ARGV[1]
+local limit = integer(ARGV[2])
 local count = #KEYS - FIRST_PAYLOAD + 1
 if count < 0 or #ARGV ~= FIRST_SERIAL - 1 + count then
-    return redis.error_reply('INVALID 2 keys and a key per message, the limit and a serial per message are expected')
+    return redis.error_reply('INVALID 2 keys, a key per message, epoch, limit and a serial per message are expected')
 end
 if count > PAYLOAD_KEYS_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys')
@@ -41,11 +47,16 @@ for index = FIRST_SERIAL, #ARGV do
     end
 end
 
+local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
+local refused_reply = refusal(fields, epoch)
+if refused_reply then
+    return refused_reply
+end
 local references = redis.call('ZCARD', messages_key)
 if references <= limit or count == 0 then
     return { 0, 0, references }
 end
-local going, seen = {}, {}
+local going, serials, seen = {}, {}, {}
 for position, score in ipairs(redis.call('ZMSCORE', messages_key, unpack(KEYS, FIRST_PAYLOAD))) do
     local key = KEYS[FIRST_PAYLOAD - 1 + position]
     if #going == references - limit then
@@ -54,10 +65,14 @@ for position, score in ipairs(redis.call('ZMSCORE', messages_key, unpack(KEYS, F
     if score and tonumber(score) == tonumber(ARGV[FIRST_SERIAL - 1 + position]) and not seen[key] then
         seen[key] = true
         going[#going + 1] = key
+        serials[#serials + 1] = score
     end
 end
 if #going == 0 then
     return { 0, 0, references }
+end
+if fields[4] then
+    note_change(session_key, serial_runs(serials))
 end
 local trimmed = redis.call('UNLINK', unpack(going))
 redis.call('ZREM', messages_key, unpack(going))

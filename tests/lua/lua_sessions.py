@@ -80,13 +80,18 @@ def readable(client_id: str, packet_id: int, *, expires_at_ms: int = FAR_MS, **f
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A session and the calls of the scripts on it."""
+    """A session and the calls of the scripts on it.
+
+    :param epoch: under which a plan imports and drivers change owners.
+    :param claims: under which epoch the store's scripts know the session; empty when they know nothing of owners.
+    """
 
     client: RedisClient
     client_id: str = "meter-7"
     plan: str = "plan-a"
     epoch: int = 1
     prefix: str = ""
+    claims: int | str = ""
 
     @property
     def keys(self) -> SessionKeys:
@@ -176,7 +181,8 @@ class Session:
         """Return keys and arguments of one call of ``save_messages``; the messages' serials play no part."""
         keys = [*self.keys, *(self.payload(message.packet_id) for message in batch)]
         last = batch[-1].packet_id if last_packet_id is None else last_packet_id
-        args: list[str | int] = [expected, last, source, offset, chunk, packet_ids, session_expiry_ms, refused]
+        args: list[str | int] = [self.claims, expected, last]
+        args += [source, offset, chunk, packet_ids, session_expiry_ms, refused]
         for message in batch:
             args += [message.expires_at_ms, message.json]
         return keys, args
@@ -195,45 +201,48 @@ class Session:
     ) -> list[Any]:
         """Remove the references of these packet ids that lead to no message."""
         keys = [self.keys.messages, self.keys.session, *map(self.payload, packet_ids)]
-        return self._list("remove_dead_references", keys, [earliest_expiry_ms, complete_for])
+        return self._list("remove_dead_references", keys, [self.claims, earliest_expiry_ms, complete_for])
 
     def trim_messages(self, candidates: Sequence[tuple[int, int | str]], *, limit: int | str) -> list[int]:
         """Remove messages, given as packet id and serial, while there are more than the limit."""
         keys = [self.keys.messages, self.keys.session, *(self.payload(packet_id) for packet_id, _ in candidates)]
-        return self._list("trim_messages", keys, [limit, *(serial for _, serial in candidates)])
+        return self._list("trim_messages", keys, [self.claims, limit, *(serial for _, serial in candidates)])
 
     def ack(self, *acks: tuple[int, int | str]) -> list[int]:
         """Remove messages, given as packet id and serial."""
-        keys = [self.keys.messages, *(self.payload(packet_id) for packet_id, _ in acks)]
-        return self._list("ack", keys, [serial for _, serial in acks])
+        keys = [self.keys.messages, self.keys.session, *(self.payload(packet_id) for packet_id, _ in acks)]
+        return self._list("ack", keys, [self.claims, *(serial for _, serial in acks)])
 
     def mark_released(self, packet_id: int, serial: int | str = "") -> bytes:
         """Note a PUBREC."""
-        reply: bytes = self._call("mark_released", [self.keys.messages, self.payload(packet_id)], [serial])
+        keys = [self.keys.messages, self.keys.session, self.payload(packet_id)]
+        reply: bytes = self._call("mark_released", keys, [self.claims, serial])
         return reply
 
     def mark_delivered(self, serial: int | str, *, keep_ms: int | str = "") -> int:
         """Note that messages up to a serial have been sent."""
-        reply: int = self._call("mark_delivered", [self.keys.messages, self.keys.session], [serial, keep_ms])
+        keys = [self.keys.messages, self.keys.session]
+        reply: int = self._call("mark_delivered", keys, [self.claims, serial, keep_ms])
         return reply
 
     def purge_session(
         self, packet_ids: Sequence[int] = (), *, up_to_serial: int | str, members: Sequence[str] = ()
     ) -> list[int]:
         """Remove messages, and with the last one the session."""
-        return self._list("purge_session", [*self.keys, *map(self.payload, packet_ids)], [up_to_serial, *members])
+        keys = [*self.keys, *map(self.payload, packet_ids)]
+        return self._list("purge_session", keys, [self.claims, up_to_serial, *members])
 
     def reserve_packet_ids(
         self, packet_ids: Sequence[int], *, expected: int | str = "", keep_ms: int | str = ""
     ) -> list[Any]:
         """Give out packet ids."""
         keys = [*self.keys, *map(self.payload, packet_ids)]
-        return self._list("reserve_packet_ids", keys, [expected, packet_ids[-1], keep_ms])
+        return self._list("reserve_packet_ids", keys, [self.claims, expected, packet_ids[-1], keep_ms])
 
     def set_last_packet_id(self, packet_id: int | str, *, expected: int | str = "", keep_ms: int | str = "") -> int:
         """Set the packet id given out last."""
         keys = [self.keys.last_packet_id, self.keys.session]
-        reply: int = self._call("set_last_packet_id", keys, [expected, packet_id, keep_ms])
+        reply: int = self._call("set_last_packet_id", keys, [self.claims, expected, packet_id, keep_ms])
         return reply
 
     def quarantined(self, serial: int) -> str:
@@ -245,7 +254,7 @@ class Session:
     ) -> int:
         """Move an unreadable record out of the session."""
         keys = [self.keys.messages, self.keys.session, self.payload(packet_id), self.quarantined(int(serial))]
-        reply: int = self._call("quarantine_message", keys, [serial, keep_ms, client_id])
+        reply: int = self._call("quarantine_message", keys, [self.claims, serial, keep_ms, client_id])
         return reply
 
     def orphan(self, packet_id: int) -> str:
@@ -331,6 +340,43 @@ class Session:
     def remove_references(self, *pairs: tuple[str, int | str]) -> int:
         """Remove references, given as member and score."""
         reply: int = self._call("remove_references", [self.keys.messages], [text for pair in pairs for text in pair])
+        return reply
+
+    def set_owner(self, owner: str, *, epoch: int | str | None = None, mirror: int | str = 0) -> bytes:
+        """Note which store owns the session."""
+        keys = [self.keys.last_packet_id, self.keys.session]
+        reply: bytes = self._call("set_owner", keys, [self.epoch if epoch is None else epoch, owner, mirror])
+        return reply
+
+    def sync_call(
+        self,
+        batch: Sequence[Message] = (),
+        *,
+        removed: Sequence[int] = (),
+        epoch: int | str | None = None,
+        last_packet_id: int | str = "",
+        last_serial: int | str = "",
+        delivered_serial: int | str = "",
+        sources: Sequence[tuple[str, int | str]] = (),
+    ) -> tuple[list[str], list[str | int]]:
+        """Return keys and arguments of one call of ``sync_session``."""
+        keys = [*self.keys, *map(self.payload, removed), *(self.payload(message.packet_id) for message in batch)]
+        args: list[str | int] = [self.epoch if epoch is None else epoch, len(removed)]
+        args += [last_packet_id, last_serial, delivered_serial, len(sources)]
+        for source in sources:
+            args += source
+        for message in batch:
+            args += [message.serial, message.expires_at_ms, message.json]
+        return keys, args
+
+    def sync_session(self, batch: Sequence[Message] = (), **options: Any) -> list[int]:
+        """Write messages of a session that PostgreSQL owns, and remove others."""
+        return self._list("sync_session", *self.sync_call(batch, **options))
+
+    def trim_outbox(self, version: int | str, *, epoch: int | str | None = None) -> int:
+        """Forget changes that the other store has."""
+        args: list[lua.Value] = [self.epoch if epoch is None else epoch, version]
+        reply: int = self._call("trim_outbox", [self.keys.session], args)
         return reply
 
     def state(self) -> dict[str, str]:

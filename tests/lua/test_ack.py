@@ -13,6 +13,8 @@ from queuekeeper.redis_client import RedisClient, connect
 
 pytestmark = pytest.mark.lua
 
+WRONG_NUMBER = r"^2 keys, 1 to 1000 payload keys, an epoch and as many serials are expected$"
+
 
 @pytest.fixture
 def session(client: RedisClient) -> Session:
@@ -78,7 +80,7 @@ def test_thousand_acks_in_a_call(client: RedisClient) -> None:
     anything: Any = client
     anything.zadd(session.keys.messages, {session.payload(n): n for n in range(1, 1_001)})
     assert session.ack(*((n, n) for n in range(1, 1_001))) == [1] * 1_000
-    with pytest.raises(UsageError, match=r"^the set, 1 to 1000 payload keys and as many serials are expected$"):
+    with pytest.raises(UsageError, match=WRONG_NUMBER):
         session.ack(*((n, n) for n in range(1, 1_002)))
 
 
@@ -90,10 +92,10 @@ def test_bad_serial_is_refused(session: Session, serial: str) -> None:
     assert contents(session.client) == before
 
 
-@pytest.mark.parametrize(("keys", "args"), [(1, 0), (2, 0), (2, 2)])
+@pytest.mark.parametrize(("keys", "args"), [(1, 0), (2, 0), (2, 1), (3, 1), (3, 3)])
 def test_wrong_number_of_keys_or_arguments_is_refused(session: Session, keys: int, args: int) -> None:
-    names = [session.keys.messages, session.payload(1)][:keys]
-    with pytest.raises(UsageError, match=r"^the set, 1 to 1000 payload keys and as many serials are expected$"):
+    names = [session.keys.messages, session.keys.session, session.payload(1)][:keys]
+    with pytest.raises(UsageError, match=WRONG_NUMBER):
         ScriptCaller(session.client).call(load("sessions/ack"), names, [1] * args)
 
 

@@ -64,6 +64,11 @@ def save_orphan(session: Session) -> None:
     session.client.set(session.payload(9), "{}", pxat=FAR_MS)
 
 
+def mirror(session: Session) -> None:
+    save(session)
+    session.set_owner("redis", mirror=1)
+
+
 def unlink_orphan(session: Session) -> None:
     save_orphan(session)
     session.unlink_orphan(9)
@@ -201,6 +206,35 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
         unlink_orphan,
         lambda session: session.restore_message(session.orphan(9), 9, expires_at_ms=-1),
         b"restored",
+    ),
+    "set_owner": (save, lambda session: session.set_owner("redis", mirror=1), b"set"),
+    "set_owner for a session that is PostgreSQL's": (
+        lambda session: session.sync_session(messages(1, expires_at_ms=FAR_MS), last_packet_id=1),
+        lambda session: session.set_owner("redis", epoch=2),
+        b"set",
+    ),
+    "sync_session": (
+        lambda session: session.sync_session(messages(3, expires_at_ms=FAR_MS), last_packet_id=3, last_serial=1_003),
+        lambda session: session.sync_session(
+            messages(2, first=3, expires_at_ms=FAR_MS), removed=[1], sources=[("a", 7), ("b", "")], delivered_serial=9
+        ),
+        [2, 1],
+    ),
+    "trim_outbox": (
+        mirror,
+        lambda session: session.trim_outbox(1),
+        1,
+    ),
+    "ack in a session with a mirror": (mirror, lambda session: session.ack((1, 1)), [1]),
+    "save_messages in a session with a mirror": (
+        mirror,
+        lambda session: session.save_messages(messages(1, first=4, expires_at_ms=FAR_MS), expected=3)[:3],
+        [b"saved", 4, 4],
+    ),
+    "purge_session in a session with a mirror": (
+        mirror,
+        lambda session: session.purge_session([1, 2, 3], up_to_serial=9),
+        [3, 0],
     ),
     "rekey_messages": (
         lambda session: None,

@@ -89,8 +89,8 @@ def test_bad_argument_is_refused(client: RedisClient, serial: int | str, keep_ms
     with pytest.raises(UsageError) as caught:
         session.mark_delivered(serial, keep_ms=keep_ms)
     assert str(caught.value) == message
-    with pytest.raises(UsageError, match=r"^2 keys and 2 arguments are expected$"):
-        ScriptCaller(client).call(load("sessions/mark_delivered"), [session.keys.messages], [1, ""])
+    with pytest.raises(UsageError, match=r"^2 keys and 3 arguments are expected$"):
+        ScriptCaller(client).call(load("sessions/mark_delivered"), [session.keys.messages], ["", 1, ""])
     assert contents(client) == before
 
 

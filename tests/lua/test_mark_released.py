@@ -125,11 +125,12 @@ def test_key_of_another_type_is_unreadable(client: RedisClient) -> None:
     assert session.mark_released(1, 1) == b"unreadable"
 
 
-@pytest.mark.parametrize("args", [["x"], ["1.0"], [], [1, 2]])
+@pytest.mark.parametrize("args", [["", "x"], ["", "1.0"], [], [""], ["", 1, 2]])
 def test_bad_argument_is_refused(client: RedisClient, args: list[str]) -> None:
     session = Session(client=client)
-    with pytest.raises(UsageError, match=r"^2 keys and a serial, an integer or empty, are expected$"):
-        ScriptCaller(client).call(load("sessions/mark_released"), [session.keys.messages, session.payload(1)], args)
+    keys = [session.keys.messages, session.keys.session, session.payload(1)]
+    with pytest.raises(UsageError, match=r"^3 keys, an epoch and a serial, an integer or empty, are expected$"):
+        ScriptCaller(client).call(load("sessions/mark_released"), keys, args)
 
 
 def test_full_server_takes_a_pubrec(own_server: Any) -> None:

@@ -103,10 +103,10 @@ def test_session_of_another_program_gets_no_hash(client: RedisClient) -> None:
 @pytest.mark.parametrize(
     ("args", "message"),
     [
-        (["x", 1, ""], "4 keys, a serial, a life and a client id are expected"),
-        ([1, 1], "4 keys, a serial, a life and a client id are expected"),
-        ([1, 0, ""], "life of the record is not an integer of 1 or more"),
-        ([1, "", ""], "life of the record is not an integer of 1 or more"),
+        (["", "x", 1, ""], "4 keys, an epoch, a serial, a life and a client id are expected"),
+        (["", 1, 1], "4 keys, an epoch, a serial, a life and a client id are expected"),
+        (["", 1, 0, ""], "life of the record is not an integer of 1 or more"),
+        (["", 1, "", ""], "life of the record is not an integer of 1 or more"),
     ],
 )
 def test_bad_argument_is_refused(client: RedisClient, args: list[Any], message: str) -> None:

@@ -115,8 +115,10 @@ def test_bad_argument_is_refused(session: Session, options: dict[str, Any], coun
     with pytest.raises(UsageError) as caught:
         session.remove_dead_references(range(1, count + 1), **options)
     assert str(caught.value) == message
-    with pytest.raises(UsageError, match=r"^2 keys, payload keys and 2 arguments are expected$"):
-        ScriptCaller(session.client).call(load("sessions/remove_dead_references"), [session.keys.messages], ["", ""])
+    with pytest.raises(UsageError, match=r"^2 keys, payload keys and 3 arguments are expected$"):
+        ScriptCaller(session.client).call(
+            load("sessions/remove_dead_references"), [session.keys.messages], ["", "", ""]
+        )
     assert contents(session.client) == before
 
 

@@ -103,7 +103,7 @@ def test_session_that_takes_no_messages_gives_out_no_packet_ids(client: RedisCli
         ([0], {}, "last one to give out is not an integer from 1 to 65535"),
         ([65_536], {}, "last one to give out is not an integer from 1 to 65535"),
         ([4], {"keep_ms": 0}, "life of the last packet id is neither empty nor an integer of 1 or more"),
-        (range(1, 1_002), {}, "3 keys, 1 to 1000 payload keys and 3 arguments are expected"),
+        (range(1, 1_002), {}, "3 keys, 1 to 1000 payload keys and 4 arguments are expected"),
     ],
 )
 def test_bad_argument_is_refused(session: Session, packet_ids: Any, options: dict[str, Any], message: str) -> None:
@@ -111,8 +111,8 @@ def test_bad_argument_is_refused(session: Session, packet_ids: Any, options: dic
     with pytest.raises(UsageError) as caught:
         session.reserve_packet_ids(packet_ids, expected=3, **options)
     assert str(caught.value) == message
-    with pytest.raises(UsageError, match=r"^3 keys, 1 to 1000 payload keys and 3 arguments are expected$"):
-        ScriptCaller(session.client).call(load("sessions/reserve_packet_ids"), session.keys, [3, 4, ""])
+    with pytest.raises(UsageError, match=r"^3 keys, 1 to 1000 payload keys and 4 arguments are expected$"):
+        ScriptCaller(session.client).call(load("sessions/reserve_packet_ids"), session.keys, ["", 3, 4, ""])
     assert contents(session.client) == before
 
 

@@ -417,10 +417,10 @@ def test_bad_expiry_of_one_message_refuses_the_call(session: Session, expires_at
     assert contents(session.client) == {}
 
 
-@pytest.mark.parametrize(("keys", "args"), [(3, 8), (4, 9), (4, 12), (5, 10), (2, 8)])
+@pytest.mark.parametrize(("keys", "args"), [(3, 9), (4, 10), (4, 13), (5, 11), (2, 9)])
 def test_wrong_number_of_keys_or_arguments_is_refused(session: Session, keys: int, args: int) -> None:
     names, values = session.save_call(far(2))
-    with pytest.raises(UsageError, match=r"^3 keys and a key per message, 8 arguments and 2 per message are expected$"):
+    with pytest.raises(UsageError, match=r"^3 keys and a key per message, 9 arguments and 2 per message are expected$"):
         ScriptCaller(session.client).call(load("sessions/save_messages"), names[:keys], [*values, 1, 2][:args])
     assert contents(session.client) == {}
 

@@ -96,8 +96,8 @@ def test_bad_argument_is_refused(session: Session, candidates: Any, limit: Any, 
 
 def test_serials_and_keys_have_to_match(session: Session) -> None:
     keys = [session.keys.messages, session.keys.session, session.payload(1)]
-    with pytest.raises(UsageError, match=r"^2 keys and a key per message, the limit and a serial per message are"):
-        ScriptCaller(session.client).call(load("sessions/trim_messages"), keys, [1])
+    with pytest.raises(UsageError, match=r"^2 keys, a key per message, epoch, limit and a serial per message are"):
+        ScriptCaller(session.client).call(load("sessions/trim_messages"), keys, ["", 1])
 
 
 def test_full_server_trims(own_server: Any) -> None:

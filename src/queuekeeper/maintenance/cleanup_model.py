@@ -74,8 +74,8 @@ class CleanupCounts:
     :ivar wrong_type_keys: keys that hold another type than they should, or what is none of a session's; left alone.
     :ivar scattered_keys: keys, in a cluster, of clients whose id begins with ``}``: their braces hold nothing, so each
         key is in another slot; left to ``rekey_clients``.
-    :ivar held_sessions: idle sessions that are to last for ever, are being imported, or belong to PostgreSQL;
-        left alone.
+    :ivar held_sessions: idle sessions that are to last for ever, and sessions that are being imported or belong to
+        PostgreSQL; left alone.
     :ivar freed_bytes: memory of what is removed, as MEMORY USAGE says; of a set, its dead references' share.
     :ivar later_bytes: memory of the idle keys, which is freed when they expire.
     """

@@ -12,7 +12,7 @@ import redis
 
 from queuekeeper import lua
 from queuekeeper.clock import Pace
-from queuekeeper.errors import QueuekeeperError, ScriptError
+from queuekeeper.errors import NotOwner, QueuekeeperError, ScriptError
 from queuekeeper.keyspace import split_session_key
 from queuekeeper.maintenance.cleanup_model import CleanupCounts, CleanupParameters
 from queuekeeper.maintenance.cleanup_undo import name_of
@@ -153,7 +153,7 @@ class Sweep:
     ) -> tuple[list[lua.Reply], QueuekeeperError | None]:
         """Return the replies, and the first error; whoever changes notes what was done before raising it.
 
-        :returns: none for a reply where a key is of another type, or that an error has cost.
+        :returns: none for a reply where a key is of another type, the session is not Redis's, or an error has cost it.
         """
         replies: list[lua.Reply] = []
         error: QueuekeeperError | None = None
@@ -161,6 +161,8 @@ class Sweep:
             for reply in self._caller.execute(trip):
                 if _is_wrong_type(reply):
                     counts.wrong_type_keys += 1
+                elif isinstance(reply, NotOwner):
+                    counts.held_sessions += 1
                 elif isinstance(reply, QueuekeeperError):
                     error = error or reply
                 replies.append(None if isinstance(reply, QueuekeeperError) else reply)
@@ -255,7 +257,7 @@ class Sweep:
                 lua.Call(
                     remove,
                     [queue.stem + b"_messages", queue.stem + b"_session", *(each.member for each in gone)],
-                    ["", ""],
+                    ["", "", ""],
                 )
                 for queue, gone, _ in dead
             ]

@@ -12,7 +12,8 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Generator, Iterable, Iterator, Sequence, Set
 from contextlib import suppress
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import orjson
 
@@ -24,6 +25,8 @@ from queuekeeper.errors import (
     PacketIdInUse,
     QueuekeeperError,
     RefusedError,
+    StaleEpoch,
+    UnreadableRecord,
     UsageError,
 )
 from queuekeeper.keyspace import MAX_PACKET_ID, check_prefix, payload_key, quarantined_key, session_keys
@@ -55,9 +58,13 @@ from queuekeeper.sessions.model import (
     check_packet_id,
     check_page,
 )
+from queuekeeper.sessions.snapshot import ApplyReport, Outbox, SessionSnapshot, SourceBatch
 from queuekeeper.sessions.store import PAGE_BYTES
 from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
 from queuekeeper.sessions.wire import pending_message, stored_json
+
+if TYPE_CHECKING:
+    from queuekeeper.sessions.owners import Ownership
 
 KEYS_PER_CALL = 250
 """Most messages that a call reads or removes: a thousand would keep the server from all others for 6 ms."""
@@ -68,6 +75,10 @@ BYTES_PER_CALL = 4_000_000
 MESSAGES_PER_SAVE = 256
 BYTES_PER_SAVE = 524_288
 """Most that one call of ``save_messages`` stores; a single larger message is stored alone."""
+
+MESSAGES_PER_SYNC = 256
+SOURCES_PER_SYNC = 256
+"""Most payload keys and sources of one call of ``sync_session``; its messages have no more bytes than a save's."""
 
 SESSIONS_PER_STEP = 1_000
 TRIES = 200
@@ -91,6 +102,9 @@ Step: TypeAlias = list[lua.Call]
 Reply: TypeAlias = Any
 Steps: TypeAlias = Generator[Step, Sequence[Reply], T]
 
+EpochOf: TypeAlias = Callable[[str], int | None]
+"""Says under which epoch the caller knows a session; none when it does not."""
+
 _ClaimCall: TypeAlias = Callable[[bytes, Sequence[int]], lua.Call]
 """Takes the last packet id as it is known and the packet ids to give out."""
 
@@ -110,9 +124,10 @@ _INTEGER = re.compile(rb"-?[0-9]{1,18}")
 class _Keys:
     """Names of a session's keys, and the last packet id as this process knows it."""
 
-    __slots__ = ("last", "last_packet_id", "messages", "session", "stem")
+    __slots__ = ("client_id", "last", "last_packet_id", "messages", "session", "stem")
 
     def __init__(self, client_id: str, prefix: str) -> None:
+        self.client_id = client_id
         self.messages, self.last_packet_id, self.session = (
             key.encode() for key in session_keys(client_id, prefix=prefix)
         )
@@ -177,6 +192,12 @@ class _State(NamedTuple):
         return FIRST_SERIAL if serial is None else serial
 
     @property
+    def is_open(self) -> bool:
+        """Whether Redis takes writes; the same rule as lua/includes/ownership.lua."""
+        elsewhere = self.fields.get(b"owner") in {b"postgres", b"fenced"}
+        return not elsewhere and self.fields.get(b"import", b"done") == b"done"
+
+    @property
     def sweep_is_due(self) -> bool:
         """Whether references to expired messages may be in the set."""
         earliest = _integer(self.fields.get(b"earliest_expiry_ms"))
@@ -224,6 +245,8 @@ class RedisSessionOperations:
     :param prefix: put before every key.
     :param rules: bounds to keep; every process that saves to a session has to use the same.
     :param recent_sessions: sessions whose last packet id is kept in mind, so that a save needs no read before.
+    :param epoch_of: under which epoch the caller knows a session; one that has another refuses writes (``StaleEpoch``).
+        Those of PostgreSQL's, or on their way there, refuse everybody's (``NotOwner``). All can be read.
     :raises UsageError: for a prefix with a brace, or a number that is out of range.
     """
 
@@ -233,11 +256,13 @@ class RedisSessionOperations:
         prefix: str = "",
         rules: StoreRules | None = None,
         recent_sessions: int = RECENT_SESSIONS,
+        epoch_of: EpochOf | None = None,
     ) -> None:
         check_integer("recent_sessions", recent_sessions, 1, 10_000_000, "each takes about 600 bytes")
         self._prefix = check_prefix(prefix)
         self._rules = rules or StoreRules()
         self._recent = _Recent(recent_sessions, prefix)
+        self._epoch_of = epoch_of
         expiry_s = self._rules.session_expiry_s
         self._session_expiry_ms = "" if expiry_s is None else 1_000 * expiry_s
         # Digests are worked out once.
@@ -479,13 +504,14 @@ class RedisSessionOperations:
     ) -> lua.Call:
         stem = keys.stem
         names = [keys.messages, keys.last_packet_id, keys.session, *[b"%b%d" % (stem, packet_id) for packet_id in ids]]
+        epoch = "" if self._epoch_of is None else self._epoch(keys)
         args: list[lua.Value]
         if save.source is None:
-            args = [last, ids[-1], "", "", "", "", self._session_expiry_ms, refused]
+            args = [epoch, last, ids[-1], "", "", "", "", self._session_expiry_ms, refused]
         else:
             runs = _write_runs(ids)
             offset = save.offset or 0
-            args = [last, ids[-1], save.source, offset, number, runs, self._session_expiry_ms, refused]
+            args = [epoch, last, ids[-1], save.source, offset, number, runs, self._session_expiry_ms, refused]
         client_id = save.client_id
         for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
             args.append(end_ms)
@@ -571,7 +597,7 @@ class RedisSessionOperations:
                     call = self._call(
                         "trim_messages",
                         [keys.messages, keys.session, *(r.member for r in candidates)],
-                        [limit, *(r.serial for r in candidates)],
+                        [self._epoch(keys), limit, *(r.serial for r in candidates)],
                     )
                     trimmed, expired, references = _checked((yield [call])[0])
                     live[in_flight] += trimmed
@@ -590,7 +616,7 @@ class RedisSessionOperations:
             page = yield from self._list(keys, "serial", cursor, KEYS_PER_CALL)
             last = _is_last(page, KEYS_PER_CALL)
             own = [r.member for r in page if keys.packet_id(r.member) is not None]
-            args: list[lua.Value] = [earliest, saved_last_packet_id if last else b""]
+            args: list[lua.Value] = [self._epoch(keys), earliest, saved_last_packet_id if last else b""]
             call = self._call("remove_dead_references", [keys.messages, keys.session, *own], args)
             gone, earliest = _checked((yield [call])[0])
             removed += gone
@@ -628,7 +654,8 @@ class RedisSessionOperations:
             limit=limit,
             max_bytes=max_bytes,
         )
-        yield from self._clean_up(keys, client_id, page)
+        if state.is_open:
+            yield from self._clean_up(keys, client_id, page)
         if mark_delivered and page.messages and page.messages[-1].serial > state.delivered_serial:
             yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
         return PendingPage(
@@ -722,17 +749,18 @@ class RedisSessionOperations:
 
     def _clean_up(self, keys: _Keys, client_id: str, page: _Page) -> Steps[None]:
         """Remove the references of a page that lead nowhere, and put aside what nobody can read."""
+        epoch = self._epoch(keys)
         calls: Step = []
         for start in range(0, len(page.dead), KEYS_PER_CALL):
             dead = [reference.member for reference in page.dead[start : start + KEYS_PER_CALL]]
-            calls.append(self._call("remove_dead_references", [keys.messages, keys.session, *dead], ["", ""]))
+            calls.append(self._call("remove_dead_references", [keys.messages, keys.session, *dead], [epoch, "", ""]))
         for reference in page.unreadable:
             aside = quarantined_key(client_id, reference.serial, prefix=self._prefix)
             calls.append(
                 self._call(
                     "quarantine_message",
                     [keys.messages, keys.session, reference.member, aside],
-                    [reference.serial, QUARANTINE_MS, ""],
+                    [epoch, reference.serial, QUARANTINE_MS, ""],
                 )
             )
         if calls:
@@ -743,7 +771,7 @@ class RedisSessionOperations:
         """See ``store.SessionOperations.mark_delivered``."""
         check_integer("serial", serial, 0, _MAX_SERIAL, "of a message that was fetched")
         keys = self._keys(client_id)
-        args: list[lua.Value] = [serial, self._session_expiry_ms]
+        args: list[lua.Value] = [self._epoch(keys), serial, self._session_expiry_ms]
         replies = yield [self._call("mark_delivered", [keys.messages, keys.session], args)]
         return bool(_checked(replies[0]))
 
@@ -753,8 +781,9 @@ class RedisSessionOperations:
         calls: Step = []
         for start in range(0, len(acks), KEYS_PER_CALL):
             batch = acks[start : start + KEYS_PER_CALL]
-            names = [keys.messages, *(keys.payload(ack.packet_id) for ack in batch)]
-            calls.append(self._call("ack", names, ["" if ack.serial is None else ack.serial for ack in batch]))
+            names = [keys.messages, keys.session, *(keys.payload(ack.packet_id) for ack in batch)]
+            args = [self._epoch(keys), *("" if ack.serial is None else ack.serial for ack in batch)]
+            calls.append(self._call("ack", names, args))
         removed = 0
         if calls:
             for reply in (yield calls):
@@ -765,8 +794,8 @@ class RedisSessionOperations:
         """See ``store.SessionOperations.mark_released``; a record that nobody can read is missing."""
         check_packet_id(packet_id)
         keys = self._keys(client_id)
-        args: list[lua.Value] = ["" if serial is None else serial]
-        replies = yield [self._call("mark_released", [keys.messages, keys.payload(packet_id)], args)]
+        names = [keys.messages, keys.session, keys.payload(packet_id)]
+        replies = yield [self._call("mark_released", names, [self._epoch(keys), "" if serial is None else serial])]
         outcome = _checked(replies[0]).decode()
         # The next fetch puts it in quarantine.
         return Release.MISSING if outcome == "unreadable" else Release(outcome)
@@ -786,7 +815,7 @@ class RedisSessionOperations:
             going = [reference.member for reference in page if reference.serial <= state.highest]
             own = [member for member in going if keys.packet_id(member) is not None]
             foreign = [member for member in going if keys.packet_id(member) is None]
-            call = self._call("purge_session", [*keys.three(), *own], [state.highest, *foreign])
+            call = self._call("purge_session", [*keys.three(), *own], [self._epoch(keys), state.highest, *foreign])
             gone, remaining = _checked((yield [call])[0])
             removed += gone
             if not remaining or len(going) < KEYS_PER_CALL:
@@ -805,7 +834,7 @@ class RedisSessionOperations:
         keys = self._keys(client_id)
         # TBMQ 1.x wrote 0 into sessions that had never given one out.
         for text in ("", "0") if expected is None else (expected,):
-            args: list[lua.Value] = [text, packet_id, self._session_expiry_ms]
+            args: list[lua.Value] = [self._epoch(keys), text, packet_id, self._session_expiry_ms]
             replies = yield [self._call("set_last_packet_id", [keys.last_packet_id, keys.session], args)]
             if _checked(replies[0]):
                 return True
@@ -818,7 +847,7 @@ class RedisSessionOperations:
 
         def call(last: bytes, ids: Sequence[int]) -> lua.Call:
             names = [*keys.three(), *map(keys.payload, ids)]
-            return self._call("reserve_packet_ids", names, [last, ids[-1], self._session_expiry_ms])
+            return self._call("reserve_packet_ids", names, [self._epoch(keys), last, ids[-1], self._session_expiry_ms])
 
         ids, *_ = yield from self._claim(keys, count, call)
         keys.last = b"%d" % ids[-1]
@@ -942,13 +971,13 @@ class RedisSessionOperations:
         for number, chunk in enumerate(chunks):
             last = number == len(chunks) - 1
             last_packet_id = "" if session.last_packet_id is None else session.last_packet_id
-            args: list[lua.Value] = [plan, 0, "redis", number, int(last), last_packet_id]
+            args: list[lua.Value] = [plan, self._epoch(keys) or 0, "redis", number, int(last), last_packet_id]
             for message in chunk:
                 args += (message.serial, self._end_of_life(message), _imported_json(message, client_id))
             names = [*keys.three(), *(keys.payload(message.packet_id) for message in chunk)]
             try:
                 reply = _checked((yield [self._call("import_session", names, args)])[0])
-            except (ImportedBefore, MovedOn, NotOwner) as error:
+            except (ImportedBefore, MovedOn, NotOwner, StaleEpoch) as error:
                 raise MovedOn(f"the session of {client_id!r} exists: {error}") from None
             if reply[0] == b"unchanged":
                 raise MovedOn(f"the session of {client_id!r} exists: these lines were imported before")
@@ -957,6 +986,208 @@ class RedisSessionOperations:
         if stored and session.delivered_serial > FIRST_SERIAL:
             yield from self.mark_delivered(client_id, serial=session.delivered_serial)
         return ImportReport(client_id=client_id, stored=stored, expired=expired, last_packet_id=session.last_packet_id)
+
+    # Changing owners while the client is connected.
+
+    def set_owner(self, client_id: str, *, epoch: int, owner: str, mirrored: bool = False) -> Operation[bool]:
+        """Note which store owns a session, as PostgreSQL says.
+
+        :param owner: ``redis``, ``postgres``, or ``fenced`` while nobody may write.
+        :param mirrored: what Redis takes from now on is noted for PostgreSQL.
+        :returns: whether Redis did not know yet.
+        :raises StaleEpoch: when Redis knows a greater epoch, or another owner under this one.
+        """
+        call = self._set_owner_call(client_id, epoch=epoch, owner=owner, mirrored=mirrored)
+        return bool(_checked((yield [call])[0]) == b"set")
+
+    def set_owner_call(self, ownership: Ownership) -> lua.Call:
+        """Return the call that notes an owner as PostgreSQL says; its reply is ``set`` when Redis did not know yet.
+
+        :raises UsageError: when it has no epoch: such a session never moves.
+        """
+        if ownership.epoch is None:
+            raise UsageError(f"the session of {ownership.client_id!r} has no epoch: it does not move between stores")
+        return self._set_owner_call(
+            ownership.client_id, epoch=ownership.epoch, owner=ownership.owner, mirrored=ownership.mirrored
+        )
+
+    def _set_owner_call(self, client_id: str, *, epoch: int, owner: str, mirrored: bool) -> lua.Call:
+        keys = self._keys(client_id)
+        # Whoever saves next asks for the last packet id, as PostgreSQL may have given some out.
+        keys.last = None
+        return self._call("set_owner", [keys.last_packet_id, keys.session], [epoch, owner, int(mirrored)])
+
+    def read_session_call(self, client_id: str) -> lua.Call:
+        """Return the call that reads what a session says about itself."""
+        return self._call("read_session", self._keys(client_id).three(), [])
+
+    def read_snapshot(self, client_id: str, serials: Sequence[int] | None = None) -> Operation[SessionSnapshot]:
+        """Read what the other store has to know of a session; what changes meanwhile may be in it or not.
+
+        :param serials: of the messages to read; none for all.
+        :raises UnreadableRecord: when nobody can read a record; fetching the session sets it aside.
+        """
+        keys = self._keys(client_id)
+        state = yield from self._read_session(keys)
+        references = yield from self._references(keys, serials)
+        messages: list[PendingMessage] = []
+        at = 0
+        while at < len(references):
+            batch = references[at : at + KEYS_PER_CALL]
+            records = yield from self._records(keys, [r.member for r in batch], max_bytes=BYTES_PER_CALL)
+            for reference, (json, expires_at_ms) in zip(batch, records, strict=False):
+                packet_id = keys.packet_id(reference.member)
+                if packet_id is not None and not json and expires_at_ms < _NO_EXPIRY:
+                    continue
+                message = packet_id and _message(
+                    json,
+                    client_id=client_id,
+                    packet_id=packet_id,
+                    serial=reference.serial,
+                    expires_at_ms=None if expires_at_ms < 0 else expires_at_ms,
+                    redelivery=reference.serial <= state.delivered_serial,
+                )
+                if not message:
+                    raise UnreadableRecord(
+                        f"serial {reference.serial} of {client_id!r} is no message that can be read: set it aside "
+                        "(queuekeeper repair, quarantine_messages)"
+                    )
+                messages.append(message)
+            at += len(records)
+        last_serial = max(state.last_serial, state.highest)
+        return SessionSnapshot(
+            client_id=client_id,
+            last_packet_id=_integer(state.last_packet_id) or None,
+            last_serial=None if last_serial == FIRST_SERIAL else last_serial,
+            delivered_serial=None if state.delivered_serial == FIRST_SERIAL else state.delivered_serial,
+            batches=_batches(state.fields),
+            messages=tuple(messages),
+        )
+
+    def apply_snapshot(
+        self,
+        client_id: str,
+        snapshot: SessionSnapshot,
+        *,
+        epoch: int,
+        driver: int,
+        serials: Sequence[int] | None = None,
+    ) -> Operation[ApplyReport]:
+        """Make the copy of a session that PostgreSQL owns equal to a snapshot; it can be repeated.
+
+        :param epoch: of PostgreSQL's ownership.
+        :param driver: not looked at: Redis is written to under the epoch alone.
+        :param serials: of the messages to look at, also of those that are gone; none for all.
+        :raises NotOwner: when Redis owns the session, or it is on its way from there.
+        :raises MovedOn: when it has been used in Redis, and nobody owns it.
+        :raises StaleEpoch: when Redis knows a greater epoch.
+        """
+        keys = self._keys(client_id)
+        keys.last = None
+        state = yield from self._read_session(keys)
+        references = yield from self._references(keys, serials)
+        wanted = {
+            keys.payload(message.packet_id): message
+            for message in snapshot.messages
+            if serials is None or message.serial in set(serials)
+        }
+        gone = [r.member for r in references if r.member not in wanted and keys.packet_id(r.member) is not None]
+        present = [r for r in references if r.member in wanted and r.serial == wanted[r.member].serial]
+        at = 0
+        while at < len(present):
+            batch = present[at : at + KEYS_PER_CALL]
+            records = yield from self._records(keys, [r.member for r in batch], max_bytes=BYTES_PER_CALL)
+            for reference, record in zip(batch, records, strict=False):
+                if self._is_stored(wanted[reference.member], record, client_id):
+                    del wanted[reference.member]
+            at += len(records)
+        offsets = {batch.source: batch.offset for batch in snapshot.batches}
+        sources: list[tuple[str, lua.Value]] = list(offsets.items())
+        sources += [(batch.source, "") for batch in _batches(state.fields) if batch.source not in offsets]
+        written = removed = 0
+        for part in _sync_parts(gone, wanted, sources):
+            args: list[lua.Value] = [
+                epoch,
+                len(part.gone),
+                "" if snapshot.last_packet_id is None else snapshot.last_packet_id,
+                "" if snapshot.last_serial is None else snapshot.last_serial,
+                "" if snapshot.delivered_serial is None else snapshot.delivered_serial,
+                len(part.sources),
+            ]
+            for source in part.sources:
+                args += source
+            for message in part.messages.values():
+                args += (message.serial, self._end_of_life(message), _imported_json(message, client_id))
+            names = [*keys.three(), *part.gone, *part.messages]
+            reply = _checked((yield [self._call("sync_session", names, args)])[0])
+            written += reply[0]
+            removed += reply[1]
+        return ApplyReport(written=written, removed=removed)
+
+    def read_outbox(self, client_id: str) -> Operation[Outbox | None]:
+        """Read what of a session PostgreSQL does not know yet; none when it knows all, or there is no mirror."""
+        state = yield from self._read_session(self._keys(client_id))
+        return _outbox(client_id, state.fields)
+
+    def read_outboxes(self, client_ids: Sequence[str]) -> Operation[dict[str, Outbox]]:
+        """Read what of several sessions PostgreSQL does not know yet; those of which it knows all are left out."""
+        found: dict[str, Outbox] = {}
+        for start in range(0, len(client_ids), SESSIONS_PER_STEP):
+            some = client_ids[start : start + SESSIONS_PER_STEP]
+            calls = [self.read_session_call(client_id) for client_id in some]
+            for client_id, reply in zip(some, (yield calls), strict=True):
+                fields = _checked(reply)[4:]
+                outbox = _outbox(client_id, dict(zip(fields[::2], fields[1::2], strict=True)))
+                if outbox is not None:
+                    found[client_id] = outbox
+        return found
+
+    def trim_outbox(self, client_id: str, *, epoch: int, version: int) -> Operation[bool]:
+        """Forget what PostgreSQL has been told, unless more has come since it was read.
+
+        :param epoch: of the session as it was read.
+        :param version: of the outbox as it was read.
+        :returns: whether nothing is left.
+        :raises StaleEpoch: when the session has another epoch.
+        """
+        keys = self._keys(client_id)
+        return bool(_checked((yield [self._call("trim_outbox", [keys.session], [epoch, version])])[0]))
+
+    def _references(self, keys: _Keys, serials: Sequence[int] | None) -> Steps[list[_Reference]]:
+        """List references in their order: all, or those with these serials."""
+        found: list[_Reference] = []
+        if serials is None:
+            while True:
+                page = yield from self._list(keys, "rank", len(found), REFERENCES_PER_LIST)
+                found += page
+                if len(page) < REFERENCES_PER_LIST:
+                    return found
+        runs = _runs(sorted(set(serials)))
+        for start in range(0, len(runs), KEYS_PER_CALL):
+            some = runs[start : start + KEYS_PER_CALL]
+            # The list begins behind a serial.
+            calls = [
+                self._call("list_references", [keys.messages], ["serial", first - 1, last - first + 1])
+                for first, last in some
+            ]
+            for (first, last), reply in zip(some, (yield calls), strict=True):
+                pairs = zip(_checked(reply)[::2], map(_serial, reply[1::2]), strict=True)
+                found += (_Reference(*pair) for pair in pairs if first <= pair[1] <= last)
+        return found
+
+    def _is_stored(self, message: PendingMessage, record: tuple[bytes, int], client_id: str) -> bool:
+        json, expires_at_ms = record
+        if expires_at_ms != self._end_of_life(message):
+            return False
+        stored = _message(
+            json,
+            client_id=client_id,
+            packet_id=message.packet_id,
+            serial=message.serial,
+            expires_at_ms=expires_at_ms,
+            redelivery=message.redelivery,
+        )
+        return stored == replace(message, expires_at_ms=expires_at_ms)
 
     def _end_of_life(self, message: PendingMessage) -> int:
         if message.expires_at_ms is not None:
@@ -978,6 +1209,10 @@ class RedisSessionOperations:
     def _call(verb: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> lua.Call:
         return lua.Call(lua.load(f"sessions/{verb}"), keys, args)
 
+    def _epoch(self, keys: _Keys) -> lua.Value:
+        epoch = None if self._epoch_of is None else self._epoch_of(keys.client_id)
+        return "" if epoch is None else epoch
+
     def _read_session(self, keys: _Keys) -> Steps[_State]:
         reply = _checked((yield [self._call("read_session", keys.three(), [])])[0])
         last_packet_id, references, highest, now_ms, *fields = reply
@@ -992,6 +1227,14 @@ class RedisSessionOperations:
     def _list(self, keys: _Keys, by: str, start: int, limit: int) -> Steps[list[_Reference]]:
         reply = _checked((yield [self._call("list_references", [keys.messages], [by, start, limit])])[0])
         return [_Reference(*pair) for pair in zip(reply[::2], map(_serial, reply[1::2]), strict=True)]
+
+
+class _SyncPart(NamedTuple):
+    """What one call of ``sync_session`` does."""
+
+    gone: list[bytes]
+    messages: dict[bytes, PendingMessage]
+    sources: list[tuple[str, lua.Value]]
 
 
 class _Page:
@@ -1095,19 +1338,24 @@ def _read_saved(reply: bytes) -> tuple[int, int, bytes]:
     return int(serial), int(references), expired
 
 
+def _runs(numbers: Sequence[int]) -> list[list[int]]:
+    """Return first and last of what follows one another."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return runs
+
+
 def _write_runs(ids: Sequence[int]) -> str:
     """Return packet ids as text such as ``17-40,42``."""
-    runs: list[list[int]] = []
-    for packet_id in ids:
-        if runs and runs[-1][1] == packet_id - 1:
-            runs[-1][1] = packet_id
-        else:
-            runs.append([packet_id, packet_id])
-    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs)
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in _runs(ids))
 
 
 def _read_runs(text: bytes) -> list[int]:
-    """Return the packet ids that :func:`_write_runs` wrote."""
+    """Return the numbers that :func:`_write_runs` wrote, or a script."""
     ids: list[int] = []
     for run in text.decode().split(","):
         first, _, last = run.partition("-")
@@ -1147,6 +1395,58 @@ def _import_chunks(messages: Sequence[PendingMessage]) -> Iterator[list[PendingM
         chunk.append(message)
     if chunk:
         yield chunk
+
+
+def _sync_parts(
+    gone: Sequence[bytes], wanted: dict[bytes, PendingMessage], sources: Sequence[tuple[str, lua.Value]]
+) -> Iterator[_SyncPart]:
+    """Cut what is to be done into calls, at least one; messages come before removals, so that none is missed."""
+    part, size_bytes = _SyncPart([], {}, list(sources[:SOURCES_PER_SYNC])), 0
+    for start in range(SOURCES_PER_SYNC, len(sources), SOURCES_PER_SYNC):
+        yield part
+        part = _SyncPart([], {}, list(sources[start : start + SOURCES_PER_SYNC]))
+    for key, message in wanted.items():
+        size_bytes += len(message.payload)
+        if part.messages and (size_bytes > BYTES_PER_SAVE or len(part.messages) == MESSAGES_PER_SYNC):
+            yield part
+            part, size_bytes = _SyncPart([], {}, []), len(message.payload)
+        part.messages[key] = message
+    for key in gone:
+        if len(part.messages) + len(part.gone) == MESSAGES_PER_SYNC:
+            yield part
+            part = _SyncPart([], {}, [])
+        part.gone.append(key)
+    yield part
+
+
+def _batches(fields: dict[bytes, bytes]) -> tuple[SourceBatch, ...]:
+    """Return the last batches of all sources; see lua/sessions/sync_session.lua for one that was saved elsewhere."""
+    found: list[SourceBatch] = []
+    for name, record in fields.items():
+        offset, _, calls = record.partition(b";")
+        number = _integer(offset)
+        if name.startswith(b"source:") and number is not None:
+            source = name.removeprefix(b"source:").decode("utf-8", "surrogateescape")
+            found.append(SourceBatch(source=source, offset=number if calls else number - 1))
+    return tuple(sorted(found, key=lambda batch: batch.source))
+
+
+def _outbox(client_id: str, fields: dict[bytes, bytes]) -> Outbox | None:
+    noted = fields.get(b"outbox")
+    if noted is None or b"mirror" not in fields:
+        return None
+    serials: tuple[int, ...] | None = None
+    if noted == b"-":
+        serials = ()
+    elif noted != b"*":
+        serials = tuple(sorted(set(_read_runs(noted))))
+    return Outbox(
+        client_id=client_id,
+        epoch=_integer(fields.get(b"epoch")) or 0,
+        version=_integer(fields.get(b"outbox_version")) or 0,
+        since_ms=_integer(fields.get(b"outbox_ms")) or 0,
+        serials=serials,
+    )
 
 
 def _message_view(keys: _Keys, reference: _Reference, record: tuple[bytes, int]) -> MessageView:

@@ -9,7 +9,7 @@ from queuekeeper.operation import awaited, blocking
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import StoreRules
-from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
+from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, EpochOf, RedisSessionOperations
 
 
 class RedisSessionStore:
@@ -24,6 +24,7 @@ class RedisSessionStore:
     :param replicas: replicas that must have a save for its report to say ``replicated``; 0 asks for none.
     :param replica_timeout_ms: how long to wait for them. A save that they do not have by then is stored all the same.
     :param retry_for_s: how long a call waits for a slot that moves, a failover, or a server that is busy or loading.
+    :param epoch_of: under which epoch the caller knows a session; see :class:`RedisSessionOperations`.
     """
 
     def __init__(
@@ -36,8 +37,11 @@ class RedisSessionStore:
         replicas: int = 0,
         replica_timeout_ms: int = lua.REPLICA_TIMEOUT_MS,
         retry_for_s: float = lua.RETRY_FOR_S,
+        epoch_of: EpochOf | None = None,
     ) -> None:
-        self.operations = RedisSessionOperations(prefix=prefix, rules=rules, recent_sessions=recent_sessions)
+        self.operations = RedisSessionOperations(
+            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of
+        )
         self._caller = lua.ScriptCaller(
             client, replicas=replicas, replica_timeout_ms=replica_timeout_ms, retry_for_s=retry_for_s
         )
@@ -59,12 +63,19 @@ class RedisSessionStore:
     peek = blocking(RedisSessionOperations.peek)
     export_session = blocking(RedisSessionOperations.export_session)
     import_session = blocking(RedisSessionOperations.import_session)
+    set_owner = blocking(RedisSessionOperations.set_owner)
+    read_snapshot = blocking(RedisSessionOperations.read_snapshot)
+    apply_snapshot = blocking(RedisSessionOperations.apply_snapshot)
+    read_outbox = blocking(RedisSessionOperations.read_outbox)
+    read_outboxes = blocking(RedisSessionOperations.read_outboxes)
+    trim_outbox = blocking(RedisSessionOperations.trim_outbox)
 
 
 class AsyncRedisSessionStore:
     """:class:`RedisSessionStore` for asyncio.
 
     :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
+    :param epoch_of: under which epoch the caller knows a session.
     """
 
     def __init__(
@@ -74,8 +85,11 @@ class AsyncRedisSessionStore:
         rules: StoreRules | None = None,
         *,
         recent_sessions: int = RECENT_SESSIONS,
+        epoch_of: EpochOf | None = None,
     ) -> None:
-        self.operations = RedisSessionOperations(prefix=prefix, rules=rules, recent_sessions=recent_sessions)
+        self.operations = RedisSessionOperations(
+            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of
+        )
         self._caller = caller
 
     async def answer(self, step: Sequence[lua.Call]) -> lua.Replies:
@@ -95,3 +109,9 @@ class AsyncRedisSessionStore:
     peek = awaited(RedisSessionOperations.peek)
     export_session = awaited(RedisSessionOperations.export_session)
     import_session = awaited(RedisSessionOperations.import_session)
+    set_owner = awaited(RedisSessionOperations.set_owner)
+    read_snapshot = awaited(RedisSessionOperations.read_snapshot)
+    apply_snapshot = awaited(RedisSessionOperations.apply_snapshot)
+    read_outbox = awaited(RedisSessionOperations.read_outbox)
+    read_outboxes = awaited(RedisSessionOperations.read_outboxes)
+    trim_outbox = awaited(RedisSessionOperations.trim_outbox)

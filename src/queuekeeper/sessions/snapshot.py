@@ -44,6 +44,24 @@ class SessionSnapshot:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Outbox:
+    """What has changed in a session of Redis's and PostgreSQL does not know yet.
+
+    :param epoch: of the session when this was read.
+    :param version: grows with every change.
+    :param since_ms: Redis's time of the oldest of these changes.
+    :param serials: messages that came, went or were released; none when it may be any. What is not of a message, as the
+        last packet id, may have changed too.
+    """
+
+    client_id: str
+    epoch: int
+    version: int
+    since_ms: int
+    serials: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
     """One thing in which two snapshots of a session differ; as text a sentence without the content of messages.
 

@@ -45,7 +45,7 @@ def put_aside(world: World, queue: Queue, effects: Sequence[Effect], *, judged: 
         [
             (
                 [keys.messages, keys.session, payload_of(world, queue, each), aside_key(world, queue, each)],
-                [each.serial, 1_000 * world.parameters.keep_s, queue.client_id if judged else ""],
+                ["", each.serial, 1_000 * world.parameters.keep_s, queue.client_id if judged else ""],
             )
             for each in effects
         ],

@@ -57,7 +57,7 @@ class RepairCounter(SimpleRemedy):
                 world.call(
                     "set_last_packet_id",
                     [keys.last_packet_id, keys.session],
-                    [str(effect.before), str(effect.after), ""],
+                    ["", str(effect.before), str(effect.after), ""],
                 )
             )
             for effect in effects

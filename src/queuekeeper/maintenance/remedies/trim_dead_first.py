@@ -53,12 +53,12 @@ class TrimDeadFirst(SimpleRemedy):
         names: list[lua.Value]
         for batch in batches(dead):
             names = [keys.messages, keys.session, *map(_member, batch)]
-            removed = world.call("remove_dead_references", names, ["", ""])[0]
+            removed = world.call("remove_dead_references", names, ["", "", ""])[0]
             done += [position < removed for position in range(len(batch))]
         for batch in batches(live):
             names = [keys.messages, keys.session, *map(_member, batch)]
             trimmed, expired, _ = world.call(
-                "trim_messages", names, [world.parameters.limit, *(each.serial for each in batch)]
+                "trim_messages", names, ["", world.parameters.limit, *(each.serial for each in batch)]
             )
             done += [position < trimmed + expired for position in range(len(batch))]
         return done

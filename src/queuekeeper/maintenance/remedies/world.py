@@ -145,6 +145,8 @@ class World:
         fields = dict(zip(texts[::2], texts[1::2], strict=True))
         if fields.get("owner") == "postgres":
             raise QueueRefused("the session belongs to PostgreSQL")
+        if fields.get("owner") == "fenced":
+            raise QueueRefused("the session is on its way to PostgreSQL")
         if fields.get("import", "done") != "done":
             raise QueueRefused("its import is not complete")
         return State(last.decode("utf-8", "replace"), references, last_score.decode(), now_ms, fields)

@@ -1,0 +1,37 @@
+-- Notes in a session that has a mirror what the other store does not know yet: serials as text such as 17-20,25, '-'
+-- for a change of no message, or '*' for anything. The text is bounded; what would be longer is all of the session.
+local OUTBOX_BYTES = 4000
+
+local function appended(outbox, change)
+    -- Saves come one behind the other, so that the last run grows.
+    local tail = string.sub(outbox, -36)
+    local at, _, run_first, run_last = string.find(tail, '(%d+)%-?(%d*)$')
+    local next_first, rest = string.match(change, '^(%d+)%-?(.*)$')
+    if run_last == '' then
+        run_last = run_first
+    end
+    if next_first - run_last ~= 1 then
+        return outbox .. ',' .. change
+    end
+    if string.sub(change, #next_first + 1, #next_first + 1) ~= '-' then
+        rest = change
+    end
+    return string.sub(outbox, 1, #outbox - #tail + at - 1) .. run_first .. '-' .. rest
+end
+
+local function note_change(key, change)
+    local outbox = redis.call('HGET', key, 'outbox')
+    if outbox == '*' or (outbox and change == '-') then
+        change = outbox
+    elseif outbox and outbox ~= '-' and change ~= '*' then
+        change = appended(outbox, change)
+    end
+    if #change > OUTBOX_BYTES then
+        change = '*'
+    end
+    local instant = redis.call('TIME')
+    redis.call('HSET', key, 'outbox', change)
+    local changed_ms = string.format('%.0f', instant[1] * 1000 + math.floor(instant[2] / 1000))
+    redis.call('HSETNX', key, 'outbox_ms', changed_ms)
+    redis.call('HINCRBY', key, 'outbox_version', '1')
+end

@@ -1,0 +1,80 @@
+#!lua flags=allow-oom
+--[[
+Purpose
+    Note which store owns a session that moves while its client is connected. A repeated call changes nothing.
+KEYS
+    [1]  last_packet_id  packet id given out last
+    [2]  session         fields of the session
+ARGV
+    [1]  epoch           of this ownership; a session with a greater one is left alone
+    [2]  owner           redis, postgres, or fenced: nobody may write, as the session is on its way to PostgreSQL
+    [3]  mirror          1: what changes from now on is noted for PostgreSQL; 0: it is not. Only looked at for redis
+Returns
+    "set"        the session has this owner now
+    "unchanged"  it had it before; a mirror that was taken off under the same epoch stays off
+Errors
+    INVALID  an argument breaks the rules above
+    STALE    the session has a greater epoch, or another owner under the same one
+Cost
+    O(1); about 8 us.
+]]
+--- @include "includes/integers"
+--- @include "includes/outbox"
+--- @include "includes/time"
+
+local last_packet_id_key, session_key, owner, mirror = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
+local epoch = integer(ARGV[1])
+if #KEYS ~= 2 or #ARGV ~= 3 or not epoch or epoch < 0 then
+    return redis.error_reply('INVALID 2 keys, an epoch of 0 or more, an owner and a mark of the mirror are expected')
+end
+if owner ~= 'redis' and owner ~= 'postgres' and owner ~= 'fenced' then
+    return redis.error_reply('INVALID owner is neither redis nor postgres nor fenced')
+end
+if mirror ~= '0' and mirror ~= '1' then
+    return redis.error_reply('INVALID the mark of the mirror is neither 0 nor 1')
+end
+
+local fields = redis.call(
+    'HMGET', session_key, 'owner', 'epoch', 'mirror', 'until_ms', 'import', 'last_serial'
+)
+local known = integer(fields[2] or '') or -1
+if known > epoch or (known == epoch and fields[1] ~= owner) then
+    return redis.error_reply('STALE epoch ' .. (fields[2] or '') .. ' owns the session: ask for its owner')
+end
+local was_mirrored = fields[3]
+if known == epoch and not (owner == 'redis' and mirror == '0' and was_mirrored) then
+    return 'unchanged'
+end
+local has_been_used = fields[6] or redis.call('EXISTS', last_packet_id_key) == 1
+
+redis.call('HSET', session_key, 'owner', owner, 'epoch', ARGV[1])
+-- From now on no import may take the session back. One that is not complete stays so, and keeps everybody out.
+if not fields[5] or fields[5] == 'done' then
+    redis.call('HSET', session_key, 'import', 'done')
+    redis.call('HDEL', session_key, 'plan', 'references', 'imported_last_packet_id')
+end
+-- Without the note of the last save the next one looks at the owner.
+redis.call('HDEL', session_key, 'saved_last_packet_id')
+if owner == 'postgres' then
+    redis.call('HDEL', session_key, 'mirror', 'outbox', 'outbox_version', 'outbox_ms', 'until_ms')
+elseif owner == 'redis' and mirror == '0' then
+    redis.call('HDEL', session_key, 'mirror', 'outbox', 'outbox_version', 'outbox_ms')
+elseif owner == 'redis' or was_mirrored then
+    redis.call('HSET', session_key, 'mirror', ARGV[1])
+end
+-- Nobody has noted what Redis took before. A session that PostgreSQL hands over is equal in both.
+if owner == 'redis' and mirror == '1' and not was_mirrored and fields[1] ~= 'postgres' and has_been_used then
+    note_change(session_key, '*')
+end
+if owner == 'redis' and mirror == '0' then
+    -- What should have expired by now is left to the cleanup of idle sessions.
+    local until_ms = integer(fields[4] or '')
+    if until_ms and until_ms > now_ms() then
+        redis.call('PEXPIREAT', session_key, fields[4])
+        redis.call('PEXPIREAT', last_packet_id_key, fields[4])
+    end
+else
+    redis.call('PERSIST', session_key)
+    redis.call('PERSIST', last_packet_id_key)
+end
+return 'set'
