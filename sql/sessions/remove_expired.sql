@@ -1,6 +1,7 @@
 -- Remove the messages in some blocks of the vendor's table whose life is over; what others hold is left to the next
 -- run, so that this one waits for nobody.
--- params: first_place, end_place, default_ttl_s; both places are such as (1000,0), the latter not included
+-- params: first_place, end_place, default_ttl_s, client_ids; both places are such as (1000,0), the latter not included;
+-- client_ids: of the sessions to look at; null for all
 -- rows: (client_id, messages removed)
 -- index: device_publish_msg_pkey; reads the blocks named
 WITH doomed AS (
@@ -13,6 +14,7 @@ WITH doomed AS (
         AND ctid < %(end_place)s::tid
         AND queuekeeper.message_expires_at_ms(time, msg_expiry_interval, %(default_ttl_s)s)
         <= extract(EPOCH FROM statement_timestamp()) * 1000
+        AND (%(client_ids)s::varchar[] IS NULL OR client_id = any(%(client_ids)s::varchar[]))
     FOR UPDATE SKIP LOCKED
 ),
 

@@ -104,6 +104,7 @@ def test_many_sessions_are_saved_by_few_statements_in_one_transaction(store: Wat
     assert [report.packet_ids for report in reports] == [(1,)] * 400
     assert [step.begin for step in store.steps].count(True) == 1
     assert store.statements == [
+        "hold_owners",
         "lock_sessions",
         "forget_cleared_sessions",
         "read_sessions",
@@ -671,9 +672,19 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "remove_dead_messages": {"client_ids": ["c-7", "c-8"], "default_ttl_s": 60},
     "remove_empty_sessions": {"client_ids": ["c-7", "c-8"], "now_ms": None},
     "remove_messages": {"client_id": "c-7", "serials": [5, 6]},
+    "remove_other_messages": {"client_id": "c-7", "kept": [5, 6], "serials": None},
     "save_sessions": {"client_ids": ["c-7"], "last_serials": [9], "last_packet_ids": [9]},
     "sessions_over_limit": {"after_client_id": "", "sessions": 50, "limit": 10, "default_ttl_s": 60},
+    "snapshot_messages": {
+        "client_id": "c-7",
+        "before_serial": None,
+        "serials": None,
+        "limit": 50,
+        "default_ttl_s": 60,
+    },
+    "snapshot_session": {"client_id": "c-7"},
     "superseded_messages": {"client_id": "c-7", "first_serial": 5, "last_serial": 50},
+    "suspicious_messages": {"client_id": "c-7"},
     "trim_messages": {"client_ids": ["c-7", "c-8"], "excess": [3, 4], "delivered_serials": [-1, 20]},
     "used_packet_ids": {"client_id": "c-7"},
 }
@@ -695,8 +706,8 @@ def test_no_statement_of_a_session_reads_the_whole_table(database: Connection) -
 
 
 def test_clean_up_reads_the_named_blocks_only(database: Connection) -> None:
-    parameters = {"first_place": "(0,0)", "end_place": "(1,0)", "default_ttl_s": 60}
+    parameters = {"first_place": "(0,0)", "end_place": "(1,0)", "default_ttl_s": 60, "client_ids": None}
     insert(database, "a", range(1_000))
-    for name in ("expired_messages", "remove_expired"):
+    for name in ("expired_sessions", "remove_expired"):
         plan = database.execute("EXPLAIN " + postgres.statement(f"sessions/{name}"), parameters).fetchall()
         assert any("Tid Range Scan on device_publish_msg" in line for (line,) in plan)

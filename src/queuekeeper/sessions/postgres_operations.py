@@ -2,7 +2,8 @@
 
 The vendor's tables stay as they are. What they have no column for is kept in schema ``queuekeeper``. Locks are taken
 in one order, so that our own writers never wait for each other in a circle: sessions by client id, then messages by
-serial, then our own rows. Whatever has no need to wait passes over what others hold.
+serial, then our own rows. Whatever has no need to wait passes over what others hold. Before all of them each write
+holds the rows that say who owns its sessions, so that no session changes its owner while it is written to.
 """
 
 from __future__ import annotations
@@ -12,9 +13,20 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias, TypeVar
 
 import orjson
+import psycopg
 from psycopg import errors as postgres_errors
 
-from queuekeeper.errors import MovedOn, PacketIdInUse, QueuekeeperError, RefusedError, ServerUnavailable, UsageError
+from queuekeeper.errors import (
+    MovedOn,
+    NotOwner,
+    PacketIdInUse,
+    QueuekeeperError,
+    RefusedError,
+    ServerUnavailable,
+    SessionFenced,
+    StaleEpoch,
+    UsageError,
+)
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.operation import Operation
 from queuekeeper.sessions import jsonl, wire
@@ -42,6 +54,7 @@ from queuekeeper.sessions.model import (
     check_packet_id,
     check_page,
 )
+from queuekeeper.sessions.snapshot import ApplyReport, SessionSnapshot, SourceBatch
 from queuekeeper.sessions.store import PAGE_BYTES
 
 T = TypeVar("T")
@@ -63,6 +76,9 @@ BLOCKS_PER_STEP = 1_000
 """Part of the vendor's table that one step of the clean-up reads: 8 MB."""
 
 SESSIONS_PER_STEP = 500
+MESSAGES_PER_SNAPSHOT_STEP = 500
+"""Rows of any size that one step of a snapshot reads."""
+
 MAX_VENDOR_TEXT = 255
 """Characters in the vendor's columns for client id, content type and response topic."""
 
@@ -72,6 +88,12 @@ FIRST_SERIAL = -1
 FOR_EVER_MS = 2**63 - 1
 MAX_RESERVED_PACKET_IDS = 1_000
 TRIES = 5
+REFUSALS: dict[str, type[QueuekeeperError]] = {"QK001": NotOwner, "QK002": SessionFenced, "QK003": StaleEpoch}
+"""SQLSTATE of ``queuekeeper.hold_owners`` -> exception."""
+
+_MOVED = -1
+"""First serial of a source's batch that another store has saved: more than its offset is not known."""
+
 _COUNTS = ("trimmed", "expired", "refused", "quarantined")
 _LOWEST_SERIAL, _HIGHEST_SERIAL = -(2**63), 2**63 - 1
 
@@ -162,10 +184,13 @@ class PostgresSessionOperations:
     no column for the instant.
 
     :param rules: bounds that the store keeps.
+    :param epoch_of: tells the epoch in which the caller knows a session; the session is not written to in another one.
+        None knows none.
     """
 
-    def __init__(self, rules: StoreRules) -> None:
+    def __init__(self, rules: StoreRules, *, epoch_of: Callable[[str], int | None] | None = None) -> None:
         self._rules = rules
+        self._epoch_of = epoch_of
 
     # --- saving ------------------------------------------------------------------------------------------------
 
@@ -175,13 +200,17 @@ class PostgresSessionOperations:
         :raises UsageError: also when a text is longer than the vendor's column, or subscription ids are given.
         """
         for save in saves:
-            self._check(save)
+            self.check_save(save)
         reports: list[SaveReport] = []
         for batch in _batches(saves):
             reports += yield from self._save_apart(batch)
         return reports
 
-    def _check(self, save: SessionSave) -> None:
+    def check_save(self, save: SessionSave) -> None:
+        """Refuse what the vendor's tables or the rules have no place for.
+
+        :raises UsageError: naming it.
+        """
         _check_client_id(save.client_id)
         if save.source is not None:
             _check_length("source", save.source)
@@ -194,7 +223,12 @@ class PostgresSessionOperations:
             _check_columns(message)
 
     def _save_apart(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        """Save a batch; when it fails, its halves apart, until only the session that is to blame has not been saved."""
+        """Save a batch; when it fails, its halves apart, until only the session that is to blame has not been saved.
+
+        Sessions of another store are told at once; the others are saved without them.
+        """
+        if not saves:
+            return []
         try:
             return (yield from _retried(lambda: self._transaction(self._save(saves))))
         except ServerUnavailable:
@@ -202,6 +236,15 @@ class PostgresSessionOperations:
         except QueuekeeperError as error:
             if len(saves) == 1 or isinstance(error.__cause__, _NOBODYS_OWN):
                 return [SaveReport(client_id=save.client_id, error=error) for save in saves]
+            refused = _refused(error)
+        if refused:
+            rest = iter((yield from self._save_apart([save for save in saves if save.client_id not in refused])))
+            return [
+                SaveReport(client_id=save.client_id, error=refused[save.client_id])
+                if save.client_id in refused
+                else next(rest)
+                for save in saves
+            ]
         middle = len(saves) // 2
         reports = yield from self._save_apart(saves[:middle])
         return reports + (yield from self._save_apart(saves[middle:]))
@@ -228,7 +271,10 @@ class PostgresSessionOperations:
                     batches.append((save, first_serial, report.packet_ids))
             reports.append(report)
         if changed:
-            queries = [*(_save_messages_query(part) for part in _parts(rows)), _save_sessions_query(changed)]
+            queries = [
+                *(_messages_query("save_messages", part) for part in _parts(rows)),
+                _save_sessions_query(changed),
+            ]
             if self._over(changed):
                 yield Step(queries=tuple(queries))
                 yield from self._make_room(changed)
@@ -260,6 +306,7 @@ class PostgresSessionOperations:
         parameters = {"client_ids": list(client_ids)}
         answer = yield Step(
             queries=(
+                self._hold(client_ids),
                 Query(name="lock_sessions", parameters=parameters),
                 Query(name="forget_cleared_sessions", parameters=parameters),
                 Query(
@@ -281,7 +328,7 @@ class PostgresSessionOperations:
         if save.offset is None or session.batch_offset is None or save.offset > session.batch_offset:
             return None
         nothing: tuple[None, ...] = (None,) * len(save.messages)
-        if save.offset < session.batch_offset:
+        if save.offset < session.batch_offset or session.batch_first_serial == _MOVED:
             return SaveReport(
                 client_id=save.client_id, packet_ids=nothing, serials=nothing, replayed=True, forgotten=True
             )
@@ -425,7 +472,7 @@ class PostgresSessionOperations:
             client_id, after_serial=after_serial, backlog_serial=backlog_serial, limit=limit, max_bytes=max_bytes
         )
         if page.expired or page.unreadable:
-            yield Step(begin=True, end=True, queries=tuple(_put_away(client_id, page)))
+            yield Step(begin=True, end=True, queries=(self._hold([client_id]), *_put_away(client_id, page)))
         if mark_delivered and page.messages:
             yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
         return PendingPage(
@@ -446,6 +493,7 @@ class PostgresSessionOperations:
             begin=True,
             end=True,
             queries=(
+                self._hold([client_id]),
                 Query(name="forget_cleared_sessions", parameters={"client_ids": [client_id]}),
                 Query(name="mark_delivered", parameters={"client_id": client_id, "serial": serial}),
             ),
@@ -464,7 +512,9 @@ class PostgresSessionOperations:
                 "serials": [ack.serial for ack in part],
                 "default_ttl_s": self._rules.default_ttl_s,
             }
-            (rows,) = yield Step(begin=True, end=True, queries=(Query(name="ack", parameters=parameters),))
+            _, rows = yield Step(
+                begin=True, end=True, queries=(self._hold([client_id]), Query(name="ack", parameters=parameters))
+            )
             removed += len(rows)
             left = set(rows)
             for ack in part:
@@ -483,8 +533,8 @@ class PostgresSessionOperations:
             "serial": serial,
             "default_ttl_s": self._rules.default_ttl_s,
         }
-        (((released, released_before),),) = yield Step(
-            begin=True, end=True, queries=(Query(name="mark_released", parameters=parameters),)
+        _, ((released, released_before),) = yield Step(
+            begin=True, end=True, queries=(self._hold([client_id]), Query(name="mark_released", parameters=parameters))
         )
         if released:
             return Release.RELEASED
@@ -502,8 +552,10 @@ class PostgresSessionOperations:
         removed = 0
         parameters = {"client_id": client_id, "up_to_serial": highest_serial, "limit": ROWS_PER_STEP}
         while highest_serial is not None:
-            (((gone,),),) = yield Step(
-                begin=True, end=True, queries=(Query(name="purge_messages", parameters=parameters),)
+            _, ((gone,),) = yield Step(
+                begin=True,
+                end=True,
+                queries=(self._hold([client_id]), Query(name="purge_messages", parameters=parameters)),
             )
             removed += gone
             if gone < ROWS_PER_STEP:
@@ -512,6 +564,7 @@ class PostgresSessionOperations:
             begin=True,
             end=True,
             queries=(
+                self._hold([client_id]),
                 Query(name="lock_existing_sessions", parameters={"client_ids": [client_id]}),
                 Query(name="remove_empty_sessions", parameters={"client_ids": [client_id], "now_ms": None}),
                 count,
@@ -718,7 +771,9 @@ class PostgresSessionOperations:
             "last_packet_id": exported.last_packet_id or 0,
         }
         forget = Query(name="forget_cleared_sessions", parameters={"client_ids": [exported.client_id]})
-        _, rows = yield Step(queries=(forget, Query(name="import_session", parameters=parameters)))
+        _, _, rows = yield Step(
+            queries=(self._hold([exported.client_id]), forget, Query(name="import_session", parameters=parameters))
+        )
         if not rows:
             raise MovedOn(f"session {exported.client_id!r} exists: purge it first, or import nothing")
         ((now_ms,),) = rows
@@ -753,7 +808,9 @@ class PostgresSessionOperations:
             used_packet_ids=[],
             until_ms=self._until_ms(latest_ms),
         )
-        yield Step(queries=(*(_save_messages_query(part) for part in _parts(stored)), _save_states_query([state])))
+        yield Step(
+            queries=(*(_messages_query("save_messages", part) for part in _parts(stored)), _save_states_query([state]))
+        )
         return ImportReport(
             client_id=exported.client_id,
             stored=len(stored),
@@ -766,7 +823,8 @@ class PostgresSessionOperations:
     def remove_expired(self, *, dry_run: bool = False) -> Operation[CleanupReport]:
         """Remove the messages of all sessions whose life is over, then sessions whose own time is.
 
-        It goes through the vendor's table once, in short transactions, and waits for nobody.
+        It goes through the vendor's table once, in short transactions, and waits for nobody. Sessions of another store
+        are passed over.
         """
         (((blocks,),),) = yield Step(begin=True, end=True, queries=(Query(name="source_blocks"),))
         messages = 0
@@ -776,18 +834,20 @@ class PostgresSessionOperations:
                 "end_place": f"({block + BLOCKS_PER_STEP},0)",
                 "default_ttl_s": self._rules.default_ttl_s,
             }
-            if dry_run:
-                query = Query(name="expired_messages", parameters=parameters)
-                (((expired,),),) = yield Step(begin=True, end=True, queries=(query,))
-                messages += expired
-            else:
-                messages += yield from self._transaction(self._remove_expired(parameters))
+            messages += yield from self._transaction(self._remove_expired(parameters, dry_run=dry_run))
         sessions = yield from self._remove_idle_sessions(dry_run=dry_run)
         return CleanupReport(messages=messages, sessions=sessions, dry_run=dry_run)
 
-    @staticmethod
-    def _remove_expired(parameters: dict[str, Any]) -> Operation[int]:
-        (rows,) = yield Step(queries=(Query(name="remove_expired", parameters=parameters),))
+    def _remove_expired(self, parameters: dict[str, Any], *, dry_run: bool) -> Operation[int]:
+        (((move,),),) = yield Step(queries=(Query(name="sessions_move"),))
+        own: list[str] | None = None
+        if move or dry_run:
+            (found,) = yield Step(queries=(Query(name="expired_sessions", parameters=parameters),))
+            expired_of = dict(found)
+            own = (yield from self._hold_own(list(expired_of))) if move else list(expired_of)
+            if dry_run:
+                raise _Undo(sum(expired_of[client_id] for client_id in own))
+        (rows,) = yield Step(queries=(Query(name="remove_expired", parameters=parameters | {"client_ids": own}),))
         if rows:
             yield Step(queries=(_count_removed_query([(client_id, expired, 0) for client_id, expired in rows]),))
         return sum(expired for _, expired in rows)
@@ -802,25 +862,25 @@ class PostgresSessionOperations:
                 return sessions
             client_ids = [client_id for client_id, _ in rows]
             after_client_id = client_ids[-1]
-            if dry_run:
-                sessions += len(client_ids)
-                continue
-            parameters = {"client_ids": client_ids}
-            answer = yield Step(
-                begin=True,
-                end=True,
-                queries=(
-                    Query(name="lock_existing_sessions", parameters=parameters),
-                    Query(name="remove_empty_sessions", parameters=parameters | {"now_ms": rows[0][1]}),
-                ),
+            sessions += yield from self._transaction(self._remove_idle(client_ids, now_ms=rows[0][1], dry_run=dry_run))
+
+    def _remove_idle(self, client_ids: Sequence[str], *, now_ms: int, dry_run: bool) -> Operation[int]:
+        own = yield from self._hold_own(client_ids)
+        if dry_run:
+            raise _Undo(len(own))
+        answer = yield Step(
+            queries=(
+                Query(name="lock_existing_sessions", parameters={"client_ids": own}),
+                Query(name="remove_empty_sessions", parameters={"client_ids": own, "now_ms": now_ms}),
             )
-            ((removed,),) = answer[-1]
-            sessions += removed
+        )
+        ((removed,),) = answer[-1]
+        return int(removed)
 
     def trim_sessions(self, *, dry_run: bool = False) -> Operation[CleanupReport]:
         """Remove what is over the limit in all sessions, also in those that the vendor's broker has filled.
 
-        Dead messages go first, then the oldest, in short transactions.
+        Dead messages go first, then the oldest, in short transactions. Sessions of another store are passed over.
         """
         messages = sessions = 0
         after_client_id: str | None = ""
@@ -836,15 +896,19 @@ class PostgresSessionOperations:
             )
             after_client_id = rows[-1][0]
             over = {client_id: too_many for client_id, too_many in rows if too_many is not None}
-            sessions += len(over)
-            for client_id, too_many in over.items():
-                messages += too_many if dry_run else (yield from self._trim_session(client_id))
+            own = (yield from self._transaction(self._tell_own(list(over)))) if over else []
+            sessions += len(own)
+            for client_id in own:
+                messages += over[client_id] if dry_run else (yield from self._trim_session(client_id))
         return CleanupReport(messages=messages, sessions=sessions, dry_run=dry_run)
 
     def _trim_session(self, client_id: str) -> Operation[int]:
         removed = 0
         while True:
-            gone, left = yield from _retried(lambda: self._transaction(self._trim(client_id)))
+            try:
+                gone, left = yield from _retried(lambda: self._transaction(self._trim(client_id)))
+            except (NotOwner, SessionFenced, StaleEpoch):
+                return removed
             removed += gone
             if not gone or left <= self._rules.limit:
                 return removed
@@ -856,7 +920,248 @@ class PostgresSessionOperations:
         yield Step(queries=(_save_states_query([session]),))
         return session.dead + session.trimmed, session.messages or 0
 
+    # --- moving while devices are connected --------------------------------------------------------------------
+
+    def set_aside_unreadable(self, client_id: str) -> Operation[int]:
+        """Put messages that nobody can deliver aside, as a fetch would that came to them.
+
+        :returns: how many.
+        :raises NotOwner: when there are any and the session is not PostgreSQL's.
+        """
+        _check_client_id(client_id)
+        unreadable = yield from self._unreadable(client_id)
+        if unreadable:
+            page = _Page(after_serial=FIRST_SERIAL, backlog_serial=FIRST_SERIAL, unreadable=unreadable)
+            yield Step(begin=True, end=True, queries=(self._hold([client_id]), *_put_away(client_id, page)))
+        return len(unreadable)
+
+    def _unreadable(self, client_id: str, *, inside: bool = False) -> Operation[dict[int, str]]:
+        """Return which messages nobody can deliver, by serial, and why.
+
+        :param inside: a transaction is under way.
+        """
+        suspicious = Query(name="suspicious_messages", parameters={"client_id": client_id})
+        (rows,) = yield Step(begin=not inside, end=not inside, queries=(suspicious,))
+        unreadable: dict[int, str] = {}
+        for row in rows:
+            try:
+                self._pending(row, delivered_serial=FIRST_SERIAL)
+            except ValueError as error:
+                unreadable[row[0]] = str(error)
+        return unreadable
+
+    def read_snapshot(self, client_id: str, serials: Sequence[int] | None = None) -> Operation[SessionSnapshot]:
+        """Read what the other store has to know of a session; what changes meanwhile may be in it or not.
+
+        :meth:`read_left_out` tells what is not in it.
+
+        :param serials: of the messages to read; none for all.
+        """
+        snapshot, _ = yield from self._read_snapshot(client_id, serials)
+        return snapshot
+
+    def read_left_out(self, client_id: str) -> Operation[dict[int, str]]:
+        """Tell which messages a snapshot leaves out, by serial, and why.
+
+        :returns: the rule that a row breaks, ``expired``, or ``packet_id_duplicate`` when a newer live message has the
+            same packet id. What is older than the newest that the rules allow is not told.
+        """
+        _, left_out = yield from self._read_snapshot(client_id, None)
+        return left_out
+
+    def _read_snapshot(
+        self, client_id: str, serials: Sequence[int] | None
+    ) -> Operation[tuple[SessionSnapshot, dict[int, str]]]:
+        _check_client_id(client_id)
+        parameters: dict[str, Any] = {
+            "client_id": client_id,
+            "before_serial": None,
+            "serials": None if serials is None else list(serials),
+            "limit": MESSAGES_PER_SNAPSHOT_STEP,
+            "default_ttl_s": self._rules.default_ttl_s,
+        }
+        (session,), rows = yield Step(
+            begin=True,
+            end=True,
+            queries=(
+                Query(name="snapshot_session", parameters={"client_id": client_id}),
+                Query(name="snapshot_messages", parameters=parameters),
+            ),
+        )
+        last_packet_id, last_serial, delivered_serial, sources, offsets = session
+        newest: list[PendingMessage] = []
+        left_out: dict[int, str] = {}
+        while rows and len(newest) < self._rules.limit:
+            for now_ms, superseded, *columns in rows:
+                try:
+                    message = self._pending(columns, delivered_serial=delivered_serial)
+                except ValueError as error:
+                    left_out[columns[0]] = str(error)
+                    continue
+                if message.expires_at_ms is not None and message.expires_at_ms <= now_ms:
+                    left_out[message.serial] = "expired"
+                elif superseded:
+                    left_out[message.serial] = "packet_id_duplicate"
+                else:
+                    newest.append(message)
+            parameters = parameters | {"before_serial": rows[-1][2]}
+            (rows,) = yield Step(
+                begin=True, end=True, queries=(Query(name="snapshot_messages", parameters=parameters),)
+            )
+        snapshot = SessionSnapshot(
+            client_id=client_id,
+            last_packet_id=last_packet_id,
+            last_serial=None if last_serial < 0 else last_serial,
+            delivered_serial=None if delivered_serial < 0 else delivered_serial,
+            batches=tuple(
+                SourceBatch(source=source, offset=offset)
+                for source, offset in sorted(zip(sources, offsets, strict=True))
+            ),
+            messages=tuple(reversed(newest[: self._rules.limit])),
+        )
+        return snapshot, left_out
+
+    def apply_snapshot(
+        self,
+        client_id: str,
+        snapshot: SessionSnapshot,
+        *,
+        epoch: int,
+        driver: int,
+        serials: Sequence[int] | None = None,
+    ) -> Operation[ApplyReport]:
+        """Make the copy of a session that Redis owns equal to a snapshot, in one transaction; it can be repeated.
+
+        Where all messages are looked at, those that nobody can deliver are put aside.
+
+        :param epoch: of the session.
+        :param driver: number of the driver that writes.
+        :param serials: of the messages to look at, also of those that are gone; none for all.
+        :raises NotOwner: when PostgreSQL owns the session, or another driver has come.
+        :raises StaleEpoch: when the session has another epoch.
+        :raises UsageError: when a message has what the vendor's tables cannot say.
+        """
+        _check_client_id(client_id)
+        for message in snapshot.messages:
+            self._check_import(message)
+
+        def attempt() -> Operation[ApplyReport]:
+            return self._transaction(self._apply(client_id, snapshot, epoch=epoch, driver=driver, serials=serials))
+
+        return (yield from _retried(attempt))
+
+    def _apply(
+        self,
+        client_id: str,
+        snapshot: SessionSnapshot,
+        *,
+        epoch: int,
+        driver: int,
+        serials: Sequence[int] | None,
+    ) -> Operation[ApplyReport]:
+        yield from self._hold_copy(client_id, epoch=epoch, driver=driver)
+        if serials is None:
+            unreadable = yield from self._unreadable(client_id, inside=True)
+            if unreadable:
+                page = _Page(after_serial=FIRST_SERIAL, backlog_serial=FIRST_SERIAL, unreadable=unreadable)
+                yield Step(queries=tuple(_put_away(client_id, page)))
+        written, removed, latest_ms = yield from self._apply_messages(client_id, snapshot, serials)
+        if snapshot == SessionSnapshot(
+            client_id=snapshot.client_id, last_packet_id=None, last_serial=None, delivered_serial=None
+        ):
+            # It has been purged.
+            purge = Query(name="remove_empty_sessions", parameters={"client_ids": [client_id], "now_ms": None})
+            yield Step(queries=(purge,))
+            return ApplyReport(written=written, removed=removed)
+        state = {
+            "client_id": client_id,
+            "last_serial": _serial(snapshot.last_serial),
+            "delivered_serial": _serial(snapshot.delivered_serial),
+            "message_bound": len(snapshot.messages) if serials is None else None,
+            "until_ms": self._until_ms(latest_ms),
+        }
+        sources = {"client_id": client_id, "sources": [batch.source for batch in snapshot.batches]}
+        offsets = {"offsets": [batch.offset for batch in snapshot.batches]}
+        yield Step(
+            queries=(
+                Query(name="apply_session_state", parameters=state),
+                Query(name="remove_other_sources", parameters=sources),
+                Query(name="apply_sources", parameters=sources | offsets),
+            )
+        )
+        return ApplyReport(written=written, removed=removed)
+
+    @staticmethod
+    def _hold_copy(client_id: str, *, epoch: int, driver: int) -> Operation[None]:
+        """Hold a session of Redis for writing by its driver."""
+        answer = yield Step(
+            queries=(
+                Query(name="set_driver", parameters={"driver": driver, "patience_ms": 0}),
+                Query(name="hold_owners", parameters={"client_ids": [client_id], "epochs": [epoch]}),
+                Query(name="look_up_owners", parameters={"client_ids": [client_id]}),
+            )
+        )
+        if [owner for _, owner, *_ in answer[-1]] != ["redis"]:
+            raise NotOwner(f"PostgreSQL owns session {client_id!r}: no copy is written over it")
+
+    def _apply_messages(
+        self, client_id: str, snapshot: SessionSnapshot, serials: Sequence[int] | None
+    ) -> Operation[tuple[int, int, int]]:
+        """Write and remove messages, and note what was given out last.
+
+        :returns: messages written, messages removed, and the instant at which the last life ends.
+        """
+        wanted = None if serials is None else set(serials)
+        messages = [message for message in snapshot.messages if wanted is None or message.serial in wanted]
+        session = {
+            "client_id": client_id,
+            "last_serial": _serial(snapshot.last_serial),
+            "last_packet_id": snapshot.last_packet_id or 0,
+        }
+        others = {
+            "client_id": client_id,
+            "kept": [message.serial for message in messages],
+            "serials": None if serials is None else list(serials),
+        }
+        (((now_ms,),), ((removed,),)) = yield Step(
+            queries=(
+                Query(name="apply_session", parameters=session),
+                Query(name="remove_other_messages", parameters=others),
+            )
+        )
+        rows = [
+            _columns(
+                message,
+                client_id=client_id,
+                serial=message.serial,
+                packet_id=message.packet_id,
+                packet_type=message.packet_type,
+                interval=_signed(message.expiry_interval_s),
+            )
+            for message in messages
+        ]
+        written = 0
+        for part in _parts(rows):
+            (((count,),),) = yield Step(queries=(_messages_query("apply_messages", part),))
+            written += count
+        return written, removed, max([now_ms, *(message.expires_at_ms or 0 for message in messages)])
+
     # --- common parts ------------------------------------------------------------------------------------------
+
+    def _hold(self, client_ids: Sequence[str]) -> Query:
+        """Return the statement that a write begins with: no session may change its owner before it ends."""
+        epochs = [None if self._epoch_of is None else self._epoch_of(client_id) for client_id in client_ids]
+        return Query(name="hold_owners", parameters={"client_ids": list(client_ids), "epochs": epochs})
+
+    @staticmethod
+    def _hold_own(client_ids: Sequence[str]) -> Operation[list[str]]:
+        """Hold those of some sessions that are PostgreSQL's, and return them."""
+        (rows,) = yield Step(queries=(Query(name="own_sessions", parameters={"client_ids": list(client_ids)}),))
+        return [client_id for (client_id,) in rows]
+
+    def _tell_own(self, client_ids: Sequence[str]) -> Operation[list[str]]:
+        """Tell which of some sessions are PostgreSQL's, and hold none of them."""
+        raise _Undo((yield from self._hold_own(client_ids)))
 
     def _expires_at_ms(self, time_ms: int, interval: int | None) -> int:
         return wire.expires_at_ms(
@@ -997,6 +1302,7 @@ _NOBODYS_OWN = (
     postgres_errors.UndefinedTable,
     postgres_errors.UndefinedColumn,
     postgres_errors.UndefinedFunction,
+    postgres_errors.InvalidSchemaName,
     postgres_errors.ReadOnlySqlTransaction,
 )
 """No single session is to blame for these."""
@@ -1011,6 +1317,30 @@ def _retried(attempt: Callable[[], Operation[T]]) -> Operation[T]:
             if not isinstance(error.__cause__, _RETRIED):
                 raise
     return (yield from attempt())
+
+
+_REFUSED = {
+    "QK001": "Redis owns session {!r}",
+    "QK002": "session {!r} is on its way to the other store: repeat the call in a moment",
+    "QK003": "session {!r} has another epoch: look up who owns it",
+}
+
+
+def _refused(error: QueuekeeperError) -> dict[str, QueuekeeperError]:
+    """Return the sessions that must not be written and why, when that is what an error says."""
+    cause = error.__cause__
+    if not isinstance(cause, psycopg.Error) or cause.sqlstate not in REFUSALS or not cause.diag.message_detail:
+        return {}
+    refused: dict[str, QueuekeeperError] = {}
+    for client_id, code in orjson.loads(cause.diag.message_detail):
+        refused[client_id] = REFUSALS[code](_REFUSED[code].format(client_id))
+        refused[client_id].__cause__ = cause
+    return refused
+
+
+def _serial(serial: int | None) -> int:
+    """Return what the columns hold for a serial."""
+    return FIRST_SERIAL if serial is None else serial
 
 
 def _batches(saves: Sequence[SessionSave]) -> Iterator[list[SessionSave]]:
@@ -1089,9 +1419,13 @@ def _columns(
     )
 
 
-def _save_messages_query(rows: Sequence[Row]) -> Query:
+def _save_messages_queries(rows: Sequence[Row]) -> Iterator[Query]:
+    return (_messages_query("save_messages", part) for part in _parts(rows))
+
+
+def _messages_query(name: str, rows: Sequence[Row]) -> Query:
     columns = (list(column) for column in zip(*rows, strict=True))
-    return Query(name="save_messages", parameters=dict(zip(_COLUMNS, columns, strict=True)))
+    return Query(name=name, parameters=dict(zip(_COLUMNS, columns, strict=True)))
 
 
 def _save_sessions_query(sessions: Sequence[_Session]) -> Query:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
 from typing import Any, TypeAlias
 
@@ -16,7 +16,7 @@ from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.operation import awaited, blocking
 from queuekeeper.postgres import Connection, address, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
-from queuekeeper.sessions.postgres_operations import PostgresSessionOperations, Query, Step
+from queuekeeper.sessions.postgres_operations import REFUSALS, PostgresSessionOperations, Query, Step
 
 AsyncConnection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 """An asyncio connection whose rows are plain tuples."""
@@ -24,17 +24,13 @@ AsyncConnection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 Rows: TypeAlias = list[tuple[Any, ...]]
 
 
-class PostgresSessionStore:
-    """Sessions in ``device_session_ctx`` and ``device_publish_msg``, for blocking callers; threads may share it.
+class PostgresAnswers:
+    """Answers the steps of operations for blocking callers; threads may share it.
 
     Where the connection is in a transaction already, the work is part of that one.
-
-    :param connection: of the database that TBMQ 1.x used; all but ``inspect`` needs schema ``queuekeeper`` in it.
-    :param rules: bounds that the store keeps.
     """
 
-    def __init__(self, connection: Connection, *, rules: StoreRules | None = None) -> None:
-        self.operations = PostgresSessionOperations(rules or StoreRules())
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
         self._open: tuple[object, AbstractContextManager[psycopg.Transaction]] | None = None
         # A transaction takes several steps, and must not take in those of another thread.
@@ -95,6 +91,27 @@ class PostgresSessionStore:
                     cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
         return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
+
+class PostgresSessionStore(PostgresAnswers):
+    """Sessions in ``device_session_ctx`` and ``device_publish_msg``, for blocking callers; threads may share it.
+
+    Where the connection is in a transaction already, the work is part of that one.
+
+    :param connection: of the database that TBMQ 1.x used; all but ``inspect`` needs schema ``queuekeeper`` in it.
+    :param rules: bounds that the store keeps.
+    :param epoch_of: tells the epoch in which the caller knows a session, or none; see ``sessions.owners``.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        *,
+        rules: StoreRules | None = None,
+        epoch_of: Callable[[str], int | None] | None = None,
+    ) -> None:
+        super().__init__(connection)
+        self.operations = PostgresSessionOperations(rules or StoreRules(), epoch_of=epoch_of)
+
     save_messages = blocking(PostgresSessionOperations.save_messages)
     fetch_pending = blocking(PostgresSessionOperations.fetch_pending)
     mark_delivered = blocking(PostgresSessionOperations.mark_delivered)
@@ -110,17 +127,16 @@ class PostgresSessionStore:
     import_session = blocking(PostgresSessionOperations.import_session)
     remove_expired = blocking(PostgresSessionOperations.remove_expired)
     trim_sessions = blocking(PostgresSessionOperations.trim_sessions)
+    set_aside_unreadable = blocking(PostgresSessionOperations.set_aside_unreadable)
+    read_snapshot = blocking(PostgresSessionOperations.read_snapshot)
+    read_left_out = blocking(PostgresSessionOperations.read_left_out)
+    apply_snapshot = blocking(PostgresSessionOperations.apply_snapshot)
 
 
-class AsyncPostgresSessionStore:
-    """The same for asyncio; tasks may share it, and a task that is cancelled leaves no transaction open.
+class AsyncPostgresAnswers:
+    """The same for asyncio; tasks may share it, and a task that is cancelled leaves no transaction open."""
 
-    :param connection: see :class:`PostgresSessionStore`.
-    :param rules: bounds that the store keeps.
-    """
-
-    def __init__(self, connection: AsyncConnection, *, rules: StoreRules | None = None) -> None:
-        self.operations = PostgresSessionOperations(rules or StoreRules())
+    def __init__(self, connection: AsyncConnection) -> None:
         self._connection = connection
         self._open: tuple[object, AbstractAsyncContextManager[psycopg.AsyncTransaction]] | None = None
         self._busy = asyncio.Lock()
@@ -182,6 +198,25 @@ class AsyncPostgresSessionStore:
                     await cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
+
+class AsyncPostgresSessionStore(AsyncPostgresAnswers):
+    """The same for asyncio; tasks may share it, and a task that is cancelled leaves no transaction open.
+
+    :param connection: see :class:`PostgresSessionStore`.
+    :param rules: bounds that the store keeps.
+    :param epoch_of: see :class:`PostgresSessionStore`.
+    """
+
+    def __init__(
+        self,
+        connection: AsyncConnection,
+        *,
+        rules: StoreRules | None = None,
+        epoch_of: Callable[[str], int | None] | None = None,
+    ) -> None:
+        super().__init__(connection)
+        self.operations = PostgresSessionOperations(rules or StoreRules(), epoch_of=epoch_of)
+
     save_messages = awaited(PostgresSessionOperations.save_messages)
     fetch_pending = awaited(PostgresSessionOperations.fetch_pending)
     mark_delivered = awaited(PostgresSessionOperations.mark_delivered)
@@ -197,6 +232,10 @@ class AsyncPostgresSessionStore:
     import_session = awaited(PostgresSessionOperations.import_session)
     remove_expired = awaited(PostgresSessionOperations.remove_expired)
     trim_sessions = awaited(PostgresSessionOperations.trim_sessions)
+    set_aside_unreadable = awaited(PostgresSessionOperations.set_aside_unreadable)
+    read_snapshot = awaited(PostgresSessionOperations.read_snapshot)
+    read_left_out = awaited(PostgresSessionOperations.read_left_out)
+    apply_snapshot = awaited(PostgresSessionOperations.apply_snapshot)
 
 
 class _Undone(Exception):
@@ -204,11 +243,13 @@ class _Undone(Exception):
 
 
 def _stands_alone(step: Step, connection: psycopg.BaseConnection[Any]) -> bool:
-    """Return whether a step is a single statement that needs no transaction around it."""
+    """Return whether a step needs no transaction around it: what is sent at once is one by itself.
+
+    Each statement has a snapshot of its own all the same, so that one sees what the one before it has waited for.
+    """
     return (
         step.begin
         and step.end
-        and len(step.queries) == 1
         and connection.autocommit
         and connection.info.transaction_status == TransactionStatus.IDLE
     )
@@ -221,16 +262,27 @@ def _session_errors(connection: psycopg.BaseConnection[Any]) -> Iterator[None]:
         with translated_errors(connection):
             try:
                 yield
-            except (postgres_errors.UndefinedTable, postgres_errors.UndefinedColumn) as error:
-                if "queuekeeper." in (error.diag.message_primary or ""):
+            except (
+                postgres_errors.UndefinedTable,
+                postgres_errors.UndefinedColumn,
+                postgres_errors.UndefinedFunction,
+                postgres_errors.InvalidSchemaName,
+            ) as error:
+                if "queuekeeper" in (error.diag.message_primary or ""):
                     raise RefusedError(
                         f"PostgreSQL at {address(connection)} lacks a part of schema queuekeeper: "
                         f"{error.diag.message_primary}; apply the migrations (queuekeeper database migrate)"
                     ) from error
+                if not isinstance(error, (postgres_errors.UndefinedTable, postgres_errors.UndefinedColumn)):
+                    raise
                 raise SchemaMismatch(
                     f"{address(connection)} does not hold TBMQ 1.4's tables: {error.diag.message_primary}. "
                     "Name the database of TBMQ 1.x"
                 ) from error
     except psycopg.Error as error:
+        refusal = REFUSALS.get(error.sqlstate or "")
+        if refusal is not None:
+            # Its first word is for readers of the server's log.
+            raise refusal((error.diag.message_primary or "").partition(" ")[2]) from error
         what = error.diag.message_primary or " ".join(str(error).split())
         raise RefusedError(f"PostgreSQL at {address(connection)} refuses: {what}") from error

@@ -1,0 +1,27 @@
+-- Give a session that its driver holds to a store, as long as the time of the fence is not over.
+-- params: client_id, driver, epoch, owner, mirrored
+-- rows: one when it was given: (client_id, owner, epoch, null, mirrored)
+-- index: session_owners_pkey
+UPDATE queuekeeper.session_owners AS known
+SET
+    owner = %(owner)s,
+    state = 'settled',
+    epoch = known.epoch + 1,
+    fenced_until = NULL,
+    mirrored = %(mirrored)s
+WHERE
+    known.client_id = %(client_id)s
+    AND known.state = 'fenced'
+    AND known.driver = %(driver)s
+    AND known.epoch = %(epoch)s
+    AND clock_timestamp() < known.fenced_until
+    AND NOT EXISTS (
+        SELECT 1 AS one
+        FROM queuekeeper.online_cohorts AS cohort
+        WHERE
+            cohort.state NOT IN ('planned', 'committed')
+            AND known.slot BETWEEN cohort.slot_first AND cohort.slot_last
+            -- Somebody else has taken the cohort over.
+            AND cohort.driver <> %(driver)s
+    )
+RETURNING known.client_id, known.owner, known.epoch, NULL::bigint AS fenced_until_ms, known.mirrored

@@ -1,0 +1,30 @@
+-- Make the missing rows of clients whose cohorts are armed.
+-- params: client_ids
+-- rows: one: (rows made)
+-- index: online_cohorts_pkey, session_owners_pkey
+WITH made AS (
+    INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch)
+    SELECT
+        wanted.client_id,
+        wanted.slot,
+        cohort.default_owner,
+        1 AS epoch
+    FROM (
+        SELECT
+            given.client_id,
+            queuekeeper.key_slot(given.client_id) AS slot
+        FROM unnest(%(client_ids)s::text[]) AS given (client_id)
+    ) AS wanted
+    INNER JOIN queuekeeper.online_cohorts AS cohort
+        ON
+            cohort.state NOT IN ('planned', 'committed')
+            AND wanted.slot BETWEEN cohort.slot_first AND cohort.slot_last
+    -- In the order of all writers.
+    ORDER BY wanted.client_id
+    FOR SHARE OF cohort
+    ON CONFLICT DO NOTHING
+    RETURNING client_id
+)
+
+SELECT count(*) AS made
+FROM made
