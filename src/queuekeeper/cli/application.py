@@ -23,6 +23,7 @@ from queuekeeper.cli import (
     fanout_repair,
     metrics,
     migrate,
+    online,
     partitions,
     quality,
     repair,
@@ -76,6 +77,7 @@ app.command("metrics")(metrics.metrics)
 app.command("explain")(explain.explain)
 app.command("sample")(sessions.sample)
 app.add_typer(migrate.app, name="migrate")
+app.add_typer(online.app, name="online")
 app.add_typer(sessions.app, name="sessions")
 app.add_typer(quality.app, name="quality")
 app.add_typer(cleanup.app, name="cleanup")

@@ -88,10 +88,9 @@ def _show(report: StepReport, *, as_json: bool) -> None:
             out.print(table("Not moved, or different", ("client", "why"), report.examples))
 
     show(report, as_json=as_json, pretty=pretty)
-    left = {outcome: count for outcome, count in report.outcomes.items() if outcome in ("late", "busy", "differs")}
-    if left:
-        words = ", ".join(f"{count:,} {outcome}" for outcome, count in left.items())
-        raise CheckFailed(f"not all clients were moved: {words}; they stay where they are, run the command again")
+    if report.left:
+        words = ", ".join(f"{count:,} {outcome}" for outcome, count in report.left.items())
+        raise CheckFailed(f"not all clients are done: {words}; they stay where they are, run the command again")
 
 
 @app.command()
@@ -190,7 +189,7 @@ def cut_over(
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Give the clients of verified cohorts to Redis, quiet ones first.
+    """Give the clients of verified cohorts to Redis.
 
     Example: `queuekeeper online cut-over 0123456789abcdef --cohorts 0-3 --lease-ms 500`
     """

@@ -17,7 +17,14 @@ from datetime import UTC, datetime
 from typing import Any
 
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.errors import CheckFailed, RefusedError
+from queuekeeper.errors import (
+    CheckFailed,
+    QueuekeeperError,
+    RefusedError,
+    ServerUnavailable,
+    StaleDriver,
+    StoreFull,
+)
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import MigrationPlan
@@ -51,7 +58,8 @@ class StepReport:
     """What a step did with the clients of some cohorts.
 
     :param clients: clients that were looked at.
-    :param outcomes: how many clients each word stands for: moved, already, late, busy, differs, equal, copied.
+    :param outcomes: how many clients each word stands for: moved, already, late, busy, differs,
+        refused, equal.
     :param written: messages written to the other store.
     :param removed: messages removed from it.
     :param set_aside: rows of the source that nobody could deliver, put into the quarantine.
@@ -72,6 +80,11 @@ class StepReport:
     fenced_longest_ms: float | None
     seconds: float
     examples: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def left(self) -> dict[str, int]:
+        """Clients that are not where they should be, by the word for it."""
+        return {word: count for word, count in self.outcomes.items() if word not in ("moved", "already", "equal")}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +126,12 @@ class _Tally:
         if report.outcome not in (Outcome.MOVED, Outcome.ALREADY) and len(self.examples) < _EXAMPLES:
             reason = str(report.differences[0]) if report.differences else _WHY[report.outcome]
             self.examples.append((report.client_id, reason))
+
+    def refused(self, client_id: str, error: QueuekeeperError) -> None:
+        self.clients += 1
+        self.outcomes["refused"] += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append((client_id, str(error)))
 
     def compared(self, report: SyncReport) -> None:
         self.clients += 1
@@ -201,7 +220,8 @@ class OnlineDriver:
             online.arm(plan, wanted)
             owners = OwnerStore(connection)
             owners.wait_for_writers()
-            made = owners.make_owners(_clients_of(connection, plan, wanted))
+            with connect(self._postgres_url) as reader:
+                made = owners.make_owners(_clients_of(reader, plan, wanted))
         tally = _Tally(clients=made)
         return tally.report(self._plan_id, "arm", wanted, seconds=time.monotonic() - begun)
 
@@ -232,11 +252,12 @@ class OnlineDriver:
             report = self._each(
                 "verify", online, found, driver, owner=None, work=SessionMover.compare, count=_Tally.compared
             )
-            if report.outcomes.get("differs"):
+            different = report.clients - report.outcomes.get("equal", 0)
+            if different:
                 example, reason = report.examples[0]
                 raise CheckFailed(
-                    f"{report.outcomes['differs']:,} of {report.clients:,} clients differ, the first {example!r}: "
-                    f"{reason}; catch up again, and look into it when they still differ"
+                    f"{different:,} of {report.clients:,} clients differ, the first {example!r}: {reason}; catch up "
+                    "again, and look into it when they still differ"
                 )
             online.clean(self._plan_id, numbers, driver=driver, at_ms=self._clock())
             caught_up = [each.cohort for each in found if each.state is OnlineState.CAUGHT_UP]
@@ -260,14 +281,14 @@ class OnlineDriver:
             report = self._each(
                 "cut over", online, found, driver, owner="postgres", work=SessionMover.cut_over, count=_Tally.moved
             )
-            if _unmoved(report):
+            if report.left:
                 return report
             # Clients that come for the first time belong to Redis from here on; some may have come before this.
             online.set_default_owner(self._plan_id, numbers, driver=driver, owner="redis")
             late = self._each(
                 "cut over", online, found, driver, owner="postgres", work=SessionMover.cut_over, count=_Tally.moved
             )
-            if not _unmoved(late):
+            if not late.left:
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ON_REDIS, actor=self._actor)
         return _joined(report, late)
 
@@ -326,7 +347,7 @@ class OnlineDriver:
             for each in found:
                 for client_id in _all_clients(online, each, "redis"):
                     ended = owners.end_mirror(client_id)
-                    if ended is not None:
+                    if ended is not None and ended.epoch is not None:
                         store.set_owner(client_id, epoch=ended.epoch, owner="redis", mirrored=False)
                     tally.clients += 1
         return tally.report(self._plan_id, "commit", numbers, seconds=time.monotonic() - begun)
@@ -355,12 +376,12 @@ class OnlineDriver:
             report = self._each(
                 "roll back", online, found, driver, owner="redis", work=SessionMover.roll_back, count=_Tally.moved
             )
-            if _unmoved(report):
+            if report.left:
                 return report
             late = self._each(
                 "roll back", online, found, driver, owner="redis", work=SessionMover.roll_back, count=_Tally.moved
             )
-            if not _unmoved(late):
+            if not late.left:
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
         return _joined(report, late)
 
@@ -503,7 +524,13 @@ class OnlineDriver:
             nonlocal checked_s, shown_s
             while (client_id := await last()) is not None:
                 await brake()
-                count(tally, await work(mover, client_id))
+                try:
+                    count(tally, await work(mover, client_id))
+                except (ServerUnavailable, StaleDriver, StoreFull):
+                    raise
+                except QueuekeeperError as error:
+                    # What is refused of one client stops no other; it stays where it is.
+                    tally.refused(client_id, error)
                 now = time.monotonic()
                 if now - checked_s >= _CHUNK_S:
                     checked_s = now
@@ -685,18 +712,17 @@ def _rules(plan: MigrationPlan) -> StoreRules:
     return StoreRules(limit=plan.parameters.limit, default_ttl_s=plan.parameters.default_ttl_s)
 
 
-def _clients_of(connection: Connection, plan: MigrationPlan, cohorts: Sequence[int]) -> Iterator[tuple[int, str]]:
-    """Yield slot and id of the source's clients in some cohorts."""
+def _clients_of(connection: Connection, plan: MigrationPlan, cohorts: Sequence[int]) -> Iterator[str]:
+    """Yield the ids of the source's clients in some cohorts."""
     firsts = [cohort.slot_first for cohort in plan.cohorts]
     chosen = set(cohorts)
-    with translated_errors(connection), connection.transaction(), connection.cursor(name="clients") as cursor:
+    with translated_errors(connection), connection.cursor(name="clients") as cursor:
         cursor.itersize = 5_000
         cursor.execute(statement("migration/clients"))
         for (client_id,) in cursor:
-            if client_id:
-                slot = client_slot(client_id)
-                if bisect_right(firsts, slot) - 1 in chosen:
-                    yield slot, client_id
+            # An empty id has no keys.
+            if client_id and bisect_right(firsts, client_slot(client_id)) - 1 in chosen:
+                yield client_id
 
 
 def _clients(online: OnlineCohorts, cohorts: Sequence[OnlineCohort], owner: str | None) -> Iterator[str]:
@@ -742,14 +768,10 @@ def _one_by_one(items: Iterator[str]) -> Callable[[], Awaitable[str | None]]:
     return take
 
 
-def _unmoved(report: StepReport) -> int:
-    return sum(count for outcome, count in report.outcomes.items() if outcome not in ("moved", "already"))
-
-
 def _check_moved(report: StepReport) -> None:
-    if _unmoved(report):
+    if report.left:
         example, reason = report.examples[0]
-        raise CheckFailed(f"{_unmoved(report):,} clients could not be moved, the first {example!r}: {reason}")
+        raise CheckFailed(f"{sum(report.left.values()):,} clients could not be moved, the first {example!r}: {reason}")
 
 
 def _check_clean(cohorts: Sequence[OnlineCohort]) -> None:

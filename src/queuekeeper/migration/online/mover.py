@@ -8,7 +8,7 @@ itself, or the change of owner is completed by the next caller. ``docs/adr/0015`
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -16,7 +16,7 @@ from typing import Literal, TypeAlias
 
 from queuekeeper import redis_async
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.errors import QueuekeeperError, RefusedError, StaleEpoch
+from queuekeeper.errors import QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
 from queuekeeper.postgres import AsyncConnection, connect_async, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
@@ -113,9 +113,9 @@ class SessionMover:
         set_aside = await self._postgres.set_aside_unreadable(client_id)
         source = await self._postgres.read_snapshot(client_id)
         found = await self._redis.read_snapshot(client_id)
-        if not self._differences(source, found) and await self._redis_knows(client_id, owned):
+        if not self._differences(source, found):
             return SyncReport(client_id=client_id, equal=True, set_aside=set_aside)
-        done = await self._redis.apply_snapshot(client_id, source, epoch=owned.epoch, driver=self._driver)
+        done = await self._redis.apply_snapshot(client_id, source, epoch=_epoch(owned), driver=self._driver)
         return SyncReport(
             client_id=client_id, equal=True, written=done.written, removed=done.removed, set_aside=set_aside
         )
@@ -140,11 +140,6 @@ class SessionMover:
                 return report
         return report
 
-    async def _redis_knows(self, client_id: str, owned: Ownership) -> bool:
-        """Return whether Redis already holds the session as PostgreSQL's."""
-        state = await self._redis.read_ownership(client_id)
-        return state is not None and state.owner == "postgres"
-
     # --- to Redis ------------------------------------------------------------------------------------------------
 
     async def cut_over(self, client_id: str) -> MoveReport:
@@ -154,13 +149,7 @@ class SessionMover:
 
         :raises ServerUnavailable: when a server is lost; the fence ends by itself.
         """
-        for _ in range(TRIES):
-            # What can be copied before the fence need not be copied behind it.
-            await self.sync(client_id)
-            report = await self._cut_over(client_id)
-            if report.outcome not in (Outcome.LATE, Outcome.BUSY):
-                break
-        return report
+        return await self._tried(client_id, before=self.sync, move=self._cut_over)
 
     async def _cut_over(self, client_id: str) -> MoveReport:
         begun = time.monotonic()
@@ -172,26 +161,26 @@ class SessionMover:
         moved: Ownership | None = None
         try:
             # From here on a copy that was begun under an earlier epoch is refused, also one that is still on its way.
-            await self._redis.set_owner(client_id, epoch=fenced.epoch, owner="postgres", mirrored=False)
+            await self._redis.set_owner(client_id, epoch=_epoch(fenced), owner="postgres", mirrored=False)
             source = await self._postgres.read_snapshot(client_id)
             found = await self._redis.read_snapshot(client_id)
             if self._differences(source, found):
-                done = await self._redis.apply_snapshot(client_id, source, epoch=fenced.epoch, driver=self._driver)
+                done = await self._redis.apply_snapshot(client_id, source, epoch=_epoch(fenced), driver=self._driver)
                 written, removed = done.written, done.removed
                 found = await self._redis.read_snapshot(client_id)
             left = self._differences(source, found)
             if not left:
                 moved = await self._owners.flip(
-                    client_id, driver=self._driver, epoch=fenced.epoch, to="redis", mirrored=True
+                    client_id, driver=self._driver, epoch=_epoch(fenced), to="redis", mirrored=True
                 )
         finally:
             if moved is None:
                 with suppress(QueuekeeperError):
-                    await self._owners.unfence(client_id, driver=self._driver, epoch=fenced.epoch)
+                    await self._owners.unfence(client_id, driver=self._driver, epoch=_epoch(fenced))
         if moved is not None:
             # The client is Redis's from here on. Should this fail, the next caller does it.
             with suppress(StaleEpoch):
-                await self._redis.set_owner(client_id, epoch=moved.epoch, owner="redis", mirrored=True)
+                await self._redis.set_owner(client_id, epoch=_epoch(moved), owner="redis", mirrored=True)
         outcome = Outcome.MOVED if moved is not None else Outcome.DIFFERS if left else Outcome.LATE
         return MoveReport(
             client_id=client_id,
@@ -209,13 +198,7 @@ class SessionMover:
 
         :raises ServerUnavailable: when a server is lost; the fence ends by itself.
         """
-        for _ in range(TRIES):
-            # What the mirror has before the fence need not be written behind it.
-            await self.mirror(client_id)
-            report = await self._roll_back(client_id)
-            if report.outcome not in (Outcome.LATE, Outcome.BUSY):
-                break
-        return report
+        return await self._tried(client_id, before=self._clean_and_mirror, move=self._roll_back)
 
     async def _roll_back(self, client_id: str) -> MoveReport:
         begun = time.monotonic()
@@ -226,20 +209,20 @@ class SessionMover:
         left: list[Difference] = []
         moved: Ownership | None = None
         try:
-            await self._redis.set_owner(client_id, epoch=fenced.epoch, owner="fenced", mirrored=True)
+            await self._redis.set_owner(client_id, epoch=_epoch(fenced), owner="fenced", mirrored=True)
             # One transaction: a driver that was too slow has changed nothing.
             async with self._connection.transaction():
                 await self._limit()
-                if not await self._owners.hold(client_id, driver=self._driver, epoch=fenced.epoch):
+                if not await self._owners.hold(client_id, driver=self._driver, epoch=_epoch(fenced)):
                     raise _LostFence
                 source = await self._redis.read_snapshot(client_id)
-                done = await self._postgres.apply_snapshot(client_id, source, epoch=fenced.epoch, driver=self._driver)
+                done = await self._postgres.apply_snapshot(client_id, source, epoch=_epoch(fenced), driver=self._driver)
                 written, removed = done.written, done.removed
                 left = self._differences(source, await self._postgres.read_snapshot(client_id))
                 if left:
                     raise _LostFence
                 moved = await self._owners.flip(
-                    client_id, driver=self._driver, epoch=fenced.epoch, to="postgres", mirrored=False
+                    client_id, driver=self._driver, epoch=_epoch(fenced), to="postgres", mirrored=False
                 )
                 if moved is None:
                     raise _LostFence
@@ -248,12 +231,12 @@ class SessionMover:
         finally:
             if moved is None:
                 with suppress(QueuekeeperError):
-                    restored = await self._owners.unfence(client_id, driver=self._driver, epoch=fenced.epoch)
+                    restored = await self._owners.unfence(client_id, driver=self._driver, epoch=_epoch(fenced))
                     if restored is not None:
-                        await self._redis.set_owner(client_id, epoch=restored.epoch, owner="redis", mirrored=True)
+                        await self._redis.set_owner(client_id, epoch=_epoch(restored), owner="redis", mirrored=True)
         if moved is not None:
             with suppress(StaleEpoch):
-                await self._redis.set_owner(client_id, epoch=moved.epoch, owner="postgres", mirrored=False)
+                await self._redis.set_owner(client_id, epoch=_epoch(moved), owner="postgres", mirrored=False)
         outcome = Outcome.MOVED if moved is not None else Outcome.DIFFERS if left else Outcome.LATE
         return MoveReport(
             client_id=client_id,
@@ -287,13 +270,44 @@ class SessionMover:
                 return False
             snapshot = await self._redis.read_snapshot(client_id, serials=outbox.serials)
             await self._postgres.apply_snapshot(
-                client_id, snapshot, epoch=owned.epoch, driver=self._driver, serials=outbox.serials
+                client_id, snapshot, epoch=_epoch(owned), driver=self._driver, serials=outbox.serials
             )
         with suppress(StaleEpoch):
             await self._redis.trim_outbox(client_id, epoch=outbox.epoch, version=outbox.version)
         return True
 
+    async def _clean_and_mirror(self, client_id: str) -> None:
+        try:
+            await self.mirror(client_id)
+        except UnreadableRecord:
+            # What nobody can read goes nowhere: a fetch puts it into the quarantine.
+            page = await self._redis.fetch_pending(client_id)
+            while page.more:
+                page = await self._redis.fetch_pending(
+                    client_id, after_serial=page.after_serial, backlog_serial=page.backlog_serial
+                )
+            await self.mirror(client_id)
+
     # --- common parts --------------------------------------------------------------------------------------------
+
+    async def _tried(
+        self,
+        client_id: str,
+        *,
+        before: Callable[[str], Awaitable[object]],
+        move: Callable[[str], Awaitable[MoveReport]],
+    ) -> MoveReport:
+        """Move a client, again when it could not be done in time.
+
+        :param before: does what need not be done behind the fence.
+        """
+        report = MoveReport(client_id=client_id, outcome=Outcome.BUSY)
+        for _ in range(TRIES):
+            await before(client_id)
+            report = await move(client_id)
+            if report.outcome not in (Outcome.LATE, Outcome.BUSY):
+                break
+        return report
 
     def _differences(self, expected: SessionSnapshot, found: SessionSnapshot) -> list[Difference]:
         return differences(expected, found, as_of_ms=self._clock())
@@ -315,6 +329,12 @@ class SessionMover:
         owned = await self._owner(client_id)
         outcome = Outcome.ALREADY if owned.owner == wanted else Outcome.BUSY
         return MoveReport(client_id=client_id, outcome=outcome)
+
+
+def _epoch(owned: Ownership) -> int:
+    if owned.epoch is None:
+        raise RefusedError(f"the session of {owned.client_id!r} has no epoch: its cohort is not armed")
+    return owned.epoch
 
 
 class _LostFence(Exception):
