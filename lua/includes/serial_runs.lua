@@ -1,17 +1,17 @@
--- Serials as text such as 17-20,25, in the order in which they come; '*' where a score is none: another program's.
-local function serial_runs(serials)
+-- Scores as text such as 17-20,25, in the order in which they come; '*' where a score is none: another program's.
+local function serial_runs(scores)
     local runs, first, last = {}, nil, nil
-    for _, serial in ipairs(serials) do
-        if not string.find(serial, '^%d+$') then
+    for _, text in ipairs(scores) do
+        if not string.find(text, '^%d+$') then
             return '*'
         end
-        if last and serial - last == 1 then
-            runs[#runs] = first .. '-' .. serial
+        if last and text - last == 1 then
+            runs[#runs] = first .. '-' .. text
         else
-            first = serial
-            runs[#runs + 1] = serial
+            first = text
+            runs[#runs + 1] = text
         end
-        last = serial
+        last = text
     end
     return table.concat(runs, ',')
 end

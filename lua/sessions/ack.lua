@@ -18,10 +18,7 @@ Errors
 Cost
     O(M log N) for M payload keys and N references; about 12 us per call and 3 us per key. At most 1,000 keys.
 ]]
---- @include "includes/guard"
 --- @include "includes/integers"
---- @include "includes/outbox"
---- @include "includes/serial_runs"
 
 local PAYLOAD_KEYS_PER_CALL = 1000
 local FIRST_PAYLOAD = 3
@@ -42,9 +39,12 @@ for index = FIRST_SERIAL, #ARGV do
 end
 
 local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
-local refused_reply = refusal(fields, epoch)
-if refused_reply then
-    return refused_reply
+if fields[1] or fields[2] or epoch ~= '' then
+    --- @include "includes/guard"
+    local refused_reply = refusal(fields, epoch)
+    if refused_reply then
+        return refused_reply
+    end
 end
 local going, serials, removed, seen = {}, {}, {}, {}
 for position, score in ipairs(redis.call('ZMSCORE', messages_key, unpack(KEYS, FIRST_PAYLOAD))) do
@@ -59,6 +59,8 @@ for position, score in ipairs(redis.call('ZMSCORE', messages_key, unpack(KEYS, F
 end
 if #going > 0 then
     if fields[4] then
+        --- @include "includes/outbox"
+        --- @include "includes/serial_runs"
         note_change(session_key, serial_runs(serials))
     end
     redis.call('ZREM', messages_key, unpack(going))

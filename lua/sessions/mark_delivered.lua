@@ -19,9 +19,7 @@ Errors
 Cost
     O(1); about 5 us.
 ]]
---- @include "includes/guard"
 --- @include "includes/integers"
---- @include "includes/outbox"
 
 local messages_key, session_key = KEYS[1], KEYS[2]
 local epoch, serial, keep_ms = ARGV[1], integer(ARGV[2]), integer(ARGV[3])
@@ -36,12 +34,20 @@ if ARGV[3] ~= '' and (not keep_ms or keep_ms < 1) then
 end
 
 local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror', 'delivered_serial')
-local refused_reply = refusal(fields, epoch)
-if refused_reply then
-    return refused_reply
+if fields[1] or fields[2] or epoch ~= '' then
+    --- @include "includes/guard"
+    local refused_reply = refusal(fields, epoch)
+    if refused_reply then
+        return refused_reply
+    end
 end
 local delivered = fields[5]
 if delivered and tonumber(delivered) >= serial then
+    return 0
+end
+-- A hash that only says who owns the session is no session.
+if fields[1] and not delivered and redis.call('HEXISTS', session_key, 'last_serial') == 0
+    and redis.call('EXISTS', messages_key) == 0 then
     return 0
 end
 local known = delivered or redis.call('EXISTS', session_key) == 1
@@ -57,6 +63,7 @@ elseif messages_until and keep_ms then
     redis.call('PEXPIRE', session_key, ARGV[3])
 end
 if fields[4] then
+    --- @include "includes/outbox"
     note_change(session_key, '-')
 end
 return 1

@@ -21,10 +21,7 @@ Errors
 Cost
     O(log N + B) for N references and a record of B bytes; about 8 us, and 1 us per 2 KB.
 ]]
---- @include "includes/guard"
 --- @include "includes/integers"
---- @include "includes/outbox"
---- @include "includes/serial_runs"
 --- @include "includes/string_members"
 
 local messages_key, session_key, payload_key = KEYS[1], KEYS[2], KEYS[3]
@@ -34,9 +31,12 @@ if #KEYS ~= 3 or #ARGV ~= 2 or (serial ~= '' and not integer(serial)) then
 end
 
 local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
-local refused_reply = refusal(fields, epoch)
-if refused_reply then
-    return refused_reply
+if fields[1] or fields[2] or epoch ~= '' then
+    --- @include "includes/guard"
+    local refused_reply = refusal(fields, epoch)
+    if refused_reply then
+        return refused_reply
+    end
 end
 local score = redis.call('ZSCORE', messages_key, payload_key)
 if not score or (serial ~= '' and tonumber(serial) ~= tonumber(score)) then
@@ -62,6 +62,8 @@ if from then
 end
 redis.call('SET', payload_key, json, 'KEEPTTL')
 if fields[4] then
+    --- @include "includes/outbox"
+    --- @include "includes/serial_runs"
     note_change(session_key, serial_runs({ score }))
 end
 return 'released'
