@@ -80,11 +80,14 @@ class Difference:
     source: str | None = None
 
     def __str__(self) -> str:
-        place = "" if self.serial is None else f" of message {self.serial}"
-        place += "" if self.source is None else f" of source {self.source!r}"
+        subject = self.what
+        if self.serial is not None:
+            subject += f" {self.serial}" if subject == "message" else f" of message {self.serial}"
+        if self.source is not None:
+            subject += f" of source {self.source!r}"
         if self.expected == self.found:
-            return f"{self.client_id!r}: {self.what}{place} is another of {self.found}"
-        return f"{self.client_id!r}: {self.what}{place} is {self.found or 'missing'}, not {self.expected or 'missing'}"
+            return f"{self.client_id!r}: {subject} is another of {self.found}"
+        return f"{self.client_id!r}: {subject} is {self.found or 'missing'}, not {self.expected or 'missing'}"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
