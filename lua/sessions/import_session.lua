@@ -9,7 +9,7 @@ KEYS
     [3]  session         owner, epoch and state of the import
     [4+] payload         one key per message of this chunk, in the order of the triples
 ARGV
-    [1]  plan            id of the plan that imports
+    [1]  plan            id of the plan that imports; restore: and a digest for an export that is restored
     [2]  epoch           decimal; a session with a greater one is left alone
     [3]  owner           store that owns the session after the last chunk: redis or postgres
     [4]  chunk           number of this chunk, from 0; chunk 0 starts an unfinished import again
@@ -32,6 +32,7 @@ Cost
 ]]
 --- @include "includes/import_state"
 --- @include "includes/last_packet_id"
+--- @include "includes/mirrored"
 --- @include "includes/slices"
 --- @include "includes/time"
 --- @include "includes/touched"
@@ -102,10 +103,16 @@ end
 if state.plan == plan and state.import == 'done' then
     return { 'unchanged', 0, 0 }
 end
-if state.plan == '' and state.owner == 'redis' then
+-- Of a session that moves, who knows its epoch may restore an export where nobody has used it.
+local restores = state.plan == '' and state.owner == 'redis' and epoch > 0 and state.epoch == epoch
+    and string.sub(plan, 1, 8) == 'restore:'
+if restores and redis.call('HEXISTS', session_key, 'last_serial') == 1 then
+    return redis.error_reply('MOVED_ON the session has been used')
+end
+if state.plan == '' and state.owner == 'redis' and not restores then
     return redis.error_reply('NOT_OWNER the session belongs to Redis and was not imported')
 end
-if state.plan == '' and state.import == 'done' then
+if state.plan == '' and state.import == 'done' and not restores then
     return redis.error_reply('NOT_OWNER the session moves while its client is connected: leave it to that move')
 end
 if chunk > 0 and (state.plan ~= plan or integer(state.import) ~= chunk) then
@@ -168,6 +175,7 @@ if ARGV[5] == '1' then
     fields[6] = 'done'
     fields[9], fields[10] = 'owner', owner
     fields[11], fields[12] = 'imported_last_packet_id', last_packet_id
+    note_all(session_key)
     if last_packet_id ~= '' then
         redis.call('SET', last_packet_id_key, last_packet_id)
     end

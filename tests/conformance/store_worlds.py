@@ -17,9 +17,12 @@ from queuekeeper import assets, postgres, redis_client
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.redis_async import connect as connect_async
-from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.model import MAX_BATCH, StoreRules
+from queuekeeper.sessions.owners import Owner, OwnerStore
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
+from queuekeeper.sessions.redis_operations import MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
+from queuekeeper.sessions.router import AsyncSessionRouter, SessionRouter
 from tests.conformance.reference_store import ReferenceStore, Sessions
 
 Store: TypeAlias = Any
@@ -46,10 +49,12 @@ class World(ABC):
 
     :cvar ways_to_spoil: what can be done to a record so that nobody can read it.
     :cvar keeps_subscription_ids: whether there is a place for them.
+    :cvar messages_per_save: most messages of one save.
     """
 
     ways_to_spoil: tuple[str, ...]
     keeps_subscription_ids = True
+    messages_per_save = MAX_BATCH
 
     @abstractmethod
     def store(self, **rules: Any) -> Store:
@@ -290,6 +295,102 @@ class PostgresWorld(ServerWorld):
         column, value = {"properties": ("user_properties", "{"), "packet type": ("packet_type", "SUBSCRIBE")}[way]
         update = sql.SQL("UPDATE device_publish_msg SET {} = %s WHERE client_id = %s AND serial_number = %s")
         self.connection.execute(update.format(sql.Identifier(column)), (value, client_id, serial))
+
+
+class RouterWorld(ServerWorld):
+    """Routers over both stores, while sessions may move.
+
+    :param owner: of clients that come for the first time; sessions in Redis have a mirror in PostgreSQL.
+    :param patience_s: how long a router waits for a session that is being moved.
+    """
+
+    keeps_subscription_ids = False
+    messages_per_save = MESSAGES_PER_SAVE
+
+    def __init__(
+        self, redis_url: str, postgres_url: str, *, owner: str, awaited: bool, patience_s: float = 0.5
+    ) -> None:
+        super().__init__(redis_url, awaited=awaited)
+        self.postgres_url = postgres_url
+        self.redis = RedisWorld(redis_url, awaited=False)
+        self.postgres = PostgresWorld(postgres_url, awaited=False)
+        self.connection = self.postgres.connection
+        self.client = self.redis.client
+        # What a driver works with.
+        self.owners: Any = OwnerStore(self.connection)
+        self.at_postgres: Any = PostgresSessionStore(self.connection)
+        self.at_redis: Any = RedisSessionStore(self.client)
+        self.ways_to_spoil = (self.redis if owner == "redis" else self.postgres).ways_to_spoil
+        self._owner = owner
+        self._patience_s = patience_s
+        self.connection.execute(
+            "INSERT INTO queuekeeper.plans"
+            " (plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state)"
+            " VALUES ('plan', '{}', '', '', 0, '{}', 'planned')"
+        )
+        self.connection.execute(
+            "INSERT INTO queuekeeper.online_cohorts (plan_id, cohort, slot_first, slot_last, state, default_owner)"
+            " VALUES ('plan', 0, 0, 16383, 'on_redis', %s)",
+            (owner,),
+        )
+        if owner == "redis":
+            # What moves has a mirror; so have those here that have never moved.
+            self.connection.execute("ALTER TABLE queuekeeper.session_owners ALTER COLUMN mirrored SET DEFAULT TRUE")
+
+    def blocking_store(self, rules: StoreRules, opened: ExitStack) -> Store:
+        client = opened.enter_context(redis_client.connect(self.url))
+        router = SessionRouter(client, self.postgres_url, rules=rules, patience_s=self._patience_s)
+        return opened.enter_context(router)
+
+    async def asyncio_store(self, rules: StoreRules, opened: AsyncExitStack) -> Store:
+        client = await opened.enter_async_context(await connect_async(self.url))
+        router = AsyncSessionRouter(client, self.postgres_url, rules=rules, patience_s=self._patience_s)
+        return await opened.enter_async_context(router)
+
+    def erase(self) -> None:
+        super().erase()
+        self.redis.erase()
+        self.postgres.erase()
+        self.connection.execute("TRUNCATE queuekeeper.session_owners")
+
+    def close(self) -> None:
+        super().close()
+        self.redis.close()
+        self.postgres.close()
+
+    def refuse(self, client_id: str) -> None:
+        if self._owner == "postgres":
+            self.postgres.refuse(client_id)
+        else:
+            # As Redis has it from nobody, so that no router can help.
+            fields = {"owner": "redis", "epoch": "99", "mirror": "99"}
+            self.client.hset(session_keys(client_id).session, mapping=fields)
+
+    def move(self, client_id: str, to: Owner, *, tells: bool = True) -> bool:
+        """Give a session to a store as a driver does.
+
+        :param tells: whether it lives long enough to tell Redis at the end.
+        :returns: whether it could: a writer in progress keeps its session.
+        """
+        source: Owner = "postgres" if to == "redis" else "redis"
+        fenced = self.owners.fence(client_id, driver=1, lease_ms=10_000, owner=source, patience_ms=100)
+        if fenced is None:
+            return False
+        if to == "redis":
+            snapshot = self.at_postgres.read_snapshot(client_id)
+            self.at_redis.apply_snapshot(client_id, snapshot, epoch=fenced.epoch, driver=1)
+        else:
+            self.at_redis.set_owner(client_id, epoch=fenced.epoch, owner="fenced")
+            snapshot = self.at_redis.read_snapshot(client_id)
+            self.at_postgres.apply_snapshot(client_id, snapshot, epoch=fenced.epoch, driver=1)
+        moved = self.owners.flip(client_id, driver=1, epoch=fenced.epoch, to=to, mirrored=to == "redis")
+        assert moved is not None
+        if tells:
+            self.at_redis.set_owner(client_id, epoch=moved.epoch, owner=to, mirrored=moved.mirrored)
+        return True
+
+    def spoil(self, client_id: str, packet_id: int, serial: int, way: str) -> None:
+        (self.redis if self._owner == "redis" else self.postgres).spoil(client_id, packet_id, serial, way)
 
 
 def lose_answer() -> None:

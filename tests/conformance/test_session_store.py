@@ -30,6 +30,7 @@ from tests.conformance.store_worlds import (
     PostgresWorld,
     RedisWorld,
     ReferenceWorld,
+    RouterWorld,
     ServerWorld,
     Store,
     Work,
@@ -45,6 +46,9 @@ SINGLE = ("valkey", "redis" if shutil.which("redis-server") else "valkey")
 SERVER_WORLDS = [
     *(f"{server}-{form}" for server, form in zip(SINGLE, FORMS, strict=True)),
     *(f"{server}-{form}" for server in ("cluster", "postgres") for form in FORMS),
+    # Routers send the steps of these stores: one form meets sessions in PostgreSQL, the other those in Redis.
+    "router-postgres-blocking",
+    "router-redis-asyncio",
 ]
 HOSTILE_IDS = (
     "}x",
@@ -74,6 +78,12 @@ def opened_world(request: pytest.FixtureRequest) -> Iterator[World]:
         postgres_server = request.getfixturevalue("postgres_server")
         url = postgres_server.create_database(f"stores_{form}", template="template0")
         world = PostgresWorld(url, awaited=form == "asyncio")
+    elif server == "router":
+        postgres_server = request.getfixturevalue("postgres_server")
+        owner, _, form = form.partition("-")
+        url = postgres_server.create_database(f"routers_{form}", template="template0")
+        redis_url = request.getfixturevalue("redis_servers")("valkey").url
+        world = RouterWorld(redis_url, url, owner=owner, awaited=form == "asyncio")
     else:
         found = (
             request.getfixturevalue("redis_cluster")
@@ -83,8 +93,8 @@ def opened_world(request: pytest.FixtureRequest) -> Iterator[World]:
         world = RedisWorld(found.url, awaited=form == "asyncio")
     yield world
     world.close()
-    if server == "postgres":
-        postgres_server.drop_database(f"stores_{form}")
+    if server in {"postgres", "router"}:
+        postgres_server.drop_database(f"{'stores' if server == 'postgres' else 'routers'}_{form}")
 
 
 @pytest.fixture
@@ -100,7 +110,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server_world" in metafunc.fixturenames:
         metafunc.parametrize("opened_world", SERVER_WORLDS, indirect=True, scope="module")
     elif "redis_world" in metafunc.fixturenames:
-        names = [name for name in SERVER_WORLDS if not name.startswith("postgres")]
+        names = [name for name in SERVER_WORLDS if not name.startswith(("postgres", "router"))]
         metafunc.parametrize("opened_world", names, indirect=True, scope="module")
     elif "opened_world" in metafunc.fixturenames:
         metafunc.parametrize("opened_world", ["reference", *SERVER_WORLDS], indirect=True, scope="module")
@@ -627,14 +637,15 @@ def test_batch_older_than_the_last_of_its_source_is_not_stored_and_its_ids_are_f
 
 def test_large_batch_is_retried_as_a_whole(world: World) -> None:
     store = world.store()
-    new = batch(world, *numbered(600), source="p0", offset=5)
+    count = min(600, world.messages_per_save)
+    new = batch(world, *numbered(count), source="p0", offset=5)
     save(store, batch(world, b"x", b"y", b"z"))
     assert store.set_last_packet_id(C, packet_id=65_300, expected=3)
     first = save(store, new)
-    assert first.packet_ids == (*range(65_301, 65_536), *range(4, 369))
+    assert first.packet_ids == (*range(65_301, 65_536), *range(4, 369))[:count]
     second = save(world.store(), new)
     assert second == replace(first, replayed=True)
-    assert payloads(store) == [b"x", b"y", b"z", *numbered(600)]
+    assert payloads(store) == [b"x", b"y", b"z", *numbered(count)]
 
 
 def test_same_batch_twice_in_one_call_is_stored_once(world: World) -> None:
@@ -650,14 +661,15 @@ def test_same_batch_twice_in_one_call_is_stored_once(world: World) -> None:
 def test_batch_whose_answer_was_lost_is_stored_once(server_world: ServerWorld) -> None:
     checker = server_world.neighbour()
     expected: list[bytes] = []
+    count = min(300, server_world.messages_per_save)
     for number in range(1, 9):
         store = server_world.store()
-        new = batch(server_world, *numbered(300, number * 1_000), source="p0", offset=number)
-        expected += numbered(300, number * 1_000)
+        new = batch(server_world, *numbered(count, number * 1_000), source="p0", offset=number)
+        expected += numbered(count, number * 1_000)
         with server_world.after_step(store, number, lose_answer) as lost, suppress(QueuekeeperError):
             store.save_messages([new])
         report = save(store, new)
-        assert report.stored == 300
+        assert report.stored == count
         assert payloads(checker) == expected
         if not lost():
             break
@@ -829,7 +841,8 @@ def test_purge_of_a_session_without_messages_forgets_its_last_packet_id(world: W
 
 def test_purge_of_a_long_session_is_done_in_steps(world: World) -> None:
     store = world.store()
-    save(store, batch(world, *numbered(2_500)))
+    size = min(2_500, world.messages_per_save)
+    save(store, *(batch(world, *numbered(min(size, 2_500 - first), first)) for first in range(0, 2_500, size)))
     assert store.purge_session(C, dry_run=True).messages == 2_500
     assert store.purge_session(C).messages == 2_500
     assert not store.inspect(C).exists

@@ -30,6 +30,12 @@ def vendor_tables(connection: postgres.Connection) -> None:
     connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
 
 
+def tables_of_moves(connection: postgres.Connection) -> None:
+    """Create the tables of TBMQ 1.4 and schema ``queuekeeper``."""
+    vendor_tables(connection)
+    postgres.migrate(connection)
+
+
 def event_broker(connection: postgres.Connection) -> None:
     """Create schema ``pgmb``."""
     schema.install(connection)
@@ -43,6 +49,7 @@ def nothing(connection: postgres.Connection) -> None:
     ("page", "prepare"),
     [
         ("sessions", vendor_tables),
+        ("online", tables_of_moves),
         ("events", event_broker),
         ("compacted", nothing),
         ("fanout", nothing),

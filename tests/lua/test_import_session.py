@@ -259,6 +259,42 @@ def test_session_that_redis_owns_without_an_import_is_refused(client: RedisClien
         session.import_session(messages(1))
 
 
+@pytest.mark.parametrize("mirror", [0, 1])
+def test_export_is_restored_where_nobody_has_used_a_session_that_moves(client: RedisClient, mirror: int) -> None:
+    session = Session(client=client, plan="restore:a", epoch=5)
+    session.set_owner("redis", mirror=mirror)
+    assert session.import_session(messages(2), last=False) == [b"imported", 2, 0]
+    # One that was interrupted begins again.
+    session.import_chunks([messages(2), messages(1, first=3)], last_packet_id=3)
+    assert len(session.references()) == 3
+    state = session.state()
+    assert (state["owner"], state["epoch"], state.get("outbox")) == ("redis", "5", "*" if mirror else None)
+    assert session.import_session(messages(1)) == [b"unchanged", 0, 0]
+
+
+def test_export_is_not_restored_over_a_session_that_moves(client: RedisClient) -> None:
+    session = Session(client=client, plan="restore:a", epoch=5)
+    session.set_owner("redis", mirror=1)
+    for older in (0, 4):
+        with pytest.raises(StaleEpoch):
+            replace(session, epoch=older).import_session(messages(1))
+    with pytest.raises(NotOwner):
+        replace(session, epoch=6).import_session(messages(1))
+    with pytest.raises(NotOwner):
+        replace(session, plan="plan-a").import_session(messages(1))
+    session.save_messages(messages(1))
+    for _ in range(2):
+        before = contents(client)
+        with pytest.raises(MovedOn, match=r"^the session has been used$"):
+            session.import_session(messages(1, first=2))
+        assert contents(client) == before
+        session.ack((1, ""))
+    for owner, epoch in (("fenced", 6), ("postgres", 7)):
+        session.set_owner(owner, epoch=epoch)
+        with pytest.raises(NotOwner):
+            replace(session, epoch=epoch).import_session(messages(1, first=2))
+
+
 def test_session_that_postgres_owns_is_imported_and_given_the_owner_that_was_asked_for(client: RedisClient) -> None:
     session = Session(client=client)
     client.hset(session.keys.session, mapping={"owner": "postgres", "epoch": 1})

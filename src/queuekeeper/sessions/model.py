@@ -442,6 +442,18 @@ class PurgeReport:
     dry_run: bool
 
 
+@dataclass(kw_only=True, slots=True)
+class PurgeProgress:
+    """How far a purge has come, so that it can go on where it was interrupted, also in another store.
+
+    :param up_to_serial: what has a greater serial was saved meanwhile; none before the first step.
+    :param removed: references or rows removed so far.
+    """
+
+    up_to_serial: int | None = None
+    removed: int = 0
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportPage:
     """A part of a session as JSON Lines.

@@ -41,6 +41,7 @@ from queuekeeper.sessions.model import (
     NewMessage,
     PendingMessage,
     PendingPage,
+    PurgeProgress,
     PurgeReport,
     Refusal,
     Release,
@@ -542,22 +543,29 @@ class PostgresSessionOperations:
 
     # --- sessions ----------------------------------------------------------------------------------------------
 
-    def purge_session(self, client_id: str, *, dry_run: bool = False) -> Operation[PurgeReport]:
-        """See ``store.SessionOperations.purge_session``."""
+    def purge_session(
+        self, client_id: str, *, dry_run: bool = False, progress: PurgeProgress | None = None
+    ) -> Operation[PurgeReport]:
+        """See ``store.SessionOperations.purge_session``.
+
+        :param progress: of a purge that was interrupted, to go on with; it is brought up to date.
+        """
         _check_client_id(client_id)
         count = Query(name="count_pending", parameters={"client_id": client_id})
         (((messages, highest_serial),),) = yield Step(begin=True, end=True, queries=(count,))
         if dry_run:
             return PurgeReport(client_id=client_id, messages=messages, kept=0, dry_run=True)
-        removed = 0
-        parameters = {"client_id": client_id, "up_to_serial": highest_serial, "limit": ROWS_PER_STEP}
+        progress = progress or PurgeProgress()
+        if progress.up_to_serial is None:
+            progress.up_to_serial = _serial(highest_serial)
+        parameters = {"client_id": client_id, "up_to_serial": progress.up_to_serial, "limit": ROWS_PER_STEP}
         while highest_serial is not None:
             _, ((gone,),) = yield Step(
                 begin=True,
                 end=True,
                 queries=(self._hold([client_id]), Query(name="purge_messages", parameters=parameters)),
             )
-            removed += gone
+            progress.removed += gone
             if gone < ROWS_PER_STEP:
                 break
         answer = yield Step(
@@ -571,7 +579,7 @@ class PostgresSessionOperations:
             ),
         )
         ((kept, _),) = answer[-1]
-        return PurgeReport(client_id=client_id, messages=removed, kept=kept, dry_run=False)
+        return PurgeReport(client_id=client_id, messages=progress.removed, kept=kept, dry_run=False)
 
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
         """See ``store.SessionOperations.get_last_packet_id``."""

@@ -45,6 +45,7 @@ from queuekeeper.sessions.model import (
     PendingMessage,
     PendingPage,
     Problem,
+    PurgeProgress,
     PurgeReport,
     Refusal,
     Release,
@@ -117,6 +118,7 @@ _MAX_SERIAL = 2**53
 _NO_EXPIRY = -1
 _NO_KEY = -2
 _PUBLISH = "PUBLISH"
+_OWNER_FIELDS = frozenset({b"owner", b"epoch", b"import", b"mirror", b"outbox", b"outbox_version", b"outbox_ms"})
 _PACKET_ID = re.compile(rb"[1-9][0-9]{0,4}")
 _INTEGER = re.compile(rb"-?[0-9]{1,18}")
 
@@ -190,6 +192,11 @@ class _State(NamedTuple):
     def last_serial(self) -> int:
         serial = _integer(self.fields.get(b"last_serial"))
         return FIRST_SERIAL if serial is None else serial
+
+    @property
+    def has_been_used(self) -> bool:
+        """Whether it says more than which store owns the session."""
+        return not self.fields.keys() <= _OWNER_FIELDS
 
     @property
     def is_open(self) -> bool:
@@ -802,24 +809,32 @@ class RedisSessionOperations:
 
     # The session as a whole.
 
-    def purge_session(self, client_id: str, *, dry_run: bool = False) -> Operation[PurgeReport]:
-        """See ``store.SessionOperations.purge_session``."""
+    def purge_session(
+        self, client_id: str, *, dry_run: bool = False, progress: PurgeProgress | None = None
+    ) -> Operation[PurgeReport]:
+        """See ``store.SessionOperations.purge_session``.
+
+        :param progress: of a purge that was interrupted, to go on with; it is brought up to date.
+        """
         keys = self._keys(client_id)
         state = yield from self._read_session(keys)
         if dry_run:
             return PurgeReport(client_id=client_id, messages=state.references, kept=0, dry_run=True)
         keys.last = None
-        removed = 0
+        progress = progress or PurgeProgress()
+        if progress.up_to_serial is None:
+            progress.up_to_serial = state.highest
+        highest = progress.up_to_serial
         while True:
             page = yield from self._list(keys, "rank", 0, KEYS_PER_CALL)
-            going = [reference.member for reference in page if reference.serial <= state.highest]
+            going = [reference.member for reference in page if reference.serial <= highest]
             own = [member for member in going if keys.packet_id(member) is not None]
             foreign = [member for member in going if keys.packet_id(member) is None]
-            call = self._call("purge_session", [*keys.three(), *own], [self._epoch(keys), state.highest, *foreign])
+            call = self._call("purge_session", [*keys.three(), *own], [self._epoch(keys), highest, *foreign])
             gone, remaining = _checked((yield [call])[0])
-            removed += gone
+            progress.removed += gone
             if not remaining or len(going) < KEYS_PER_CALL:
-                return PurgeReport(client_id=client_id, messages=removed, kept=remaining, dry_run=False)
+                return PurgeReport(client_id=client_id, messages=progress.removed, kept=remaining, dry_run=False)
 
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
         """See ``store.SessionOperations.get_last_packet_id``."""
@@ -876,14 +891,14 @@ class RedisSessionOperations:
         return SessionView(
             client_id=client_id,
             store="redis",
-            exists=bool(fields) or bool(state.last_packet_id) or state.references > 0,
+            exists=state.has_been_used or bool(state.last_packet_id) or state.references > 0,
             messages=state.references,
             offset=offset,
             page=tuple(page),
             last_packet_id=_integer(state.last_packet_id),
             last_serial=_integer(fields.get(b"last_serial")),
             delivered_serial=_integer(fields.get(b"delivered_serial")),
-            counts=_counts(fields),
+            counts=_counts(fields) if state.has_been_used else None,
             owner=_text(fields.get(b"owner")),
             epoch=_integer(fields.get(b"epoch")),
             imported=_import_view(state),
@@ -897,10 +912,10 @@ class RedisSessionOperations:
         check_packet_id(packet_id)
         keys = self._keys(client_id)
         member = keys.payload(packet_id)
+        state = yield from self._read_session(keys)
         ((json, expires_at_ms),) = yield from self._records(keys, [member], max_bytes=BYTES_PER_CALL)
         if expires_at_ms < _NO_EXPIRY:
             return None
-        state = yield from self._read_session(keys)
         cursor = FIRST_SERIAL
         while True:
             page = yield from self._list(keys, "serial", cursor, REFERENCES_PER_LIST)
@@ -978,6 +993,8 @@ class RedisSessionOperations:
             try:
                 reply = _checked((yield [self._call("import_session", names, args)])[0])
             except (ImportedBefore, MovedOn, NotOwner, StaleEpoch) as error:
+                if isinstance(error, NotOwner | StaleEpoch) and self._epoch(keys) != "":
+                    raise
                 raise MovedOn(f"the session of {client_id!r} exists: {error}") from None
             if reply[0] == b"unchanged":
                 raise MovedOn(f"the session of {client_id!r} exists: these lines were imported before")

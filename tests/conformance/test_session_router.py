@@ -1,0 +1,635 @@
+"""Routers over both stores while sessions move: behind any step, with drivers that die and servers that are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import ExitStack
+from typing import Any, TypeAlias
+
+import pytest
+
+from queuekeeper import redis_async, redis_client
+from queuekeeper.embedded import PostgresServer
+from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, SessionFenced, UsageError
+from queuekeeper.keyspace import session_keys
+from queuekeeper.sessions.model import Ack, NewMessage, PendingMessage, Release, SaveReport, SessionSave
+from queuekeeper.sessions.owners import Owner
+from queuekeeper.sessions.router import AsyncSessionRouter, RouterOperations, SessionRouter
+from tests.conformance.cutting_proxy import CuttingProxy
+from tests.conformance.store_worlds import AwaitedStore, RouterWorld, Store
+from tests.conformance.test_session_store import HOSTILE_IDS
+
+pytestmark = pytest.mark.conformance
+
+C = "meter-7"
+OTHERS: dict[Owner, Owner] = {"postgres": "redis", "redis": "postgres"}
+
+
+@pytest.fixture(scope="module", params=["blocking", "asyncio"])
+def opened_world(request: pytest.FixtureRequest) -> Iterator[RouterWorld]:
+    """Routers over both stores, in one form; sessions begin in PostgreSQL."""
+    postgres_server: PostgresServer = request.getfixturevalue("postgres_server")
+    name = f"router_{request.param}"
+    url = postgres_server.create_database(name, template="template0")
+    redis_url = request.getfixturevalue("redis_servers")("valkey").url
+    world = RouterWorld(redis_url, url, owner="postgres", awaited=request.param == "asyncio", patience_s=3.0)
+    yield world
+    world.close()
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def world(opened_world: RouterWorld) -> Iterator[RouterWorld]:
+    """Stores that hold nothing."""
+    opened_world.erase()
+    yield opened_world
+    opened_world.erase()
+
+
+@pytest.fixture
+def blocking_world(postgres_url: str, valkey_url: str) -> Iterator[RouterWorld]:
+    """Both stores for a test that changes more than sessions, or opens its routers itself."""
+    world = RouterWorld(valkey_url, postgres_url, owner="postgres", awaited=False)
+    yield world
+    world.close()
+
+
+def batch(*payloads: bytes, client_id: str = C, topic: str = "t", **fields: Any) -> SessionSave:
+    """Return a save of messages with these payloads."""
+    now_ms = time.time_ns() // 1_000_000
+    messages = tuple(NewMessage(topic=topic, payload=payload, qos=1, time_ms=now_ms) for payload in payloads)
+    return SessionSave(client_id=client_id, messages=messages, **fields)
+
+
+def numbered(count: int) -> list[bytes]:
+    """Return payloads that can be told apart."""
+    return [b"%d" % number for number in range(count)]
+
+
+def save(store: Store, *saves: SessionSave) -> list[SaveReport]:
+    """Save and insist on success."""
+    reports: list[SaveReport] = store.save_messages(list(saves))
+    assert [report.error for report in reports] == [None] * len(saves)
+    return reports
+
+
+def pending(store: Store, client_id: str = C) -> list[PendingMessage]:
+    """Return all that waits, by pages, and insist on strict order."""
+    found: list[PendingMessage] = []
+    after_serial, backlog_serial = -1, None
+    while True:
+        page = store.fetch_pending(client_id, after_serial=after_serial, backlog_serial=backlog_serial, limit=200)
+        found += page.messages
+        if not page.more:
+            break
+        after_serial, backlog_serial = page.after_serial, page.backlog_serial
+    serials = [message.serial for message in found]
+    assert serials == sorted(set(serials))
+    assert len({message.packet_id for message in found}) == len(found)
+    return found
+
+
+def payloads(store: Store, client_id: str = C) -> list[bytes]:
+    """Return the payloads of what waits, in order."""
+    return [message.payload for message in pending(store, client_id)]
+
+
+def operations_of(store: Store) -> RouterOperations:
+    """Return the operations of a router, blocking or awaited."""
+    operations: RouterOperations = (store.store if isinstance(store, AwaitedStore) else store).operations
+    return operations
+
+
+# A move behind any step
+
+Case: TypeAlias = Callable[[Store, Store, str], Generator[Callable[[], Any], Any, None]]
+"""Prepares a session, yields a call, gets its result and checks it, also with another router."""
+
+
+def saving(store: Store, other: Store, client_id: str) -> Generator[Callable[[], Any], Any, None]:
+    save(store, batch(b"a", client_id=client_id))
+    bystander = f"{client_id}-bystander"
+    saves = [
+        batch(b"b", b"c", client_id=client_id, source="p0", offset=7),
+        batch(b"x", client_id=bystander),
+        batch(b"d", client_id=client_id, source="p0", offset=8),
+        batch(b"e", client_id=client_id),
+    ]
+    reports = yield lambda: store.save_messages(saves)
+    assert [report.error for report in reports] == [None] * 4
+    assert [report.client_id for report in reports] == [save.client_id for save in saves]
+    assert [report.packet_ids for report in reports] == [(2, 3), (1,), (4,), (5,)]
+    assert payloads(other, client_id) == [b"a", b"b", b"c", b"d", b"e"]
+    assert payloads(other, bystander) == [b"x"]
+
+
+def fetching(store: Store, other: Store, client_id: str) -> Generator[Callable[[], Any], Any, None]:
+    save(store, batch(*numbered(5), client_id=client_id))
+    page = yield lambda: store.fetch_pending(client_id, limit=3, mark_delivered=True)
+    assert [message.payload for message in page.messages] == numbered(3)
+    rest = other.fetch_pending(client_id, after_serial=page.after_serial, backlog_serial=page.backlog_serial)
+    assert [message.payload for message in rest.messages] == numbered(5)[3:]
+    assert [message.redelivery for message in pending(other, client_id)] == [True] * 3 + [False] * 2
+
+
+def acknowledging(store: Store, other: Store, client_id: str) -> Generator[Callable[[], Any], Any, None]:
+    reports = save(store, *(batch(*numbered(600)[first : first + 200], client_id=client_id) for first in (0, 200, 400)))
+    found = [pair for report in reports for pair in zip(report.packet_ids, report.serials, strict=True)]
+    acks = [Ack(packet_id=packet_id, serial=serial) for packet_id, serial in found[:590] if packet_id is not None]
+    report = yield lambda: store.ack(client_id, [*acks, Ack(packet_id=60_000)])
+    assert (report.client_id, report.removed, report.unknown) == (client_id, 590, 1)
+    assert payloads(other, client_id) == numbered(600)[590:]
+
+
+def releasing(store: Store, other: Store, client_id: str) -> Generator[Callable[[], Any], Any, None]:
+    [report] = save(store, batch(b"a", b"b", client_id=client_id))
+    release = yield lambda: store.mark_released(client_id, packet_id=2, serial=report.serials[1])
+    assert release is Release.RELEASED
+    assert [(m.packet_type, m.payload) for m in pending(other, client_id)] == [("PUBLISH", b"a"), ("PUBREL", b"")]
+
+
+def marking(store: Store, other: Store, client_id: str) -> Generator[Callable[[], Any], Any, None]:
+    [report] = save(store, batch(b"a", b"b", client_id=client_id))
+    moved = yield lambda: store.mark_delivered(client_id, serial=report.serials[0])
+    assert moved is True
+    assert [message.redelivery for message in pending(other, client_id)] == [True, False]
+
+
+def purging(store: Store, other: Store, client_id: str) -> Generator[Callable[[], Any], Any, None]:
+    save(store, *(batch(*numbered(200), client_id=client_id) for _ in range(3)))
+    report = yield lambda: store.purge_session(client_id)
+    assert (report.client_id, report.messages, report.kept, report.dry_run) == (client_id, 600, 0, False)
+    assert not other.inspect(client_id).exists
+
+
+def numbering(store: Store, other: Store, client_id: str) -> Generator[Callable[[], Any], Any, None]:
+    save(store, batch(b"a", client_id=client_id))
+    assert (yield lambda: store.set_last_packet_id(client_id, packet_id=70, expected=1)) is True
+    assert other.get_last_packet_id(client_id) == 70
+
+
+def reserving(store: Store, other: Store, client_id: str) -> Generator[Callable[[], Any], Any, None]:
+    save(store, batch(b"a", client_id=client_id))
+    assert (yield lambda: store.reserve_packet_ids(client_id, count=3)) == (2, 3, 4)
+    assert save(other, batch(b"b", client_id=client_id))[0].packet_ids == (5,)
+
+
+def looking(store: Store, other: Store, client_id: str) -> Generator[Callable[[], Any], Any, None]:
+    save(store, batch(b"a", b"b", client_id=client_id))
+    message = yield lambda: store.peek(client_id, packet_id=2)
+    assert message.payload == b"b"
+    assert store.get_last_packet_id(client_id) == 2
+    view = store.inspect(client_id)
+    assert (view.exists, view.messages) == (True, 2)
+
+
+CASES: Sequence[Case] = (
+    saving,
+    fetching,
+    acknowledging,
+    releasing,
+    marking,
+    purging,
+    numbering,
+    reserving,
+    looking,
+)
+
+
+@pytest.mark.parametrize("owner", OTHERS)
+@pytest.mark.parametrize("case", CASES, ids=[case.__name__ for case in CASES])
+def test_move_behind_any_step_of_a_call_changes_nothing_for_the_caller(
+    world: RouterWorld, case: Case, owner: Owner
+) -> None:
+    store, other = world.store(), world.neighbour()
+    moves: list[bool] = []
+    for number in range(1, 40):
+        client_id = f"{case.__name__}-{number}"
+        assert store.get_last_packet_id(client_id) is None
+        if owner == "redis":
+            assert world.move(client_id, "redis")
+        steps = case(store, other, client_id)
+        call = next(steps)
+
+        def move(client_id: str = client_id) -> None:
+            moves.append(world.move(client_id, OTHERS[owner]))
+
+        with world.after_step(store, number, move) as moved:
+            result = call()
+        with pytest.raises(StopIteration):
+            steps.send(result)
+        if not moved():
+            break
+    else:
+        pytest.fail("a call takes more steps than this test disturbs")
+    assert any(moves)
+
+
+def test_session_goes_there_and_back_with_any_client_id(world: RouterWorld) -> None:
+    store, stale = world.store(), world.store()
+    for client_id in HOSTILE_IDS:
+        [first] = save(store, batch(b"a", b"b", client_id=client_id))
+        assert payloads(stale, client_id) == [b"a", b"b"]
+        assert world.move(client_id, "redis")
+        [second] = save(store, batch(b"c", client_id=client_id))
+        assert (second.packet_ids, second.serials[0]) == ((3,), (first.serials[1] or 0) + 1)
+        assert store.inspect(client_id).store == "redis"
+        assert store.ack(client_id, [Ack(packet_id=1, serial=first.serials[0])]).removed == 1
+        assert world.move(client_id, "postgres")
+        save(store, batch(b"d", client_id=client_id))
+        assert store.inspect(client_id).store == "postgres"
+        assert payloads(store, client_id) == payloads(stale, client_id) == [b"b", b"c", b"d"]
+
+
+# What a router remembers
+
+
+@pytest.mark.parametrize("owner", OTHERS)
+def test_router_that_remembers_the_former_owner_reads_what_the_present_one_has(
+    world: RouterWorld, owner: Owner
+) -> None:
+    reads: list[Callable[[Store], Any]] = [
+        lambda store: [message.payload for message in store.fetch_pending(C).messages],
+        lambda store: store.get_last_packet_id(C),
+        lambda store: store.inspect(C).messages,
+        lambda store: store.peek(C, packet_id=3) is not None,
+        lambda store: store.peek(C, packet_id=1),
+        lambda store: len(store.export_session(C).lines),
+        lambda store: store.purge_session(C, dry_run=True).messages,
+    ]
+    expected = [[b"b", b"c"], 3, 2, True, None, 3, 2]
+    stale = [world.store() for _ in reads]
+    store = world.store()
+    assert store.get_last_packet_id(C) is None
+    if owner == "redis":
+        assert world.move(C, "redis")
+    save(store, batch(b"a", b"b"))
+    for each in stale:
+        assert each.get_last_packet_id(C) == 2
+    assert world.move(C, OTHERS[owner])
+    save(store, batch(b"c"))
+    assert store.ack(C, [Ack(packet_id=1)]).removed == 1
+    assert [read(each) for read, each in zip(reads, stale, strict=True)] == expected
+
+
+def test_what_is_remembered_costs_nothing_and_is_asked_for_again_when_it_is_old(world: RouterWorld) -> None:
+    store = world.store()
+    save(store, batch(b"a"))
+    with world.after_step(store, 2, lambda: None) as was_asked:
+        store.mark_released(C, packet_id=1)
+    assert not was_asked()
+    operations_of(store)._clock = lambda: time.monotonic() + 61
+    with world.after_step(store, 2, lambda: None) as was_asked:
+        store.mark_released(C, packet_id=1)
+    assert was_asked()
+
+
+def test_one_call_may_hold_more_sessions_than_a_router_remembers(blocking_world: RouterWorld) -> None:
+    world = blocking_world
+    world.connection.execute("UPDATE queuekeeper.online_cohorts SET default_owner = 'redis'")
+    saves = [batch(b"a", client_id=f"c-{number}") for number in range(2_500)]
+    with redis_client.connect(world.url) as client, SessionRouter(client, world.postgres_url, owners=2_000) as store:
+        for packet_id in (1, 2):
+            assert {report.packet_ids for report in save(store, *saves)} == {(packet_id,)}
+
+
+# Drivers that die
+
+
+def test_fence_of_a_driver_that_died_ends_with_its_lease(world: RouterWorld) -> None:
+    store = world.store()
+    save(store, batch(b"a"))
+    world.owners.fence(C, driver=1, lease_ms=300)
+    start_s = time.monotonic()
+    assert payloads(store) == [b"a"]
+    [first, second, other] = save(store, batch(b"b"), batch(b"c"), batch(b"x", client_id="other"))
+    assert 0.2 < time.monotonic() - start_s < 2
+    assert (first.packet_ids, second.packet_ids, other.packet_ids) == ((2,), (3,), (1,))
+    assert payloads(store) == [b"a", b"b", b"c"]
+
+
+def test_driver_that_died_before_it_told_redis_costs_nothing(world: RouterWorld) -> None:
+    calls: list[Callable[[Store], Any]] = [
+        lambda store: save(store, batch(b"b")),
+        lambda store: store.ack(C, [Ack(packet_id=1)]),
+        pending,
+        lambda store: store.inspect(C),
+    ]
+    for knows_nothing in (False, True):
+        for call in calls:
+            world.erase()
+            store = world.store()
+            save(store, batch(b"a"))
+            assert world.move(C, "redis", tells=False)
+            session = session_keys(C).session
+            assert world.client.hget(session, "owner") == b"postgres"
+            if knows_nothing:
+                store = world.store()
+            start_s = time.monotonic()
+            call(store)
+            assert time.monotonic() - start_s < 1
+            assert world.client.hget(session, "owner") == b"redis"
+            assert world.client.hget(session, "mirror") == world.client.hget(session, "epoch")
+
+
+def test_redis_is_told_of_a_session_that_has_gone_back(world: RouterWorld) -> None:
+    store = world.store()
+    save(store, batch(b"a"))
+    assert world.move(C, "redis")
+    save(store, batch(b"b"))
+    assert world.move(C, "postgres", tells=False)
+    session = session_keys(C).session
+    assert world.client.hget(session, "owner") == b"fenced"
+    save(store, batch(b"c"))
+    assert world.client.hget(session, "owner") == b"postgres"
+    assert payloads(store) == payloads(world.store()) == [b"a", b"b", b"c"]
+
+
+def test_client_that_redis_has_never_seen_is_at_home_there(blocking_world: RouterWorld) -> None:
+    blocking_world.connection.execute("UPDATE queuekeeper.online_cohorts SET default_owner = 'redis'")
+    store = blocking_world.store()
+    assert not store.inspect(C).exists
+    assert store.inspect(C).counts is None
+    assert save(store, batch(b"a"))[0].packet_ids == (1,)
+    assert store.inspect(C).store == "redis"
+
+
+def test_session_of_no_armed_cohort_is_postgresqls(blocking_world: RouterWorld) -> None:
+    world = blocking_world
+    world.connection.execute("UPDATE queuekeeper.online_cohorts SET state = 'planned'")
+    store = world.store()
+    save(store, batch(b"a"))
+    assert store.inspect(C).store == "postgres"
+    assert world.client.dbsize() == 0
+    # What a router remembers of before the migration is no excuse.
+    world.connection.execute("UPDATE queuekeeper.online_cohorts SET state = 'copying'")
+    assert world.store().get_last_packet_id(C) == 1
+    assert world.move(C, "redis")
+    assert store.get_last_packet_id(C) == 1
+    save(store, batch(b"b"))
+    assert store.inspect(C).store == "redis"
+    assert payloads(store) == [b"a", b"b"]
+
+
+# Patience
+
+
+def impatient(world: RouterWorld) -> Store:
+    """Return a router that waits for a tenth of a second."""
+    store = world.store()
+    operations_of(store)._patience_s = 0.1
+    return store
+
+
+def test_patience_has_an_end_and_leaves_the_others_alone(world: RouterWorld) -> None:
+    store = impatient(world)
+    save(store, batch(b"a"))
+    world.owners.fence(C, driver=1, lease_ms=60_000)
+    start_s = time.monotonic()
+    saves = [batch(b"x", client_id="before"), batch(b"b"), batch(b"c"), batch(b"x", client_id="behind")]
+    reports = store.save_messages(saves)
+    assert 0.1 <= time.monotonic() - start_s < 1
+    assert [report.client_id for report in reports] == ["before", C, C, "behind"]
+    assert [report.packet_ids for report in reports] == [(1,), (), (), (1,)]
+    for report in reports[1:3]:
+        assert isinstance(report.error, SessionFenced)
+    calls: list[Callable[[], Any]] = [
+        lambda: store.ack(C, [Ack(packet_id=1)]),
+        lambda: store.mark_delivered(C, serial=0),
+        lambda: store.purge_session(C),
+        lambda: store.reserve_packet_ids(C, count=1),
+    ]
+    for call in calls:
+        with pytest.raises(SessionFenced, match=r"on its way.*0\.1 s: repeat the call"):
+            call()
+    # What is being moved does not change, and can be read.
+    assert payloads(store) == [b"a"]
+
+
+def test_store_that_goes_on_refusing_is_named(world: RouterWorld) -> None:
+    store = impatient(world)
+    save(store, batch(b"a"))
+    assert world.move(C, "redis")
+    world.client.hset(session_keys(C).session, mapping={"owner": "postgres", "epoch": "99"})
+    [report] = store.save_messages([batch(b"b")])
+    assert isinstance(report.error, RefusedError | QueuekeeperError)
+    assert "belongs to Redis (epoch 3), as PostgreSQL says" in str(report.error)
+    assert "let the migration's driver run again" in str(report.error)
+
+
+def test_nothing_is_saved_behind_a_save_that_failed(world: RouterWorld) -> None:
+    store = world.store()
+    world.connection.execute(
+        "CREATE OR REPLACE FUNCTION refuse_bad() RETURNS trigger LANGUAGE plpgsql AS"
+        " $$ BEGIN RAISE EXCEPTION 'bad'; END $$"
+    )
+    world.connection.execute(
+        "CREATE TRIGGER refuse_bad BEFORE INSERT ON device_publish_msg FOR EACH ROW WHEN (NEW.topic = 'bad')"
+        " EXECUTE FUNCTION refuse_bad()"
+    )
+    try:
+        reports = store.save_messages(
+            [batch(b"a"), batch(b"b", topic="bad"), batch(b"c"), batch(b"x", client_id="other")]
+        )
+    finally:
+        world.connection.execute("DROP TRIGGER refuse_bad ON device_publish_msg")
+    assert [report.error is None for report in reports] == [True, False, False, True]
+    assert reports[1].error is reports[2].error
+    assert payloads(store) == [b"a"]
+
+
+def test_saves_of_one_call_stay_in_order_when_some_are_repeated(world: RouterWorld) -> None:
+    store = world.store()
+    clients = [f"c-{number}" for number in range(12)]
+    save(store, *(batch(b"0", client_id=client_id) for client_id in clients))
+    for number, client_id in enumerate(clients):
+        if number % 3 == 1:
+            assert world.move(client_id, "redis", tells=number % 2 == 0)
+        elif number % 3 == 2:
+            world.owners.fence(client_id, driver=1, lease_ms=200)
+    saves = [batch(b"%d" % place, client_id=client_id) for place in range(1, 5) for client_id in clients]
+    reports = save(store, *saves)
+    assert [report.client_id for report in reports] == [each.client_id for each in saves]
+    for client_id in clients:
+        assert payloads(world.neighbour(), client_id) == [b"0", b"1", b"2", b"3", b"4"]
+
+
+# Bad input
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (batch(*numbered(257)), r"257 messages.*at most 256 messages.*cut it"),
+        (batch(b"x" * 262_144, b"x" * 262_145), r"2 messages of 524289 bytes.*524288 bytes; cut it"),
+        (batch(b"x", client_id="i" * 256), r"client id has 256 characters"),
+    ],
+    ids=["messages", "bytes", "client id"],
+)
+def test_save_that_is_no_single_step_is_refused_before_anything_is_written(
+    world: RouterWorld, given: SessionSave, words: str
+) -> None:
+    store = world.store()
+    with pytest.raises(UsageError, match=words):
+        store.save_messages([batch(b"a", client_id="first"), given, batch(b"a", client_id="last")])
+    assert not any(store.inspect(client_id).exists for client_id in ("first", C, "last"))
+    assert save(store, batch(*numbered(256)), batch(b"x" * 600_000, client_id="large"))[1].stored == 1
+
+
+def test_numbers_of_a_router_are_checked() -> None:
+    for values in ({"owners": 1_999}, {"patience_s": -1.0}, {"owner_age_s": 0.0}, {"patience_s": float("nan")}):
+        with pytest.raises(UsageError, match=next(iter(values))):
+            RouterOperations(**values)
+
+
+def test_owner_that_this_release_does_not_know_is_named(blocking_world: RouterWorld) -> None:
+    store = blocking_world.store()
+    save(store, batch(b"a"))
+    blocking_world.connection.execute(
+        "ALTER TABLE queuekeeper.session_owners DROP CONSTRAINT session_owners_owner_check"
+    )
+    blocking_world.connection.execute("UPDATE queuekeeper.session_owners SET owner = 'kafka'")
+    with pytest.raises(RefusedError, match=r"belongs to 'kafka'.*use the release"):
+        blocking_world.store().get_last_packet_id(C)
+    [report] = blocking_world.store().save_messages([batch(b"b")])
+    assert "kafka" in str(report.error)
+
+
+# Servers that are gone
+
+
+def moved_pair(world: RouterWorld) -> None:
+    """Leave one client with each store, and a message in both."""
+    store = world.neighbour()
+    save(store, batch(b"a", client_id="p"), batch(b"a", client_id="r"), batch(b"a", client_id="unknown"))
+    assert world.move("r", "redis")
+    assert world.move("unknown", "redis")
+
+
+def test_sessions_in_redis_go_on_without_postgresql(blocking_world: RouterWorld) -> None:
+    moved_pair(blocking_world)
+    with ExitStack() as opened:
+        client = opened.enter_context(redis_client.connect(blocking_world.url))
+        with CuttingProxy(blocking_world.postgres_url) as proxy:
+            store = opened.enter_context(SessionRouter(client, proxy.url, owner_age_s=0.001))
+            save(store, batch(b"b", client_id="p"), batch(b"b", client_id="r"))
+        for _ in range(3):
+            p, r, unknown = store.save_messages([batch(b"c", client_id=c) for c in ("p", "r", "unknown")])
+            assert r.error is None
+            for report in (p, unknown):
+                assert isinstance(report.error, ServerUnavailable)
+                assert "PostgreSQL at" in str(report.error)
+        assert "nobody can say who owns session 'unknown'" in str(unknown.error)
+        with pytest.raises(ServerUnavailable, match="PostgreSQL at"):
+            store.fetch_pending("p")
+        assert payloads(store, "r") == [b"a", b"b", b"c", b"c", b"c"]
+    assert payloads(blocking_world.neighbour(), "p") == [b"a", b"b"]
+
+
+def test_sessions_in_postgresql_go_on_without_redis(blocking_world: RouterWorld) -> None:
+    moved_pair(blocking_world)
+    with ExitStack() as opened:
+        with CuttingProxy(blocking_world.url) as proxy:
+            client = opened.enter_context(redis_client.connect(proxy.url))
+            store = opened.enter_context(SessionRouter(client, blocking_world.postgres_url))
+            save(store, batch(b"b", client_id="p"), batch(b"b", client_id="r"))
+        p, r, unknown = store.save_messages([batch(b"c", client_id=c) for c in ("p", "r", "unknown")])
+        assert p.error is None
+        for report in (r, unknown):
+            assert isinstance(report.error, ServerUnavailable)
+            assert "Redis at" in str(report.error)
+        with pytest.raises(ServerUnavailable, match="Redis at"):
+            store.fetch_pending("r")
+        assert payloads(store, "p") == [b"a", b"b", b"c"]
+
+
+def test_connections_that_the_server_has_ended_are_replaced(world: RouterWorld) -> None:
+    store = world.store()
+    save(store, batch(b"a"))
+    world.connection.execute(
+        "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
+        " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    save(store, batch(b"b"))
+    assert payloads(store) == [b"a", b"b"]
+
+
+def test_closed_router_says_so(blocking_world: RouterWorld) -> None:
+    with redis_client.connect(blocking_world.url) as client:
+        with SessionRouter(client, blocking_world.postgres_url) as store:
+            save(store, batch(b"a"))
+        with pytest.raises(RefusedError, match="closed"):
+            store.fetch_pending(C)
+
+
+# Many tasks
+
+
+def backends(world: RouterWorld) -> list[str]:
+    """Return the states of all connections to the database but the world's own."""
+    rows = world.connection.execute(
+        "SELECT state FROM pg_stat_activity WHERE datname = current_database() AND pid <> pg_backend_pid()"
+    )
+    return [state for (state,) in rows.fetchall()]
+
+
+def test_many_tasks_share_few_connections(blocking_world: RouterWorld) -> None:
+    world = blocking_world
+
+    async def work() -> list[int]:
+        seen: list[int] = []
+
+        async def one(store: AsyncSessionRouter, number: int) -> None:
+            client_id = f"c-{number % 20}"
+            for _ in range(3):
+                [report] = await store.save_messages([batch(b"a", client_id=client_id)])
+                assert report.error is None
+                seen.append(len(backends(world)))
+
+        async with (
+            await redis_async.connect(world.url) as caller,
+            AsyncSessionRouter(caller, world.postgres_url, connections=3) as store,
+        ):
+            await asyncio.gather(*(one(store, number) for number in range(40)))
+        return seen
+
+    assert max(asyncio.run(work())) == 3
+    store = world.neighbour()
+    assert sum(len(pending(store, f"c-{number}")) for number in range(20)) == 120
+
+
+def test_task_that_is_cancelled_leaves_nothing_open(blocking_world: RouterWorld) -> None:
+    world = blocking_world
+
+    async def work() -> None:
+        async with (
+            await redis_async.connect(world.url) as caller,
+            AsyncSessionRouter(caller, world.postgres_url, connections=1) as store,
+        ):
+            calls: list[Callable[[], Any]] = [
+                lambda: store.save_messages([batch(b"lost"), batch(b"x", client_id="r")]),
+                lambda: store.fetch_pending(C),
+                lambda: store.ack(C, [Ack(packet_id=1)]),
+                lambda: store.reserve_packet_ids(C, count=1),
+            ]
+            for pause_s in (0.0, 0.001, 0.003, 0.01, 0.05):
+                # Whoever writes the session waits here.
+                with world.connection.transaction():
+                    world.connection.execute("SELECT 1 FROM device_session_ctx WHERE client_id = %s FOR UPDATE", (C,))
+                    world.connection.execute("LOCK TABLE device_publish_msg IN ACCESS EXCLUSIVE MODE")
+                    tasks = [asyncio.ensure_future(call()) for call in calls]
+                    await asyncio.sleep(pause_s)
+                    for task in tasks:
+                        task.cancel()
+                    await asyncio.gather(*tasks, return_exceptions=True)
+                    assert all(task.cancelled() for task in tasks)
+                    assert "idle in transaction" not in backends(world)
+                [report] = await store.save_messages([batch(b"b")])
+                assert report.error is None
+
+    moved_pair(world)
+    save(world.neighbour(), batch(b"a"))
+    asyncio.run(work())
+    assert payloads(world.neighbour()) == [b"a", *[b"b"] * 5]
