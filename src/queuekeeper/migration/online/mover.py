@@ -16,13 +16,13 @@ from typing import Literal, TypeAlias
 
 from queuekeeper import redis_async
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.errors import QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
+from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
 from queuekeeper.postgres import AsyncConnection, connect_async, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
-from queuekeeper.sessions.snapshot import Difference, SessionSnapshot, differences
+from queuekeeper.sessions.snapshot import ApplyReport, Difference, SessionSnapshot, differences
 
 Store: TypeAlias = Literal["postgres", "redis"]
 
@@ -31,6 +31,9 @@ LEASE_MS = 1_000
 
 TRIES = 3
 """For a client whose queue could not be copied within the lease, or that somebody else has fenced."""
+
+_LOOKS = 20
+"""At a client that is written to all the time, until it keeps still for as long as it takes to read it."""
 
 
 class Outcome(StrEnum):
@@ -115,30 +118,55 @@ class SessionMover:
         found = await self._redis.read_snapshot(client_id)
         if not self._differences(source, found):
             return SyncReport(client_id=client_id, equal=True, set_aside=set_aside)
-        done = await self._redis.apply_snapshot(client_id, source, epoch=_epoch(owned), driver=self._driver)
+        done = await self._copy(owned, source)
         return SyncReport(
             client_id=client_id, equal=True, written=done.written, removed=done.removed, set_aside=set_aside
         )
 
     async def compare(self, client_id: str) -> SyncReport:
-        """Compare both stores without a fence; a client that is written to meanwhile is looked at again.
+        """Compare both stores without a fence, though its client goes on.
 
-        Whoever owns the client is read first and last; only when it has not changed do differences count.
+        A copy that is behind is brought up to date first; what differs from what was written to it then, counts.
         """
-        report = SyncReport(client_id=client_id, equal=False)
-        for _ in range(TRIES):
-            owned = await self._owner(client_id)
-            owner, copy = (self._postgres, self._redis) if owned.owner == "postgres" else (self._redis, self._postgres)
-            before = await owner.read_snapshot(client_id)
-            found = await copy.read_snapshot(client_id)
-            after = await owner.read_snapshot(client_id)
-            left = self._differences(before, found)
+        owned = await self._owner(client_id)
+        if owned.owner == "redis":
+            return await self._compare_mirror(client_id)
+        source = await self._postgres.read_snapshot(client_id)
+        if not self._differences(source, await self._redis.read_snapshot(client_id)):
+            return SyncReport(client_id=client_id, equal=True)
+        done = await self._copy(owned, source)
+        left = self._differences(source, await self._redis.read_snapshot(client_id))
+        return SyncReport(
+            client_id=client_id,
+            equal=not left,
+            written=done.written,
+            removed=done.removed,
+            differences=tuple(left),
+        )
+
+    async def _compare_mirror(self, client_id: str) -> SyncReport:
+        """Compare PostgreSQL's copy with what Redis holds; only a client that kept still meanwhile is judged."""
+        left: list[Difference] = []
+        for _ in range(_LOOKS):
+            await self.mirror(client_id)
+            source = await self._redis.read_snapshot(client_id)
+            left = self._differences(source, await self._postgres.read_snapshot(client_id))
             if not left:
-                return SyncReport(client_id=client_id, equal=True)
-            report = SyncReport(client_id=client_id, equal=False, differences=tuple(left))
-            if not self._differences(before, after):
-                return report
-        return report
+                break
+            # Nothing is on its way, and Redis has not changed meanwhile.
+            still = not self._differences(source, await self._redis.read_snapshot(client_id))
+            if still and await self._redis.read_outbox(client_id) is None:
+                break
+        return SyncReport(client_id=client_id, equal=not left, differences=tuple(left))
+
+    async def _copy(self, owned: Ownership, source: SessionSnapshot) -> ApplyReport:
+        """Write a snapshot of PostgreSQL's to Redis."""
+        try:
+            return await self._redis.apply_snapshot(owned.client_id, source, epoch=_epoch(owned), driver=self._driver)
+        except NotOwner:
+            # The driver that has given it back to PostgreSQL ended before it told Redis.
+            await self._redis.set_owner(owned.client_id, epoch=_epoch(owned), owner="postgres", mirrored=False)
+            return await self._redis.apply_snapshot(owned.client_id, source, epoch=_epoch(owned), driver=self._driver)
 
     # --- to Redis ------------------------------------------------------------------------------------------------
 
