@@ -76,7 +76,9 @@ def test_another_value_of_a_message_is_found(name: str) -> None:
 
 @pytest.mark.parametrize("name", ["last_packet_id", "last_serial", "delivered_serial"])
 def test_another_value_of_the_session_is_found(name: str) -> None:
-    (difference,) = differences(SNAPSHOT, replace(SNAPSHOT, **{name: 99}))
+    change: dict[str, Any] = {name: 99}
+
+    (difference,) = differences(SNAPSHOT, replace(SNAPSHOT, **change))
 
     assert (difference.what, difference.found, difference.serial) == (name, "99", None)
 
