@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from queuekeeper.cli import context
+from queuekeeper.cli import context, foreign_writers
 from queuekeeper.cli.output import (
     cell,
     instant,
@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from queuekeeper.migration.model import LedgerRow, MigrationPlan
 
 app = typer.Typer(no_args_is_help=True, help="Move sessions to Redis: plan, copy, verify, report.")
+app.add_typer(foreign_writers.app, name="trigger")
 
 PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
 PlanIdOrNewest = Annotated[str | None, typer.Argument(metavar="[PLAN]", help="Id of the plan; the newest if left out.")]
