@@ -11,7 +11,7 @@ import time
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
@@ -19,10 +19,12 @@ from typing import Any
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import (
     CheckFailed,
+    NotOwner,
     QueuekeeperError,
     RefusedError,
     ServerUnavailable,
     StaleDriver,
+    StaleEpoch,
     StoreFull,
 )
 from queuekeeper.keyspace import client_slot
@@ -443,30 +445,34 @@ class OnlineDriver:
             clients = behind = 0
             oldest_ms: int | None = None
             now_ms = min(clocks_ms(client))
-            waiting: list[str] = []
+            # PostgreSQL takes changes of a copy from the cohort's driver alone, and a mirror works in its name.
+            waiting: dict[int, list[str]] = {}
             for each in found:
                 for page in _pages(online, each, "redis"):
                     clients += len(page)
                     for client_id, outbox in store.read_outboxes(page).items():
                         behind += 1
                         oldest_ms = min(oldest_ms or outbox.since_ms, outbox.since_ms)
-                        waiting.append(client_id)
+                        waiting.setdefault(each.driver, []).append(client_id)
             written = 0
-            if not dry_run and waiting:
-                written = asyncio.run(self._mirror_all(waiting, plan))
+            if not dry_run:
+                for driver, client_ids in waiting.items():
+                    written += asyncio.run(self._mirror_all(client_ids, plan, driver=driver))
         lag_s = 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1_000)
         return MirrorReport(plan_id=self._plan_id, clients=clients, behind=behind, lag_s=lag_s, written=written)
 
-    async def _mirror_all(self, client_ids: Sequence[str], plan: MigrationPlan) -> int:
+    async def _mirror_all(self, client_ids: Sequence[str], plan: MigrationPlan, *, driver: int) -> int:
         written = 0
         waiting = iter(client_ids)
 
         async def work(mover: SessionMover) -> None:
             nonlocal written
             for client_id in waiting:
-                written += await mover.mirror(client_id)
+                # Its owner or its driver has changed since: the next pass looks again.
+                with suppress(NotOwner, StaleEpoch):
+                    written += await mover.mirror(client_id)
 
-        async with movers(**self._options(plan, driver=0)) as opened:
+        async with movers(**self._options(plan, driver=driver)) as opened:
             await _side_by_side(work(mover) for mover in opened)
         return written
 

@@ -113,7 +113,7 @@ class SessionMover:
         owned = await self._owner(client_id)
         if owned.owner != "postgres":
             return SyncReport(client_id=client_id, equal=True)
-        set_aside = await self._postgres.set_aside_unreadable(client_id)
+        set_aside = await self._postgres.set_aside_unreadable(client_id, duplicates=True)
         source = await self._postgres.read_snapshot(client_id)
         found = await self._redis.read_snapshot(client_id)
         if not self._differences(source, found):
@@ -131,17 +131,20 @@ class SessionMover:
         owned = await self._owner(client_id)
         if owned.owner == "redis":
             return await self._compare_mirror(client_id)
-        source = await self._postgres.read_snapshot(client_id)
-        if not self._differences(source, await self._redis.read_snapshot(client_id)):
-            return SyncReport(client_id=client_id, equal=True)
-        done = await self._copy(owned, source)
-        left = self._differences(source, await self._redis.read_snapshot(client_id))
+        written = removed = 0
+        left: list[Difference] = []
+        for _ in range(_LOOKS):
+            # While its client goes on, a snapshot may hold more messages than what it says was given out last.
+            source = await self._postgres.read_snapshot(client_id)
+            left = self._differences(source, await self._redis.read_snapshot(client_id))
+            if left:
+                done = await self._copy(owned, source)
+                written, removed = written + done.written, removed + done.removed
+                left = self._differences(source, await self._redis.read_snapshot(client_id))
+            if not left or not self._differences(source, await self._postgres.read_snapshot(client_id)):
+                break
         return SyncReport(
-            client_id=client_id,
-            equal=not left,
-            written=done.written,
-            removed=done.removed,
-            differences=tuple(left),
+            client_id=client_id, equal=not left, written=written, removed=removed, differences=tuple(left)
         )
 
     async def _compare_mirror(self, client_id: str) -> SyncReport:
