@@ -660,6 +660,7 @@ def test_task_may_be_cancelled_at_any_point(database: Connection, postgres_url: 
 PARAMETERS: dict[str, dict[str, Any]] = {
     "ack": {"client_id": "c-7", "packet_ids": [1, 2], "serials": [None, 3], "default_ttl_s": 60},
     "count_pending": {"client_id": "c-7"},
+    "duplicate_messages": {"client_id": "c-7", "default_ttl_s": 60},
     "fetch_pending": {"client_id": "c-7", "after_serial": 5, "backlog_serial": None, "limit": 50, "max_bytes": 10**6},
     "last_packet_id": {"client_id": "c-7"},
     "lock_sessions": {"client_ids": ["c-7", "c-8"]},

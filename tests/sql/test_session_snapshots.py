@@ -157,6 +157,14 @@ def test_snapshot_leaves_out_what_nobody_gets_and_tells_why(database: Connection
     assert rows == [(-3, "serial_out_of_range"), (1, "qos_out_of_range"), (6, "user_properties_invalid")]
     assert store.read_snapshot("a").messages == found.messages
 
+    assert store.set_aside_unreadable("a", duplicates=True) == 1
+    assert store.set_aside_unreadable("a", duplicates=True) == 0
+    rows = database.execute("SELECT reason FROM queuekeeper.session_quarantine WHERE serial_number = 0").fetchall()
+    assert rows == [("packet_id_duplicate",)]
+    # What is dead is left to the clean-up.
+    assert store.read_left_out("a") == {4: "expired", 5: "expired"}
+    assert store.read_snapshot("a").messages == found.messages
+
 
 def test_snapshot_holds_the_newest_that_the_rules_allow(
     database: Connection, store: PostgresSessionStore, monkeypatch: pytest.MonkeyPatch

@@ -930,18 +930,28 @@ class PostgresSessionOperations:
 
     # --- moving while devices are connected --------------------------------------------------------------------
 
-    def set_aside_unreadable(self, client_id: str) -> Operation[int]:
+    def set_aside_unreadable(self, client_id: str, *, duplicates: bool = False) -> Operation[int]:
         """Put messages that nobody can deliver aside, as a fetch would that came to them.
 
+        :param duplicates: also those whose packet id a newer live message has: a session in Redis has no place for
+            both.
         :returns: how many.
         :raises NotOwner: when there are any and the session is not PostgreSQL's.
         """
         _check_client_id(client_id)
         unreadable = yield from self._unreadable(client_id)
-        if unreadable:
-            page = _Page(after_serial=FIRST_SERIAL, backlog_serial=FIRST_SERIAL, unreadable=unreadable)
+        yield from self._set_aside(client_id, unreadable)
+        if not duplicates:
+            return len(unreadable)
+        parameters = {"client_id": client_id, "default_ttl_s": self._rules.default_ttl_s}
+        (rows,) = yield Step(begin=True, end=True, queries=(Query(name="duplicate_messages", parameters=parameters),))
+        yield from self._set_aside(client_id, {serial: "packet_id_duplicate" for (serial,) in rows})
+        return len(unreadable) + len(rows)
+
+    def _set_aside(self, client_id: str, reasons: dict[int, str]) -> Operation[None]:
+        if reasons:
+            page = _Page(after_serial=FIRST_SERIAL, backlog_serial=FIRST_SERIAL, unreadable=reasons)
             yield Step(begin=True, end=True, queries=(self._hold([client_id]), *_put_away(client_id, page)))
-        return len(unreadable)
 
     def _unreadable(self, client_id: str, *, inside: bool = False) -> Operation[dict[int, str]]:
         """Return which messages nobody can deliver, by serial, and why.
