@@ -110,7 +110,7 @@ with DAG(
 
     # People need the report most when the verification has failed; without an approval there is nothing to report.
     report = ReportMigrationOperator(
-        task_id="report", plan_id=PLAN_ID, pool=Pool.POSTGRES, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
+        task_id="report", plan_id=PLAN_ID, pool=Pool.POSTGRES, trigger_rule=TriggerRule.ALL_DONE
     )
     # The run's own verdict: a report alone must not turn a failed verification green.
     migrated = EmptyOperator(task_id="migrated", trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS)

@@ -8,7 +8,8 @@ WITH made AS (
         wanted.client_id,
         wanted.slot,
         cohort.default_owner,
-        1 AS epoch
+        -- Redis may know an epoch of an earlier migration, and follows only a greater one.
+        floor(extract(EPOCH FROM clock_timestamp()) * 1000000)::bigint AS epoch
     FROM (
         SELECT
             given.client_id,

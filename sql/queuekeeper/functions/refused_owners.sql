@@ -17,8 +17,8 @@ BEGIN
     -- Whoever arms a cohort waits for the holders of this lock, since they may look before.
     LOCK TABLE queuekeeper.online_cohorts IN ACCESS SHARE MODE;
     IF current_setting('transaction_isolation') <> 'read committed' THEN
-        -- An older snapshot does not show who has moved since; a sequence is outside of all snapshots.
-        IF pg_catalog.pg_sequence_last_value('queuekeeper.online_drivers') IS NOT NULL THEN
+        -- An older snapshot does not show which cohorts were armed since; the table's size is outside of all snapshots.
+        IF pg_catalog.pg_relation_size('queuekeeper.online_cohorts') > 0 THEN
             RAISE EXCEPTION 'sessions that may move are not written at isolation level %',
                 current_setting('transaction_isolation')
             USING ERRCODE = 'feature_not_supported', HINT = 'Use READ COMMITTED.';
@@ -34,7 +34,12 @@ BEGIN
 
     IF armed THEN
         INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch)
-        SELECT missing.client_id, missing.slot, cohort.default_owner, 1
+        SELECT
+            missing.client_id,
+            missing.slot,
+            cohort.default_owner,
+            -- Redis may know an epoch of an earlier migration, and follows only a greater one.
+            floor(extract(EPOCH FROM clock_timestamp()) * 1000000)::bigint
         FROM (
             SELECT DISTINCT wanted.client_id, queuekeeper.key_slot(wanted.client_id) AS slot
             FROM unnest(client_ids) AS wanted (client_id)

@@ -4,7 +4,7 @@ CREATE TABLE queuekeeper.session_owners (
     client_id text NOT NULL,
     slot int NOT NULL, -- key_slot of the client id
     owner text NOT NULL,
-    epoch bigint NOT NULL, -- grows with every change of owner or state
+    epoch bigint NOT NULL, -- microseconds at first; grows with every change of owner or state
     state text NOT NULL DEFAULT 'settled',
     fenced_until timestamptz, -- nobody but the driver writes before; lifted by the first who comes after
     driver bigint, -- who fenced it last

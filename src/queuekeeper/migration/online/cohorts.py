@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
+import psycopg
+
 from queuekeeper import audit
 from queuekeeper.errors import RefusedError, StaleDriver, UsageError
 from queuekeeper.migration.model import MigrationPlan
@@ -115,12 +117,19 @@ class OnlineCohorts:
 
         :raises RefusedError: when a cohort is further already, or another plan moves its slots.
         """
-        with self._transaction():
-            for each in plan.cohorts:
-                if each.cohort in set(cohorts):
-                    slots = {"slot_first": each.slot_first, "slot_last": each.slot_last}
-                    self._rows("arm_online_cohort", {"plan_id": plan.plan_id, "cohort": each.cohort} | slots)
-            self._rows("make_online_control", {"plan_id": plan.plan_id})
+        try:
+            with self._transaction():
+                for each in plan.cohorts:
+                    if each.cohort in set(cohorts):
+                        slots = {"slot_first": each.slot_first, "slot_last": each.slot_last}
+                        self._rows("arm_online_cohort", {"plan_id": plan.plan_id, "cohort": each.cohort} | slots)
+                self._rows("make_online_control", {"plan_id": plan.plan_id})
+        except psycopg.errors.ExclusionViolation:
+            others = [str(row[0]) for row in self._rows("moving_plans", {"plan_id": plan.plan_id})]
+            raise RefusedError(
+                f"plan {' and '.join(others) or 'of somebody else'} moves the same slots: commit it, or roll it back "
+                "and disarm it (queuekeeper online status shows where it stands), then arm this one"
+            ) from None
         found = self.load(plan.plan_id, cohorts)
         check_states(((each.cohort, each.state) for each in found), (OnlineState.COPYING,), verb="arm")
         return found
