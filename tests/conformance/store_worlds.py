@@ -377,6 +377,8 @@ class RouterWorld(ServerWorld):
         if fenced is None:
             return False
         if to == "redis":
+            # Nobody may have told Redis that the session came back.
+            self.at_redis.set_owner(client_id, epoch=fenced.epoch, owner="postgres")
             snapshot = self.at_postgres.read_snapshot(client_id)
             self.at_redis.apply_snapshot(client_id, snapshot, epoch=fenced.epoch, driver=1)
         else:

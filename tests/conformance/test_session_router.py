@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from typing import Any, TypeAlias
 
 import pytest
@@ -18,7 +21,7 @@ from queuekeeper.sessions.model import Ack, NewMessage, PendingMessage, Release,
 from queuekeeper.sessions.owners import Owner
 from queuekeeper.sessions.router import AsyncSessionRouter, RouterOperations, SessionRouter
 from tests.conformance.cutting_proxy import CuttingProxy
-from tests.conformance.store_worlds import AwaitedStore, RouterWorld, Store
+from tests.conformance.store_worlds import AwaitedStore, RouterWorld, Store, Work
 from tests.conformance.test_session_store import HOSTILE_IDS
 
 pytestmark = pytest.mark.conformance
@@ -225,6 +228,72 @@ def test_move_behind_any_step_of_a_call_changes_nothing_for_the_caller(
     else:
         pytest.fail("a call takes more steps than this test disturbs")
     assert any(moves)
+
+
+@pytest.mark.parametrize("owner", OTHERS)
+def test_message_saved_while_a_purge_changes_stores_survives(world: RouterWorld, owner: Owner) -> None:
+    store, other = world.store(), world.neighbour()
+    for number in range(1, 10):
+        client_id = f"c-{number}"
+        assert store.get_last_packet_id(client_id) is None
+        if owner == "redis":
+            assert world.move(client_id, "redis")
+        save(store, batch(*numbered(200), client_id=client_id), batch(*numbered(200), client_id=client_id))
+
+        def move_and_save(client_id: str = client_id) -> None:
+            assert world.move(client_id, OTHERS[owner])
+            save(other, batch(b"new", client_id=client_id))
+
+        with world.after_step(store, number, move_and_save) as moved:
+            report = store.purge_session(client_id)
+        assert report.messages == 400
+        if not moved():
+            break
+        assert payloads(other, client_id) == [b"new"]
+    assert number > 2
+
+
+def test_writers_notice_nothing_of_a_session_that_goes_to_and_fro(world: RouterWorld) -> None:
+    names = [f"writer-{number}" for number in range(4)]
+    world.store().get_last_packet_id(C)
+
+    def work(name: str, number: int, store: Store) -> Any:
+        texts = [f"{name}:{2 * number + place}".encode() for place in range(2)]
+        return store.save_messages([batch(*texts, source=name, offset=number)])
+
+    plans: list[list[Work]] = [[partial(work, name, number) for number in range(12)] for name in names]
+    plans.append([lambda store: store.fetch_pending(C, limit=1_000)] * 12)
+    moves: list[bool] = []
+    ended = threading.Event()
+
+    def to_and_fro() -> None:
+        while not ended.is_set():
+            owner = world.owners.look_up([C])[C].owner
+            moves.append(world.move(C, OTHERS[owner], tells=len(moves) % 3 != 0))
+            ended.wait(0.02)
+
+    with ThreadPoolExecutor(1) as pool:
+        driver = pool.submit(to_and_fro)
+        try:
+            *results, pages = world.at_once(plans)
+        finally:
+            ended.set()
+        driver.result()
+    assert sum(moves) > 2
+    reports = [report for plan in results for [report] in plan]
+    assert [report.error for report in reports] == [None] * len(reports)
+    assert not any(report.replayed for report in reports)
+    found = pending(world.store())
+    reported = sorted((p, s) for report in reports for p, s in zip(report.packet_ids, report.serials, strict=True))
+    assert reported == [(message.packet_id, message.serial) for message in found]
+    for name in names:
+        own = [message.payload for message in found if message.payload.startswith(name.encode())]
+        assert own == [f"{name}:{number}".encode() for number in range(24)]
+    # Whoever reads sees what was saved before, and nothing twice.
+    lengths = [len(page.messages) for page in pages]
+    assert lengths == sorted(lengths)
+    for page in pages:
+        assert page.messages == tuple(found[: len(page.messages)])
 
 
 def test_session_goes_there_and_back_with_any_client_id(world: RouterWorld) -> None:

@@ -11,6 +11,7 @@ import select
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Any, NamedTuple, Self, TypeAlias, TypeVar
@@ -218,6 +219,7 @@ class RouterOperations:
                 f"patience_s is {patience_s} and owner_age_s is {owner_age_s}: seconds, 0 or more, and more than 0"
             )
         rules = rules or StoreRules()
+        self._most_bytes = rules.max_payload_bytes
         self._known = _Owners(owners)
         self._owner_age_s = owner_age_s
         self._patience_s = patience_s
@@ -253,12 +255,18 @@ class RouterOperations:
 
     def _check_save(self, save: SessionSave) -> None:
         messages = save.messages
+        most_bytes = self._most_bytes
         size_bytes = 0
+        is_plain = save.source is None
         for message in messages:
-            self._redis.check_payload(save.client_id, message)
+            if type(message) is not NewMessage or len(message.payload) > most_bytes:
+                self._redis.check_payload(save.client_id, message)
             size_bytes += len(message.payload)
-        # Either store may have it tomorrow.
-        self._postgres.check_save(save)
+            if message.subscription_ids or message.content_type is not None or message.response_topic is not None:
+                is_plain = False
+        if not is_plain or len(save.client_id) > MAX_VENDOR_TEXT:
+            # Either store may have it tomorrow.
+            self._postgres.check_save(save)
         if len(messages) > MESSAGES_PER_SAVE or (size_bytes > BYTES_PER_SAVE and len(messages) > 1):
             raise UsageError(
                 f"the save for {save.client_id!r} has {len(messages)} messages of {size_bytes} bytes together: while "
@@ -278,30 +286,24 @@ class RouterOperations:
         :param failed: why no more is saved for a session in this call.
         """
         patience: _Patience | None = None
-        fresh: dict[str, Ownership] = {}
+        found: dict[str, Ownership] = {}
+        unknown: dict[str, None] = {}
+        now_s = self._clock()
+        for index in part:
+            client_id = saves[index].client_id
+            known = self._known.get(client_id)
+            if known is not None and known.until_s > now_s:
+                found[client_id] = known.ownership
+            else:
+                unknown[client_id] = None
+        if unknown:
+            found |= yield from self._look_up(list(unknown), failed)
         while part:
-            now_s = self._clock()
-            found: dict[str, Ownership] = {}
-            unknown: dict[str, None] = {}
-            for index in part:
-                client_id = saves[index].client_id
-                if client_id in failed:
-                    continue
-                if client_id in fresh:
-                    found[client_id] = fresh[client_id]
-                    continue
-                known = self._known.get(client_id)
-                if known is not None and known.until_s > now_s:
-                    found[client_id] = known.ownership
-                else:
-                    unknown[client_id] = None
-            if unknown:
-                found |= yield from self._look_up(list(unknown), failed)
             at_postgres: list[int] = []
             at_redis: list[int] = []
             for index in part:
                 client_id = saves[index].client_id
-                if client_id in failed:
+                if failed and client_id in failed:
                     reports[index] = SaveReport(client_id=client_id, error=failed[client_id])
                 elif found[client_id].owner == REDIS:
                     at_redis.append(index)
@@ -313,7 +315,7 @@ class RouterOperations:
                 return
             if patience is None:
                 patience = _Patience(self._clock() + self._patience_s)
-            fresh = yield from self._ask_again(refused, patience, failed)
+            found = yield from self._ask_again(refused, patience, failed)
 
     def _save_at(
         self,
@@ -782,19 +784,22 @@ class _Connections:
     def close(self) -> None:
         """Close what nobody uses; the rest is closed when it is given back."""
         self._closed = True
-        while self._idle:
-            self._idle.pop()[0].close()
+        with suppress(IndexError):
+            while True:
+                self._idle.pop()[0].close()
 
     def _take(self) -> tuple[postgres.Connection, PostgresAnswers]:
         if self._closed:
             raise _closed_error()
         self._room.acquire()
         try:
-            while self._idle:
-                held = self._idle.pop()
-                if _is_usable(held[0]):
-                    return held
-                held[0].close()
+            # Another thread may take the last one first.
+            with suppress(IndexError):
+                while True:
+                    held = self._idle.pop()
+                    if _is_usable(held[0]):
+                        return held
+                    held[0].close()
             connection = postgres.connect(self._url, autocommit=True)
             return connection, PostgresAnswers(connection)
         except BaseException:
