@@ -20,7 +20,8 @@ local function appended(outbox, change)
 end
 
 local function note_change(key, change)
-    local outbox = redis.call('HGET', key, 'outbox')
+    local noted = redis.call('HMGET', key, 'outbox', 'outbox_ms')
+    local outbox = noted[1]
     if outbox == '*' or (outbox and change == '-') then
         change = outbox
     elseif outbox and outbox ~= '-' and change ~= '*' then
@@ -29,9 +30,11 @@ local function note_change(key, change)
     if #change > OUTBOX_BYTES then
         change = '*'
     end
-    local instant = redis.call('TIME')
-    redis.call('HSET', key, 'outbox', change)
-    local changed_ms = string.format('%.0f', instant[1] * 1000 + math.floor(instant[2] / 1000))
-    redis.call('HSETNX', key, 'outbox_ms', changed_ms)
+    local since_ms = noted[2]
+    if not since_ms then
+        local instant = redis.call('TIME')
+        since_ms = string.format('%.0f', instant[1] * 1000 + math.floor(instant[2] / 1000))
+    end
+    redis.call('HSET', key, 'outbox', change, 'outbox_ms', since_ms)
     redis.call('HINCRBY', key, 'outbox_version', '1')
 end
