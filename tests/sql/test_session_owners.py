@@ -782,3 +782,26 @@ def test_tasks_do_the_same(database: Connection, postgres_url: str) -> None:
             assert (await owners.end_mirror("a")) is not None
 
     asyncio.run(run())
+
+
+def test_connection_serves_after_refusals(database: Connection, postgres_url: str) -> None:
+    # A pipeline that is refused ends before its later statements, which psycopg may take for prepared by then.
+    arm(database)
+    own(database, "moved")
+
+    async def run() -> None:
+        async with await postgres.connect_async(postgres_url, autocommit=True) as connection:
+            store = AsyncPostgresSessionStore(connection)
+            await store.save_messages([save("here", 20)])
+            for serial in range(20):
+                assert await store.mark_delivered("here", serial=serial)
+                with pytest.raises(NotOwner):
+                    await store.mark_delivered("moved", serial=serial)
+
+    asyncio.run(run())
+    store = PostgresSessionStore(database)
+    store.save_messages([save("there", 20)])
+    for serial in range(20):
+        assert store.mark_delivered("there", serial=serial)
+        with pytest.raises(NotOwner):
+            store.mark_delivered("moved", serial=serial)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, contextmanager, suppress
 from typing import Any, TypeAlias
 
 import psycopg
@@ -86,9 +86,15 @@ class PostgresAnswers:
         if len(queries) == 1:
             cursors[0].execute(statement(f"sessions/{queries[0].name}"), queries[0].parameters)
         elif queries:
-            with self._connection.pipeline():
-                for cursor, query in zip(cursors, queries, strict=True):
-                    cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
+            try:
+                with self._connection.pipeline():
+                    for cursor, query in zip(cursors, queries, strict=True):
+                        cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
+            except psycopg.Error:
+                if _believes_too_much(self._connection):
+                    with suppress(psycopg.Error), self._connection.transaction(force_rollback=True):
+                        pass
+                raise
         return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
@@ -193,9 +199,16 @@ class AsyncPostgresAnswers:
         if len(queries) == 1:
             await cursors[0].execute(statement(f"sessions/{queries[0].name}"), queries[0].parameters)
         elif queries:
-            async with self._connection.pipeline():
-                for cursor, query in zip(cursors, queries, strict=True):
-                    await cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
+            try:
+                async with self._connection.pipeline():
+                    for cursor, query in zip(cursors, queries, strict=True):
+                        await cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
+            except psycopg.Error:
+                if _believes_too_much(self._connection):
+                    with suppress(psycopg.Error):
+                        async with self._connection.transaction(force_rollback=True):
+                            pass
+                raise
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
@@ -253,6 +266,14 @@ def _stands_alone(step: Step, connection: psycopg.BaseConnection[Any]) -> bool:
         and connection.autocommit
         and connection.info.transaction_status == TransactionStatus.IDLE
     )
+
+
+def _believes_too_much(connection: psycopg.BaseConnection[Any]) -> bool:
+    """Return whether psycopg may believe statements to be prepared that a failed pipeline has not reached.
+
+    It forgets them when it undoes a transaction. Without one around the pipeline, an empty one is undone.
+    """
+    return not connection.closed and connection.info.transaction_status == TransactionStatus.IDLE
 
 
 @contextmanager
