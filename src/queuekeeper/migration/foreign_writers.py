@@ -92,7 +92,7 @@ def _change(connection: Connection, names: tuple[str, ...], *, dry_run: bool, pa
     if not dry_run:
         try:
             with translated_errors(connection, missing=_MISSING), connection.transaction():
-                connection.execute(statement(f"{_QUERIES}limit_trigger_locks"), {"patience_ms": patience_ms})
+                connection.execute(statement("sessions/limit_lock_waits"), {"patience_ms": patience_ms})
                 for each in statements:
                     connection.execute(each)
         except psycopg.errors.LockNotAvailable as error:

@@ -247,6 +247,9 @@ class CopyReport:
 class LedgerRow:
     """Where every row of one cohort went, as found by reading both stores again.
 
+    With devices connected these are the live messages of each client at the instant at which it was compared; what had
+    expired, was over the limit or could not be read is not among them.
+
     :param rows_seen: rows of ``device_publish_msg``.
     :param copied: rows found in Redis, equal in every respect.
     :param expired: rows whose life is over.

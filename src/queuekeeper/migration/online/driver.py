@@ -29,7 +29,7 @@ from queuekeeper.errors import (
 )
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import MigrationPlan
+from queuekeeper.migration.model import CohortState, LedgerRow, MigrationPlan, PlanState
 from queuekeeper.migration.online.brake import Brake, Limits, Load
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts, check_same_plan
 from queuekeeper.migration.online.mover import LEASE_MS, MoveReport, Outcome, SessionMover, SyncReport, movers
@@ -108,9 +108,15 @@ class MirrorReport:
 
 @dataclass
 class _Tally:
-    """Counts what movers report."""
+    """Counts what movers report.
+
+    :ivar equal_clients: clients that were found equal, by slot.
+    :ivar equal_messages: their live messages, by slot.
+    """
 
     clients: int = 0
+    equal_clients: Counter[int] = field(default_factory=Counter)
+    equal_messages: Counter[int] = field(default_factory=Counter)
     outcomes: Counter[str] = field(default_factory=Counter)
     written: int = 0
     removed: int = 0
@@ -128,6 +134,13 @@ class _Tally:
         if report.outcome not in (Outcome.MOVED, Outcome.ALREADY) and len(self.examples) < _EXAMPLES:
             reason = str(report.differences[0]) if report.differences else _WHY[report.outcome]
             self.examples.append((report.client_id, reason))
+
+    def verified(self, report: SyncReport) -> None:
+        self.compared(report)
+        if report.equal:
+            slot = client_slot(report.client_id)
+            self.equal_clients[slot] += 1
+            self.equal_messages[slot] += report.messages
 
     def refused(self, client_id: str, error: QueuekeeperError) -> None:
         self.clients += 1
@@ -245,14 +258,22 @@ class OnlineDriver:
 
         :raises CheckFailed: when clients differ; nothing has changed then.
         """
-        with self._opened() as (_, _, online, _plan):
+        with self._opened() as (connection, _, online, plan):
             found = self._chosen(online, cohorts, tuple(OnlineState)[1:7])
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
             # What is known of the servers is noted first: a failover meanwhile shows.
             self._note_servers(online, numbers, driver)
+            tally = _Tally()
             report = self._each(
-                "verify", online, found, driver, owner=None, work=SessionMover.compare, count=_Tally.compared
+                "verify",
+                online,
+                found,
+                driver,
+                owner=None,
+                work=SessionMover.compare,
+                count=_Tally.verified,
+                tally=tally,
             )
             different = report.clients - report.outcomes.get("equal", 0)
             if different:
@@ -261,7 +282,9 @@ class OnlineDriver:
                     f"{different:,} of {report.clients:,} clients differ, the first {example!r}: {reason}; catch up "
                     "again, and look into it when they still differ"
                 )
-            online.clean(self._plan_id, numbers, driver=driver, at_ms=self._clock())
+            now_ms = self._clock()
+            online.clean(self._plan_id, numbers, driver=driver, at_ms=now_ms)
+            _write_ledger(MigrationLedger(connection), plan, found, tally, now_ms=now_ms)
             caught_up = [each.cohort for each in found if each.state is OnlineState.CAUGHT_UP]
             online.move(self._plan_id, caught_up, driver=driver, after=OnlineState.VERIFIED, actor=self._actor)
         return report
@@ -488,10 +511,11 @@ class OnlineDriver:
         owner: str | None,
         work: Callable[[SessionMover, str], Awaitable[Any]],
         count: Callable[[_Tally, Any], None],
+        tally: _Tally | None = None,
     ) -> StepReport:
         """Do something with every client of cohorts that belongs to a store, side by side, and count."""
         begun = time.monotonic()
-        tally = _Tally()
+        tally = tally or _Tally()
         with self._opened() as (_, _, _, plan):
             asyncio.run(self._run(step, online, cohorts, driver, plan, owner, work, count, tally))
         numbers = [each.cohort for each in cohorts]
@@ -626,6 +650,37 @@ class OnlineDriver:
                 yield connection, client, OnlineCohorts(connection), plan
             finally:
                 client.close()
+
+
+def _write_ledger(
+    ledger: MigrationLedger, plan: MigrationPlan, cohorts: Sequence[OnlineCohort], tally: _Tally, *, now_ms: int
+) -> None:
+    """Note what was found equal, for the report and the pages."""
+    rows = []
+    for each in cohorts:
+        slots = range(each.slot_first, each.slot_last + 1)
+        messages = sum(tally.equal_messages[slot] for slot in slots)
+        clients = sum(tally.equal_clients[slot] for slot in slots)
+        rows.append(
+            LedgerRow(
+                cohort=each.cohort,
+                rows_seen=messages,
+                copied=messages,
+                expired=0,
+                trimmed=0,
+                superseded=0,
+                quarantined=0,
+                sessions_seen=clients,
+                sessions_copied=clients,
+                differences=0,
+                digest="",
+            )
+        )
+    ledger.replace_ledger(plan.plan_id, rows, now_ms)
+    ledger.set_cohort_state(plan.plan_id, [each.cohort for each in cohorts], CohortState.VERIFIED)
+    states = ledger.cohort_states(plan.plan_id)
+    if all(states[cohort] is CohortState.VERIFIED for cohort in plan.chosen):
+        ledger.set_plan_state(plan.plan_id, PlanState.VERIFIED)
 
 
 def share_of(plan: MigrationPlan, percent: int, *, first: Sequence[int] = ()) -> tuple[int, ...]:

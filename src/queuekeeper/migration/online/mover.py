@@ -69,10 +69,12 @@ class SyncReport:
     """What a copy without a fence changed, or what a comparison found.
 
     :param equal: whether source and copy were found equal, with no change of the source meanwhile.
+    :param messages: live messages that the source holds.
     """
 
     client_id: str
     equal: bool
+    messages: int = 0
     written: int = 0
     removed: int = 0
     set_aside: int = 0
@@ -144,7 +146,12 @@ class SessionMover:
             if not left or not self._differences(source, await self._postgres.read_snapshot(client_id)):
                 break
         return SyncReport(
-            client_id=client_id, equal=not left, written=written, removed=removed, differences=tuple(left)
+            client_id=client_id,
+            equal=not left,
+            messages=len(source.messages),
+            written=written,
+            removed=removed,
+            differences=tuple(left),
         )
 
     async def _compare_mirror(self, client_id: str) -> SyncReport:
@@ -160,7 +167,7 @@ class SessionMover:
             still = not self._differences(source, await self._redis.read_snapshot(client_id))
             if still and await self._redis.read_outbox(client_id) is None:
                 break
-        return SyncReport(client_id=client_id, equal=not left, differences=tuple(left))
+        return SyncReport(client_id=client_id, equal=not left, messages=len(source.messages), differences=tuple(left))
 
     async def _copy(self, owned: Ownership, source: SessionSnapshot) -> ApplyReport:
         """Write a snapshot of PostgreSQL's to Redis."""
