@@ -85,15 +85,15 @@ class OwnerOperations:
         :param driver: number of the driver; one that lost the cohort to another is refused.
         :param lease_ms: after which the fence ends by itself, counted from when the writers had ended.
         :param owner: fence it only when it is this store's.
-        :param patience_ms: how long to wait for writers.
+        :param patience_ms: how long to wait for writers; in a transaction of the caller's this holds to its end.
         :returns: the session with its new epoch; none when it has another owner or no row, another driver has fenced
             it, or a writer took too long.
         """
         try:
             rows = yield from self._drive(
                 client_id,
+                Query(name="limit_lock_waits", parameters={"patience_ms": patience_ms}),
                 driver=driver,
-                patience_ms=patience_ms,
                 change=Query(
                     name="fence_owner",
                     parameters={"client_id": client_id, "owner": owner, "driver": driver, "lease_ms": lease_ms},
@@ -204,15 +204,14 @@ class OwnerOperations:
             (rows,) = yield look
             left &= {transaction for transaction, *_ in rows}
 
-    def _drive(
-        self, client_id: str, *, driver: int, change: Query, patience_ms: int = 0
-    ) -> Operation[list[tuple[Any, ...]]]:
+    def _drive(self, client_id: str, *first: Query, driver: int, change: Query) -> Operation[list[tuple[Any, ...]]]:
         """Make a driver's change of a row behind all who hold it."""
         answer = yield Step(
             begin=True,
             end=True,
             queries=(
-                Query(name="set_driver", parameters={"driver": driver, "patience_ms": patience_ms}),
+                *first,
+                Query(name="set_driver", parameters={"driver": driver}),
                 Query(name="settle_owners", parameters={"client_ids": [client_id]}),
                 change,
             ),

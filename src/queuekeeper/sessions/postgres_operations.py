@@ -1114,7 +1114,7 @@ class PostgresSessionOperations:
         """Hold a session of Redis for writing by its driver."""
         answer = yield Step(
             queries=(
-                Query(name="set_driver", parameters={"driver": driver, "patience_ms": 0}),
+                Query(name="set_driver", parameters={"driver": driver}),
                 Query(name="hold_owners", parameters={"client_ids": [client_id], "epochs": [epoch]}),
                 Query(name="look_up_owners", parameters={"client_ids": [client_id]}),
             )
