@@ -364,6 +364,17 @@ def test_one_call_may_hold_more_sessions_than_a_router_remembers(blocking_world:
             assert {report.packet_ids for report in save(store, *saves)} == {(packet_id,)}
 
 
+def test_refused_call_is_nothing_for_the_log(world: RouterWorld, caplog: pytest.LogCaptureFixture) -> None:
+    stores = [world.store() for _ in range(5)]
+    for store in stores:
+        assert store.get_last_packet_id(C) is None
+    assert world.move(C, "redis")
+    for store in stores:
+        assert store.ack(C, [Ack(packet_id=60_000)]).unknown == 1
+        save(store, batch(b"a"))
+    assert [record.getMessage() for record in caplog.records] == []
+
+
 # Drivers that die
 
 

@@ -86,15 +86,22 @@ class PostgresAnswers:
         if len(queries) == 1:
             cursors[0].execute(statement(f"sessions/{queries[0].name}"), queries[0].parameters)
         elif queries:
+            errors: list[psycopg.Error] = []
             try:
                 with self._connection.pipeline():
-                    for cursor, query in zip(cursors, queries, strict=True):
-                        cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
-            except psycopg.Error:
+                    try:
+                        for cursor, query in zip(cursors, queries, strict=True):
+                            cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
+                    except psycopg.Error as error:
+                        # Left to the pipeline, it would log that the statements behind it were not carried out.
+                        errors.append(error)
+            except psycopg.Error as error:
+                errors.append(error)
+            if errors:
                 if _believes_too_much(self._connection):
                     with suppress(psycopg.Error), self._connection.transaction(force_rollback=True):
                         pass
-                raise
+                raise errors[0]
         return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
@@ -199,16 +206,23 @@ class AsyncPostgresAnswers:
         if len(queries) == 1:
             await cursors[0].execute(statement(f"sessions/{queries[0].name}"), queries[0].parameters)
         elif queries:
+            errors: list[psycopg.Error] = []
             try:
                 async with self._connection.pipeline():
-                    for cursor, query in zip(cursors, queries, strict=True):
-                        await cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
-            except psycopg.Error:
+                    try:
+                        for cursor, query in zip(cursors, queries, strict=True):
+                            await cursor.execute(statement(f"sessions/{query.name}"), query.parameters)
+                    except psycopg.Error as error:
+                        # Left to the pipeline, it would log that the statements behind it were not carried out.
+                        errors.append(error)
+            except psycopg.Error as error:
+                errors.append(error)
+            if errors:
                 if _believes_too_much(self._connection):
                     with suppress(psycopg.Error):
                         async with self._connection.transaction(force_rollback=True):
                             pass
-                raise
+                raise errors[0]
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
