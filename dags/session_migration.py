@@ -108,14 +108,17 @@ with DAG(
     )
     commit = CommitOperator(task_id="commit", plan_id=PLAN_ID, decision=approve_commit.output, **ONLINE)
 
+    # Where both ways meet again.
+    moved = EmptyOperator(task_id="moved", trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS)
     # People need the report most when the verification has failed; without an approval there is nothing to report.
     report = ReportMigrationOperator(
-        task_id="report", plan_id=PLAN_ID, pool=Pool.POSTGRES, trigger_rule=TriggerRule.ALL_DONE
+        task_id="report", plan_id=PLAN_ID, pool=Pool.POSTGRES, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
     )
     # The run's own verdict: a report alone must not turn a failed verification green.
-    migrated = EmptyOperator(task_id="migrated", trigger_rule=TriggerRule.NONE_FAILED_MIN_ONE_SUCCESS)
+    migrated = EmptyOperator(task_id="migrated")
 
     plan >> summarise >> approve >> check >> arm >> copy >> [verify, catch_up]
     catch_up >> rehearse >> cut_over >> soak >> approve_commit >> commit
-    [check, verify, commit] >> report
-    [verify, commit, report] >> migrated
+    [verify, commit] >> moved
+    [check, moved] >> report
+    [moved, report] >> migrated

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
-from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
@@ -51,8 +50,6 @@ class ReportMigrationOperator(BaseOperator):
             QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger,
             QueuekeeperRedisHook(self.redis_conn_id).connect() as client,
         ):
-            if ledger.approval(self.plan_id) is None:
-                raise AirflowSkipException("nobody has approved the plan: there is nothing to report")
             report = build_report(ledger, client, plan_id=self.plan_id, now_ms=system_clock())
             files = write_report(report, directory)
             ledger.save_report(self.plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
