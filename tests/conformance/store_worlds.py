@@ -363,7 +363,7 @@ class RouterWorld(ServerWorld):
             self.postgres.refuse(client_id)
         else:
             # As Redis has it from nobody, so that no router can help.
-            fields = {"owner": "redis", "epoch": "99", "mirror": "99"}
+            fields = dict.fromkeys(("epoch", "mirror"), str(2**53 - 1)) | {"owner": "redis"}
             self.client.hset(session_keys(client_id).session, mapping=fields)
 
     def move(self, client_id: str, to: Owner, *, tells: bool = True) -> bool:
