@@ -1,0 +1,443 @@
+"""Servers, brokers and drivers of a migration under load, and what kills them; judging the outcome is others' work."""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+from queuekeeper import assets, postgres
+from queuekeeper.clock import system_clock
+from queuekeeper.embedded import PostgresServer, RedisServer
+from queuekeeper.errors import QueuekeeperError, ServerUnavailable
+from queuekeeper.keyspace import client_slot, cohorts
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import CohortPlan, MigrationParameters, MigrationPlan, Mode, PlanState, code_version
+from queuekeeper.migration.online.brake import Limits
+from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.online.driver import OnlineDriver
+from queuekeeper.migration.online.states import OnlineState
+from queuekeeper.postgres import Connection
+from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.sessions.model import PendingMessage
+from queuekeeper.sessions.postgres_store import PostgresSessionStore
+from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.snapshot import SessionSnapshot, differences
+from tests.chaos.online_checker import Balance, settle
+from tests.chaos.online_load import BrokerSettings, Child, read_journal, run_broker
+
+Step: TypeAlias = Literal[
+    "arm", "catch_up", "verify", "rehearse", "cut_over", "mirror", "soak", "roll_back", "commit", "disarm"
+]
+Victim: TypeAlias = Literal["driver", "broker", "redis", "postgres", "mirror", "rival"]
+VICTIMS: tuple[Victim, ...] = ("driver", "driver", "broker", "redis", "postgres", "mirror", "rival")
+"""Who may die; a rival kills nobody: it is a second driver that takes the step over from the first."""
+
+PLAN_ID = "0123456789abcdef"
+COHORTS = 4
+LEASE_MS = 500
+CLIENTS_PER_S = 60
+SOAK_S = 0.5
+HOSTILE = ("}brace first", "{}", "in{the}middle", "%percent", "смарт-😀")
+_STEP_LIMIT_S = 120.0
+_TRIES = 12
+# A machine that runs tests has no time to answer quickly; the brake has tests of its own.
+_LIMITS = Limits(redis_ms=60_000, postgres_ms=60_000)
+
+
+def prepare(connection: Connection) -> None:
+    """Make the tables of TBMQ 1.x, and ours."""
+    connection.execute(assets.read("sql", "sessions/vendor_schema.sql").encode())
+    postgres.migrate(connection)
+
+
+def save_plan(connection: Connection, clients: Sequence[str], *, count: int = COHORTS) -> MigrationPlan:
+    """Store a plan for all slots, as the job makes it, without its counts of messages."""
+    slots = [client_slot(client_id) for client_id in clients]
+    zero = dict.fromkeys(
+        ("messages", "payload_bytes", "to_copy", "expired", "trimmed", "quarantined", "forecast_bytes"), 0
+    )
+    planned = tuple(
+        CohortPlan(
+            **asdict(each),
+            sessions=sum(each.slot_first <= slot <= each.slot_last for slot in slots),
+            clients=0,
+            longest_queue=0,
+            **zero,
+        )
+        for each in cohorts(count=count, shards=[(0, 16_383, "redis")])
+    )
+    plan = MigrationPlan(
+        plan_id=PLAN_ID,
+        parameters=MigrationParameters(cohort_count=count, mode=Mode.ONLINE),
+        source_fingerprint="online",
+        code_version=code_version(),
+        as_of_ms=system_clock(),
+        cohorts=planned,
+        chosen=tuple(range(len(planned))),
+        state=PlanState.APPROVED,
+    )
+    return MigrationLedger(connection).save_plan(plan, run_id=None)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DriverSettings:
+    """Where a driver works."""
+
+    postgres_url: str
+    redis_url: str
+    result: Path
+    lease_ms: int = LEASE_MS
+    movers: int = 4
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What came of a step.
+
+    :param kind: name of the error; empty when it went well, ``killed`` when nobody can say.
+    :param text: what the error says.
+    :param report: of the driver, as JSON.
+    """
+
+    kind: str
+    text: str = ""
+    report: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def done(self) -> bool:
+        """Whether there is nothing left to do."""
+        counts = self.report.get("outcomes", {})
+        return not self.kind and not any(counts.get(name) for name in ("late", "busy", "differs"))
+
+
+def drive(step: Step, settings: DriverSettings) -> None:
+    """Be the driver of one step; the entry of its process."""
+    driver = OnlineDriver(
+        postgres_url=settings.postgres_url,
+        redis_url=settings.redis_url,
+        plan_id=PLAN_ID,
+        actor="chaos",
+        lease_ms=settings.lease_ms,
+        count=settings.movers,
+        limits=_LIMITS,
+        tell=partial(print, flush=True),
+    )
+    work: Any = partial(driver.soak, seconds=SOAK_S) if step == "soak" else getattr(driver, step)
+    try:
+        report = work()
+        found = {"kind": "", "report": asdict(report) if hasattr(report, "__dataclass_fields__") else {}}
+    except QueuekeeperError as error:
+        found = {"kind": type(error).__name__, "text": str(error)}
+    print(f"{step}: {found}", flush=True)
+    partly = settings.result.with_suffix(".part")
+    partly.write_text(json.dumps(found, default=str), "utf-8")
+    partly.rename(settings.result)
+
+
+def follow(settings: DriverSettings) -> None:
+    """Keep the mirror up to date for ever; the entry of its process."""
+    driver = OnlineDriver(
+        postgres_url=settings.postgres_url,
+        redis_url=settings.redis_url,
+        plan_id=PLAN_ID,
+        actor="chaos",
+        lease_ms=settings.lease_ms,
+        count=2,
+        tell=partial(print, flush=True),
+    )
+    while True:
+        try:
+            driver.mirror()
+        except ServerUnavailable as error:
+            print(f"mirror: {error}", flush=True)
+        time.sleep(0.2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """Somebody dies in the midst of a step.
+
+    :param after_s: since the step has begun.
+    """
+
+    victim: Victim
+    after_s: float
+
+
+class OnlineWorld:
+    """One database, one Redis, two brokers that share all clients, and whatever drives the migration.
+
+    :param seed: of all chance in the load.
+    """
+
+    def __init__(
+        self,
+        *,
+        server: PostgresServer,
+        database: str,
+        redis: RedisServer,
+        folder: Path,
+        seed: int,
+        clients: int = 24,
+        batches_per_s: float = 4.0,
+    ) -> None:
+        self.server = server
+        self.redis = redis
+        self.folder = folder
+        self.story: list[str] = []
+        self.fences: list[float] = []
+        self._database = database
+        self._dice = random.Random(f"{seed} world")
+        self._results = 0
+        known = [*HOSTILE, *(f"device-{number}" for number in range(clients - len(HOSTILE)))]
+        first, second = known[::2], known[1::2]
+        # They come for the first time while the migration is under way.
+        late = {f"late-{number}": 1.0 + number * 0.7 for number in range(8)}
+        self.brokers = [
+            BrokerSettings(
+                name=name,
+                folder=folder,
+                postgres_url=self.postgres_url,
+                redis_url=redis.url,
+                # A client is connected to one broker, and what is published to it comes in at the other.
+                publishes=dict.fromkeys(published, 0.0) | newcomers,
+                consumes=tuple(consumed),
+                sleepy=frozenset(consumed[::3]),
+                cleans=(f"clean-{name}",),
+                batches_per_s=batches_per_s,
+                blocking=name == "south",
+                seed=seed,
+            )
+            for name, published, consumed, newcomers in (
+                ("north", first, [*second, *late], {}),
+                ("south", second, first, late),
+            )
+        ]
+        self._running: dict[str, Child] = {}
+        self._mirror: Child | None = None
+
+    @property
+    def postgres_url(self) -> str:
+        """Address of the database."""
+        return self.server.database_url(self._database)
+
+    def tell(self, text: str) -> None:
+        """Add to the story, which a failed test shows."""
+        self.story.append(text)
+        print(f"{time.monotonic():.2f} {text}", flush=True)
+
+    # Brokers.
+
+    @contextmanager
+    def loaded(self) -> Iterator[None]:
+        """Have the brokers at work during the block."""
+        with ExitStack() as stack:
+            for settings in self.brokers:
+                self._start(settings)
+            stack.callback(self._kill_all)
+            self.await_load(0.5)
+            with postgres.connect(self.postgres_url, autocommit=True) as connection:
+                save_plan(connection, [*self.brokers[0].consumes, *self.brokers[1].consumes])
+            yield
+            self.await_load(0.3)
+            self.stop()
+
+    def stop(self) -> None:
+        """End the brokers in good order: each finishes what it has begun."""
+        self._end_mirror()
+        for child in self._running.values():
+            assert child.running, f"a broker has ended by itself:\n{child.text}"
+        for child in self._running.values():
+            child.end()
+        self._running.clear()
+
+    def await_load(self, seconds: float) -> None:
+        """Wait, and until every broker has saved something since."""
+        begun_s = time.monotonic()
+        time.sleep(seconds)
+        while not all(self._has_saved(settings, since_s=begun_s) for settings in self.brokers):
+            for child in self._running.values():
+                assert child.running, f"a broker has ended by itself:\n{child.text}"
+            assert time.monotonic() < begun_s + _STEP_LIMIT_S, "the load stands still"
+            time.sleep(0.05)
+
+    @staticmethod
+    def _has_saved(settings: BrokerSettings, *, since_s: float) -> bool:
+        if not settings.journal.exists():
+            return False
+        return any(note["event"] == "saved" and note["at_s"] > since_s for note in read_journal(settings.journal))
+
+    def _start(self, settings: BrokerSettings) -> None:
+        self._running[settings.name] = Child(run_broker, settings, said=self.folder / f"{settings.name}.log")
+
+    def _kill_all(self) -> None:
+        self._end_mirror()
+        for child in self._running.values():
+            child.kill()
+        self._running.clear()
+
+    # Drivers.
+
+    def complete(self, step: Step, fault: Fault | None = None) -> Outcome:
+        """Do a step, have somebody die in its midst, and do it again as its words say, until it is done."""
+        outcome = self._run(step, fault)
+        for _ in range(_TRIES):
+            if outcome.done:
+                if step in ("arm", "rehearse"):
+                    self._throttle()
+                return outcome
+            if "erif" in outcome.text and step not in ("verify", "catch_up"):
+                self.complete("verify")
+            elif step == "verify" and outcome.kind == "CheckFailed":
+                self._run("catch_up" if self._owner() == "postgres" else "mirror", None)
+            else:
+                time.sleep(0.1)
+            outcome = self._run(step, None)
+        raise AssertionError(f"{step} does not come to its end: {outcome}")
+
+    def keep_mirrored(self) -> None:
+        """Have a process of its own keep the mirror up to date from now on."""
+        if self._mirror is None:
+            self._mirror = Child(follow, self._driver_settings(), said=self.folder / "mirror.log")
+
+    def _end_mirror(self) -> None:
+        if self._mirror is not None:
+            assert self._mirror.running, f"the mirror has ended by itself:\n{self._mirror.text}"
+            self._mirror.kill()
+            self._mirror = None
+
+    def _driver_settings(self) -> DriverSettings:
+        self._results += 1
+        return DriverSettings(
+            postgres_url=self.postgres_url,
+            redis_url=self.redis.url,
+            result=self.folder / f"result-{self._results}.json",
+        )
+
+    def _run(self, step: Step, fault: Fault | None) -> Outcome:
+        begun_s = time.monotonic()
+        settings = self._driver_settings()
+        with Child(drive, step, settings, said=self.folder / "drivers.log") as child:
+            if fault is None:
+                child.wait(_STEP_LIMIT_S)
+                outcome = _outcome(settings)
+            else:
+                time.sleep(fault.after_s)
+                outcome = self._disturbed(step, fault, settings, child)
+        seconds = time.monotonic() - begun_s
+        told = "" if fault is None else f" ({fault.victim} after {fault.after_s:.2f} s)"
+        if outcome.report.get("fenced_longest_ms") is not None:
+            self.fences.append(outcome.report["fenced_longest_ms"])
+        self.tell(f"{step}{told}: {outcome.kind or outcome.report} {outcome.text} in {seconds:.2f} s")
+        return outcome
+
+    def _disturbed(self, step: Step, fault: Fault, settings: DriverSettings, child: Child) -> Outcome:
+        midway = child.running
+        match fault.victim:
+            case "driver":
+                child.kill()
+            case "broker":
+                chosen = self._dice.choice(self.brokers)
+                self._running[chosen.name].kill()
+                time.sleep(self._dice.random() / 3)
+                self._start(chosen)
+            case "redis":
+                self.redis.kill()
+                self.redis.start()
+            case "postgres":
+                self.server.kill()
+                self.server.start()
+            case "mirror":
+                if self._mirror is not None:
+                    self._mirror.kill()
+                    self._mirror = None
+                    self.keep_mirrored()
+            case "rival":
+                return self._rivalled(step, settings, child)
+        child.wait(_STEP_LIMIT_S)
+        self.tell(f"{fault.victim} was hit {'midway' if midway else 'behind the end'}")
+        return _outcome(settings)
+
+    def _rivalled(self, step: Step, settings: DriverSettings, child: Child) -> Outcome:
+        """Start the step a second time; who was first has ended before, or stops at its next write."""
+        rival = self._driver_settings()
+        with Child(drive, step, rival, said=self.folder / "rivals.log") as second:
+            second.wait(_STEP_LIMIT_S)
+            child.wait(_STEP_LIMIT_S)
+        first = _outcome(settings)
+        self.tell(f"the first of two drivers: {first.kind or 'done'} {first.text}")
+        return _outcome(rival)
+
+    def _throttle(self) -> None:
+        with postgres.connect(self.postgres_url, autocommit=True) as connection:
+            OnlineCohorts(connection).set_throttle(PLAN_ID, CLIENTS_PER_S, "chaos")
+
+    def _owner(self) -> str:
+        with postgres.connect(self.postgres_url, autocommit=True) as connection:
+            counts = OnlineCohorts(connection).owner_counts(PLAN_ID)
+        return "redis" if any(each.redis for each in counts) else "postgres"
+
+    # Outcomes.
+
+    def states(self) -> set[OnlineState]:
+        """Return the states in which cohorts are."""
+        with postgres.connect(self.postgres_url, autocommit=True) as connection:
+            return {each.state for each in OnlineCohorts(connection).load(PLAN_ID)}
+
+    def owners(self) -> set[str]:
+        """Return who owns clients."""
+        with postgres.connect(self.postgres_url, autocommit=True) as connection:
+            counts = OnlineCohorts(connection).owner_counts(PLAN_ID)
+        assert not any(each.fenced for each in counts), f"clients are fenced still: {counts}"
+        found = {"postgres": sum(each.postgres for each in counts), "redis": sum(each.redis for each in counts)}
+        return {owner for owner, count in found.items() if count}
+
+    def snapshots(self) -> dict[str, dict[str, SessionSnapshot]]:
+        """Return what both stores hold of every client."""
+        clients = {each for settings in self.brokers for each in (*settings.publishes, *settings.cleans)}
+        client = connect_redis(self.redis.url)
+        try:
+            with postgres.connect(self.postgres_url, autocommit=True) as connection:
+                stores: dict[str, Any] = {
+                    "postgres": PostgresSessionStore(connection),
+                    "redis": RedisSessionStore(client),
+                }
+                return {
+                    name: {each: store.read_snapshot(each) for each in sorted(clients)}
+                    for name, store in stores.items()
+                }
+        finally:
+            client.close()
+
+    def balance(self, snapshots: Mapping[str, SessionSnapshot]) -> Balance:
+        """Account for every message by what one store holds; an account that does not balance fails."""
+        stored: dict[str, Sequence[PendingMessage]] = {each: found.messages for each, found in snapshots.items()}
+        found = settle([settings.journal for settings in self.brokers], stored)
+        self.tell(str(found))
+        assert found.problems == (), "\n".join(
+            [*self.story, f"{len(found.problems)} problems:", *found.problems[:20], f"journals: {self.folder}"]
+        )
+        return found
+
+    def check_equal(self, expected: Mapping[str, SessionSnapshot], found: Mapping[str, SessionSnapshot]) -> None:
+        """Compare what two stores hold of all clients."""
+        left = [
+            str(each)
+            for client_id, snapshot in expected.items()
+            for each in differences(snapshot, found[client_id], as_of_ms=system_clock())
+        ]
+        assert left == [], "\n".join([*self.story, *left[:20]])
+
+
+def _outcome(settings: DriverSettings) -> Outcome:
+    if not settings.result.exists():
+        return Outcome(kind="killed")
+    found = json.loads(settings.result.read_text("utf-8"))
+    return Outcome(kind=found["kind"], text=found.get("text", ""), report=found.get("report", {}))

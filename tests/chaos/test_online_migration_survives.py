@@ -1,0 +1,221 @@
+"""A migration while devices are connected, there and back, under load, with everybody killed in turn.
+
+Two brokers publish, deliver and acknowledge through routers all the time, and every message is accounted for in the
+end. ``ONLINE_SEEDS`` says how many seeded runs there are, ``ONLINE_FIRST_SEED`` with which number they begin; a failed
+run is met again by its number alone, though not to the millisecond. Redis flushes its file with every write, as only
+then a kill loses nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from itertools import count
+from pathlib import Path
+
+import pytest
+
+from queuekeeper import postgres
+from queuekeeper.embedded import PostgresServer, RedisServer
+from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.online.states import OnlineState
+from tests.chaos.online_world import CLIENTS_PER_S, PLAN_ID, VICTIMS, Fault, OnlineWorld, Step, prepare
+from tests.conftest import REDIS_FLAVOURS
+
+pytestmark = pytest.mark.chaos
+
+SEEDS = int(os.environ.get("ONLINE_SEEDS") or 4)
+FIRST_SEED = int(os.environ.get("ONLINE_FIRST_SEED") or 1)
+LONGEST_FENCE_MS = 1_500
+"""The lease of 500 ms, plus what two busy cores add before its end is noticed."""
+
+THERE: tuple[Step, ...] = ("arm", "catch_up", "verify", "cut_over")
+_names = count(1)
+
+
+@pytest.fixture(scope="module")
+def template(postgres_server: PostgresServer) -> Iterator[str]:
+    """Name of a database with all tables: copying one is quicker than making one."""
+    postgres_server.start()
+    name = f"online_template_{os.getpid()}"
+    with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
+        prepare(connection)
+    yield name
+    postgres_server.start()
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture(scope="module")
+def redis_homes(server_home: Path) -> Iterator[dict[str, RedisServer]]:
+    """A server of each flavour that loses nothing when it is killed."""
+    servers = {
+        flavour: RedisServer(
+            server_home / f"online-{flavour}",
+            flavour=flavour,
+            config={"appendfsync": "always"},
+            die_with_parent=True,
+        )
+        for flavour in REDIS_FLAVOURS
+    }
+    yield servers
+    for server in servers.values():
+        server.stop()
+        shutil.rmtree(server.directory, ignore_errors=True)
+
+
+@pytest.fixture
+def world(
+    postgres_server: PostgresServer, template: str, redis_homes: dict[str, RedisServer], tmp_path: Path
+) -> Iterator[Callable[[int], OnlineWorld]]:
+    """Make the world of one seed, with an empty database and an empty Redis."""
+    made: list[str] = []
+
+    def make(seed: int) -> OnlineWorld:
+        postgres_server.start()
+        made.append(f"online_{os.getpid()}_{next(_names)}")
+        postgres_server.create_database(made[-1], template=template)
+        redis = redis_homes[REDIS_FLAVOURS[seed % len(REDIS_FLAVOURS)]]
+        redis.start()
+        with redis.client() as client:
+            client.flushall()
+        return OnlineWorld(server=postgres_server, database=made[-1], redis=redis, folder=tmp_path, seed=seed)
+
+    yield make
+    postgres_server.start()
+    for name in made:
+        postgres_server.drop_database(name)
+
+
+def test_devices_notice_nothing_of_a_migration_and_its_rollback(world: Callable[[int], OnlineWorld]) -> None:
+    online = world(0)
+    with online.loaded():
+        for step in THERE:
+            online.complete(step)
+            if step == "cut_over":
+                assert online.owners() == {"redis"}
+            online.await_load(0.2)
+        online.keep_mirrored()
+        online.complete("soak")
+        assert online.states() == {OnlineState.SOAKING}
+        online.complete("roll_back")
+        assert online.owners() == {"postgres"}
+
+    held = online.snapshots()
+    balance = online.balance(held["postgres"])
+    assert balance.accepted > 500, "there was hardly any load"
+    assert balance.acknowledged > 100
+    assert balance.stored > 20
+    assert balance.failures == {}, "a call failed, though nothing did"
+    assert balance.longest_wait_s < 3, "TBMQ 1.x gives a batch up after about three seconds"
+    assert max(online.fences) < LONGEST_FENCE_MS
+
+
+def test_mirror_has_all_that_redis_has_when_the_load_ends(world: Callable[[int], OnlineWorld]) -> None:
+    online = world(1)
+    with online.loaded():
+        for step in THERE:
+            online.complete(step)
+        online.complete("mirror")
+        online.complete("soak")
+    online.complete("mirror")
+
+    held = online.snapshots()
+    assert online.balance(held["redis"]).failures == {}
+    online.check_equal(held["redis"], held["postgres"])
+    online.balance(held["postgres"])
+
+
+def test_rehearsed_and_committed_migration_leaves_redis_with_all(world: Callable[[int], OnlineWorld]) -> None:
+    online = world(2)
+    with online.loaded():
+        online.complete("arm")
+        with postgres.connect(online.postgres_url, autocommit=True) as connection:
+            OnlineCohorts(connection).choose_canary(PLAN_ID, [0])
+        online.complete("rehearse")
+        for step in ("catch_up", "verify", "cut_over", "soak", "commit"):
+            online.complete(step)
+        assert online.states() == {OnlineState.COMMITTED}
+        online.await_load(0.5)
+
+    assert online.balance(online.snapshots()["redis"]).failures == {}
+
+
+def test_commands_lead_a_migration_there_and_back(world: Callable[[int], OnlineWorld]) -> None:
+    online = world(3)
+    environment = os.environ | {
+        "QUEUEKEEPER_POSTGRES_URL": online.postgres_url,
+        "QUEUEKEEPER_REDIS_URL": online.redis.url,
+    }
+
+    def run(*words: str) -> str:
+        command = [str(Path(sys.executable).parent / "queuekeeper"), "online", *words]
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    with online.loaded():
+        run("arm", PLAN_ID)
+        run("catch-up", PLAN_ID)
+        run("verify", PLAN_ID)
+        run("cut-over", PLAN_ID, "--yes", "--lease-ms", "500")
+        assert online.owners() == {"redis"}
+        run("mirror", PLAN_ID)
+        assert "on_redis" in run("status", PLAN_ID, "--json")
+        run("roll-back", PLAN_ID, "--yes", "--lease-ms", "500")
+
+    assert online.owners() == {"postgres"}
+    assert online.balance(online.snapshots()["postgres"]).failures == {}
+
+
+@pytest.mark.parametrize("step", ["cut_over", "roll_back"])
+def test_of_two_drivers_the_older_one_stops_at_its_next_write(world: Callable[[int], OnlineWorld], step: Step) -> None:
+    online = world(4)
+    with online.loaded():
+        for each in THERE if step == "roll_back" else THERE[:-1]:
+            online.complete(each)
+        online.complete(step, Fault(victim="rival", after_s=12 / CLIENTS_PER_S))
+        assert online.owners() == ({"postgres"} if step == "roll_back" else {"redis"})
+
+    assert any("first of two drivers: StaleDriver another driver has taken over" in line for line in online.story)
+    held = online.snapshots()
+    assert online.balance(held["postgres" if step == "roll_back" else "redis"]).failures == {}
+
+
+@pytest.mark.parametrize("seed", range(FIRST_SEED, FIRST_SEED + SEEDS))
+def test_whoever_is_killed_no_message_is_lost_or_out_of_order(world: Callable[[int], OnlineWorld], seed: int) -> None:
+    dice = random.Random(seed)
+    online = world(seed)
+    end = ("roll_back", "mirror", "commit", "again")[seed % 4]
+    steps: list[Step] = [*THERE, "mirror", "soak"]
+    if end == "roll_back":
+        steps.append("roll_back")
+    elif end == "commit":
+        steps.append("commit")
+    elif end == "again":
+        steps += ["roll_back", "catch_up", "verify", "cut_over"]
+    # The first steps are short, and cut over and rollback are where it counts.
+    weights = [4 if step in ("cut_over", "roll_back") else 1 for step in steps]
+    struck = set(dice.choices(range(len(steps)), weights, k=4))
+    online.tell(f"seed {seed}: {steps}, somebody dies in {sorted(struck)}")
+
+    with online.loaded():
+        for place, step in enumerate(steps):
+            fault = Fault(victim=dice.choice(VICTIMS), after_s=dice.random() * 0.8) if place in struck else None
+            online.complete(step, fault)
+            if step == "cut_over" and end != "commit":
+                online.keep_mirrored()
+
+    owner = "postgres" if end == "roll_back" else "redis"
+    if end in ("mirror", "again"):
+        online.complete("mirror")
+        held = online.snapshots()
+        online.check_equal(held["redis"], held["postgres"])
+        online.balance(held["postgres"])
+    else:
+        held = online.snapshots()
+    assert online.owners() == {owner}
+    online.balance(held[owner])
