@@ -158,6 +158,18 @@ def test_single_write_takes_one_round_trip_with_its_hold(
     assert sent.count(b"Execute") == 2
 
 
+def test_schema_of_an_earlier_release_is_to_be_migrated(database: Connection, store: PostgresSessionStore) -> None:
+    database.execute("DROP FUNCTION queuekeeper.hold_owners")
+    reports = store.save_messages([save("a"), save("b")])
+    assert all("function queuekeeper.hold_owners" in str(report.error) for report in reports)
+    with pytest.raises(RefusedError, match="apply the migrations"):
+        store.ack("a", [Ack(packet_id=1)])
+
+    database.execute("DROP SCHEMA queuekeeper CASCADE")
+    with pytest.raises(RefusedError, match="apply the migrations"):
+        store.purge_session("a")
+
+
 def test_statements_of_one_step_are_one_transaction(database: Connection, owners: OwnerStore) -> None:
     arm(database)
     step = Step(
