@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeAlias
 
@@ -15,11 +16,12 @@ import pytest
 
 from queuekeeper import redis_async, redis_client
 from queuekeeper.embedded import PostgresServer
-from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, SessionFenced, UsageError
+from queuekeeper.errors import NotOwner, RefusedError, ServerUnavailable, SessionFenced, UsageError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.sessions.model import Ack, NewMessage, PendingMessage, Release, SaveReport, SessionSave
 from queuekeeper.sessions.owners import Owner
 from queuekeeper.sessions.router import AsyncSessionRouter, RouterOperations, SessionRouter
+from queuekeeper.sessions.writer import SessionWriter
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.conformance.store_worlds import AwaitedStore, RouterWorld, Store, Work
 from tests.conformance.test_session_store import HOSTILE_IDS
@@ -492,10 +494,11 @@ def test_store_that_goes_on_refusing_is_named(world: RouterWorld) -> None:
     store = impatient(world)
     save(store, batch(b"a"))
     assert world.move(C, "redis")
-    world.client.hset(session_keys(C).session, mapping={"owner": "postgres", "epoch": "99"})
+    world.client.hset(session_keys(C).session, mapping={"owner": "postgres", "epoch": str(2**53 - 1)})
     [report] = store.save_messages([batch(b"b")])
-    assert isinstance(report.error, RefusedError | QueuekeeperError)
-    assert "belongs to Redis (epoch 3), as PostgreSQL says" in str(report.error)
+    assert isinstance(report.error, NotOwner)
+    epoch = world.owners.look_up([C])[C].epoch
+    assert f"belongs to Redis (epoch {epoch}), as PostgreSQL says, and was refused for 0.1 s" in str(report.error)
     assert "let the migration's driver run again" in str(report.error)
 
 
@@ -678,6 +681,43 @@ def test_many_tasks_share_few_connections(blocking_world: RouterWorld) -> None:
     assert max(asyncio.run(work())) == 3
     store = world.neighbour()
     assert sum(len(pending(store, f"c-{number}")) for number in range(20)) == 120
+
+
+def test_writer_saves_through_a_router_while_sessions_move(blocking_world: RouterWorld) -> None:
+    world = blocking_world
+
+    async def work() -> list[Any]:
+        async with (
+            await redis_async.connect(world.url) as caller,
+            AsyncSessionRouter(caller, world.postgres_url) as store,
+            SessionWriter(store, source="broker-1", first_offset=1) as writer,
+        ):
+
+            async def publish(client_id: str) -> None:
+                for number in range(30):
+                    [new] = batch(b"%d" % number, client_id=client_id).messages
+                    await writer.save(client_id, new)
+
+            async def move() -> None:
+                for number in range(10):
+                    await asyncio.to_thread(world.move, f"c-{number}", "redis", tells=number % 2 == 0)
+
+            for number in range(10):
+                await store.get_last_packet_id(f"c-{number}")
+            await asyncio.gather(*(publish(f"c-{number}") for number in range(12)), move())
+            [large] = batch(b"x" * 300_000).messages
+            [odd] = batch(b"x").messages
+            odd = replace(odd, content_type="x" * 256)
+            calls = [writer.save("c-1", message) for message in (large, large, odd, large)]
+            return await asyncio.gather(*calls, return_exceptions=True)
+
+    first, second, odd, third = asyncio.run(work())
+    assert (first.packet_id, second.packet_id, third.packet_id) == (31, 32, 33)
+    assert isinstance(odd, UsageError)
+    store = world.neighbour()
+    for number in range(12):
+        assert payloads(store, f"c-{number}")[:30] == numbered(30)
+        assert (store.inspect(f"c-{number}").store == "redis") == (number < 10)
 
 
 def test_task_that_is_cancelled_leaves_nothing_open(blocking_world: RouterWorld) -> None:

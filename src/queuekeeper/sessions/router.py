@@ -172,17 +172,18 @@ class _Refused(NamedTuple):
 
 
 class _Patience:
-    """How long a call goes on, and how long it waits before the next try."""
+    """How long a call goes on, and how long it waits before the next try: at first not at all."""
 
     def __init__(self, ends_s: float) -> None:
         self.ends_s = ends_s
         self.pause_s = 0.0
 
-    def next_pause_s(self, *, in_vain: bool) -> float:
-        """Return how long to wait; what was learned in the first round needs no wait."""
-        pause_s = self.pause_s
-        self.pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * pause_s))
-        return max(pause_s, FIRST_PAUSE_S) if in_vain else pause_s
+    def note(self, *, in_vain: bool) -> None:
+        """Set the next pause; where the owner has changed, a try is worth more than a pause.
+
+        :param in_vain: nothing has changed since the try before.
+        """
+        self.pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self.pause_s)) if in_vain else FIRST_PAUSE_S
 
 
 class RouterOperations:
@@ -250,8 +251,12 @@ class RouterOperations:
         return [reports[index] for index in range(len(saves))]
 
     def check_payload(self, client_id: str, message: NewMessage) -> None:
-        """Refuse what is no message, or larger than the rules allow; see the store of Redis."""
+        """Refuse what is no message, larger than the rules allow, or has no place in one of the stores.
+
+        :raises UsageError: naming it.
+        """
         self._redis.check_payload(client_id, message)
+        self._check_save(SessionSave(client_id=client_id, messages=(message,)))
 
     def _check_save(self, save: SessionSave) -> None:
         messages = save.messages
@@ -583,10 +588,13 @@ class RouterOperations:
     def _ask_again(
         self, refused: dict[str, _Refused], patience: _Patience, failed: dict[str, QueuekeeperError]
     ) -> Operation[dict[str, Ownership]]:
-        """Look up who owns sessions after stores have refused calls, help, and wait as long as that is sensible.
+        """Look up who owns sessions after stores have refused calls, and help where Redis has not been told.
 
         :param failed: gets those for which nothing more is to be tried.
         """
+        # What PostgreSQL says is used at once: it may be another store's again after a pause.
+        if patience.pause_s:
+            yield Pause(patience.pause_s)
         fresh = yield from self._look_up(list(refused), failed, may_be_old=False)
         helped = yield from self._help(refused, fresh, failed)
         fresh = {client_id: now for client_id, now in fresh.items() if client_id not in failed}
@@ -599,9 +607,7 @@ class RouterOperations:
             used = refused[client_id].used
             is_news = (now.owner, now.epoch) != (used.owner, used.epoch) or client_id in helped
             in_vain |= now.fenced_until_ms is not None or not is_news
-        pause_s = patience.next_pause_s(in_vain=in_vain) if fresh else 0.0
-        if pause_s:
-            yield Pause(pause_s)
+        patience.note(in_vain=in_vain)
         return fresh
 
     def _help(

@@ -22,8 +22,9 @@ from queuekeeper.sessions.model import (
     check_integer,
     check_text,
 )
-from queuekeeper.sessions.redis_operations import MESSAGES_PER_SAVE
+from queuekeeper.sessions.redis_operations import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
+from queuekeeper.sessions.router import AsyncSessionRouter
 
 MAX_PENDING = 10_000
 SESSIONS_PER_FLUSH = 128
@@ -73,6 +74,7 @@ class SessionWriter:
 
     Messages for one session are stored in the order in which ``save`` was called. A session has one batch under way.
 
+    :param store: of Redis, or a router.
     :param max_pending: messages accepted and not yet stored; further calls wait until there is room.
     :param source: name under which this writer numbers its batches. With it a batch whose reply was lost is sent
         again and stored once; without it the error is raised, and nobody knows whether the messages were stored.
@@ -84,7 +86,7 @@ class SessionWriter:
 
     def __init__(
         self,
-        store: AsyncRedisSessionStore,
+        store: AsyncRedisSessionStore | AsyncSessionRouter,
         *,
         max_pending: int = MAX_PENDING,
         source: str | None = None,
@@ -188,9 +190,10 @@ class SessionWriter:
             wanted = [waiting for waiting in messages if not waiting[1].done()]
             if not wanted:
                 continue
-            if len(wanted) > MESSAGES_PER_SAVE:
-                self._held[client_id] = wanted[MESSAGES_PER_SAVE:]
-                del wanted[MESSAGES_PER_SAVE:]
+            count = _together(wanted)
+            if count < len(wanted):
+                self._held[client_id] = wanted[count:]
+                del wanted[count:]
             offset = None
             if self._source is not None:
                 offset = self._offset
@@ -241,7 +244,12 @@ class SessionWriter:
     def _settle(self, batch: _Batch, report: SaveReport, *, repeated: bool) -> None:
         """Give every call of a batch its result."""
         error: QueuekeeperError | None = report.error
-        if error is None and (report.forgotten or (report.replayed and not repeated)):
+        if error is None and report.forgotten and repeated:
+            error = RefusedError(
+                f"the batch for {report.client_id!r} has been stored, or one with a greater number: its reply was lost,"
+                " and the session has moved since, so that its packet ids are not known here; fetch the session"
+            )
+        elif error is None and (report.forgotten or (report.replayed and not repeated)):
             error = RefusedError(
                 f"source {self._source!r} had a batch for {report.client_id!r} with number {batch.save.offset} or more"
                 " before: nothing was stored. Let one writer at a time use the name, with a greater first_offset"
@@ -276,3 +284,13 @@ class SessionWriter:
             held = self._held.pop(client_id, None)
             if held is not None:
                 self._ready[client_id] = held
+
+
+def _together(waiting: list[_Waiting]) -> int:
+    """Return how many messages make a batch that a store saves in one step, at least one."""
+    size_bytes = 0
+    for count, (message, _) in enumerate(waiting[:MESSAGES_PER_SAVE]):
+        size_bytes += len(message.payload)
+        if count and size_bytes > BYTES_PER_SAVE:
+            return count
+    return min(len(waiting), MESSAGES_PER_SAVE)
