@@ -608,6 +608,10 @@ def test_sessions_in_redis_go_on_without_postgresql(blocking_world: RouterWorld)
         with pytest.raises(ServerUnavailable, match="PostgreSQL at"):
             store.fetch_pending("p")
         assert payloads(store, "r") == [b"a", b"b", b"c", b"c", b"c"]
+        # An attempt to connect may take long, and is not made for each call.
+        with blocking_world.after_step(store, 2, lambda: None) as was_asked:
+            assert store.mark_released("r", packet_id=1) is Release.RELEASED
+        assert not was_asked()
     assert payloads(blocking_world.neighbour(), "p") == [b"a", b"b"]
 
 

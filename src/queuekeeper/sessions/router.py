@@ -70,6 +70,9 @@ FIRST_PAUSE_S = 0.005
 LONGEST_PAUSE_S = 0.1
 OWNERS = 100_000
 OWNER_AGE_S = 60.0
+UNANSWERED_S = 5.0
+"""How long PostgreSQL is not asked for owners that are known from before, when it could not be reached."""
+
 SESSIONS_PER_PART = 1_000
 """Sessions whose saves go out together."""
 
@@ -225,6 +228,7 @@ class RouterOperations:
         self._owner_age_s = owner_age_s
         self._patience_s = patience_s
         self._clock = clock
+        self._unanswered_until_s = clock()
         self._redis = RedisSessionOperations(
             prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=self._known.epoch_of
         )
@@ -560,16 +564,20 @@ class RouterOperations:
             judge every call, so that it does no harm.
         """
         owners: dict[str, Ownership] = {}
+        if may_be_old and self._clock() < self._unanswered_until_s:
+            owners = self._remembered(client_ids)
+            if len(owners) == len(client_ids):
+                return owners
         try:
             found = yield from _at_postgres(self._owners.look_up(client_ids))
         except QueuekeeperError as error:
-            may_be_old &= isinstance(error, ServerUnavailable)
+            if may_be_old and isinstance(error, ServerUnavailable):
+                # To find out again may take as long as a connection attempt does.
+                self._unanswered_until_s = self._clock() + UNANSWERED_S
+                owners = self._remembered(client_ids)
             for client_id in client_ids:
-                known = self._known.get(client_id) if may_be_old else None
-                if known is None:
+                if client_id not in owners:
                     failed[client_id] = type(error)(f"nobody can say who owns session {client_id!r}: {error}")
-                else:
-                    owners[client_id] = known.ownership
             return owners
         until_s = self._clock() + self._owner_age_s
         for client_id in client_ids:
@@ -584,6 +592,12 @@ class RouterOperations:
                     "not know that store: use the release that moved it"
                 )
         return owners
+
+    def _remembered(self, client_ids: Sequence[str]) -> dict[str, Ownership]:
+        """Return what PostgreSQL said before, however long ago."""
+        return {
+            client_id: known.ownership for client_id in client_ids if (known := self._known.get(client_id)) is not None
+        }
 
     def _ask_again(
         self, refused: dict[str, _Refused], patience: _Patience, failed: dict[str, QueuekeeperError]
