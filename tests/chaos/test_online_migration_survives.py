@@ -21,6 +21,7 @@ import pytest
 
 from queuekeeper import postgres
 from queuekeeper.embedded import PostgresServer, RedisServer
+from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.states import OnlineState
 from tests.chaos.online_world import CLIENTS_PER_S, PLAN_ID, VICTIMS, Fault, OnlineWorld, Step, prepare
@@ -50,7 +51,7 @@ def template(postgres_server: PostgresServer) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def redis_homes(server_home: Path) -> Iterator[dict[str, RedisServer]]:
+def redis_homes(server_home: Path) -> Iterator[dict[Flavour, RedisServer]]:
     """A server of each flavour that loses nothing when it is killed."""
     servers = {
         flavour: RedisServer(
@@ -69,7 +70,7 @@ def redis_homes(server_home: Path) -> Iterator[dict[str, RedisServer]]:
 
 @pytest.fixture
 def world(
-    postgres_server: PostgresServer, template: str, redis_homes: dict[str, RedisServer], tmp_path: Path
+    postgres_server: PostgresServer, template: str, redis_homes: dict[Flavour, RedisServer], tmp_path: Path
 ) -> Iterator[Callable[[int], OnlineWorld]]:
     """Make the world of one seed, with an empty database and an empty Redis."""
     made: list[str] = []
