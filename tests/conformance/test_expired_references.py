@@ -289,6 +289,19 @@ def test_session_that_somebody_keeps_is_held(valkey: World, fields: dict[str, st
     assert pttl(device, device.keys.session) == pttl(device, device.keys.last_packet_id) == -1
 
 
+@pytest.mark.parametrize("owner", ["postgres", "fenced"])
+def test_dead_references_of_a_session_of_postgres_are_left_to_its_move(world: World, owner: str) -> None:
+    device, other = world.device("meter-7"), world.device("meter-8")
+    for each in (device, other):
+        each.add(3)
+        each.expire(1, 2)
+    device.client.hset(device.keys.session, mapping={"owner": owner, "epoch": "2", "import": "done"})
+    before = {key: value for key, value in world.contents().items() if b"meter-7" in key}
+    _, done = world.clean()
+    assert (done.dead_references, done.held_sessions) == (2, 1)
+    assert {key: value for key, value in world.contents().items() if b"meter-7" in key} == before
+
+
 def test_imported_session_without_messages_gets_an_expiry_not_before_its_own(valkey: World) -> None:
     device = valkey.device("meter-7")
     device.client.set(device.keys.last_packet_id, 7)
