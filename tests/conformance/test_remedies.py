@@ -911,6 +911,23 @@ def test_session_whose_import_is_not_complete_is_left_alone(
     assert bench.plan(remedy, source=source).refusals.get("its import is not complete") == 1
 
 
+@pytest.mark.parametrize(
+    ("owner", "reason"),
+    [
+        ("postgres", "the session belongs to PostgreSQL"),
+        ("fenced", "the session is on its way to PostgreSQL"),
+    ],
+)
+@pytest.mark.parametrize("remedy", [name for name in REMEDY_NAMES if name != "rekey_clients"])
+def test_session_of_postgres_is_left_alone(
+    bench: Bench, source: postgres.Connection, remedy: str, owner: str, reason: str
+) -> None:
+    bench.save()
+    bench.any.hset(session_keys(C).session, "owner", owner)
+
+    assert bench.plan(remedy, source=source).refusals.get(reason) == 1
+
+
 def test_no_more_is_done_in_a_queue_than_was_planned(bench: Bench) -> None:
     bench.save()
     bench.any.persist(bench.payload(1))
