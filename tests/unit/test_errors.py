@@ -37,6 +37,7 @@ EXIT_CODES = {
     "SequenceConflict": 4,
     "ServerUnavailable": 4,
     "SessionFenced": 4,
+    "StaleDriver": 4,
     "StaleEpoch": 1,
     "StalePlan": 3,
     "StoreFull": 1,
