@@ -96,11 +96,22 @@ bench-fanout: setup ## Measure fan-out queues beside RedisQ's commands and Redis
 bench-cleanup: setup ## Measure a cleanup: speed, what others notice (ARGS="--messages 1000000 --sessions 100000")
 	@$(BIN)/python benchmarks/cleanup.py $(ARGS)
 
+.PHONY: bench-online-migration
+bench-online-migration: setup ## Measure fences and latencies of a migration under load (ARGS="--clients 5000 --json")
+	@$(BIN)/python benchmarks/online_migration.py $(ARGS)
+
 ##@ One lane at a time
 
 .PHONY: $(LANES:%=test-%)
 $(LANES:%=test-%): test-%: setup-tests
 	@$(PYTEST) -m $* $(ARGS)
+
+# The suite plays four of these runs; a failed one is met again by ONLINE_SEEDS=1 ONLINE_FIRST_SEED=number.
+NIGHTLY_SEEDS ?= 200
+
+.PHONY: nightly
+nightly: setup-tests ## 200 migrations under load, somebody killed in each (NIGHTLY_SEEDS=20)
+	@ONLINE_SEEDS=$(NIGHTLY_SEEDS) $(PYTEST) tests/chaos/test_online_migration_survives.py -n 2 --dist load $(ARGS)
 
 ##@ House-keeping
 
