@@ -22,6 +22,7 @@ pytestmark = pytest.mark.dags
 
 ACTIONS = {
     "/migration/{plan_id}/answer",
+    "/migration/{plan_id}/pause",
     "/migration/{plan_id}/throttle",
     "/queue/reveal",
 }

@@ -26,6 +26,7 @@ from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import CohortState, PlanState
+from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.identity import client_hash, hash_key
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
@@ -266,6 +267,43 @@ def test_pace_is_changed_from_the_page_and_stands_in_the_audit(empty: World) -> 
     assert [(each.actor, json.loads(each.effect)["messages_per_s"]) for each in entries] == [
         ("operator", None),
         ("operator", 2_500),
+    ]
+
+
+def test_clients_that_change_their_owner_are_counted_and_the_change_is_paused_from_the_page(empty: World) -> None:
+    plan_id = fill_migration(empty.connection, report_samples.unverified(), now_ms=system_clock())
+    assert "Owners of the clients" not in empty.browser.get(f"/migration/{plan_id}", page=True).text
+    online = OnlineCohorts(empty.connection)
+    plan = MigrationLedger(empty.connection).load_plan(plan_id)
+    online.arm(plan, [0, 1])
+    empty.connection.execute(
+        "INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch)"
+        " SELECT 'c' || n, n, CASE WHEN n < 3 THEN 'redis' ELSE 'postgres' END, 1 FROM generate_series(0, 9) AS n"
+    )
+    driver = online.take(plan_id, [0, 1])
+    online.note_servers(plan_id, [0], driver=driver, servers="one")
+    online.note_servers(plan_id, [0], driver=driver, servers="<b>two</b>")
+    online.hold_back(plan_id, "Redis answers within 30 ms, the limit is 20 ms")
+
+    page = empty.browser.get(f"/migration/{plan_id}", page=True)
+    texts = empty.browser.get(f"/migration/{plan_id}/data").json()["texts"]
+
+    assert (texts["online-postgres"], texts["online-redis"], texts["online-fenced"]) == ("7", "3", "0")
+    assert texts["online-cohorts"] == "2 copying"
+    assert texts["online-held"] == "Redis answers within 30 ms, the limit is 20 ms"
+    assert "Cohort 0 has to be verified again: servers were one and are &lt;b&gt;two&lt;/b&gt;" in text_of(page)
+    assert "<b>two</b>" not in page.text
+    path = f"/migration/{plan_id}/pause"
+    assert empty.browser.send("POST", path, data={"paused": "perhaps"}, headers=FORM).status_code == 422
+    assert empty.browser.send("POST", path, data={"paused": "yes"}, headers=FORM).status_code == 303
+    assert online.control(plan_id).paused
+    assert "Go on" in empty.browser.get(f"/migration/{plan_id}", page=True).text
+    assert empty.browser.send("POST", path, data={"paused": "no"}, headers=FORM).status_code == 303
+    assert not online.control(plan_id).paused
+    entries = audit.latest(empty.connection, wanted=audit.AuditFilter(action="throttle"))
+    assert [(each.actor, json.loads(each.effect)["paused"]) for each in entries] == [
+        ("operator", False),
+        ("operator", True),
     ]
 
 

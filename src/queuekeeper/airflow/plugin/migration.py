@@ -23,6 +23,8 @@ from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.errors import UsageError
 from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, QuarantineCount, StoredReport
 from queuekeeper.migration.model import CohortPlan, Difference, LedgerRow, PlanState
+from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.online.status import OnlineStatus, online_status
 from queuekeeper.migration.report import guide, replay_command, summarise_throughput, total_line
 from queuekeeper.migration.report_model import LedgerLine
 from queuekeeper.migration.report_page import DIFFERENCE_MEANINGS, FATE_MEANINGS, FATES, STATE_MARKS, throughput_charts
@@ -57,10 +59,12 @@ _throughput_charts = lru_cache(maxsize=32)(throughput_charts)
 class PlanPage:
     """What the page of a plan shows.
 
+    :param online: where the clients are, when devices are connected; none with the broker stopped.
     :param throughput: step -> its chart, wide and narrow.
     """
 
     status: MigrationStatus
+    online: OnlineStatus | None
     rows: int
     totals: LedgerLine | None
     quarantine: list[QuarantineCount]
@@ -106,6 +110,9 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
             plan_id=plan_id,
             found=found,
             status=status,
+            online=found.online,
+            online_texts={} if found.online is None else online_texts(found.online),
+            live=not status.is_final or (found.online is not None and not found.online.is_final),
             question=question,
             options=(APPROVE, REJECT),
             board=board(status),
@@ -124,11 +131,16 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
     @router.get("/migration/{plan_id}/data")
     async def progress(request: Request, plan_id: str) -> Response:
         _check_plan(plan_id)
-        status = await asyncio.to_thread(
-            _opened, stores, lambda connection: migration_status(connection, plan_id, now_ms=site.clock())
+        status, online = await asyncio.to_thread(
+            _opened,
+            stores,
+            lambda connection: (
+                migration_status(connection, plan_id, now_ms=site.clock()),
+                online_status(connection, plan_id),
+            ),
         )
         asked = status.state is PlanState.PLANNED and await _question(airflow, request, status) is not None
-        return data(live(status) | {"asked": asked})
+        return data(live(status, online) | {"asked": asked})
 
     @router.post("/migration/{plan_id}/answer", dependencies=[Depends(guards.run_migrations)])
     async def answer(request: Request, plan_id: str) -> Response:
@@ -168,6 +180,18 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
                 )
 
         await asyncio.to_thread(_opened, stores, change)
+        return _back(site, plan_id)
+
+    @router.post("/migration/{plan_id}/pause", dependencies=[Depends(guards.run_migrations)])
+    async def pause(request: Request, plan_id: str, actor: str = Depends(guards.user)) -> Response:
+        check_origin(request)
+        _check_plan(plan_id)
+        paused = (await read_body(request)).get("paused", "")
+        if paused not in ("yes", "no"):
+            raise HTTPException(422, "Say whether it is to wait: yes or no.")
+        await asyncio.to_thread(
+            _opened, stores, lambda connection: OnlineCohorts(connection).pause(plan_id, paused == "yes", actor)
+        )
         return _back(site, plan_id)
 
     @router.get("/migration/{plan_id}/cohorts/{cohort}")
@@ -249,6 +273,7 @@ def _plan_page(connection: Connection, plan_id: str, site: Site) -> PlanPage:
             throughput.append((step.step, _throughput_charts(summary)))
     return PlanPage(
         status=status,
+        online=online_status(connection, plan_id),
         rows=len(rows),
         totals=total_line(rows) if rows else None,
         quarantine=ledger.quarantine_counts(plan_id),
@@ -313,7 +338,19 @@ def step_words(step: StepStatus) -> str:
     return f"{number(step.done)} of {number(step.total)} messages ({share}){speed}; {step.left_words()}"
 
 
-def live(status: MigrationStatus) -> dict[str, Any]:
+def online_texts(online: OnlineStatus) -> dict[str, str]:
+    """Return where the clients are, by the place in the page that says so."""
+    cohorts = ", ".join(f"{number(count)} {str(state).replace('_', ' ')}" for state, count in online.states.items())
+    return {
+        "online-cohorts": cohorts,
+        "online-postgres": number(online.on_postgres),
+        "online-redis": number(online.on_redis),
+        "online-fenced": number(online.fenced),
+        "online-held": online.held_back or "nothing",
+    }
+
+
+def live(status: MigrationStatus, online: OnlineStatus | None = None) -> dict[str, Any]:
     """Return what the page's script puts into the page while a migration runs."""
     counts = status.counts()
     return {
@@ -323,6 +360,7 @@ def live(status: MigrationStatus) -> dict[str, Any]:
             "copy-words": step_words(status.copy),
             "verify-words": step_words(status.verify),
             **{f"count-{state}": number(count) for state, count in counts.items()},
+            **({} if online is None else online_texts(online)),
         },
         "bars": {
             "copy-bar": [status.copy.done, max(1, status.copy.total)],

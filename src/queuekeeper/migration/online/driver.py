@@ -97,6 +97,8 @@ class MirrorReport:
     :param behind: clients with changes that PostgreSQL does not have yet.
     :param lag_s: age of the oldest of these changes; 0 when there is none.
     :param written: clients whose changes this pass has written.
+    :param refused: clients whose changes PostgreSQL did not take.
+    :param reason: why it did not take those of one of them; empty when it took all.
     """
 
     plan_id: str
@@ -104,6 +106,8 @@ class MirrorReport:
     behind: int
     lag_s: float
     written: int
+    refused: int = 0
+    reason: str = ""
 
 
 @dataclass
@@ -243,9 +247,12 @@ class OnlineDriver:
     def catch_up(self, cohorts: Sequence[int] | None = None) -> StepReport:
         """Make the copies in Redis equal to what PostgreSQL holds, without a fence."""
         with self._opened() as (_, _, online, _plan):
-            found = self._chosen(online, cohorts, (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED))
+            states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED)
+            found = self._chosen(online, cohorts, states, verb="catch up")
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
+            # Copies are made good here: only a failover meanwhile matters.
+            self._note_servers(online, numbers, driver)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
             report = self._each(
                 "catch up", online, found, driver, owner="postgres", work=SessionMover.sync, count=_Tally.compared
@@ -259,7 +266,7 @@ class OnlineDriver:
         :raises CheckFailed: when clients differ; nothing has changed then.
         """
         with self._opened() as (connection, _, online, plan):
-            found = self._chosen(online, cohorts, tuple(OnlineState)[1:7])
+            found = self._chosen(online, cohorts, tuple(OnlineState)[1:7], verb="verify")
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
             # What is known of the servers is noted first: a failover meanwhile shows.
@@ -278,9 +285,11 @@ class OnlineDriver:
             different = report.clients - report.outcomes.get("equal", 0)
             if different:
                 example, reason = report.examples[0]
+                mirrored = any(each.state in MIRRORED for each in found)
+                advice = "roll back" if mirrored else "catch up again"
                 raise CheckFailed(
-                    f"{different:,} of {report.clients:,} clients differ, the first {example!r}: {reason}; catch up "
-                    "again, and look into it when they still differ"
+                    f"{different:,} of {report.clients:,} clients differ, the first {example!r}: {reason}; {advice}, "
+                    "and look into it when they still differ"
                 )
             now_ms = self._clock()
             online.clean(self._plan_id, numbers, driver=driver, at_ms=now_ms)
@@ -314,8 +323,20 @@ class OnlineDriver:
                 "cut over", online, found, driver, owner="postgres", work=SessionMover.cut_over, count=_Tally.moved
             )
             if not late.left:
+                self._tell_redis(found)
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ON_REDIS, actor=self._actor)
         return _joined(report, late)
+
+    def _tell_redis(self, cohorts: Sequence[OnlineCohort]) -> None:
+        """Tell Redis of the clients that are its own: a driver that died may not have come to it."""
+        with self._opened() as (connection, client, online, plan):
+            owners = OwnerStore(connection)
+            store = RedisSessionStore(client, plan.parameters.key_prefix, _rules(plan))
+            for each in cohorts:
+                for page in _pages(online, each, "redis"):
+                    settled = [known for known in owners.look_up(page).values() if known.fenced_until_ms is None]
+                    # One that has a greater epoch by now has been told so by somebody else.
+                    store.answer([store.operations.set_owner_call(known) for known in settled])
 
     def cut_over_share(self, percent: int) -> StepReport | None:
         """Give clients to Redis until at least so many of a hundred chosen clients are there, the canary first.
@@ -335,7 +356,7 @@ class OnlineDriver:
     def soak(self, *, seconds: float) -> MirrorReport:
         """Watch cohorts that are on Redis for a while, and keep the mirror up to date meanwhile.
 
-        :raises CheckFailed: when a client differs in the end.
+        :raises CheckFailed: when in the end PostgreSQL does not take a client's changes.
         """
         with self._opened() as (_, _, online, _plan):
             found = self._chosen(online, None, (OnlineState.ON_REDIS, OnlineState.SOAKING), verb="soak")
@@ -352,16 +373,22 @@ class OnlineDriver:
                 f"{report.behind:,} behind by {report.lag_s:.1f} s"
             )
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
+        if report.refused:
+            raise CheckFailed(
+                f"PostgreSQL does not take the changes of {report.refused:,} clients, such as {report.reason}; mend it, "
+                "or roll back"
+            )
         return report
 
     def commit(self, cohorts: Sequence[int] | None = None) -> StepReport:
-        """End the mirror: from here on there is no way back but a new migration.
+        """End the mirror: from here on there is no way back but a new migration. What was interrupted is finished.
 
         :raises RefusedError: when a cohort is not soaking, or has to be verified again.
         """
         begun = time.monotonic()
         with self._opened() as (connection, client, online, plan):
-            found = self._chosen(online, cohorts, (OnlineState.SOAKING,), verb="commit")
+            ended = (OnlineState.COMMITTED,)
+            found = self._chosen(online, cohorts, (OnlineState.SOAKING,), verb="commit", done=ended)
             _check_clean(found)
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
@@ -477,27 +504,39 @@ class OnlineDriver:
                         behind += 1
                         oldest_ms = min(oldest_ms or outbox.since_ms, outbox.since_ms)
                         waiting.setdefault(each.driver, []).append(client_id)
-            written = 0
+            tally = _Tally()
             if not dry_run:
                 for driver, client_ids in waiting.items():
-                    written += asyncio.run(self._mirror_all(client_ids, plan, driver=driver))
+                    asyncio.run(self._mirror_all(client_ids, plan, driver=driver, tally=tally))
         lag_s = 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1_000)
-        return MirrorReport(plan_id=self._plan_id, clients=clients, behind=behind, lag_s=lag_s, written=written)
+        return MirrorReport(
+            plan_id=self._plan_id,
+            clients=clients,
+            behind=behind,
+            lag_s=lag_s,
+            written=tally.written,
+            refused=tally.outcomes["refused"],
+            reason=f"{tally.examples[0][0]!r}: {tally.examples[0][1]}" if tally.examples else "",
+        )
 
-    async def _mirror_all(self, client_ids: Sequence[str], plan: MigrationPlan, *, driver: int) -> int:
-        written = 0
+    async def _mirror_all(self, client_ids: Sequence[str], plan: MigrationPlan, *, driver: int, tally: _Tally) -> None:
         waiting = iter(client_ids)
 
         async def work(mover: SessionMover) -> None:
-            nonlocal written
             for client_id in waiting:
-                # Its owner or its driver has changed since: the next pass looks again.
-                with suppress(NotOwner, StaleEpoch):
-                    written += await mover.mirror(client_id)
+                try:
+                    was_written = await mover.mirror(client_id)
+                except (NotOwner, StaleEpoch):
+                    continue  # its owner or its driver has changed since: the next pass looks again
+                except ServerUnavailable:
+                    raise
+                except QueuekeeperError as error:
+                    tally.refused(client_id, error)
+                else:
+                    tally.written += was_written
 
         async with movers(**self._options(plan, driver=driver)) as opened:
             await _side_by_side(work(mover) for mover in opened)
-        return written
 
     # --- common parts ------------------------------------------------------------------------------------------
 
@@ -577,6 +616,9 @@ class OnlineDriver:
                 await _side_by_side(one(mover) for mover in opened)
             self._check_servers_by(look, client, numbers, driver)
         finally:
+            # Nothing is at work any more that could be held back.
+            with suppress(QueuekeeperError):
+                OnlineCohorts(look).hold_back(self._plan_id, "")
             look.close()
             client.close()
 
@@ -630,15 +672,25 @@ class OnlineDriver:
         cohorts: Sequence[int] | None,
         allowed: Iterable[OnlineState],
         *,
-        verb: str = "do this",
+        verb: str,
+        done: Iterable[OnlineState] = (),
     ) -> list[OnlineCohort]:
-        states = tuple(allowed)
+        """Return the cohorts to work on.
+
+        :param done: states of cohorts with which the step may have come to its end, or not quite.
+        """
+        states, ended = tuple(allowed), tuple(done)
         found = online.load(self._plan_id, cohorts)
         check_same_plan(found, self._plan_id)
+        for cohort in sorted(set(cohorts or ()) - {each.cohort for each in found}):
+            raise RefusedError(
+                f"cohort {cohort} of plan {self._plan_id} was never armed: arm it first "
+                f"(queuekeeper online arm {self._plan_id} --cohorts {cohort})"
+            )
         if cohorts is None:
             # Without a choice: those that are so far.
-            found = [each for each in found if each.state in states] or found
-        check_states(((each.cohort, each.state) for each in found), states, verb=verb)
+            found = [each for each in found if each.state in (*states, *ended)] or found
+        check_states(((each.cohort, each.state) for each in found if each.state not in ended), states, verb=verb)
         return found
 
     @contextmanager
@@ -809,9 +861,12 @@ def _pages(online: OnlineCohorts, cohort: OnlineCohort, owner: str) -> Iterator[
 
 async def _side_by_side(works: Iterable[Awaitable[None]]) -> None:
     """Wait for all; when one fails the others stop at their next step, and the first failure is raised."""
-    async with asyncio.TaskGroup() as group:
-        for work in works:
-            group.create_task(_as_task(work))
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(_as_task(work))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0]  # noqa: B904 - it has a cause of its own
 
 
 async def _as_task(work: Awaitable[None]) -> None:

@@ -7,12 +7,15 @@ itself, or the change of owner is completed by the next caller. ``docs/adr/0015`
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal, TypeAlias
+
+from psycopg import errors as postgres_errors
 
 from queuekeeper import redis_async
 from queuekeeper.clock import Clock, system_clock
@@ -236,7 +239,7 @@ class SessionMover:
 
         :raises ServerUnavailable: when a server is lost; the fence ends by itself.
         """
-        return await self._tried(client_id, before=self._clean_and_mirror, move=self._roll_back)
+        return await self._tried(client_id, before=self.mirror, move=self._roll_back)
 
     async def _roll_back(self, client_id: str) -> MoveReport:
         begun = time.monotonic()
@@ -248,12 +251,13 @@ class SessionMover:
         moved: Ownership | None = None
         try:
             await self._redis.set_owner(client_id, epoch=_epoch(fenced), owner="fenced", mirrored=True)
+            # Redis keeps still from here on.
+            source = await self._redis.read_snapshot(client_id)
             # One transaction: a driver that was too slow has changed nothing.
             async with self._connection.transaction():
                 await self._limit()
                 if not await self._owners.hold(client_id, driver=self._driver, epoch=_epoch(fenced)):
                     raise _LostFence
-                source = await self._redis.read_snapshot(client_id)
                 done = await self._postgres.apply_snapshot(client_id, source, epoch=_epoch(fenced), driver=self._driver)
                 written, removed = done.written, done.removed
                 left = self._differences(source, await self._postgres.read_snapshot(client_id))
@@ -266,11 +270,17 @@ class SessionMover:
                     raise _LostFence
         except _LostFence:
             moved = None
+        except RefusedError as error:
+            moved = None
+            if not isinstance(error.__cause__, postgres_errors.QueryCanceled):
+                raise
         finally:
             if moved is None:
                 with suppress(QueuekeeperError):
-                    restored = await self._owners.unfence(client_id, driver=self._driver, epoch=_epoch(fenced))
-                    if restored is not None:
+                    await self._owners.unfence(client_id, driver=self._driver, epoch=_epoch(fenced))
+                    # Its fence may have ended before, which gives it another epoch too.
+                    restored = await self._owner(client_id)
+                    if restored.owner == "redis" and restored.fenced_until_ms is None:
                         await self._redis.set_owner(client_id, epoch=_epoch(restored), owner="redis", mirrored=True)
         if moved is not None:
             with suppress(StaleEpoch):
@@ -291,10 +301,22 @@ class SessionMover:
         """Write to PostgreSQL what has changed in Redis since the last time.
 
         The client's row of owners is held meanwhile, so that what is written is never older than what another mirror
-        has written.
+        has written. What nobody can read goes nowhere: it is put aside.
 
         :returns: whether there was anything to write.
         """
+        try:
+            return await self._mirror(client_id)
+        except UnreadableRecord:
+            # A fetch puts it into the quarantine.
+            page = await self._redis.fetch_pending(client_id)
+            while page.more:
+                page = await self._redis.fetch_pending(
+                    client_id, after_serial=page.after_serial, backlog_serial=page.backlog_serial
+                )
+            return await self._mirror(client_id)
+
+    async def _mirror(self, client_id: str) -> bool:
         outbox = await self._redis.read_outbox(client_id)
         if outbox is None:
             return False
@@ -314,18 +336,6 @@ class SessionMover:
             await self._redis.trim_outbox(client_id, epoch=outbox.epoch, version=outbox.version)
         return True
 
-    async def _clean_and_mirror(self, client_id: str) -> None:
-        try:
-            await self.mirror(client_id)
-        except UnreadableRecord:
-            # What nobody can read goes nowhere: a fetch puts it into the quarantine.
-            page = await self._redis.fetch_pending(client_id)
-            while page.more:
-                page = await self._redis.fetch_pending(
-                    client_id, after_serial=page.after_serial, backlog_serial=page.backlog_serial
-                )
-            await self.mirror(client_id)
-
     # --- common parts --------------------------------------------------------------------------------------------
 
     async def _tried(
@@ -340,7 +350,10 @@ class SessionMover:
         :param before: does what need not be done behind the fence.
         """
         report = MoveReport(client_id=client_id, outcome=Outcome.BUSY)
-        for _ in range(TRIES):
+        for number in range(TRIES):
+            if number and report.outcome is Outcome.BUSY:
+                # Who has fenced it may have died: the last try comes when that fence has ended.
+                await asyncio.sleep(LEASE_MS / 1_000 / (TRIES - 1))
             await before(client_id)
             report = await move(client_id)
             if report.outcome not in (Outcome.LATE, Outcome.BUSY):
@@ -351,10 +364,13 @@ class SessionMover:
         return differences(expected, found, as_of_ms=self._clock())
 
     async def _limit(self) -> None:
-        """Have the server end the transaction when this process stands still: others wait for what it holds."""
+        """Have the server end the transaction when this process stands still: others wait for what it holds.
+
+        A shorter lease is judged when the owner changes: what came too late then leaves nothing behind.
+        """
         with translated_errors(self._connection):
             await self._connection.execute(
-                statement("queuekeeper/queries/limit_online_transaction"), {"lease_ms": self._lease_ms}
+                statement("queuekeeper/queries/limit_online_transaction"), {"lease_ms": LEASE_MS}
             )
 
     async def _owner(self, client_id: str) -> Ownership:

@@ -1,0 +1,68 @@
+"""Says how a migration with devices connected stands at this moment; it changes nothing."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+
+from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.online.states import OnlineState
+from queuekeeper.postgres import Connection
+
+_AT_REST = frozenset({OnlineState.PLANNED, OnlineState.COMMITTED})
+
+
+@dataclass(frozen=True, kw_only=True)
+class OnlineStatus:
+    """Where the clients of a plan are.
+
+    :param states: how many armed cohorts are in each state.
+    :param on_postgres: clients that PostgreSQL owns.
+    :param on_redis: clients that Redis owns.
+    :param fenced: clients that change over at this moment.
+    :param dirty: cohort -> why it has to be verified again.
+    :param clients_per_s: most clients to move per second; none for no limit.
+    :param held_back: what slows it down, in words; empty when nothing does.
+    :param canary: cohorts that go first.
+    :param rehearsed_at: when the canary had gone to Redis and back; none before.
+    """
+
+    states: Mapping[OnlineState, int]
+    on_postgres: int
+    on_redis: int
+    fenced: int
+    dirty: Mapping[int, str]
+    paused: bool
+    clients_per_s: int | None
+    held_back: str
+    canary: tuple[int, ...]
+    rehearsed_at: datetime | None
+
+    @property
+    def is_final(self) -> bool:
+        """Whether nothing will change any more, unless somebody starts it anew."""
+        return set(self.states) <= _AT_REST
+
+
+def online_status(connection: Connection, plan_id: str) -> OnlineStatus | None:
+    """Return how a plan stands; none when none of its cohorts was ever armed."""
+    online = OnlineCohorts(connection)
+    cohorts = online.load(plan_id)
+    if not cohorts:
+        return None
+    counts = online.owner_counts(plan_id)
+    control = online.control(plan_id)
+    return OnlineStatus(
+        states=dict(sorted(Counter(each.state for each in cohorts).items())),
+        on_postgres=sum(each.postgres for each in counts),
+        on_redis=sum(each.redis for each in counts),
+        fenced=sum(each.fenced for each in counts),
+        dirty={each.cohort: each.dirty_reason for each in cohorts if each.dirty_reason},
+        paused=control.paused,
+        clients_per_s=control.clients_per_s,
+        held_back=control.held_back,
+        canary=control.canary,
+        rehearsed_at=control.rehearsed_at,
+    )
