@@ -375,8 +375,8 @@ class OnlineDriver:
             time.sleep(min(1.0, max(0.0, until - time.monotonic())))
         if report.refused:
             raise CheckFailed(
-                f"PostgreSQL does not take the changes of {report.refused:,} clients, such as {report.reason}; mend it, "
-                "or roll back"
+                f"PostgreSQL does not take the changes of {report.refused:,} clients, such as {report.reason}; "
+                "mend it, or roll back"
             )
         return report
 
@@ -387,8 +387,8 @@ class OnlineDriver:
         """
         begun = time.monotonic()
         with self._opened() as (connection, client, online, plan):
-            ended = (OnlineState.COMMITTED,)
-            found = self._chosen(online, cohorts, (OnlineState.SOAKING,), verb="commit", done=ended)
+            states, done = (OnlineState.SOAKING,), (OnlineState.COMMITTED,)
+            found = self._chosen(online, cohorts, states, verb="commit", done=done)
             _check_clean(found)
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
