@@ -117,13 +117,15 @@ BEGIN
     END IF;
 
     IF armed THEN
-        INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch)
+        INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch, mirrored)
         SELECT
             missing.client_id,
             missing.slot,
             cohort.default_owner,
             -- Redis may know an epoch of an earlier migration, and follows only a greater one.
-            floor(extract(EPOCH FROM clock_timestamp()) * 1000000)::bigint
+            floor(extract(EPOCH FROM clock_timestamp()) * 1000000)::bigint,
+            -- Who begins in Redis can go to PostgreSQL like all others, until the cohort is committed.
+            cohort.default_owner = 'redis' AND cohort.state <> 'committed'
         FROM (
             SELECT DISTINCT wanted.client_id, queuekeeper.key_slot(wanted.client_id) AS slot
             FROM unnest(client_ids) AS wanted (client_id)
@@ -132,7 +134,9 @@ BEGIN
             )
         ) AS missing
         CROSS JOIN LATERAL (
-            SELECT armed_cohort.default_owner
+            SELECT
+                armed_cohort.default_owner,
+                armed_cohort.state
             FROM queuekeeper.online_cohorts AS armed_cohort
             WHERE
                 armed_cohort.state <> 'planned'

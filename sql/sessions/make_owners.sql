@@ -3,13 +3,14 @@
 -- rows: one: (rows made)
 -- index: online_cohorts_pkey, session_owners_pkey
 WITH made AS (
-    INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch)
+    INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch, mirrored)
     SELECT
         wanted.client_id,
         wanted.slot,
         cohort.default_owner,
         -- Redis may know an epoch of an earlier migration, and follows only a greater one.
-        floor(extract(EPOCH FROM clock_timestamp()) * 1000000)::bigint AS epoch
+        floor(extract(EPOCH FROM clock_timestamp()) * 1000000)::bigint AS epoch,
+        cohort.default_owner = 'redis' AS mirrored
     FROM (
         SELECT
             given.client_id,

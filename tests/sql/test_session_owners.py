@@ -359,6 +359,15 @@ def test_new_client_that_redis_owns_is_refused(
     assert store.inspect("a").exists is False
 
 
+@pytest.mark.parametrize(("state", "mirrored"), [("on_redis", True), ("soaking", True), ("committed", False)])
+def test_new_client_of_redis_is_mirrored_until_its_cohort_is_committed(
+    database: Connection, owners: OwnerStore, state: str, mirrored: bool
+) -> None:
+    arm(database, state=state, default_owner="redis")
+
+    assert owners.look_up(["a"])["a"].mirrored is mirrored
+
+
 def test_present_migration_counts_before_one_that_is_over(database: Connection, owners: OwnerStore) -> None:
     arm(database, state="committed", default_owner="redis", step_at="2100-01-01")
     arm(database, slots=(0, 16_382), default_owner="postgres", plan_id="plan-0", cohort=1)
