@@ -143,6 +143,6 @@ clean: down ## Stop the private servers and remove their data, reports, caches a
 help: ## List the targets
 	@awk 'BEGIN { FS = ":.*## " } \
 		/^##@/ { printf "\n%s\n", substr($$0, 5) } \
-		/^[a-z][a-z-]*:.*## / { split($$1, name, ":"); printf "  make %-15s %s\n", name[1], $$2 } \
-		/^\$$\(LANES/ { printf "  make test-LANE       $(LANES)\n" }' $(MAKEFILE_LIST)
+		/^[a-z][a-z-]*:.*## / { split($$1, name, ":"); printf "  make %-22s %s\n", name[1], $$2 } \
+		/^\$$\(LANES/ { printf "  make test-LANE              $(LANES)\n" }' $(MAKEFILE_LIST)
 	@echo

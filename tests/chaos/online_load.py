@@ -39,6 +39,9 @@ _PRELOADED = (
     "queuekeeper.migration.online.driver",
     "queuekeeper.sessions.router",
     "tests.chaos.online_load",
+    "tests.chaos.online_world",
+    # Each process imports the program that has started it.
+    "pytest",
 )
 
 

@@ -181,7 +181,9 @@ def test_of_two_drivers_the_older_one_stops_at_its_next_write(world: Callable[[i
         online.complete(step, Fault(victim="rival", after_s=12 / CLIENTS_PER_S))
         assert online.owners() == ({"postgres"} if step == "roll_back" else {"redis"})
 
-    assert any("first of two drivers: StaleDriver another driver has taken over" in line for line in online.story)
+    said = "\n".join(online.story)
+    assert said.count("of two: StaleDriver another driver has taken over") == 1, said
+    assert said.count("of two: done") == 1, said
     held = online.snapshots()
     assert online.balance(held["postgres" if step == "roll_back" else "redis"]).failures == {}
 
