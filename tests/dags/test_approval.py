@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,6 +25,7 @@ from queuekeeper.migration.model import (
     CohortPlan,
     MigrationParameters,
     MigrationPlan,
+    Mode,
     PlanState,
     Reason,
     code_version,
@@ -43,8 +45,9 @@ def make_plan(
     fingerprint: str = "f",
     version: str | None = None,
     chosen: tuple[int, ...] | None = None,
+    mode: Mode = Mode.OFFLINE,
 ) -> MigrationPlan:
-    parameters = MigrationParameters(cohort_count=len(to_copy), limit=500)
+    parameters = MigrationParameters(cohort_count=len(to_copy), limit=500, mode=mode)
     size = SLOTS // len(to_copy)
     cohorts = tuple(
         CohortPlan(
@@ -96,11 +99,43 @@ def plan(source: Connection) -> MigrationPlan:
     return MigrationLedger(source).save_plan(made, run_id="run-1")
 
 
-def check(plan: MigrationPlan, *, run_id: str = "run-1", decision: Any = APPROVED) -> list[str]:
+def check(
+    plan: MigrationPlan,
+    *,
+    run_id: str = "run-1",
+    decision: Any = APPROVED,
+    four_eyes: bool = False,
+    triggered_by: str | None = "ann",
+) -> list[str]:
     operator = CheckApprovalOperator(
-        task_id="check_approval", plan_id=plan.plan_id, run_id=run_id, decision=decision, copy_groups="2"
+        task_id="check_approval",
+        plan_id=plan.plan_id,
+        run_id=run_id,
+        decision=decision,
+        copy_groups="2",
+        four_eyes=str(four_eyes),
     )
-    return operator.execute({})
+    context: Any = {"dag_run": SimpleNamespace(triggering_user_name=triggered_by)}
+    return operator.execute(context)
+
+
+def test_with_four_eyes_who_approves_is_not_who_triggered(source: Connection, plan: MigrationPlan) -> None:
+    name = APPROVED["responded_by_user"]["name"]
+    for who in (name, None):
+        with pytest.raises(RefusedError, match="have to be two persons"):
+            check(plan, four_eyes=True, triggered_by=who)
+    assert MigrationLedger(source).approval(plan.plan_id) is None
+
+    assert check(plan, four_eyes=True, triggered_by="somebody else") == ["0", "1"]
+    assert check(plan, four_eyes=False, triggered_by=name) == ["0", "1"]
+
+
+def test_with_devices_connected_a_source_that_changes_does_not_make_the_plan_stale(source: Connection) -> None:
+    made = make_plan(fingerprint=source_fingerprint(source), mode=Mode.ONLINE)
+    plan = MigrationLedger(source).save_plan(made, run_id="run-1")
+    source.execute("UPDATE device_session_ctx SET last_packet_id = 2")
+
+    assert check(plan) == ["0", "1"]
 
 
 def test_approved_plan_is_noted_and_shared_out(source: Connection, plan: MigrationPlan) -> None:

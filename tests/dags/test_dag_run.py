@@ -57,7 +57,13 @@ def test_dry_run_plans_and_asks_nobody(
     assert states == {
         "plan": "success",
         "summarise_plan": "success",
-        **dict.fromkeys(("approve", "check_approval", "copy", "verify", "report", "migrated"), "skipped"),
+        **dict.fromkeys(
+            (
+                *("approve", "check_approval", "arm", "copy", "verify", "catch_up", "rehearse", "cut_over", "soak"),
+                *("approve_commit", "commit", "moved", "report", "migrated"),
+            ),
+            "skipped",
+        ),
     }
     with postgres.connect(postgres_url, autocommit=True) as connection:
         ledger = MigrationLedger(connection)

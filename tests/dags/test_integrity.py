@@ -147,10 +147,20 @@ def test_session_migration_is_wired_as_it_is_drawn(dag_bag: DagBag) -> None:
         "summarise_plan": {"plan"},
         "approve": {"summarise_plan"},
         "check_approval": {"approve"},
-        "copy": {"check_approval"},
+        "arm": {"check_approval"},
+        "copy": {"arm", "check_approval"},
+        # With the broker stopped.
         "verify": {"copy"},
-        "report": {"check_approval", "verify"},
-        "migrated": {"verify", "report"},
+        # With devices connected.
+        "catch_up": {"copy"},
+        "rehearse": {"catch_up"},
+        "cut_over": {"rehearse"},
+        "soak": {"cut_over"},
+        "approve_commit": {"soak"},
+        "commit": {"approve_commit"},
+        "moved": {"verify", "commit"},
+        "report": {"check_approval", "moved"},
+        "migrated": {"moved", "report"},
     }
     # The run's verdict is that of its leaves.
     assert [task.task_id for task in dag.tasks if not task.downstream_task_ids] == ["migrated"]

@@ -15,7 +15,7 @@ from queuekeeper.migration.model import MigrationParameters
 pytestmark = pytest.mark.dags
 
 BAD: list[tuple[str, Any]] = [
-    ("mode", "online"),
+    ("mode", "hot"),
     ("dry_run", "yes"),
     ("cohorts", ""),
     ("cohorts", "1;2"),

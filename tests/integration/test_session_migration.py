@@ -147,7 +147,11 @@ def test_user_triggers_approves_and_gets_a_balanced_ledger_and_a_report(world: W
     assert state == "success", {
         task: log(client, run_id, task) for task, s in states(client, run_id).items() if s == "failed"
     }
-    assert set(states(client, run_id).values()) == {"success"}
+    found = states(client, run_id)
+    # The broker is stopped: nobody's owner has to change.
+    online = {"catch_up", "rehearse", "cut_over", "soak", "approve_commit", "commit"}
+    assert {task for task, each in found.items() if each == "skipped"} == online
+    assert {each for task, each in found.items() if task not in online} == {"success"}
     assert [task.map_index for task in client.tasks(DAG, run_id) if task.task_id == "copy"] == [0, 1]
     rows = world.ledger.ledger(plan.plan_id)
     assert len(rows) == 8
