@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -20,13 +19,13 @@ from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests import quality_samples as samples
 from tests.browser import chromium
+from tests.integration.airflow_pages import PATIENCE_MS, signed_in
 from tests.integration.airflow_runs import asked, decide, log, states
 from tests.quality_rows import hash_of, queue, save_profile
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 DATABASE = "integration_quality"
-PATIENCE_MS = 120_000
 expect.set_options(timeout=PATIENCE_MS)
 CONNECTIONS = {"postgres_conn_id": "queuekeeper_postgres", "redis_conn_id": "queuekeeper_redis"}
 
@@ -74,19 +73,6 @@ def airflow(
 def browser() -> Iterator[Browser]:
     with chromium() as started:
         yield started
-
-
-def signed_in(browser: Browser, airflow: AirflowServer, name: str) -> Page:
-    user = airflow.user(name)
-    page = browser.new_page(viewport={"width": 1400, "height": 1000})
-    # Airflow's pages are megabytes of script, and tests share their machine.
-    page.set_default_timeout(PATIENCE_MS)
-    page.goto(airflow.url)
-    page.get_by_label("Username").fill(user.name)
-    page.locator("input[type=password]").fill(user.password)
-    page.keyboard.press("Enter")
-    page.wait_for_url(re.compile(rf"{airflow.url}/(?!auth).*"))
-    return page
 
 
 def remedy_form(page: Page, airflow: AirflowServer) -> FrameLocator:

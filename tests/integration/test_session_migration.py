@@ -18,6 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
+from playwright.sync_api import expect
 from rich.console import Console
 
 from queuekeeper import postgres, redis_client
@@ -28,7 +29,9 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import PlanState
 from queuekeeper.sessions.sample import SampleParameters, fill
+from tests.browser import chromium
 from tests.integration import airflow_runs
+from tests.integration.airflow_pages import signed_in
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -385,3 +388,63 @@ def test_copy_whose_task_and_then_its_redis_are_killed_leaves_no_driver_and_is_f
     rows = world.ledger.ledger(plan_id)
     assert sum(row.unaccounted for row in rows) == 0
     assert sum(row.differences for row in rows) == 0
+
+
+def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
+    world: World, client: AirflowClient, tmp_path: Path
+) -> None:
+    with chromium() as browser:
+        page = signed_in(browser, world.airflow, "operator")
+        page.goto(f"{world.airflow.url}/plugin/queuekeeper")
+        frame = page.frame_locator("iframe")
+        frame.get_by_role("link", name="Migration", exact=True).click()
+        frame.get_by_role("link", name=re.compile("^Plan (one|another one)$")).click()
+        frame.locator("[name=mode]").select_option('"online"')
+        for name, value in {**SMALL, "copy_groups": 1, "canary_percent": 20, "soak_minutes": 0}.items():
+            frame.locator(f"[name={name}]").fill(str(value))
+        frame.locator("[name=canary_steps_percent]").fill("50,100")
+        page.screenshot(path=tmp_path / "1-form.png", full_page=True)
+        frame.get_by_role("button", name="Start the run").click()
+        expect(frame.get_by_role("status")).to_contain_text("Run manual__")
+        (run,) = [each["dag_run_id"] for each in client.call("GET", f"/dags/{DAG}/dagRuns")["dag_runs"]][:1]
+        asked(client, run)
+        plan = world.ledger.load_plan(world.ledger.plan_of_run(run))
+
+        page.goto(f"{world.airflow.url}/plugin/queuekeeper")
+        frame.get_by_role("link", name="Migration", exact=True).click()
+        frame.get_by_role("link", name=plan.plan_id).first.click()
+        expect(frame.get_by_role("heading", name=f"Copy {plan.total('to_copy'):,} messages to Redis?")).to_be_visible()
+        page.screenshot(path=tmp_path / "2-plan.png", full_page=True)
+        frame.get_by_role("button", name="Approve").click()
+
+        # The page follows by itself: state, owners, and the second question once all clients were watched.
+        expect(frame.locator("#online-redis")).not_to_have_text("0", timeout=300_000)
+        page.screenshot(path=tmp_path / "3-progress.png", full_page=True)
+        expect(frame.get_by_role("heading", name=re.compile("^End the mirror"))).to_be_visible(timeout=300_000)
+        clients = int(frame.locator("#online-redis").inner_text().replace(",", ""))
+        expect(frame.locator("#online-postgres")).to_have_text("0")
+        assert clients >= 400
+        page.screenshot(path=tmp_path / "4-on-redis.png", full_page=True)
+
+        frame.get_by_role("link", name="a rollback").click()
+        expect(frame.locator("[name=plan_id]")).to_have_value(plan.plan_id)
+        frame.get_by_role("button", name="Start the run").click()
+        expect(frame.get_by_role("status")).to_contain_text("Run manual__")
+        (back,) = client.call("GET", "/dags/session_rollback/dagRuns")["dag_runs"]
+        question = airflow_runs.asked("session_rollback", client, back["dag_run_id"])
+        assert question["subject"] == f"Give {clients:,} clients back to PostgreSQL?"
+        airflow_runs.decide("session_rollback", client, back["dag_run_id"], "Approve")
+        assert client.wait_for_run("session_rollback", back["dag_run_id"], timeout_s=300) == "success"
+
+        # Nobody commits what has gone back; the report is written all the same.
+        client.answer(DAG, run, "approve_commit", options=["Reject"])
+        assert finished(client, run) == "failed"
+        page.goto(f"{world.airflow.url}/plugin/queuekeeper")
+        frame.get_by_role("link", name="Migration", exact=True).click()
+        frame.get_by_role("link", name=plan.plan_id).first.click()
+        expect(frame.locator("#online-postgres")).to_have_text(f"{clients:,}")
+        expect(frame.locator("#online-redis")).to_have_text("0")
+        page.screenshot(path=tmp_path / "5-back.png", full_page=True)
+        frame.get_by_role("link", name="Report", exact=True).first.click()
+        expect(frame.locator("body")).to_contain_text("balanced")
+        page.screenshot(path=tmp_path / "6-report.png", full_page=True)

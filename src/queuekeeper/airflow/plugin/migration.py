@@ -24,6 +24,7 @@ from queuekeeper.errors import UsageError
 from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, QuarantineCount, StoredReport
 from queuekeeper.migration.model import CohortPlan, Difference, LedgerRow, PlanState
 from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.migration.online.status import OnlineStatus, online_status
 from queuekeeper.migration.report import guide, replay_command, summarise_throughput, total_line
 from queuekeeper.migration.report_model import LedgerLine
@@ -44,6 +45,7 @@ from queuekeeper.report.figures import number
 T = TypeVar("T")
 
 APPROVAL_TASK = "approve"
+COMMIT_TASK = "approve_commit"
 _PLAN = re.compile("[0-9a-f]{16}")
 _LETTERS = {"planned": "p", "copying": "c", "copied": "d", "verified": "v", "failed": "f", "left out": "x"}
 _PARKED = ("awaiting_input", "deferred")
@@ -102,7 +104,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
     async def plan(request: Request, plan_id: str) -> Response:
         _check_plan(plan_id)
         found = await asyncio.to_thread(_opened, stores, lambda connection: _plan_page(connection, plan_id, site))
-        question = await _question(airflow, request, found.status)
+        question = await _question(airflow, request, found.status, found.online)
         status = found.status
         return site.page(
             "plan.html.j2",
@@ -139,7 +141,8 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
                 online_status(connection, plan_id),
             ),
         )
-        asked = status.state is PlanState.PLANNED and await _question(airflow, request, status) is not None
+        may_ask = status.state is PlanState.PLANNED or (online is not None and OnlineState.SOAKING in online.states)
+        asked = may_ask and await _question(airflow, request, status, online) is not None
         return data(live(status, online) | {"asked": asked})
 
     @router.post("/migration/{plan_id}/answer", dependencies=[Depends(guards.run_migrations)])
@@ -147,14 +150,14 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
         check_origin(request)
         _check_plan(plan_id)
         form = await read_body(request)
-        run_id, option = form.get("run_id", ""), form.get("option", "")
-        if option not in (APPROVE, REJECT):
+        run_id, task_id, option = form.get("run_id", ""), form.get("task_id", APPROVAL_TASK), form.get("option", "")
+        if option not in (APPROVE, REJECT) or task_id not in (APPROVAL_TASK, COMMIT_TASK):
             raise HTTPException(422, f"Answer {APPROVE} or {REJECT}.")
         asked = await asyncio.to_thread(_opened, stores, lambda connection: _plan_of_run(connection, run_id))
         if asked != plan_id:
             # Between the page and the answer the run may have planned anew: then nobody has seen what it asks.
             raise HTTPException(409, f"The run asks about another plan than {plan_id}: look at it again.")
-        answered = await airflow.answer(request, MIGRATION_DAG, run_id, APPROVAL_TASK, options=[option])
+        answered = await airflow.answer(request, MIGRATION_DAG, run_id, task_id, options=[option])
         if not answered.is_success:
             raise HTTPException(answered.status_code, detail(answered))
         return _back(site, plan_id)
@@ -248,17 +251,20 @@ def _plan_of_run(connection: Connection, run_id: str) -> str:
     return MigrationLedger(connection).plan_of_run(run_id)
 
 
-async def _question(airflow: RestApi, request: Request, status: MigrationStatus) -> dict[str, Any] | None:
-    """Return what the plan's run asks, while it waits for an answer that can be taken."""
-    if status.run_id is None or status.is_final:
+async def _question(
+    airflow: RestApi, request: Request, status: MigrationStatus, online: OnlineStatus | None
+) -> dict[str, Any] | None:
+    """Return what the plan's run asks, with its task, while it waits for an answer that can be taken."""
+    task_id = COMMIT_TASK if online is not None and OnlineState.SOAKING in online.states else APPROVAL_TASK
+    if status.run_id is None or (status.is_final and task_id == APPROVAL_TASK):
         return None
-    task = await airflow.task(request, MIGRATION_DAG, status.run_id, APPROVAL_TASK)
+    task = await airflow.task(request, MIGRATION_DAG, status.run_id, task_id)
     if not task.is_success or task.json().get("state") not in _PARKED:
         return None
-    asked = await airflow.question(request, MIGRATION_DAG, status.run_id, APPROVAL_TASK)
+    asked = await airflow.question(request, MIGRATION_DAG, status.run_id, task_id)
     if not asked.is_success:
         return None
-    found: dict[str, Any] = asked.json()
+    found: dict[str, Any] = asked.json() | {"task_id": task_id}
     return None if found.get("response_received") else found
 
 
