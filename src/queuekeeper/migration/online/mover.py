@@ -214,6 +214,9 @@ class SessionMover:
                 moved = await self._owners.flip(
                     client_id, driver=self._driver, epoch=_epoch(fenced), to="redis", mirrored=True
                 )
+        except StaleEpoch:
+            # Its fence has ended, and somebody else has fenced it since.
+            moved = None
         finally:
             if moved is None:
                 with suppress(QueuekeeperError):
@@ -268,7 +271,8 @@ class SessionMover:
                 )
                 if moved is None:
                     raise _LostFence
-        except _LostFence:
+        except (_LostFence, StaleEpoch):
+            # Its fence has ended.
             moved = None
         except RefusedError as error:
             moved = None
