@@ -1,0 +1,296 @@
+"""A source, a target and a plan made from the real rows, for migrations while devices are connected; without Spark."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
+
+import psycopg
+from psycopg import sql
+
+from queuekeeper import keyspace, postgres, redis_async, redis_client
+from queuekeeper.errors import ServerUnavailable
+from queuekeeper.keyspace import client_slot, cohorts, payload_key, session_keys
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import CohortPlan, MigrationParameters, MigrationPlan, Mode, code_version
+from queuekeeper.migration.online.brake import Limits
+from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
+from queuekeeper.migration.online.driver import OnlineDriver
+from queuekeeper.migration.online.mover import SessionMover
+from queuekeeper.sessions import sample
+from queuekeeper.sessions.model import NewMessage, StoreRules
+from queuekeeper.sessions.owners import Ownership, OwnerStore
+from queuekeeper.sessions.postgres_store import PostgresSessionStore
+from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
+from queuekeeper.sessions.router import SessionRouter
+from tests.property.migration_rules import Decision, Message, Rules, Session, decide
+
+T = TypeVar("T")
+
+PLAN_ID = "0123456789abcdef"
+DEFAULT_TTL_S = 604_800
+UNHURRIED = Limits(redis_ms=60_000, postgres_ms=60_000)
+"""A machine that runs tests has no time to answer quickly."""
+
+
+def message(text: bytes = b"x", **fields: Any) -> NewMessage:
+    """Return a message that lives for a week."""
+    values: dict[str, Any] = {"topic": "plant/7", "payload": text, "qos": 1, "time_ms": time.time_ns() // 1_000_000}
+    return NewMessage(**(values | fields))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Client:
+    """One client's rows, and what the rules of a migration make of them."""
+
+    messages: tuple[Message, ...]
+    decision: Decision
+
+    @property
+    def moved(self) -> list[Message]:
+        """The rows that have to be in both stores, in the order of their serials; stores take an empty topic."""
+        return [each for each in self.messages if self._fate(each) in ("copied", "topic_empty")]
+
+    @property
+    def bad(self) -> dict[int, str]:
+        """Why rows are not delivered, by serial."""
+        found = {each.serial_number: self._fate(each) for each in self.messages}
+        return {serial: why for serial, why in found.items() if why not in ("copied", "topic_empty", "expired")}
+
+    def _fate(self, row: Message) -> str:
+        outcome = self.decision.messages[row.serial_number]
+        return outcome.reason or outcome.fate
+
+
+class OnlineWorld:
+    """The vendor's tables, a Redis, a plan, and whoever works on them; close it at the end.
+
+    :param prefix: put before every key in Redis.
+    :param limit: most messages of a session.
+    """
+
+    def __init__(self, postgres_url: str, redis_url: str, *, prefix: str = "", limit: int = 500) -> None:
+        self.postgres_url = postgres_url
+        self.redis_url = redis_url
+        self.told: list[str] = []
+        self.plan_id = PLAN_ID
+        self._prefix = prefix
+        self._opened = ExitStack()
+        self.connection = self._opened.enter_context(postgres.connect(postgres_url, autocommit=True))
+        # Its methods answer as those of a single server and as those of a cluster.
+        self.client: Any = redis_client.connect(redis_url)
+        self._opened.callback(self.client.close)
+        self.connection.execute(postgres.statement("sessions/vendor_schema"))
+        postgres.migrate(self.connection)
+        self.online = OnlineCohorts(self.connection)
+        self.owners = OwnerStore(self.connection)
+        self.ledger = MigrationLedger(self.connection)
+        self.rules = StoreRules(limit=limit, default_ttl_s=DEFAULT_TTL_S)
+        self.at_postgres = PostgresSessionStore(self.connection, rules=self.rules)
+        self.at_redis = RedisSessionStore(self.client, prefix, self.rules)
+
+    def close(self) -> None:
+        """End all connections."""
+        self._opened.close()
+
+    # --- rows --------------------------------------------------------------------------------------------------
+
+    def sql(self, text: str, *values: Any) -> list[tuple[Any, ...]]:
+        """Run a statement and return its rows."""
+        cursor = self.connection.execute(text.encode(), values)
+        return cursor.fetchall() if cursor.description else []
+
+    def fill(self, *, messages: int = 300, sessions: int = 40, hostile: bool = False) -> None:
+        """Fill the tables with a sample."""
+        parameters = sample.SampleParameters(
+            messages=messages, sessions=sessions, now_ms=time.time_ns() // 1_000_000, long_queues=0, hostile=hostile
+        )
+        sample.fill(self.connection, parameters)
+
+    def long_queue(self, client_id: str, count: int) -> None:
+        """Give a client a queue of some length."""
+        self.sql(
+            "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos,"
+            " payload) SELECT %s, n, 't', %s, n + 1, 'PUBLISH', 1, decode(repeat('ab', 100), 'hex')"
+            " FROM generate_series(0, %s - 1) AS n",
+            client_id,
+            time.time_ns() // 1_000_000,
+            count,
+        )
+        self.sql("INSERT INTO device_session_ctx VALUES (%s, 0, %s, %s)", client_id, count - 1, count)
+        self.sql("ANALYZE device_publish_msg, device_session_ctx")
+
+    def rows(self) -> dict[tuple[str, int], tuple[Any, ...]]:
+        """Return the rows of all messages by client id and serial."""
+        names = sql.SQL(", ").join(map(sql.Identifier, Message._fields))
+        query = sql.SQL("SELECT {} FROM device_publish_msg").format(names)
+        return {row[:2]: row for row in self.connection.execute(query)}
+
+    def clients(self) -> dict[str, Client]:
+        """Return what the rules of a migration make of the rows as they are, without the client that has no id."""
+        rules = Rules(limit=self.rules.limit, default_ttl_s=DEFAULT_TTL_S, as_of_ms=time.time_ns() // 1_000_000)
+        queues: dict[str, list[Message]] = {}
+        for (client_id, _), row in sorted(self.rows().items()):
+            queues.setdefault(client_id, []).append(Message(*row))
+        known = {
+            row[0]: Session(*row)
+            for row in self.sql("SELECT client_id, last_serial_number, last_packet_id FROM device_session_ctx")
+        }
+        return {
+            client_id: Client(
+                messages=tuple(queues.get(client_id, ())),
+                decision=decide(queues.get(client_id, ()), known.get(client_id), rules),
+            )
+            for client_id in queues.keys() | known.keys()
+            if client_id
+        }
+
+    # --- what Redis holds, read without the store ---------------------------------------------------------------
+
+    def in_redis(self, client_id: str) -> dict[int, tuple[int, dict[str, Any], int]]:
+        """Return a client's messages by packet id: serial, JSON, end of life."""
+        keys = session_keys(client_id, prefix=self._prefix)
+        found = {}
+        for member, score in self.client.zrange(keys.messages, 0, -1, withscores=True):
+            text = self.client.get(member)
+            if text is not None:
+                fields = json.loads(text)
+                assert member.decode() == payload_key(client_id, fields["packetId"], prefix=self._prefix)
+                found[fields["packetId"]] = (int(score), fields, self.client.pexpiretime(member))
+        return found
+
+    def fields(self, client_id: str) -> dict[str, str]:
+        """Return the fields of a session's hash."""
+        found = self.client.hgetall(session_keys(client_id, prefix=self._prefix).session)
+        return {name.decode(): value.decode() for name, value in found.items()}
+
+    def last_packet_id(self, client_id: str) -> int | None:
+        """Return what Redis has given out last."""
+        found = self.client.get(session_keys(client_id, prefix=self._prefix).last_packet_id)
+        return None if found is None else int(found)
+
+    # --- the migration -----------------------------------------------------------------------------------------
+
+    def plan(self, *, count: int = 4, plan_id: str = PLAN_ID) -> MigrationPlan:
+        """Store a plan as the job would make it of the rows that there are."""
+        self.plan_id = plan_id
+        found = [0] * keyspace.SLOTS
+        for client_id in self.clients():
+            found[client_slot(client_id)] += 1
+        zero: dict[str, Any] = dict.fromkeys(
+            ("messages", "payload_bytes", "to_copy", "expired", "trimmed", "quarantined", "forecast_bytes"), 0
+        )
+        planned = tuple(
+            CohortPlan(
+                **asdict(each),
+                sessions=sum(found[each.slot_first : each.slot_last + 1]),
+                clients=0,
+                longest_queue=0,
+                **zero,
+            )
+            for each in cohorts(count=count, shards=redis_client.shards(self.client))
+        )
+        parameters = MigrationParameters(
+            cohort_count=count,
+            mode=Mode.ONLINE,
+            limit=self.rules.limit,
+            default_ttl_s=DEFAULT_TTL_S,
+            key_prefix=self._prefix,
+        )
+        plan = MigrationPlan(
+            plan_id=plan_id,
+            parameters=parameters,
+            source_fingerprint="online",
+            code_version=code_version(),
+            as_of_ms=time.time_ns() // 1_000_000,
+            cohorts=planned,
+            chosen=tuple(range(len(planned))),
+        )
+        return self.ledger.save_plan(plan, run_id=None)
+
+    def driver(self, **options: Any) -> OnlineDriver:
+        """Return another driver of the plan."""
+        wanted: dict[str, Any] = {"plan_id": self.plan_id, "count": 4, "limits": UNHURRIED, "tell": self.told.append}
+        return OnlineDriver(
+            postgres_url=self.postgres_url, redis_url=self.redis_url, actor="test", **(wanted | options)
+        )
+
+    def states(self) -> set[str]:
+        """Return the states in which cohorts are."""
+        return {str(each.state) for each in self.online.load(self.plan_id)}
+
+    def cohort(self, number: int = 0) -> OnlineCohort:
+        """Return where a cohort stands."""
+        (found,) = self.online.load(self.plan_id, [number])
+        return found
+
+    def owner(self, client_id: str) -> Ownership:
+        """Return who owns a client."""
+        return self.owners.look_up([client_id])[client_id]
+
+    def all_owners(self) -> set[str]:
+        """Return who owns clients."""
+        return {owner for (owner,) in self.sql("SELECT DISTINCT owner FROM queuekeeper.session_owners")}
+
+    def to_redis(self, driver: OnlineDriver | None = None) -> OnlineDriver:
+        """Give all clients to Redis."""
+        driver = driver or self.driver()
+        driver.arm()
+        driver.catch_up()
+        driver.verify()
+        report = driver.cut_over()
+        assert report.left == {}
+        return driver
+
+    @contextmanager
+    def router(self, **options: Any) -> Iterator[SessionRouter]:
+        """Open a router, which asks who owns a session."""
+        with SessionRouter(self.client, self.postgres_url, self._prefix, rules=self.rules, **options) as router:
+            yield router
+
+    def move(
+        self,
+        work: Callable[[SessionMover], Awaitable[T]],
+        *,
+        cohorts: Sequence[int] = (0,),
+        lease_ms: int = 1_000,
+        store: type[AsyncRedisSessionStore] = AsyncRedisSessionStore,
+        driver: int | None = None,
+    ) -> T:
+        """Have one mover do something, as a driver that has just taken cohorts over.
+
+        :param store: by which it works on Redis.
+        :param driver: which has taken them over before.
+        """
+        number = self.online.take(self.plan_id, cohorts) if driver is None else driver
+
+        async def run() -> T:
+            async with (
+                await redis_async.connect(self.redis_url) as caller,
+                await psycopg.AsyncConnection.connect(self.postgres_url, autocommit=True) as connection,
+            ):
+                redis = store(caller, self._prefix, self.rules)
+                mover = SessionMover(
+                    connection=connection, redis=redis, driver=number, rules=self.rules, lease_ms=lease_ms
+                )
+                return await work(mover)
+
+        return asyncio.run(run())
+
+
+class DiesBeforeRedisKnows(AsyncRedisSessionStore):
+    """Redis as a driver sees it that dies when a session has another owner and Redis has not been told."""
+
+    epoch = 0
+
+    async def set_owner(self, client_id: str, *, epoch: int, owner: str, mirrored: bool = False) -> bool:
+        """Tell of the fence, which comes first, and die before anything else is told."""
+        if self.epoch:
+            raise ServerUnavailable("the driver has died")
+        self.epoch = epoch
+        return await super().set_owner(client_id, epoch=epoch, owner=owner, mirrored=mirrored)

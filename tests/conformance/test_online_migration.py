@@ -1,0 +1,793 @@
+"""Sessions move to Redis and back with devices connected: nothing is lost, and what must not be done is refused."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import psycopg
+import pytest
+
+from queuekeeper import postgres
+from queuekeeper.embedded import RedisServer
+from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavailable, StaleDriver
+from queuekeeper.keyspace import payload_key, session_keys
+from queuekeeper.migration.online.driver import check_approval_age, check_four_eyes
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.router import SessionRouter
+from queuekeeper.sessions.snapshot import differences
+from tests.conformance.online_worlds import PLAN_ID, DiesBeforeRedisKnows, OnlineWorld, message
+from tests.property.migration_rules import Message, pairs, stored_json
+
+pytestmark = pytest.mark.conformance
+
+C = "meter-7"
+QUARANTINE = """
+    SELECT
+        client_id, serial_number, topic, time, packet_id, packet_type, qos, payload, user_properties, retain,
+        msg_expiry_interval, payload_format_indicator, content_type, response_topic, correlation_data, reason
+    FROM queuekeeper.session_quarantine
+"""
+WHY_LATE = "its queue could not be copied within the lease: try again when it is shorter or the client is quiet"
+NEWCOMERS = ("newcomer-1", "newcomer-2", "newcomer-3", "newcomer-4")
+STRANGE = ("}first", "in{the}middle", "%percent", "{}", "смарт-😀", "<b>x</b>", C)
+
+
+@pytest.fixture
+def world(postgres_url: str, valkey_url: str) -> Iterator[OnlineWorld]:
+    """Empty tables of TBMQ 1.x and an empty Valkey."""
+    world = OnlineWorld(postgres_url, valkey_url)
+    yield world
+    world.close()
+
+
+@pytest.fixture
+def few(world: OnlineWorld) -> OnlineWorld:
+    """The same with some clients of three messages each, and a plan of one cohort."""
+    for client_id in STRANGE:
+        save(world.at_postgres, client_id, b"1", b"2", b"3")
+    world.plan(count=1)
+    return world
+
+
+def wait_for(holds: Callable[[], bool], *, limit_s: float = 10.0) -> None:
+    """Return when something holds, which has to be soon."""
+    ends_s = time.monotonic() + limit_s
+    while not holds():
+        assert time.monotonic() < ends_s
+        time.sleep(0.02)
+
+
+def save(store: object, client_id: str, *payloads: bytes, **fields: object) -> None:
+    """Save messages, which has to succeed."""
+    messages: tuple[NewMessage, ...] = tuple(message(each, **fields) for each in payloads)
+    (report,) = store.save_messages([SessionSave(client_id=client_id, messages=messages)])  # type: ignore[attr-defined]
+    assert report.error is None, report.error
+
+
+def payloads(store: object, client_id: str) -> list[bytes]:
+    """Return what is pending, in order."""
+    return [each.payload for each in store.fetch_pending(client_id).messages]  # type: ignore[attr-defined]
+
+
+def meant(row: tuple[Any, ...]) -> Message:
+    """Return a row in the one form that a store writes: no properties and no retain have several forms."""
+    found = Message(*row)
+    properties = pairs(found.user_properties)
+    return found._replace(user_properties=str(properties) if properties else None, retain=found.retain is True)
+
+
+def check_there_and_back(world: OnlineWorld) -> None:
+    """Move everything to Redis and back, and compare what both stores hold with what the written rules say."""
+    world.plan()
+    before, clients = world.rows(), world.clients()
+    counters = {client_id: world.at_postgres.get_last_packet_id(client_id) for client_id in clients}
+    driver = world.to_redis()
+
+    assert world.states() == {"on_redis"}
+    assert world.all_owners() == {"redis"}
+    for client_id, client in clients.items():
+        expected = {
+            each.packet_id: (
+                each.serial_number,
+                stored_json(each),
+                client.decision.messages[each.serial_number].expires_at_ms,
+            )
+            for each in client.moved
+        }
+        assert world.in_redis(client_id) == expected, client_id
+        assert list(world.in_redis(client_id)) == list(expected), client_id
+        # A counter that is no packet id is none in either store: both give out ids that no message has.
+        assert world.last_packet_id(client_id) == counters[client_id], client_id
+
+    report = driver.roll_back()
+    assert report.left == {}
+    assert world.states() == {"copying"}
+    assert world.all_owners() == {"postgres"}
+    after = world.rows()
+    live = {row[:2] for client in clients.values() for row in client.moved}
+    assert {key: meant(after[key]) for key in live} == {key: meant(before[key]) for key in live}
+    aside = {row[:2]: row for row in world.sql(QUARANTINE)}
+    for client_id, client in clients.items():
+        assert world.at_postgres.get_last_packet_id(client_id) == counters[client_id], client_id
+        for serial, reason in client.bad.items():
+            # Whole, and with the reason that the rules give.
+            assert aside[client_id, serial] == (*before[client_id, serial], reason)
+    assert aside.keys().isdisjoint(after)
+
+
+def test_there_and_back_leaves_every_live_message_where_it_was(postgres_url: str, redis_url: str) -> None:
+    world = OnlineWorld(postgres_url, redis_url)
+    try:
+        world.fill(hostile=True)
+        check_there_and_back(world)
+    finally:
+        world.close()
+
+
+def test_on_a_cluster_there_and_back_leaves_every_live_message_where_it_was(
+    postgres_url: str, redis_cluster_url: str
+) -> None:
+    world = OnlineWorld(postgres_url, redis_cluster_url, prefix="tbmq:")
+    try:
+        world.fill(hostile=True)
+        check_there_and_back(world)
+    finally:
+        world.close()
+
+
+# --- clients that come in the middle, and what they do -----------------------------------------------------------
+
+
+def test_client_that_comes_in_the_middle_is_in_one_store_only_and_moves_with_the_others(few: OnlineWorld) -> None:
+    driver = few.driver()
+    with few.router() as router:
+        driver.arm()
+        save(router, "newcomer-1", b"a", b"b")
+        driver.catch_up()
+        save(router, "newcomer-2", b"c")
+        assert few.in_redis("newcomer-2") == {}
+        driver.verify()
+        assert driver.cut_over().left == {}
+        save(router, "newcomer-3", b"d")
+        save(router, "newcomer-1", b"e")
+
+        assert few.all_owners() == {"redis"}
+        assert payloads(router, "newcomer-1") == [b"a", b"b", b"e"]
+        # Before the mirror has been at it, a client that came to Redis is there only.
+        assert not [key for key in few.rows() if key[0] == "newcomer-3"]
+        assert [fields["packetId"] for _, fields, _ in few.in_redis("newcomer-3").values()] == [1]
+
+        assert driver.roll_back().left == {}
+        save(router, "newcomer-4", b"f")
+        found = {client_id: payloads(router, client_id) for client_id in (*STRANGE, *NEWCOMERS)}
+
+    assert few.all_owners() == {"postgres"}
+    assert found == {client_id: [b"1", b"2", b"3"] for client_id in STRANGE} | {
+        "newcomer-1": [b"a", b"b", b"e"],
+        "newcomer-2": [b"c"],
+        "newcomer-3": [b"d"],
+        "newcomer-4": [b"f"],
+    }
+    assert {client_id: payloads(few.at_postgres, client_id) for client_id in found} == found
+
+
+def test_nobody_writes_to_the_store_that_does_not_own_a_client(few: OnlineWorld) -> None:
+    few.to_redis()
+    (refused,) = few.at_postgres.save_messages([SessionSave(client_id=C, messages=(message(b"4"),))])
+    assert "Redis owns session 'meter-7'" in str(refused.error)
+    with pytest.raises(NotOwner):
+        few.at_postgres.ack(C, [Ack(packet_id=1)])
+
+    few.driver().roll_back()
+    (refused,) = few.at_redis.save_messages([SessionSave(client_id=C, messages=(message(b"4"),))])
+    assert isinstance(refused.error, NotOwner)
+    with pytest.raises(NotOwner):
+        few.at_redis.ack(C, [Ack(packet_id=1)])
+    assert payloads(few.at_postgres, C) == [b"1", b"2", b"3"]
+
+
+def change_everything(router: SessionRouter) -> None:
+    """Do to sessions in Redis whatever a broker does."""
+    save(router, C, b"4", qos=2)
+    router.ack(C, [Ack(packet_id=1)])
+    router.mark_released(C, packet_id=4)
+    router.mark_delivered(C, serial=2)
+    router.purge_session("{}")
+    router.reserve_packet_ids("%percent", count=3)
+    (report,) = router.save_messages(
+        [SessionSave(client_id="<b>x</b>", messages=(message(b"once"),), source="kafka-3", offset=17)]
+    )
+    assert report.stored == 1
+
+
+def check_mirrored(world: OnlineWorld) -> None:
+    """Compare what PostgreSQL holds with what :func:`change_everything` left."""
+    rows = {key: (row[4], row[5], row[7]) for key, row in world.rows().items() if key[0] == C}
+    assert rows == {
+        (C, 1): (2, "PUBLISH", b"2"),
+        (C, 2): (3, "PUBLISH", b"3"),
+        (C, 3): (4, "PUBREL", b""),  # the client has the message: what is left of it is its packet id
+    }
+    assert not [key for key in world.rows() if key[0] == "{}"]
+    assert world.at_postgres.get_last_packet_id("%percent") == 6
+    assert [each.offset for each in world.at_postgres.read_snapshot("<b>x</b>").batches] == [17]
+    for client_id in STRANGE:
+        expected = world.at_redis.read_snapshot(client_id)
+        assert differences(expected, world.at_postgres.read_snapshot(client_id)) == []
+
+
+def test_every_change_in_redis_reaches_postgresql_and_a_repeated_mirror_changes_nothing(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    with few.router() as router:
+        change_everything(router)
+    behind = driver.mirror(dry_run=True)
+    assert (behind.clients, behind.behind, behind.written) == (len(STRANGE), 4, 0)
+    assert behind.lag_s >= 0
+
+    assert driver.mirror().written == 4
+    check_mirrored(few)
+    rows, tuples = few.rows(), few.sql("SELECT xmin, ctid FROM device_publish_msg ORDER BY ctid")
+    assert driver.mirror().written == 0
+    # Also when the note of what was done is lost.
+    for client_id in STRANGE:
+        key = session_keys(client_id).session
+        few.client.hset(key, mapping={"outbox": "*", "outbox_ms": "1"})
+        few.client.hincrby(key, "outbox_version", 1)
+    assert driver.mirror().written == len(STRANGE)
+    assert few.rows() == rows
+    assert few.sql("SELECT xmin, ctid FROM device_publish_msg ORDER BY ctid") == tuples
+    check_mirrored(few)
+
+
+def test_mirrors_side_by_side_leave_the_newest_state(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    ends = threading.Event()
+
+    def follow() -> None:
+        while not ends.is_set():
+            few.driver(count=2).mirror()
+
+    with few.router() as router, ThreadPoolExecutor(3) as pool:
+        mirrors = [pool.submit(follow) for _ in range(3)]
+        for number in range(60):
+            client_id = STRANGE[number % len(STRANGE)]
+            save(router, client_id, b"more")
+            first = router.fetch_pending(client_id).messages[0]
+            router.ack(client_id, [Ack(packet_id=first.packet_id, serial=first.serial)])
+        ends.set()
+        for mirror in mirrors:
+            mirror.result()
+
+    driver.mirror()
+    for client_id in STRANGE:
+        expected = few.at_redis.read_snapshot(client_id)
+        assert differences(expected, few.at_postgres.read_snapshot(client_id)) == []
+
+
+def test_an_older_snapshot_is_not_written_over_a_newer_one(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    with few.router() as router:
+        save(router, C, b"4")
+        router.ack(C, [Ack(packet_id=1)])
+    with psycopg.connect(few.postgres_url) as other:
+        # Somebody is writing the same session's copy: a mirror waits, and reads what to write when it is alone.
+        other.execute("SELECT 1 FROM queuekeeper.session_owners WHERE client_id = %s FOR UPDATE", [C])
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(driver.mirror)
+            wait_for(lambda: bool(few.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")))
+            few.at_redis.ack(C, [Ack(packet_id=2)])
+            other.rollback()
+            assert waiting.result().written == 1
+    assert sorted(serial for client_id, serial in few.rows() if client_id == C) == [2, 3]
+
+
+def test_verification_of_clients_on_redis_tells_what_differs_in_postgresql(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    assert driver.verify().outcomes == {"equal": len(STRANGE)}
+
+    few.sql("DELETE FROM device_publish_msg WHERE client_id = %s AND serial_number = 1", C)
+    with pytest.raises(
+        CheckFailed, match=r"1 of 7 clients differ, the first 'meter-7': .*message 1 is missing, .*roll back"
+    ):
+        driver.verify()
+    assert few.states() == {"on_redis"}
+    # What Redis holds counts: the way back brings it.
+    assert driver.roll_back().left == {}
+    assert payloads(few.at_postgres, C) == [b"1", b"2", b"3"]
+
+
+# --- queues that are too long ------------------------------------------------------------------------------------
+
+
+def test_queue_too_long_for_its_lease_stays_where_it_is_and_is_named(postgres_url: str, valkey_url: str) -> None:
+    length = 4_000
+    world = OnlineWorld(postgres_url, valkey_url, limit=length)
+    try:
+        save(world.at_postgres, C, b"1")
+        world.long_queue("long", length)
+        world.plan(count=1)
+        driver = world.driver(lease_ms=50, count=1)
+        driver.arm()
+        driver.catch_up()
+        driver.verify()
+
+        report = driver.cut_over()
+
+        assert report.examples == (("long", WHY_LATE),)
+        assert report.outcomes == {"late": 1, "moved": 1}
+        assert (world.owner("long").owner, world.owner(C).owner) == ("postgres", "redis")
+        assert world.states() == {"cutting_over"}
+        with world.router() as router:
+            router.ack("long", [Ack(packet_id=1)])
+        assert world.at_postgres.inspect("long").messages == length - 1
+        assert world.driver().cut_over().outcomes == {"moved": 1}
+
+        back = driver.roll_back()
+        assert back.examples == (("long", WHY_LATE),)
+        assert back.outcomes == {"late": 1, "moved": 1}
+        assert (world.owner("long").owner, world.owner(C).owner) == ("redis", "postgres")
+        with world.router() as router:
+            router.ack("long", [Ack(packet_id=2)])
+        assert len(world.in_redis("long")) == length - 2
+        assert world.driver().roll_back().outcomes == {"moved": 1}
+        assert world.at_postgres.inspect("long").messages == length - 2
+    finally:
+        world.close()
+
+
+# --- what is refused ---------------------------------------------------------------------------------------------
+
+
+def test_what_is_not_verified_is_not_cut_over(few: OnlineWorld) -> None:
+    driver = few.driver()
+    with pytest.raises(RefusedError, match=r"none of these cohorts of plan .* is armed: arm them first"):
+        driver.cut_over()
+    driver.arm()
+    for step in (lambda: None, driver.catch_up):
+        step()
+        with pytest.raises(RefusedError, match=r"to cut over it has to be verified .*catch up and verify come first"):
+            driver.cut_over()
+        assert few.all_owners() == {"postgres"}
+    with pytest.raises(RefusedError, match="to roll back it has to be"):
+        driver.roll_back()
+    with pytest.raises(RefusedError, match="to soak it has to be on_redis"):
+        driver.soak(seconds=0)
+
+
+def test_cohort_that_was_never_armed_is_not_passed_over_in_silence(world: OnlineWorld) -> None:
+    save(world.at_postgres, C, b"1")
+    world.plan(count=4)
+    driver = world.driver()
+    driver.arm([0, 1])
+
+    with pytest.raises(RefusedError, match=r"cohort 2 .* was never armed: arm it first"):
+        driver.catch_up([0, 2])
+    assert driver.catch_up().cohorts == (0, 1)
+
+
+def test_differences_stop_the_verification_and_the_cohort_stays_behind(few: OnlineWorld) -> None:
+    driver = few.driver()
+    driver.arm()
+    driver.catch_up()
+    few.client.set(payload_key(C, 1), b"{", keepttl=True)
+    # A copy that nobody can read is refused of its client, and of no other.
+    with pytest.raises(CheckFailed, match="1 of 7 clients differ, the first 'meter-7'"):
+        driver.verify()
+    assert few.states() == {"caught_up"}
+
+
+def test_commit_comes_after_the_soak_and_nothing_comes_after_the_commit(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    with pytest.raises(RefusedError, match="cohort 0 is on_redis: to commit it has to be soaking"):
+        driver.commit()
+    driver.soak(seconds=0)
+    driver.commit()
+
+    assert few.states() == {"committed"}
+    for step in (driver.roll_back, driver.cut_over, driver.catch_up, driver.disarm, driver.arm):
+        with pytest.raises(RefusedError, match=r"committed.*new migration"):
+            step()
+    assert few.all_owners() == {"redis"}
+
+
+def test_commit_ends_the_mirror_and_lets_sessions_expire_again(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    with few.router() as router:
+        save(router, C, b"4")
+        save(router, "newcomer-1", b"a")
+        assert few.client.ttl(session_keys("newcomer-1").session) == -1
+        driver.soak(seconds=0)
+        driver.commit()
+
+        for client_id in (C, "newcomer-1"):
+            fields = few.fields(client_id)
+            assert fields["owner"] == "redis"
+            assert not fields.keys() & {"mirror", "outbox", "outbox_ms", "outbox_version"}
+        assert few.client.ttl(session_keys("newcomer-1").session) > 0
+        rows = few.rows()
+        save(router, C, b"5")
+        save(router, "newcomer", b"a")
+        assert payloads(router, C) == [b"1", b"2", b"3", b"4", b"5"]
+        router.purge_session(C)
+        assert payloads(router, C) == []
+    assert (driver.mirror().clients, few.rows()) == (0, rows)
+    assert few.owner("newcomer").owner == "redis"
+
+
+def test_commit_that_was_interrupted_is_finished_by_the_next_one(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    driver.soak(seconds=0)
+    with postgres.connect(few.postgres_url) as other:
+        other.execute("SELECT 1 FROM queuekeeper.session_owners WHERE client_id = %s FOR UPDATE", [C])
+        with ThreadPoolExecutor(1) as pool:
+            committing = pool.submit(driver.commit)
+            waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            wait_for(lambda: bool(few.sql(waiting)))
+            few.sql(f"SELECT pg_terminate_backend(pid) FROM ({waiting}) AS found")
+            assert isinstance(committing.exception(), ServerUnavailable)
+    assert few.states() == {"committed"}
+    assert "mirror" in few.fields(C)
+
+    few.driver().commit()
+
+    assert [client_id for client_id in STRANGE if "mirror" in few.fields(client_id)] == []
+    assert few.sql("SELECT count(*) FROM queuekeeper.session_owners WHERE mirrored") == [(0,)]
+
+
+def test_second_plan_over_the_same_slots_is_refused_until_the_first_has_ended(few: OnlineWorld) -> None:
+    driver = few.driver()
+    driver.arm()
+    few.plan(count=2, plan_id="fedcba9876543210")
+    second = few.driver()
+    with pytest.raises(RefusedError, match=r"plan 0123456789abcdef moves the same slots: commit it, or .*disarm"):
+        second.arm()
+    driver.disarm()
+    second.arm()
+    second.catch_up()
+    second.verify()
+    assert second.cut_over().left == {}
+
+
+def test_canary_goes_first(world: OnlineWorld) -> None:
+    world.fill(messages=100, sessions=40)
+    world.plan(count=4)
+    driver = world.driver()
+    driver.arm()
+    driver.catch_up()
+    driver.verify()
+    canary = driver.choose_canary(1)
+    assert canary == (0,)
+    assert driver.choose_canary(100) == canary
+    for cohorts in (None, [1]):
+        with pytest.raises(
+            RefusedError, match="the canary, cohorts 0, has not gone to Redis and back yet: rehearse it"
+        ):
+            driver.cut_over(cohorts)
+    assert world.all_owners() == {"postgres"}
+
+    steps = [each.step for each in driver.rehearse()]
+
+    assert steps == ["catch up", "verify", "cut over", "verify", "roll back", "catch up", "verify"]
+    assert world.all_owners() == {"postgres"}
+    assert world.states() == {"verified"}
+    first = driver.cut_over_share(1)
+    assert first is not None
+    assert first.cohorts == (0,)
+    second = driver.cut_over_share(50)
+    assert second is not None
+    assert 0 not in second.cohorts
+    assert driver.cut_over_share(50) is None
+    driver.cut_over_share(100)
+    assert world.states() == {"on_redis"}
+
+
+# --- two drivers, and drivers that die ---------------------------------------------------------------------------
+
+
+def test_older_of_two_drivers_stops_at_its_next_write_and_changes_nothing(world: OnlineWorld) -> None:
+    world.fill(messages=200, sessions=60)
+    world.plan(count=1)
+    older = world.driver(count=1)
+    older.arm()
+    older.catch_up()
+    older.verify()
+    world.online.set_throttle(PLAN_ID, 20, "test")
+    with ThreadPoolExecutor(1) as pool:
+        first = pool.submit(older.cut_over)
+        wait_for(lambda: world.all_owners() == {"postgres", "redis"})
+        world.online.take(PLAN_ID, [0])
+        owners = world.sql("SELECT client_id, owner, epoch FROM queuekeeper.session_owners ORDER BY 1")
+        error = first.exception()
+
+    assert isinstance(error, StaleDriver)
+    assert "another driver has taken over cohort 0: this one stops" in str(error)
+    assert world.sql("SELECT client_id, owner, epoch FROM queuekeeper.session_owners ORDER BY 1") == owners
+    world.online.set_throttle(PLAN_ID, None, "test")
+    assert world.driver().cut_over().left == {}
+
+
+def test_client_of_a_driver_that_died_before_redis_knew_is_redis_s_and_the_next_caller_says_so(
+    few: OnlineWorld,
+) -> None:
+    driver = few.driver()
+    driver.arm()
+    driver.catch_up()
+    with pytest.raises(ServerUnavailable, match="has died"):
+        few.move(lambda mover: mover.cut_over(C), store=DiesBeforeRedisKnows)
+
+    assert few.owner(C).owner == "redis"
+    assert few.fields(C)["owner"] == "postgres"
+    with few.router() as router:
+        save(router, C, b"4")
+        assert payloads(router, C) == [b"1", b"2", b"3", b"4"]
+    assert few.fields(C)["owner"] == "redis"
+    assert few.move(lambda mover: mover.mirror(C))
+    assert sorted(serial for client_id, serial in few.rows() if client_id == C) == [0, 1, 2, 3]
+
+
+def test_client_of_a_driver_that_died_before_redis_knew_is_completed_by_the_next_run(few: OnlineWorld) -> None:
+    driver = few.driver()
+    driver.arm()
+    driver.catch_up()
+    driver.verify()
+    with pytest.raises(ServerUnavailable, match="has died"):
+        few.move(lambda mover: mover.cut_over(C), store=DiesBeforeRedisKnows)
+
+    assert driver.cut_over().left == {}
+
+    assert few.fields(C)["owner"] == "redis"
+    assert int(few.fields(C)["epoch"]) == few.owner(C).epoch
+    assert few.fields(C)["mirror"] == few.fields(C)["epoch"]
+
+
+def test_client_of_a_driver_that_died_before_redis_knew_of_the_way_back_can_go_again(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    with pytest.raises(ServerUnavailable, match="has died"):
+        few.move(lambda mover: mover.roll_back(C), store=DiesBeforeRedisKnows)
+    assert few.owner(C).owner == "postgres"
+    assert few.fields(C)["owner"] == "fenced"
+
+    with few.router() as router:
+        save(router, C, b"4")
+    assert driver.roll_back().left == {}
+    few.sql("DELETE FROM device_publish_msg WHERE client_id = %s AND serial_number = 0", C)
+    few.to_redis(driver)
+    assert [fields["payload"] for _, fields, _ in few.in_redis(C).values()] == ["Mg==", "Mw==", "NA=="]
+
+
+def test_driver_that_dies_while_it_holds_a_client_for_the_way_back_leaves_it_in_redis(few: OnlineWorld) -> None:
+    few.to_redis()
+    waiting = "SELECT pid FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+    with postgres.connect(few.postgres_url) as other, ThreadPoolExecutor(1) as pool:
+        other.execute("LOCK TABLE device_session_ctx IN EXCLUSIVE MODE")
+        dying = pool.submit(few.move, lambda mover: mover.roll_back(C), lease_ms=1_000)
+        wait_for(lambda: bool(few.sql(waiting)))
+        assert few.fields(C)["owner"] == "fenced"
+        few.sql(f"SELECT pg_terminate_backend(pid) FROM ({waiting}) AS found")
+        assert isinstance(dying.exception(), ServerUnavailable)
+
+    with few.router() as router:
+        save(router, C, b"4")
+        assert payloads(router, C) == [b"1", b"2", b"3", b"4"]
+    assert few.owner(C).owner == "redis"
+    assert few.fields(C)["owner"] == "redis"
+    driver = few.driver()
+    assert driver.roll_back().left == {}
+    assert payloads(few.at_postgres, C) == [b"1", b"2", b"3", b"4"]
+
+
+def test_client_fenced_by_a_driver_that_has_died_is_waited_for(few: OnlineWorld) -> None:
+    driver = few.driver()
+    driver.arm()
+    driver.catch_up()
+    driver.verify()
+    dead = few.online.take(PLAN_ID, [0])
+    assert few.owners.fence(C, driver=dead, lease_ms=600, owner="postgres") is not None
+
+    assert driver.cut_over().outcomes == {"moved": len(STRANGE)}
+
+
+def test_epochs_go_on_when_a_plan_is_disarmed_and_armed_again(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    driver.roll_back()
+    epoch = int(few.fields(C)["epoch"])
+    driver.disarm()
+    save(few.at_postgres, C, b"4")
+
+    few.to_redis(driver)
+
+    assert int(few.fields(C)["epoch"]) > epoch
+    assert payloads(few.at_redis, C) == [b"1", b"2", b"3", b"4"]
+
+
+# --- servers, people, clocks -------------------------------------------------------------------------------------
+
+
+def test_redis_that_was_restarted_after_the_verification_makes_it_void(
+    postgres_url: str, redis_server_factory: Callable[..., RedisServer]
+) -> None:
+    server = redis_server_factory(appendonly="yes")
+    world = OnlineWorld(postgres_url, server.url)
+    try:
+        save(world.at_postgres, C, b"1")
+        world.plan(count=1)
+        driver = world.driver()
+        driver.arm()
+        driver.catch_up()
+        driver.verify()
+        server.stop()
+        server.start()
+
+        words = "a server has failed over or was restarted while cohort 0 was worked on: verify it again"
+        with pytest.raises(RefusedError, match=words):
+            driver.cut_over()
+        assert world.all_owners() == {"postgres"}
+        with pytest.raises(RefusedError, match="cohort 0 has to be verified again before anything else: servers were"):
+            driver.cut_over()
+        assert world.cohort().dirty_reason
+        driver.catch_up()
+        driver.verify()
+        assert driver.cut_over().left == {}
+    finally:
+        world.close()
+
+
+def test_catch_up_after_a_restart_of_redis_goes_through_at_once(
+    postgres_url: str, redis_server_factory: Callable[..., RedisServer]
+) -> None:
+    server = redis_server_factory()
+    world = OnlineWorld(postgres_url, server.url)
+    try:
+        save(world.at_postgres, C, b"1")
+        world.plan(count=1)
+        driver = world.driver()
+        driver.arm()
+        driver.catch_up()
+        server.stop()
+        server.start()
+        world.client.flushall()
+
+        assert driver.catch_up().written == 1
+        driver.verify()
+        assert driver.cut_over().left == {}
+    finally:
+        world.close()
+
+
+def test_pause_throttle_and_resume_take_effect_within_two_seconds_and_say_why(world: OnlineWorld) -> None:
+    world.fill(messages=200, sessions=200)
+    world.plan(count=1)
+    driver = world.driver()
+    driver.arm()
+    world.online.set_throttle(PLAN_ID, 10, "alice")
+
+    def done() -> int:
+        return len(world.client.keys("*_session"))
+
+    with ThreadPoolExecutor(1) as pool:
+        work = pool.submit(driver.catch_up)
+        wait_for(lambda: done() >= 5)
+        assert world.online.control(PLAN_ID).held_back == "throttled to 10 clients/s"
+
+        world.online.pause(PLAN_ID, True, "alice")
+        wait_for(lambda: "paused" in world.online.control(PLAN_ID).held_back, limit_s=2)
+        before = done()
+        time.sleep(0.5)
+        assert done() - before <= 4  # clients that were under way
+        assert not work.done()
+        assert any("catch up: held back, paused by a person: queuekeeper online resume" in line for line in world.told)
+
+        world.online.pause(PLAN_ID, False, "alice")
+        resumed_s = time.monotonic()
+        wait_for(lambda: done() > before + 4, limit_s=2)
+        world.online.set_throttle(PLAN_ID, None, "alice")
+        work.result(timeout=resumed_s + 10 - time.monotonic())
+    # Nothing is at work any more that could be held back.
+    assert world.online.control(PLAN_ID).held_back == ""
+    effects = world.sql("SELECT actor, effect FROM queuekeeper.audit WHERE action = 'throttle' ORDER BY seq")
+    assert [actor for actor, _ in effects] == ["alice"] * 4
+    assert [effect for _, effect in effects][1:3] == [{"paused": True}, {"paused": False}]
+
+
+def test_rollback_is_refused_with_the_figures_while_the_mirror_is_behind(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    with few.router() as router:
+        save(router, C, b"4")
+    time.sleep(1.1)
+
+    words = r"the mirror is 1 s behind for 1 of 7 clients, at most 1 s are allowed: run queuekeeper online mirror"
+    with pytest.raises(RefusedError, match=words):
+        driver.roll_back(max_lag_s=1)
+    assert few.states() == {"on_redis"}
+    driver.mirror()
+    assert driver.roll_back(max_lag_s=1).left == {}
+
+
+def test_postgresql_that_takes_no_writes_holds_the_rollback_and_redis_goes_on(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    name = few.connection.info.dbname
+    few.sql(f"ALTER DATABASE {name} SET default_transaction_read_only = on")
+    try:
+        save(few.at_redis, C, b"4")
+        time.sleep(1.1)
+        report = driver.mirror()
+        assert (report.written, report.refused) == (0, 1)
+        assert "takes no writes" in report.reason
+        with pytest.raises(RefusedError, match=r"the mirror is \d+ s behind for 1 of 7 clients"):
+            driver.roll_back(max_lag_s=1)
+    finally:
+        few.sql("SET default_transaction_read_only = off")
+        few.sql(f"ALTER DATABASE {name} RESET default_transaction_read_only")
+    assert driver.mirror().written == 1
+    assert payloads(few.at_redis, C) == [b"1", b"2", b"3", b"4"]
+
+
+def test_record_that_nobody_can_read_does_not_hold_up_the_mirror_of_others(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    with few.router() as router:
+        for client_id in STRANGE:
+            save(router, client_id, b"4")
+        few.client.set(payload_key(C, 4), b"{", keepttl=True)
+
+        assert driver.mirror().written == len(STRANGE)
+        assert driver.mirror(dry_run=True).behind == 0
+        assert payloads(router, C) == [b"1", b"2", b"3"]
+    assert driver.roll_back().left == {}
+    assert payloads(few.at_postgres, C) == [b"1", b"2", b"3"]
+
+
+def test_clocks_that_differ_are_refused(few: OnlineWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+    # As far apart as two servers of one machine can be: any difference is too large.
+    monkeypatch.setattr("queuekeeper.migration.online.driver.MAX_SKEW_MS", -1)
+
+    with pytest.raises(RefusedError, match=r"clocks of PostgreSQL and Redis differ by [\d,]+ ms, .*set them \(NTP\)"):
+        few.driver().arm()
+    assert few.states() == set()
+
+
+def test_approval_counts_for_a_while_only(few: OnlineWorld) -> None:
+    with pytest.raises(RefusedError, match="nobody has approved plan 0123456789abcdef: nothing was moved"):
+        check_approval_age(few.ledger, PLAN_ID, limit_s=60)
+    few.ledger.approve(PLAN_ID, "alice")
+    check_approval_age(few.ledger, PLAN_ID, limit_s=60)
+    few.sql("UPDATE queuekeeper.plans SET approved_at = approved_at - interval '2 hours'")
+    with pytest.raises(RefusedError, match=r"was approved 2 h .*ago by alice, and an approval counts for .*anew"):
+        check_approval_age(few.ledger, PLAN_ID, limit_s=60)
+
+
+@pytest.mark.parametrize("triggered_by", ["alice", None])
+def test_four_eyes_are_those_of_two_persons(triggered_by: str | None) -> None:
+    check_four_eyes("alice", "bob")
+    with pytest.raises(RefusedError, match="with four eyes these have to be two persons"):
+        check_four_eyes("alice", triggered_by)
+
+
+def test_lease_that_no_broker_would_wait_for_is_refused(few: OnlineWorld) -> None:
+    for lease_ms in (49, 1_001):
+        with pytest.raises(RefusedError, match=f"lease_ms is {lease_ms}: it must be 50 to 1000"):
+            few.driver(lease_ms=lease_ms)
+
+
+def test_what_is_done_is_found_done(few: OnlineWorld) -> None:
+    driver = few.driver()
+    for _ in range(2):
+        driver.arm()
+    for _ in range(2):
+        driver.catch_up()
+    assert driver.catch_up().written == 0
+    for _ in range(2):
+        driver.verify()
+    driver.cut_over()
+    with pytest.raises(RefusedError, match="cohort 0 is on_redis: to cut over it has to be"):
+        driver.cut_over()
+    driver.soak(seconds=0)
+    driver.soak(seconds=0)
+    assert driver.roll_back().outcomes == {"moved": len(STRANGE)}
+    few.to_redis(driver)
+    assert few.states() == {"on_redis"}
+    actions = few.sql("SELECT effect ->> 'state' FROM queuekeeper.audit WHERE action = 'apply' ORDER BY seq")
+    assert [state for (state,) in actions][-1] == "on_redis"
