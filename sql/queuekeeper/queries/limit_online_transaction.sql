@@ -1,4 +1,4 @@
--- Have the server end this transaction when its driver stands still, so that nobody waits longer for it than for a fence.
+-- Have the server end this transaction when its driver stands still: nobody waits longer for it than for a fence.
 -- params: lease_ms
 -- rows: none
 -- index: none

@@ -1,6 +1,7 @@
 -- Tell where the armed cohorts of a plan stand.
 -- params: plan_id, cohorts; cohorts: null for all
--- rows: (cohort, slot_first, slot_last, state, step_at, default_owner, driver or 0, dirty_reason, servers, verified_at_ms)
+-- rows: (cohort, slot_first, slot_last, state, step_at, default_owner, driver or 0, dirty_reason, servers,
+-- verified_at_ms)
 -- index: online_cohorts_pkey
 SELECT
     cohort,

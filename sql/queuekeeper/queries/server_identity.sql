@@ -3,5 +3,7 @@
 -- rows: one: (system_identifier, timeline)
 -- index: none
 SELECT
-    (pg_control_system()).system_identifier,
-    (pg_control_checkpoint()).timeline_id AS timeline
+    system.system_identifier,
+    checkpoint.timeline_id AS timeline
+FROM pg_control_system() AS system
+CROSS JOIN pg_control_checkpoint() AS checkpoint
