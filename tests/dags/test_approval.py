@@ -120,7 +120,8 @@ def check(
 
 
 def test_with_four_eyes_who_approves_is_not_who_triggered(source: Connection, plan: MigrationPlan) -> None:
-    name = APPROVED["responded_by_user"]["name"]
+    user: Any = APPROVED["responded_by_user"]
+    name = user["name"]
     for who in (name, None):
         with pytest.raises(RefusedError, match="have to be two persons"):
             check(plan, four_eyes=True, triggered_by=who)
