@@ -373,9 +373,9 @@ class Session:
         """Write messages of a session that PostgreSQL owns, and remove others."""
         return self._list("sync_session", *self.sync_call(batch, **options))
 
-    def trim_outbox(self, version: int | str, *, epoch: int | str | None = None) -> int:
+    def trim_outbox(self, version: int | str, *, epoch: int | str | None = None, read_ms: int | str = 0) -> int:
         """Forget changes that the other store has."""
-        args: list[lua.Value] = [self.epoch if epoch is None else epoch, version]
+        args: list[lua.Value] = [self.epoch if epoch is None else epoch, version, read_ms]
         reply: int = self._call("trim_outbox", [self.keys.session], args)
         return reply
 

@@ -40,6 +40,20 @@ def test_change_since_keeps_all_of_them(client: RedisClient) -> None:
     assert session.trim_outbox(2) == 1
 
 
+def test_what_was_told_no_longer_counts_for_how_far_the_other_store_is_behind(client: RedisClient) -> None:
+    session = mirrored(client)
+    since_ms = int(session.state()["outbox_ms"])
+    session.ack((1, 1))
+    assert session.trim_outbox(1, read_ms=since_ms + 7) == 0
+    assert session.state()["outbox_ms"] == str(since_ms + 7)
+    # An older reading tells nothing new.
+    assert session.trim_outbox(1, read_ms=since_ms + 3) == 0
+    assert session.state()["outbox_ms"] == str(since_ms + 7)
+    assert session.trim_outbox(2, read_ms=since_ms + 9) == 1
+    assert session.trim_outbox(1, read_ms=since_ms + 9) == 0
+    assert "outbox_ms" not in session.state()
+
+
 def test_version_goes_on_after_the_outbox_was_emptied(client: RedisClient) -> None:
     session = mirrored(client)
     session.trim_outbox(1)
@@ -71,8 +85,12 @@ def test_another_epoch_is_refused(client: RedisClient, epoch: int) -> None:
 def test_bad_argument_is_refused(client: RedisClient, version: Any, epoch: Any) -> None:
     session = mirrored(client)
     before = contents(client)
-    with pytest.raises(UsageError, match=r"^1 key, an epoch and a version, integers of 0 or more, are expected$"):
+    expected = r"^1 key, an epoch, a version and an instant, integers of 0 or more, are expected$"
+    with pytest.raises(UsageError, match=expected):
         session.trim_outbox(version, epoch=epoch)
+    for read_ms in ("x", "", -1):
+        with pytest.raises(UsageError, match=expected):
+            session.trim_outbox(1, read_ms=read_ms)
     with pytest.raises(UsageError):
         ScriptCaller(client).call(load("sessions/trim_outbox"), [session.keys.session], [5])
     assert contents(client) == before

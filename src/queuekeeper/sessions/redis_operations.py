@@ -1144,7 +1144,7 @@ class RedisSessionOperations:
     def read_outbox(self, client_id: str) -> Operation[Outbox | None]:
         """Read what of a session PostgreSQL does not know yet; none when it knows all, or there is no mirror."""
         state = yield from self._read_session(self._keys(client_id))
-        return _outbox(client_id, state.fields)
+        return _outbox(client_id, state.fields, read_ms=state.now_ms)
 
     def read_outboxes(self, client_ids: Sequence[str]) -> Operation[dict[str, Outbox]]:
         """Read what of several sessions PostgreSQL does not know yet; those of which it knows all are left out."""
@@ -1153,22 +1153,23 @@ class RedisSessionOperations:
             some = client_ids[start : start + SESSIONS_PER_STEP]
             calls = [self.read_session_call(client_id) for client_id in some]
             for client_id, reply in zip(some, (yield calls), strict=True):
-                fields = _checked(reply)[4:]
-                outbox = _outbox(client_id, dict(zip(fields[::2], fields[1::2], strict=True)))
+                _, _, _, now_ms, *fields = _checked(reply)
+                outbox = _outbox(client_id, dict(zip(fields[::2], fields[1::2], strict=True)), read_ms=now_ms)
                 if outbox is not None:
                     found[client_id] = outbox
         return found
 
-    def trim_outbox(self, client_id: str, *, epoch: int, version: int) -> Operation[bool]:
-        """Forget what PostgreSQL has been told, unless more has come since it was read.
+    def trim_outbox(self, client_id: str, *, epoch: int, version: int, read_ms: int = 0) -> Operation[bool]:
+        """Forget what PostgreSQL has been told, unless more has come since it was read; then only that counts as new.
 
         :param epoch: of the session as it was read.
         :param version: of the outbox as it was read.
+        :param read_ms: when that was.
         :returns: whether nothing is left.
         :raises StaleEpoch: when the session has another epoch.
         """
         keys = self._keys(client_id)
-        return bool(_checked((yield [self._call("trim_outbox", [keys.session], [epoch, version])])[0]))
+        return bool(_checked((yield [self._call("trim_outbox", [keys.session], [epoch, version, read_ms])])[0]))
 
     def _references(self, keys: _Keys, serials: Sequence[int] | None) -> Steps[list[_Reference]]:
         """List references in their order: all, or those with these serials."""
@@ -1448,7 +1449,7 @@ def _batches(fields: dict[bytes, bytes]) -> tuple[SourceBatch, ...]:
     return tuple(sorted(found, key=lambda batch: batch.source))
 
 
-def _outbox(client_id: str, fields: dict[bytes, bytes]) -> Outbox | None:
+def _outbox(client_id: str, fields: dict[bytes, bytes], *, read_ms: int) -> Outbox | None:
     noted = fields.get(b"outbox")
     if noted is None or b"mirror" not in fields:
         return None
@@ -1463,6 +1464,7 @@ def _outbox(client_id: str, fields: dict[bytes, bytes]) -> Outbox | None:
         version=_integer(fields.get(b"outbox_version")) or 0,
         since_ms=_integer(fields.get(b"outbox_ms")) or 0,
         serials=serials,
+        read_ms=read_ms,
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 from queuekeeper.sessions.model import PendingMessage
@@ -52,6 +52,7 @@ class Outbox:
     :param since_ms: Redis's time of the oldest of these changes.
     :param serials: messages that came, went or were released; none when it may be any. What is not of a message, as the
         last packet id, may have changed too.
+    :param read_ms: Redis's time when this was read.
     """
 
     client_id: str
@@ -59,6 +60,7 @@ class Outbox:
     version: int
     since_ms: int
     serials: tuple[int, ...] | None
+    read_ms: int = field(default=0, compare=False)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -337,7 +337,7 @@ class SessionMover:
                 client_id, snapshot, epoch=_epoch(owned), driver=self._driver, serials=outbox.serials
             )
         with suppress(StaleEpoch):
-            await self._redis.trim_outbox(client_id, epoch=outbox.epoch, version=outbox.version)
+            await self._redis.trim_outbox(client_id, epoch=outbox.epoch, version=outbox.version, read_ms=outbox.read_ms)
         return True
 
     # --- common parts --------------------------------------------------------------------------------------------
