@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
     from queuekeeper.migration.foreign_writers import TriggersReport
 
-app = typer.Typer(no_args_is_help=True, help="Have PostgreSQL refuse writers that do not ask who owns a session.")
+app = typer.Typer(no_args_is_help=True, help="Refuse writers that do not ask who owns a session.")
 
 
 @app.callback()
 def _group() -> None:
-    """Have PostgreSQL refuse writers that do not ask who owns a session."""
+    """Refuse writers that do not ask who owns a session."""
 
 
 @app.command()

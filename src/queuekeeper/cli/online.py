@@ -98,6 +98,9 @@ def arm(
     plan_id: PlanId,
     *,
     cohorts: Cohorts = None,
+    require_trigger: Annotated[
+        bool, typer.Option("--require-trigger", help="Refuse unless PostgreSQL refuses writers that do not ask.")
+    ] = False,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
@@ -107,7 +110,7 @@ def arm(
     Example: `queuekeeper online arm 0123456789abcdef --cohorts 0-3`
     """
     driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json)
-    _show(driver.arm(_chosen(plan_id, cohorts, postgres_url)), as_json=as_json)
+    _show(driver.arm(_chosen(plan_id, cohorts, postgres_url), require_trigger=require_trigger), as_json=as_json)
 
 
 @app.command("catch-up")
@@ -138,7 +141,7 @@ def verify(
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Compare every client in both stores. Nothing is changed.
+    """Compare every client in both stores. A copy that is behind is made good first.
 
     Example: `queuekeeper online verify 0123456789abcdef --json`
     """
