@@ -306,7 +306,8 @@ class OnlineWorld:
                 if step in ("arm", "rehearse"):
                     self._throttle()
                 return outcome
-            if "erif" in outcome.text and step not in ("verify", "catch_up"):
+            # A way back compares each client by itself, and is simply begun again.
+            if "erif" in outcome.text and step not in ("verify", "catch_up", "roll_back"):
                 self.complete("verify")
             elif step == "verify" and outcome.kind == "CheckFailed":
                 self._run("catch_up" if self._owner() == "postgres" else "mirror", None)
