@@ -1,0 +1,176 @@
+"""Tasks of a migration while devices are connected, on real servers: there, back, and what each of them refuses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import AirflowSkipException
+
+from queuekeeper.airflow.operators.online import (
+    ArmCohortsOperator,
+    CatchUpOperator,
+    CommitOperator,
+    CutOverOperator,
+    LookAtCohortsOperator,
+    OnlineOperator,
+    RehearseOperator,
+    RollBackOperator,
+    SoakOperator,
+    steps_of,
+)
+from queuekeeper.errors import CheckFailed, RefusedError, UsageError
+from queuekeeper.sessions.model import SessionSave
+from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message
+
+pytestmark = pytest.mark.dags
+
+CLIENTS = tuple(f"meter-{number}" for number in range(10))
+YES = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "alice"}}
+NO = {"chosen_options": ["Reject"], "responded_by_user": {"id": "1", "name": "alice"}}
+
+
+@pytest.fixture
+def world(postgres_url: str, valkey_url: str, connections: Callable[..., None]) -> Iterator[OnlineWorld]:
+    """Some clients in PostgreSQL, a plan of three cohorts, and the connections of the tasks."""
+    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
+    world = OnlineWorld(postgres_url, valkey_url)
+    for client_id in CLIENTS:
+        world.at_postgres.save_messages([SessionSave(client_id=client_id, messages=(message(b"secret"),))])
+    world.plan(count=3)
+    yield world
+    world.close()
+
+
+def run(operator: type[OnlineOperator], *, triggered_by: str | None = "bob", **arguments: Any) -> Any:
+    """Carry a task out as a run that somebody has triggered."""
+    values = {"plan_id": PLAN_ID, "lease_ms": "1000"} | arguments
+    if operator not in (LookAtCohortsOperator, RollBackOperator):
+        values = {"mode": "online"} | values
+    if operator is ArmCohortsOperator:
+        values = {"require_trigger": "False"} | values
+    context: Any = {
+        "dag_run": SimpleNamespace(run_id="run-1", triggering_user_name=triggered_by, conf={}),
+        "dag": SimpleNamespace(params={}),
+        "params": {},
+    }
+    found = operator(task_id="task", **values).execute(context)
+    assert json.loads(json.dumps(found, default=list)) is not False
+    for client_id in CLIENTS:
+        assert client_id not in json.dumps(found)
+    return found
+
+
+def cut_over(world: OnlineWorld, **arguments: Any) -> Any:
+    """Bring all clients to Redis, approved just now."""
+    run(ArmCohortsOperator)
+    run(CatchUpOperator)
+    world.ledger.approve(PLAN_ID, "alice")
+    values = {"steps_percent": "1,50,100", "approval_limit_minutes": "60"} | arguments
+    return run(CutOverOperator, **values)
+
+
+def test_all_tasks_there_and_back(world: OnlineWorld) -> None:
+    assert run(ArmCohortsOperator)["clients"] == len(CLIENTS)
+    assert run(CatchUpOperator)["outcomes"] == {"equal": len(CLIENTS)}
+    assert [each["step"] for each in run(RehearseOperator, canary_percent="1")][2:5] == [
+        "cut over",
+        "verify",
+        "roll back",
+    ]
+    world.ledger.approve(PLAN_ID, "alice")
+    steps = run(CutOverOperator, steps_percent="1,50,100", approval_limit_minutes="60")
+    assert sum(each["outcomes"]["moved"] for each in steps) == len(CLIENTS)
+    # A task that is cleared goes on with what is left, which is nothing.
+    assert run(CutOverOperator, steps_percent="1,50,100", approval_limit_minutes="60") == []
+    assert world.all_owners() == {"redis"}
+    assert run(SoakOperator, soak_minutes="0")["clients"] == len(CLIENTS)
+
+    look = run(LookAtCohortsOperator)
+    assert (look["clients"], look["cohorts"]) == (len(CLIENTS), 3)
+    assert "10 clients of 3 cohorts are on Redis. The mirror is 0.0 s behind for 0 of them" in look["markdown"]
+    report = run(RollBackOperator, decision=YES, four_eyes="True", max_lag_s="10")
+    assert report["outcomes"] == {"moved": len(CLIENTS)}
+    assert world.all_owners() == {"postgres"}
+    actors = {actor for (actor,) in world.sql("SELECT actor FROM queuekeeper.audit WHERE action = 'apply'")}
+    assert actors == {"bob (run run-1)"}
+
+
+def test_commit_needs_a_person_who_is_another_one(world: OnlineWorld) -> None:
+    cut_over(world)
+    run(SoakOperator, soak_minutes="0")
+    with pytest.raises(RefusedError, match="was rejected by alice"):
+        run(CommitOperator, decision=NO, four_eyes="False")
+    with pytest.raises(RefusedError, match="nobody answered whether plan"):
+        run(CommitOperator, decision=None, four_eyes="False")
+    with pytest.raises(RefusedError, match="with four eyes these have to be two persons"):
+        run(CommitOperator, decision=YES, four_eyes="True", triggered_by="alice")
+    assert world.states() == {"soaking"}
+    assert run(CommitOperator, decision=YES, four_eyes="True")["clients"] == len(CLIENTS)
+    assert world.states() == {"committed"}
+    with pytest.raises(RefusedError, match="no way back but a new migration"):
+        run(LookAtCohortsOperator)
+
+
+def test_rollback_needs_a_person_too(world: OnlineWorld) -> None:
+    cut_over(world)
+    for decision, four_eyes, by in ((NO, "False", "bob"), (None, "False", "bob"), (YES, "True", "alice")):
+        with pytest.raises(RefusedError):
+            run(RollBackOperator, decision=decision, four_eyes=four_eyes, max_lag_s="10", triggered_by=by)
+    assert world.all_owners() == {"redis"}
+
+
+def test_old_approval_does_not_count(world: OnlineWorld) -> None:
+    run(ArmCohortsOperator)
+    run(CatchUpOperator)
+    with pytest.raises(RefusedError, match="nobody has approved plan"):
+        run(CutOverOperator, steps_percent="100", approval_limit_minutes="60")
+    world.ledger.approve(PLAN_ID, "alice")
+    world.sql("UPDATE queuekeeper.plans SET approved_at = approved_at - interval '61 minutes'")
+    with pytest.raises(RefusedError, match=r"ago by alice, and an approval counts for .*: have it approved anew"):
+        run(CutOverOperator, steps_percent="100", approval_limit_minutes="60")
+    assert world.all_owners() == {"postgres"}
+
+
+def test_some_cohorts_go_back_and_the_others_stay(world: OnlineWorld) -> None:
+    cut_over(world)
+    assert run(LookAtCohortsOperator, cohorts="0")["cohorts"] == 1
+    run(RollBackOperator, decision=YES, four_eyes="False", max_lag_s="10", cohorts="0")
+    assert world.states() == {"copying", "on_redis"}
+    assert world.all_owners() == {"postgres", "redis"}
+
+
+def test_clients_that_differ_fail_the_task_without_naming_them_to_airflow(world: OnlineWorld) -> None:
+    cut_over(world)
+    world.sql("UPDATE device_publish_msg SET payload = 'another' WHERE client_id = 'meter-3'")
+    with pytest.raises(CheckFailed, match="1 of 10 clients differ"):
+        run(SoakOperator, soak_minutes="0")
+    assert world.states() == {"soaking"}
+
+
+@pytest.mark.parametrize(
+    ("operator", "arguments"),
+    [
+        (CatchUpOperator, {}),
+        (RehearseOperator, {"canary_percent": 1}),
+        (CutOverOperator, {"steps_percent": "100", "approval_limit_minutes": 60}),
+        (SoakOperator, {"soak_minutes": 1}),
+        (CommitOperator, {"decision": None, "four_eyes": False}),
+    ],
+)
+def test_with_the_broker_stopped_there_is_nothing_to_do(
+    operator: type[OnlineOperator], arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(AirflowSkipException, match="the broker is stopped"):
+        run(operator, mode="offline", **arguments)
+    assert run(ArmCohortsOperator, mode="offline") is None
+
+
+@pytest.mark.parametrize("text", ["", "100,1", "1,1,100", "0,100", "1,50", "1,101", "a", "1;100"])
+def test_steps_are_rising_percentages_that_end_with_all(text: str) -> None:
+    assert steps_of("1, 10,50,100") == (1, 10, 50, 100)
+    with pytest.raises(UsageError, match="write rising percentages that end with 100, such as 1,10,50,100"):
+        steps_of(text)
