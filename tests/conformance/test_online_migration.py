@@ -15,6 +15,7 @@ from queuekeeper import postgres
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavailable, StaleDriver
 from queuekeeper.keyspace import payload_key, session_keys
+from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.online.driver import check_approval_age, check_four_eyes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.router import SessionRouter
@@ -791,3 +792,15 @@ def test_what_is_done_is_found_done(few: OnlineWorld) -> None:
     assert few.states() == {"on_redis"}
     actions = few.sql("SELECT effect ->> 'state' FROM queuekeeper.audit WHERE action = 'apply' ORDER BY seq")
     assert [state for (state,) in actions][-1] == "on_redis"
+
+
+def test_where_other_writers_have_to_be_refused_a_missing_trigger_is(few: OnlineWorld) -> None:
+    driver = few.driver()
+    with pytest.raises(RefusedError, match=r"device_publish_msg.*migrate trigger install.*nothing was armed"):
+        driver.arm(require_trigger=True)
+    with pytest.raises(RefusedError, match="armed"):
+        driver.catch_up()
+
+    with postgres.connect(few.postgres_url, autocommit=True) as connection:
+        foreign_writers.install(connection)
+    assert driver.arm(require_trigger=True).clients > 0

@@ -196,6 +196,13 @@ def _lease_param() -> Param:
 def _online_params() -> dict[str, Param]:
     """Return what only a migration with devices connected looks at."""
     return {
+        "require_trigger": Param(
+            False,
+            type="boolean",
+            title="Other writers are refused",
+            description="Online: go on only if PostgreSQL refuses writers that do not ask who owns a session "
+            "(queuekeeper migrate trigger install). Needed when one of them is not a SessionRouter.",
+        ),
         "lease_ms": _lease_param(),
         "canary_percent": Param(
             1,

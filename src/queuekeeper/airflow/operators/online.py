@@ -106,7 +106,16 @@ class OnlineOperator(BaseOperator):
 
 
 class ArmCohortsOperator(OnlineOperator):
-    """Have every writer look who owns a client; with the broker stopped nobody writes, and it does nothing."""
+    """Have every writer look who owns a client; with the broker stopped nobody writes, and it does nothing.
+
+    :param require_trigger: there are writers that do not ask, so PostgreSQL has to refuse them (templated).
+    """
+
+    template_fields: Sequence[str] = (*OnlineOperator.template_fields, "require_trigger")
+
+    def __init__(self, *, require_trigger: bool | str = "{{ params.require_trigger }}", **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.require_trigger = require_trigger
 
     def execute(self, context: Context) -> Any:
         """Arm the chosen cohorts of the plan."""
@@ -117,7 +126,7 @@ class ArmCohortsOperator(OnlineOperator):
 
     def step(self, driver: OnlineDriver) -> Any:
         """Arm the cohorts."""
-        return self.told(driver.arm(self.chosen()))
+        return self.told(driver.arm(self.chosen(), require_trigger=flag("require_trigger", self.require_trigger)))
 
 
 class CatchUpOperator(OnlineOperator):

@@ -28,6 +28,7 @@ from queuekeeper.errors import (
     StoreFull,
 )
 from queuekeeper.keyspace import client_slot
+from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import CohortState, LedgerRow, MigrationPlan, PlanState
 from queuekeeper.migration.online.brake import Brake, Limits, Load
@@ -225,16 +226,20 @@ class OnlineDriver:
 
     # --- steps on the way --------------------------------------------------------------------------------------
 
-    def arm(self, cohorts: Sequence[int] | None = None) -> StepReport:
+    def arm(self, cohorts: Sequence[int] | None = None, *, require_trigger: bool = False) -> StepReport:
         """Have every write of these cohorts' clients look who owns them; they stay PostgreSQL's.
 
         Waits until nobody writes any more who began before.
 
-        :raises RefusedError: when the clocks of the servers differ too much, or another plan moves the same slots.
+        :param require_trigger: there are writers that do not ask, so PostgreSQL has to refuse them.
+        :raises RefusedError: when the clocks of the servers differ too much, another plan moves the same slots, or the
+            trigger for other writers is required and not there.
         """
         begun = time.monotonic()
         with self._opened() as (connection, client, online, plan):
             check_skew(connection, client)
+            if require_trigger:
+                check_trigger(connection)
             wanted = plan.choose(None) if cohorts is None else list(cohorts)
             online.arm(plan, wanted)
             owners = OwnerStore(connection)
@@ -749,6 +754,21 @@ def share_of(plan: MigrationPlan, percent: int, *, first: Sequence[int] = ()) ->
         found.append(each.cohort)
         held += each.sessions
     return tuple(found)
+
+
+def check_trigger(connection: Connection) -> None:
+    """Check that PostgreSQL refuses writers that do not ask who owns a session.
+
+    :raises RefusedError: naming the table that is not guarded.
+    """
+    missing = [
+        each.table for each in foreign_writers.state(connection).triggers if not (each.installed and each.enabled)
+    ]
+    if missing:
+        raise RefusedError(
+            f"writers that do not ask are not refused in {' and '.join(missing)}: install the trigger first (queuekeeper "
+            "migrate trigger install), or say that every writer asks; nothing was armed"
+        )
 
 
 def check_approval_age(ledger: MigrationLedger, plan_id: str, *, limit_s: float) -> None:
