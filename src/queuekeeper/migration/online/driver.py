@@ -766,8 +766,8 @@ def check_trigger(connection: Connection) -> None:
     ]
     if missing:
         raise RefusedError(
-            f"writers that do not ask are not refused in {' and '.join(missing)}: install the trigger first (queuekeeper "
-            "migrate trigger install), or say that every writer asks; nothing was armed"
+            f"writers that do not ask are not refused in {' and '.join(missing)}: install the trigger first "
+            "(queuekeeper migrate trigger install), or say that every writer asks; nothing was armed"
         )
 
 
