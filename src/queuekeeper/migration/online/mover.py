@@ -358,6 +358,9 @@ class SessionMover:
             if number and report.outcome is Outcome.BUSY:
                 # Who has fenced it may have died: the last try comes when that fence has ended.
                 await asyncio.sleep(LEASE_MS / 1_000 / (TRIES - 1))
+            elif number:
+                # Fence upon fence would keep callers out for longer than they wait: they get as much time in between.
+                await asyncio.sleep(self._lease_ms / 1_000)
             await before(client_id)
             report = await move(client_id)
             if report.outcome not in (Outcome.LATE, Outcome.BUSY):
