@@ -93,8 +93,9 @@ def test_for_people_it_says_the_same_in_words(world: OnlineWorld) -> None:
         ONLINE.run("cut-over", PLAN_ID, "--dry-run").stdout.split()
     )
     # Nobody has said yes.
-    refused = ONLINE.run("cut-over", PLAN_ID, given=b"n\n")
-    assert refused.exit_code != 0
+    for verb in ("rehearse", "cut-over"):
+        assert ONLINE.run(verb, PLAN_ID, given=b"n\n").exit_code != 0
+    assert world.online.control(PLAN_ID).canary == ()
     assert world.all_owners() == {"postgres"}
     result = ONLINE.run("cut-over", PLAN_ID, "--yes")
     assert result.exit_code == 0

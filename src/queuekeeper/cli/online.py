@@ -164,8 +164,10 @@ def rehearse(
     Example: `queuekeeper online rehearse 0123456789abcdef --percent 1`
     """
     driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json)
-    canary = driver.choose_canary(percent)
-    context.confirm(f"The clients of {len(canary):,} cohorts will go to Redis and back.", yes=yes, as_json=as_json)
+    context.confirm(
+        f"Cohorts with at least {percent} % of the clients will go to Redis and back.", yes=yes, as_json=as_json
+    )
+    driver.choose_canary(percent)
     reports = driver.rehearse()
 
     def pretty(out: Console) -> None:
