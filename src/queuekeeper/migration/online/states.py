@@ -42,7 +42,7 @@ EDGES = (
         before=OnlineState.PLANNED,
         after=OnlineState.COPYING,
         verb="arm",
-        undo="disarm: the copies in Redis are dropped, PostgreSQL serves as before",
+        undo="disarm: PostgreSQL serves as before; the copies in Redis stay, and nobody can use them",
     ),
     Edge(
         before=OnlineState.COPYING,
