@@ -493,6 +493,19 @@ def test_patience_has_an_end_and_leaves_the_others_alone(world: RouterWorld) -> 
     assert payloads(store) == [b"a"]
 
 
+def test_what_is_learned_when_patience_is_over_is_tried_once(world: RouterWorld) -> None:
+    # As when PostgreSQL takes longer than that to say who owns the session now.
+    store = world.store()
+    operations_of(store)._patience_s = 0.0
+    save(store, batch(b"a"))
+    assert world.move(C, "redis")
+    assert payloads(store) == [b"a"]
+    assert world.move(C, "postgres")
+    assert store.ack(C, [Ack(packet_id=1)]).removed == 1
+    assert world.move(C, "redis")
+    assert save(store, batch(b"b"))[0].packet_ids == (2,)
+
+
 def test_store_that_goes_on_refusing_is_named(world: RouterWorld) -> None:
     store = impatient(world)
     save(store, batch(b"a"))

@@ -180,6 +180,7 @@ class _Patience:
     def __init__(self, ends_s: float) -> None:
         self.ends_s = ends_s
         self.pause_s = 0.0
+        self.is_over = False
 
     def note(self, *, in_vain: bool) -> None:
         """Set the next pause; where the owner has changed, a try is worth more than a pause.
@@ -612,17 +613,19 @@ class RouterOperations:
         fresh = yield from self._look_up(list(refused), failed, may_be_old=False)
         helped = yield from self._help(refused, fresh, failed)
         fresh = {client_id: now for client_id, now in fresh.items() if client_id not in failed}
-        if self._clock() >= patience.ends_s:
-            for client_id, now in fresh.items():
-                failed[client_id] = self._given_up(client_id, now, refused[client_id].error)
-            return {}
+        ended = self._clock() >= patience.ends_s
         in_vain = False
         for client_id, now in fresh.items():
             used = refused[client_id].used
             is_news = (now.owner, now.epoch) != (used.owner, used.epoch) or client_id in helped
-            in_vain |= now.fenced_until_ms is not None or not is_news
+            waits = now.fenced_until_ms is not None or not is_news
+            in_vain |= waits
+            # What was learned so late, as PostgreSQL was slow to answer, is tried once.
+            if ended and (waits or patience.is_over):
+                failed[client_id] = self._given_up(client_id, now, refused[client_id].error)
+        patience.is_over = ended
         patience.note(in_vain=in_vain)
-        return fresh
+        return {client_id: now for client_id, now in fresh.items() if client_id not in failed}
 
     def _help(
         self, refused: dict[str, _Refused], fresh: dict[str, Ownership], failed: dict[str, QueuekeeperError]
