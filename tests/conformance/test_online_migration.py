@@ -439,6 +439,24 @@ def test_commit_that_was_interrupted_is_finished_by_the_next_one(few: OnlineWorl
     assert few.sql("SELECT count(*) FROM queuekeeper.session_owners WHERE mirrored") == [(0,)]
 
 
+def test_commit_is_not_finished_over_a_later_plan(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    driver.soak(seconds=0)
+    driver.commit()
+    few.plan(count=2, plan_id="fedcba9876543210")
+    later = few.driver()
+    later.arm()
+    with few.router() as router:
+        save(router, "newcomer-1", b"a")
+    few.to_redis(later)
+    assert "mirror" in few.fields("newcomer-1")
+
+    with pytest.raises(RefusedError, match="plan 0123456789abcdef is committed, and plan fedcba9876543210 is at work"):
+        driver.commit()
+    assert "mirror" in few.fields("newcomer-1")
+    assert later.roll_back([each.cohort for each in few.online.load("fedcba9876543210")]).left == {}
+
+
 def test_second_plan_over_the_same_slots_is_refused_until_the_first_has_ended(few: OnlineWorld) -> None:
     driver = few.driver()
     driver.arm()

@@ -125,7 +125,7 @@ class OnlineCohorts:
                         self._rows("arm_online_cohort", {"plan_id": plan.plan_id, "cohort": each.cohort} | slots)
                 self._rows("make_online_control", {"plan_id": plan.plan_id})
         except psycopg.errors.ExclusionViolation:
-            others = [str(row[0]) for row in self._rows("moving_plans", {"plan_id": plan.plan_id})]
+            others = self.moving_plans(plan.plan_id)
             raise RefusedError(
                 f"plan {' and '.join(others) or 'of somebody else'} moves the same slots: commit it, or roll it back "
                 "and disarm it (queuekeeper online status shows where it stands), then arm this one"
@@ -133,6 +133,10 @@ class OnlineCohorts:
         found = self.load(plan.plan_id, cohorts)
         check_states(((each.cohort, each.state) for each in found), (OnlineState.COPYING,), verb="arm")
         return found
+
+    def moving_plans(self, plan_id: str) -> list[str]:
+        """Return which other plans have cohorts that move, or may move, at this moment."""
+        return [str(row[0]) for row in self._rows("moving_plans", {"plan_id": plan_id})]
 
     def take(self, plan_id: str, cohorts: Sequence[int]) -> int:
         """Become the driver of cohorts; the one before is refused from now on.

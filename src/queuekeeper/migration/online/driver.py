@@ -394,6 +394,14 @@ class OnlineDriver:
         with self._opened() as (connection, client, online, plan):
             states, done = (OnlineState.SOAKING,), (OnlineState.COMMITTED,)
             found = self._chosen(online, cohorts, states, verb="commit", done=done)
+            others = online.moving_plans(self._plan_id)
+            if others and all(each.state in done for each in found):
+                # Clients may be theirs by now, and mirrored for them.
+                raise RefusedError(
+                    f"plan {self._plan_id} is committed, and plan {others[0]} is at work: it has the last word on what "
+                    "moves now, and ends the mirror of its clients"
+                )
+            found = [each for each in found if not others or each.state not in done]
             _check_clean(found)
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
