@@ -3,7 +3,7 @@
 ``python benchmarks/online_migration.py --clients 5000 --messages 10 --rate 300`` fills a private PostgreSQL, and leads
 all clients to Redis and back under a load, then to Redis for good. The load is a process of its own that calls a router
 at the rate that was asked for: one message is saved for a client by chance, or what waits for it is fetched and
-confirmed. A probe sends PING to Redis every 2 ms. A line of the table is one step; the first is the load alone, on
+confirmed. A process keeps the mirror up to date, and a probe sends PING to Redis every 2 ms. A line of the table is one step; the first is the load alone, on
 PostgreSQL, and the last the load alone, on Redis without a mirror. Rates are of this machine and of what else it does.
 """
 
@@ -78,6 +78,7 @@ class Line:
     :param fenced_p50_ms: how long a client was fenced; none where none was.
     :param router: calls of the load.
     :param ping: answers of Redis.
+    :param lag_s: most that the mirror was behind.
     """
 
     step: str
@@ -88,6 +89,7 @@ class Line:
     fenced_longest_ms: float | None
     router: Waits
     ping: Waits
+    lag_s: float
 
 
 def names(count: int) -> list[str]:
@@ -212,6 +214,23 @@ def probe(url: str, stop: EventType, out: Connection) -> None:
     out.send(found)
 
 
+def follow(postgres_url: str, redis_url: str, movers: int, stop: EventType, out: Connection) -> None:
+    """Keep the mirror up to date until told to stop, then say how far it was behind after each pass."""
+    driver = OnlineDriver(
+        postgres_url=postgres_url, redis_url=redis_url, plan_id=PLAN_ID, actor="benchmark", count=movers, tell=_silent
+    )
+    found: list[tuple[float, str, float]] = []
+    out.send("ready")
+    while not stop.wait(0.2):
+        begun_s = time.monotonic()
+        found.append((begun_s, "mirror", 1_000 * driver.mirror().lag_s))
+    out.send(found)
+
+
+def _silent(_: str) -> None:
+    """Say nothing."""
+
+
 @contextmanager
 def beside(function: Callable[..., None], *words: Any) -> Iterator[list[Call]]:
     """Let another process measure while the block runs; its calls are there afterwards."""
@@ -283,17 +302,10 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
         def wait() -> None:
             time.sleep(arguments.seconds)
 
-        def mirrored() -> MirrorReport:
-            ends_s = time.monotonic() + arguments.seconds
-            while True:
-                report = driver.mirror()
-                if time.monotonic() >= ends_s:
-                    return report
-                time.sleep(0.5)
-
         with (
             beside(load, url, server.url, clients, arguments.rate) as calls,
             beside(probe, server.url) as pings,
+            beside(follow, url, server.url, arguments.movers) as lags,
         ):
             time.sleep(1)
             step("load on PostgreSQL alone", wait)
@@ -301,7 +313,7 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
             step("catch up", driver.catch_up)
             step("verify", driver.verify)
             step("cut over", driver.cut_over)
-            step("on Redis, mirrored", mirrored)
+            step("on Redis, mirrored", wait)
             step("roll back", driver.roll_back)
             step("catch up again", driver.catch_up)
             step("verify again", driver.verify)
@@ -309,7 +321,7 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
             step("soak", lambda: driver.soak(seconds=1))
             step("commit", driver.commit)
             step("load on Redis alone", wait)
-        lines = [_line(name, begun_s, ended_s, report, calls, pings) for name, begun_s, ended_s, report in steps]
+        lines = [_line(name, begun_s, ended_s, report, calls, pings, lags) for name, begun_s, ended_s, report in steps]
         with postgres.connect(url) as connection, server.client() as client:
             machine = facts(connection, client)
     finally:
@@ -332,6 +344,7 @@ def _line(
     report: StepReport | MirrorReport | None,
     calls: Sequence[Call],
     pings: Sequence[Call],
+    lags: Sequence[Call],
 ) -> Line:
     moved = report if isinstance(report, StepReport) else None
     return Line(
@@ -343,6 +356,7 @@ def _line(
         fenced_longest_ms=None if moved is None else _rounded(moved.fenced_longest_ms),
         router=waits(calls, begun_s, ended_s),
         ping=waits(pings, begun_s, ended_s),
+        lag_s=round(waits(lags, begun_s, ended_s).longest_ms / 1_000, 2),
     )
 
 
@@ -367,7 +381,7 @@ def show(result: dict[str, Any]) -> None:
         print(
             f"| {line['step']} | {line['seconds']:.1f} | {rate} | {fenced} | "
             f"{router['p50_ms']:.1f} / {router['p99_ms']:.1f} / {router['longest_ms']:.0f} | "
-            f"{ping['p50_ms']:.2f} / {ping['p99_ms']:.2f} |"
+            f"{ping['p50_ms']:.2f} / {ping['p99_ms']:.2f} | {line['lag_s'] or ''} |"
         )
 
 
@@ -377,7 +391,7 @@ def main() -> None:
     parser.add_argument("--clients", type=int, default=5_000)
     parser.add_argument("--messages", type=int, default=10, help="that wait for each client at the beginning")
     parser.add_argument("--rate", type=float, default=200.0, help="calls of the load per second")
-    parser.add_argument("--movers", type=int, default=4)
+    parser.add_argument("--movers", type=int, default=8)
     parser.add_argument("--lease-ms", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each step in which nothing moves")
     parser.add_argument("--fsync", choices=["always", "everysec"], default="everysec", help="of Redis's file")
