@@ -121,7 +121,10 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
             letters=letters(status),
             states=STATE_MARKS,
             counts=status.counts(),
-            steps=[(step, step_words(step)) for step in (status.copy, status.verify)],
+            # With devices connected each client is compared by itself, and the owners are what moves.
+            steps=[
+                (step, step_words(step)) for step in ((status.copy,) if found.online else (status.copy, status.verify))
+            ],
             fates=[] if found.totals is None else [(name, getattr(found.totals, name)) for name in FATES],
             fate_meanings=FATE_MEANINGS,
             difference_meanings=DIFFERENCE_MEANINGS,

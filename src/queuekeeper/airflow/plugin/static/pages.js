@@ -71,6 +71,7 @@ function follow(part) {
       }
       for (const [id, [value, most]] of Object.entries(found.bars)) {
         const bar = document.getElementById(id);
+        if (!bar) continue;
         bar.max = most;
         bar.value = value;
       }
