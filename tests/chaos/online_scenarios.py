@@ -79,7 +79,7 @@ class Stage:
         """Arm the only cohort, and take it over."""
         with postgres.connect(self._postgres_url, autocommit=True) as connection:
             plan = save_plan(connection, [CLIENT], count=1)
-        self.online.arm(plan, [0])
+        self.online.arm(plan, [0], actor="test")
         caller = await self._stack.enter_async_context(await redis_async.connect(self._redis_url))
         self.router = await self._stack.enter_async_context(
             AsyncSessionRouter(caller, self._postgres_url, patience_s=1.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -11,7 +12,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import audit, postgres
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavailable, StaleDriver
 from queuekeeper.keyspace import payload_key, session_keys
@@ -621,6 +622,21 @@ def test_epochs_go_on_when_a_plan_is_disarmed_and_armed_again(few: OnlineWorld) 
 
     assert int(few.fields(C)["epoch"]) > epoch
     assert payloads(few.at_redis, C) == [b"1", b"2", b"3", b"4"]
+
+
+def test_who_did_what_with_the_cohorts_is_in_the_audit_and_its_chain_holds(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    driver.roll_back()
+    driver.disarm()
+
+    with postgres.connect(few.postgres_url, autocommit=True) as connection:
+        entries = list(audit.read_chain(connection))
+        report = audit.verify_chain(entries)
+    assert report.is_whole
+    assert {entry.subject for entry in entries} == {PLAN_ID}
+    states = [json.loads(entry.effect).get("state") for entry in entries]
+    way = ["copying", "caught_up", "verified", "cutting_over", "on_redis", "rolling_back", "copying", "planned"]
+    assert [state for state in states if state is not None] == way
 
 
 # --- servers, people, clocks -------------------------------------------------------------------------------------

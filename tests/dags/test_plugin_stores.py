@@ -275,7 +275,7 @@ def test_clients_that_change_their_owner_are_counted_and_the_change_is_paused_fr
     assert "Owners of the clients" not in empty.browser.get(f"/migration/{plan_id}", page=True).text
     online = OnlineCohorts(empty.connection)
     plan = MigrationLedger(empty.connection).load_plan(plan_id)
-    online.arm(plan, [0, 1])
+    online.arm(plan, [0, 1], actor="operator")
     empty.connection.execute(
         "INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch)"
         " SELECT 'c' || n, n, CASE WHEN n < 3 THEN 'redis' ELSE 'postgres' END, 1 FROM generate_series(0, 9) AS n"

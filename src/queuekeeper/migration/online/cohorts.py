@@ -110,11 +110,12 @@ class OnlineCohorts:
             for row in self._rows("online_cohorts", {"plan_id": plan_id, "cohorts": wanted})
         ]
 
-    def arm(self, plan: MigrationPlan, cohorts: Sequence[int]) -> list[OnlineCohort]:
+    def arm(self, plan: MigrationPlan, cohorts: Sequence[int], *, actor: str) -> list[OnlineCohort]:
         """Have ownership noted and checked for all clients of cohorts; they stay PostgreSQL's.
 
         Who writes without having seen this has to end first: see ``sessions.owners``.
 
+        :param actor: person or program that asked for it, for the audit.
         :raises RefusedError: when a cohort is further already, or another plan moves its slots.
         """
         try:
@@ -124,6 +125,7 @@ class OnlineCohorts:
                         slots = {"slot_first": each.slot_first, "slot_last": each.slot_last}
                         self._rows("arm_online_cohort", {"plan_id": plan.plan_id, "cohort": each.cohort} | slots)
                 self._rows("make_online_control", {"plan_id": plan.plan_id})
+                self._record(plan.plan_id, list(cohorts), OnlineState.COPYING, actor=actor)
         except psycopg.errors.ExclusionViolation:
             others = self.moving_plans(plan.plan_id)
             raise RefusedError(
@@ -164,10 +166,11 @@ class OnlineCohorts:
                 return
             values = {"plan_id": plan_id, "cohorts": moving, "driver": driver, "state": str(after)}
             self._check_all(moving, self._rows("set_online_state", values))
-            effect = {"kind": "online_state", "state": str(after), "cohorts": len(moving), "first_cohort": moving[0]}
-            audit.record(
-                self._connection, actor=actor, action=audit.Action.APPLY, subject=f"plan {plan_id}", effect=effect
-            )
+            self._record(plan_id, moving, after, actor=actor)
+
+    def _record(self, plan_id: str, cohorts: Sequence[int], state: OnlineState, *, actor: str) -> None:
+        effect = {"kind": "online_state", "state": str(state), "cohorts": len(cohorts), "first_cohort": cohorts[0]}
+        audit.record(self._connection, actor=actor, action=audit.Action.APPLY, subject=plan_id, effect=effect)
 
     def set_default_owner(self, plan_id: str, cohorts: Sequence[int], *, driver: int, owner: str) -> None:
         """Say to whom clients belong that come for the first time.
@@ -197,14 +200,14 @@ class OnlineCohorts:
         values = {"plan_id": plan_id, "cohorts": list(cohorts), "driver": driver, "at_ms": at_ms}
         self._check_all(cohorts, self._rows("clean_online_cohorts", values))
 
-    def disarm(self, plan_id: str, cohorts: Sequence[int], *, driver: int) -> None:
+    def disarm(self, plan_id: str, cohorts: Sequence[int], *, driver: int, actor: str) -> None:
         """Forget the owners of cohorts whose clients are all PostgreSQL's.
 
+        :param actor: person or program that asked for it, for the audit.
         :raises StaleDriver: when somebody else has taken a cohort over.
         """
         with self._transaction():
-            values = {"plan_id": plan_id, "cohorts": list(cohorts), "driver": driver, "state": str(OnlineState.PLANNED)}
-            self._check_all(cohorts, self._rows("set_online_state", values))
+            self.move(plan_id, cohorts, driver=driver, after=OnlineState.PLANNED, actor=actor)
             self._rows("forget_online_owners", {"plan_id": plan_id, "cohorts": list(cohorts)})
 
     def clients(
@@ -264,7 +267,7 @@ class OnlineCohorts:
                 self._connection,
                 actor=actor,
                 action=audit.Action.THROTTLE,
-                subject=f"plan {plan_id}",
+                subject=plan_id,
                 effect={"paused": paused},
             )
 
@@ -282,7 +285,7 @@ class OnlineCohorts:
                 self._connection,
                 actor=actor,
                 action=audit.Action.THROTTLE,
-                subject=f"plan {plan_id}",
+                subject=plan_id,
                 effect={"clients_per_s": clients_per_s},
             )
 

@@ -241,7 +241,7 @@ class OnlineDriver:
             if require_trigger:
                 check_trigger(connection)
             wanted = plan.choose(None) if cohorts is None else list(cohorts)
-            online.arm(plan, wanted)
+            online.arm(plan, wanted, actor=self._actor)
             owners = OwnerStore(connection)
             owners.wait_for_writers()
             with connect(self._postgres_url) as reader:
@@ -465,7 +465,7 @@ class OnlineDriver:
             found = self._chosen(online, cohorts, states, verb="disarm")
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
-            online.disarm(self._plan_id, numbers, driver=driver)
+            online.disarm(self._plan_id, numbers, driver=driver, actor=self._actor)
 
     # --- canary ------------------------------------------------------------------------------------------------
 
