@@ -3,9 +3,9 @@
 ``python benchmarks/online_migration.py --clients 5000 --messages 10 --rate 300`` fills a private PostgreSQL, and leads
 all clients to Redis and back under a load, then to Redis for good. The load is a process of its own that calls a router
 at the rate that was asked for: one message is saved for a client by chance, or what waits for it is fetched and
-confirmed. Another process keeps the mirror up to date, and a probe sends PING to Redis every 2 ms. A line of the table is
-one step; the first is the load alone, on PostgreSQL, and the last the load alone, on Redis without a mirror. Rates are of
-this machine and of what else it does.
+confirmed. Another process keeps the mirror up to date, and a probe sends PING to Redis every 2 ms. A line of the table
+is one step; the first is the load alone, on PostgreSQL, and the last the load alone, on Redis without a mirror. Rates
+are of this machine and of what else it does.
 """
 
 from __future__ import annotations
