@@ -18,6 +18,7 @@ from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavai
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.online.driver import check_approval_age, check_four_eyes
+from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.router import SessionRouter
 from queuekeeper.sessions.snapshot import differences
@@ -639,6 +640,26 @@ def test_who_did_what_with_the_cohorts_is_in_the_audit_and_its_chain_holds(few: 
     assert [state for state in states if state is not None] == way
 
 
+def test_cut_over_that_has_come_to_its_end_is_repeated_without_effect(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    epoch = few.fields(C)["epoch"]
+
+    again = driver.cut_over()
+
+    assert (again.clients, again.outcomes) == (0, {})
+    assert few.fields(C)["epoch"] == epoch
+    assert few.states() == {"on_redis"}
+
+
+def test_what_is_on_its_way_back_can_be_compared(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    number = few.online.take(PLAN_ID, [0])
+    few.online.move(PLAN_ID, [0], driver=number, after=OnlineState.ROLLING_BACK, actor="test")
+
+    assert driver.verify().outcomes == {"equal": len(STRANGE)}
+    assert driver.roll_back().outcomes == {"moved": len(STRANGE)}
+
+
 # --- servers, people, clocks -------------------------------------------------------------------------------------
 
 
@@ -816,9 +837,8 @@ def test_what_is_done_is_found_done(few: OnlineWorld) -> None:
     assert driver.catch_up().written == 0
     for _ in range(2):
         driver.verify()
-    driver.cut_over()
-    with pytest.raises(RefusedError, match="cohort 0 is on_redis: to cut over it has to be"):
-        driver.cut_over()
+    assert driver.cut_over().outcomes == {"moved": len(STRANGE)}
+    assert driver.cut_over().outcomes == {}
     driver.soak(seconds=0)
     driver.soak(seconds=0)
     assert driver.roll_back().outcomes == {"moved": len(STRANGE)}

@@ -268,10 +268,13 @@ class OnlineDriver:
     def verify(self, cohorts: Sequence[int] | None = None) -> StepReport:
         """Compare every client in both stores; cohorts without a difference may go on.
 
+        A copy that is behind is brought up to date before it is judged, since its client may be at work.
+
         :raises CheckFailed: when clients differ; nothing has changed then.
         """
         with self._opened() as (connection, _, online, plan):
-            found = self._chosen(online, cohorts, tuple(OnlineState)[1:7], verb="verify")
+            states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED, *MIRRORED)
+            found = self._chosen(online, cohorts, states, verb="verify")
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
             # What is known of the servers is noted first: a failover meanwhile shows.
@@ -304,13 +307,17 @@ class OnlineDriver:
         return report
 
     def cut_over(self, cohorts: Sequence[int] | None = None) -> StepReport:
-        """Give the clients of verified cohorts to Redis, the quietest first.
+        """Give the clients of verified cohorts to Redis, the quietest first; those that are there are left alone.
 
         :raises RefusedError: when a cohort is not verified, or has to be verified again, or the canary was not
             rehearsed yet.
         """
         with self._opened() as (_, _, online, _plan):
-            found = self._chosen(online, cohorts, (OnlineState.VERIFIED, OnlineState.CUTTING_OVER), verb="cut over")
+            states, done = (OnlineState.VERIFIED, OnlineState.CUTTING_OVER), (OnlineState.ON_REDIS,)
+            chosen = self._chosen(online, cohorts, states, verb="cut over", done=done)
+            found = [each for each in chosen if each.state not in done]
+            if not found:
+                return _Tally().report(self._plan_id, "cut over", [each.cohort for each in chosen], seconds=0.0)
             _check_clean(found)
             numbers = [each.cohort for each in found]
             self._check_canary(online, numbers)
