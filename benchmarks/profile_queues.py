@@ -6,6 +6,7 @@ Everything happens on private servers and in one run, the ways taking turns, so 
 
 quiet      nobody but a client that pings and saves messages, a few hundred times a second
 profile    the same client beside a profile without contents, with Spark already up
+throttled  the same at a fraction of that speed, as on a server that others need
 contents   the same beside a profile that judges contents, too
 
 With ``--memory`` the job is started as an operator would, for a tenth of the queues and for all of them.
@@ -53,7 +54,7 @@ from queuekeeper.sessions.wire import message_json
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-QUIET, PROFILE, CONTENTS = "quiet", "profile", "contents"
+QUIET, PROFILE, THROTTLED, CONTENTS = "quiet", "profile", "throttled", "contents"
 _PAUSE_S = 0.003
 _LIFE_MS = 86_400_000
 _MESSAGES_PER_PIPELINE = 20_000
@@ -101,6 +102,7 @@ class Memory:
 class Stand:
     """Servers and Spark.
 
+    :param throttle_references_per_s: of the throttled way.
     :param quiet_s: how long the client is alone.
     """
 
@@ -108,6 +110,7 @@ class Stand:
     postgres: PostgresServer
     postgres_url: str
     redis: RedisServer
+    throttle_references_per_s: int
     quiet_s: float = 5.0
 
 
@@ -208,13 +211,13 @@ def quiet(stand: Stand) -> int:
     return 0
 
 
-def profile(stand: Stand, *, contents: bool = False) -> int:
+def profile(stand: Stand, *, contents: bool = False, throttle_references_per_s: int | None = None) -> int:
     """Profile all queues."""
     report = profile_redis(
         stand.spark,
         redis_url=stand.redis.url,
         postgres_url=stand.postgres_url,
-        parameters=ProfileParameters(contents=contents),
+        parameters=ProfileParameters(contents=contents, throttle_references_per_s=throttle_references_per_s),
         now_ms=system_clock(),
         profile_id="benchmark",
         key=_KEY,
@@ -225,6 +228,7 @@ def profile(stand: Stand, *, contents: bool = False) -> int:
 WAYS: dict[str, Callable[[Stand], int]] = {
     QUIET: quiet,
     PROFILE: profile,
+    THROTTLED: lambda stand: profile(stand, throttle_references_per_s=stand.throttle_references_per_s),
     CONTENTS: lambda stand: profile(stand, contents=True),
 }
 
@@ -355,6 +359,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
                 postgres=postgres,
                 postgres_url=postgres.create_database("benchmark"),
                 redis=server,
+                throttle_references_per_s=arguments.throttle,
             )
             size = {"references": arguments.references, "payload_bytes": arguments.payload_bytes}
             tenth = max(1, arguments.queues // 10)
@@ -387,11 +392,13 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--references", type=int, default=50, help="of each queue")
     parser.add_argument("--payload-bytes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--throttle", type=int, default=25_000, help="references per second of the throttled way")
     parser.add_argument("--server", choices=("valkey", "redis"), default="valkey")
     parser.add_argument("--memory", action="store_true", help="also measure memory at a tenth of the queues and all")
     parser.add_argument("--json", type=Path, help="where to write the result; a name in benchmarks/results if absent")
     arguments = parser.parse_args(words)
-    if min(arguments.queues, arguments.references, arguments.payload_bytes, arguments.rounds) < 1:
+    counts = (arguments.queues, arguments.references, arguments.payload_bytes, arguments.rounds, arguments.throttle)
+    if min(counts) < 1:
         parser.error("counts must be 1 or more")
     console = Console()
     try:

@@ -33,7 +33,12 @@ def test_all_ways_take_turns_beside_a_client_that_is_timed(
     valkey_url: str,
 ) -> None:
     stand = benchmark.Stand(
-        spark=spark, postgres=postgres_server, postgres_url=postgres_url, redis=redis_servers("valkey"), quiet_s=0.2
+        spark=spark,
+        postgres=postgres_server,
+        postgres_url=postgres_url,
+        redis=redis_servers("valkey"),
+        throttle_references_per_s=1_000,
+        quiet_s=0.2,
     )
     benchmark.fill(valkey_url, first=0, queues=20, references=30, payload_bytes=64)
     said: list[str] = []
@@ -42,7 +47,7 @@ def test_all_ways_take_turns_beside_a_client_that_is_timed(
 
     assert said == ["round 1"]
     assert {way: sample.references >= 600 for way, (sample,) in rounds.items()} == {
-        "quiet": False, "profile": True, "contents": True,
+        "quiet": False, "profile": True, "throttled": True, "contents": True,
     }  # fmt: skip
     for (sample,) in rounds.values():
         assert [latency.operation for latency in sample.latencies] == ["ping", "save"]
@@ -54,7 +59,9 @@ def test_all_ways_take_turns_beside_a_client_that_is_timed(
     assert summary["quiet"]["latencies"]["save"]["p99_times_quiet"] == 1
 
 
-@pytest.mark.parametrize("words", [("--rounds", "0"), ("--queues", "-1"), ("--server", "memcached")])
+@pytest.mark.parametrize(
+    "words", [("--rounds", "0"), ("--throttle", "0"), ("--queues", "-1"), ("--server", "memcached")]
+)
 def test_impossible_wishes_are_refused_before_anything_is_started(
     benchmark: Any, words: tuple[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
