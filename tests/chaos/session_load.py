@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
@@ -17,6 +17,7 @@ from queuekeeper.errors import ServerUnavailable
 from queuekeeper.sessions.model import Ack, NewMessage, PendingMessage, Refusal, SessionSave
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.writer import MessageRefused, SessionWriter
+from tests.chaos.support import refusals
 
 Kind: TypeAlias = Literal["blocking", "asyncio", "writer"]
 KINDS: tuple[Kind, ...] = ("blocking", "asyncio", "writer")
@@ -380,3 +381,9 @@ def clients_of(url: str) -> Iterator[list[Any]]:
     """Open a plain client to every master."""
     with redis_client.connect(url) as client:
         yield [node for _, node in redis_client.nodes(client)]
+
+
+def met_a_moving_slot(url: str, *, refused: Set[str] = frozenset({"ASK", "MOVED", "TRYAGAIN"})) -> bool:
+    """Return whether calls have met a slot that moves between the servers of a cluster, in each of these ways."""
+    with clients_of(url) as nodes:
+        return refused <= refusals(nodes)
