@@ -18,7 +18,7 @@ from urllib.parse import urlsplit
 import httpx
 import psutil
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import FrameLocator, expect
 from rich.console import Console
 
 from queuekeeper import postgres, redis_client
@@ -390,6 +390,14 @@ def test_copy_whose_task_and_then_its_redis_are_killed_leaves_no_driver_and_is_f
     assert sum(row.differences for row in rows) == 0
 
 
+def started_run(frame: FrameLocator) -> str:
+    """Return the run that a form says it has started."""
+    expect(frame.get_by_role("status")).to_contain_text("Run manual__")
+    found = re.search(r"manual__[0-9T:.+-]+", frame.get_by_role("status").inner_text())
+    assert found is not None
+    return found[0]
+
+
 def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
     world: World, client: AirflowClient, tmp_path: Path
 ) -> None:
@@ -405,8 +413,7 @@ def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
         frame.locator("[name=canary_steps_percent]").fill("50,100")
         page.screenshot(path=tmp_path / "1-form.png", full_page=True)
         frame.get_by_role("button", name="Start the run").click()
-        expect(frame.get_by_role("status")).to_contain_text("Run manual__")
-        (run,) = [each["dag_run_id"] for each in client.call("GET", f"/dags/{DAG}/dagRuns")["dag_runs"]][:1]
+        run = started_run(frame)
         asked(client, run)
         plan = world.ledger.load_plan(world.ledger.plan_of_run(run))
 
@@ -433,12 +440,11 @@ def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
         frame.get_by_role("link", name="a rollback").click()
         expect(frame.locator("[name=plan_id]")).to_have_value(plan.plan_id)
         frame.get_by_role("button", name="Start the run").click()
-        expect(frame.get_by_role("status")).to_contain_text("Run manual__")
-        (back,) = client.call("GET", "/dags/session_rollback/dagRuns")["dag_runs"]
-        question = airflow_runs.asked("session_rollback", client, back["dag_run_id"])
+        back = started_run(frame)
+        question = airflow_runs.asked("session_rollback", client, back)
         assert question["subject"] == f"Give {clients:,} clients back to PostgreSQL?"
-        airflow_runs.decide("session_rollback", client, back["dag_run_id"], "Approve")
-        assert client.wait_for_run("session_rollback", back["dag_run_id"], timeout_s=300) == "success"
+        airflow_runs.decide("session_rollback", client, back, "Approve")
+        assert client.wait_for_run("session_rollback", back, timeout_s=300) == "success"
 
         # Nobody commits what has gone back; the report is written all the same.
         client.answer(DAG, run, "approve_commit", options=["Reject"])
