@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -70,9 +71,9 @@ class OnlineOperator(BaseOperator):
         )
         return self.step(driver)
 
+    @abstractmethod
     def step(self, driver: OnlineDriver) -> Any:
         """Do the step and return what it came to."""
-        raise NotImplementedError
 
     def chosen(self) -> list[int] | None:
         """Return the cohorts to work on; none for all that are so far."""
