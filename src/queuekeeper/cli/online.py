@@ -6,6 +6,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -261,12 +262,17 @@ def mirror(
 
     with context.until_signal(stop):
         while going:
-            show(driver.mirror(dry_run=dry_run), as_json=as_json, pretty=_lag_line)
+            report = driver.mirror(dry_run=dry_run)
+            words = (
+                f"mirror: {report.behind:,} of {report.clients:,} clients were behind, by {report.lag_s:,.1f} s; "
+                f"{report.written:,} written, {report.refused:,} refused"
+            )
+            show(report, as_json=as_json, pretty=partial(_print, words))
             time.sleep(0.5)
 
 
-def _lag_line(out: Console) -> None:
-    out.print("mirror: one pass done")
+def _print(words: str, out: Console) -> None:
+    out.print(words)
 
 
 @app.command()
