@@ -588,7 +588,7 @@ def main(words: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(words)
     if min(arguments.messages, arguments.sessions, arguments.rounds, arguments.naive_messages) < 1:
         parser.error("counts must be 1 or more")
-    console = Console()
+    console = Console() if sys.stdout.isatty() else Console(width=120)
     try:
         result = run(arguments, console)
     except RefusedError as error:

@@ -511,11 +511,19 @@ def check_dispatched(connection: Connection, events: int) -> None:
 
 
 def measure_all(
-    stand: Stand, *, system: str, consumers: int, batch: int, chunk: int, payload_bytes: int, per_s: int | None = None
+    stand: Stand,
+    *,
+    system: str,
+    consumers: int,
+    events: int,
+    batch: int,
+    chunk: int,
+    payload_bytes: int,
+    per_s: int | None = None,
 ) -> Sample:
     """Let a producer, a dispatcher and consumers work at once."""
     # A paced run is about waiting: a few seconds tell enough.
-    events = stand.events if per_s is None else min(stand.events, 4 * per_s)
+    events = events if per_s is None else min(events, 4 * per_s)
     with stand.database() as url:
         with connect(url, autocommit=True) as connection:
             delivery(system, consumers).prepare(connection, consumers)
@@ -632,13 +640,13 @@ def ways(arguments: argparse.Namespace) -> list[Way]:
                 name = f"end to end, {consumers} consumers, {size} B"
                 add(
                     f"{system} {name}", measure_all, limit=f"{QUEUE} {name}", system=system, consumers=consumers,
-                    batch=100, chunk=1_000, payload_bytes=size,
+                    events=arguments.delivered, batch=100, chunk=1_000, payload_bytes=size,
                 )  # fmt: skip
     for system in ("broker", QUEUE):
         name = f"at {arguments.per_s:,}/s, 1 consumers, {sizes[0]} B"
         add(
-            f"{system} {name}", measure_all, limit=f"{QUEUE} {name}", system=system, consumers=1, batch=10,
-            chunk=1_000, payload_bytes=sizes[0], per_s=arguments.per_s,
+            f"{system} {name}", measure_all, limit=f"{QUEUE} {name}", system=system, consumers=1,
+            events=arguments.delivered, batch=10, chunk=1_000, payload_bytes=sizes[0], per_s=arguments.per_s,
         )  # fmt: skip
     for number in arguments.conditions:
         for distinct, name in ((True, "conditions"), (False, "subscriptions of one condition")):
@@ -744,6 +752,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             "machine": about,
             "durable": not arguments.not_durable,
             "events": arguments.events,
+            "delivered": arguments.delivered,
             "rounds": {key: [asdict(sample) for sample in samples] for key, samples in rounds.items()},
             "summary": summary(table, rounds, arguments.conditions),
         }
@@ -763,6 +772,10 @@ def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--events", type=int, default=20_000, help="of each batched way; single ones take a twentieth")
+    parser.add_argument(
+        "--delivered", type=int, default=60_000,
+        help="events of each way end to end: so many that beginning and end, when not all work, weigh little",
+    )  # fmt: skip
     parser.add_argument("--payload-bytes", type=int, nargs="+", default=[256, 1_024])
     parser.add_argument("--consumers", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--conditions", type=int, nargs="+", default=[1, 10, 100], help="distinct ones, few to many")
@@ -771,7 +784,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--only", default="", help="regular expression: ways to measure")
     parser.add_argument("--json", type=Path, help="where to write the result; a name in benchmarks/results if absent")
     arguments = parser.parse_args(words)
-    counts = [arguments.rounds, arguments.events, arguments.per_s]
+    counts = [arguments.rounds, arguments.events, arguments.delivered, arguments.per_s]
     if min(*counts, *arguments.payload_bytes, *arguments.consumers, *arguments.conditions) < 1:
         parser.error("counts must be 1 or more")
     # Wide enough for the table where nobody tells the width.

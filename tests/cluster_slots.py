@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -12,6 +13,9 @@ from lua_sessions import command
 from queuekeeper.keyspace import client_slot
 from queuekeeper.redis_client import connect, nodes
 
+_AGREEMENT_S = 30.0
+"""Masters tell each other of changes about once a second, less often on a busy machine."""
+
 
 class Slot:
     """A slot of the cluster, and two masters: its holder and another.
@@ -21,13 +25,12 @@ class Slot:
     """
 
     def __init__(self, client: Any, key: str) -> None:
-        masters = dict(nodes(client))
         self.number = client_slot(key)
+        self.masters = [node for _, node in nodes(client)]
+        holder = self._agree()
+        self.source = next(node for node in self.masters if self.name(node) == holder)
+        self.target = next(node for node in self.masters if self.name(node) != holder)
         client.nodes_manager.initialize()
-        holder = client.nodes_manager.get_node_from_slot(self.number).name
-        self.source = masters[holder]
-        self.target = next(node for name, node in masters.items() if name != holder)
-        self.masters = list(masters.values())
 
     @staticmethod
     def name(node: redis.Redis) -> str:
@@ -49,6 +52,35 @@ class Slot:
         """Make the other master its holder."""
         for node in (self.target, self.source, *self.masters):
             command(node, "CLUSTER SETSLOT", self.number, "NODE", self.name(self.target))
+        self._agree()
+
+    def _agree(self) -> str:
+        """Wait until all masters tell the same of each other; return the id of the holder.
+
+        A master that has not heard of the newest epoch yet still believes whoever held the slot before.
+        """
+        until_s = time.monotonic() + _AGREEMENT_S
+        while True:
+            told = [self._told(node) for node in self.masters]
+            holders = [name for name, (_, holds) in told[0].items() if holds]
+            epochs = [epoch for epoch, _ in told[0].values()]
+            if all(one == told[0] for one in told) and len(holders) == 1 and len(set(epochs)) == len(epochs):
+                return holders[0]
+            assert time.monotonic() < until_s, f"the masters do not agree on slot {self.number}: {told}"
+            time.sleep(0.02)
+
+    def _told(self, node: redis.Redis) -> dict[str, tuple[int, bool]]:
+        """Return what a node knows of each master: its epoch, and whether it holds the slot."""
+        names = {self.name(master) for master in self.masters}
+        known = command(node, "CLUSTER NODES").values()
+        return {
+            each["node_id"]: (
+                int(each["epoch"]),
+                any(int(part[0]) <= self.number <= int(part[-1]) for part in each["slots"]),
+            )
+            for each in known
+            if each["node_id"] in names
+        }
 
     def move(self, *, keys_at_once: int = 1_000) -> int:
         """Move the slot with all its keys, as ``redis-cli --cluster reshard`` does; return how many there were."""

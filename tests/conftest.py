@@ -19,6 +19,8 @@ from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import ServerUnavailable
 
 REDIS_FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
+ONE_SERVER_EACH = [pytest.param(each, marks=() if each == "valkey" else pytest.mark.slow) for each in REDIS_FLAVOURS]
+"""What a test shows on one server it shows on the others again: whoever saves a file is served by the first."""
 _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 6 * 1024**3
 _names = count(1)
@@ -28,6 +30,20 @@ os.environ.pop("COLUMNS", None)
 # Tests share their machine: how long one example takes says nothing.
 settings.register_profile("queuekeeper", deadline=None)
 settings.load_profile("queuekeeper")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let PostgreSQL be another version than the embedded one: ``make test-sql ARGS="--postgres-binaries DIR/bin"``."""
+    parser.addoption(
+        "--postgres-binaries", type=Path, help="bin folder of the PostgreSQL on which to run; else the embedded one"
+    )
+
+
+@pytest.fixture(scope="session")
+def postgres_binaries(request: pytest.FixtureRequest) -> Path | None:
+    """Folder of the programs of this run's PostgreSQL; none for the embedded one."""
+    found: Path | None = request.config.getoption("--postgres-binaries")
+    return found
 
 
 @pytest.fixture(scope="session")
@@ -62,14 +78,16 @@ def _in_memory() -> Path | None:
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[PostgresServer]:
+def postgres_server(postgres_binaries: Path | None) -> Iterator[PostgresServer]:
     """Private PostgreSQL of this run. A test that kills it starts it again.
 
     Every database is three hundred files, and most tests have one of their own: in memory that takes half of the time.
     """
     with tempfile.TemporaryDirectory(prefix="queuekeeper-tests-", dir=_in_memory(), ignore_cleanup_errors=True) as home:
         Path(home).chmod(0o711)
-        server = PostgresServer(Path(home) / "postgres", durable=False, die_with_parent=True)
+        server = PostgresServer(
+            Path(home) / "postgres", durable=False, die_with_parent=True, binaries=postgres_binaries
+        )
         server.start()
         yield server
         server.erase()
@@ -110,7 +128,7 @@ def _emptied(server: RedisServer) -> str:
     return server.url
 
 
-@pytest.fixture(params=REDIS_FLAVOURS)
+@pytest.fixture(params=ONE_SERVER_EACH)
 def redis_url(request: pytest.FixtureRequest, redis_servers: Callable[[Flavour], RedisServer]) -> str:
     """Address of an empty single server: once on Valkey and, where ``redis-server`` is installed, once on Redis."""
     return _emptied(redis_servers(request.param))

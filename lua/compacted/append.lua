@@ -16,7 +16,7 @@ ARGV
     [2]  max_bytes       bytes of keys and values that it may hold; 0: any number
     [3]  policy          when it is full: reject, or drop_oldest
     [4]  producer        who numbers its appends; empty for nobody: the number is not looked at then
-    [5]  number          number of this append, 0 or more; grows
+    [5]  number          number of this append, 0 or more; grows. Behind a colon a digest of its entries may follow
     [6]  now             ms; empty: the server's clock
     [7+] entry           four per entry: key, record, 1 for a tombstone or else 0, expected_sequence that the key has
                          before this call (0: the key is not there, empty: whatever it has)
@@ -31,6 +31,7 @@ Returns
 Errors
     INVALID   an argument breaks the rules above, or sequences have reached 2^53
     LAYOUT    the queue was written by a later version
+    REUSED    the producer has made an append of this number with other entries; nothing was written
     CONFLICT  a key has another sequence than the expected one; nothing was written
     FULL      the queue would be larger than it may be; nothing was written. An append by which it does not grow passes
 Cost
@@ -97,25 +98,34 @@ for index = 1, count do
         end
     end
 end
+local number_text, digest
 if producer ~= '' then
-    local given = integer(ARGV[5])
+    number_text, digest = string.match(ARGV[5], '^(%d+):?(%x*)$')
+    local given = integer(number_text)
     if not given or given < 0 then
         return redis.error_reply('INVALID number of the append is not an integer of 0 or more')
     end
     local record = redis.call('HGET', KEYS[8], producer)
     if record then
-        local last_number, first_sequence, last_sequence = string.match(record, '^(%d+) (%d+) (%d+)')
+        -- Earlier versions have noted no digest.
+        local last_number, first_sequence, last_sequence, last_digest = string.match(
+            record, '^(%d+) (%d+) (%d+) %d*:?(%x*)'
+        )
         if last_number + 0 > given then
             return { 'forgotten' }
         end
         if last_number + 0 == given then
+            if digest ~= '' and last_digest ~= '' and digest ~= last_digest then
+                return redis.error_reply('REUSED the producer has made another append with number ' .. number_text)
+            end
             return { 'replayed', first_sequence + 0, last_sequence + 0 }
         end
     end
 end
 
 local fields = redis.call(
-    'HMGET', state_key, 'version', 'sequence', 'bytes', 'last_ms', 'appended', 'compacted', 'session', 'lease_until_ms'
+    'HMGET', state_key, 'version', 'sequence', 'bytes', 'last_ms', 'appended', 'compacted', 'session',
+    'lease_until_ms', 'largest_bytes'
 )
 if fields[1] and fields[1] ~= '1' then
     return redis.error_reply('LAYOUT the queue has layout ' .. fields[1])
@@ -141,51 +151,60 @@ if has_condition then
     end
 end
 
--- What the queue will hold. Of a key that comes twice the last entry stays, and it replaces the one before.
-local last_ms, appended = tonumber(fields[4] or '0'), tonumber(fields[5] or '0')
-local old_compacted, lease_until_ms = tonumber(fields[6] or '0'), tonumber(fields[8] or '0')
 -- Numbers of the queue's fields are read before the first write, so that none can stop the script behind it.
+local last_ms, appended = tonumber(fields[4] or '0'), tonumber(fields[5] or '0')
+local old_compacted = tonumber(fields[6] or '0')
 local old_acked, old_sent, last_lost = 0, 0, 0
-if policy == 'drop_oldest' then
+local drops_oldest = policy == 'drop_oldest'
+if drops_oldest then
     local cursor = redis.call('HMGET', state_key, 'acked', 'sent', 'last_lost_sequence')
     old_acked, old_sent, last_lost = tonumber(cursor[1] or '0'), tonumber(cursor[2] or '0'), tonumber(cursor[3] or '0')
 end
+local has_session = fields[7] and fields[7] ~= ''
+local is_consumed = has_session and tonumber(fields[8] or '0') > now and '1' or '0'
 local ms_text = now > last_ms and string.format('%d', now) or fields[4] or '0'
 local live, old_bytes = redis.call('ZCARD', order_key), tonumber(fields[3] or '0')
-local bytes, batch_bytes, new_keys, batch_keys, compacted = old_bytes, 0, 0, 0, 0
-local contents, order, times, replaced = {}, {}, {}, {}
-local places, replaced_keys = keys and {}, nil
+-- A queue that an earlier version has filled does not know how large its values are.
+local old_largest = fields[9] and fields[9] + 0 or live == 0 and 0
+
+-- What the queue will hold. Of a key that comes twice the last entry stays, and it replaces the one before.
+local bytes, batch_bytes, new_keys, batch_keys, compacted, largest = old_bytes, 0, 0, 0, 0, old_largest or 0
+local places, contents, order, times, replaced, replaced_keys
+if keys then
+    places, contents, order, times, replaced = {}, {}, {}, {}, {}
+end
+local value, text, replaced_text
 for index = 1, count do
     local at = FIRST_ENTRY + 4 * index - 4
     local key = ARGV[at]
-    local text = string.format('%d', sequence + index)
-    local value = text .. ' ' .. ARGV[at + 2] .. ' ' .. ARGV[at + 1]
+    text, replaced_text = string.format('%d', sequence + index), current[index] or '0'
+    value = text .. ' ' .. ARGV[at + 2] .. ' ' .. ARGV[at + 1]
     local size = #key + #value
     local earlier = places and places[key]
     if earlier then
-        replaced[index] = order[2 * earlier - 1]
+        replaced_text = order[2 * earlier - 1]
         local gone = #key + #contents[2 * earlier]
         bytes, batch_bytes, compacted = bytes - gone, batch_bytes - gone, compacted + 1
     elseif current[index] then
-        replaced[index] = current[index]
         bytes, compacted = bytes - #key - redis.call('HSTRLEN', values_key, key), compacted + 1
+        batch_keys = batch_keys + 1
         replaced_keys = replaced_keys or {}
         replaced_keys[#replaced_keys + 1] = key
-        batch_keys = batch_keys + 1
     else
-        replaced[index] = '0'
         new_keys, batch_keys = new_keys + 1, batch_keys + 1
     end
     bytes, batch_bytes = bytes + size, batch_bytes + size
-    if places then
-        places[key] = index
+    if size > largest then
+        largest = size
     end
-    contents[2 * index - 1], contents[2 * index] = key, value
-    order[2 * index - 1], order[2 * index] = text, key
-    times[2 * index - 1], times[2 * index] = ms_text, key
+    if places then
+        places[key], replaced[index] = index, replaced_text
+        contents[2 * index - 1], contents[2 * index] = key, value
+        order[2 * index - 1], order[2 * index] = text, key
+        times[2 * index - 1], times[2 * index] = ms_text, key
+    end
 end
 live = live + new_keys
-local drops_oldest = policy == 'drop_oldest'
 local has_too_many = max_keys > 0 and live > max_keys and new_keys > 0
 local is_too_large = max_bytes > 0 and bytes > max_bytes and bytes > old_bytes
 if drops_oldest then
@@ -201,12 +220,25 @@ end
 
 -- Writing: the first write is one that a full server refuses; removals come last.
 
-redis.call('HSET', values_key, unpack(contents))
+local first_text = order and order[1] or text
+if keys then
+    redis.call('HSET', values_key, unpack(contents))
+else
+    redis.call('HSET', values_key, ARGV[FIRST_ENTRY], value)
+end
 if create then
     create(state_key, sequence)
 end
-redis.call('ZADD', order_key, unpack(order))
-redis.call('ZADD', times_key, unpack(times))
+if old_largest and largest > old_largest then
+    redis.call('HSET', state_key, 'largest_bytes', string.format('%d', largest))
+end
+if keys then
+    redis.call('ZADD', order_key, unpack(order))
+    redis.call('ZADD', times_key, unpack(times))
+else
+    redis.call('ZADD', order_key, text, ARGV[FIRST_ENTRY])
+    redis.call('ZADD', times_key, ms_text, ARGV[FIRST_ENTRY])
+end
 -- Keys that are no tombstones any more, or gone, leave with the last command on that key: while its slot moves, a key
 -- that a script has emptied is not this server's any more.
 local unmarked
@@ -224,7 +256,7 @@ if has_tombstone then
     for index = 1, count do
         local at = FIRST_ENTRY + 4 * index - 4
         if ARGV[at + 2] == '1' and not (places and places[ARGV[at]] ~= index) then
-            marks[#marks + 1] = order[2 * index - 1]
+            marks[#marks + 1] = order and order[2 * index - 1] or text
             marks[#marks + 1] = ARGV[at]
         end
     end
@@ -232,10 +264,10 @@ if has_tombstone then
         redis.call('ZADD', KEYS[5], unpack(marks))
     end
 end
-local last_text = order[2 * count - 1]
 
-local evicted, unacked = 0, 0
+local evicted_text = ' 0 0 '
 if drops_oldest then
+    local evicted, unacked = 0, 0
     --- @include "includes/is_acked"
     --- @include "includes/note_lost"
     local EVICTIONS_PER_CALL = 800
@@ -273,6 +305,7 @@ if drops_oldest then
         redis.call('HINCRBY', state_key, 'evicted', evicted)
     end
     note_lost(state_key, 'evicted_unacked', unacked, last_lost)
+    evicted_text = string.format(' %d %d ', evicted, unacked)
 end
 if unmarked then
     redis.call('ZREM', KEYS[5], unpack(unmarked))
@@ -280,26 +313,22 @@ end
 local bytes_text, appended_text = string.format('%d', bytes), string.format('%d', appended + count)
 if compacted > 0 then
     redis.call(
-        'HSET', state_key, 'sequence', last_text, 'bytes', bytes_text, 'last_ms', ms_text, 'appended', appended_text,
+        'HSET', state_key, 'sequence', text, 'bytes', bytes_text, 'last_ms', ms_text, 'appended', appended_text,
         'compacted', string.format('%d', old_compacted + compacted)
     )
 else
-    redis.call(
-        'HSET', state_key, 'sequence', last_text, 'bytes', bytes_text, 'last_ms', ms_text, 'appended', appended_text
-    )
+    redis.call('HSET', state_key, 'sequence', text, 'bytes', bytes_text, 'last_ms', ms_text, 'appended', appended_text)
 end
 -- Last, so that an append that was cut short is not taken for done when it is repeated.
 if producer ~= '' then
-    redis.call(
-        'HSET', KEYS[8], producer, ARGV[5] .. ' ' .. order[1] .. ' ' .. last_text .. ' ' .. count .. ' ' .. ms_text
-    )
+    redis.call('HSET', KEYS[8], producer, number_text .. ' ' .. first_text .. ' ' .. text .. ' ' .. count
+        .. (digest ~= '' and ':' .. digest or '') .. ' ' .. ms_text)
 end
 
 -- A consumer that is late with its heartbeat is woken too.
-local is_consumed = 0
-if fields[7] and fields[7] ~= '' then
-    redis.call('ZADD', KEYS[7], last_text, 'wake')
-    is_consumed = lease_until_ms > now and 1 or 0
+if has_session then
+    --- @include "includes/wake"
+    wake(KEYS[7], text)
 end
-return order[1] .. ' ' .. live .. ' ' .. evicted .. ' ' .. unacked .. ' ' .. is_consumed .. ' '
-    .. (fields[5] and 0 or 1) .. ' ' .. (count == 1 and replaced[1] or table.concat(replaced, ' '))
+return first_text .. ' ' .. string.format('%d', live) .. evicted_text .. is_consumed .. (fields[5] and ' 0 ' or ' 1 ')
+    .. (replaced and table.concat(replaced, ' ') or replaced_text)

@@ -31,6 +31,7 @@ Cost
 ]]
 --- @include "includes/instant"
 --- @include "includes/note_lost"
+--- @include "includes/note_removed"
 --- @include "includes/remove_rows"
 --- @include "includes/retention"
 
@@ -63,7 +64,7 @@ for index = 1, count do
 end
 local fields = redis.call(
     'HMGET', state_key, 'retention_policy', 'retention_ms', 'tombstone_ms', 'acked', 'sent', 'bytes',
-    'last_lost_sequence', 'producers_cursor'
+    'last_lost_sequence', 'producers_cursor', 'last_removed_sequence'
 )
 local rules = retention_of(fields, ARGV[4], ARGV[1], ARGV[2], ARGV[3], now)
 if not rules then
@@ -71,7 +72,7 @@ if not rules then
 end
 
 local going, staying, bytes, unacked, tombstones = {}, {}, 0, 0, 0
-local last_lost = tonumber(fields[7] or '0')
+local last_lost, last_removed = tonumber(fields[7] or '0'), 0
 if #names > 0 then
     local acked, sent = tonumber(fields[4] or '0'), tonumber(fields[5] or '0')
     local scores = redis.call('ZMSCORE', keys.order, unpack(names))
@@ -82,7 +83,7 @@ if #names > 0 then
         local is_named = sequence == wanted[place] and ms
         local acknowledged = is_named and is_acked(in_flight_key, sequence, acked, sent)
         if is_named and is_due(rules, ms + 0, marks[place] and true, acknowledged) then
-            going[#going + 1] = key
+            going[#going + 1], last_removed = key, math.max(last_removed, sequence)
             bytes = bytes + #key + redis.call('HSTRLEN', values_key, key)
             tombstones = tombstones + (marks[place] and 1 or 0)
             if not acknowledged then
@@ -103,6 +104,7 @@ if #going > 0 then
     redis.call('HINCRBY', state_key, 'tombstones_collected', tombstones)
 end
 note_lost(state_key, 'expired_unacked', unacked, last_lost)
+note_removed(state_key, fields[9], last_removed)
 
 local forgotten = {}
 if producer_ms and redis.call('EXISTS', producers_key) == 1 then

@@ -37,6 +37,7 @@ Cost
 ]]
 --- @include "includes/acked_up_to"
 --- @include "includes/instant"
+--- @include "includes/note_largest"
 --- @include "includes/stale"
 
 local WINDOW = 65535
@@ -62,13 +63,16 @@ local goes_on = refill == 'going_on'
 if (refill ~= 'on_empty' and refill ~= 'sliding' and not goes_on) or (redeliver ~= '0' and redeliver ~= '1') then
     return redis.error_reply('INVALID refill is not on_empty, sliding or going_on, or redeliver is neither 0 nor 1')
 end
-for index = FIRST_SEQUENCE, #ARGV do
-    if not integer(ARGV[index]) then
-        return redis.error_reply('INVALID sequence ' .. index - FIRST_SEQUENCE + 1 .. ' is not an integer')
+-- What is in flight is a sequence: only what is not has to be looked at.
+local held = acks > 0 and redis.call('ZMSCORE', in_flight_key, unpack(ARGV, FIRST_SEQUENCE)) or {}
+for place = 1, acks do
+    if not held[place] and not integer(ARGV[FIRST_SEQUENCE + place - 1]) then
+        return redis.error_reply('INVALID sequence ' .. place .. ' is not an integer')
     end
 end
 local fields = redis.call(
-    'HMGET', state_key, 'incarnation', 'epoch', 'sent', 'acked', 'resend_after', 'resend_up_to', 'delivered'
+    'HMGET', state_key, 'incarnation', 'epoch', 'sent', 'acked', 'resend_after', 'resend_up_to', 'bytes',
+    'largest_bytes'
 )
 local refusal = stale(fields, incarnation, epoch)
 if refusal then
@@ -79,13 +83,11 @@ local sent, old_acked = fields[3] + 0, fields[4] + 0
 -- What is not in flight any more leaves with the last command on its key, behind what is new: while its slot moves, a
 -- key that a script has emptied is not this server's any more.
 local leaving, is_leaving = {}, {}
-if acks > 0 then
-    for place, score in ipairs(redis.call('ZMSCORE', in_flight_key, unpack(ARGV, FIRST_SEQUENCE))) do
-        local sequence = ARGV[FIRST_SEQUENCE + place - 1]
-        if score and not is_leaving[sequence] then
-            is_leaving[sequence] = true
-            leaving[#leaving + 1] = sequence
-        end
+for place = 1, acks do
+    local sequence = ARGV[FIRST_SEQUENCE + place - 1]
+    if held[place] and not is_leaving[sequence] then
+        is_leaving[sequence] = true
+        leaving[#leaving + 1] = sequence
     end
 end
 local acked_now = #leaving
@@ -99,35 +101,58 @@ if acks > 0 then
 end
 
 local reply, bytes, messages = { 0, 0, 0, 0, 0, 0 }, 0, 0
+-- No value is larger than the largest there ever was, nor than all together. An append of an earlier version does not
+-- note how large its values are, so that those that were read are counted all the same, and noted.
+local most_bytes, largest_bytes = tonumber(fields[7] or '0'), fields[8] and fields[8] + 0 or math.huge
+local found_bytes = 0
 -- Appends rows, given as keys and scores, until there are enough; returns the last sequence that was looked at. A row
 -- without its value is for verify to find and must not hold up the others: it leaves what is in flight.
 local function deliver(rows, is_redelivered)
-    local keys, last = {}, nil
-    for place = 1, #rows, 2 do
-        local size = #rows[place] + redis.call('HSTRLEN', values_key, rows[place])
-        if bytes + size > max_bytes and (messages + #keys > 0 or (goes_on and is_redelivered == 0)) then
-            break
+    local first_may_wait = goes_on and is_redelivered == 0
+    local keys, count = {}, #rows / 2
+    if math.min(most_bytes, count * largest_bytes) <= max_bytes - bytes then
+        for place = 1, count do
+            keys[place] = rows[2 * place - 1]
         end
-        bytes, last = bytes + size, rows[place + 1] + 0
-        keys[#keys + 1] = rows[place]
+    else
+        local size = bytes
+        for place = 1, count do
+            local key = rows[2 * place - 1]
+            size = size + #key + redis.call('HSTRLEN', values_key, key)
+            if size > max_bytes and (messages + #keys > 0 or first_may_wait) then
+                break
+            end
+            keys[place] = key
+        end
     end
     if #keys == 0 then
-        return last
+        return nil
     end
-    local instants = redis.call('ZMSCORE', times_key, unpack(keys))
-    local sequences = {}
-    for place, value in ipairs(redis.call('HMGET', values_key, unpack(keys))) do
+    local values, instants = redis.call('HMGET', values_key, unpack(keys)), nil
+    local sequences, at, last = {}, #reply, nil
+    for place = 1, #keys do
+        local key, sequence, value = keys[place], rows[2 * place], values[place]
+        local size = #key + (value and #value or 0)
+        if size > found_bytes then
+            found_bytes = size
+        end
+        if bytes + size > max_bytes and (messages > 0 or first_may_wait) then
+            break
+        end
+        bytes, last = bytes + size, sequence + 0
         if value then
+            instants = instants or redis.call('ZMSCORE', times_key, unpack(keys))
             messages = messages + 1
-            reply[#reply + 1] = keys[place]
-            reply[#reply + 1] = tonumber(instants[place] or '0')
-            reply[#reply + 1] = is_redelivered
-            reply[#reply + 1] = rows[2 * place] + 0
-            reply[#reply + 1] = value
-            sequences[#sequences + 1] = rows[2 * place]
-            sequences[#sequences + 1] = rows[2 * place]
+            reply[at + 1] = key
+            reply[at + 2] = tonumber(instants[place] or '0')
+            reply[at + 3] = is_redelivered
+            reply[at + 4] = last
+            reply[at + 5] = value
+            at = at + 5
+            sequences[#sequences + 1] = sequence
+            sequences[#sequences + 1] = sequence
         elseif is_redelivered == 1 then
-            leaving[#leaving + 1] = rows[2 * place]
+            leaving[#leaving + 1] = sequence
         end
     end
     if is_redelivered == 0 and #sequences > 0 then
@@ -204,6 +229,7 @@ end
 if after_text ~= old_after or up_to_text ~= old_up_to then
     redis.call('HSET', state_key, 'resend_after', after_text, 'resend_up_to', up_to_text)
 end
+note_largest(state_key, fields[8], found_bytes)
 reply[1], reply[2], reply[3], reply[4] = acked_now, acks - acked_now, acked, in_flight
 reply[5] = redis.call('ZCOUNT', order_key, '(' .. sent_text, '+inf')
 reply[6] = after < up_to and 1 or 0

@@ -22,6 +22,7 @@ Cost
 ]]
 --- @include "includes/instant"
 --- @include "includes/stale"
+--- @include "includes/wake"
 
 local state_key, order_key, in_flight_key, wake_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4]
 local incarnation, epoch, lease_ms, now = ARGV[1], ARGV[2], integer(ARGV[3]), instant(ARGV[4])
@@ -37,6 +38,6 @@ end
 redis.call('HSET', state_key, 'lease_until_ms', string.format('%.0f', now + lease_ms))
 local lag = redis.call('ZCOUNT', order_key, '(' .. fields[3], '+inf')
 if lag > 0 then
-    redis.call('ZADD', wake_key, fields[3], 'wake')
+    wake(wake_key, fields[3])
 end
 return { lag, redis.call('ZCARD', in_flight_key) }

@@ -27,6 +27,7 @@ Cost
 --- @include "includes/integers"
 --- @include "includes/is_acked"
 --- @include "includes/note_lost"
+--- @include "includes/note_removed"
 --- @include "includes/remove_rows"
 
 local LIMIT = 500
@@ -43,7 +44,7 @@ then
     return redis.error_reply('INVALID up_to or acked, a limit from 1 to ' .. LIMIT .. ' and 0 or 1 are expected')
 end
 
-local fields = redis.call('HMGET', state_key, 'acked', 'sent', 'bytes', 'last_lost_sequence')
+local fields = redis.call('HMGET', state_key, 'acked', 'sent', 'bytes', 'last_lost_sequence', 'last_removed_sequence')
 local acked, sent = tonumber(fields[1] or '0'), tonumber(fields[2] or '0')
 if what == 'acked' then
     up_to = math.min(up_to, sent)
@@ -52,12 +53,12 @@ local rows = redis.call(
     'ZRANGE', order_key, string.format('(%.0f', after), string.format('%.0f', up_to), 'BYSCORE',
     'LIMIT', '0', limit, 'WITHSCORES'
 )
-local going, bytes, unacked, last_lost = {}, 0, 0, tonumber(fields[4] or '0')
+local going, bytes, unacked, last_lost, last_removed = {}, 0, 0, tonumber(fields[4] or '0'), 0
 for place = 1, #rows, 2 do
     local key, sequence = rows[place], rows[place + 1] + 0
     local acknowledged = is_acked(in_flight_key, sequence, acked, sent)
     if acknowledged or what == 'up_to' then
-        going[#going + 1] = key
+        going[#going + 1], last_removed = key, sequence
         bytes = bytes + #key + redis.call('HSTRLEN', values_key, key)
         if not acknowledged then
             unacked, last_lost = unacked + 1, math.max(last_lost, sequence)
@@ -76,5 +77,6 @@ if #going > 0 and dry_run == '0' then
     redis.call('HSET', state_key, 'bytes', string.format('%.0f', tonumber(fields[3] or '0') - bytes))
     redis.call('HINCRBY', state_key, 'purged', #going)
     note_lost(state_key, 'purged_unacked', unacked, last_lost)
+    note_removed(state_key, fields[5], last_removed)
 end
 return { #going, unacked, tombstones, bytes, #rows == 2 * limit and 1 or 0, after }

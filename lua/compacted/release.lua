@@ -2,7 +2,8 @@
 --[[
 Purpose
     End a consumer's lease, so that another session may have the queue at once. What is in flight stays so. A consumer
-    that was fenced off wakes its successor: it may have taken a wake-up that was meant for that.
+    that was fenced off wakes its successor: it may have taken a wake-up that was meant for that. One that nobody waits
+    for any more goes.
 KEYS
     [1]  state           fields of the queue
     [2]  wake            sorted set of at most one member
@@ -17,6 +18,8 @@ Errors
 Cost
     O(1); about 5 us.
 ]]
+--- @include "includes/wake"
+
 local state_key, wake_key, incarnation, epoch = KEYS[1], KEYS[2], ARGV[1], ARGV[2]
 if #KEYS ~= 2 or #ARGV ~= 2 then
     return redis.error_reply('INVALID 2 keys and 2 arguments are expected')
@@ -24,9 +27,10 @@ end
 local fields = redis.call('HMGET', state_key, 'incarnation', 'epoch', 'session', 'sequence')
 if fields[1] ~= incarnation or fields[2] ~= epoch then
     if fields[3] and fields[3] ~= '' then
-        redis.call('ZADD', wake_key, fields[4], 'wake')
+        wake(wake_key, fields[4])
     end
     return 0
 end
 redis.call('HSET', state_key, 'session', '', 'lease_until_ms', '0')
+redis.call('UNLINK', wake_key)
 return 1

@@ -30,6 +30,7 @@ Cost
 --- @include "includes/create_queue"
 --- @include "includes/integers"
 --- @include "includes/neighbour_ms"
+--- @include "includes/note_largest"
 
 local NAMES_PER_CALL = 200
 local FIRST_ROW = 3
@@ -52,7 +53,9 @@ for index = 1, count do
         return redis.error_reply('INVALID name ' .. index .. ' is neither of a key nor of in_flight')
     end
 end
-local fields = redis.call('HMGET', state_key, 'version', 'sequence', 'sent', 'acked', 'bytes', 'last_ms')
+local fields = redis.call(
+    'HMGET', state_key, 'version', 'sequence', 'sent', 'acked', 'bytes', 'last_ms', 'largest_bytes'
+)
 if fields[1] and fields[1] ~= '1' then
     return redis.error_reply('LAYOUT the queue has layout ' .. fields[1])
 end
@@ -63,7 +66,7 @@ if not fields[2] then
     numbers = 1
 end
 local last_ms = tonumber(fields[6] or '0')
-local indexed, dropped, strays = 0, 0, 0
+local indexed, dropped, strays, largest = 0, 0, 0, 0
 for index = 1, count do
     local name = ARGV[FIRST_ROW + 2 * index - 1]
     if ARGV[FIRST_ROW + 2 * index - 2] == 'in_flight' then
@@ -100,13 +103,15 @@ for index = 1, count do
             if flag == '1' then
                 redis.call('ZADD', tombstones_key, sequence, name)
             end
-            indexed = indexed + 1
+            indexed, largest = indexed + 1, math.max(largest, #name + #value)
         else
             local left = redis.call('ZREM', times_key, name) + redis.call('HDEL', values_key, name)
             dropped = dropped + math.min(1, left + was_there)
         end
     end
 end
+
+note_largest(state_key, fields[7], largest)
 
 local function set_number(field, old, new)
     if old ~= new then

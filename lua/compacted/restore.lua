@@ -25,6 +25,7 @@ Cost
 ]]
 --- @include "includes/integers"
 --- @include "includes/neighbour_ms"
+--- @include "includes/note_largest"
 
 local ROWS_PER_CALL = 200
 local FIRST_ROW = 2
@@ -43,7 +44,9 @@ for index = 1, count do
         return redis.error_reply('INVALID row ' .. index .. ' has no sequence, no instant or the value of another')
     end
 end
-local fields = redis.call('HMGET', state_key, 'incarnation', 'sequence', 'sent', 'bytes', 'last_ms')
+local fields = redis.call(
+    'HMGET', state_key, 'incarnation', 'sequence', 'sent', 'bytes', 'last_ms', 'largest_bytes'
+)
 if not fields[1] then
     return redis.error_reply('UNKNOWN_QUEUE there is no such queue')
 end
@@ -52,7 +55,7 @@ if incarnation ~= '' and incarnation ~= fields[1] then
 end
 
 local highest, sent, bytes, last_ms = fields[2] + 0, fields[3] + 0, fields[4] + 0, fields[5] + 0
-local restored, present, refused, to_deliver = 0, 0, 0, 0
+local restored, present, refused, to_deliver, largest = 0, 0, 0, 0, 0
 for index = 1, count do
     local at = FIRST_ROW + 4 * index - 4
     local key, sequence, ms, value = ARGV[at], ARGV[at + 1], ARGV[at + 2], ARGV[at + 3]
@@ -74,6 +77,7 @@ for index = 1, count do
                 redis.call('ZADD', tombstones_key, sequence, key)
             end
             restored, bytes = restored + 1, bytes + #key + #value
+            largest = math.max(largest, #key + #value)
             to_deliver = to_deliver + (sequence + 0 > sent and 1 or 0)
         end
     end
@@ -81,5 +85,6 @@ end
 if restored > 0 then
     redis.call('HSET', state_key, 'bytes', string.format('%.0f', bytes))
     redis.call('HINCRBY', state_key, 'restored', restored)
+    note_largest(state_key, fields[6], largest)
 end
 return { restored, present, refused, to_deliver }

@@ -28,13 +28,16 @@ Cost
 --- @include "includes/next_epoch"
 --- @include "includes/position"
 --- @include "includes/stale"
+--- @include "includes/wake"
 
 local state_key, order_key, times_key, in_flight_key, wake_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local incarnation, epoch, to = ARGV[1], ARGV[2], ARGV[3]
 if #KEYS ~= 5 or #ARGV ~= 3 or (incarnation == '') ~= (epoch == '') then
     return redis.error_reply('INVALID 5 keys, a whole fence or none, and a position are expected')
 end
-local fields = redis.call('HMGET', state_key, 'incarnation', 'epoch', 'sequence', 'acked', 'last_ms')
+local fields = redis.call(
+    'HMGET', state_key, 'incarnation', 'epoch', 'sequence', 'acked', 'last_ms', 'session', 'last_removed_sequence'
+)
 local refusal = epoch ~= '' and stale(fields, incarnation, epoch)
 if refusal then
     return refusal
@@ -43,7 +46,7 @@ if not fields[1] then
     return redis.error_reply('UNKNOWN_QUEUE there is no such queue')
 end
 local sequence, old_acked = fields[3] + 0, fields[4] + 0
-local next_sequence, is_clamped, oldest = position(to, order_key, times_key, sequence, fields[5])
+local next_sequence, is_clamped, oldest = position(to, order_key, times_key, sequence, fields[5], fields[7])
 if not next_sequence then
     return redis.error_reply('INVALID position does not parse')
 end
@@ -55,6 +58,8 @@ redis.call(
     'resend_after', '0', 'resend_up_to', '0'
 )
 redis.call('HINCRBY', state_key, 'rewinds', 1)
-redis.call('ZADD', wake_key, acked_text, 'wake')
+if fields[6] and fields[6] ~= '' then
+    wake(wake_key, acked_text)
+end
 local to_deliver = redis.call('ZCOUNT', order_key, '(' .. acked_text, '+inf')
 return { old_acked, next_sequence - 1, to_deliver, is_clamped, oldest, fields[1] + 0, new_epoch }

@@ -20,6 +20,7 @@ Cost
 ]]
 --- @include "includes/acked_up_to"
 --- @include "includes/instant"
+--- @include "includes/wake"
 
 local state_key, in_flight_key, wake_key = KEYS[1], KEYS[2], KEYS[3]
 local sequence, now = ARGV[1], instant(ARGV[2] or '-')
@@ -39,7 +40,7 @@ if acked_now > 0 then
     redis.call('HINCRBY', state_key, 'skipped', 1)
     redis.call('HSET', state_key, 'acked', string.format('%.0f', acked), 'acked_ms', string.format('%.0f', now))
     if fields[3] and fields[3] ~= '' then
-        redis.call('ZADD', wake_key, sequence, 'wake')
+        wake(wake_key, sequence)
     end
 end
 return { acked_now, 1 - acked_now, acked, in_flight }

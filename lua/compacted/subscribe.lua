@@ -31,6 +31,7 @@ Cost
 --- @include "includes/instant"
 --- @include "includes/next_epoch"
 --- @include "includes/position"
+--- @include "includes/wake"
 
 local state_key, order_key, times_key, in_flight_key, wake_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
 local session, mode, lease_ms, now, start = ARGV[1], ARGV[2], integer(ARGV[3]), instant(ARGV[4]), ARGV[5]
@@ -47,7 +48,7 @@ end
 
 local fields = redis.call(
     'HMGET', state_key, 'version', 'incarnation', 'epoch', 'sequence', 'sent', 'acked', 'session', 'lease_until_ms',
-    'last_ms'
+    'last_ms', 'last_removed_sequence'
 )
 if fields[1] and fields[1] ~= '1' then
     return redis.error_reply('LAYOUT the queue has layout ' .. fields[1])
@@ -62,7 +63,7 @@ local epoch = string.format('%.0f', next_epoch(fields[3]))
 local sent, acked = tonumber(fields[5] or '0'), tonumber(fields[6] or '0')
 local next_sequence, is_clamped = nil, 0
 if start ~= '' then
-    next_sequence, is_clamped = position(start, order_key, times_key, sequence, fields[9])
+    next_sequence, is_clamped = position(start, order_key, times_key, sequence, fields[9], fields[10])
     if not next_sequence then
         return redis.error_reply('INVALID start does not parse')
     end
@@ -86,5 +87,5 @@ redis.call(
 )
 local lag = redis.call('ZCOUNT', order_key, '(' .. sent_text, '+inf')
 -- Also when nothing waits: whoever had the queue before and still waits for it learns that it has it no longer.
-redis.call('ZADD', wake_key, string.format('%.0f', sequence), 'wake')
+wake(wake_key, string.format('%.0f', sequence))
 return { incarnation + 0, epoch + 0, acked, sent, sequence, lag, in_flight, previous, is_clamped }

@@ -1,8 +1,9 @@
 --- @include "includes/integers"
 -- The sequence that is delivered next, whether something else was asked for, and the oldest that is there (0: none).
 -- Nothing when the text does not parse. Instants rise with the sequences, so that a count of earlier ones is a rank. An
--- instant after which there was something, and nothing is, is not there: what was is gone.
-local function position(text, order_key, times_key, sequence, last_ms)
+-- instant after which there was something, and nothing is, is not there: what was is gone. Nor is a sequence that was
+-- removed from between others, as far as it can be told from one that was overwritten: up to the last removed one.
+local function position(text, order_key, times_key, sequence, last_ms, last_removed)
     local kind, number = string.match(text, '^(%l+):?(.*)$')
     local oldest = tonumber(redis.call('ZRANGE', order_key, '0', '0', 'WITHSCORES')[2] or '0')
     local first, last = oldest > 0 and oldest or sequence + 1, sequence + 1
@@ -16,7 +17,11 @@ local function position(text, order_key, times_key, sequence, last_ms)
         return nil
     elseif kind == 'seq' then
         local effective = math.max(first, math.min(wanted, last))
-        return effective, effective == wanted and 0 or 1, oldest
+        local is_there = effective == wanted
+        if is_there and wanted <= tonumber(last_removed or '0') then
+            is_there = redis.call('ZCOUNT', order_key, number, number) > 0
+        end
+        return effective, is_there and 0 or 1, oldest
     elseif kind == 'ms' then
         local earlier = redis.call('ZCOUNT', times_key, '-inf', '(' .. number)
         local score = redis.call('ZRANGE', order_key, earlier, earlier, 'WITHSCORES')[2]

@@ -29,6 +29,7 @@
     │   ├── ListsTooLong
     │   ├── QueueBusy
     │   ├── SequenceConflict
+    │   ├── NumberReused
     │   ├── UnknownLayout
     │   ├── NoConsumer
     │   ├── HasLeases
@@ -163,6 +164,10 @@ class SequenceConflict(RefusedError):
     """A key's value is another than expected; nothing was written."""
 
 
+class NumberReused(RefusedError):
+    """The producer has used the number for another append; nothing was written. Its numbers have to grow."""
+
+
 class NoConsumer(RefusedError):
     """Nobody is registered with the queue, and its policy is to hold nothing; nothing was written."""
 
@@ -228,6 +233,7 @@ LUA_ERRORS: dict[str, type[QueuekeeperError]] = {
     "OOM": StoreFull,
     "OUT_OF_ORDER": OutOfOrder,
     "PACKET_ID_IN_USE": PacketIdInUse,
+    "REUSED": NumberReused,
     "STALE": StaleEpoch,
     "TOO_LONG": ListsTooLong,
     "UNKNOWN_CONSUMER": UnknownConsumer,

@@ -212,8 +212,8 @@ def from_redis(error: BaseException, address: str, *, secret: str = "") -> Queue
         return ServerUnavailable(f"the cluster at {address} cannot be used: {text}")
     if isinstance(error, RedisTimeoutError | TimeoutError):
         return ServerUnavailable(
-            f"{server} does not answer within {CONNECT_TIMEOUT_S} s (connect) or {REPLY_TIMEOUT_S} s (reply): "
-            "check address, firewall and load, and that rediss:// names a TLS port"
+            f"{server} does not answer within {CONNECT_TIMEOUT_S} s (connect) or {REPLY_TIMEOUT_S} s (reply), or as "
+            "its URL says: check address, firewall and load, and that rediss:// names a TLS port"
         )
     if isinstance(error, RedisConnectionError | OSError):
         if "ssl" in low or "certificate" in low or "tls" in low:

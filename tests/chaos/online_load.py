@@ -215,6 +215,7 @@ class Broker:
         """Work until a signal ends it; whatever fails for good ends it too, with an error."""
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, self._stopped.set)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGTERM])
         self._journal.note("began", "")
         try:
             async with asyncio.TaskGroup() as group:
@@ -251,6 +252,12 @@ class Broker:
             begun_s = time.monotonic()
             await self._save(client_id)
             await self._pause(max(0.0, 1 / self._settings.batches_per_s - (time.monotonic() - begun_s)))
+        await self._finish(client_id)
+
+    async def _finish(self, client_id: str) -> None:
+        """Save the batch that a killed process has left, though no time was left for another."""
+        if self._publishers[client_id].waiting is not None:
+            await self._save(client_id)
 
     async def _save(self, client_id: str) -> None:
         """Save the next batch, or the one whose fate is not known."""
@@ -303,6 +310,7 @@ class Broker:
         device, publisher = self._devices[client_id], self._publishers[client_id]
         if device.purging is not None:
             await self._purge(client_id, device.purging)
+        await self._finish(client_id)
         while not self._stopped.is_set():
             for _ in range(self._dice.randint(2, 8)):
                 await self._save(client_id)
@@ -463,7 +471,8 @@ async def _work(settings: BrokerSettings) -> None:
 
 def run_broker(settings: BrokerSettings) -> None:
     """Be a broker until SIGTERM; the entry of its process."""
-    signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
+    # One that comes early is taken when there is somebody to end what was begun.
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
     asyncio.run(_work(settings))
 
 

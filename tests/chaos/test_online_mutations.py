@@ -31,8 +31,7 @@ _names = count(1)
 
 _RAISED = "                if left:"
 _HELD_FIRST = """\
-        async with self._connection.transaction():
-            await self._limit()
+        async with self._transaction():
             owned = await self._owners.hold(client_id, driver=None, epoch=None)
 """
 _READ_FIRST = "        snapshot = await self._redis.read_snapshot(client_id, serials=outbox.serials)\n" + _HELD_FIRST

@@ -46,7 +46,7 @@ def admin(request: pytest.FixtureRequest) -> Iterator[RedisClient]:
 
 
 @pytest.fixture(scope="module")
-def records(postgres_server: PostgresServer) -> Iterator[postgres.Connection]:
+def shared_records(postgres_server: PostgresServer) -> Iterator[postgres.Connection]:
     """A database for the records of runs."""
     name = f"access_{os.getpid()}"
     postgres_server.start()
@@ -54,6 +54,13 @@ def records(postgres_server: PostgresServer) -> Iterator[postgres.Connection]:
         postgres.migrate(connection)
         yield connection
     postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def records(shared_records: postgres.Connection) -> postgres.Connection:
+    """The same, empty: the same plan at the same instant is the same run, which was done on another server."""
+    shared_records.execute("TRUNCATE queuekeeper.maintenance_runs CASCADE")
+    return shared_records
 
 
 def test_store_of_sessions(admin: RedisClient) -> None:

@@ -25,6 +25,7 @@ from queuekeeper.compacted.producer import Appended, AsyncCompactedProducer, Com
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import (
+    NumberReused,
     PayloadTooLarge,
     QueueBusy,
     QueueFull,
@@ -270,6 +271,70 @@ def test_blocking_producer_stores_once_too_and_says_what_it_replaced(valkey_url:
         assert (report.sequences, report.live) == ((4, 5), 3)
         with pytest.raises(SequenceConflict):
             producer.append("a", Append(key=b"k", expected_sequence=1))
+
+
+def test_conditions_of_calls_that_go_together_are_met_one_after_the_other(url: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        async with AsyncCompactedProducer(queues) as producer:
+            await producer.append("a", Append(key=b"there"))
+            queues.sent.clear()
+            calls = [
+                Append(key=b"new", value=b"1", expected_sequence=0),
+                Append(key=b"new", value=b"2", expected_sequence=0),
+                Append(key=b"there", value=b"1", expected_sequence=1),
+                Append(key=b"other"),
+                Append(key=b"there", value=b"2", expected_sequence=1),
+                Append(key=b"other", value=b"1", expected_sequence=0),
+                Append(key=b"new", value=b"3"),
+            ]
+            results = await asyncio.gather(*(producer.append("a", one) for one in calls), return_exceptions=True)
+        assert [result if isinstance(result, Appended) else type(result) for result in results] == [
+            Appended(2, None),
+            SequenceConflict,
+            Appended(3, 1),
+            Appended(4, None),
+            SequenceConflict,
+            SequenceConflict,
+            Appended(5, 2),
+        ]
+        assert {message.key: message.value for message in await queues.peek("a")} == {
+            b"new": b"3", b"there": b"1", b"other": b"",
+        }  # fmt: skip
+
+    run(url, test)
+
+
+def test_batch_is_bounded_with_all_that_goes_with_its_values(valkey_url: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        async with AsyncCompactedProducer(queues) as producer:
+            # Twice of them are more than the limit, and each is told about itself; nothing is stored twice.
+            described = {f"name {number}": "x" * 60_000 for number in range(5)}
+            results = await asyncio.gather(
+                *(producer.append("a", Append(key=b"%d" % n, value=b"x", properties=described)) for n in range(6)),
+                return_exceptions=True,
+            )
+        assert [result if isinstance(result, Appended) else type(result) for result in results] == [
+            *(Appended(number, None) for number in range(1, 5)),
+            QueueFull,
+            QueueFull,
+        ]
+        assert (await queues.inspect("a")).sequence == 4
+
+    run(valkey_url, test, max_keys=4)
+
+
+def test_producer_that_counts_from_the_start_again_is_told_though_its_answer_was_lost(valkey_url: str) -> None:
+    with CuttingProxy(valkey_url) as proxy, opened_blocking(proxy.url) as queues:
+        CompactedProducer(queues, name="p", first_number=0).append("a", Append(key=b"k", value=b"old"))
+        again = CompactedProducer(queues, name="p", first_number=0)
+        # The answer is lost, so that the repetition meets the number: nobody may take it for its own.
+        proxy.cuts = 1
+        with pytest.raises(RefusedError, match="producer 'p' had an append for 'a' with number"):
+            again.append("a", Append(key=b"k", value=b"new"))
+        assert proxy.cuts == 0
+        with pytest.raises(NumberReused):
+            queues.append("a", [Append(key=b"k", value=b"new")], producer="p", number=0)
+        assert values(queues.peek("a")) == [b"old"]
 
 
 def test_lost_answer_is_an_error_when_the_time_to_repeat_is_over(valkey_url: str) -> None:

@@ -296,6 +296,12 @@ def test_large_append_is_cut_and_a_repetition_goes_on_where_it_broke_off(world: 
     assert roomy.inspect(C).live == 500
 
 
+def test_nothing_is_stored_of_a_large_append_whose_number_was_passed(queues: Any) -> None:
+    queues.append(C, entries(1), producer="p", number=7)
+    late = queues.append(C, entries(250), producer="p", number=6)
+    assert (late.is_forgotten, late.sequences, queues.inspect(C).sequence) == (True, (), 1)
+
+
 def test_large_values_go_in_several_calls(queues: Any) -> None:
     report = queues.append(C, [Append(key=b"%d" % number, value=bytes(1_000_000)) for number in range(5)])
     assert report.sequences == tuple(range(1, 6))

@@ -31,8 +31,8 @@ def test_a_small_run_measures_all_ways_checks_delivery_and_writes_it_down(tmp_pa
     path = tmp_path / "result.json"
 
     done = run(
-        *("--rounds", "1", "--events", "400", "--payload-bytes", "64", "--consumers", "2", "--conditions", "1", "4"),
-        *("--per-s", "900", "--not-durable", "--only", ONE_OF_EACH, "--json", str(path)),
+        *("--rounds", "1", "--events", "400", "--delivered", "400", "--payload-bytes", "64", "--consumers", "2"),
+        *("--conditions", "1", "4", "--per-s", "900", "--not-durable", "--only", ONE_OF_EACH, "--json", str(path)),
     )
 
     assert done.returncode == 0, done.stdout + done.stderr

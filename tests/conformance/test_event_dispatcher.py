@@ -12,6 +12,8 @@ from queuekeeper import postgres
 from queuekeeper.errors import UsageError
 from queuekeeper.events.dispatcher import DispatchRules
 from queuekeeper.events.model import Interest, NewEvent
+from queuekeeper.events.operations import Query
+from queuekeeper.events.service import AsyncService, BlockingService, Happened, Open, Wait
 from tests.conformance.event_worlds import KINDS, PATIENCE_S, TRANSIENT, Kind, World, allow, refuse, until
 
 pytestmark = pytest.mark.conformance
@@ -218,6 +220,43 @@ def test_dispatcher_stops_at_once(broker_url: str, kind: Kind) -> None:
             assert time.monotonic() - began_s < 10
 
     asyncio.run(run())
+
+
+def test_wait_that_is_not_notifiable_leaves_the_notification_to_the_next(broker_url: str) -> None:
+    deaf, hearing = Wait(timeout_s=0.1, notifiable=False), Wait(timeout_s=PATIENCE_S)
+    listen, notify = Query(name="listen_events"), "SELECT pg_notify('pgmb_events', '')"
+
+    def check(before: Happened, after: Happened, told: Happened, waited_s: float) -> None:
+        assert (before, after) == (Happened(told=(), notified=False), Happened(told=(), notified=True))
+        assert waited_s < PATIENCE_S
+        assert told == Happened(told=("word",), notified=False)
+
+    async def run_async(sender: postgres.Connection) -> None:
+        service = AsyncService(broker_url)
+        try:
+            await service.answer(Open())
+            await service.answer(listen)
+            sender.execute(notify)
+            before, began_s = await service.answer(deaf), time.monotonic()
+            after, waited_s = await service.answer(hearing), time.monotonic() - began_s
+            service.tell("word")
+            check(before, after, await service.answer(Wait(timeout_s=PATIENCE_S, notifiable=False)), waited_s)
+        finally:
+            await service.close()
+
+    with postgres.connect(broker_url, autocommit=True) as sender:
+        service = BlockingService(broker_url, threads=1)
+        try:
+            service.answer(Open())
+            service.answer(listen)
+            sender.execute(notify)
+            before, began_s = service.answer(deaf), time.monotonic()
+            after, waited_s = service.answer(hearing), time.monotonic() - began_s
+            service.tell("word")
+            check(before, after, service.answer(Wait(timeout_s=PATIENCE_S, notifiable=False)), waited_s)
+        finally:
+            service.close(patient=True)
+        asyncio.run(run_async(sender))
 
 
 def test_rules_that_cannot_be_are_refused() -> None:

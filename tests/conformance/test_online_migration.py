@@ -18,6 +18,7 @@ from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavai
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.online.driver import check_approval_age, check_four_eyes
+from queuekeeper.migration.online.mover import Outcome, SessionMover
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.router import SessionRouter
@@ -610,6 +611,48 @@ def test_client_fenced_by_a_driver_that_has_died_is_waited_for(few: OnlineWorld)
     assert few.owners.fence(C, driver=dead, lease_ms=600, owner="postgres") is not None
 
     assert driver.cut_over().outcomes == {"moved": len(STRANGE)}
+
+
+@pytest.mark.parametrize("call", ["mirror", "roll_back"])
+def test_connection_that_is_lost_between_two_clients_is_told_as_such(few: OnlineWorld, call: str) -> None:
+    few.to_redis()
+    with few.router() as router:
+        save(router, C, b"4")
+
+    async def lose(mover: SessionMover) -> object:
+        connection = mover._connection
+        few.sql("SELECT pg_terminate_backend(%s)", connection.info.backend_pid)
+        with pytest.raises(psycopg.OperationalError):
+            await connection.execute("SELECT 1")
+        return await getattr(mover, call)(C)
+
+    with pytest.raises(ServerUnavailable, match="broke the connection"):
+        few.move(lose)
+    assert few.owner(C).owner == "redis"
+
+
+def test_fence_that_ends_while_the_mirror_writes_costs_no_client_its_way_back(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    with few.router() as router:
+        save(router, C, b"4")
+    taken = few.online.take(PLAN_ID, [0])
+    fenced = few.owners.fence(C, driver=taken, lease_ms=500, owner="redis")
+    assert fenced is not None
+    assert fenced.epoch is not None
+    assert fenced.fenced_until_ms is not None
+    few.at_redis.set_owner(C, epoch=fenced.epoch, owner="fenced", mirrored=True)
+
+    with psycopg.connect(few.postgres_url) as other, ThreadPoolExecutor(1) as pool:
+        # The driver that fenced it is dead; a mirror holds the session's row, and writes when the fence has ended.
+        other.execute("LOCK TABLE queuekeeper.online_cohorts IN ACCESS EXCLUSIVE MODE")
+        going = pool.submit(few.move, lambda mover: mover.roll_back(C), driver=taken)
+        wait_for(lambda: bool(few.sql("SELECT 1 FROM pg_stat_activity WHERE wait_event_type = 'Lock'")))
+        few.sql("SELECT pg_sleep(%s)", max(0.0, fenced.fenced_until_ms / 1_000 - time.time()) + 0.1)
+        other.rollback()
+        assert going.result().outcome is Outcome.MOVED
+    assert few.owner(C).owner == "postgres"
+    assert payloads(few.at_postgres, C) == [b"1", b"2", b"3", b"4"]
+    assert driver.roll_back().left == {}
 
 
 def test_epochs_go_on_when_a_plan_is_disarmed_and_armed_again(few: OnlineWorld) -> None:

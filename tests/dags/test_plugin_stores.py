@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import json
 import re
+import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -161,6 +162,52 @@ def test_store_that_is_down_is_named_and_the_rest_of_the_page_is_there(servers: 
     assert browser.get("/migration/0123456789abcdef", page=True).status_code == (503 if down == "PostgreSQL" else 200)
     explained = text_of(browser.send("POST", "/queue", data={"client_id": "meter-1"}, headers=FORM))
     assert f"{down} was not reached." in explained
+
+
+def test_table_that_somebody_locks_is_told_on_its_panels_and_the_rest_of_the_page_is_there(servers: World) -> None:
+    with postgres.connect(servers.stores._postgres_url()) as other:
+        other.execute("LOCK TABLE queuekeeper.quality_runs IN ACCESS EXCLUSIVE MODE")
+        shown = text_of(servers.browser.get("/", page=True))
+        assert "another session holds a lock on a table; look again later." in shown
+        assert shown.count("✓ answers") == 2
+        assert report_samples.PLAN_ID in shown
+        assert servers.browser.get("/migration", page=True).status_code == 200
+    assert "another session" not in servers.browser.get("/", page=True).text
+    with postgres.connect(servers.stores._postgres_url()) as other:
+        other.execute("LOCK TABLE queuekeeper.plans IN ACCESS EXCLUSIVE MODE")
+        answer = servers.browser.get(f"/migration/{report_samples.PLAN_ID}", page=True)
+        assert answer.status_code == 503
+        assert "another session holds a lock" in answer.text
+
+
+def test_statement_that_takes_too_long_is_ended_and_told_as_such(servers: World) -> None:
+    impatient = Stores(
+        postgres_url=servers.stores._postgres_url, redis_url=servers.stores._redis_url, statement_timeout_ms=200
+    )
+    slow = impatient.from_postgres(lambda connection: connection.execute("SELECT pg_sleep(60)").fetchall())
+    assert slow.problem == "PostgreSQL did not answer in time: it is busy; look again later."
+    with postgres.connect(servers.stores._postgres_url()) as other:
+        # Held for less than locks are waited for, and longer than an answer.
+        other.execute("LOCK TABLE queuekeeper.quality_runs IN ACCESS EXCLUSIVE MODE")
+        shown = text_of(servers.with_stores(impatient).get("/", page=True))
+    assert "PostgreSQL did not answer in time: it is busy; look again later." in shown
+    assert "✓ answers" in shown
+
+
+@pytest.mark.parametrize("hanging", ["PostgreSQL", "Redis"])
+def test_server_that_takes_calls_and_says_nothing_is_told_as_such(servers: World, hanging: str) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        place = f"127.0.0.1:{silent.getsockname()[1]}"
+        stores = (
+            Stores(postgres_url=lambda: f"postgresql://u:hidden-word@{place}/d", redis_url=servers.stores._redis_url)
+            if hanging == "PostgreSQL"
+            else Stores(postgres_url=servers.stores._postgres_url, redis_url=lambda: f"redis://:hidden-word@{place}")
+        )
+        answer = servers.with_stores(stores).get("/", page=True)
+    assert answer.status_code == 200
+    assert f"{hanging} at {place}" in text_of(answer)
+    assert "✓ answers" in text_of(answer)
+    assert "hidden-word" not in answer.text
 
 
 def test_failed_migration_is_followed_from_the_cohort_to_the_client_to_the_message(servers: World) -> None:

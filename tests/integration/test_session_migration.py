@@ -29,6 +29,7 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import PlanState
 from queuekeeper.sessions.sample import SampleParameters, fill
+from tests import planted
 from tests.browser import chromium
 from tests.integration import airflow_runs
 from tests.integration.airflow_pages import signed_in
@@ -112,6 +113,10 @@ def world(servers: tuple[AirflowServer, str, RedisServer]) -> Iterator[World]:
                 replace=True,
                 create_schema=True,
             ),
+        )
+        connection.execute(
+            "UPDATE device_publish_msg SET payload = %s WHERE ctid IN (SELECT ctid FROM device_publish_msg LIMIT 200)",
+            [planted.PAYLOAD],
         )
         yield World(airflow, connection, target)
 
@@ -458,3 +463,23 @@ def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
         frame.get_by_role("link", name="Report", exact=True).first.click()
         expect(frame.locator("body")).to_contain_text("✓ Balanced")
         page.screenshot(path=tmp_path / "6-report.png", full_page=True)
+
+
+def test_nothing_secret_of_all_these_runs_has_come_to_light(
+    servers: tuple[AirflowServer, str, RedisServer], postgres_server: PostgresServer, server_home: Path
+) -> None:
+    airflow, source, target = servers
+    secrets = {
+        "the payload": planted.SECRETS["the payload"],
+        "the password of PostgreSQL": planted.forms((urlsplit(source).password or "").encode()),
+        "the password of Redis": planted.forms((urlsplit(target.url).password or "").encode()),
+    }
+    logs = list(airflow.directory.rglob("*.log"))
+    assert {path.stem for path in logs} >= {"api-server", "scheduler", "dag-processor", "triggerer"}
+    assert planted.found_in_files(airflow.directory, server_home / "migration-reports", wanted=secrets) == []
+    metadata = postgres_server.database_url(f"{DATABASE}_airflow")
+    assert planted.found_in_database(metadata, wanted=secrets) == []
+    kept = ("plans", "cohorts", "copy_reports", "ledger", "differences", "reports", "audit")
+    assert planted.found_in_database(source, wanted=secrets, schema="queuekeeper", tables=kept) == []
+    stored = planted.found_in_database(source, wanted=secrets, tables=["device_publish_msg"])
+    assert stored == ["the payload in public.device_publish_msg"]

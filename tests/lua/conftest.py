@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from queuekeeper.redis_client import RedisClient, connect, nodes
-
-FLAVOURS = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
+from tests.conftest import ONE_SERVER_EACH
 
 
 def _emptied(url: str) -> RedisClient:
@@ -21,7 +19,7 @@ def _emptied(url: str) -> RedisClient:
     return client
 
 
-@pytest.fixture(params=[*FLAVOURS, "cluster"])
+@pytest.fixture(params=[*ONE_SERVER_EACH, pytest.param("cluster", marks=pytest.mark.slow)])
 def client(request: pytest.FixtureRequest) -> Iterator[RedisClient]:
     """Client of an empty server that knows no script."""
     if request.param == "cluster":
@@ -39,7 +37,7 @@ def single(redis_url: str) -> Iterator[RedisClient]:
         yield found
 
 
-@pytest.fixture(params=FLAVOURS)
+@pytest.fixture(params=ONE_SERVER_EACH)
 def own_server(request: pytest.FixtureRequest, redis_server_factory: Callable[..., Any]) -> Any:
     """A server of the test's own, to be killed or filled."""
     return redis_server_factory(flavour=request.param)

@@ -335,6 +335,7 @@ def test_call_waits_while_its_keys_are_on_two_nodes(
         slot.give_back()
 
 
+@pytest.mark.slow
 def test_call_waits_for_a_slot_that_nobody_serves(
     make_caller: MakeCaller, redis_cluster_url: str, append: Script
 ) -> None:
@@ -416,7 +417,10 @@ def test_wait_without_end_is_refused(make_caller: MakeCaller, valkey_url: str, r
         (lambda url: f"{url}?protocol=3", "may not set protocol"),
         (lambda url: f"{url}?db=99", "does not have the database that the URL names"),
         (lambda url: url.replace("redis://:", "redis://:no"), "refuses user or password"),
-        (lambda url: f"{url}?socket_timeout=1".replace("redis://", "rediss://"), "TLS"),
+        # The server waits for the rest of what it takes for a command.
+        pytest.param(
+            lambda url: f"{url}?socket_timeout=1".replace("redis://", "rediss://"), "TLS", marks=pytest.mark.slow
+        ),
         (lambda _: "redis://127.0.0.1:1", "refuses the connection"),
         (lambda _: "unix:///nowhere/redis.sock", "/nowhere/redis.sock cannot be reached"),
     ],

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from lua_compacted import NOW_MS, Entry, Queue
+from lua_compacted import DAY_MS, NOW_MS, Entry, Queue
 from lua_sessions import HOSTILE_IDS, command, contents
 
 from queuekeeper.errors import (
+    NumberReused,
     QueueFull,
     SequenceConflict,
     StaleEpoch,
@@ -171,6 +172,62 @@ def test_repeated_append_is_answered_and_changes_nothing(queue: Queue) -> None:
     assert contents(queue.client) == before
     assert queue.append(Entry(b"a"), producer="p", number=8)[0] == 3
     assert queue.append(Entry(b"a"), producer="other", number=1)[0] == 4
+
+
+def test_number_that_another_append_has_is_refused(queue: Queue) -> None:
+    queue.append(Entry(b"a", b"1"), producer="p", number="7:0a1b")
+    before = contents(queue.client)
+    with pytest.raises(NumberReused, match="number 7"):
+        queue.append(Entry(b"b", b"2"), producer="p", number="7:ffff")
+    assert queue.append(Entry(b"a", b"1"), producer="p", number="7:0a1b") == [b"replayed", 1, 1]
+    assert queue.append(Entry(b"a", b"1"), producer="p", number=7) == [b"replayed", 1, 1]
+    assert contents(queue.client) == before
+    client: Any = queue.client
+    assert client.hget(queue.keys.producers, "p") == b"7 1 1 1:0a1b %d" % NOW_MS
+
+
+def test_record_of_a_producer_without_a_digest_is_believed(queue: Queue) -> None:
+    queue.append(Entry(b"a"), producer="p", number=7)
+    client: Any = queue.client
+    assert client.hget(queue.keys.producers, "p") == b"7 1 1 1 %d" % NOW_MS, "as earlier versions write it"
+    assert queue.append(Entry(b"a"), producer="p", number="7:0a1b") == [b"replayed", 1, 1]
+    assert queue.append(Entry(b"a"), producer="p", number="8:0a1b")[0] == 2
+
+
+def test_largest_entry_is_noted_and_stays_so(queue: Queue) -> None:
+    queue.append(Entry(b"a", b"x" * 100), Entry(b"bc", b"x" * 200))
+    assert queue.state()["largest_bytes"] == str(len("bc") + len("2 0 ") + 200)
+    queue.append(Entry(b"bc", b"x"))
+    assert queue.state()["largest_bytes"] == "206"
+    queue.append(Entry(b"bc", b"x" * 300))
+    assert queue.state()["largest_bytes"] == "306"
+
+
+def test_queue_of_an_earlier_version_learns_how_large_its_entries_are_when_it_is_empty(queue: Queue) -> None:
+    queue.append(Entry(b"a", b"x" * 100))
+    client: Any = queue.client
+    client.hdel(queue.keys.state, "largest_bytes")
+    queue.append(Entry(b"b", b"x"))
+    assert "largest_bytes" not in queue.state()
+    queue.call("purge", "up_to", 2, 0, 100, 0)
+    queue.append(Entry(b"b", b"x"))
+    assert queue.state()["largest_bytes"] == "6"
+
+
+def test_wake_up_that_nobody_takes_ends(queue: Queue) -> None:
+    client: Any = queue.client
+    fence = queue.fence()
+    steps: list[Callable[[], object]] = [
+        queue.fence,
+        lambda: queue.append(Entry(b"a")),
+        lambda: queue.call("heartbeat", *queue.fence(), 60_000, NOW_MS),
+        lambda: queue.call("rewind", "", "", "earliest"),
+        lambda: queue.call("release", *fence),
+    ]
+    for step in steps:
+        queue.is_woken()
+        step()
+        assert 0 < client.ttl(queue.keys.wake) <= DAY_MS // 1_000, step
 
 
 def test_consumer_is_woken_and_said_to_be_there(queue: Queue) -> None:

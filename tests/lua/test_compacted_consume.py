@@ -6,11 +6,11 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from lua_compacted import NOW_MS, Entry, Fence, Queue
+from lua_compacted import DAY_MS, NOW_MS, PLENTY, Entry, Fence, Queue
 from lua_sessions import contents
 
 from queuekeeper.errors import QueueBusy, StaleEpoch, UnknownQueue, UsageError
-from queuekeeper.redis_client import connect
+from queuekeeper.redis_client import connect, nodes
 
 pytestmark = pytest.mark.lua
 
@@ -90,6 +90,45 @@ def test_fetch_that_goes_on_brings_nothing_that_is_too_large(queue: Queue) -> No
     assert queue.fetch(fence, window=50, max_bytes=900, refill="going_on").sequences == [10]
     assert queue.fetch(fence, window=50, max_bytes=900, refill="going_on").sequences == []
     assert queue.fetch(fence, window=50, max_bytes=900, refill="sliding").sequences == [11]
+
+
+def test_sizes_are_asked_for_only_where_the_largest_entries_might_not_fit(queue: Queue) -> None:
+    client: Any = queue.client
+
+    def sizes_asked_for(max_bytes: int) -> int:
+        queue.call("rewind", "", "", "earliest")
+        fence = queue.fence()
+        for _, node in nodes(client):
+            node.config_resetstat()
+        assert len(queue.fetch(fence, limit=4, window=4, max_bytes=max_bytes).messages) == min(4, max_bytes // 30)
+        return sum(
+            int(node.info("commandstats").get("cmdstat_hstrlen", {"calls": 0})["calls"]) for _, node in nodes(client)
+        )
+
+    queue.append(*(Entry(b"k%d" % number, b"x" * 22) for number in range(10, 30)))
+    queue.call("purge", "up_to", 10, 0, 100, 0)
+    assert queue.state()["largest_bytes"] == "30"
+    assert [sizes_asked_for(max_bytes) for max_bytes in (PLENTY, 120, 119)] == [0, 0, 4]
+    # A queue of an earlier version does not know; all together may be little enough.
+    client.hdel(queue.keys.state, "largest_bytes")
+    assert [sizes_asked_for(max_bytes) for max_bytes in (PLENTY, 599, 119)] == [0, 4, 4]
+
+
+@pytest.mark.parametrize("refill", ["sliding", "going_on"])
+def test_entry_larger_than_the_noted_largest_does_not_break_the_bound(queue: Queue, refill: str) -> None:
+    """As an earlier version may append it, which notes nothing, beside a later one."""
+    client: Any = queue.client
+    queue.append(Entry(b"large", b"x" * 1_000), Entry(b"small"))
+    client.hset(queue.keys.state, mapping={"largest_bytes": "20", "bytes": "200"})
+    fence = queue.fence()
+    pages = [queue.fetch(fence, max_bytes=500, limit=9, window=20, refill="sliding").sequences]
+    pages += [queue.fetch(fence, max_bytes=500, limit=9, window=20, refill=refill).sequences for _ in range(2)]
+    if refill == "sliding":
+        assert pages == [list(range(1, 10)), [10], [11]], "one that is larger comes alone"
+    else:
+        assert pages == [list(range(1, 10)), [10], []]
+    # It is read for nothing once, and not again.
+    assert queue.state()["largest_bytes"] == str(len("large") + len("11 0 ") + 1_000)
 
 
 def test_what_is_in_flight_survives_its_consumer_and_comes_again_flagged(queue: Queue) -> None:
@@ -249,6 +288,15 @@ def test_consumer_that_was_fenced_off_hands_on_a_wake_up_that_it_took(queue: Que
     assert queue.state()["session"] == "new"
 
 
+def test_no_wake_up_is_left_by_a_consumer_that_has_ended(queue: Queue) -> None:
+    fence = queue.fence()
+    queue.append(Entry(b"new"))
+    assert queue.call("release", *fence) == 1
+    assert not queue.is_woken()
+    queue.call("rewind", "", "", "earliest")
+    assert not queue.is_woken()
+
+
 def test_heartbeat_wakes_while_something_waits(queue: Queue) -> None:
     fence = queue.fence()
     queue.is_woken()
@@ -286,6 +334,25 @@ def test_cursor_goes_where_it_is_sent_or_as_near_as_can_be(queue: Queue, to: str
     assert queue.violations() == []
     assert queue.subscribe(start=to)[2:4] == [acked, acked]
     assert queue.in_flight() == []
+
+
+def test_rewind_to_what_was_removed_from_between_others_says_so(queue: Queue) -> None:
+    fence = queue.fence()
+    queue.fetch(fence, limit=8, window=8)
+    queue.ack(fence, 3, 4, 6, 7)
+    # The others of the first eight are in flight: they stay.
+    rows = [(row.key, row.sequence) for row in queue.find_due("acked_only", retention_ms=0, now=NOW_MS + DAY_MS).rows]
+    assert queue.collect(*rows[:2], policy="acked_only", retention_ms=0, now=NOW_MS + DAY_MS)[0] == 2
+    assert queue.call("purge", "acked", 10, 0, 100, 0)[0] == 2
+    keys = {sequence: key for key, sequence in queue.order().items()}
+    queue.append(Entry(keys[5]), Entry(keys[9]))
+    said = {to: tuple(queue.call("rewind", "", "", f"seq:{to}")[1:4]) for to in range(1, 13)}
+    assert [to for to, (_, _, clamped) in said.items() if clamped] == [3, 4, 5, 6, 7], (
+        "5 was overwritten below 7, 9 was not"
+    )
+    assert [acked for acked, _, _ in said.values()] == list(range(12))
+    assert said[3] == (2, 4, 1)
+    assert queue.subscribe(start="seq:4")[8] == 1
 
 
 def test_messages_in_flight_come_again_after_a_rewind_and_late_acks_do_not_count(queue: Queue) -> None:

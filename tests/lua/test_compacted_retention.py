@@ -203,6 +203,20 @@ def test_rows_that_do_not_go_into_a_queue_are_refused(queue: Queue) -> None:
         queue.call("restore", "", b"a", 1, 1, b"1 0 v")
 
 
+def test_what_comes_back_or_is_mended_counts_for_the_largest_entry(empty: Queue) -> None:
+    client: Any = empty.client
+    empty.append(Entry(b"large", b"x" * 500), Entry(b"small"))
+    (row, _) = empty.find_due(retention_ms=0, with_values=1, now=NOW_MS + 1).rows
+    assert empty.collect((row.key, row.sequence), retention_ms=0, now=NOW_MS + 1)[0] == 1
+    client.hset(empty.keys.state, "largest_bytes", "20")
+    assert empty.call("restore", "", row.key, row.sequence, row.ms, row.value)[0] == 1
+    assert empty.state()["largest_bytes"] == str(row.size)
+    client.hset(empty.keys.values, "small", b"2 0 " + b"x" * 900)
+    client.zrem(empty.keys.order, "small")
+    assert empty.call("repair", "", "", "key", b"small")[0] == 1
+    assert empty.state()["largest_bytes"] == str(len("small") + len("2 0 ") + 900)
+
+
 def test_undelivered_rows_that_come_back_are_delivered(empty: Queue) -> None:
     empty.fill(b"a", b"b", now=OLD_MS)
     rows = empty.find_due(with_values=1).rows

@@ -206,6 +206,7 @@ def test_repair_sets_right_what_does_not_fit_together(queue: Queue) -> None:
     assert client.hkeys(keys.references) == client.hkeys(keys.messages) == [b"1", b"2", b"5", b"6", b"7", b"8"]
 
 
+@pytest.mark.slow
 def test_verify_and_repair_know_the_membership_and_stop_when_lists_are_long(queue: Queue) -> None:
     queue.client.rpush(queue.of("a").ready[0], *range(1_000, 251_000))
     assert list(queue.verify(1, 2, 3, 4, 5)) == [1, 2, 3]

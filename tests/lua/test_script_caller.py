@@ -17,6 +17,7 @@ from queuekeeper.errors import MovedOn, RefusedError, ScriptError, ServerUnavail
 from queuekeeper.keyspace import client_slot
 from queuekeeper.lua import Call, Script, ScriptCaller
 from queuekeeper.redis_client import RedisClient, connect, nodes
+from tests.cluster_slots import Slot, slot_of
 
 pytestmark = pytest.mark.lua
 
@@ -221,55 +222,24 @@ def test_key_of_another_slot_inside_a_script_is_refused_by_a_cluster(redis_clust
 
 
 @contextmanager
-def moved_slot(client: RedisClient, slot: int) -> Iterator[tuple[redis.Redis, redis.Redis]]:
+def moved_slot(url: str, key: str) -> Iterator[Slot]:
     """Give a slot to another master without telling the client, and give it back."""
-    masters = dict(nodes(client))
-    assert isinstance(client, redis.RedisCluster)
-    client.nodes_manager.initialize()
-    owner = client.nodes_manager.get_node_from_slot(slot).name
-    source, target = masters[owner], next(node for name, node in masters.items() if name != owner)
-    move(source, target, slot, list(masters.values()))
-    try:
-        yield source, target
-    finally:
-        move(target, source, slot, list(masters.values()))
-
-
-def node_id(node: redis.Redis) -> str:
-    return str(command(node, "CLUSTER MYID").decode())
-
-
-def move(source: redis.Redis, target: redis.Redis, slot: int, masters: list[redis.Redis]) -> None:
-    command(target, "CLUSTER SETSLOT", slot, "IMPORTING", node_id(source))
-    command(source, "CLUSTER SETSLOT", slot, "MIGRATING", node_id(target))
-    keys = command(source, "CLUSTER GETKEYSINSLOT", slot, 10_000)
-    if keys:
-        options = target.connection_pool.connection_kwargs
-        command(
-            source,
-            "MIGRATE",
-            options["host"],
-            options["port"],
-            "",
-            0,
-            5_000,
-            "AUTH",
-            options["password"],
-            "KEYS",
-            *keys,
-        )
-    for node in (target, source, *masters):
-        command(node, "CLUSTER SETSLOT", slot, "NODE", node_id(target))
+    with slot_of(url, key) as slot:
+        slot.move()
+        try:
+            yield slot
+        finally:
+            slot.give_back()
 
 
 def test_slot_that_has_moved_is_followed(redis_cluster_url: str) -> None:
     with connect(redis_cluster_url) as client:
         session = Session(client=client)
         session.import_session(messages(3), last=False)
-        with moved_slot(client, client_slot(session.client_id)) as (source, target):
+        with moved_slot(redis_cluster_url, session.client_id) as slot:
             assert session.import_session(messages(3, first=4), chunk=1, last=False) == [b"imported", 3, 0]
-            assert target.zcard(session.keys.messages) == 6
-            assert command(source, "CLUSTER COUNTKEYSINSLOT", client_slot(session.client_id)) == 0
+            assert slot.target.zcard(session.keys.messages) == 6
+            assert command(slot.source, "CLUSTER COUNTKEYSINSLOT", slot.number) == 0
         last_chunk = session.import_call(messages(3, first=7), chunk=2, last_packet_id=9)
         replies = ScriptCaller(client).execute(
             [
@@ -288,34 +258,26 @@ def test_many_calls_follow_a_slot_that_has_moved(redis_cluster_url: str, appende
         clients = [f"{{client-{number}}}" for number in range(30)]
         for _ in range(2):
             calls = [Call(appenders[step % 2], [name], [str(step)]) for step in range(3) for name in clients]
-            with moved_slot(client, client_slot("client-7")):
+            with moved_slot(redis_cluster_url, "client-7"):
                 caller.execute(calls).or_raise()
         for name in clients:
             assert client.lrange(name, 0, -1) == [b"0", b"1", b"2"] * 2
 
 
 def test_slot_that_is_moving_is_asked_for(redis_cluster_url: str, appenders: list[Script]) -> None:
-    with connect(redis_cluster_url) as client:
-        assert isinstance(client, redis.RedisCluster)
-        slot = client_slot("a")
-        masters = dict(nodes(client))
-        owner = client.nodes_manager.get_node_from_slot(slot).name
-        source, target = masters[owner], next(node for name, node in masters.items() if name != owner)
-        command(target, "CLUSTER SETSLOT", slot, "IMPORTING", node_id(source))
-        command(source, "CLUSTER SETSLOT", slot, "MIGRATING", node_id(target))
+    with connect(redis_cluster_url) as client, slot_of(redis_cluster_url, "a") as slot:
+        slot.begin()
         try:
             calls = [Call(appenders[number % 2], ["{a}"], [str(number)]) for number in range(4)]
             # The key is not there, so the source sends each call on to the target.
             assert ScriptCaller(client).execute(calls) == [1, 2, 3, 4]
         finally:
-            for node in (target, source):
-                command(node, "CLUSTER SETSLOT", slot, "STABLE")
-            command(target, "CLUSTER SETSLOT", slot, "IMPORTING", node_id(source))
-            stray = connect_raw(target)
+            command(slot.source, "CLUSTER SETSLOT", slot.number, "STABLE")
+            stray = connect_raw(slot.target)
             command(stray, "ASKING")
             command(stray, "DEL", "{a}")
             stray.close()
-            command(target, "CLUSTER SETSLOT", slot, "STABLE")
+            command(slot.target, "CLUSTER SETSLOT", slot.number, "STABLE")
         assert contents(client) == {}
 
 

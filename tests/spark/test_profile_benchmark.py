@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import importlib
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 from pyspark.sql import SparkSession
 
@@ -57,6 +61,19 @@ def test_all_ways_take_turns_beside_a_client_that_is_timed(
     assert summary["profile"]["references_per_s"] == round(profile.references / profile.seconds)
     assert summary["contents"]["cpu_us_per_reference"]["client"] > 0
     assert summary["quiet"]["latencies"]["save"]["p99_times_quiet"] == 1
+
+
+def test_every_thread_of_a_process_and_of_its_children_yields(benchmark: Any) -> None:
+    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        started = psutil.Process(process.pid)
+        benchmark.yield_processors(started)
+        family = [started, *started.children(recursive=True)]
+        assert len(family) == 2
+        assert {os.getpriority(os.PRIO_PROCESS, thread.id) for each in family for thread in each.threads()} == {19}
+        process.communicate(b"\n")
 
 
 @pytest.mark.parametrize(

@@ -118,6 +118,7 @@ def test_a_window_larger_than_a_poll_is_dispatched_in_several_without_gap_or_rep
     assert max(sizes) <= chunk
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("storage", "count", "at_most"), [("EXTERNAL", 120, 40), ("EXTENDED", 400, 300)])
 def test_a_backlog_of_large_events_is_dispatched_in_portions_whatever_conditions_there_are(
     broker: Connection, storage: str, count: int, at_most: int

@@ -103,7 +103,8 @@ def test_maintenance_is_repeatable_and_goes_on_with_time(broker: Connection) -> 
 
     maintain(broker, now + timedelta(minutes=30))
 
-    assert len(bounds(broker)) == len(before) + 1
+    # The oldest may be due for its end by then: the template of this database may be of the half hour before.
+    assert len({upper for _, upper in bounds(broker)} - {upper for _, upper in before}) == 1
     assert_whole(broker)
 
 
@@ -162,6 +163,7 @@ def test_another_interval_leaves_what_is_there_and_neither_gap_nor_overlap(broke
     assert delivered(broker, "all") == published
 
 
+@pytest.mark.slow
 def test_hundreds_of_partitions_come_in_portions(broker: Connection) -> None:
     set_config(broker, "partition_interval", "1 minute")
     set_config(broker, "future_intervals_to_create", "8 hours")
@@ -364,6 +366,7 @@ def test_publishing_goes_on_in_order_when_maintenance_never_came_back(broker: Co
     assert_whole(broker)
 
 
+@pytest.mark.slow
 def test_a_week_of_maintenance_with_inserts_all_the_while(broker: Connection) -> None:
     set_config(broker, "partition_interval", "6 hours")
     set_config(broker, "future_intervals_to_create", "1 day")
@@ -560,7 +563,7 @@ def test_maintenance_that_cannot_get_through_says_who_is_in_its_way_and_does_the
 def test_everything_at_once(broker: Connection, connect: Connect) -> None:
     """Publishing, polling, expiring and maintaining, the latter twice: one partition more, no error."""
     maintain(broker)
-    before = len(bounds(broker))
+    before = {upper for _, upper in bounds(broker)}
     later = datetime.now(UTC) + timedelta(minutes=30)
     failures: list[BaseException] = []
 
@@ -585,7 +588,8 @@ def test_everything_at_once(broker: Connection, connect: Connect) -> None:
     poll(broker)
 
     assert failures == []
-    assert len(bounds(broker)) == before + 1
+    # An old one may be due for its end by then: the template of this database may be of the half hour before.
+    assert len({upper for _, upper in bounds(broker)} - before) == 1
     assert len(delivered(broker, "all")) == 50
 
 

@@ -29,7 +29,7 @@ from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.postgres import Connection
 from tests.sql.test_partitions import DAY_MS, NOW, POLICY, bounds, create, days, insert, retire, table
 
-pytestmark = pytest.mark.sql
+pytestmark = [pytest.mark.sql, pytest.mark.slow]
 
 __all__ = ["table"]
 

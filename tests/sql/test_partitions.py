@@ -322,6 +322,7 @@ def test_policies_are_kept(table: Connection) -> None:
 # --- what other tools stumble over --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_sessions_of_any_time_zone_make_the_same_partitions(
     table: Connection, connect: Callable[[], Connection]
 ) -> None:
@@ -395,6 +396,7 @@ def test_gap_is_found_and_filled(table: Connection) -> None:
     assert bounds(table) == days("11-21", "11-22", "11-23", "11-24", "11-25")
 
 
+@pytest.mark.slow
 def test_changed_step_leaves_neither_gap_nor_overlap(table: Connection) -> None:
     for at, step in enumerate(("1 day", "1 week", "1 hour", "1 month", "12 hours", "1 day")):
         create(table, replace(POLICY, step=step), now_ms=NOW + at * 5 * DAY_MS)

@@ -24,7 +24,7 @@ from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer, java
 from queuekeeper.embedded.process import ManagedProcess
 from queuekeeper.errors import RefusedError, ServerUnavailable
 
-pytestmark = pytest.mark.unit
+pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
 Server = PostgresServer | RedisServer
 
@@ -189,6 +189,31 @@ def test_data_of_another_major_version_are_left_alone(server_home: Path) -> None
     with pytest.raises(RefusedError, match="belong to PostgreSQL 9, but the binaries"):
         server.start()
     assert (server.data / "PG_VERSION").is_file()
+
+
+def test_postgres_runs_from_the_folder_that_is_named(server_home: Path) -> None:
+    found = PostgresServer(server_home / "found", durable=False, die_with_parent=True)
+    try:
+        real = Path(psutil.Process(found.start().pid).exe()).parent
+        major = (found.data / "PG_VERSION").read_text("utf-8").strip()
+    finally:
+        found.erase()
+    named = server_home / "named-binaries"
+    named.mkdir(mode=0o755)
+    version = f"if [ \"$1\" = --version ]; then echo 'postgres (PostgreSQL) {major}.77'; exit; fi\n"
+    for program, first in (("postgres", version), ("initdb", "")):
+        (named / program).write_text(f'#!/bin/sh\n{first}exec {real / program} "$@"\n', "utf-8")
+        (named / program).chmod(0o755)
+    server = PostgresServer(server_home / "named", durable=False, die_with_parent=True, binaries=named)
+    try:
+        assert server.start().version == f"{major}.77"
+    finally:
+        server.erase()
+    empty = PostgresServer(
+        server_home / "empty", durable=False, die_with_parent=True, binaries=server_home / "no-binaries"
+    )
+    with pytest.raises(ServerUnavailable, match=r"name the bin folder of one[\s\S]*no-binaries"):
+        empty.start()
 
 
 def test_a_password_that_is_not_the_data_s_is_explained(server_home: Path) -> None:

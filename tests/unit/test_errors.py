@@ -26,6 +26,7 @@ EXIT_CODES = {
     "NotOwner": 4,
     "NotPartitioned": 4,
     "OutOfOrder": 1,
+    "NumberReused": 4,
     "PacketIdInUse": 4,
     "PayloadTooLarge": 2,
     "QueueBusy": 4,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
+from queuekeeper.events.consumer import Stop
 from queuekeeper.events.dispatcher import Dispatching, DispatchReport, DispatchRules
 from queuekeeper.events.handlers import ReadAhead
 from queuekeeper.events.model import (
@@ -98,8 +99,10 @@ class SlowServer:
         return [(f"su-{condition}",)]
 
 
-def dispatch(server: SlowServer) -> DispatchReport:
-    operation = Dispatching(DispatchRules(), once=True, now_s=lambda: 0.0).run()
+def dispatch(
+    server: SlowServer, *, rules: DispatchRules | None = None, once: bool = True, now_s: Callable[[], float] = float
+) -> DispatchReport:
+    operation = Dispatching(rules or DispatchRules(), once=once, now_s=now_s).run()
     try:
         step = next(operation)
         while True:
@@ -144,6 +147,49 @@ def test_nobody_is_blamed_while_a_condition_that_costs_nothing_takes_long_too(
     assert server.limits_s == [10, 1, 20, 1, 20, 10]
     assert server.lock_limit_s is None
     assert "no condition is to blame, as the server itself is held up" in caplog.text
+
+
+class BusyServer(SlowServer):
+    """Finds so many matches in one poll after the other; a pause takes as long as it is asked for.
+
+    :param matches: of each poll.
+    """
+
+    def __init__(self, matches: Iterable[int]) -> None:
+        super().__init__(poll_s=0, conditions={})
+        self.now_s = 0.0
+        self.pauses_s: list[float] = []
+        self._matches = list(matches)
+
+    def answer(self, step: Any) -> Any:
+        if isinstance(step, Wait):
+            if not self._matches:
+                return Happened(told=(Stop(),), notified=False)
+            if step.timeout_s > 0:
+                # A notification during the pause would end it, and cost as much as a poll of a few events.
+                assert not step.notifiable
+                self.now_s += step.timeout_s
+                self.pauses_s.append(step.timeout_s)
+            return Happened(told=(), notified=False)
+        return super().answer(step)
+
+    def poll_for_events(self) -> list[Any]:
+        return [(self._matches.pop(0),)]
+
+
+@pytest.mark.parametrize(
+    ("rules", "pauses_s"),
+    [
+        (DispatchRules(), [0.0106, 0.025, 0.04, 0.04]),
+        (DispatchRules(pause_s=0.1), [0.1] * 4),
+        (DispatchRules(pause_s=0.0, busy_pause_s=0.0), []),
+    ],
+)
+def test_pause_between_polls_grows_with_what_they_find(rules: DispatchRules, pauses_s: list[float]) -> None:
+    server = BusyServer([10, 250, 500, 20_000, 0])
+    report = dispatch(server, rules=rules, once=False, now_s=lambda: server.now_s)
+    assert report.matches == 20_760
+    assert server.pauses_s == pytest.approx(pauses_s)
 
 
 # Reading ahead.

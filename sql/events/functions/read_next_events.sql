@@ -1,6 +1,8 @@
 -- Return the next events of a group, in the order of dispatch, each with all of the group's subscriptions it is for.
 -- The first call makes this session the group's reader until set_group_cursor(.., release_lock => true),
 -- release_group_lock or the session's end; while another session is, it returns nothing. With peek nothing is owned.
+-- Ids that lie close together are read in one go along the index, for less than half of what lookups cost. Where the
+-- retry of an old event or a selective condition spreads them, each is looked up.
 CREATE FUNCTION pgmb.read_next_events(
     gid varchar(48),
     cursor pgmb.event_id DEFAULT NULL,
@@ -19,6 +21,8 @@ LANGUAGE plpgsql
 VOLATILE
 SET search_path TO pgmb, pg_temp
 SET plan_cache_mode TO force_generic_plan
+SET enable_hashjoin TO on
+SET enable_nestloop TO off
 SET enable_seqscan TO off
 SET jit TO off
 AS $$
@@ -28,6 +32,7 @@ DECLARE
     pending pending_event[];
     min_id varchar;
     max_id varchar;
+    most int;
 BEGIN
     IF chunk_size IS NULL OR chunk_size < 1 THEN
         RAISE EXCEPTION 'chunk_size is %: ask for 1 event or more', chunk_size
@@ -48,23 +53,42 @@ BEGIN
         FROM pending_events(gid, read_to, chunk_size) AS p;
         EXIT WHEN pending IS NULL;
 
-        RETURN QUERY
-        SELECT
-            e.id,
-            e.topic,
-            e.payload,
-            e.metadata,
-            p.subscription_ids::subscription_id[],
-            read_to::event_id
-        FROM unnest(pending) WITH ORDINALITY AS p(cursor, event_id, subscription_ids, number)
-        -- A lookup for each, whatever the planner thinks; the bounds leave out partitions.
-        CROSS JOIN LATERAL (
-            SELECT stored.*
-            FROM events AS stored
-            WHERE stored.id = p.event_id AND stored.id BETWEEN min_id AND max_id
-            LIMIT 1
-        ) AS e
-        ORDER BY p.number;
+        most := 2 * cardinality(pending);
+        IF (
+            SELECT count(*) <= most
+            FROM (SELECT FROM events AS e WHERE e.id BETWEEN min_id AND max_id LIMIT most + 1) AS stretch
+        ) THEN
+            RETURN QUERY
+            SELECT
+                e.id,
+                e.topic,
+                e.payload,
+                e.metadata,
+                p.subscription_ids::subscription_id[],
+                read_to::event_id
+            FROM unnest(pending) WITH ORDINALITY AS p(cursor, event_id, subscription_ids, number)
+            INNER JOIN events AS e ON e.id = p.event_id
+            WHERE e.id BETWEEN min_id AND max_id
+            ORDER BY p.number;
+        ELSE
+            RETURN QUERY
+            SELECT
+                e.id,
+                e.topic,
+                e.payload,
+                e.metadata,
+                p.subscription_ids::subscription_id[],
+                read_to::event_id
+            FROM unnest(pending) WITH ORDINALITY AS p(cursor, event_id, subscription_ids, number)
+            -- A lookup for each, whatever the planner thinks; the bounds leave out partitions.
+            CROSS JOIN LATERAL (
+                SELECT stored.*
+                FROM events AS stored
+                WHERE stored.id = p.event_id AND stored.id BETWEEN min_id AND max_id
+                LIMIT 1
+            ) AS e
+            ORDER BY p.number;
+        END IF;
 
         -- Only an operator who drops what was not delivered can have taken all of them away: go on behind them.
         EXIT WHEN FOUND;

@@ -60,3 +60,44 @@ def redis(
             out.print(Text(str(each["command"])), soft_wrap=True)
 
     show({"users": found}, as_json=as_json, pretty=pretty)
+
+
+@app.command()
+def postgres(
+    *,
+    job: Job = None,
+    role_prefix: Annotated[
+        str | None, typer.Option("--role-prefix", help="Before the names of roles; queuekeeper_ otherwise.")
+    ] = None,
+    sessions_schema: Annotated[
+        str, typer.Option("--sessions-schema", help="Schema of TBMQ's tables, if they are there.")
+    ] = "public",
+    as_json: context.AsJson = False,
+) -> None:
+    """Print a psql script with a role for each job.
+
+    Nothing is sent anywhere: run it as a superuser, then give each role a password. It may be run again, and has to be
+    after an upgrade, or when a partition policy was added.
+
+    Example: `queuekeeper acl postgres --job quality | psql thingsboard_mqtt_broker`
+    """
+    from queuekeeper.roles import DEFAULT_PREFIX, postgres_role, postgres_roles, psql_script
+
+    prefix = DEFAULT_PREFIX if role_prefix is None else role_prefix
+    roles = [postgres_role(name) for name in dict.fromkeys(job)] if job else list(postgres_roles().values())
+    found = [
+        {
+            "job": role.job,
+            "role": f"{prefix}{role.job}",
+            "purpose": role.purpose,
+            "reads_payloads": role.reads_payloads,
+            "statements": [
+                {"about": each.place, "sql": each.sql}
+                for each in role.statements(prefix=prefix, sessions_schema=sessions_schema)
+            ],
+        }
+        for role in roles
+    ]
+    script = psql_script(roles, prefix=prefix, sessions_schema=sessions_schema)
+    # As it is: what a console would colour, wrap or fold is read by a program.
+    show({"roles": found}, as_json=as_json, pretty=lambda _: typer.echo(script, nl=False))

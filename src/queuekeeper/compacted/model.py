@@ -167,7 +167,8 @@ class Append:
     :param tombstone: the key is deleted: the consumer is told, and later nothing of it is left. It has no value.
     :param properties: names and texts that go with the value; :class:`Properties` where a name comes several times.
     :param published_ms: the producer's own time; the queue's order does not depend on it.
-    :param expected_sequence: store only if the key's value has this sequence number; 0: if the key has no value.
+    :param expected_sequence: store only if the key's value has this sequence number; 0: if the key has no value. What
+        counts is the value before the append, also for a key that comes twice in it.
     :raises UsageError: naming field, value and rule.
     """
 
@@ -370,7 +371,8 @@ class Subscription:
     :param lag: messages behind ``sent``.
     :param in_flight: messages delivered and not acknowledged, which come again with ``redeliver``.
     :param previous_session: session that held the queue before; none when nobody did.
-    :param is_clamped: ``start`` lies outside what the queue has, and the nearest place was taken.
+    :param is_clamped: ``start`` lies outside what the queue has, as :class:`RewindReport` has it, and the nearest place
+        was taken.
     """
 
     client_id: str
@@ -433,7 +435,8 @@ class RewindReport:
     :param old_acked: cursor before.
     :param new_acked: cursor now; the next message is the first one behind it.
     :param to_deliver: messages that will be delivered, again or for the first time.
-    :param is_clamped: the position lies outside what the queue has: before its oldest message, or behind its newest.
+    :param is_clamped: the position lies outside what the queue has: before its oldest message, behind its newest, or
+        where a message was collected or purged from between others.
     :param oldest_sequence: number of the oldest message; none when there is none.
     :param fence: that takes the place of the one before.
     """

@@ -57,7 +57,7 @@ from queuekeeper.compacted.model import (
     check_name,
     chosen,
 )
-from queuekeeper.compacted.records import HEADED_KINDS, RECORD_KINDS, is_head, message_of, record_of
+from queuekeeper.compacted.records import HEADED_KINDS, RECORD_KINDS, digest_of, is_head, message_of, record_of
 from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import CompactedKeys, check_prefix, compacted_keys, compacted_registry_key
 from queuekeeper.operation import Operation
@@ -198,7 +198,9 @@ class CompactedOperations:
         for part, entries in enumerate(_parts(_entries(appends))):
             # Each part is an append of its own to the script, so that each is recognised when it is repeated.
             name = "" if producer is None else f"{producer}\0{part}" if part else producer
-            args = [*self._limits, name, "" if number is None else number, self._now(), *entries]
+            # So is one that is another append under a number that was used before.
+            numbered = "" if number is None else f"{number}:{digest_of(entries)}"
+            args = [*self._limits, name, numbered, self._now(), *entries]
             call = lua.Call(lua.load("compacted/append"), keys, args)
             replies = (yield [call]).or_raise()
             report, is_first = _append_report(replies[0], len(entries) // 4, replies.replicated[0])
@@ -207,6 +209,9 @@ class CompactedOperations:
                 self._noted.forget(client_id)
                 was_known = yield from self._note(client_id, "new")
             reports.append(report)
+            if report.is_forgotten:
+                # The producer has gone on: what comes behind would be stored late, and said not to be.
+                break
         return reports[0] if len(reports) == 1 else _together(reports)
 
     def _note(self, client_id: str, which: str) -> Steps[bool]:

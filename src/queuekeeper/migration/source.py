@@ -148,11 +148,15 @@ class Source:
     snapshot: str
     layout: Layout
 
-    def read(self, table: str, columns: dict[str, str], *, expressions: dict[str, str] | None = None) -> DataFrame:
+    def read(
+        self, table: str, columns: dict[str, str], *, expressions: dict[str, str] | None = None, function: str = ""
+    ) -> DataFrame:
         """Return a table's rows with their ``slot``, ``cohort`` and ``task``.
 
         :param columns: column name -> Spark type.
         :param expressions: SQL to be evaluated by PostgreSQL for some of the columns, instead of their name.
+        :param function: a function of PostgreSQL that returns the table's rows between two places, for who may not
+            read the table itself.
         """
         replaced = expressions or {}
         selected = [f"{replaced[name]} AS {name}" if name in replaced else name for name in columns]
@@ -163,6 +167,7 @@ class Source:
             .option("table", table)
             .option("expressions", json.dumps(selected))
             .option("snapshot", self.snapshot)
+            .option("function", function)
             .option("slot_firsts", json.dumps(self.layout.slot_firsts))
             .option("labels", json.dumps(self.layout.labels))
             .load()

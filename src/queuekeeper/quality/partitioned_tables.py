@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import psycopg
+
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.keys import KeyKind, parse_span
@@ -26,7 +28,7 @@ def read_partitioned_tables(connection: Connection, *, now_ms: int) -> tuple[dic
         tables = {
             name: {
                 "table_name": name,
-                "default_rows": None if default_name is None else int(_has_rows(connection, default_name)),
+                "default_rows": None if default_name is None else _default_rows(connection, default_name),
                 "pending_detaches": pending,
             }
             for name, default_name, pending in rows
@@ -36,17 +38,21 @@ def read_partitioned_tables(connection: Connection, *, now_ms: int) -> tuple[dic
     return tuple(tables[name] for name in sorted(tables))
 
 
-def _has_rows(connection: Connection, name: str) -> bool:
-    # As format('%I.%I') has written it: quoted where it must be.
-    found = connection.execute(f"SELECT EXISTS (SELECT FROM {name})".encode()).fetchone()  # noqa: S608
-    return found == (True,)
+def _default_rows(connection: Connection, name: str) -> int | None:
+    """Return 1 when a DEFAULT partition holds rows; none when it is not for us to look."""
+    try:
+        # As format('%I.%I') has written it: quoted where it must be.
+        found = connection.execute(f"SELECT EXISTS (SELECT FROM {name})".encode()).fetchone()  # noqa: S608
+    except psycopg.errors.InsufficientPrivilege:
+        return None
+    return int(found == (True,))
 
 
 def _covered(connection: Connection, policy: PartitionPolicy, *, now_ms: int) -> dict[str, Any]:
     try:
-        found = coverage(connection, policy=policy, now_ms=now_ms)
+        found = coverage(connection, policy=policy, now_ms=now_ms, only_read=True)
     except QueuekeeperError:
-        # It is gone, not partitioned any more, or somebody else's: the plan of its maintenance says which.
+        # It is gone, not partitioned any more, or not for us to read: the plan of its maintenance says which.
         return {"unreadable": 1}
     step_s, ahead_s = (_seconds(found, text) for text in (policy.step, policy.ahead))
     # Where the head-room is no more than a step, maintenance keeps less than a step ahead most of the time.

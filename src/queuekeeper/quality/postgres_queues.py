@@ -20,6 +20,8 @@ _COLUMNS = {
     "qos": "int", "payload": "int", "msg_expiry_interval": "int",
 }  # fmt: skip
 _EXPRESSIONS = {"payload": "octet_length(payload)"}
+# Who may not read payloads asks a function for their sizes, which `queuekeeper acl postgres` makes.
+_FACTS, _FACTS_EXPRESSIONS = "queuekeeper.message_facts", {"payload": "payload_bytes", "time": "time_ms"}
 _CONTENT_COLUMNS = {"topic": "string", "user_properties": "string", "fingerprint": "bigint"}
 _CONTENT_EXPRESSIONS = {"fingerprint": 'hash_record_extended(row(topic, "time", payload), 0)'}
 _TIMES = ("client_id", "time", "payload", "msg_expiry_interval")
@@ -28,18 +30,24 @@ _HALF = MAX_PACKET_ID // 2
 _STATES, _STATE = "queuekeeper.session_states", "state"
 
 
-def queues(source: Source, *, parameters: ProfileParameters, as_of_ms: int, shards: Sequence[str]) -> DataFrame:
+def queues(
+    source: Source, *, parameters: ProfileParameters, as_of_ms: int, shards: Sequence[str], facts_only: bool = False
+) -> DataFrame:
     """Return a row per client with the columns of ``queue_profiles``, partitioned by task; its hash is still null.
 
     :param as_of_ms: instant at which a message is live or expired.
     :param shards: address of the server of each cohort.
+    :param facts_only: messages are read by who may not read their payloads; then contents cannot be judged.
     """
     contents = parameters.contents
-    messages = source.read(
-        MESSAGES,
-        _COLUMNS | (_CONTENT_COLUMNS if contents else {}),
-        expressions=_EXPRESSIONS | (_CONTENT_EXPRESSIONS if contents else {}),
-    )
+    if facts_only:
+        messages = source.read(MESSAGES, _COLUMNS, expressions=_FACTS_EXPRESSIONS, function=_FACTS)
+    else:
+        messages = source.read(
+            MESSAGES,
+            _COLUMNS | (_CONTENT_COLUMNS if contents else {}),
+            expressions=_EXPRESSIONS | (_CONTENT_EXPRESSIONS if contents else {}),
+        )
     states = source.read(_STATES, {"client_id": "string"}).withColumn("kind", F.lit(_STATE))
     rows = source.partitioned(
         transforms.rows(messages, source.read(SESSIONS, SESSION_COLUMNS))
@@ -52,9 +60,16 @@ def queues(source: Source, *, parameters: ProfileParameters, as_of_ms: int, shar
     return _completed(_summed(judged, parameters=parameters), shards=shards, parameters=parameters)
 
 
-def hours(source: Source, *, parameters: ProfileParameters, as_of_ms: int) -> DataFrame:
-    """Return when live messages expire: ``hour_ms``, ``messages``, ``payload_bytes``."""
-    messages = source.read(MESSAGES, {name: _COLUMNS[name] for name in _TIMES}, expressions=_EXPRESSIONS)
+def hours(source: Source, *, parameters: ProfileParameters, as_of_ms: int, facts_only: bool = False) -> DataFrame:
+    """Return when live messages expire: ``hour_ms``, ``messages``, ``payload_bytes``.
+
+    :param facts_only: see :func:`queues`.
+    """
+    columns = {name: _COLUMNS[name] for name in _TIMES}
+    if facts_only:
+        messages = source.read(MESSAGES, columns, expressions=_FACTS_EXPRESSIONS, function=_FACTS)
+    else:
+        messages = source.read(MESSAGES, columns, expressions=_EXPRESSIONS)
     ends = transforms.expires_at_ms(default_ttl_s=parameters.default_ttl_s)
     return (
         messages.where(in_sample(F.col("slot"), percent=parameters.sample_percent))

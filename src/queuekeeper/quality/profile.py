@@ -18,7 +18,6 @@ from queuekeeper import keyspace
 from queuekeeper.clock import Pace
 from queuekeeper.config import Settings
 from queuekeeper.errors import ServerUnavailable, UsageError
-from queuekeeper.migration.preflight import check_source
 from queuekeeper.migration.source import Layout, layout, open_source, task_count
 from queuekeeper.migration.spark import our_errors
 from queuekeeper.postgres import Connection, address, migrate, statement, translated_errors
@@ -26,7 +25,7 @@ from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.quality import postgres_queues, scan
 from queuekeeper.quality.identity import client_hash, hash_key
 from queuekeeper.quality.profile_model import TURNS, ProfileParameters, ProfileReport, Store, in_sample
-from queuekeeper.quality.profile_preflight import check_profiled
+from queuekeeper.quality.profile_preflight import check_profiled, check_profiled_source
 from queuekeeper.quality.profile_tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
 from queuekeeper.quality.queue_reader import QueueReader
 from queuekeeper.redis_client import RedisClient, clocks_ms, nodes, read_url, redis_errors, shards
@@ -112,11 +111,14 @@ def profile_postgres(
     :param postgres_url: database of the tables, and control database.
     :param now_ms: instant at which a message is live or expired.
 
+    Who may not read payloads is told their sizes by a function of ``queuekeeper acl postgres``; contents are not judged
+    then.
+
     The other parameters and errors are those of :func:`profile_redis`.
     """
     started = time.monotonic()
     with connect_postgres(postgres_url, autocommit=True) as connection:
-        check_source(connection)
+        facts_only = not check_profiled_source(connection, contents=parameters.contents)
         whole = [(0, keyspace.SLOTS - 1, address(connection))]
         profile = _begin(
             spark, connection, cohorts=keyspace.cohorts(count=parameters.cohort_count, shards=whole), store="postgres",
@@ -130,8 +132,10 @@ def profile_postgres(
             spark, cohorts=profile.cohorts, wanted=profile.wanted, tasks=task_count(spark, rows=int(found[0]))
         )
         with open_source(spark, postgres_url=postgres_url, placement=placement) as source:
-            queues = postgres_queues.queues(source, parameters=parameters, as_of_ms=now_ms, shards=profile.shards)
-            hours = postgres_queues.hours(source, parameters=parameters, as_of_ms=now_ms)
+            queues = postgres_queues.queues(
+                source, parameters=parameters, as_of_ms=now_ms, shards=profile.shards, facts_only=facts_only
+            )
+            hours = postgres_queues.hours(source, parameters=parameters, as_of_ms=now_ms, facts_only=facts_only)
             return _record(
                 connection, profile, placement=placement, found=queues, read=_named(profile), hours=hours,
                 started=started,

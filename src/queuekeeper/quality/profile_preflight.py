@@ -1,4 +1,4 @@
-"""What must hold before a Redis is profiled: a server that can be asked, and a user that may ask."""
+"""What must hold before a store is profiled: a server that can be asked, and a user that may ask."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from redis.exceptions import NoPermissionError
 from queuekeeper import lua
 from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import session_keys
+from queuekeeper.migration.preflight import check_source
+from queuekeeper.postgres import Connection, address, statement, translated_errors
 from queuekeeper.quality.profile_model import ProfileParameters
 from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors, unfit
 
@@ -30,16 +32,39 @@ def check_profiled(client: RedisClient, *, parameters: ProfileParameters) -> Non
         the user may not run the rule for ``ACL SETUSER``.
     """
     problems = [problem for server in facts(client) for problem in unfit(server)]
-    for address, node in nodes(client):
-        missing = [probe.rule for probe in _probes(parameters) if not _allowed(node, address, probe)]
+    for place, node in nodes(client):
+        missing = [probe.rule for probe in _probes(parameters) if not _allowed(node, place, probe)]
         if missing:
             user = _user_name(node)
             problems.append(
-                f"Redis at {address} does not allow user {user} what a profile needs: "
+                f"Redis at {place} does not allow user {user} what a profile needs: "
                 f"ACL SETUSER {user} {' '.join(dict.fromkeys(missing))}"
             )
     if problems:
         raise RefusedError("; ".join(problems))
+
+
+def check_profiled_source(connection: Connection, *, contents: bool) -> bool:
+    """Check that TBMQ's tables can be profiled by this user; return whether their payloads may be read.
+
+    :param contents: whether the messages' contents are to be judged, for which they have to be read.
+    :raises SchemaMismatch: when the tables are not those of TBMQ 1.4.
+    :raises RefusedError: when rows are kept from us.
+    """
+    with translated_errors(connection):
+        row = connection.execute(statement("quality/payload_rights")).fetchone()
+    may_read, may_be_told = row or (False, False)
+    if may_read or contents:
+        check_source(connection)
+        return True
+    if may_be_told:
+        check_source(connection, payloads=False)
+    else:
+        raise RefusedError(
+            f"user {connection.info.user} may neither read device_publish_msg at {address(connection)} nor be told the "
+            "sizes of its payloads: let the table's owner run what `queuekeeper acl postgres --job quality` prints"
+        )
+    return False
 
 
 def _probes(parameters: ProfileParameters) -> list[_Probe]:
@@ -72,9 +97,9 @@ def _probes(parameters: ProfileParameters) -> list[_Probe]:
     return probes
 
 
-def _allowed(node: redis.Redis, address: str, probe: _Probe) -> bool:
+def _allowed(node: redis.Redis, place: str, probe: _Probe) -> bool:
     try:
-        with redis_errors(address):
+        with redis_errors(place):
             node.execute_command(*probe.command)  # type: ignore[no-untyped-call]
     except RefusedError as error:
         # Whatever else a server answers, that a slot is another's or an argument wrong, it answers to those it allows.

@@ -10,7 +10,7 @@ from fastapi import APIRouter
 from fastapi.responses import Response
 
 from queuekeeper.airflow.plugin.site import Site
-from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.airflow.plugin.stores import Stores, together
 from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.migration.status import PlanLine, list_plans
 from queuekeeper.postgres import Connection, address, statement, translated_errors
@@ -55,21 +55,27 @@ def routes(site: Site, stores: Stores) -> APIRouter:
 
     @router.get("/")
     def overview() -> Response:
-        latest = stores.from_postgres(lambda connection: latest_report(connection, now_ms=site.clock()))
-        waiting = stores.from_postgres(_waiting)
-        report = latest.value
+        # A store that hangs is waited for once, and not once for each of its parts.
+        latest, waiting, postgres, redis, plans = together(
+            lambda: stores.from_postgres(lambda connection: latest_report(connection, now_ms=site.clock())),
+            lambda: stores.from_postgres(_waiting),
+            lambda: stores.from_postgres(_postgres_facts),
+            lambda: stores.from_redis(_redis_facts),
+            lambda: stores.from_postgres(_plans),
+        )
+        report: PublishedReport | None = latest.value
         return site.page(
             "overview.html.j2",
             section="",
-            postgres=stores.from_postgres(_postgres_facts),
-            redis=stores.from_redis(_redis_facts),
+            postgres=postgres,
+            redis=redis,
             latest=latest,
             report=report,
             verdict=None if report is None else VERDICTS[Verdict(report.verdict)],
             depths=[] if report is None else [(STORES[each.store], _depth_charts(each)) for each in report.depths],
             memory=None if report is None else _memory_charts(report.memory),
             waiting=waiting,
-            plans=stores.from_postgres(_plans),
+            plans=plans,
         )
 
     return router

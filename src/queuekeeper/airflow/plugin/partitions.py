@@ -55,11 +55,11 @@ def routes(site: Site, stores: Stores) -> APIRouter:
 
 
 def _table(connection: Connection, policy: PartitionPolicy, now_ms: int) -> Table:
-    timeline = table_timeline(connection, policy=policy, now_ms=now_ms)
+    timeline = table_timeline(connection, policy=policy, now_ms=now_ms, only_read=True)
     return Table(
         policy=policy,
         timeline=timeline,
-        coverage=coverage(connection, policy=policy, now_ms=now_ms),
+        coverage=coverage(connection, policy=policy, now_ms=now_ms, only_read=True),
         charts=coverage_charts(timeline),
     )
 

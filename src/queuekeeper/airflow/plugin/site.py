@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
+from queuekeeper.airflow.plugin.stores import TOO_SLOW, too_slow
 from queuekeeper.airflow.run_index import PREFIX, base_path
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError
@@ -151,7 +152,13 @@ class Site:
 
         app.add_exception_handler(StarletteHTTPException, refused)
         app.add_exception_handler(RequestValidationError, invalid)
+
+        async def slow(request: Request, error: Exception) -> Response:
+            return self._problem(request, 503, too_slow(error))
+
         app.add_exception_handler(QueuekeeperError, ours)
+        for kind in TOO_SLOW:
+            app.add_exception_handler(kind, slow)
         app.add_exception_handler(Exception, unforeseen)
 
     def _problem(self, request: Request, status: int, detail: str) -> Response:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import psycopg
 import redis
@@ -22,7 +23,12 @@ T = TypeVar("T")
 _log = logging.getLogger(__name__)
 
 _CONNECT_TIMEOUT_S = 3
+_REPLY_TIMEOUT_S = 5
 _STATEMENT_TIMEOUT_MS = 10_000
+_LOCK_TIMEOUT_MS = 2_000
+"""A lock that is held for longer is held for minutes: maintenance of others, or somebody who forgot a transaction."""
+
+TOO_SLOW = (psycopg.errors.QueryCanceled, psycopg.errors.LockNotAvailable)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +47,7 @@ class Stores:
 
     :param postgres_url: returns the address of source and control database.
     :param redis_url: returns the address of Redis.
+    :param statement_timeout_ms: for which a page waits for one answer of PostgreSQL.
     """
 
     def __init__(
@@ -48,24 +55,26 @@ class Stores:
         *,
         postgres_url: Callable[[], str] = lambda: QueuekeeperPostgresHook().url,
         redis_url: Callable[[], str] = lambda: QueuekeeperRedisHook().url,
+        statement_timeout_ms: int = _STATEMENT_TIMEOUT_MS,
     ) -> None:
         self._postgres_url = postgres_url
         self._redis_url = redis_url
+        self._statement_timeout_ms = statement_timeout_ms
 
     @contextmanager
     def postgres(self) -> Iterator[Connection]:
         """Open source and control database for the length of a ``with`` block; nobody waits for a page for long."""
-        url = self._postgres_url()
-        if "connect_timeout=" not in url:
-            url += f"{'&' if '?' in url else '?'}connect_timeout={_CONNECT_TIMEOUT_S}"
+        url = _with_option(self._postgres_url(), "connect_timeout", _CONNECT_TIMEOUT_S)
         with postgres.connect(url, autocommit=True) as connection:
-            connection.execute(f"SET statement_timeout = {_STATEMENT_TIMEOUT_MS}")
+            connection.execute(
+                f"SET statement_timeout = {self._statement_timeout_ms}; SET lock_timeout = {_LOCK_TIMEOUT_MS}"
+            )
             yield connection
 
     @contextmanager
     def redis(self) -> Iterator[RedisClient]:
-        """Open Redis for the length of a ``with`` block."""
-        client = redis_client.connect(self._redis_url())
+        """Open Redis for the length of a ``with`` block; nobody waits for a page for long here, either."""
+        client = redis_client.connect(_with_option(self._redis_url(), "socket_timeout", _REPLY_TIMEOUT_S))
         try:
             yield client
         finally:
@@ -90,14 +99,34 @@ class Stores:
         return panel(opened)
 
 
+def _with_option(url: str, name: str, value: int) -> str:
+    """Return an address with an option, unless it has one of this name."""
+    return url if f"{name}=" in url else f"{url}{'&' if '?' in url else '?'}{name}={value}"
+
+
+def together(*loads: Callable[[], Panel[Any]]) -> list[Panel[Any]]:
+    """Return parts of a page that are loaded side by side: a page takes as long as its slowest part."""
+    with ThreadPoolExecutor(len(loads)) as threads:
+        return list(threads.map(lambda load: load(), loads))
+
+
+def too_slow(error: Exception) -> str:
+    """Return what to say of an answer that did not come in time; empty for any other error."""
+    if isinstance(error, psycopg.errors.LockNotAvailable):
+        return "PostgreSQL is held up: another session holds a lock on a table; look again later."
+    if isinstance(error, psycopg.errors.QueryCanceled):
+        return "PostgreSQL did not answer in time: it is busy; look again later."
+    return ""
+
+
 def panel(load: Callable[[], T]) -> Panel[T]:
     """Return what is loaded, or why it is not; what the reader is told holds no secret."""
     try:
         return Panel(value=load())
     except QueuekeeperError as error:
         return Panel(problem=str(error))
-    except psycopg.errors.QueryCanceled:
-        return Panel(problem="PostgreSQL did not answer in time: it is busy; look again later.")
+    except TOO_SLOW as error:
+        return Panel(problem=too_slow(error))
     except (psycopg.Error, redis.RedisError, OSError) as error:
         # Their own words may quote what was sent.
         _log.exception("A part of a page could not be loaded")

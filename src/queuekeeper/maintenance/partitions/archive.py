@@ -7,7 +7,6 @@ of what it reads from the table once the files are there.
 
 from __future__ import annotations
 
-import hashlib
 import json
 import shutil
 from collections.abc import Iterator, Sequence
@@ -60,6 +59,7 @@ from queuekeeper.maintenance.partitions.manifest import (
 )
 from queuekeeper.maintenance.partitions.restore import retired_name
 from queuekeeper.maintenance.partitions.retired import bounds_text, load_retired, record_archive
+from queuekeeper.maintenance.partitions.session import session_lock
 from queuekeeper.migration.model import code_version
 from queuekeeper.migration.slices import SliceReader, export_snapshot, register
 from queuekeeper.migration.spark import our_errors
@@ -126,7 +126,7 @@ def archive_partition(
             postgres_url=postgres_url,
             table=retired_name(connection, record),
             parent=record.table,
-            key=read_table(connection, record.table).key.column,
+            key=read_table(connection, record.table, only_read=True).key.column,
             bounds=bounds_text(record),
             directory=directory,
             now_ms=now_ms,
@@ -222,13 +222,12 @@ def _session(spark: SparkSession) -> SparkSession:
 
 @contextmanager
 def _only_archiver(postgres_url: str, table: str) -> Iterator[None]:
-    """Keep a second archive of the same table away; the lock ends with the connection."""
-    digest = hashlib.sha256(json.dumps(["queuekeeper.archive", table]).encode()).digest()
-    with connect(postgres_url, autocommit=True) as connection:
-        row = connection.execute(
-            statement("maintenance/lock_shard"), {"key": int.from_bytes(digest[:8], "big", signed=True)}
-        ).fetchone()
-        if row is None or not row[0]:
+    """Keep a second archive of the same table away."""
+    with (
+        connect(postgres_url, autocommit=True) as connection,
+        session_lock(connection, json.dumps(["queuekeeper.archive", table])) as is_held,
+    ):
+        if not is_held:
             raise RefusedError(f"another process archives {table}: wait for it, or end it first")
         yield
 

@@ -58,6 +58,7 @@ class PartitionedTable:
     """A table that is partitioned by ranges of one column.
 
     :param partitions: in the order of their bounds; without DEFAULT.
+    :param is_ours: false: this role may not alter it, and asks the table itself for what a partition holds.
     """
 
     oid: int
@@ -68,6 +69,7 @@ class PartitionedTable:
     key: Key
     partitions: tuple[Partition, ...]
     default: Partition | None
+    is_ours: bool = True
 
     @property
     def ranges(self) -> list[Range]:
@@ -115,10 +117,11 @@ def relations(connection: Connection, oids: Iterable[int]) -> dict[int, Relation
     }
 
 
-def read_table(connection: Connection, table: str) -> PartitionedTable:
+def read_table(connection: Connection, table: str, *, only_read: bool = False) -> PartitionedTable:
     """Return a table with all its partitions. The session must be pinned to UTC.
 
     :param table: ``schema.name``.
+    :param only_read: for who has nothing to alter in it.
     :raises UnknownTable: when there is none.
     :raises NotPartitioned: when it is not partitioned by ranges of one column.
     :raises ForeignOwner: when this role may not alter it.
@@ -136,7 +139,7 @@ def read_table(connection: Connection, table: str) -> PartitionedTable:
         )
     if strategy != "r" or columns != 1 or column is None:
         raise NotPartitioned(f"{name} is not partitioned by ranges of one column: no policy can keep it")
-    if not may_alter:
+    if not may_alter and not only_read:
         raise ForeignOwner(
             f"{name} belongs to {owner}: connect as that role, or grant it: GRANT {owner} TO {connection.info.user}"
         )
@@ -161,6 +164,7 @@ def read_table(connection: Connection, table: str) -> PartitionedTable:
             )
         ),
         default=next((each for each in found if each.oid == default_oid), None),
+        is_ours=may_alter,
     )
 
 
@@ -209,13 +213,36 @@ def _unquoted(text: str) -> str | None:
     return text[1:-1].replace("''", "'") if text.startswith("'") else text
 
 
-def has_rows(connection: Connection, partition: Partition) -> bool:
+def has_rows(connection: Connection, table: PartitionedTable, partition: Partition) -> bool:
     """Say whether a partition holds any row."""
-    query = sql.SQL("SELECT EXISTS (SELECT FROM {})").format(
-        sql.Identifier(partition.schema_name, partition.relation_name)
-    )
-    row = connection.execute(query).fetchone()
+    row = connection.execute(sql.SQL("SELECT EXISTS (SELECT FROM {})").format(_rows(table, partition))).fetchone()
     return bool(row and row[0])
+
+
+def _rows(table: PartitionedTable, partition: Partition, above: int | None = None) -> sql.Composed:
+    """Return where a partition's rows are, for a statement.
+
+    Rights on a table are none on its partitions: who has them alone names the range, which leads to the partition.
+
+    :param above: only rows from this key on.
+    """
+    lower = None if table.is_ours or partition.range is None else partition.lower
+    upper = None if table.is_ours or partition.range is None else partition.upper
+    if above is not None:
+        lower = table.key.text(above)
+    key = sql.Identifier(table.key.column)
+    conditions = [
+        sql.SQL("{} {} {}").format(key, sql.SQL(sign), sql.Literal(bound))
+        for sign, bound in ((">=", lower), ("<", upper))
+        if bound is not None
+    ]
+    name = (
+        sql.Identifier(partition.schema_name, partition.relation_name)
+        if table.is_ours or partition.range is None
+        else table.identifier()
+    )
+    where = sql.SQL(" WHERE ") + sql.SQL(" AND ").join(conditions) if conditions else sql.SQL("")
+    return sql.SQL("{}{}").format(name, where)
 
 
 def highest_key(connection: Connection, table: PartitionedTable) -> int | None:
@@ -224,7 +251,7 @@ def highest_key(connection: Connection, table: PartitionedTable) -> int | None:
     Where no index finds the highest key, the last partition with rows counts as full.
     """
     for each in reversed(table.partitions):
-        if each.pending or each.range is None or not has_rows(connection, each):
+        if each.pending or each.range is None or not has_rows(connection, table, each):
             continue
         indexed = connection.execute(
             statement(f"{_QUERIES}has_key_index"), {"partition_oid": each.oid, "key_column": table.key.column}
@@ -243,13 +270,8 @@ def _extreme(
     above: int | None = None,
 ) -> int | None:
     # The text of a date or an instant has to be that of a bound, whatever type the column has.
-    query = sql.SQL("SELECT {}({})::text FROM {} {}").format(
-        sql.SQL(function),
-        sql.Identifier(table.key.column),
-        sql.Identifier(partition.schema_name, partition.relation_name),
-        sql.SQL("")
-        if above is None
-        else sql.SQL("WHERE {} >= {}").format(sql.Identifier(table.key.column), sql.Literal(table.key.text(above))),
+    query = sql.SQL("SELECT {}({})::text FROM {}").format(
+        sql.SQL(function), sql.Identifier(table.key.column), _rows(table, partition, above)
     )
     row = connection.execute(query).fetchone()
     return None if row is None or row[0] is None else table.key.position(str(row[0]))

@@ -15,15 +15,16 @@ _QUERIES = "maintenance/partitions/"
 _HOUR_S = 3_600.0
 
 
-def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -> Coverage:
+def coverage(connection: Connection, *, policy: PartitionPolicy, now_ms: int, only_read: bool = False) -> Coverage:
     """Report on one table.
 
+    :param only_read: see :func:`~queuekeeper.maintenance.partitions.survey.survey`.
     :raises UnknownTable: when there is no such table.
     :raises NotPartitioned: when it is not partitioned by ranges of one column.
     :raises InvalidPolicy: when the policy does not suit it.
     """
     with pinned(connection, lock_timeout_ms=policy.lock_timeout_ms):
-        seen = survey(connection, policy=policy, now_ms=now_ms)
+        seen = survey(connection, policy=policy, now_ms=now_ms, only_read=only_read)
         found = findings(connection, seen, wanted_ranges(seen))
         observed = connection.execute(statement(f"{_QUERIES}load_observations"), {"table": seen.table.name}).fetchall()
         retired = retired_partitions(connection, table=seen.table.name)

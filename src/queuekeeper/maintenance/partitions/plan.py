@@ -478,7 +478,7 @@ def writer(connection: Connection, seen: Survey) -> Writer:
 
 def quoted_role(connection: Connection) -> str:
     """Return the role that this session acts as, quoted as the catalog's columns are."""
-    row = connection.execute("SELECT current_user::regrole::text").fetchone()
+    row = connection.execute("SELECT quote_ident(current_user)").fetchone()
     return str(row[0]) if row else ""
 
 

@@ -64,19 +64,30 @@ def _setting(connection: Connection, name: str) -> str:
 
 
 @contextmanager
+def session_lock(connection: Connection, name: str) -> Iterator[bool]:
+    """Hold a lock of a name for this session, and tell whether it could be had; a killed process leaves none.
+
+    It is given back here: the server notices the end of a connection a little later, when the next may have come.
+    """
+    digest = hashlib.sha256(name.encode()).digest()
+    key = {"key": int.from_bytes(digest[:8], "big", signed=True)}
+    row = connection.execute(statement("maintenance/lock_shard"), key).fetchone()
+    is_held = row is not None and bool(row[0])
+    try:
+        yield is_held
+    finally:
+        if is_held and not connection.closed:
+            with suppress(psycopg.OperationalError):
+                connection.execute(statement("maintenance/unlock_shard"), key)
+
+
+@contextmanager
 def table_lock(connection: Connection, table: str, table_oid: int) -> Iterator[None]:
-    """Hold a table's maintenance for this session. The lock ends with the connection, so a killed process leaves none.
+    """Hold a table's maintenance for this session.
 
     :raises MaintenanceRunning: when another session holds it.
     """
-    digest = hashlib.sha256(f"queuekeeper.partitions {table_oid}".encode()).digest()
-    key = {"key": int.from_bytes(digest[:8], "big", signed=True)}
-    row = connection.execute(statement("maintenance/lock_shard"), key).fetchone()
-    if row is None or not row[0]:
-        raise MaintenanceRunning(f"another process maintains the partitions of {table}: let it finish")
-    try:
+    with session_lock(connection, f"queuekeeper.partitions {table_oid}") as is_held:
+        if not is_held:
+            raise MaintenanceRunning(f"another process maintains the partitions of {table}: let it finish")
         yield
-    finally:
-        if not connection.closed:
-            with suppress(psycopg.OperationalError):
-                connection.execute(statement("maintenance/unlock_shard"), key)

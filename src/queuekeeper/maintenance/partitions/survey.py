@@ -24,7 +24,7 @@ from queuekeeper.maintenance.partitions.model import Finding, FindingKind
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy, Spans, spans
 from queuekeeper.maintenance.partitions.ranges import Range, covered_until, gaps
 from queuekeeper.maintenance.partitions.statements import drain_schema
-from queuekeeper.postgres import Connection
+from queuekeeper.postgres import Connection, translated_errors
 
 _GUARD_TIMEOUT_MS = 10_000
 _NAME_BYTES = 40
@@ -101,21 +101,30 @@ class Survey:
         return covered_until(live, position)
 
 
-def survey(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -> Survey:
+def survey(connection: Connection, *, policy: PartitionPolicy, now_ms: int, only_read: bool = False) -> Survey:
     """Look at a table; the session must be pinned.
 
+    :param only_read: for who has nothing to alter in it, and may read its key at least. What a DEFAULT partition holds
+        is then not looked at, unless the table is this role's.
     :raises UnknownTable: when there is none.
     :raises NotPartitioned: when it is not partitioned by ranges of one column.
     :raises ForeignOwner: when this role may not alter it.
     :raises InvalidPolicy: when the policy does not suit it.
     """
-    table = read_table(connection, policy.table)
+    table = read_table(connection, policy.table, only_read=only_read)
+    if not table.is_ours:
+        with translated_errors(connection):
+            return _surveyed(connection, table, policy, now_ms)
+    return _surveyed(connection, table, policy, now_ms)
+
+
+def _surveyed(connection: Connection, table: PartitionedTable, policy: PartitionPolicy, now_ms: int) -> Survey:
     found = spans(policy, table.key)
     now = table.key.clock(now_ms)
     highest = highest_key(connection, table)
     default_steps = (
         steps_with_rows(connection, table, table.default, step=found.step, at_most=policy.at_most)
-        if table.default
+        if table.default and table.is_ours
         else []
     )
     columns, key_columns = row_shape(connection, table.default) if table.default else ((), ())
@@ -144,7 +153,7 @@ def survey(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -> S
         columns=columns,
         key_columns=key_columns,
         drain_left=bool(table.default and schema_rights(connection, drain_schema(table.default.oid))[0]),
-        overflow_rows=bool(table.overflow and has_rows(connection, table.overflow)),
+        overflow_rows=bool(table.overflow and has_rows(connection, table, table.overflow)),
         foreign_keys=tuple(foreign_keys(connection, table)),
     )
 

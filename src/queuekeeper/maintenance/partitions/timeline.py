@@ -86,15 +86,18 @@ class Timeline:
     cursor_problem: str
 
 
-def table_timeline(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -> Timeline:
+def table_timeline(
+    connection: Connection, *, policy: PartitionPolicy, now_ms: int, only_read: bool = False
+) -> Timeline:
     """Lay out one table.
 
+    :param only_read: see :func:`~queuekeeper.maintenance.partitions.survey.survey`.
     :raises UnknownTable: when there is no such table.
     :raises NotPartitioned: when it is not partitioned by ranges of one column.
     :raises InvalidPolicy: when the policy does not suit it.
     """
     with pinned(connection, lock_timeout_ms=policy.lock_timeout_ms):
-        seen = survey(connection, policy=policy, now_ms=now_ms)
+        seen = survey(connection, policy=policy, now_ms=now_ms, only_read=only_read)
         found = findings(connection, seen, wanted_ranges(seen))
         retired = [
             Range(

@@ -257,8 +257,7 @@ class SessionMover:
             # Redis keeps still from here on.
             source = await self._redis.read_snapshot(client_id)
             # One transaction: a driver that was too slow has changed nothing.
-            async with self._connection.transaction():
-                await self._limit()
+            async with self._transaction():
                 if not await self._owners.hold(client_id, driver=self._driver, epoch=_epoch(fenced)):
                     raise _LostFence
                 done = await self._postgres.apply_snapshot(client_id, source, epoch=_epoch(fenced), driver=self._driver)
@@ -310,7 +309,7 @@ class SessionMover:
         :returns: whether there was anything to write.
         """
         try:
-            return await self._mirror(client_id)
+            return await self._followed(client_id)
         except UnreadableRecord:
             # A fetch puts it into the quarantine.
             page = await self._redis.fetch_pending(client_id)
@@ -318,14 +317,22 @@ class SessionMover:
                 page = await self._redis.fetch_pending(
                     client_id, after_serial=page.after_serial, backlog_serial=page.backlog_serial
                 )
+            return await self._followed(client_id)
+
+    async def _followed(self, client_id: str) -> bool:
+        """Write what has changed, once more when a fence of the dead has ended meanwhile, which changes the epoch."""
+        try:
+            return await self._mirror(client_id)
+        except StaleEpoch:
+            # The transaction that found the fence ended has lifted it in vain: a look lifts it for good.
+            await self._owner(client_id)
             return await self._mirror(client_id)
 
     async def _mirror(self, client_id: str) -> bool:
         outbox = await self._redis.read_outbox(client_id)
         if outbox is None:
             return False
-        async with self._connection.transaction():
-            await self._limit()
+        async with self._transaction():
             owned = await self._owners.hold(client_id, driver=None, epoch=None)
             if not owned or owned.owner != "redis" or not owned.mirrored:
                 return False
@@ -370,15 +377,18 @@ class SessionMover:
     def _differences(self, expected: SessionSnapshot, found: SessionSnapshot) -> list[Difference]:
         return differences(expected, found, as_of_ms=self._clock())
 
-    async def _limit(self) -> None:
-        """Have the server end the transaction when this process stands still: others wait for what it holds.
+    @asynccontextmanager
+    async def _transaction(self) -> AsyncIterator[None]:
+        """Have the server do all or nothing, and end it when this process stands still: others wait for what it holds.
 
         A shorter lease is judged when the owner changes: what came too late then leaves nothing behind.
         """
         with translated_errors(self._connection):
-            await self._connection.execute(
-                statement("queuekeeper/queries/limit_online_transaction"), {"lease_ms": LEASE_MS}
-            )
+            async with self._connection.transaction():
+                await self._connection.execute(
+                    statement("queuekeeper/queries/limit_online_transaction"), {"lease_ms": LEASE_MS}
+                )
+                yield
 
     async def _owner(self, client_id: str) -> Ownership:
         owned = (await self._owners.look_up([client_id])).get(client_id)

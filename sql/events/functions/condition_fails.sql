@@ -1,0 +1,14 @@
+-- Tell whether the condition of a key fails on the latest events, or takes too long; NULL when no subscription has it.
+-- It runs as the owner and says no more than that, of conditions that are stored: who asks need not be allowed to read
+-- events, and learns nothing of them.
+CREATE FUNCTION pgmb.condition_fails(key uuid)
+RETURNS boolean
+LANGUAGE sql
+VOLATILE
+SECURITY DEFINER
+SET search_path TO pgmb, pg_temp
+AS $$
+    SELECT trial.failure IS NOT NULL
+    FROM (SELECT s.conditions_sql FROM subscriptions AS s WHERE s.condition_key = key LIMIT 1) AS stored
+    CROSS JOIN LATERAL check_condition(stored.conditions_sql) AS trial
+$$;
