@@ -107,6 +107,7 @@ class Load:
     def __post_init__(self) -> None:
         self._publishing = threading.Event()
         self._working = threading.Event()
+        self._resting: set[int] = set()
         self._books = threading.Lock()
         # What has begun before may be repeated; a reader's connection that broke may still hold the group for a moment.
         self._threads: list[threading.Thread] = []
@@ -218,6 +219,7 @@ class Load:
         def step(connection: Connection, dice: random.Random) -> bool:
             nonlocal next_number
             if not self._publishing.is_set():
+                self._resting.add(publisher)
                 return False
             numbers = range(next_number, next_number + dice.randint(1, 8))
             # Whatever becomes of this call, its numbers are used.
@@ -269,6 +271,8 @@ class Load:
 
     def _settle(self) -> None:
         """Wait until every acknowledged event has reached every group that wants it, or nothing comes any more."""
+        # What is being published when the load ends is acknowledged after that.
+        self._wait(lambda: len(self._resting) == self.publishers, what="the end of publishing")
         seen, since = -1, time.monotonic()
         while time.monotonic() < since + 20:
             if not self.outcome().lost:
