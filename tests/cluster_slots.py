@@ -18,7 +18,7 @@ _AGREEMENT_S = 30.0
 
 
 class Slot:
-    """A slot of the cluster, and two masters: its holder and another.
+    """A slot of the cluster, and two masters: its holder and another, who change places when it has moved.
 
     :param client: of the cluster.
     :param key: client id whose slot it is.
@@ -52,6 +52,7 @@ class Slot:
         """Make the other master its holder."""
         for node in (self.target, self.source, *self.masters):
             command(node, "CLUSTER SETSLOT", self.number, "NODE", self.name(self.target))
+        self.source, self.target = self.target, self.source
         self._agree()
 
     def _agree(self) -> str:
@@ -91,11 +92,6 @@ class Slot:
             moved += len(keys)
         self.finish()
         return moved
-
-    def give_back(self) -> None:
-        """Move the slot back to where it was."""
-        self.source, self.target = self.target, self.source
-        self.move()
 
 
 @contextmanager

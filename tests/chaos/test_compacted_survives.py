@@ -176,7 +176,7 @@ def test_resharding_loses_nothing_while_queues_are_appended_to_received_and_coll
                 moved = 0
                 for _ in range(50):
                     moved = slot.move(keys_at_once=1)
-                    slot.give_back()
+                    slot.move()
                     if moved >= 5:
                         break
                 assert moved >= 5

@@ -268,7 +268,7 @@ def test_resharding_loses_nothing_while_messages_are_published_and_worked_on(
             with slot_of(redis_cluster_url, name) as slot:
                 # A queue has many keys: its scripts meet a slot that has some of them.
                 assert slot.move(keys_at_once=1) >= 5
-                slot.give_back()
+                slot.move()
 
     async def run() -> None:
         async with fanout_load(redis_cluster_url, dice, names=names) as load:

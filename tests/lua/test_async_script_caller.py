@@ -310,7 +310,7 @@ def test_slot_is_followed_through_every_stage_of_its_move(
         finally:
             slot.finish()
         assert caller.call(append, ["{a}here"], ["4"]) == 4, "the source answers MOVED"
-        slot.give_back()
+        slot.move()
         assert caller.call(append, ["{a}here", "{a}new"], ["5"]) == 5
 
 
@@ -332,7 +332,7 @@ def test_call_waits_while_its_keys_are_on_two_nodes(
             began = time.monotonic()
             assert caller.execute([Call(append, ["{a}1", "{a}2"], ["y"]), Call(append, ["{b}"], ["z"])]) == [2, 1]
             assert time.monotonic() - began > 0.2
-        slot.give_back()
+        slot.move()
 
 
 @pytest.mark.slow

@@ -139,7 +139,7 @@ def test_queues_are_found_where_their_slots_have_gone(redis_cluster_url: str) ->
             )
             rows = [row for batch in reader.read(iter(batches)) for row in batch.to_pylist()]
         finally:
-            slot.give_back()
+            slot.move()
     assert {row["client_id"]: (row["live"], faults(row)) for row in rows} == {
         "moving": (MESSAGES, {}),
         "staying": (MESSAGES, {}),

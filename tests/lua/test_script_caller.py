@@ -229,7 +229,7 @@ def moved_slot(url: str, key: str) -> Iterator[Slot]:
         try:
             yield slot
         finally:
-            slot.give_back()
+            slot.move()
 
 
 def test_slot_that_has_moved_is_followed(redis_cluster_url: str) -> None:
@@ -238,8 +238,8 @@ def test_slot_that_has_moved_is_followed(redis_cluster_url: str) -> None:
         session.import_session(messages(3), last=False)
         with moved_slot(redis_cluster_url, session.client_id) as slot:
             assert session.import_session(messages(3, first=4), chunk=1, last=False) == [b"imported", 3, 0]
-            assert slot.target.zcard(session.keys.messages) == 6
-            assert command(slot.source, "CLUSTER COUNTKEYSINSLOT", slot.number) == 0
+            assert slot.source.zcard(session.keys.messages) == 6
+            assert command(slot.target, "CLUSTER COUNTKEYSINSLOT", slot.number) == 0
         last_chunk = session.import_call(messages(3, first=7), chunk=2, last_packet_id=9)
         replies = ScriptCaller(client).execute(
             [
