@@ -10,14 +10,14 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
-from typing import Any
+from typing import Any, NoReturn
 
 import psycopg
 import pytest
 
 from queuekeeper import postgres
-from queuekeeper.errors import PacketIdInUse, RefusedError, UsageError
-from queuekeeper.postgres import Connection
+from queuekeeper.errors import PacketIdInUse, RefusedError, ServerUnavailable, UsageError
+from queuekeeper.postgres import AsyncConnection, Connection
 from queuekeeper.sessions import postgres_operations, sample
 from queuekeeper.sessions.model import Ack, NewMessage, Release, SaveReport, SessionSave, StoreRules
 from queuekeeper.sessions.postgres_operations import CleanupReport, Step
@@ -602,6 +602,32 @@ def test_connection_without_autocommit_holds_no_transaction_open(database: Conne
 def test_missing_tables_of_ours_are_explained(source: Connection) -> None:
     with pytest.raises(RefusedError, match=r'"queuekeeper\.session_states" does not exist; apply the migrations'):
         PostgresSessionStore(source).fetch_pending("a")
+
+
+@pytest.mark.parametrize("kind", ["blocking", "asyncio"])
+def test_connection_that_cannot_leave_a_pipeline_is_given_up(
+    database: Connection, postgres_url: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # So it is, once in hundreds of killed servers, when the server's last word has come and its end has not.
+    def stuck(connection: Connection | AsyncConnection) -> NoReturn:
+        connection.pgconn.enter_pipeline_mode()
+        raise psycopg.OperationalError("cannot exit pipeline mode while busy")
+
+    async def purge() -> bool:
+        async with await postgres.connect_async(postgres_url, autocommit=True) as connection:
+            with pytest.raises(ServerUnavailable, match="broke the connection: cannot exit pipeline mode while busy"):
+                await AsyncPostgresSessionStore(connection).purge_session("c")
+            return connection.closed
+
+    for kind_of_connection in (psycopg.Connection, psycopg.AsyncConnection):
+        monkeypatch.setattr(kind_of_connection, "pipeline", stuck)
+    if kind == "asyncio":
+        assert asyncio.run(purge())
+        return
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        with pytest.raises(ServerUnavailable, match="broke the connection: cannot exit pipeline mode while busy"):
+            PostgresSessionStore(connection).purge_session("c")
+        assert connection.closed
 
 
 def test_threads_share_a_store(database: Connection) -> None:

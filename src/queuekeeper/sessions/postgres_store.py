@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 
 import psycopg
 from psycopg import errors as postgres_errors
-from psycopg.pq import TransactionStatus
+from psycopg.pq import PipelineStatus, TransactionStatus
 
 from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.operation import awaited, blocking
@@ -98,6 +98,8 @@ class PostgresAnswers:
             except psycopg.Error as error:
                 errors.append(error)
             if errors:
+                if _is_stuck(self._connection):
+                    self._connection.close()
                 if _believes_too_much(self._connection):
                     with suppress(psycopg.Error), self._connection.transaction(force_rollback=True):
                         pass
@@ -218,6 +220,8 @@ class AsyncPostgresAnswers:
             except psycopg.Error as error:
                 errors.append(error)
             if errors:
+                if _is_stuck(self._connection):
+                    await self._connection.close()
                 if _believes_too_much(self._connection):
                     with suppress(psycopg.Error):
                         async with self._connection.transaction(force_rollback=True):
@@ -280,6 +284,14 @@ def _stands_alone(step: Step, connection: psycopg.BaseConnection[Any]) -> bool:
         and connection.autocommit
         and connection.info.transaction_status == TransactionStatus.IDLE
     )
+
+
+def _is_stuck(connection: psycopg.BaseConnection[Any]) -> bool:
+    """Return whether a pipeline is over that the connection could not leave.
+
+    So it is when the server's last word has come, that it ends the connection, and the end itself has not.
+    """
+    return not connection.closed and connection.info.pipeline_status != PipelineStatus.OFF
 
 
 def _believes_too_much(connection: psycopg.BaseConnection[Any]) -> bool:
