@@ -121,7 +121,7 @@ redis.call('SET', key, ARGV[3], 'NX', 'PXAT', ARGV[2])
 redis.call('ZADD', messages_key, serial, key)
 redis.call('ZCARD', messages_key)
 redis.call('HSET', session_key, 'last_serial', serial, 'saved_last_packet_id', packet_id)
-return 'saved:' .. serial .. ':1::' .. ARGV[2]
+return 'saved:' .. serial .. ':1:'
 """
 
 
@@ -596,7 +596,7 @@ def save_calls(operations: RedisSessionOperations, saves: Sequence[SessionSave])
                 replies.append([b"", 0, b"", system_clock()])
             else:
                 calls.append(call)
-                replies.append(b"saved:1:1::")
+                replies.append(b"saved:1:1:")
         try:
             step = operation.send(replies)
         except StopIteration:

@@ -11,19 +11,18 @@ ARGV
     [1]  epoch              of the session as the caller knows it; empty: the caller does not know owners
     [2]  expected           last packet id that the caller knows; empty: the key is absent
     [3]  last_packet_id     packet id of the last message, 1 to 65535
-    [4]  source             who numbers the batches; empty for nobody: the next three are not looked at then
-    [5]  offset             number of the batch, 0 or more; grows
-    [6]  chunk              number of this call within the batch, from 0
-    [7]  packet_ids         what to answer to a repeated call: digits, commas and hyphens
-    [8]  session_expiry_ms  how long the session's keys outlive its last message; empty: for ever
-    [9]  refused            messages of the batch that the caller refused, to be counted
-    [10+] message           a pair per message: expires_at_ms, JSON
+    [4]  session_expiry_ms  how long the session's keys outlive its last message; empty: for ever
+    [5]  batch              empty, or "refused:offset:chunk:packet_ids:source", one argument as most calls need none:
+                            messages that the caller refused, to be counted; number of the batch, which grows; number
+                            of this call within it, from 0; what to answer to a repeated call, in digits, commas and
+                            hyphens; who numbers the batches, in any bytes. With no source the three before it are
+                            empty too
+    [6+] message            a pair per message: expires_at_ms, JSON
 Returns
-    "saved:first_serial:references:expired:earliest_expiry_ms"  one text, as a list costs a tenth of the call: stored
-                      under serials that count up from first_serial; members of the set now; positions of the messages
-                      whose life was over and that were passed over, from 0, with commas; instant before which no
-                      message of the session expires, empty when unknown. When all had expired, the last packet id has
-                      not changed
+    "saved:first_serial:references:expired"  one text, as a list costs a tenth of the call: stored under serials that
+                      count up from first_serial; members of the set now; positions of the messages whose life was
+                      over and that were passed over, from 0, with commas. When all had expired, the last packet id
+                      has not changed
     {"replayed", first_serial, packet_ids, expired}  this call has been made before; nothing was written
     {"forgotten"}     the source has saved a batch with a greater offset; nothing was written
     {"conflict", last_packet_id, position, ...}  the last packet id is this one and not the expected one, or else
@@ -44,51 +43,43 @@ Cost
 
 local MESSAGES_PER_CALL = 256
 local FIRST_PAYLOAD = 4
-local FIRST_PAIR = 10
+local FIRST_PAIR = 6
 local MAX_PACKET_ID = 65535
 local HOUR_MS = 3600000
 local MAX_INTEGER = 9007199254740992
 
 local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
-local epoch, expected, last_packet_id, source, packet_ids = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[7]
+local epoch, expected, last_packet_id, batch = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
 local count = #KEYS - FIRST_PAYLOAD + 1
 
 -- Validation: nothing is written before all of it has passed.
 
 if count < 1 or #ARGV ~= FIRST_PAIR - 1 + 2 * count then
-    return redis.error_reply('INVALID 3 keys and a key per message, 9 arguments and 2 per message are expected')
+    return redis.error_reply('INVALID 3 keys and a key per message, 5 arguments and 2 per message are expected')
 end
 if count > MESSAGES_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. MESSAGES_PER_CALL .. ' messages')
 end
-local last = integer(last_packet_id)
-if not last or last < 1 or last > MAX_PACKET_ID then
+if not string.find(last_packet_id, '^[1-9]%d*$') or last_packet_id + 0 > MAX_PACKET_ID then
     return redis.error_reply('INVALID packet id of the last message is not an integer from 1 to 65535')
 end
-local offset
-if source ~= '' then
-    offset = integer(ARGV[5])
-    local chunk = integer(ARGV[6])
-    if not offset or offset < 0 or not chunk or chunk < 0 then
-        return redis.error_reply('INVALID offset or chunk is not an integer of 0 or more')
-    end
-    if string.find(packet_ids, '[^%d,-]') then
-        return redis.error_reply('INVALID packet ids are not digits, commas and hyphens')
-    end
-end
 -- It is only counted with, so that any way to write a number will do.
-local session_expiry_ms = tonumber(ARGV[8])
-if ARGV[8] ~= '' and not (session_expiry_ms and session_expiry_ms >= 0 and session_expiry_ms % 1 == 0) then
+local session_expiry_ms = tonumber(ARGV[4])
+if ARGV[4] ~= '' and not (session_expiry_ms and session_expiry_ms >= 0 and session_expiry_ms % 1 == 0) then
     return redis.error_reply('INVALID session expiry is neither empty nor an integer of 0 or more')
 end
-local refused = integer(ARGV[9])
-if not refused or refused < 0 then
-    return redis.error_reply('INVALID number of refused messages is not an integer of 0 or more')
+local refused, offset, chunk, packet_ids, source = 0, '', '', '', ''
+if batch ~= '' then
+    refused, offset, chunk, packet_ids, source = string.match(batch, '^(%d+):(%d*):(%d*):([%d,-]*):(.*)$')
+    refused = integer(refused)
+    if not refused or (source ~= '' and not (integer(offset) and integer(chunk))) then
+        return redis.error_reply('INVALID batch is not refused:offset:chunk:packet_ids:source')
+    end
 end
 
--- As includes/time does. Fractions of a millisecond do not matter: expiries are whole.
+-- As includes/time does, but the microseconds are read only where they decide.
 local time = redis.call('TIME')
-local now = time[1] * 1000 + time[2] / 1000
+local now = time[1] * 1000
 local expired
 local live = count
 local earliest, latest = MAX_INTEGER, 0
@@ -97,7 +88,7 @@ for index = 1, count do
     if not expires_at_ms then
         return redis.error_reply('INVALID expiry of message ' .. index .. ' is not an integer')
     end
-    if expires_at_ms <= now then
+    if expires_at_ms < now + 1000 and expires_at_ms <= now + time[2] / 1000 then
         expired = expired or {}
         expired[#expired + 1] = index - 1
         live = live - 1
@@ -145,15 +136,15 @@ elseif mirror and epoch ~= '' and epoch ~= mirror then
 end
 
 -- The record of a source: its last offset, then ';chunk:first serial:packet ids:expired' for each chunk of it.
-local record = ARGV[5]
+local record = offset
 if fields[6] then
     local recorded = tonumber(string.match(fields[6], '^%d+'))
-    if recorded > offset then
+    if recorded > offset + 0 then
         return { 'forgotten' }
     end
-    if recorded == offset then
+    if recorded == offset + 0 then
         record = fields[6]
-        local saved_serial, ids, positions = string.match(record, ';' .. ARGV[6] .. ':(%d+):([%d,-]*):([%d,]*)')
+        local saved_serial, ids, positions = string.match(record, ';' .. chunk .. ':(%d+):([%d,-]*):([%d,]*)')
         if saved_serial then
             return { 'replayed', tonumber(saved_serial), ids, positions }
         end
@@ -175,7 +166,7 @@ local first_serial = serial + 1
 local first_text = string.format('%d', first_serial)
 local positions = expired and table.concat(expired, ',') or ''
 if source ~= '' then
-    record = record .. ';' .. ARGV[6] .. ':' .. first_text .. ':' .. packet_ids .. ':' .. positions
+    record = record .. ';' .. chunk .. ':' .. first_text .. ':' .. packet_ids .. ':' .. positions
 end
 
 -- Writing: the first write is a SET, which a full server refuses, and so are HSET and HINCRBY when all have expired.
@@ -310,4 +301,4 @@ if mirror and (live > 0 or source ~= '') then
     end
     note_change(session_key, change)
 end
-return 'saved:' .. first_text .. ':' .. references .. ':' .. positions .. ':' .. earliest_text
+return 'saved:' .. first_text .. ':' .. references .. ':' .. positions

@@ -181,8 +181,9 @@ class Session:
         """Return keys and arguments of one call of ``save_messages``; the messages' serials play no part."""
         keys = [*self.keys, *(self.payload(message.packet_id) for message in batch)]
         last = batch[-1].packet_id if last_packet_id is None else last_packet_id
-        args: list[str | int] = [self.claims, expected, last]
-        args += [source, offset, chunk, packet_ids, session_expiry_ms, refused]
+        numbered = f"{offset}:{chunk}" if source else ":"
+        told = f"{refused}:{numbered}:{packet_ids}:{source}" if source or refused else ""
+        args: list[str | int] = [self.claims, expected, last, session_expiry_ms, told]
         for message in batch:
             args += [message.expires_at_ms, message.json]
         return keys, args
@@ -191,8 +192,8 @@ class Session:
         """Store messages; the reply that is one text is returned as a list too."""
         reply = self._call("save_messages", *self.save_call(batch, **options))
         if isinstance(reply, bytes):
-            word, first_serial, references, *others = reply.split(b":")
-            return [word, int(first_serial), int(references), *others]
+            word, first_serial, references, expired = reply.split(b":")
+            return [word, int(first_serial), int(references), expired]
         assert isinstance(reply, list)
         return reply
 

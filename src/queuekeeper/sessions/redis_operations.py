@@ -512,13 +512,12 @@ class RedisSessionOperations:
         stem = keys.stem
         names = [keys.messages, keys.last_packet_id, keys.session, *[b"%b%d" % (stem, packet_id) for packet_id in ids]]
         epoch = "" if self._epoch_of is None else self._epoch(keys)
-        args: list[lua.Value]
-        if save.source is None:
-            args = [epoch, last, ids[-1], "", "", "", "", self._session_expiry_ms, refused]
-        else:
-            runs = _write_runs(ids)
-            offset = save.offset or 0
-            args = [epoch, last, ids[-1], save.source, offset, number, runs, self._session_expiry_ms, refused]
+        batch: lua.Value = ""
+        if save.source is not None:
+            batch = b"%d:%d:%d:%b:%b" % (refused, save.offset or 0, number, _write_runs(ids), save.source.encode())
+        elif refused:
+            batch = b"%d::::" % refused
+        args: list[lua.Value] = [epoch, last, ids[-1], self._session_expiry_ms, batch]
         client_id = save.client_id
         for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
             args.append(end_ms)
@@ -1352,7 +1351,7 @@ def _following(last: bytes, count: int, in_use: Set[int]) -> Sequence[int]:
 
 def _read_saved(reply: bytes) -> tuple[int, int, bytes]:
     """Return first serial, references and expired positions of a save."""
-    _, serial, references, expired, _ = reply.split(b":")
+    _, serial, references, expired = reply.split(b":")
     return int(serial), int(references), expired
 
 
