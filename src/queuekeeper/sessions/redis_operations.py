@@ -514,9 +514,9 @@ class RedisSessionOperations:
         epoch = "" if self._epoch_of is None else self._epoch(keys)
         batch: lua.Value = ""
         if save.source is not None:
-            batch = b"%d:%d:%d:%b:%b" % (refused, save.offset or 0, number, _write_runs(ids), save.source.encode())
+            batch = f"{refused}:{save.offset or 0}:{number}:{_write_runs(ids)}:{save.source}"
         elif refused:
-            batch = b"%d::::" % refused
+            batch = f"{refused}::::"
         args: list[lua.Value] = [epoch, last, ids[-1], self._session_expiry_ms, batch]
         client_id = save.client_id
         for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
