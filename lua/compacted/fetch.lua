@@ -22,11 +22,12 @@ ARGV
     [8]  now             ms; empty: the server's clock
     [9+] sequence        messages to acknowledge first, each on its own; at most 1,000
 Returns
-    {acked_now, unknown, acked, in_flight, lag, more_to_resend, key, ms, is_redelivered, sequence, value, ...}
+    {acked_now, unknown, acked, in_flight, lag, more_to_resend, redelivered, key, ms, sequence, value, ...}
                          acknowledged by this call; not in flight, thus done before or never delivered; everything up to
                          here is acknowledged; messages in flight now; entries not delivered yet; 1 while there is more
-                         to look at of what comes again, also when this call found nothing of it; then five per message:
-                         its instant is 0 where that is lost, its sequence is its place in the order, and its value is
+                         to look at of what comes again, also when this call found nothing of it; how many of the
+                         messages come again, which are the first of them; then four per message: its instant is 0
+                         where that is lost, its sequence is its place in the order, and its value is
                          "<sequence> <flags> <record>", with flags 1 for a tombstone and else 0, unless it was damaged
 Errors
     INVALID  an argument breaks the rules above
@@ -100,15 +101,15 @@ if acks > 0 then
     end
 end
 
-local reply, bytes, messages = { 0, 0, 0, 0, 0, 0 }, 0, 0
+local reply, bytes, messages = { 0, 0, 0, 0, 0, 0, 0 }, 0, 0
 -- No value is larger than the largest there ever was, nor than all together. An append of an earlier version does not
 -- note how large its values are, so that those that were read are counted all the same, and noted.
 local most_bytes, largest_bytes = tonumber(fields[7] or '0'), fields[8] and fields[8] + 0 or math.huge
 local found_bytes = 0
 -- Appends rows, given as keys and scores, until there are enough; returns the last sequence that was looked at. A row
 -- without its value is for verify to find and must not hold up the others: it leaves what is in flight.
-local function deliver(rows, is_redelivered)
-    local first_may_wait = goes_on and is_redelivered == 0
+local function deliver(rows, are_new)
+    local first_may_wait = goes_on and are_new
     local keys, count = {}, #rows / 2
     if math.min(most_bytes, count * largest_bytes) <= max_bytes - bytes then
         for place = 1, count do
@@ -144,18 +145,17 @@ local function deliver(rows, is_redelivered)
             instants = instants or redis.call('ZMSCORE', times_key, unpack(keys))
             messages = messages + 1
             reply[at + 1] = key
-            reply[at + 2] = tonumber(instants[place] or '0')
-            reply[at + 3] = is_redelivered
-            reply[at + 4] = last
-            reply[at + 5] = value
-            at = at + 5
+            reply[at + 2] = (instants[place] or '0') + 0
+            reply[at + 3] = last
+            reply[at + 4] = value
+            at = at + 4
             sequences[#sequences + 1] = sequence
             sequences[#sequences + 1] = sequence
-        elseif is_redelivered == 1 then
+        elseif not are_new then
             leaving[#leaving + 1] = sequence
         end
     end
-    if is_redelivered == 0 and #sequences > 0 then
+    if are_new and #sequences > 0 then
         redis.call('ZADD', in_flight_key, unpack(sequences))
     end
     return last
@@ -189,7 +189,7 @@ if after < up_to then
             end
         end
     end
-    local last = deliver(rows, 1)
+    local last = deliver(rows, false)
     if last and last ~= rows[#rows] + 0 then
         after = last
     elseif looked_at == limit then
@@ -198,6 +198,7 @@ if after < up_to then
         after = up_to
     end
     if messages > 0 then
+        reply[7] = messages
         redis.call('HINCRBY', state_key, 'redelivered', messages)
     end
 end
@@ -209,7 +210,7 @@ if after >= up_to and room > 0 and (in_flight == 0 or refill ~= 'on_empty') and 
     local rows = redis.call(
         'ZRANGE', order_key, string.format('(%.0f', sent), '+inf', 'BYSCORE', 'LIMIT', '0', room, 'WITHSCORES'
     )
-    sent = deliver(rows, 0) or sent
+    sent = deliver(rows, true) or sent
     in_flight = in_flight + messages - before
     redis.call('HINCRBY', state_key, 'delivered', messages - before)
 end

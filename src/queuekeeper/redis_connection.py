@@ -111,11 +111,16 @@ class Limits:
     :param flushes: writes that may await their replies at once; meanwhile commands gather for the next one.
     :param flush_commands: commands of a write.
     :param flush_bytes: a write is closed by the command with which it reaches this size.
+    :param large_flushes: the same for writes that will be answered with ``large_bytes`` or more, going by the latest
+        replies. A server writes nothing before it has done all that it has read, and a client that reads much is to
+        have some of it while the server works on the rest.
     """
 
     flushes: int = 2
     flush_commands: int = 1_000
     flush_bytes: int = 1_000_000
+    large_flushes: int = 8
+    large_bytes: int = 64_000
 
 
 class Sent(Protocol):
@@ -182,6 +187,7 @@ class _Wire(asyncio.Protocol):
 
     :ivar in_flight: what has been written and not answered, in order.
     :ivar flushes: for each write that is not fully answered: the number of its last command, and when it was written.
+    :ivar reply_bytes: of the latest replies, each.
     """
 
     transport: asyncio.Transport
@@ -190,7 +196,9 @@ class _Wire(asyncio.Protocol):
         self.in_flight: deque[Sent] = deque()
         self.flushes: deque[tuple[int, float]] = deque()
         self.written = 0
+        self.reply_bytes = 0.0
         self._answered = 0
+        self._unread_bytes = 0
         self._reader = hiredis.Reader(replyError=_parse_error)
         self._settled = settled
         self._ended = ended
@@ -223,6 +231,10 @@ class _Wire(asyncio.Protocol):
         except (hiredis.ProtocolError, IndexError) as error:
             self.abort(InvalidResponse(str(error)))
             return
+        self._unread_bytes += len(data)
+        if answered > self._answered:
+            self.reply_bytes = self._unread_bytes / (answered - self._answered)
+            self._unread_bytes = 0
         self._answered = answered
         flushes = self.flushes
         while flushes and flushes[0][0] <= answered:
@@ -280,9 +292,9 @@ class _Confirmation:
 class Connection:
     """A connection that is opened again when it was lost, with the commands that have not been written.
 
-    Commands that are sent in one tick of the event loop go out in one write. At most ``limits.flushes`` writes await
-    their replies; meanwhile commands gather, so batches grow with the load and nobody waits for a timer. Replies come
-    in the order of the commands.
+    Commands that are sent in one tick of the event loop go out in one write. At most ``limits.flushes`` writes, and
+    some more where replies are large, await their replies; meanwhile commands gather, so batches grow with the load and
+    nobody waits for a timer. Replies come in the order of the commands.
 
     :param replicas: how many replicas each write with a writing command waits for; 0 for none.
     :param lacking: called when the connection could not be opened.
@@ -305,7 +317,8 @@ class Connection:
         self._lacking = lacking
         self._patience_s: float | None = None
         if target.reply_timeout_s is not None:
-            self._patience_s = target.reply_timeout_s + limits.flushes * replica_timeout_ms / 1_000 * bool(replicas)
+            flushes = max(limits.flushes, limits.large_flushes)
+            self._patience_s = target.reply_timeout_s + flushes * replica_timeout_ms / 1_000 * bool(replicas)
         self._loop = asyncio.get_running_loop()
         self._queue: deque[Command] = deque()
         self._wire: _Wire | None = None
@@ -395,7 +408,10 @@ class Connection:
             return
         limits = self._limits
         flushes = wire.flushes
-        while queue and len(flushes) < limits.flushes:
+        while queue and (
+            len(flushes) < limits.flushes
+            or (len(flushes) < limits.large_flushes and len(queue) * wire.reply_bytes >= limits.large_bytes)
+        ):
             packed = self._take(wire, limits)
             if packed:
                 wire.write(packed, self._loop.time())

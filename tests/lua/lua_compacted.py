@@ -36,9 +36,9 @@ class Delivered(NamedTuple):
 
     key: bytes
     ms: int
-    redelivered: int
     sequence: int
     value: bytes
+    redelivered: bool
 
     @property
     def record(self) -> bytes:
@@ -154,8 +154,10 @@ class Queue:
         now: int = NOW_MS,
     ) -> Fetched:
         reply = self.call("fetch", *fence, window, limit, max_bytes, refill, redeliver, now, *acks)
-        rows = [Delivered(*reply[at : at + 5]) for at in range(6, len(reply), 5)]
-        return Fetched._make([*reply[:6], rows])
+        *head, redelivered = reply[:7]
+        rows = [reply[at : at + 4] for at in range(7, len(reply), 4)]
+        messages = [Delivered._make([*row, place < redelivered]) for place, row in enumerate(rows)]
+        return Fetched._make([*head, messages])
 
     def ack(self, fence: Fence, *sequences: int | str, mode: str = "each", now: int | str = NOW_MS) -> list[int]:
         reply: list[int] = self.call("ack", *fence, mode, now, *sequences)

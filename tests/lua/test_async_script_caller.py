@@ -602,6 +602,30 @@ def test_no_more_is_written_than_the_limits_allow(append: Script, limits: Limits
     asyncio.run(run())
 
 
+@pytest.mark.parametrize(("reply_bytes", "written"), [(1_000, 2), (100_000, 5)])
+def test_call_goes_out_beside_others_when_its_reply_will_be_large(
+    append: Script, reply_bytes: int, written: int
+) -> None:
+    async def run() -> None:
+        limits = Limits(flushes=2, large_flushes=5, large_bytes=50_000)
+        async with silent_server() as (port, chunks, writers):
+            caller = await connect(f"redis://127.0.0.1:{port}", limits=limits)
+            first = caller.call(append, ["{0}"], ["x"])
+            await arrived(chunks)
+            chunks.clear()
+            writers[-1].write(b"$%d\r\n%b\r\n" % (reply_bytes, b"x" * reply_bytes))
+            assert len(await first) == reply_bytes
+            futures = []
+            for number in range(1, 20):
+                futures.append(caller.call(append, [f"{{{number}}}"], ["x"]))
+                await asyncio.sleep(0)
+            assert (await arrived(chunks)).count(b"EVALSHA") == written
+            await caller.close()
+            await asyncio.gather(*futures, return_exceptions=True)
+
+    asyncio.run(run())
+
+
 def test_what_was_not_written_goes_out_on_the_next_connection(
     redis_server_factory: Callable[..., Any], append: Script
 ) -> None:

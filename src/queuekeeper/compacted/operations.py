@@ -83,7 +83,7 @@ STRAY_IN_FLIGHT = "stray_in_flight"
 UNREADABLE = "unreadable"
 _HEAD = b"head"
 _GOING_ON = "going_on"
-_FETCH_HEAD, _FETCHED = 6, 5
+_FETCH_HEAD, _FETCHED = 7, 4
 REPAIR_ROUNDS = 3
 
 COUNTERS = (
@@ -289,17 +289,18 @@ class CompactedOperations:
             return reply
 
         reply = yield from part(limit, max_bytes, refill, redeliver, acks)
-        acked, unknown, acked_up_to, in_flight, lag, more_to_resend, *rows = reply
-        last = reply[_FETCH_HEAD:]
+        acked, unknown, acked_up_to, in_flight, lag, more_to_resend, redelivered, *rows = reply
+        brings_new = len(rows) > redelivered * _FETCHED
         left = limit - len(rows) // _FETCHED
         left_bytes = max_bytes - _fetched_bytes(rows)
         # What one call would keep the server too long for comes by several, as long as the last has brought new ones.
-        while last and not last[-3] and lag and in_flight < window and left > 0 and left_bytes > 0:
+        while brings_new and lag and in_flight < window and left > 0 and left_bytes > 0:
             reply = yield from part(left, left_bytes, _GOING_ON, False, ())
             if len(reply) == _FETCH_HEAD and left > 1 and left_bytes > BYTES_PER_CALL:
                 reply = yield from part(1, left_bytes, _GOING_ON, False, ())
             in_flight, lag = reply[3:5]
             last = reply[_FETCH_HEAD:]
+            brings_new = bool(last)
             rows += last
             left -= len(last) // _FETCHED
             left_bytes -= _fetched_bytes(last)
@@ -310,10 +311,10 @@ class CompactedOperations:
                     key=key,
                     sequence=sequence,
                     appended_ms=ms,
-                    redelivered=bool(is_redelivered),
+                    redelivered=place < redelivered,
                     stored=stored,
                 )
-                for key, ms, is_redelivered, sequence, stored in _rows(rows, _FETCHED)
+                for place, (key, ms, sequence, stored) in enumerate(_rows(rows, _FETCHED))
             ),
             lag=lag,
             in_flight=in_flight,
@@ -756,7 +757,7 @@ def _rows(reply: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
 
 def _fetched_bytes(rows: Sequence[Any]) -> int:
     """Return what messages of a fetch count for against its limit: keys, and values as they are stored."""
-    return sum(len(rows[at]) + len(rows[at + 4]) for at in range(0, len(rows), _FETCHED))
+    return sum(len(rows[at]) + len(rows[at + 3]) for at in range(0, len(rows), _FETCHED))
 
 
 def _or_none(number: int) -> int | None:
