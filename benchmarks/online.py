@@ -4,7 +4,7 @@
 
 Everything happens on private servers and in one run, the ways taking turns, so that a busy machine slows all of them:
 
-naive            redis-py, 64 threads, one call per message, with a script of TBMQ's design
+naive            redis-py, a thread per publisher, one call per message, with a script of TBMQ's design
 writer           SessionWriter on the asyncio store, every publisher waiting for each of its messages
 batch            the blocking store's save_messages with 100 messages: 100 clients with 1, or 10 clients with 10
 limit            our script's very calls, made beforehand and piped into the server over one connection
@@ -70,6 +70,7 @@ RESULTS = ROOT / "benchmarks" / "results"
 TOPIC = "sensors/temperature"
 TTL_S = 604_800
 LIMIT = 10_000
+# What has no publishers of its own is compared with the naive client where that is fastest.
 NAIVE_THREADS = 64
 BATCH = 100
 STORED_PER_SESSION = 100
@@ -217,13 +218,17 @@ def work_naively(work: Work, meet: Meet) -> Part:
     """Save with threads that share a redis-py client, a round trip for each message."""
     payload = bytes(work.payload_bytes)
     calls_ms = array("d")
-    with redis.Redis.from_url(work.url) as client, ExitStack() as stack:
+    with redis.Redis.from_url(work.url, max_connections=work.publishers) as client, ExitStack() as stack:
         script = client.register_script(TBMQ_DESIGN)
         with client.pipeline(transaction=False) as pipeline:
             for number in work.sessions:
                 keys, arguments = tbmq_arguments(name(number), payload, 1)
                 script(keys, arguments, client=pipeline)
             pipeline.execute()
+        # A connection for each thread, opened before anything is measured.
+        pool = client.connection_pool
+        for connection in [pool.get_connection() for _ in range(work.publishers)]:
+            pool.release(connection)
         begun = threading.Event()
         deadline = 0.0
 
@@ -840,18 +845,25 @@ class Way:
 
     :param per_client: messages of a script call.
     :param processes: that work as clients; 0 where the calls were made beforehand.
+    :param publishers: tasks or threads that each wait for their message; it is compared with as many naive ones.
     """
 
     label: str
     payload_bytes: int
     per_client: int
     processes: int
+    publishers: int
     measure: Callable[[Stand], Sample]
 
     @property
     def key(self) -> str:
         """Name in the result."""
         return f"{self.label}, {self.payload_bytes} B"
+
+
+def naive_key(payload_bytes: int, publishers: int) -> str:
+    """Return the key of the naive client with so many publishers."""
+    return f"naive, {publishers} publishers, {payload_bytes} B"
 
 
 def limit_key(payload_bytes: int, per_client: int) -> str:
@@ -866,19 +878,30 @@ def ways(arguments: argparse.Namespace) -> list[Way]:
     middle = sizes[len(sizes) // 2]
 
     def add(
-        label: str, measure: Callable[[Stand], Sample], *, size: int, per_client: int = 1, processes: int = 1
+        label: str,
+        measure: Callable[[Stand], Sample],
+        *,
+        size: int,
+        per_client: int = 1,
+        processes: int = 1,
+        publishers: int | None = None,
     ) -> None:
-        found.append(Way(label=label, payload_bytes=size, per_client=per_client, processes=processes, measure=measure))
+        found.append(
+            Way(
+                label=label, payload_bytes=size, per_client=per_client, processes=processes,
+                publishers=publishers or NAIVE_THREADS, measure=measure,
+            )
+        )  # fmt: skip
 
     def clients(
-        label: str, way: str, size: int, *, publishers: int = 1, per_client: int = 1, processes: int = 1
+        label: str, way: str, size: int, *, publishers: int | None = None, per_client: int = 1, processes: int = 1
     ) -> None:
         def measure(stand: Stand) -> Sample:
             return stand.measured(
-                way, publishers=publishers, payload_bytes=size, per_client=per_client, processes=processes
+                way, publishers=publishers or 1, payload_bytes=size, per_client=per_client, processes=processes
             )
 
-        add(label, measure, size=size, per_client=per_client, processes=processes)
+        add(label, measure, size=size, per_client=per_client, processes=processes, publishers=publishers)
 
     def calls(way: str, *, size: int, per_client: int) -> None:
         def measure(stand: Stand) -> Sample:
@@ -888,7 +911,8 @@ def ways(arguments: argparse.Namespace) -> list[Way]:
 
     binary = shutil.which("redis-benchmark") or shutil.which("valkey-benchmark")
     for size in sizes:
-        clients("naive", "naive", size, publishers=NAIVE_THREADS)
+        for publishers in sorted({NAIVE_THREADS, *arguments.publishers}):
+            clients(f"naive, {publishers} publishers", "naive", size, publishers=publishers)
         for publishers in arguments.publishers:
             for processes in (1, 2)[: min(2, publishers)]:
                 label = f"writer, {publishers} publishers, {processes}p"
@@ -954,7 +978,7 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]]) -> dict[str, 
             "p99_ms": median([sample.p99_ms for sample in samples], 2),
             "client_cpu_us": median(client_us, 2),
             "server_cpu_us": round(statistics.median(map(server_us, samples)), 2),
-            "times_naive": ratio(rounds, way.key, f"naive, {way.payload_bytes} B", speed),
+            "times_naive": ratio(rounds, way.key, naive_key(way.payload_bytes, way.publishers), speed),
             "of_limit": ratio(rounds, way.key, limit_key(way.payload_bytes, way.per_client), speed),
         }
     server = {

@@ -33,7 +33,8 @@ def test_a_small_run_measures_all_ways_and_writes_them_down(tmp_path: Path) -> N
     result = json.loads(text)
     ways = result["summary"]["ways"]
     always = [
-        *("naive", "writer, 8 publishers, 1p", "writer, 8 publishers, 2p", "limit x 1"),
+        *("naive, 8 publishers", "naive, 64 publishers", "writer, 8 publishers, 1p", "writer, 8 publishers, 2p"),
+        "limit x 1",
         *("batch, 100 x 1, 1p", "batch, 100 x 1, 2p", "batch, 10 x 10, 1p", "batch, 10 x 10, 2p"),
         *("limit x 10", "limit x 100", "tbmq x 1", "tbmq x 10", "tbmq x 100", "postgres, 100 x 1", "postgres, 10 x 10"),
     ]
@@ -45,8 +46,11 @@ def test_a_small_run_measures_all_ways_and_writes_them_down(tmp_path: Path) -> N
         made_beforehand = way.startswith(("limit", "tbmq", "redis-benchmark", "valkey-benchmark"))
         assert (sample["client_cpu_s"] is None) == made_beforehand, way
         assert sample["messages"] == 200 or not made_beforehand, way
-    naive, limit = ways["naive, 64 B"], ways["limit x 1, 64 B"]
+    naive, limit = ways["naive, 64 publishers, 64 B"], ways["limit x 1, 64 B"]
     assert limit["times_naive"] == pytest.approx(limit["messages_per_s"] / naive["messages_per_s"], rel=0.01)
+    # Publishers are compared with as many naive ones.
+    writer, as_many = ways["writer, 8 publishers, 1p, 64 B"], ways["naive, 8 publishers, 64 B"]
+    assert writer["times_naive"] == pytest.approx(writer["messages_per_s"] / as_many["messages_per_s"], rel=0.01)
     assert naive["of_limit"] == pytest.approx(naive["messages_per_s"] / limit["messages_per_s"], abs=0.001)
     assert set(result["summary"]["server_cpu_ours_to_tbmq"]) == {"1 per call", "10 per call", "100 per call"}
     stored = result["bytes_per_message"]["64"]
