@@ -31,8 +31,8 @@ _REFERENCES_PER_PAGE = 500
 _REFERENCES_PER_STEP = 10_000
 _QUEUES_PER_STEP = 512
 # A server answers all that has arrived before it turns to others: some 2 ms of its time per exchange.
-_REFERENCES_PER_EXCHANGE = 500
-_CONTENTS_PER_EXCHANGE = 125
+_REFERENCES_PER_EXCHANGE = 200
+_CONTENTS_PER_EXCHANGE = 50
 # The server decodes at most this much JSON in one call.
 _CONTENT_BYTES_PER_CALL = 250_000
 # What looked like an orphan is looked at again: a broker that stores in two steps may have been between them.
