@@ -10,6 +10,7 @@ throttled  the same at a fraction of that speed, as on a server that others need
 contents   the same beside a profile that judges contents, too
 yielding   as profile, with Spark at the lowest priority: the processors are the client's and Redis's whenever they want
            them, as if Spark had its own, and what the client still notices is what Redis makes it wait
+gentle     as throttled, with Spark at the lowest priority
 
 With ``--memory`` the job is started as an operator would, for a tenth of the queues and for all of them.
 """
@@ -26,7 +27,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from multiprocessing.connection import Connection as Pipe
@@ -57,7 +58,8 @@ from queuekeeper.sessions.wire import message_json
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
-QUIET, PROFILE, THROTTLED, CONTENTS, YIELDING = "quiet", "profile", "throttled", "contents", "yielding"
+QUIET, PROFILE, THROTTLED, CONTENTS = "quiet", "profile", "throttled", "contents"
+YIELDING, GENTLE = "yielding", "gentle"
 _PAUSE_S = 0.003
 _LIFE_MS = 86_400_000
 _MESSAGES_PER_PIPELINE = 20_000
@@ -267,7 +269,9 @@ def yield_processors(process: psutil.Process) -> None:
     for each in (process, *process.children(recursive=True)):
         # Each thread has a priority of its own.
         for thread in each.threads():
-            os.setpriority(os.PRIO_PROCESS, thread.id, 19)
+            # It may have ended meanwhile.
+            with suppress(ProcessLookupError):
+                os.setpriority(os.PRIO_PROCESS, thread.id, 19)
 
 
 def memory(stand: Stand, *, queues: int, folder: Path) -> Memory:
@@ -383,7 +387,8 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             console.print("at the lowest priority")
             (virtual_machine,) = (each for each in psutil.Process().children() if each.name() == "java")
             yield_processors(virtual_machine)
-            rounds[YIELDING] = [measured(stand, profile) for _ in range(arguments.rounds)]
+            for way, again in ((YIELDING, PROFILE), (GENTLE, THROTTLED)):
+                rounds[way] = [measured(stand, WAYS[again]) for _ in range(arguments.rounds)]
             if arguments.memory:
                 found.append(memory(stand, queues=arguments.queues, folder=folder))
             with connect(stand.postgres_url) as connection, server.client() as client:

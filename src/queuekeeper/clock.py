@@ -32,7 +32,7 @@ class Pace:
     _debt: float = field(default=0.0, init=False)
     _paid_s: float = field(default=0.0, init=False)
 
-    def __call__(self, amount: int) -> None:
+    def __call__(self, amount: float) -> None:
         """Wait until so much may be done."""
         self._look()
         self._debt += amount

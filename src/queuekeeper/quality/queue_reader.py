@@ -30,9 +30,11 @@ _REFERENCES_PER_PAGE = 500
 # So many references are judged at once.
 _REFERENCES_PER_STEP = 10_000
 _QUEUES_PER_STEP = 512
-# A server answers all that has arrived before it turns to others: some 2 ms of its time per exchange.
+# A server answers all that has arrived before it turns to others: less than a millisecond of its time per exchange.
 _REFERENCES_PER_EXCHANGE = 200
 _CONTENTS_PER_EXCHANGE = 50
+# What the server's time for one of each is to that for the others; so a throttled profile spreads its work evenly.
+_REFERENCE_COST, _MESSAGE_COST, _CONTENT_COST = 1.0, 2.6, 8.0
 # The server decodes at most this much JSON in one call.
 _CONTENT_BYTES_PER_CALL = 250_000
 # What looked like an orphan is looked at again: a broker that stores in two steps may have been between them.
@@ -138,6 +140,7 @@ class QueueReader:
         self._shards = shards
         self._hash_key = hash_key
         self._pace = pace
+        self._cost = _REFERENCE_COST + _MESSAGE_COST + (_CONTENT_COST if parameters.contents else 0.0)
         self._references = lua.load("quality/profile_references")
         self._messages = lua.load("quality/profile_messages")
         self._contents = lua.load("quality/profile_contents")
@@ -223,11 +226,11 @@ class QueueReader:
                     pending.append((queue, start + int(count)))
             self._judge_order(window, page)
             self._read_messages(window, page, hours)
-            self._pace(len(page.owners))
 
     def _read_page(self, window: _Window, step: list[tuple[int, int]], sizes: list[int]) -> _Page:
         calls = [lua.Call(self._references, window.keys[queue], (start, _REFERENCES_PER_PAGE)) for queue, start in step]
-        replies = list(self._exchange(calls, sizes, most=_REFERENCES_PER_EXCHANGE))
+        share = _REFERENCE_COST / self._cost
+        replies = list(self._exchange(calls, sizes, most=_REFERENCES_PER_EXCHANGE, share=share))
         width = window.heads.shape[1]
         heads = np.array([reply[:width] for reply in replies], np.int64)
         counts = np.array([(len(reply) - width) // 2 for reply in replies])
@@ -258,7 +261,8 @@ class QueueReader:
             [
                 lua.Call(self._messages, [window.keys[owners[first]].messages, *keys[first:end]])
                 for first, end in pairwise(edges)
-            ]
+            ],
+            share=_MESSAGE_COST / self._cost,
         )
         expires_at_ms, size_bytes = flat[::2], flat[1::2]
         live = (expires_at_ms >= _NEVER_EXPIRES) & (size_bytes >= 0)
@@ -309,6 +313,7 @@ class QueueReader:
                 for first, end in pairwise(edges)
             ],
             most=_CONTENTS_PER_EXCHANGE,
+            share=_CONTENT_COST / self._cost,
         )
         faults, fingerprints = flat[::2], flat[1::2]
         for name, bit in _FAULT_BITS.items():
@@ -339,23 +344,27 @@ class QueueReader:
                 lua.Call(self._orphans, [window.keys[owners[first]].messages, *keys[first:end]])
                 for first, end in pairs[start : start + _QUEUES_PER_STEP]
             ]
-            found.append(self._numbers(calls))
-            self._pace(sum(len(call.keys) for call in calls))
+            found.append(self._numbers(calls, share=1.0))
         return np.not_equal(np.concatenate(found), _REFERRED, dtype=bool)
 
-    def _numbers(self, calls: list[lua.Call], *, most: int = _REFERENCES_PER_EXCHANGE) -> Integers:
+    def _numbers(self, calls: list[lua.Call], *, share: float, most: int = _REFERENCES_PER_EXCHANGE) -> Integers:
         sizes = [len(call.keys) for call in calls]
-        return np.fromiter(chain.from_iterable(self._exchange(calls, sizes, most=most)), np.int64)
+        return np.fromiter(chain.from_iterable(self._exchange(calls, sizes, most=most, share=share)), np.int64)
 
-    def _exchange(self, calls: list[lua.Call], sizes: Sequence[int], *, most: int) -> Iterator[Any]:
-        """Yield the replies of all calls; those that are sent together have no more keys than that, or are one."""
+    def _exchange(self, calls: list[lua.Call], sizes: Sequence[int], *, most: int, share: float) -> Iterator[Any]:
+        """Yield the replies of all calls; those that are sent together have no more keys than that, or are one.
+
+        :param share: of all that is read of a reference; the pace is kept from exchange to exchange.
+        """
         first = size = 0
         for index, each in enumerate(sizes):
             if index > first and size + each > most:
                 yield from self._caller.execute(calls[first:index]).or_raise()
+                self._pace(size * share)
                 first, size = index, 0
             size += each
         yield from self._caller.execute(calls[first:]).or_raise()
+        self._pace(size * share)
 
     # --- judging -----------------------------------------------------------------------------------------------
 

@@ -39,7 +39,7 @@ PACKED = pa.schema([("task", pa.int32()), ("rows", pa.binary())])
 
 SPARK_PACKED = "task int, rows binary"
 
-_KEYS_PER_PAGE = 1_000
+_KEYS_PER_PAGE = 500
 _KEYS_PER_WINDOW = 100_000
 _ROWS_PER_BATCH = 10_000
 _PACKET_ID = r"^(0|[1-9][0-9]{0,8})$"
