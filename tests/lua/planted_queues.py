@@ -265,14 +265,14 @@ def plant_healthy(client: RedisClient, *, prefix: str = "") -> None:
     longest.put(3, 3, msg_expiry_interval=None)
     store = RedisSessionStore(client, prefix=prefix)
     for client_id in ("saved", "saved and passed over", "released"):
-        store.save_messages([_save(client_id, count=3)])
+        store.save_messages([save(client_id, count=3)])
     store.reserve_packet_ids("saved and passed over", count=7)
-    store.save_messages([_save("saved and passed over", count=2)])
+    store.save_messages([save("saved and passed over", count=2)])
     store.ack("saved", [Ack(packet_id=2)])
     store.mark_released("released", packet_id=1)
 
 
-def _save(client_id: str, *, count: int) -> SessionSave:
+def save(client_id: str, *, count: int) -> SessionSave:
     return SessionSave(
         client_id=client_id,
         messages=tuple(

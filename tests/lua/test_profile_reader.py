@@ -21,6 +21,7 @@ from planted_queues import (
     plant,
     plant_healthy,
     profiled,
+    save,
     scanned,
 )
 
@@ -28,10 +29,11 @@ from queuekeeper.clock import Pace
 from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import client_slot
 from queuekeeper.quality.identity import client_hash
-from queuekeeper.quality.profile_model import in_sample
+from queuekeeper.quality.profile_model import ProfileParameters, in_sample
 from queuekeeper.quality.profile_preflight import check_profiled
 from queuekeeper.quality.queue_reader import QueueReader
 from queuekeeper.redis_client import RedisClient, connect, nodes
+from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.cluster_slots import slot_of
 
 pytestmark = pytest.mark.lua
@@ -175,6 +177,30 @@ def test_what_scan_shows_twice_counts_once_and_what_is_gone_is_no_orphan(client:
     )
     (row,) = [row for batch in reader.read(iter(shown)) for row in batch.to_pylist()]
     assert (row["messages"], row["live"], row["orphans"]) == (3, 3, 1)
+
+
+@pytest.mark.parametrize("parameters", [PARAMETERS, CONTENTS], ids=["numbers", "contents"])
+def test_profile_keeps_its_pace_from_exchange_to_exchange(client: RedisClient, parameters: ProfileParameters) -> None:
+    RedisSessionStore(client).save_messages([save("long", count=700)])
+    all_cohorts, batches = scanned(client, parameters)
+    amounts: list[float] = []
+
+    class Noted(Pace):
+        def __call__(self, amount: float) -> None:
+            amounts.append(amount)
+
+    reader = QueueReader(
+        client,
+        parameters=parameters,
+        shards=[cohort.shard for cohort in all_cohorts],
+        hash_key=b"key",
+        pace=Noted(lambda: None),
+    )
+    (row,) = [row for batch in reader.read(iter(batches)) for row in batch.to_pylist()]
+    assert row["live"] == 700
+    # Pages of references have 500 of them; messages and contents, which cost more, come in smaller parts.
+    assert max(amounts) < 200
+    assert sum(amounts) == pytest.approx(700, rel=0.02)
 
 
 def test_user_without_get_profiles_all_but_contents_and_can_read_no_payload(client: RedisClient) -> None:

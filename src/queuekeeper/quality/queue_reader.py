@@ -33,7 +33,7 @@ _QUEUES_PER_STEP = 512
 # A server answers all that has arrived before it turns to others: less than a millisecond of its time per exchange.
 _REFERENCES_PER_EXCHANGE = 200
 _CONTENTS_PER_EXCHANGE = 50
-# What the server's time for one of each is to that for the others; so a throttled profile spreads its work evenly.
+# Of the server's time, relative to one another: a throttled profile spreads all three evenly.
 _REFERENCE_COST, _MESSAGE_COST, _CONTENT_COST = 1.0, 2.6, 8.0
 # The server decodes at most this much JSON in one call.
 _CONTENT_BYTES_PER_CALL = 250_000
@@ -256,7 +256,7 @@ class QueueReader:
             return
         owners, packet_ids = page.owners[named], page.packet_ids[named]
         keys = _payload_keys(window, owners, packet_ids)
-        edges = _runs(owners, limit=_REFERENCES_PER_PAGE)
+        edges = _runs(owners, limit=_REFERENCES_PER_EXCHANGE)
         flat = self._numbers(
             [
                 lua.Call(self._messages, [window.keys[owners[first]].messages, *keys[first:end]])
@@ -336,7 +336,7 @@ class QueueReader:
     def _unreferred(self, window: _Window, suspects: Integers) -> Flags:
         owners = suspects >> 32
         keys = _payload_keys(window, owners, suspects & 0xFFFFFFFF)
-        edges = _runs(owners, limit=_REFERENCES_PER_PAGE)
+        edges = _runs(owners, limit=_REFERENCES_PER_EXCHANGE)
         found: list[Integers] = []
         pairs = list(pairwise(edges))
         for start in range(0, len(pairs), _QUEUES_PER_STEP):
