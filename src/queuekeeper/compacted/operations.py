@@ -289,18 +289,20 @@ class CompactedOperations:
             return reply
 
         reply = yield from part(limit, max_bytes, refill, redeliver, acks)
-        acked, unknown, acked_up_to, in_flight, lag, more_to_resend, redelivered, *rows = reply
-        brings_new = len(rows) > redelivered * _FETCHED
+        acked, unknown, acked_up_to, in_flight, lag, more_to_resend, _, *rows = reply
+        again = _come_again(reply)
         left = limit - len(rows) // _FETCHED
         left_bytes = max_bytes - _fetched_bytes(rows)
         # What one call would keep the server too long for comes by several, as long as the last has brought new ones.
-        while brings_new and lag and in_flight < window and left > 0 and left_bytes > 0:
+        while again and not again[-1] and lag and in_flight < window and left > 0 and left_bytes > 0:
             reply = yield from part(left, left_bytes, _GOING_ON, False, ())
             if len(reply) == _FETCH_HEAD and left > 1 and left_bytes > BYTES_PER_CALL:
                 reply = yield from part(1, left_bytes, _GOING_ON, False, ())
             in_flight, lag = reply[3:5]
             last = reply[_FETCH_HEAD:]
-            brings_new = bool(last)
+            if not last:
+                break
+            again += _come_again(reply)
             rows += last
             left -= len(last) // _FETCHED
             left_bytes -= _fetched_bytes(last)
@@ -311,10 +313,10 @@ class CompactedOperations:
                     key=key,
                     sequence=sequence,
                     appended_ms=ms,
-                    redelivered=place < redelivered,
+                    redelivered=is_redelivered,
                     stored=stored,
                 )
-                for place, (key, ms, sequence, stored) in enumerate(_rows(rows, _FETCHED))
+                for is_redelivered, (key, ms, sequence, stored) in zip(again, _rows(rows, _FETCHED), strict=True)
             ),
             lag=lag,
             in_flight=in_flight,
@@ -753,6 +755,11 @@ def _together(reports: Sequence[AppendReport]) -> AppendReport:
 def _rows(reply: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
     """Cut what a script answers one after the other into rows."""
     return zip(*[iter(reply)] * width, strict=True)
+
+
+def _come_again(reply: Sequence[Any]) -> list[bool]:
+    """Tell of each message of a fetch whether it was delivered before."""
+    return [place < reply[_FETCH_HEAD - 1] for place in range((len(reply) - _FETCH_HEAD) // _FETCHED)]
 
 
 def _fetched_bytes(rows: Sequence[Any]) -> int:
