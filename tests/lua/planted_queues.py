@@ -298,7 +298,9 @@ def scanned(client: RedisClient, parameters: ProfileParameters) -> tuple[list[Co
     return all_cohorts, pa.Table.from_batches(batches).sort_by("client_id").to_batches()
 
 
-def profiled(client: RedisClient, parameters: ProfileParameters = PARAMETERS) -> dict[str, dict[str, Any]]:
+def profiled(
+    client: RedisClient, parameters: ProfileParameters = PARAMETERS, *, pace: Pace | None = None
+) -> dict[str, dict[str, Any]]:
     """Return what a profile says of each client, without Spark."""
     all_cohorts, batches = scanned(client, parameters)
     reader = QueueReader(
@@ -306,7 +308,7 @@ def profiled(client: RedisClient, parameters: ProfileParameters = PARAMETERS) ->
         parameters=parameters,
         shards=[cohort.shard for cohort in all_cohorts],
         hash_key=b"key",
-        pace=Pace(lambda: None),
+        pace=pace or Pace(lambda: None),
     )
     return {row["client_id"]: row for batch in reader.read(iter(batches)) for row in batch.to_pylist()}
 
