@@ -596,7 +596,8 @@ def test_weeks_go_by_and_no_insert_ever_fails(table: Connection, connect: Connec
         try:
             for day in range(21):
                 clock_ms[0] = NOW + day * DAY_MS
-                if day in {5, 6, 7}:
+                # A day less than what is premade: at its very end an insert is as early as the next creation.
+                if day in {5, 6}:
                     continue
                 step = ("6 hours", "1 day", "1 hour", "1 week")[day // 6]
                 now_policy = replace(policy, step=step)
