@@ -17,7 +17,9 @@ ARGV
                             of this call within it, from 0; what to answer to a repeated call, in digits, commas and
                             hyphens; who numbers the batches, in any bytes. With no source the three before it are
                             empty too
-    [6+] message            a pair per message: expires_at_ms, JSON
+    [6]  now_ms             by the caller's clock, which decides nothing: where a life ends within an hour of it, or
+                            before, the server's is asked
+    [7+] message            a pair per message: expires_at_ms, JSON
 Returns
     "saved:first_serial:references:expired"  one text, as a list costs a tenth of the call: stored under serials that
                       count up from first_serial; members of the set now; positions of the messages whose life was
@@ -43,7 +45,7 @@ Cost
 
 local MESSAGES_PER_CALL = 256
 local FIRST_PAYLOAD = 4
-local FIRST_PAIR = 6
+local FIRST_PAIR = 7
 local MAX_PACKET_ID = 65535
 local HOUR_MS = 3600000
 local MAX_INTEGER = 9007199254740992
@@ -55,7 +57,7 @@ local count = #KEYS - FIRST_PAYLOAD + 1
 -- Validation: nothing is written before all of it has passed.
 
 if count < 1 or #ARGV ~= FIRST_PAIR - 1 + 2 * count then
-    return redis.error_reply('INVALID 3 keys and a key per message, 5 arguments and 2 per message are expected')
+    return redis.error_reply('INVALID 3 keys and a key per message, 6 arguments and 2 per message are expected')
 end
 if count > MESSAGES_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. MESSAGES_PER_CALL .. ' messages')
@@ -68,6 +70,10 @@ local session_expiry_ms = tonumber(ARGV[4])
 if ARGV[4] ~= '' and not (session_expiry_ms and session_expiry_ms >= 0 and session_expiry_ms % 1 == 0) then
     return redis.error_reply('INVALID session expiry is neither empty nor an integer of 0 or more')
 end
+local callers_now_ms = tonumber(ARGV[6])
+if not (callers_now_ms and callers_now_ms >= 0) then
+    return redis.error_reply('INVALID time of the caller is not a number of 0 or more')
+end
 local refused, offset, chunk, packet_ids, source = 0, '', '', '', ''
 if batch ~= '' then
     refused, offset, chunk, packet_ids, source = string.match(batch, '^(%d+):(%d*):(%d*):([%d,-]*):(.*)$')
@@ -77,9 +83,10 @@ if batch ~= '' then
     end
 end
 
--- As includes/time does, but the microseconds are read only where they decide.
-local time = redis.call('TIME')
-local now = time[1] * 1000
+-- To ask for the time costs a twelfth of a call of one message. Whose clock is hours behind leaves a reference to a
+-- message that has expired, as any message does that expires later.
+local doubtful_until_ms = callers_now_ms + HOUR_MS
+local now
 local expired
 local live = count
 local earliest, latest = MAX_INTEGER, 0
@@ -88,7 +95,12 @@ for index = 1, count do
     if not expires_at_ms then
         return redis.error_reply('INVALID expiry of message ' .. index .. ' is not an integer')
     end
-    if expires_at_ms < now + 1000 and expires_at_ms <= now + time[2] / 1000 then
+    if not now and expires_at_ms <= doubtful_until_ms then
+        -- As includes/time does.
+        local time = redis.call('TIME')
+        now = time[1] * 1000 + time[2] / 1000
+    end
+    if now and expires_at_ms <= now then
         expired = expired or {}
         expired[#expired + 1] = index - 1
         live = live - 1

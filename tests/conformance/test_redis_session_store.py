@@ -5,10 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
 from queuekeeper.keyspace import payload_key, quarantined_key, session_keys
 from queuekeeper.redis_client import connect, nodes
@@ -123,6 +125,16 @@ def test_record_that_nobody_can_read_is_no_message_to_confirm_or_peek_at(client:
     assert store.mark_released("a", packet_id=1).value == "missing"
     with pytest.raises(RefusedError, match=r"packet id 1 of 'a' names a record that is no message"):
         store.peek("a", packet_id=1)
+
+
+@pytest.mark.parametrize("off_ms", [-86_400_000, 86_400_000])
+def test_store_whose_clock_is_a_day_off_delivers_what_lives_and_nothing_else(client: Any, off_ms: int) -> None:
+    store = RedisSessionStore(client, clock=lambda: system_clock() + off_ms)
+    dead = replace(message(b"dead"), time_ms=system_clock() - 60_000, expiry_interval_s=59)
+    live = replace(message(b"live"), time_ms=system_clock(), expiry_interval_s=60)
+    (report,) = store.save_messages([SessionSave(client_id="a", messages=(dead, live))])
+    assert report.error is None
+    assert payloads(store, "a") == [b"live"]
 
 
 @pytest.mark.parametrize("position", [0, 1, 2])

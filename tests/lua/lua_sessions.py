@@ -177,13 +177,15 @@ class Session:
         packet_ids: str = "",
         session_expiry_ms: int | str = HOUR_MS,
         refused: int | str = 0,
+        callers_now_ms: int | str | None = None,
     ) -> tuple[list[str], list[str | int]]:
         """Return keys and arguments of one call of ``save_messages``; the messages' serials play no part."""
         keys = [*self.keys, *(self.payload(message.packet_id) for message in batch)]
         last = batch[-1].packet_id if last_packet_id is None else last_packet_id
         numbered = f"{offset}:{chunk}" if source else ":"
         told = f"{refused}:{numbered}:{packet_ids}:{source}" if source or refused else ""
-        args: list[str | int] = [self.claims, expected, last, session_expiry_ms, told]
+        callers_now_ms = now_ms() if callers_now_ms is None else callers_now_ms
+        args: list[str | int] = [self.claims, expected, last, session_expiry_ms, told, callers_now_ms]
         for message in batch:
             args += [message.expires_at_ms, message.json]
         return keys, args

@@ -104,6 +104,39 @@ def test_message_that_ends_within_the_second_is_stored(session: Session) -> None
     assert session.save_messages([Message(1, 0, now_ms() + 900, "{}")]) == [b"saved", 1, 1, b""]
 
 
+@pytest.mark.parametrize("off_ms", [-HOUR_MS + 60_000, -1, 0, 1, 24 * HOUR_MS, FAR_MS])
+def test_callers_clock_does_not_decide_what_has_expired(session: Session, off_ms: int) -> None:
+    batch = [
+        message._replace(expires_at_ms=now_ms() + life_ms)
+        for message, life_ms in zip(far(4), (-1, 20_000, -20_000, 2 * HOUR_MS), strict=True)
+    ]
+    assert session.save_messages(batch, callers_now_ms=now_ms() + off_ms) == [b"saved", 1, 2, b"0,2"]
+
+
+def test_caller_whose_clock_is_hours_behind_leaves_a_reference_to_what_had_expired_and_no_message(
+    session: Session,
+) -> None:
+    batch = [far(1)[0]._replace(expires_at_ms=now_ms() - 1), *far(1, first=2)]
+    assert session.save_messages(batch, callers_now_ms=now_ms() - 2 * HOUR_MS) == [b"saved", 1, 2, b""]
+    assert session.client.exists(session.payload(1)) == 0
+    assert session.remove_dead_references([1, 2])[0] == 1
+    assert session.references() == [(session.payload(2), 2)]
+
+
+def test_server_is_asked_for_its_time_once_and_only_where_a_life_ends_soon(own_server: Any) -> None:
+    def asked() -> int:
+        statistics: Any = client.info("commandstats")
+        return int(statistics.get("cmdstat_time", {"calls": 0})["calls"])
+
+    with connect(own_server.url) as client:
+        session = Session(client=client)
+        session.save_messages(far(3))
+        assert asked() == 0
+        soon = [message._replace(expires_at_ms=now_ms() + 60_000) for message in far(3, first=4)]
+        session.save_messages(soon, expected=3)
+        assert asked() == 1
+
+
 def test_save_of_expired_messages_only_makes_no_session(session: Session) -> None:
     batch = [message._replace(expires_at_ms=-5) for message in far(2)]
     assert session.save_messages(batch, source="a", packet_ids="1-2", refused=2) == [b"saved", 1, 0, b"0,1"]
@@ -405,6 +438,9 @@ def test_imported_session_counts_as_used_after_a_save(session: Session) -> None:
         ({"session_expiry_ms": "1.5"}, "session expiry is neither empty nor an integer of 0 or more"),
         ({"refused": -1}, "batch is not refused:offset:chunk:packet_ids:source"),
         ({"refused": "x"}, "batch is not refused:offset:chunk:packet_ids:source"),
+        ({"callers_now_ms": ""}, "time of the caller is not a number of 0 or more"),
+        ({"callers_now_ms": -1}, "time of the caller is not a number of 0 or more"),
+        ({"callers_now_ms": "nan"}, "time of the caller is not a number of 0 or more"),
     ],
 )
 def test_bad_argument_is_refused_before_anything_is_written(
@@ -425,10 +461,10 @@ def test_bad_expiry_of_one_message_refuses_the_call(session: Session, expires_at
     assert contents(session.client) == {}
 
 
-@pytest.mark.parametrize(("keys", "args"), [(3, 5), (4, 6), (4, 9), (5, 7), (2, 5)])
+@pytest.mark.parametrize(("keys", "args"), [(3, 6), (4, 7), (4, 10), (5, 8), (2, 6)])
 def test_wrong_number_of_keys_or_arguments_is_refused(session: Session, keys: int, args: int) -> None:
     names, values = session.save_call(far(2))
-    with pytest.raises(UsageError, match=r"^3 keys and a key per message, 5 arguments and 2 per message are expected$"):
+    with pytest.raises(UsageError, match=r"^3 keys and a key per message, 6 arguments and 2 per message are expected$"):
         ScriptCaller(session.client).call(load("sessions/save_messages"), names[:keys], [*values, 1, 2][:args])
     assert contents(session.client) == {}
 

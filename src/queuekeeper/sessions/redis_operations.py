@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import orjson
 
 from queuekeeper import lua
+from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import (
     ImportedBefore,
     MovedOn,
@@ -254,6 +255,7 @@ class RedisSessionOperations:
     :param recent_sessions: sessions whose last packet id is kept in mind, so that a save needs no read before.
     :param epoch_of: under which epoch the caller knows a session; one that has another refuses writes (``StaleEpoch``).
         Those of PostgreSQL's, or on their way there, refuse everybody's (``NotOwner``). All can be read.
+    :param clock: spares the server a look at its own for a message that lives hours yet; it decides nothing.
     :raises UsageError: for a prefix with a brace, or a number that is out of range.
     """
 
@@ -264,12 +266,14 @@ class RedisSessionOperations:
         rules: StoreRules | None = None,
         recent_sessions: int = RECENT_SESSIONS,
         epoch_of: EpochOf | None = None,
+        clock: Clock = system_clock,
     ) -> None:
         check_integer("recent_sessions", recent_sessions, 1, 10_000_000, "each takes about 600 bytes")
         self._prefix = check_prefix(prefix)
         self._rules = rules or StoreRules()
         self._recent = _Recent(recent_sessions, prefix)
         self._epoch_of = epoch_of
+        self._clock = clock
         expiry_s = self._rules.session_expiry_s
         self._session_expiry_ms = "" if expiry_s is None else 1_000 * expiry_s
         # Digests are worked out once.
@@ -517,7 +521,7 @@ class RedisSessionOperations:
             batch = f"{refused}:{save.offset or 0}:{number}:{_write_runs(ids)}:{save.source}"
         elif refused:
             batch = f"{refused}::::"
-        args: list[lua.Value] = [epoch, last, ids[-1], self._session_expiry_ms, batch]
+        args: list[lua.Value] = [epoch, last, ids[-1], self._session_expiry_ms, batch, self._clock()]
         client_id = save.client_id
         for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
             args.append(end_ms)

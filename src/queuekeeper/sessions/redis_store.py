@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from queuekeeper import lua
+from queuekeeper.clock import Clock, system_clock
 from queuekeeper.operation import awaited, blocking
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
@@ -25,6 +26,7 @@ class RedisSessionStore:
     :param replica_timeout_ms: how long to wait for them. A save that they do not have by then is stored all the same.
     :param retry_for_s: how long a call waits for a slot that moves, a failover, or a server that is busy or loading.
     :param epoch_of: under which epoch the caller knows a session; see :class:`RedisSessionOperations`.
+    :param clock: this machine's; see there.
     """
 
     def __init__(
@@ -38,9 +40,10 @@ class RedisSessionStore:
         replica_timeout_ms: int = lua.REPLICA_TIMEOUT_MS,
         retry_for_s: float = lua.RETRY_FOR_S,
         epoch_of: EpochOf | None = None,
+        clock: Clock = system_clock,
     ) -> None:
         self.operations = RedisSessionOperations(
-            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of
+            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
         )
         self._caller = lua.ScriptCaller(
             client, replicas=replicas, replica_timeout_ms=replica_timeout_ms, retry_for_s=retry_for_s
@@ -76,6 +79,7 @@ class AsyncRedisSessionStore:
 
     :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
     :param epoch_of: under which epoch the caller knows a session.
+    :param clock: this machine's; see :class:`RedisSessionOperations`.
     """
 
     def __init__(
@@ -86,9 +90,10 @@ class AsyncRedisSessionStore:
         *,
         recent_sessions: int = RECENT_SESSIONS,
         epoch_of: EpochOf | None = None,
+        clock: Clock = system_clock,
     ) -> None:
         self.operations = RedisSessionOperations(
-            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of
+            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=epoch_of, clock=clock
         )
         self._caller = caller
 
