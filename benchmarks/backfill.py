@@ -40,7 +40,7 @@ from psycopg import sql
 from pyspark.sql import SparkSession
 from rich.console import Console
 from rich.table import Table
-from watch import Watch, peak_mib
+from watch import Watch, empty_redis, peak_mib
 
 from queuekeeper import lua
 from queuekeeper.clock import system_clock
@@ -120,7 +120,7 @@ class Stand:
     def empty_target(self) -> None:
         """Give every measurement the same empty server, which knows the script."""
         with self.redis.client(timeout_s=600) as client:
-            client.flushall(asynchronous=False)
+            empty_redis(client)
             client.script_load(lua.load("sessions/import_session").source)
 
     def reset_plan(self) -> None:

@@ -48,6 +48,7 @@ from machine import facts
 from online import Sample, median, packed, pipe_into, process_cpu_s, quantile, ratio, server_us, shown, speed
 from rich.console import Console
 from rich.table import Table
+from watch import empty_redis
 
 from queuekeeper import lua, redis_async, redis_client
 from queuekeeper.clock import system_clock
@@ -381,7 +382,7 @@ class Stand:
 
     def empty(self) -> None:
         """Give every measurement the same empty server, and its append-only file no more than that."""
-        self.client.flushall(asynchronous=False)
+        empty_redis(self.client)
         if self.facts("persistence")["aof_enabled"]:
             self.client.bgrewriteaof()
             while self.rewriting():

@@ -1,12 +1,13 @@
 """Measure what a broker asks for while its clients are away: saving messages, beside what the server can do at most.
 
-``python benchmarks/online.py --rounds 3 --seconds 1``
+``python benchmarks/online.py --rounds 5 --seconds 0.6``
 
 Everything happens on private servers and in one run, the ways taking turns, so that a busy machine slows all of them:
 
 naive            redis-py, a thread per publisher, one call per message, with a script of TBMQ's design
 writer           SessionWriter on the asyncio store, every publisher waiting for each of its messages
 batch            the blocking store's save_messages with 100 messages: 100 clients with 1, or 10 clients with 10
+overlap          the same batches and the asyncio store, two under way: one is made while the server has the other
 limit            our script's very calls, made beforehand and piped into the server over one connection
 tbmq             the same for the script of TBMQ's design
 redis-benchmark  a script with the same commands as ours under redis-benchmark, where that is installed
@@ -51,6 +52,7 @@ import redis
 from machine import facts
 from rich.console import Console
 from rich.table import Table
+from watch import empty_redis
 
 from queuekeeper import lua, redis_async, redis_client
 from queuekeeper.clock import system_clock
@@ -73,6 +75,7 @@ LIMIT = 10_000
 # What has no publishers of its own is compared with the naive client where that is fastest.
 NAIVE_THREADS = 64
 BATCH = 100
+UNDER_WAY = 2
 STORED_PER_SESSION = 100
 LONG_QUEUE_BYTES = 1_024
 PAGE = 500
@@ -110,9 +113,8 @@ return before
 SAME_COMMANDS = """
 local client = '{session-' .. ARGV[1] .. '}'
 local messages_key, session_key = client .. '_messages', client .. '_session'
-redis.call('TIME')
 local fields = redis.call(
-    'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', 'owner', 'owner'
+    'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', 'mirror'
 )
 local packet_id = string.format('%d', (fields[2] or 0) % 65535 + 1)
 local serial = string.format('%d', (fields[1] or 0) + 1)
@@ -184,6 +186,12 @@ def message(payload: bytes, *, life_s: int | None = None) -> NewMessage:
 def save(number: int, new: NewMessage, count: int = 1) -> SessionSave:
     """Return a batch for one session."""
     return SessionSave(client_id=name(number), messages=(new,) * count)
+
+
+def batch(payload: bytes, numbers: Iterator[int], per_client: int) -> list[SessionSave]:
+    """Return a batch for the next sessions."""
+    new = tuple(message(payload) for _ in range(per_client))
+    return [SessionSave(client_id=name(number), messages=new) for number in islice(numbers, BATCH // per_client)]
 
 
 def raise_failures(reports: Sequence[SaveReport]) -> None:
@@ -298,6 +306,34 @@ def work_in_batches(work: Work, meet: Meet) -> Part:
         return _work_in_batches(RedisSessionStore(client), work, meet)
 
 
+def work_with_overlap(work: Work, meet: Meet) -> Part:
+    """Save batches with the asyncio store, so many at once as there are publishers."""
+    return asyncio.run(_work_with_overlap(work, meet))
+
+
+async def _work_with_overlap(work: Work, meet: Meet) -> Part:
+    payload = bytes(work.payload_bytes)
+    calls_ms = array("d")
+    async with await redis_async.connect(work.url) as caller:
+        store = AsyncRedisSessionStore(caller)
+        for part in slices(work.sessions):
+            raise_failures(await store.save_messages([save(number, message(payload)) for number in part]))
+
+        async def publish(own: range) -> None:
+            numbers = cycle(own)
+            while (called := time.perf_counter()) < deadline:
+                raise_failures(await store.save_messages(batch(payload, numbers, work.per_client)))
+                calls_ms.append((time.perf_counter() - called) * 1e3)
+
+        meet()
+        started, used_s = time.perf_counter(), time.process_time()
+        deadline = started + work.seconds
+        await asyncio.gather(*map(publish, shares(work)))
+        done = Part(BATCH * len(calls_ms), time.perf_counter() - started, time.process_time() - used_s, calls_ms)
+        meet()
+        return done
+
+
 def work_in_postgres(work: Work, meet: Meet) -> Part:
     """Save with the store of PostgreSQL."""
     with connect(work.url, autocommit=True) as connection:
@@ -309,14 +345,11 @@ def _work_in_batches(store: Store, work: Work, meet: Meet) -> Part:
     calls_ms = array("d")
     for part in slices(work.sessions):
         raise_failures(store.save_messages([save(number, message(payload)) for number in part]))
-    clients = BATCH // work.per_client
     numbers = cycle(work.sessions)
     meet()
     started, used_s = time.perf_counter(), time.process_time()
     while (called := time.perf_counter()) < started + work.seconds:
-        new = [message(payload) for _ in range(work.per_client)]
-        saves = [SessionSave(client_id=name(number), messages=tuple(new)) for number in islice(numbers, clients)]
-        raise_failures(store.save_messages(saves))
+        raise_failures(store.save_messages(batch(payload, numbers, work.per_client)))
         calls_ms.append((time.perf_counter() - called) * 1e3)
     done = Part(BATCH * len(calls_ms), time.perf_counter() - started, time.process_time() - used_s, calls_ms)
     meet()
@@ -356,6 +389,7 @@ WAYS_OF_WORKING: dict[str, Callable[[Work, Meet], Part]] = {
     "naive": work_naively,
     "writer": work_with_writer,
     "batch": work_in_batches,
+    "overlap": work_with_overlap,
     "postgres": work_in_postgres,
     "fetch": work_through_a_queue,
 }
@@ -454,7 +488,7 @@ class Stand:
     def empty(self) -> None:
         """Give every measurement the same empty servers."""
         with self.redis.client(timeout_s=600) as client:
-            client.flushall(asynchronous=False)
+            empty_redis(client)
         with connect(self.postgres_url, autocommit=True) as connection:
             connection.execute("TRUNCATE device_session_ctx, device_publish_msg, queuekeeper.session_states CASCADE")
 
@@ -529,7 +563,7 @@ class Stand:
         with self.redis.client() as client:
             sha1 = str(client.script_load(SAME_COMMANDS))
             # Its password is seen by every account of the machine, so it may do nothing but this.
-            commands = [f"+{verb}" for verb in ("evalsha", "time", "hmget", "set", "zadd", "zcard", "hset")]
+            commands = [f"+{verb}" for verb in ("evalsha", "hmget", "set", "zadd", "zcard", "hset")]
             client.acl_setuser("benchmark", enabled=True, passwords=[f"+{word}"], commands=commands, keys=["*"])
         [call] = save_calls(RedisSessionOperations(), [save(0, message(bytes(payload_bytes)))])
         expires_at_ms, record = call.args[-2:]
@@ -894,12 +928,20 @@ def ways(arguments: argparse.Namespace) -> list[Way]:
         )  # fmt: skip
 
     def clients(
-        label: str, way: str, size: int, *, publishers: int | None = None, per_client: int = 1, processes: int = 1
+        label: str,
+        way: str,
+        size: int,
+        *,
+        publishers: int | None = None,
+        per_client: int = 1,
+        processes: int = 1,
+        under_way: int = 1,
     ) -> None:
         def measure(stand: Stand) -> Sample:
             return stand.measured(
-                way, publishers=publishers or 1, payload_bytes=size, per_client=per_client, processes=processes
-            )
+                way, publishers=publishers or processes * under_way, payload_bytes=size, per_client=per_client,
+                processes=processes,
+            )  # fmt: skip
 
         add(label, measure, size=size, per_client=per_client, processes=processes, publishers=publishers)
 
@@ -917,17 +959,19 @@ def ways(arguments: argparse.Namespace) -> list[Way]:
             for processes in (1, 2)[: min(2, publishers)]:
                 label = f"writer, {publishers} publishers, {processes}p"
                 clients(label, "writer", size, publishers=publishers, processes=processes)
-        calls("limit", size=size, per_client=1)
         if size != middle:
+            calls("limit", size=size, per_client=1)
             continue
-        for per_client in (1, 10):
-            for processes in (1, 2):
-                label = f"batch, {BATCH // per_client} x {per_client}, {processes}p"
-                clients(label, "batch", size, per_client=per_client, processes=processes)
-        for per_client in (10, 100):
-            calls("limit", size=size, per_client=per_client)
+        # What is compared comes close together, as the machine's speed may differ from minute to minute.
         for per_client in (1, 10, 100):
-            calls("tbmq", size=size, per_client=per_client)
+            for way in ("limit", "tbmq"):
+                calls(way, size=size, per_client=per_client)
+            if per_client == BATCH:
+                continue
+            for processes in (1, 2):
+                for way, under_way in (("batch", 1), ("overlap", UNDER_WAY)):
+                    label = f"{way}, {BATCH // per_client} x {per_client}, {processes}p"
+                    clients(label, way, size, per_client=per_client, processes=processes, under_way=under_way)
         if binary is not None:
             add(
                 Path(binary).name, partial(Stand.benchmarked, binary=binary, payload_bytes=size), size=size, processes=0
@@ -1114,9 +1158,9 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and write the result."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--seconds", type=float, default=1.0, help="how long client processes work each time")
-    parser.add_argument("--messages", type=int, default=20_000, help="for what is piped, and for bytes per message")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--seconds", type=float, default=0.6, help="how long client processes work each time")
+    parser.add_argument("--messages", type=int, default=40_000, help="for what is piped, and for bytes per message")
     parser.add_argument("--sessions", type=int, default=2_000)
     parser.add_argument("--payload-bytes", type=int, nargs="+", default=[64, 256, 1_024])
     parser.add_argument("--publishers", type=int, nargs="+", default=[1, 64, 512])

@@ -1,4 +1,4 @@
-"""Processor time and memory of processes while something is measured; what is measured is the benchmarks' business."""
+"""Processor time and memory of processes while something is measured, and servers that have no work left over."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from contextlib import suppress
 from typing import Any, Self
 
 import psutil
+import redis
 
 _LOOK_EVERY_S = 0.5
 _MEBIBYTE = 1024 * 1024
@@ -92,3 +93,12 @@ def peak_mib(process: subprocess.Popen[Any]) -> dict[str, int]:
         peaks = {kind: max(peaks[kind], size) for kind, size in sizes.items()}
         time.sleep(_LOOK_EVERY_S)
     return {kind: size // _MEBIBYTE for kind, size in peaks.items()}
+
+
+def empty_redis(client: redis.Redis) -> None:
+    """Remove everything, and wait for the server's other thread, which gives memory back behind the answer."""
+    client.flushall(asynchronous=False)
+    memory: Any = client.info("memory")
+    while memory["lazyfree_pending_objects"]:
+        time.sleep(0.01)
+        memory = client.info("memory")

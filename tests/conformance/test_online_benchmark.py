@@ -36,6 +36,7 @@ def test_a_small_run_measures_all_ways_and_writes_them_down(tmp_path: Path) -> N
         *("naive, 8 publishers", "naive, 64 publishers", "writer, 8 publishers, 1p", "writer, 8 publishers, 2p"),
         "limit x 1",
         *("batch, 100 x 1, 1p", "batch, 100 x 1, 2p", "batch, 10 x 10, 1p", "batch, 10 x 10, 2p"),
+        *("overlap, 100 x 1, 1p", "overlap, 100 x 1, 2p", "overlap, 10 x 10, 1p", "overlap, 10 x 10, 2p"),
         *("limit x 10", "limit x 100", "tbmq x 1", "tbmq x 10", "tbmq x 100", "postgres, 100 x 1", "postgres, 10 x 10"),
     ]
     assert {f"{way}, 64 B" for way in always} <= ways.keys()
