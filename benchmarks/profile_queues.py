@@ -8,9 +8,10 @@ quiet      nobody but a client that pings and saves messages, a few hundred time
 profile    the same client beside a profile without contents, with Spark already up
 throttled  the same at a fraction of that speed, as on a server that others need
 contents   the same beside a profile that judges contents, too
-yielding   as profile, with Spark at the lowest priority: the processors are the client's and Redis's whenever they want
-           them, as if Spark had its own, and what the client still notices is what Redis makes it wait
-gentle     as throttled, with Spark at the lowest priority
+yielding   as profile, with Spark on what processor time others leave, as under ``chrt --idle 0``: the client and Redis
+           have the processors whenever they want them, as if Spark had its own, and what the client still notices is
+           what Redis makes it wait
+gentle     as throttled, with Spark on what processor time others leave
 
 With ``--memory`` the job is started as an operator would, for a tenth of the queues and for all of them.
 """
@@ -230,11 +231,43 @@ def profile(stand: Stand, *, contents: bool = False, throttle_references_per_s: 
     return report.messages
 
 
+def throttled(stand: Stand) -> int:
+    """Profile all queues at a fraction of the speed."""
+    return profile(stand, throttle_references_per_s=stand.throttle_references_per_s)
+
+
+def yielding(work: Callable[[Stand], int]) -> Callable[[Stand], int]:
+    """Return work during which Spark takes what processor time others leave."""
+
+    def yields(stand: Stand) -> int:
+        java: Any = stand.spark.sparkContext._jvm
+        virtual_machine = psutil.Process(java.java.lang.ProcessHandle.current().pid())
+        schedule(virtual_machine, os.SCHED_IDLE)
+        try:
+            return work(stand)
+        finally:
+            schedule(virtual_machine, os.SCHED_OTHER)
+
+    return yields
+
+
+def schedule(process: psutil.Process, policy: int) -> None:
+    """Have the kernel treat a process, with all that it has started and will start, by a policy."""
+    for each in (process, *process.children(recursive=True)):
+        # Each thread has one of its own.
+        for thread in each.threads():
+            # It may have ended meanwhile.
+            with suppress(ProcessLookupError):
+                os.sched_setscheduler(thread.id, policy, os.sched_param(0))
+
+
 WAYS: dict[str, Callable[[Stand], int]] = {
     QUIET: quiet,
     PROFILE: profile,
-    THROTTLED: lambda stand: profile(stand, throttle_references_per_s=stand.throttle_references_per_s),
+    THROTTLED: throttled,
     CONTENTS: lambda stand: profile(stand, contents=True),
+    YIELDING: yielding(profile),
+    GENTLE: yielding(throttled),
 }
 
 
@@ -262,16 +295,6 @@ def take_turns(stand: Stand, *, rounds: int, say: Callable[[str], None]) -> dict
         for way, work in WAYS.items():
             samples[way].append(measured(stand, work))
     return samples
-
-
-def yield_processors(process: psutil.Process) -> None:
-    """Give a process, with all that it has started and will start, the lowest priority; there is no way back."""
-    for each in (process, *process.children(recursive=True)):
-        # Each thread has a priority of its own.
-        for thread in each.threads():
-            # It may have ended meanwhile.
-            with suppress(ProcessLookupError):
-                os.setpriority(os.PRIO_PROCESS, thread.id, 19)
 
 
 def memory(stand: Stand, *, queues: int, folder: Path) -> Memory:
@@ -384,11 +407,6 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
             fill(server.url, first=tenth, queues=arguments.queues - tenth, **size)
             profile(stand)
             rounds = take_turns(stand, rounds=arguments.rounds, say=console.print)
-            console.print("at the lowest priority")
-            (virtual_machine,) = (each for each in psutil.Process().children() if each.name() == "java")
-            yield_processors(virtual_machine)
-            for way, again in ((YIELDING, PROFILE), (GENTLE, THROTTLED)):
-                rounds[way] = [measured(stand, WAYS[again]) for _ in range(arguments.rounds)]
             if arguments.memory:
                 found.append(memory(stand, queues=arguments.queues, folder=folder))
             with connect(stand.postgres_url) as connection, server.client() as client:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import importlib
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace as Namespace
 from typing import Any
 
 import psutil
@@ -51,7 +50,7 @@ def test_all_ways_take_turns_beside_a_client_that_is_timed(
 
     assert said == ["round 1"]
     assert {way: sample.references >= 600 for way, (sample,) in rounds.items()} == {
-        "quiet": False, "profile": True, "throttled": True, "contents": True,
+        "quiet": False, "profile": True, "throttled": True, "contents": True, "yielding": True, "gentle": True,
     }  # fmt: skip
     for (sample,) in rounds.values():
         assert [latency.operation for latency in sample.latencies] == ["ping", "save"]
@@ -63,17 +62,28 @@ def test_all_ways_take_turns_beside_a_client_that_is_timed(
     assert summary["quiet"]["latencies"]["save"]["p99_times_quiet"] == 1
 
 
-def test_every_thread_of_a_process_and_of_its_children_yields(benchmark: Any) -> None:
-    code = "import subprocess, sys; subprocess.run([sys.executable, '-c', 'print(1, flush=True); input()'])"
-    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
-        assert process.stdout is not None
-        process.stdout.readline()
-        started = psutil.Process(process.pid)
-        benchmark.yield_processors(started)
-        family = [started, *started.children(recursive=True)]
-        assert len(family) == 2
-        assert {os.getpriority(os.PRIO_PROCESS, thread.id) for each in family for thread in each.threads()} == {19}
-        process.communicate(b"\n")
+def policies(process: psutil.Process) -> set[int]:
+    """Return the policies of all threads of a process and of its children."""
+    family = (process, *process.children(recursive=True))
+    assert len(family) > 1
+    return {os.sched_getscheduler(thread.id) for each in family for thread in each.threads()}
+
+
+def test_spark_yields_while_it_works_with_all_its_threads_and_children_and_not_after(
+    benchmark: Any, spark: SparkSession
+) -> None:
+    def work(_: Any) -> int:
+        seen.append(policies(machine))
+        return int(spark.range(100).count())
+
+    java: Any = spark.sparkContext._jvm
+    machine = psutil.Process(java.java.lang.ProcessHandle.current().pid())
+    # A Python worker, too.
+    assert spark.sparkContext.parallelize([1]).map(lambda number: number + 1).collect() == [2]
+    seen: list[set[int]] = []
+    assert benchmark.yielding(work)(Namespace(spark=spark)) == 100
+    assert seen == [{os.SCHED_IDLE}]
+    assert policies(machine) == {os.SCHED_OTHER}
 
 
 @pytest.mark.parametrize(

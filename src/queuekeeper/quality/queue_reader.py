@@ -30,9 +30,9 @@ _REFERENCES_PER_PAGE = 500
 # So many references are judged at once.
 _REFERENCES_PER_STEP = 10_000
 _QUEUES_PER_STEP = 512
-# A server answers all that has arrived before it turns to others: less than a millisecond of its time per exchange.
-_REFERENCES_PER_EXCHANGE = 200
-_CONTENTS_PER_EXCHANGE = 50
+# A server answers all that has arrived before it turns to others: a third of a millisecond of its time per exchange.
+_REFERENCES_PER_EXCHANGE = 50
+_CONTENTS_PER_EXCHANGE = 15
 # Of the server's time, relative to one another: a throttled profile spreads all three evenly.
 _REFERENCE_COST, _MESSAGE_COST, _CONTENT_COST = 1.0, 2.6, 8.0
 # The server decodes at most this much JSON in one call.
