@@ -253,12 +253,23 @@ def yielding(work: Callable[[Stand], int]) -> Callable[[Stand], int]:
 
 def schedule(process: psutil.Process, policy: int) -> None:
     """Have the kernel treat a process, with all that it has started and will start, by a policy."""
-    for each in (process, *process.children(recursive=True)):
-        # Each thread has one of its own.
-        for thread in each.threads():
-            # It may have ended meanwhile.
+    # A thread that was started meanwhile has its starter's, which may not have been changed by then.
+    while others := [thread for thread, its_policy in policies(process).items() if its_policy != policy]:
+        for thread in others:
             with suppress(ProcessLookupError):
-                os.sched_setscheduler(thread.id, policy, os.sched_param(0))
+                os.sched_setscheduler(thread, policy, os.sched_param(0))
+
+
+def policies(process: psutil.Process) -> dict[int, int]:
+    """Return by which policy each thread of a process and of all that it has started is treated."""
+    found: dict[int, int] = {}
+    for each in (process, *process.children(recursive=True)):
+        # Processes and threads may end meanwhile.
+        with suppress(psutil.NoSuchProcess):
+            for thread in each.threads():
+                with suppress(ProcessLookupError):
+                    found[thread.id] = os.sched_getscheduler(thread.id)
+    return found
 
 
 WAYS: dict[str, Callable[[Stand], int]] = {

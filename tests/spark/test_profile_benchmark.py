@@ -62,28 +62,22 @@ def test_all_ways_take_turns_beside_a_client_that_is_timed(
     assert summary["quiet"]["latencies"]["save"]["p99_times_quiet"] == 1
 
 
-def policies(process: psutil.Process) -> set[int]:
-    """Return the policies of all threads of a process and of its children."""
-    family = (process, *process.children(recursive=True))
-    assert len(family) > 1
-    return {os.sched_getscheduler(thread.id) for each in family for thread in each.threads()}
-
-
 def test_spark_yields_while_it_works_with_all_its_threads_and_children_and_not_after(
     benchmark: Any, spark: SparkSession
 ) -> None:
     def work(_: Any) -> int:
-        seen.append(policies(machine))
+        seen.append(set(benchmark.policies(machine).values()))
         return int(spark.range(100).count())
 
     java: Any = spark.sparkContext._jvm
     machine = psutil.Process(java.java.lang.ProcessHandle.current().pid())
     # A Python worker, too.
     assert spark.sparkContext.parallelize([1]).map(lambda number: number + 1).collect() == [2]
+    assert len(machine.children(recursive=True)) > 0
     seen: list[set[int]] = []
     assert benchmark.yielding(work)(Namespace(spark=spark)) == 100
     assert seen == [{os.SCHED_IDLE}]
-    assert policies(machine) == {os.SCHED_OTHER}
+    assert set(benchmark.policies(machine).values()) == {os.SCHED_OTHER}
 
 
 @pytest.mark.parametrize(
