@@ -35,8 +35,8 @@ import tempfile
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -172,6 +172,9 @@ class Store(Protocol):
 Meet = Callable[[], None]
 """Waits for the benchmark: when everything is prepared, and again when the work is done and nothing closed yet."""
 
+Publish = Callable[[Iterator[int]], Awaitable[None]]
+"""Saves to the next sessions, of which it is given the numbers."""
+
 
 def name(number: int) -> str:
     """Return the client id of a session."""
@@ -271,30 +274,59 @@ def shares(work: Work) -> list[range]:
 
 def work_with_writer(work: Work, meet: Meet) -> Part:
     """Save with tasks that share a writer, each waiting for its message."""
-    return asyncio.run(_work_with_writer(work, meet))
+    return asyncio.run(_work_with_tasks(work, meet, through_a_writer))
 
 
-async def _work_with_writer(work: Work, meet: Meet) -> Part:
+def work_with_overlap(work: Work, meet: Meet) -> Part:
+    """Save batches with the asyncio store, so many at once as there are publishers."""
+    done = asyncio.run(_work_with_tasks(work, meet, as_batches))
+    return done._replace(messages=BATCH * done.messages)
+
+
+@asynccontextmanager
+async def through_a_writer(store: AsyncRedisSessionStore, work: Work) -> AsyncIterator[Publish]:
+    """Save a message."""
     payload = bytes(work.payload_bytes)
+    async with SessionWriter(store) as writer:
+
+        async def publish(numbers: Iterator[int]) -> None:
+            await writer.save(name(next(numbers)), message(payload))
+
+        yield publish
+
+
+@asynccontextmanager
+async def as_batches(store: AsyncRedisSessionStore, work: Work) -> AsyncIterator[Publish]:
+    """Save a batch."""
+    payload = bytes(work.payload_bytes)
+
+    async def publish(numbers: Iterator[int]) -> None:
+        raise_failures(await store.save_messages(batch(payload, numbers, work.per_client)))
+
+    yield publish
+
+
+async def _work_with_tasks(
+    work: Work, meet: Meet, publishing: Callable[[AsyncRedisSessionStore, Work], AbstractAsyncContextManager[Publish]]
+) -> Part:
     calls_ms = array("d")
     async with await redis_async.connect(work.url) as caller:
         store = AsyncRedisSessionStore(caller)
         for part in slices(work.sessions):
-            raise_failures(await store.save_messages([save(number, message(payload)) for number in part]))
-        async with SessionWriter(store) as writer:
+            first = [save(number, message(bytes(work.payload_bytes))) for number in part]
+            raise_failures(await store.save_messages(first))
+        async with publishing(store, work) as publish:
 
-            async def publish(own: range) -> None:
-                for number in cycle(own):
-                    called = time.perf_counter()
-                    if called > deadline:
-                        return
-                    await writer.save(name(number), message(payload))
+            async def keep_publishing(own: range) -> None:
+                numbers = cycle(own)
+                while (called := time.perf_counter()) <= deadline:
+                    await publish(numbers)
                     calls_ms.append((time.perf_counter() - called) * 1e3)
 
             meet()
             started, used_s = time.perf_counter(), time.process_time()
             deadline = started + work.seconds
-            await asyncio.gather(*map(publish, shares(work)))
+            await asyncio.gather(*map(keep_publishing, shares(work)))
             done = Part(len(calls_ms), time.perf_counter() - started, time.process_time() - used_s, calls_ms)
             meet()
             return done
@@ -304,34 +336,6 @@ def work_in_batches(work: Work, meet: Meet) -> Part:
     """Save with the blocking store."""
     with closing(redis_client.connect(work.url)) as client:
         return _work_in_batches(RedisSessionStore(client), work, meet)
-
-
-def work_with_overlap(work: Work, meet: Meet) -> Part:
-    """Save batches with the asyncio store, so many at once as there are publishers."""
-    return asyncio.run(_work_with_overlap(work, meet))
-
-
-async def _work_with_overlap(work: Work, meet: Meet) -> Part:
-    payload = bytes(work.payload_bytes)
-    calls_ms = array("d")
-    async with await redis_async.connect(work.url) as caller:
-        store = AsyncRedisSessionStore(caller)
-        for part in slices(work.sessions):
-            raise_failures(await store.save_messages([save(number, message(payload)) for number in part]))
-
-        async def publish(own: range) -> None:
-            numbers = cycle(own)
-            while (called := time.perf_counter()) < deadline:
-                raise_failures(await store.save_messages(batch(payload, numbers, work.per_client)))
-                calls_ms.append((time.perf_counter() - called) * 1e3)
-
-        meet()
-        started, used_s = time.perf_counter(), time.process_time()
-        deadline = started + work.seconds
-        await asyncio.gather(*map(publish, shares(work)))
-        done = Part(BATCH * len(calls_ms), time.perf_counter() - started, time.process_time() - used_s, calls_ms)
-        meet()
-        return done
 
 
 def work_in_postgres(work: Work, meet: Meet) -> Part:
