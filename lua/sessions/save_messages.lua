@@ -17,8 +17,8 @@ ARGV
                             of this call within it, from 0; what to answer to a repeated call, in digits, commas and
                             hyphens; who numbers the batches, in any bytes. With no source the three before it are
                             empty too
-    [6]  now_ms             by the caller's clock, which decides nothing: where a life ends within an hour of it, or
-                            before, the server's is asked
+    [6]  now_ms             by the caller's clock: only where a life ends within an hour of it, or before, the
+                            server's is asked and decides
     [7+] message            a pair per message: expires_at_ms, JSON
 Returns
     "saved:first_serial:references:expired"  one text, as a list costs a tenth of the call: stored under serials that
@@ -83,7 +83,7 @@ if batch ~= '' then
     end
 end
 
--- To ask for the time costs a twelfth of a call of one message. Whose clock is hours behind leaves a reference to a
+-- To ask for the time costs a twentieth of a call of one message. Whose clock is hours behind leaves a reference to a
 -- message that has expired, as any message does that expires later.
 local doubtful_until_ms = callers_now_ms + HOUR_MS
 local now

@@ -255,7 +255,7 @@ class RedisSessionOperations:
     :param recent_sessions: sessions whose last packet id is kept in mind, so that a save needs no read before.
     :param epoch_of: under which epoch the caller knows a session; one that has another refuses writes (``StaleEpoch``).
         Those of PostgreSQL's, or on their way there, refuse everybody's (``NotOwner``). All can be read.
-    :param clock: spares the server a look at its own for a message that lives hours yet; it decides nothing.
+    :param clock: this machine's. Only where a life ends within an hour of it is the server asked for its own.
     :raises UsageError: for a prefix with a brace, or a number that is out of range.
     """
 
