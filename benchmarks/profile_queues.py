@@ -6,12 +6,12 @@ Everything happens on private servers and in one run, the ways taking turns, so 
 
 quiet      nobody but a client that pings and saves messages, a few hundred times a second
 profile    the same client beside a profile without contents, with Spark already up
-throttled  the same at a fraction of that speed, as on a server that others need
+throttled  the same at a given speed, as on a server that others need
 contents   the same beside a profile that judges contents, too
-yielding   as profile, with Spark on what processor time others leave, as under ``chrt --idle 0``: the client and Redis
-           have the processors whenever they want them, as if Spark had its own, and what the client still notices is
-           what Redis makes it wait
-gentle     as throttled, with Spark on what processor time others leave
+
+Each way is measured twice: with all on the same processors, as they come; and, ``apart``, with Redis and the client at
+real-time priority. They have a processor whenever they want one then, as if Spark were on another machine, and what the
+client still notices is what Redis makes it wait. Who may not ask the kernel for that is told so and measures the rest.
 
 With ``--memory`` the job is started as an operator would, for a tenth of the queues and for all of them.
 """
@@ -28,14 +28,13 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
-import psutil
 from backfill import private_servers
 from machine import facts
 from pyspark.sql import SparkSession
@@ -60,7 +59,7 @@ from queuekeeper.sessions.wire import message_json
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "benchmarks" / "results"
 QUIET, PROFILE, THROTTLED, CONTENTS = "quiet", "profile", "throttled", "contents"
-YIELDING, GENTLE = "yielding", "gentle"
+APART = " apart"
 _PAUSE_S = 0.003
 _LIFE_MS = 86_400_000
 _MESSAGES_PER_PIPELINE = 20_000
@@ -152,8 +151,10 @@ def fill(url: str, *, first: int, queues: int, references: int, payload_bytes: i
 # --- the client that is not to be disturbed --------------------------------------------------------------------
 
 
-def disturb(url: str, pipe: Pipe) -> None:
+def disturb(url: str, pipe: Pipe, apart: bool) -> None:
     """Ping and save until told to stop; run in a process of its own."""
+    if apart:
+        come_first(os.getpid())
     waits_ms: dict[str, list[float]] = {"ping": [], "save": []}
     with redis_client.connect(url) as client:
         store = RedisSessionStore(client)
@@ -173,11 +174,11 @@ def disturb(url: str, pipe: Pipe) -> None:
 
 
 @contextmanager
-def bystander(url: str) -> Iterator[Callable[[], tuple[Latency, ...]]]:
+def bystander(url: str, *, apart: bool) -> Iterator[Callable[[], tuple[Latency, ...]]]:
     """Run the client beside the block; what is yielded ends it and returns what it waited."""
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=disturb, args=(url, theirs), daemon=True)
+    process = context.Process(target=disturb, args=(url, theirs, apart), daemon=True)
     process.start()
     # Ours alone is left, so that a process that fails is heard of.
     theirs.close()
@@ -236,40 +237,28 @@ def throttled(stand: Stand) -> int:
     return profile(stand, throttle_references_per_s=stand.throttle_references_per_s)
 
 
-def yielding(work: Callable[[Stand], int]) -> Callable[[Stand], int]:
-    """Return work during which Spark takes what processor time others leave."""
-
-    def yields(stand: Stand) -> int:
-        java: Any = stand.spark.sparkContext._jvm
-        virtual_machine = psutil.Process(java.java.lang.ProcessHandle.current().pid())
-        schedule(virtual_machine, os.SCHED_IDLE)
-        try:
-            return work(stand)
-        finally:
-            schedule(virtual_machine, os.SCHED_OTHER)
-
-    return yields
+@contextmanager
+def before_others(pid: int) -> Iterator[None]:
+    """Have the kernel give a process, not what it starts, a processor whenever its first thread wants one."""
+    come_first(pid)
+    try:
+        yield
+    finally:
+        os.sched_setscheduler(pid, os.SCHED_OTHER, os.sched_param(0))
 
 
-def schedule(process: psutil.Process, policy: int) -> None:
-    """Have the kernel treat a process, with all that it has started and will start, by a policy."""
-    # A thread that was started meanwhile has its starter's, which may not have been changed by then.
-    while others := [thread for thread, its_policy in policies(process).items() if its_policy != policy]:
-        for thread in others:
-            with suppress(ProcessLookupError):
-                os.sched_setscheduler(thread, policy, os.sched_param(0))
+def come_first(pid: int) -> None:
+    """Give a process real-time priority."""
+    os.sched_setscheduler(pid, os.SCHED_RR | os.SCHED_RESET_ON_FORK, os.sched_param(1))
 
 
-def policies(process: psutil.Process) -> dict[int, int]:
-    """Return by which policy each thread of a process and of all that it has started is treated."""
-    found: dict[int, int] = {}
-    for each in (process, *process.children(recursive=True)):
-        # Processes and threads may end meanwhile.
-        with suppress(psutil.NoSuchProcess):
-            for thread in each.threads():
-                with suppress(ProcessLookupError):
-                    found[thread.id] = os.sched_getscheduler(thread.id)
-    return found
+def may_come_first() -> bool:
+    """Return whether the system has real-time priorities and lets us give them."""
+    try:
+        with before_others(os.getpid()):
+            return True
+    except (AttributeError, PermissionError):
+        return False
 
 
 WAYS: dict[str, Callable[[Stand], int]] = {
@@ -277,18 +266,17 @@ WAYS: dict[str, Callable[[Stand], int]] = {
     PROFILE: profile,
     THROTTLED: throttled,
     CONTENTS: lambda stand: profile(stand, contents=True),
-    YIELDING: yielding(profile),
-    GENTLE: yielding(throttled),
 }
 
 
-def measured(stand: Stand, way: Callable[[Stand], int]) -> Sample:
+def measured(stand: Stand, way: Callable[[Stand], int], *, apart: bool) -> Sample:
     """Run one way beside the client."""
     postgres_pid, redis_pid = stand.postgres.pid, stand.redis.pid
     assert postgres_pid is not None
     assert redis_pid is not None
     with (
-        bystander(stand.redis.url) as end,
+        bystander(stand.redis.url, apart=apart) as end,
+        before_others(redis_pid) if apart else nullcontext(),
         Watch({"client": os.getpid(), "postgres": postgres_pid, "redis": redis_pid}) as watch,
     ):
         started = time.perf_counter()
@@ -300,11 +288,17 @@ def measured(stand: Stand, way: Callable[[Stand], int]) -> Sample:
 
 def take_turns(stand: Stand, *, rounds: int, say: Callable[[str], None]) -> dict[str, list[Sample]]:
     """Return the samples of each way, one per round."""
-    samples: dict[str, list[Sample]] = {way: [] for way in WAYS}
+    endings = {"": False}
+    if may_come_first():
+        endings[APART] = True
+    else:
+        say("not measured: ways apart; the system gives nobody, or not this user, real-time priority (CAP_SYS_NICE)")
+    samples: dict[str, list[Sample]] = {}
     for number in range(rounds):
         say(f"round {number + 1}")
-        for way, work in WAYS.items():
-            samples[way].append(measured(stand, work))
+        for ending, apart in endings.items():
+            for way, work in WAYS.items():
+                samples.setdefault(way + ending, []).append(measured(stand, work, apart=apart))
     return samples
 
 
@@ -334,9 +328,10 @@ def memory(stand: Stand, *, queues: int, folder: Path) -> Memory:
 
 
 def summary(rounds: dict[str, list[Sample]]) -> dict[str, Any]:
-    """Return medians over the rounds; what a client notices is formed within a round, against its quiet."""
+    """Return medians over the rounds; what a client notices is formed within a round, against a quiet of its kind."""
     ways: dict[str, Any] = {}
     for way, samples in rounds.items():
+        alone_samples = rounds[QUIET + APART if way.endswith(APART) else QUIET]
         latencies = {
             operation: {
                 name: round(statistics.median(getattr(sample.latencies[place], name) for sample in samples), 3)
@@ -346,7 +341,7 @@ def summary(rounds: dict[str, list[Sample]]) -> dict[str, Any]:
                 "p99_times_quiet": round(
                     statistics.median(
                         sample.latencies[place].p99_ms / alone.latencies[place].p99_ms
-                        for sample, alone in zip(samples, rounds[QUIET], strict=True)
+                        for sample, alone in zip(samples, alone_samples, strict=True)
                     ),
                     2,
                 )
@@ -354,7 +349,7 @@ def summary(rounds: dict[str, list[Sample]]) -> dict[str, Any]:
             for place, operation in enumerate(("ping", "save"))
         }
         ways[way] = {"latencies": latencies}
-        if way != QUIET:
+        if not way.startswith(QUIET):
             ways[way]["references_per_s"] = round(
                 statistics.median(sample.references / sample.seconds for sample in samples)
             )
@@ -441,7 +436,7 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--references", type=int, default=50, help="of each queue")
     parser.add_argument("--payload-bytes", type=int, default=256)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--throttle", type=int, default=25_000, help="references per second of the throttled way")
+    parser.add_argument("--throttle", type=int, default=50_000, help="references per second of the throttled way")
     parser.add_argument("--server", choices=("valkey", "redis"), default="valkey")
     parser.add_argument("--memory", action="store_true", help="also measure memory at a tenth of the queues and all")
     parser.add_argument("--json", type=Path, help="where to write the result; a name in benchmarks/results if absent")

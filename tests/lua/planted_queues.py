@@ -284,7 +284,9 @@ def save(client_id: str, *, count: int) -> SessionSave:
     )
 
 
-def scanned(client: RedisClient, parameters: ProfileParameters) -> tuple[list[Cohort], list[pa.RecordBatch]]:
+def scanned(
+    client: RedisClient, parameters: ProfileParameters, *, pace: Pace | None = None
+) -> tuple[list[Cohort], list[pa.RecordBatch]]:
     """Return the cohorts, and what SCAN sees of all masters, in the order in which a task gets it."""
     all_cohorts = cohorts(count=parameters.cohort_count, shards=shards(client))
     scanner = Scanner(
@@ -292,7 +294,8 @@ def scanned(client: RedisClient, parameters: ProfileParameters) -> tuple[list[Co
         prefix=parameters.key_prefix,
         slot_firsts=tuple(cohort.slot_first for cohort in all_cohorts),
         labels=(0,) * len(all_cohorts),
-        pace=Pace(lambda: None),
+        key_share=parameters.shares.key,
+        pace=pace or Pace(lambda: None),
     )
     batches = [batch for address, node in nodes(client) for batch in scanner.read(node, address)]
     return all_cohorts, pa.Table.from_batches(batches).sort_by("client_id").to_batches()
@@ -302,7 +305,7 @@ def profiled(
     client: RedisClient, parameters: ProfileParameters = PARAMETERS, *, pace: Pace | None = None
 ) -> dict[str, dict[str, Any]]:
     """Return what a profile says of each client, without Spark."""
-    all_cohorts, batches = scanned(client, parameters)
+    all_cohorts, batches = scanned(client, parameters, pace=pace)
     reader = QueueReader(
         client,
         parameters=parameters,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import importlib
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace as Namespace
 from typing import Any
 
-import psutil
 import pytest
 from pyspark.sql import SparkSession
 
 from queuekeeper.embedded import PostgresServer, RedisServer
 
 ROOT = Path(__file__).parents[2]
+_POLICY = "import os, sys; sys.exit(os.sched_getscheduler(0))"
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -49,9 +50,10 @@ def test_all_ways_take_turns_beside_a_client_that_is_timed(
     rounds = benchmark.take_turns(stand, rounds=1, say=said.append)
 
     assert said == ["round 1"]
-    assert {way: sample.references >= 600 for way, (sample,) in rounds.items()} == {
-        "quiet": False, "profile": True, "throttled": True, "contents": True, "yielding": True, "gentle": True,
-    }  # fmt: skip
+    apart = ("quiet apart", "profile apart", "throttled apart", "contents apart") if benchmark.may_come_first() else ()
+    assert [way for way, (sample,) in rounds.items() if sample.references >= 600] == [
+        way for way in ("quiet", "profile", "throttled", "contents", *apart) if not way.startswith("quiet")
+    ]
     for (sample,) in rounds.values():
         assert [latency.operation for latency in sample.latencies] == ["ping", "save"]
         assert all(latency.count > 0 and latency.p50_ms <= latency.longest_ms for latency in sample.latencies)
@@ -62,22 +64,32 @@ def test_all_ways_take_turns_beside_a_client_that_is_timed(
     assert summary["quiet"]["latencies"]["save"]["p99_times_quiet"] == 1
 
 
-def test_spark_yields_while_it_works_with_all_its_threads_and_children_and_not_after(
-    benchmark: Any, spark: SparkSession
-) -> None:
-    def work(_: Any) -> int:
-        seen.append(set(benchmark.policies(machine).values()))
-        return int(spark.range(100).count())
+def test_redis_comes_first_while_a_way_apart_is_measured_and_not_after(benchmark: Any) -> None:
+    if not benchmark.may_come_first():
+        pytest.skip("this system gives nobody, or not this user, real-time priority")
+    pid = os.getpid()
+    with benchmark.before_others(pid):
+        assert os.sched_getscheduler(pid) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR
+        assert subprocess.run([sys.executable, "-c", _POLICY], check=False).returncode == os.SCHED_OTHER
+    assert os.sched_getscheduler(pid) == os.SCHED_OTHER
 
-    java: Any = spark.sparkContext._jvm
-    machine = psutil.Process(java.java.lang.ProcessHandle.current().pid())
-    # A Python worker, too.
-    assert spark.sparkContext.parallelize([1]).map(lambda number: number + 1).collect() == [2]
-    assert len(machine.children(recursive=True)) > 0
-    seen: list[set[int]] = []
-    assert benchmark.yielding(work)(Namespace(spark=spark)) == 100
-    assert seen == [{os.SCHED_IDLE}]
-    assert set(benchmark.policies(machine).values()) == {os.SCHED_OTHER}
+
+def test_ways_apart_are_left_out_with_words_where_the_system_does_not_let_redis_come_first(
+    benchmark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError
+
+    def measured(_: object, way: object, *, apart: bool) -> str:
+        return f"{way} {apart}"
+
+    monkeypatch.setattr(os, "sched_setscheduler", refuse, raising=False)
+    monkeypatch.setattr(benchmark, "measured", measured)
+    said: list[str] = []
+    rounds = benchmark.take_turns(None, rounds=2, say=said.append)
+    assert list(rounds) == ["quiet", "profile", "throttled", "contents"]
+    assert all(sample.endswith("False") for samples in rounds.values() for sample in samples)
+    assert "CAP_SYS_NICE" in said[0]
 
 
 @pytest.mark.parametrize(

@@ -311,6 +311,7 @@ def _redis_queues(
             slot_firsts=slot_firsts,
             labels=labels,
             sample_percent=parameters.sample_percent,
+            key_share=parameters.shares.key,
             pace=scan_pace,
         )
         for batch in batches:

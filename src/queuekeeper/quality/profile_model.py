@@ -56,6 +56,25 @@ RECORD_ROOM_BYTES = 4_096
 LARGEST_PAYLOAD_BYTES = 268_435_455
 """MQTT 5 section 2.1.4: no packet is larger."""
 
+# Of the server's time, relative to one another.
+_KEY_COST, _REFERENCE_COST, _MESSAGE_COST, _CONTENT_COST = 0.6, 1.0, 2.6, 8.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shares:
+    """What part of a server's work on one reference each step is; a throttled profile spreads the work evenly.
+
+    :param key: SCAN shows the key of a payload.
+    :param reference: the script that reads references reads it.
+    :param message: the script that measures messages measures the one that it leads to.
+    :param content: the server judges what that holds; 0 where contents are not judged.
+    """
+
+    key: float
+    reference: float
+    message: float
+    content: float
+
 
 @dataclass(frozen=True, kw_only=True)
 class ProfileParameters:
@@ -72,7 +91,8 @@ class ProfileParameters:
     :param default_ttl_s: life of a message whose publisher set no expiry.
     :param max_payload_bytes: largest payload that is in order; see :attr:`max_record_bytes`.
     :param key_prefix: before every Redis key.
-    :param throttle_references_per_s: references read per second over all tasks; none means as fast as they come.
+    :param throttle_references_per_s: references per second over all tasks, from SCAN to their messages; none means as
+        fast as they come.
     :param keep_profiles: of profiles of the same target, mode, cohorts and sample, the newest so many keep the rows of
         queues.
     """
@@ -131,6 +151,18 @@ class ProfileParameters:
     def max_record_bytes(self) -> int:
         """Largest record of Redis that is in order: Base64 makes a third more of a payload, and the rest has room."""
         return -(-self.max_payload_bytes // 3) * 4 + RECORD_ROOM_BYTES
+
+    @property
+    def shares(self) -> Shares:
+        """How the throttle counts the steps of this profile."""
+        content_cost = _CONTENT_COST if self.contents else 0.0
+        whole = _KEY_COST + _REFERENCE_COST + _MESSAGE_COST + content_cost
+        return Shares(
+            key=_KEY_COST / whole,
+            reference=_REFERENCE_COST / whole,
+            message=_MESSAGE_COST / whole,
+            content=content_cost / whole,
+        )
 
     def profile_id(self, store: Store, *, now_ms: int) -> str:
         """Return the name of a profile that nobody has named: 16 hex digits over store, parameters and instant."""

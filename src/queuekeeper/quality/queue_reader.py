@@ -33,8 +33,6 @@ _QUEUES_PER_STEP = 512
 # A server answers all that has arrived before it turns to others: a third of a millisecond of its time per exchange.
 _REFERENCES_PER_EXCHANGE = 50
 _CONTENTS_PER_EXCHANGE = 15
-# Of the server's time, relative to one another: a throttled profile spreads all three evenly.
-_REFERENCE_COST, _MESSAGE_COST, _CONTENT_COST = 1.0, 2.6, 8.0
 # The server decodes at most this much JSON in one call.
 _CONTENT_BYTES_PER_CALL = 250_000
 # What looked like an orphan is looked at again: a broker that stores in two steps may have been between them.
@@ -123,7 +121,7 @@ class QueueReader:
 
     :param shards: address of the server of each cohort.
     :param hash_key: for the names of clients in reports.
-    :param pace: is told how many references were read.
+    :param pace: is told how many references were read, a part of each at every step.
     """
 
     def __init__(
@@ -140,7 +138,7 @@ class QueueReader:
         self._shards = shards
         self._hash_key = hash_key
         self._pace = pace
-        self._cost = _REFERENCE_COST + _MESSAGE_COST + (_CONTENT_COST if parameters.contents else 0.0)
+        self._shares = parameters.shares
         self._references = lua.load("quality/profile_references")
         self._messages = lua.load("quality/profile_messages")
         self._contents = lua.load("quality/profile_contents")
@@ -229,7 +227,7 @@ class QueueReader:
 
     def _read_page(self, window: _Window, step: list[tuple[int, int]], sizes: list[int]) -> _Page:
         calls = [lua.Call(self._references, window.keys[queue], (start, _REFERENCES_PER_PAGE)) for queue, start in step]
-        share = _REFERENCE_COST / self._cost
+        share = self._shares.reference
         replies = list(self._exchange(calls, sizes, most=_REFERENCES_PER_EXCHANGE, share=share))
         width = window.heads.shape[1]
         heads = np.array([reply[:width] for reply in replies], np.int64)
@@ -262,7 +260,7 @@ class QueueReader:
                 lua.Call(self._messages, [window.keys[owners[first]].messages, *keys[first:end]])
                 for first, end in pairwise(edges)
             ],
-            share=_MESSAGE_COST / self._cost,
+            share=self._shares.message,
         )
         expires_at_ms, size_bytes = flat[::2], flat[1::2]
         live = (expires_at_ms >= _NEVER_EXPIRES) & (size_bytes >= 0)
@@ -313,7 +311,7 @@ class QueueReader:
                 for first, end in pairwise(edges)
             ],
             most=_CONTENTS_PER_EXCHANGE,
-            share=_CONTENT_COST / self._cost,
+            share=self._shares.content,
         )
         faults, fingerprints = flat[::2], flat[1::2]
         for name, bit in _FAULT_BITS.items():

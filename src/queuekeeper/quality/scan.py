@@ -56,7 +56,8 @@ class Scanner:
     :param slot_firsts: first slot of each cohort, ascending.
     :param labels: task label of each cohort; -1 for one that is not wanted.
     :param sample_percent: see :func:`queuekeeper.quality.profile_model.in_sample`.
-    :param pace: is told how many keys were read.
+    :param key_share: what part of the work on a reference it is to be shown a key.
+    :param pace: is told how many references' work was done.
     """
 
     def __init__(
@@ -66,12 +67,14 @@ class Scanner:
         slot_firsts: tuple[int, ...],
         labels: tuple[int, ...],
         sample_percent: int,
+        key_share: float,
         pace: Pace,
     ) -> None:
         self._prefix = prefix
         self._slot_firsts = np.asarray(slot_firsts)
         self._labels = np.asarray(labels, np.int32)
         self._sample_percent = sample_percent
+        self._key_share = key_share
         self._pace = pace
 
     def read(self, node: redis.Redis, address: str) -> Iterator[pa.RecordBatch]:
@@ -87,7 +90,7 @@ class Scanner:
                 answer: Any = node.scan(cursor or 0, match=pattern, count=_KEYS_PER_PAGE)
             cursor, page = int(answer[0]), answer[1]
             keys += page
-            self._pace(len(page))
+            self._pace(len(page) * self._key_share)
             if len(keys) >= _KEYS_PER_WINDOW or cursor == 0:
                 yield self._window(keys)
                 keys = []
