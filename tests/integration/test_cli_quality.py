@@ -6,6 +6,8 @@ import json
 import os
 import re
 import shlex
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -64,6 +66,17 @@ def fails(*arguments: str, code: int, words: str) -> None:
     assert result.exit_code == code, result.output
     assert re.search(words, " ".join(result.stderr.split())), result.stderr
     assert "Traceback" not in result.stderr
+
+
+@contextmanager
+def redis_user(url: str, rules: str) -> Iterator[str]:
+    """Create a user with these rules for the block and yield the address with its name and password."""
+    with connect_redis(url) as client:
+        client.execute_command("ACL", "SETUSER", "somebody", "reset", "on", ">password", *rules.split())
+        try:
+            yield f"redis://somebody:password@{url.rpartition('@')[2]}"
+        finally:
+            client.execute_command("ACL", "DELUSER", "somebody")
 
 
 def test_a_failed_run_says_what_is_wrong_and_what_mends_it_and_ends_with_1(url: str, valkey_url: str) -> None:
@@ -202,17 +215,25 @@ def test_a_server_that_is_down_is_said_before_spark_starts(url: str) -> None:
     fails("run", "--postgres-url", url, "--redis-url", "redis://127.0.0.1:1", code=4, words="127.0.0.1:1 .*refuse")
 
 
+def test_what_one_store_refuses_is_said_before_spark_starts_and_before_the_other_is_read(
+    url: str, valkey_url: str
+) -> None:
+    # Spark would not start.
+    where = ("--postgres-url", url, "--spark-master", "nowhere")
+    fails(
+        "run", "--store", "both", "--compare", "--redis-url", valkey_url, *where,
+        code=4, words="device_publish_msg",
+    )  # fmt: skip
+    with redis_user(valkey_url, "~* +@all -scan") as limited:
+        fails("profile", "--redis-url", limited, *where, code=4, words=r"ACL SETUSER somebody \+scan")
+
+
 def test_the_access_rules_of_the_guide_are_enough_to_read_and_to_ask_the_server(valkey_url: str) -> None:
     guide = (assets.directory("expectations").parent / "docs" / "quality.md").read_text("utf-8")
     (rules,) = re.findall(r"^ACL SETUSER profiler on >password (.*)$", guide, re.MULTILINE)
-    with connect_redis(valkey_url) as client:
-        client.execute_command("ACL", "SETUSER", "profiler", "reset", "on", ">password", *rules.split())
-        try:
-            with connect_redis(f"redis://profiler:password@{valkey_url.rpartition('@')[2]}") as user:
-                check_profiled(user, parameters=ProfileParameters())
-                (server,) = read_servers(user)
-        finally:
-            client.execute_command("ACL", "DELUSER", "profiler")
+    with redis_user(valkey_url, rules) as limited, connect_redis(limited) as user:
+        check_profiled(user, parameters=ProfileParameters())
+        (server,) = read_servers(user)
     assert server["replicas"] == 0
 
 

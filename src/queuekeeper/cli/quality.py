@@ -137,13 +137,17 @@ class _Wishes:
     now_ms: int
 
     def make(self) -> list[ProfileReport]:
-        """Read the stores with Spark."""
+        """Read the stores with Spark, once nothing is known that keeps any of them from being read."""
+        from queuekeeper.quality.profile_preflight import check_profiled, check_profiled_source
+
+        source, target = context.postgres_address(self.postgres_url), ""
+        with context.postgres_connection(source) as connection:
+            if "postgres" in self.stores:
+                check_profiled_source(connection, contents=self.parameters.contents)
         if "redis" in self.stores:
-            source, target = context.reachable(self.postgres_url, self.redis_url)
-        else:
-            source, target = context.postgres_address(self.postgres_url), ""
-            with context.postgres_connection(source):
-                pass
+            target = context.redis_address(self.redis_url)
+            with context.redis_connection(target) as client:
+                check_profiled(client, parameters=self.parameters)
         parquet = None if self.parquet is None else str(self.parquet.absolute())
         with context.spark("queuekeeper quality profile", self.spark_master) as spark:
             from queuekeeper.quality.profile import profile_postgres, profile_redis
