@@ -1,4 +1,4 @@
-"""Chromium for tests of pages: starting it, opening a page while noting what it asks for, measuring contrasts."""
+"""Chromium for tests of pages: starting it, opening a page while noting what it asks for, pictures, contrasts."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from playwright.sync_api import Browser, Page, sync_playwright
+from playwright.sync_api import Browser, Error, Page, sync_playwright
 
 CHROMIUM = os.environ.get("QUEUEKEEPER_CHROMIUM") or shutil.which("chromium") or shutil.which("chromium-browser")
 
@@ -66,6 +66,22 @@ def opened(browser: Browser, path: Path, **options: Any) -> tuple[Page, list[str
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.goto(path.as_uri())
     return page, requests, complaints
+
+
+def pictured(page: Page, path: Path) -> bytes:
+    """Return a picture of the whole page, and keep it in a file.
+
+    Chromium on a busy machine now and then refuses a picture ("Unable to capture screenshot") and takes the same one
+    when asked again. Whatever else it says is a failure, and so is a third refusal.
+    """
+    for _ in range(2):
+        try:
+            return page.screenshot(path=path, full_page=True)
+        except Error as error:
+            if "Unable to capture screenshot" not in error.message:
+                raise
+            page.wait_for_timeout(1_000)
+    return page.screenshot(path=path, full_page=True)
 
 
 def seconds_at_work(browser: Browser, path: Path) -> float:

@@ -30,7 +30,7 @@ from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import PlanState
 from queuekeeper.sessions.sample import SampleParameters, fill
 from tests import planted
-from tests.browser import chromium
+from tests.browser import chromium, pictured
 from tests.integration import airflow_runs
 from tests.integration.airflow_pages import signed_in
 
@@ -416,7 +416,7 @@ def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
         for name, value in {**SMALL, "copy_groups": 1, "canary_percent": 20, "soak_minutes": 0}.items():
             frame.locator(f"[name={name}]").fill(str(value))
         frame.locator("[name=canary_steps_percent]").fill("50,100")
-        page.screenshot(path=tmp_path / "1-form.png", full_page=True)
+        pictured(page, tmp_path / "1-form.png")
         frame.get_by_role("button", name="Start the run").click()
         run = started_run(frame)
         asked(client, run)
@@ -426,7 +426,7 @@ def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
         frame.get_by_role("link", name="Migration", exact=True).click()
         frame.get_by_role("link", name=plan.plan_id).first.click()
         expect(frame.get_by_role("heading", name=f"Copy {plan.total('to_copy'):,} messages to Redis?")).to_be_visible()
-        page.screenshot(path=tmp_path / "2-plan.png", full_page=True)
+        pictured(page, tmp_path / "2-plan.png")
         frame.get_by_role("button", name="Approve").click()
         expect(frame.get_by_role("button", name="Approve")).to_have_count(0)
         # An answer that crosses Airflow's own note that the task waits is lost, and the task asks again.
@@ -435,12 +435,12 @@ def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
 
         # The page follows by itself: state, owners, and the second question once all clients were watched.
         expect(frame.locator("#online-redis")).not_to_have_text("0", timeout=300_000)
-        page.screenshot(path=tmp_path / "3-progress.png", full_page=True)
+        pictured(page, tmp_path / "3-progress.png")
         expect(frame.get_by_role("heading", name=re.compile("^End the mirror"))).to_be_visible(timeout=300_000)
         clients = int(frame.locator("#online-redis").inner_text().replace(",", ""))
         expect(frame.locator("#online-postgres")).to_have_text("0")
         assert clients >= 400
-        page.screenshot(path=tmp_path / "4-on-redis.png", full_page=True)
+        pictured(page, tmp_path / "4-on-redis.png")
 
         frame.get_by_role("link", name="a rollback").click()
         expect(frame.locator("[name=plan_id]")).to_have_value(plan.plan_id)
@@ -459,10 +459,10 @@ def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
         frame.get_by_role("link", name=plan.plan_id).first.click()
         expect(frame.locator("#online-postgres")).to_have_text(f"{clients:,}")
         expect(frame.locator("#online-redis")).to_have_text("0")
-        page.screenshot(path=tmp_path / "5-back.png", full_page=True)
+        pictured(page, tmp_path / "5-back.png")
         frame.get_by_role("link", name="Report", exact=True).first.click()
         expect(frame.locator("body")).to_contain_text("✓ Balanced")
-        page.screenshot(path=tmp_path / "6-report.png", full_page=True)
+        pictured(page, tmp_path / "6-report.png")
 
 
 def test_nothing_secret_of_all_these_runs_has_come_to_light(

@@ -26,7 +26,7 @@ from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.sample import SampleParameters, fill
 from tests import report_samples
-from tests.browser import CONTRASTS, chromium
+from tests.browser import CONTRASTS, chromium, pictured
 from tests.plugin_world import fill_migration, fill_quality
 
 pytestmark = [pytest.mark.ui, pytest.mark.timeout(900)]
@@ -208,7 +208,7 @@ def test_every_page_can_be_read_and_asks_no_other_host(
     page, requests, complaints = watched(contexts(color_scheme=scheme))
     for name, path in PAGES.items():
         page.goto(f"{site}{path}")
-        page.screenshot(path=world.pictures / f"{name}-{scheme}.png", full_page=True)
+        pictured(page, world.pictures / f"{name}-{scheme}.png")
         assert serious_faults(page) == [], (name, scheme)
         assert page.evaluate(CONTRASTS) == [], (name, scheme)
         assert page.evaluate("document.documentElement.scrollWidth") <= 1280, name

@@ -14,7 +14,7 @@ from playwright.sync_api import Browser
 from queuekeeper.quality.report import compose_report, write_report
 from queuekeeper.quality.report_model import PublishedReport
 from tests import quality_samples as samples
-from tests.browser import CONTRASTS, chromium, opened, seconds_at_work
+from tests.browser import CONTRASTS, chromium, opened, pictured, seconds_at_work
 
 pytestmark = pytest.mark.ui
 
@@ -43,7 +43,7 @@ def test_the_page_can_be_read(browser: Browser, report_file: Path, tmp_path: Pat
     page, requests, complaints = opened(
         browser, report_file, color_scheme=scheme, viewport={"width": width, "height": 900}
     )
-    page.screenshot(path=tmp_path / f"{scheme}-{width}.png", full_page=True)
+    pictured(page, tmp_path / f"{scheme}-{width}.png")
 
     assert [url for url in requests if not url.startswith("data:")] == [report_file.as_uri()]
     assert complaints == []

@@ -12,7 +12,7 @@ from playwright.sync_api import Browser
 
 from queuekeeper.migration.report import compose_report, write_report
 from tests import report_samples as samples
-from tests.browser import CONTRASTS, chromium, opened, seconds_at_work
+from tests.browser import CONTRASTS, chromium, opened, pictured, seconds_at_work
 
 pytestmark = pytest.mark.ui
 
@@ -35,7 +35,7 @@ def test_the_page_can_be_read(browser: Browser, report_file: Path, tmp_path: Pat
     page, requests, complaints = opened(
         browser, report_file, color_scheme=scheme, viewport={"width": width, "height": 900}
     )
-    picture = page.screenshot(path=tmp_path / f"{scheme}-{width}.png", full_page=True)
+    picture = pictured(page, tmp_path / f"{scheme}-{width}.png")
 
     assert [url for url in requests if not url.startswith("data:")] == [report_file.as_uri()]
     assert complaints == []
