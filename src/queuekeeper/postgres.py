@@ -40,6 +40,10 @@ _MIGRATION_LOCK = int.from_bytes(hashlib.sha256(b"queuekeeper.schema_migrations"
 _MIGRATION_NAME = re.compile(r"(\d{4})_[a-z0-9]+(?:_[a-z0-9]+)*\.sql")
 _STATEMENT_NAME = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_]+)*")
 
+_DETAILED_CLASSES = frozenset({"0A", "25", "2B", "40", "42", "53", "54", "55", "57", "58"})
+"""Classes of SQLSTATE whose DETAIL tells objects, privileges, processes or limits. That of others may hold rows: a
+key of a unique violation, the failing row of a check, the place in a JSON text, whatever somebody's function raises."""
+
 # What libpq says, and what helps. The words of a failed connection carry no SQLSTATE, so the text has to do.
 _REMEDIES = (
     ("password authentication failed", "check user and password of the connection URL"),
@@ -208,6 +212,24 @@ def is_local(connection: psycopg.BaseConnection[Any]) -> bool:
     return not connection.info.host or connection.info.host.startswith("/") or connection.info.hostaddr in LOOPBACK
 
 
+def server_words(error: Exception) -> str:
+    """Return what the server says about an error: the message, its hint, and its detail where that shows no data.
+
+    Nothing else of an error may reach a person: psycopg's own text holds the detail whatever it shows. What is no error
+    of PostgreSQL's speaks for itself.
+    """
+    if not isinstance(error, psycopg.Error):
+        return str(error)
+    diagnosis = error.diag
+    # What libpq and psycopg say themselves has no parts.
+    text = diagnosis.message_primary or " ".join(str(error).split())
+    if diagnosis.message_detail and (error.sqlstate or "")[:2] in _DETAILED_CLASSES:
+        text += f" ({' '.join(diagnosis.message_detail.split()).rstrip('.')})"
+    if diagnosis.message_hint:
+        text += f": {' '.join(diagnosis.message_hint.split()).rstrip('.')}"
+    return text
+
+
 @contextmanager
 def translated_errors(
     connection: psycopg.BaseConnection[Any], *, missing: str = "make a plan first, with this release of Queuekeeper"
@@ -222,22 +244,24 @@ def translated_errors(
     try:
         yield
     except psycopg.errors.InsufficientPrivilege as error:
-        raise RefusedError(f"{where} refuses: {error.diag.message_primary}; grant the privilege") from error
+        remedy = "" if error.diag.message_hint else "; grant the privilege"
+        raise RefusedError(f"{where} refuses: {server_words(error)}{remedy}") from error
     except (psycopg.errors.UndefinedTable, psycopg.errors.InvalidSchemaName, psycopg.errors.UndefinedColumn) as error:
-        raise RefusedError(f"{where} lacks a part of the schema: {error.diag.message_primary}; {missing}") from error
+        raise RefusedError(f"{where} lacks a part of the schema: {server_words(error)}; {missing}") from error
     except psycopg.errors.ReadOnlySqlTransaction as error:
         raise RefusedError(
-            f"{where} takes no writes: {error.diag.message_primary}; name the primary server, not a standby"
+            f"{where} takes no writes: {server_words(error)}; name the primary server, not a standby"
         ) from error
     except psycopg.errors.DiskFull as error:
         raise RefusedError(
-            f"{where} has no room left: {error.diag.message_primary}; free disk space, then try again"
+            f"{where} has no room left: {server_words(error)}; free disk space, then try again"
         ) from error
     except psycopg.OperationalError as error:
         if not connection.closed:
             raise
-        text = " ".join(str(error).split())
-        raise ServerUnavailable(f"{where} broke the connection: {text}; try again when it is up") from error
+        raise ServerUnavailable(
+            f"{where} broke the connection: {server_words(error)}; try again when it is up"
+        ) from error
 
 
 @cache
@@ -303,7 +327,7 @@ def migrate(connection: Connection, *, directory: Path | None = None) -> Migrati
             raise RefusedError(
                 f"user {connection.info.user} may not create schema queuekeeper in database {connection.info.dbname}: "
                 f"GRANT CREATE ON DATABASE {connection.info.dbname} TO {connection.info.user}, or name another user "
-                f"({error.__cause__.diag.message_primary})"
+                f"({server_words(error.__cause__)})"
             ) from error.__cause__
         raise
     return MigrationsReport(applied=tuple(migration.name for migration in pending), version=len(known))

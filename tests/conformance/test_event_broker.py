@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from typing import Any
 
 import pytest
 
@@ -96,8 +97,9 @@ def test_several_statements_of_one_call_are_one_transaction(broker_url: str, kin
             ids = await world.broker.publish(events)
             assert len(set(ids)) == 2_500
             assert list(ids) == sorted(ids)
-            with pytest.raises(UsageError, match="unsupported Unicode"):
-                await world.broker.publish([*events, NewEvent(topic="orders", payload="\0")])
+            world.sql.execute("ALTER TABLE pgmb.events ADD CONSTRAINT known CHECK (topic = 'orders')")
+            with pytest.raises(RefusedError, match='violates check constraint "known"'):
+                await world.broker.publish([*events, event(1, topic="unknown")])
             assert world.rows("SELECT count(*) FROM pgmb.events") == [(2_500,)]
             with pytest.raises(UsageError, match=r"10,001 events are too many for one call.*publish_many"):
                 await world.broker.publish([event(1)] * 10_001)
@@ -193,6 +195,44 @@ def test_condition_that_is_no_plain_expression_is_refused_in_words(
             with pytest.raises(UsageError, match=words):
                 await world.broker.subscribe("group", Interest(condition=condition))
             assert await world.broker.subscriptions() == ()
+
+    asyncio.run(run())
+
+
+EVENT = NewEvent(topic="a", payload=1)
+
+
+@pytest.mark.parametrize(
+    ("operation", "arguments", "words"),
+    [
+        ("publish", ("order",), "events is 'order': it must be a list of events"),
+        ("publish", (None,), "events is nothing: it must be a list of events"),
+        ("publish", (EVENT,), "events is one event, of topic 'a': put it into a list"),
+        ("publish", ([EVENT, {"topic": "a"}],), "events holds a dict at place 2: each must be a NewEvent"),
+        ("publish", ([EVENT] * 1_001 + [1],), "events holds a int at place 1002: each must be a NewEvent"),
+        ("publish", ([NewEvent(topic="a", payload={"b": "\0"})],), "payload holds a zero character"),
+        ("send", ("su1", EVENT), "events is one event, of topic 'a': put it into a list"),
+        ("publish_many", ("order",), "events is 'order': it must be a list of events"),
+        ("publish_many", ([EVENT, "order"],), "events holds a str at place 2: each must be a NewEvent"),
+        ("publish_many", ([EVENT, NewEvent(topic="a", payload="\0")],), "payload holds a zero character"),
+        ("subscribe", ("group", "a"), "interest is a str: it must be an Interest, such as Interest.topics"),
+        ("unsubscribe", ("su1",), "subscription_ids is 'su1': it must be a list of ids"),
+        ("mark_active", ("su1",), "subscription_ids is 'su1': it must be a list of ids"),
+        ("find", ("pm1",), "event_ids is 'pm1': it must be a list of ids"),
+        ("replay_dead_letters", (1,), "dead_letter_ids is a int: it must be a list of ids"),
+    ],
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_no_event_is_refused_before_anything_is_stored(
+    broker_url: str, kind: Kind, operation: str, arguments: tuple[Any, ...], words: str
+) -> None:
+    async def run() -> None:
+        async with World(kind, broker_url) as world:
+            with pytest.raises(UsageError, match=words):
+                await getattr(world.broker, operation)(*arguments)
+            with pytest.raises(UsageError, match="due_at is 'tomorrow': it must be a datetime"):
+                await world.broker.schedule(EVENT, due_at="tomorrow")
+            assert world.rows("SELECT count(*) FROM pgmb.events") == [(0,)]
 
     asyncio.run(run())
 

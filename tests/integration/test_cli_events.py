@@ -171,6 +171,7 @@ def test_what_quality_finds_in_the_broker_is_mended_by_the_command_that_it_shows
         (["publish", "--input", "-", "--payload", "1"], "put them into the lines of the file"),
         (["publish", "a", "--payload", "nonsense"], "payload is not JSON.*between double quotes"),
         (["publish", "a", "--payload", '{"a": NaN}'], "payload is not JSON: it holds NaN or an infinity"),
+        (["publish", "a", "--payload", '{"a": ["\\u0000"]}'], r"payload holds a zero character \(U\+0000\), which"),
         (["publish", "a", "--metadata", "1e999"], "metadata is not JSON: it holds NaN or an infinity"),
         (["read", "billing", "--limit", "0"], "limit is 0: it must be a number from 1 to 10,000"),
         (["read", "nobody"], "there is no group nobody: `queuekeeper events subscriptions` shows"),
@@ -188,3 +189,20 @@ def test_database_without_the_broker_is_told_so(connection: Connection) -> None:
     schema.uninstall(connection)
     fails("publish", "a", code=4, words="install the event broker there")
     fails("dispatch", "--once", code=4, words="install the event broker there")
+
+
+def test_an_installation_that_lacks_a_privilege_shows_the_grant_that_helps(connection: Connection) -> None:
+    schema.uninstall(connection)
+    database = connection.info.dbname
+    connection.execute(
+        f"CREATE ROLE tenant LOGIN PASSWORD 'let-me-in'; GRANT CREATE ON DATABASE {database} TO tenant".encode()
+    )
+    try:
+        url = f"postgresql://tenant:let-me-in@{connection.info.host}:{connection.info.port}/{database}"
+        fails(
+            *("install", "--postgres-url", url),
+            code=4,
+            words=r"may not give functions to role pgmb_reader: As a superuser: .*; GRANT pgmb_reader TO tenant$",
+        )
+    finally:
+        connection.execute(f"REVOKE ALL ON DATABASE {database} FROM tenant; DROP ROLE tenant".encode())

@@ -301,6 +301,18 @@ def test_what_is_no_number_is_refused_and_not_made_null(value: Any) -> None:
         json_of("payload", value)
 
 
+@pytest.mark.parametrize("value", ["a\0", {"a": [{"\0": 1}]}, ({"a": ("b", "\0")},)])
+def test_a_zero_character_is_refused_before_it_is_sent(value: Any) -> None:
+    with pytest.raises(
+        UsageError, match=r"metadata holds a zero character \(U\+0000\), which PostgreSQL does not store"
+    ):
+        json_of("metadata", value)
+
+
+def test_text_that_only_reads_like_the_escape_of_a_zero_character_is_json() -> None:
+    assert json_of("payload", {"a": "\\u0000"}) == '{"a":"\\\\u0000"}'
+
+
 def test_null_and_the_word_are_json() -> None:
     assert json_of("payload", {"a": None, "b": ["null", 1.5, Reading(2.0)]}) == (
         '{"a":null,"b":["null",1.5,{"celsius":2.0}]}'

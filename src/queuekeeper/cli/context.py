@@ -90,12 +90,21 @@ class CommandGroup(TyperGroup):
             if type(error).__module__.startswith(("typer", "click")) or isinstance(error, BrokenPipeError):
                 raise
             code = 1
-            sentence = f"something unforeseen happened: {type(error).__name__}: {error}; --debug shows where"
+            sentence = f"something unforeseen happened: {type(error).__name__}: {_words(error)}; --debug shows where"
             _trace()
         from rich.text import Text
 
         screen(stderr=True).print(Text("queuekeeper: ", style="bold red") + Text(_tidy(sentence)), soft_wrap=True)
         raise typer.Exit(code)
+
+
+def _words(error: Exception) -> str:
+    """Return what an error says; the text of one of PostgreSQL's may hold the row that it is about."""
+    if not type(error).__module__.startswith("psycopg"):
+        return str(error)
+    from queuekeeper.postgres import server_words
+
+    return server_words(error)
 
 
 def _trace() -> None:

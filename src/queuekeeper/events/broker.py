@@ -15,7 +15,7 @@ from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
 from queuekeeper.events.operations import Copy, EventOperations, Query, Rows, Statements
 from queuekeeper.operation import awaited, blocking
-from queuekeeper.postgres import AsyncConnection, Connection, address, statement, translated_errors
+from queuekeeper.postgres import AsyncConnection, Connection, address, server_words, statement, translated_errors
 
 Step: TypeAlias = Query | Statements | Copy
 
@@ -158,23 +158,20 @@ def broker_errors(connection: psycopg.BaseConnection[Any]) -> Iterator[None]:
             raise TransientRefusal(str(error)) from error.__cause__
         raise
     except postgres_errors.QueryCanceled as error:
-        raise StatementTimeout(f"PostgreSQL at {address(connection)} ended a statement: {_words(error)}") from error
+        raise StatementTimeout(
+            f"PostgreSQL at {address(connection)} ended a statement: {server_words(error)}"
+        ) from error
     except postgres_errors.LockNotAvailable as error:
-        raise LockTimeout(f"PostgreSQL at {address(connection)} ended a statement: {_words(error)}") from error
+        raise LockTimeout(f"PostgreSQL at {address(connection)} ended a statement: {server_words(error)}") from error
     except (postgres_errors.AdminShutdown, postgres_errors.CrashShutdown, postgres_errors.CannotConnectNow) as error:
         raise ServerUnavailable(
-            f"PostgreSQL at {address(connection)} broke the connection: {_words(error)}; try again when it is up"
+            f"PostgreSQL at {address(connection)} broke the connection: {server_words(error)}; try again when it is up"
         ) from error
     except UnicodeEncodeError as error:
         half = error.object[error.start]
         raise UsageError(f"text holds half a character, {half!a}: it was decoded wrongly") from None
     except (postgres_errors.DataError, postgres_errors.RaiseException) as error:
-        raise UsageError(_words(error)) from error
+        raise UsageError(server_words(error)) from error
     except psycopg.Error as error:
         kind = TransientRefusal if (error.sqlstate or "")[:2] in _TRANSIENT_CLASSES else RefusedError
-        raise kind(f"PostgreSQL at {address(connection)} refuses: {_words(error)}") from error
-
-
-def _words(error: psycopg.Error) -> str:
-    text = error.diag.message_primary or " ".join(str(error).split())
-    return f"{text}: {error.diag.message_hint}" if error.diag.message_hint else text
+        raise kind(f"PostgreSQL at {address(connection)} refuses: {server_words(error)}") from error

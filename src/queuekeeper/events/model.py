@@ -323,32 +323,85 @@ def instant_of(event_id: str) -> datetime:
 
 
 def json_of(name: str, value: Any) -> str:
-    """Return a value as JSON.
+    """Return a value as JSON that PostgreSQL stores.
 
-    :raises UsageError: when JSON does not know it.
+    :raises UsageError: when JSON does not know it, or it holds a zero character.
     """
     try:
         text = orjson.dumps(value)
     except TypeError as error:
         raise UsageError(f"{name} is not JSON: {error}") from None
-    # What is no number has become null. Few values hold a null, so few are looked through.
-    if b"null" in text and not _is_finite(value):
+    # What is no number has become null. Few values hold a null, or text that looks like the escape of a zero character,
+    # so few are looked through.
+    if b"null" in text and _holds(value, _is_no_number):
         raise UsageError(f"{name} is not JSON: it holds NaN or an infinity; write null or text instead")
+    if b"\\u0000" in text and _holds(value, _has_zero):
+        raise UsageError(
+            f"{name} holds a zero character (U+0000), which PostgreSQL does not store: remove it, or encode the text"
+        )
     return text.decode()
 
 
-def _is_finite(value: Any) -> bool:
-    if isinstance(value, float):
-        return math.isfinite(value)
+def _is_no_number(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _has_zero(value: Any) -> bool:
+    return isinstance(value, str) and "\0" in value
+
+
+def _holds(value: Any, wrong: Callable[[Any], bool]) -> bool:
+    """Tell whether any part of a value is wrong, a name of an object included."""
+    if wrong(value):
+        return True
     if isinstance(value, Mapping):
-        return all(_is_finite(one) for one in value.values())
+        return any(_holds(name, wrong) or _holds(one, wrong) for name, one in value.items())
     if isinstance(value, list | tuple):
-        return all(_is_finite(one) for one in value)
+        return any(_holds(one, wrong) for one in value)
     if isinstance(value, Enum):
-        return _is_finite(value.value)
+        return _holds(value.value, wrong)
     if is_dataclass(value):
-        return all(_is_finite(getattr(value, one.name)) for one in fields(value))
-    return True
+        return any(_holds(getattr(value, one.name), wrong) for one in fields(value))
+    return False
+
+
+def check_events(events: Any) -> None:
+    """Refuse what is no collection of events; each is checked by :func:`check_event` when its turn comes.
+
+    :raises UsageError: naming what was given instead.
+    """
+    if isinstance(events, NewEvent):
+        raise UsageError(f"events is one event, of topic {_shown(events.topic)}: put it into a list")
+    if isinstance(events, str | bytes | Mapping) or not isinstance(events, Iterable):
+        raise UsageError(
+            f"events is {_shown(events)}: it must be a list of events, such as [NewEvent(topic=..., payload=...)]"
+        )
+
+
+def check_event(event: Any, number: int) -> None:
+    """Refuse what is no event.
+
+    :param number: of its place, from 1.
+    :raises UsageError: naming the place; not the value, which may be a payload.
+    """
+    if not isinstance(event, NewEvent):
+        raise UsageError(
+            f"events holds a {type(event).__name__} at place {number}: each must be a NewEvent(topic=..., payload=...)"
+        )
+
+
+def check_ids(name: str, ids: Any) -> None:
+    """Refuse what is no collection of ids; a text alone would be taken for the ids of its letters.
+
+    :raises UsageError: naming what was given instead.
+    """
+    if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
+        raise UsageError(f"{name} is {_shown(ids)}: it must be a list of ids")
+
+
+def _shown(value: Any) -> str:
+    """Return a value as an error names it: the beginning of a text, the type of anything else."""
+    return repr(value[:40]) if isinstance(value, str) else "nothing" if value is None else f"a {type(value).__name__}"
 
 
 def check_text(name: str, value: Any, most: int) -> None:

@@ -26,7 +26,10 @@ from queuekeeper.events.model import (
     Subscription,
     SubscriptionView,
     check_count,
+    check_event,
+    check_events,
     check_group,
+    check_ids,
     json_of,
 )
 from queuekeeper.operation import Operation
@@ -90,6 +93,8 @@ class EventOperations:
         return (yield from self._publish("send", events, {"subscription_id": subscription_id}))
 
     def _publish(self, name: str, events: Sequence[NewEvent], more: dict[str, Any]) -> Operation[tuple[str, ...]]:
+        check_events(events)
+        events = list(events)
         if not events:
             return ()
         if len(events) > MAX_EVENTS_PER_CALL:
@@ -98,7 +103,7 @@ class EventOperations:
                 "publish more of them by publish_many"
             )
         queries = [
-            Query(name=name, parameters=_columns(events[start : start + EVENTS_PER_STATEMENT]) | more)
+            Query(name=name, parameters=_columns(events[start : start + EVENTS_PER_STATEMENT], first=start + 1) | more)
             for start in range(0, len(events), EVENTS_PER_STATEMENT)
         ]
         if len(queries) == 1:
@@ -114,6 +119,7 @@ class EventOperations:
         :param subscription_id: for whom alone they are.
         :returns: how many they were.
         """
+        check_events(events)
         published: int = yield Copy(
             name="copy_events", rows=_copied(events, subscription_id), after=Query(name="notify_events")
         )
@@ -124,7 +130,11 @@ class EventOperations:
 
         :param due_at: when; an instant with a time zone.
         :returns: its id.
+        :raises UsageError: when the event is none, or the instant has no time zone.
         """
+        check_event(event, 1)
+        if not isinstance(due_at, datetime):
+            raise UsageError(f"due_at is {due_at!r}: it must be a datetime with a time zone")
         if due_at.tzinfo is None:
             raise UsageError(f"due_at is {due_at.isoformat()}: say in which time zone")
         parameters = _columns([event]) | {"due_at": due_at, "subscription_id": subscription_id}
@@ -138,6 +148,10 @@ class EventOperations:
         :raises UsageError: when the condition is none that may be stored.
         """
         check_group(group_id)
+        if not isinstance(interest, Interest):
+            raise UsageError(
+                f"interest is a {type(interest).__name__}: it must be an Interest, such as Interest.topics('orders')"
+            )
         yield Query(name="assert_group", parameters={"group_id": group_id})
         rows: Rows = yield Query(
             name="assert_subscription",
@@ -163,6 +177,7 @@ class EventOperations:
 
         :returns: how many there were.
         """
+        check_ids("subscription_ids", subscription_ids)
         rows: Rows = yield Query(name="delete_subscriptions", parameters={"ids": list(subscription_ids)})
         return len(rows)
 
@@ -171,6 +186,7 @@ class EventOperations:
 
         :returns: how many of them there still are.
         """
+        check_ids("subscription_ids", subscription_ids)
         rows: Rows = yield Query(name="mark_subscriptions_active", parameters={"ids": list(subscription_ids)})
         return len(rows)
 
@@ -245,6 +261,7 @@ class EventOperations:
 
     def find(self, event_ids: Sequence[str]) -> Operation[tuple[Event, ...]]:
         """Read stored events by their ids; those that are no longer stored are left out."""
+        check_ids("event_ids", event_ids)
         rows: Rows = yield Query(name="read_events", parameters={"ids": list(event_ids)})
         return tuple(_event(row) for row in rows)
 
@@ -300,6 +317,7 @@ class EventOperations:
         :param subscription_id: deliver them to another subscription, for when theirs is gone.
         :returns: how many; those that were replayed before are left out.
         """
+        check_ids("dead_letter_ids", dead_letter_ids)
         sizes: Rows = yield Query(name="dead_letter_sizes", parameters={"ids": list(dead_letter_ids)})
         calls = [
             {"ids": [number for number, _ in part], "subscription_id": subscription_id}
@@ -393,19 +411,28 @@ def _cut(items: Iterable[T], *, bytes_of: Callable[[T], int]) -> Iterator[list[T
         yield part
 
 
-def _columns(events: Sequence[NewEvent]) -> dict[str, Any]:
-    """Return events as arrays for a statement."""
+def _columns(events: Sequence[NewEvent], *, first: int = 1) -> dict[str, Any]:
+    """Return events as arrays for a statement.
+
+    :param first: place of the first one among those of the call.
+    """
+    rows = [_row(event, number) for number, event in enumerate(events, first)]
     return {
-        "topics": [event.topic for event in events],
-        "payloads": [json_of("payload", event.payload) for event in events],
-        "metadatas": [None if event.metadata is None else json_of("metadata", event.metadata) for event in events],
+        "topics": [topic for topic, _, _ in rows],
+        "payloads": [payload for _, payload, _ in rows],
+        "metadatas": [metadata for _, _, metadata in rows],
     }
 
 
 def _copied(events: Iterable[NewEvent], subscription_id: str | None) -> Iterator[Row]:
-    for event in events:
-        metadata = None if event.metadata is None else json_of("metadata", event.metadata)
-        yield event.topic, json_of("payload", event.payload), metadata, subscription_id
+    for number, event in enumerate(events, 1):
+        yield *_row(event, number), subscription_id
+
+
+def _row(event: NewEvent, number: int) -> tuple[str, str, str | None]:
+    check_event(event, number)
+    metadata = None if event.metadata is None else json_of("metadata", event.metadata)
+    return event.topic, json_of("payload", event.payload), metadata
 
 
 def _event(row: Row) -> Event:

@@ -17,7 +17,7 @@ import psycopg
 
 from queuekeeper import assets
 from queuekeeper.errors import UsageError
-from queuekeeper.postgres import connect
+from queuekeeper.postgres import connect, server_words
 from queuekeeper.quality.checks import Severity, Store, check
 
 if TYPE_CHECKING:
@@ -380,7 +380,7 @@ def _columns(postgres_url: str, *, table: str | None, query: str | None) -> list
         try:
             empty = connection.execute(f"SELECT * FROM ({query}) AS subject LIMIT 0".encode())  # noqa: S608 - likewise
         except psycopg.ProgrammingError as error:
-            raise UsageError(f"the query to check does not run: {str(error).splitlines()[0]}") from error
+            raise UsageError(f"the query to check does not run: {server_words(error)}") from error
         return [column.name for column in empty.description or ()]
 
 

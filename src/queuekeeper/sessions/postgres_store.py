@@ -14,7 +14,7 @@ from psycopg.pq import PipelineStatus, TransactionStatus
 
 from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.operation import awaited, blocking
-from queuekeeper.postgres import Connection, address, statement, translated_errors
+from queuekeeper.postgres import Connection, address, server_words, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.postgres_operations import REFUSALS, PostgresSessionOperations, Query, Step
 
@@ -318,12 +318,12 @@ def _session_errors(connection: psycopg.BaseConnection[Any]) -> Iterator[None]:
                 if "queuekeeper" in (error.diag.message_primary or ""):
                     raise RefusedError(
                         f"PostgreSQL at {address(connection)} lacks a part of schema queuekeeper: "
-                        f"{error.diag.message_primary}; apply the migrations (queuekeeper database migrate)"
+                        f"{server_words(error)}; apply the migrations (queuekeeper database migrate)"
                     ) from error
                 if not isinstance(error, (postgres_errors.UndefinedTable, postgres_errors.UndefinedColumn)):
                     raise
                 raise SchemaMismatch(
-                    f"{address(connection)} does not hold TBMQ 1.4's tables: {error.diag.message_primary}. "
+                    f"{address(connection)} does not hold TBMQ 1.4's tables: {server_words(error)}. "
                     "Name the database of TBMQ 1.x"
                 ) from error
     except psycopg.Error as error:
@@ -331,5 +331,4 @@ def _session_errors(connection: psycopg.BaseConnection[Any]) -> Iterator[None]:
         if refusal is not None:
             # Its first word is for readers of the server's log.
             raise refusal((error.diag.message_primary or "").partition(" ")[2]) from error
-        what = error.diag.message_primary or " ".join(str(error).split())
-        raise RefusedError(f"PostgreSQL at {address(connection)} refuses: {what}") from error
+        raise RefusedError(f"PostgreSQL at {address(connection)} refuses: {server_words(error)}") from error

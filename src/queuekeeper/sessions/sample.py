@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from queuekeeper.errors import RefusedError, SchemaMismatch, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.postgres import Connection, address, statement, translated_errors
+from queuekeeper.postgres import Connection, address, server_words, statement, translated_errors
 
 Integers = NDArray[np.int64]
 Row = TypeVar("Row")
@@ -222,7 +222,7 @@ def _make_room(connection: Connection, parameters: SampleParameters) -> None:
         row = connection.execute(statement("sessions/source_has_rows")).fetchone()
     except psycopg.errors.UndefinedTable as error:
         raise SchemaMismatch(
-            f"PostgreSQL at {address(connection)} lacks the tables of TBMQ 1.4 ({error.diag.message_primary}): "
+            f"PostgreSQL at {address(connection)} lacks the tables of TBMQ 1.4 ({server_words(error)}): "
             "let the sample create them (create_schema=True), or name the right database"
         ) from error
     if row is not None and row[0]:

@@ -48,7 +48,7 @@ from queuekeeper.maintenance.partitions.retired import archive_folder, retired_p
 from queuekeeper.maintenance.partitions.session import pinned, set_lock_timeout, table_lock
 from queuekeeper.maintenance.partitions.statements import BEGIN, COMMIT, Writer, name_in_quarantine
 from queuekeeper.maintenance.partitions.survey import Survey, lowest_needed, survey
-from queuekeeper.postgres import Connection, statement
+from queuekeeper.postgres import Connection, server_words, statement
 
 _QUERIES = "maintenance/partitions/"
 _PATIENT_MS = 10_000
@@ -210,13 +210,13 @@ class _Work:
                 tries.waited_s += self._monotonic() - tried_s
                 tries.blockers = tries.blockers or self._holders(step)
             except _STALE_ERRORS as error:
-                return outcome(StepState.STALE, f"{_words(error)}; make a new plan")
+                return outcome(StepState.STALE, f"{server_words(error)}; make a new plan")
             except QueuekeeperError as error:
                 return outcome(StepState.FAILED, str(error))
             except psycopg.Error as error:
                 if self._connection.closed:
                     raise
-                return outcome(StepState.FAILED, _words(error))
+                return outcome(StepState.FAILED, server_words(error))
             if not self._pause(tries):
                 names = ", ".join(f"pid {each.pid} ({each.state})" for each in tries.blockers[:3]) or "others"
                 return outcome(
@@ -421,7 +421,9 @@ class _Work:
         try:
             self._run(write.drain_removal(step))
         except psycopg.Error as error:
-            self._say(f"{step.partition}: the copy is still there and is removed by the next plan: {_words(error)}")
+            self._say(
+                f"{step.partition}: the copy is still there and is removed by the next plan: {server_words(error)}"
+            )
 
     # --- retirement --------------------------------------------------------------------------------------------------
 
@@ -672,7 +674,3 @@ def _range(seen: Survey, lower: str | None, upper: str | None) -> Range:
     return Range(
         lower=None if lower is None else key.position(lower), upper=None if upper is None else key.position(upper)
     )
-
-
-def _words(error: psycopg.Error) -> str:
-    return error.diag.message_primary or " ".join(str(error).split())

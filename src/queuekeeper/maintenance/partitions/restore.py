@@ -33,7 +33,7 @@ from queuekeeper.maintenance.partitions.retired import (
     load_retired,
     recreate_retired,
 )
-from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.postgres import Connection, server_words, translated_errors
 
 __all__ = ["RestoreReport", "archive_folder", "load_archive", "restore_partition", "retired_name"]
 
@@ -128,7 +128,7 @@ def load_archive(connection: Connection, *, path: Path, table: str) -> RestoreRe
                     stream.write(block)
         except (psycopg.DataError, psycopg.IntegrityError) as error:
             raise RefusedError(
-                f"{shape.name} does not take what the archive in {path} holds: {error.diag.message_primary}"
+                f"{shape.name} does not take what the archive in {path} holds: {server_words(error)}"
             ) from error
         content = table_content(connection, shape.name, columns=manifest.columns, key=manifest.key)
         if content != manifest.content:

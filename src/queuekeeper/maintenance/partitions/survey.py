@@ -24,7 +24,7 @@ from queuekeeper.maintenance.partitions.model import Finding, FindingKind
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy, Spans, spans
 from queuekeeper.maintenance.partitions.ranges import Range, covered_until, gaps
 from queuekeeper.maintenance.partitions.statements import drain_schema
-from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.postgres import Connection, server_words, translated_errors
 
 _GUARD_TIMEOUT_MS = 10_000
 _NAME_BYTES = 40
@@ -299,8 +299,7 @@ def lowest_needed(connection: Connection, seen: Survey, *, override_consumers: b
         if connection.closed:
             raise
         raise UsageError(
-            f"lowest_needed_sql of {seen.table.name} fails: {error.diag.message_primary or error}; nothing is retired "
-            "before it answers"
+            f"lowest_needed_sql of {seen.table.name} fails: {server_words(error)}; nothing is retired before it answers"
         ) from error
     if len(rows) > 1:
         raise UsageError(f"lowest_needed_sql of {seen.table.name} answers several rows: let it answer the lowest key")

@@ -11,7 +11,7 @@ from queuekeeper import lua
 from queuekeeper.errors import SchemaMismatch
 from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused, SimpleRemedy
 from queuekeeper.maintenance.remedies.world import Reference, Verdict, World, batches
-from queuekeeper.postgres import address, statement
+from queuekeeper.postgres import address, server_words, statement
 
 _MAX_SERIAL = 2**53
 
@@ -84,7 +84,7 @@ def _rows(world: World, queue: Queue) -> dict[tuple[int, int], int]:
         rows = world.source.execute(statement("maintenance/source_serials"), {"client_id": queue.client_id}).fetchall()
     except (postgres_errors.UndefinedTable, postgres_errors.UndefinedColumn) as error:
         raise SchemaMismatch(
-            f"{address(world.source)} does not hold TBMQ 1.x's tables: {error.diag.message_primary}. "
+            f"{address(world.source)} does not hold TBMQ 1.x's tables: {server_words(error)}. "
             "Name the database that the sessions came from"
         ) from error
     if not rows:
