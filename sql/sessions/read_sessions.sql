@@ -12,9 +12,11 @@ WITH last_given AS (
         wanted.source,
         wanted.count,
         greatest(ctx.last_serial_number, newest.serial_number, -1) AS last_serial,
-        -- The vendor's broker writes session and messages in two transactions, so either may be ahead.
+        -- The rule of snapshot.last_given: the vendor's broker writes session and messages in two transactions, so
+        -- either may be ahead, and a counter that is no packet id says nothing.
         CASE
             WHEN newest.serial_number > coalesce(ctx.last_serial_number, -1) THEN newest.packet_id
+            WHEN ctx.last_packet_id IS NULL OR ctx.last_packet_id NOT BETWEEN 1 AND 65535 THEN newest.packet_id
             ELSE ctx.last_packet_id
         END AS last_packet_id
     FROM

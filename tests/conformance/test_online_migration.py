@@ -11,6 +11,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from tbmq_broker import Broker
 
 from queuekeeper import audit, postgres
 from queuekeeper.embedded import RedisServer
@@ -144,6 +145,22 @@ def test_on_a_cluster_there_and_back_leaves_every_live_message_where_it_was(
 
 
 # --- clients that come in the middle, and what they do -----------------------------------------------------------
+
+
+@pytest.mark.parametrize("counter", [65_536, 0, -1, None])
+def test_message_that_tbmq_adds_after_a_move_overwrites_none_that_waits(
+    world: OnlineWorld, counter: int | None
+) -> None:
+    world.long_queue("meter-7", 3)
+    world.sql("UPDATE device_session_ctx SET last_packet_id = %s", counter)
+    assert world.at_postgres.get_last_packet_id("meter-7") == 3
+    world.plan(count=1)
+    world.to_redis()
+
+    assert Broker(world.client, "meter-7").add("plant/new") == 4
+
+    found = world.at_redis.fetch_pending("meter-7").messages
+    assert [(each.packet_id, each.topic) for each in found] == [(1, "t"), (2, "t"), (3, "t"), (4, "plant/new")]
 
 
 def test_client_that_comes_in_the_middle_is_in_one_store_only_and_moves_with_the_others(few: OnlineWorld) -> None:

@@ -55,7 +55,7 @@ from queuekeeper.sessions.model import (
     check_packet_id,
     check_page,
 )
-from queuekeeper.sessions.snapshot import ApplyReport, SessionSnapshot, SourceBatch
+from queuekeeper.sessions.snapshot import ApplyReport, SessionSnapshot, SourceBatch, last_given
 from queuekeeper.sessions.store import PAGE_BYTES
 
 T = TypeVar("T")
@@ -994,9 +994,7 @@ class PostgresSessionOperations:
         parameters: dict[str, Any] = {
             "client_id": client_id,
             "before_serial": None,
-            "serials": None if serials is None else list(serials),
             "limit": MESSAGES_PER_SNAPSHOT_STEP,
-            "default_ttl_s": self._rules.default_ttl_s,
         }
         (session,), rows = yield Step(
             begin=True,
@@ -1006,36 +1004,43 @@ class PostgresSessionOperations:
                 Query(name="snapshot_messages", parameters=parameters),
             ),
         )
-        last_packet_id, last_serial, delivered_serial, sources, offsets = session
-        newest: list[PendingMessage] = []
+        exists, counter, known_serial, delivered_serial, sources, offsets = session
+        newest: PendingMessage | None = None
+        live: dict[int, PendingMessage] = {}
         left_out: dict[int, str] = {}
-        while rows and len(newest) < self._rules.limit:
-            for now_ms, superseded, *columns in rows:
+        while rows and len(live) < self._rules.limit:
+            for now_ms, *columns in rows:
                 try:
                     message = self._pending(columns, delivered_serial=delivered_serial)
                 except ValueError as error:
                     left_out[columns[0]] = str(error)
                     continue
+                newest = newest or message
                 if message.expires_at_ms is not None and message.expires_at_ms <= now_ms:
                     left_out[message.serial] = "expired"
-                elif superseded:
+                elif message.packet_id in live:
                     left_out[message.serial] = "packet_id_duplicate"
                 else:
-                    newest.append(message)
-            parameters = parameters | {"before_serial": rows[-1][2]}
+                    live[message.packet_id] = message
+            parameters = parameters | {"before_serial": rows[-1][1]}
             (rows,) = yield Step(
                 begin=True, end=True, queries=(Query(name="snapshot_messages", parameters=parameters),)
             )
+        last_packet_id, last_serial = last_given(counter=counter, last_serial=known_serial, newest=newest)
+        if not exists and not live:
+            # Of a session that is not there, only messages tell anything.
+            last_packet_id = last_serial = None
+        messages = reversed(list(live.values())[: self._rules.limit])
         snapshot = SessionSnapshot(
             client_id=client_id,
             last_packet_id=last_packet_id,
-            last_serial=None if last_serial < 0 else last_serial,
+            last_serial=last_serial,
             delivered_serial=None if delivered_serial < 0 else delivered_serial,
             batches=tuple(
                 SourceBatch(source=source, offset=offset)
                 for source, offset in sorted(zip(sources, offsets, strict=True))
             ),
-            messages=tuple(reversed(newest[: self._rules.limit])),
+            messages=tuple(message for message in messages if serials is None or message.serial in set(serials)),
         )
         return snapshot, left_out
 

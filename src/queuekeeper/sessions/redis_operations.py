@@ -1075,9 +1075,14 @@ class RedisSessionOperations:
                 messages.append(message)
             at += len(records)
         last_serial = max(state.last_serial, state.highest)
+        last_packet_id = _packet_id_of(state.last_packet_id) or None
+        if last_packet_id is None and state.references:
+            # A counter that is lost or no packet id says nothing: the newest message tells, as in PostgreSQL.
+            newest = yield from self._list(keys, "serial", state.highest - 1, 1)
+            last_packet_id = next((keys.packet_id(reference.member) for reference in newest), None)
         return SessionSnapshot(
             client_id=client_id,
-            last_packet_id=_integer(state.last_packet_id) or None,
+            last_packet_id=last_packet_id,
             last_serial=None if last_serial == FIRST_SERIAL else last_serial,
             delivered_serial=None if state.delivered_serial == FIRST_SERIAL else state.delivered_serial,
             batches=_batches(state.fields),
@@ -1343,6 +1348,8 @@ def _following(last: bytes, count: int, in_use: Set[int]) -> Sequence[int]:
         packet_id = int(last) if last else 0
     except ValueError:
         raise RefusedError(f"last packet id of the session is {last!r}: it must be 0 to {MAX_PACKET_ID}") from None
+    if not 1 <= packet_id <= MAX_PACKET_ID:
+        packet_id = 0
     if not in_use and packet_id + count <= MAX_PACKET_ID:
         return range(packet_id + 1, packet_id + count + 1)
     found: list[int] = []
@@ -1351,6 +1358,12 @@ def _following(last: bytes, count: int, in_use: Set[int]) -> Sequence[int]:
         if packet_id not in in_use:
             found.append(packet_id)
     return found
+
+
+def _packet_id_of(last: bytes) -> int:
+    """Return the packet id that a session has given out last; 0 for none, and for what is no packet id."""
+    number = _integer(last)
+    return number if number is not None and 1 <= number <= MAX_PACKET_ID else 0
 
 
 def _read_saved(reply: bytes) -> tuple[int, int, bytes]:

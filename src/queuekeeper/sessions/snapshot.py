@@ -6,6 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.sessions.jsonl import MAX_SERIAL
 from queuekeeper.sessions.model import PendingMessage
 
 _COMPARED = tuple(field.name for field in fields(PendingMessage) if field.name not in {"serial", "redelivery"})
@@ -28,7 +30,7 @@ class SourceBatch:
 class SessionSnapshot:
     """What has to be equal in two stores before a session may change its owner.
 
-    :param last_packet_id: packet id given out last; none when none was.
+    :param last_packet_id: packet id given out last, see :func:`last_given`; none when none was.
     :param last_serial: serial given out last; none when none was.
     :param delivered_serial: messages up to it have been sent; none when the store does not say.
     :param batches: one per source, in the order of their names.
@@ -102,6 +104,30 @@ class ApplyReport:
 
     written: int
     removed: int
+
+
+def last_given(
+    *, counter: int | None, last_serial: int | None, newest: PendingMessage | None
+) -> tuple[int | None, int | None]:
+    """Return the packet id and the serial that a session of PostgreSQL's has given out last.
+
+    The session's counter counts, unless its newest message has a greater serial than the session knows, or the counter
+    is no packet id: then that message's packet id does. Offline migrations decide the same in
+    ``migration.transforms``.
+
+    :param counter: what the session's row says; it may hold any number, or none.
+    :param last_serial: likewise.
+    :param newest: message with the greatest serial among those that somebody can read, alive or not.
+    """
+    known = -1 if last_serial is None else last_serial
+    usable = counter is not None and 1 <= counter <= MAX_PACKET_ID
+    packet_id = counter if usable else None
+    if newest is not None and (newest.serial > known or not usable):
+        packet_id = newest.packet_id
+    serials = [known] if 0 <= known <= MAX_SERIAL else []
+    if newest is not None:
+        serials.append(newest.serial)
+    return packet_id, max(serials, default=None)
 
 
 def differences(expected: SessionSnapshot, found: SessionSnapshot, *, as_of_ms: int | None = None) -> list[Difference]:
