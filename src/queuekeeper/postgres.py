@@ -21,6 +21,7 @@ from pydantic_core import from_json
 
 from queuekeeper import assets
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from queuekeeper.hosts import is_loopback
 
 Connection = psycopg.Connection[tuple[Any, ...]]
 """A connection whose rows are plain tuples."""
@@ -33,7 +34,6 @@ MINIMUM_SERVER_VERSION = 140_000
 """PostgreSQL 14: ``bit_xor`` and ``hash_record_extended``, on which the fingerprint of the source rests."""
 
 CONNECT_TIMEOUT_S = 10
-LOOPBACK = frozenset({"127.0.0.1", "::1"})
 
 MIGRATIONS = "migrations"
 _MIGRATION_LOCK = int.from_bytes(hashlib.sha256(b"queuekeeper.schema_migrations").digest()[:8], "big", signed=True)
@@ -209,7 +209,17 @@ def address(connection: psycopg.BaseConnection[Any]) -> str:
 
 def is_local(connection: psycopg.BaseConnection[Any]) -> bool:
     """Tell whether what is sent stays on this machine."""
-    return not connection.info.host or connection.info.host.startswith("/") or connection.info.hostaddr in LOOPBACK
+    return is_loopback(connection.info.hostaddr or connection.info.host)
+
+
+def loopback_host(url: str) -> str | None:
+    """Return the host of a URL that means another machine wherever it is used, such as ``localhost``; none for others.
+
+    :raises UsageError: when the URL does not parse.
+    """
+    parameters = _parse(url)
+    hosts = str(parameters.get("hostaddr") or parameters.get("host") or "").split(",")
+    return next((host or "localhost" for host in hosts if is_loopback(host)), None)
 
 
 def server_words(error: Exception) -> str:

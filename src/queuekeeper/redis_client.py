@@ -32,6 +32,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.hosts import is_loopback
 from queuekeeper.keyspace import SLOTS
 
 RedisClient: TypeAlias = redis.Redis | redis.RedisCluster
@@ -42,8 +43,6 @@ REPLY_TIMEOUT_S = 30
 
 MINIMUM_REDIS_VERSION = (7, 0)
 """Redis 7.0: scripts with flags, absolute expiry of keys read back by PEXPIRETIME; every Valkey is later."""
-
-LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
 
 DEFAULTS = {
     "socket_connect_timeout": CONNECT_TIMEOUT_S,
@@ -150,7 +149,17 @@ def is_encrypted(node: redis.Redis) -> bool:
 def is_local(node: redis.Redis) -> bool:
     """Tell whether what is sent stays on this machine."""
     options = node.connection_pool.connection_kwargs
-    return "path" in options or options.get("host", "localhost") in LOOPBACK
+    return "path" in options or is_loopback(options.get("host", "localhost"))
+
+
+def loopback_host(url: str) -> str | None:
+    """Return the host of a URL that means another machine wherever it is used, such as ``localhost``; none for others.
+
+    :raises UsageError: when the URL does not parse.
+    """
+    options = read_url(url)[2]
+    host = str(options.get("path") or options.get("host") or "localhost")
+    return host if is_loopback(host) else None
 
 
 @contextmanager

@@ -12,16 +12,17 @@ from urllib.parse import urlsplit
 class CuttingProxy:
     """Passes bytes on until it is told to cut: then the server gets the request and the client no reply.
 
+    :param host: address of this machine to listen at.
     :ivar url: address for clients.
     :ivar cuts: replies still to be cut off.
     """
 
-    def __init__(self, url: str) -> None:
+    def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
         parts = urlsplit(url)
         self._target = (str(parts.hostname), int(parts.port or 0))
-        self._listener = socket.create_server(("127.0.0.1", 0))
+        self._listener = socket.create_server((host, 0))
         port = self._listener.getsockname()[1]
-        self.url = parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@127.0.0.1:{port}").geturl()
+        self.url = parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@{host}:{port}").geturl()
         self.cuts = 0
         self._sockets: list[socket.socket] = []
         self._threads = [threading.Thread(target=self._accept)]

@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -139,6 +140,46 @@ def test_missing_spark_connection_is_an_error_and_not_yarn(
 
     with pytest.raises(UsageError, match="Airflow has no connection 'queuekeeper_spark': airflow connections add"):
         run("raise AssertionError('started')")
+
+
+def test_every_argument_of_the_providers_operator_reaches_spark_submit(environment: None, tmp_path: Path) -> None:
+    operator = ProbeOperator(
+        task_id="probe", job="probe.py", spark_jobs=str(tmp_path), archives="packed.tar.gz#environment",
+        py_files="more.zip", files="settings.json", jars="a.jar", executor_memory="2g", executor_cores=3,
+        num_executors=4, total_executor_cores=12, driver_memory="3g", properties_file="spark.properties",
+        conf={"spark.log.level": "INFO"}, name="mine", verbose=True,
+    )  # fmt: skip
+
+    hook = operator._get_hook()
+    command = hook._build_spark_submit_command("probe.py")
+
+    asked = dict(pairwise(command))
+    for option, value in {
+        "--archives": "packed.tar.gz#environment", "--py-files": "more.zip", "--files": "settings.json",
+        "--jars": "a.jar", "--executor-memory": "2g", "--executor-cores": "3", "--num-executors": "4",
+        "--total-executor-cores": "12", "--driver-memory": "3g", "--properties-file": "spark.properties",
+        "--name": "mine",
+    }.items():  # fmt: skip
+        assert asked[option] == value
+    assert "--verbose" in command
+    assert "spark.log.level=INFO" in command
+    assert "spark.ui.enabled=false" in command
+
+
+def test_environment_of_an_operator_is_the_jobs_and_brings_no_secret_of_airflow(
+    environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AIRFLOW__CORE__FERNET_KEY", "not for jobs")
+    (tmp_path / "probe.py").write_text("import json, os\nprint(json.dumps(dict(os.environ)))\n", "utf-8")
+    operator = ProbeOperator(
+        task_id="probe", job="probe.py", spark_jobs=str(tmp_path), env_vars={"CACHE_PREFIX": "tbmq:"}
+    )
+
+    given = operator.execute({})
+
+    assert given["CACHE_PREFIX"] == "tbmq:"
+    assert given["QUEUEKEEPER_REDIS_URL"].startswith("redis://")
+    assert [name for name in given if name.startswith(("AIRFLOW_CONN_", "AIRFLOW__"))] == []
 
 
 def test_cluster_mode_is_refused(run: Callable[[str], dict[str, Any]], connections: Callable[..., None]) -> None:

@@ -25,6 +25,7 @@ from queuekeeper.migration.model import (
     PlanState,
     Reason,
 )
+from queuekeeper.migration.shared_rate import shared_rate
 from queuekeeper.postgres import Connection
 
 pytestmark = pytest.mark.sql
@@ -245,20 +246,20 @@ def test_throttle_changes_at_once_for_others(ledger: MigrationLedger, connect: C
             ledger.set_throttle("plan-a", value)
 
 
-def test_copies_that_run_at_the_same_time_share_the_throttle(
-    ledger: MigrationLedger, connect: Callable[[], Connection]
-) -> None:
-    ledger.save_plan(make_plan(), run_id=None)
-    one, two, of_another_plan = (MigrationLedger(connect()) for _ in range(3))
+def test_tasks_that_are_at_work_share_a_rate_whenever_they_came(connect: Callable[[], Connection]) -> None:
+    one, two, of_another = connect(), connect(), connect()
 
-    assert ledger.rate_of_copy("plan-a") == 500
-    with one.copy_lock("plan-a", [0, 1]), of_another_plan.copy_lock("plan-b", [0]):
-        assert ledger.rate_of_copy("plan-a") == 500
-        with two.copy_lock("plan-a", [2]):
-            assert ledger.rate_of_copy("plan-a") == 250
-        assert ledger.rate_of_copy("plan-a") == 500
-    ledger.set_throttle("plan-a", None)
-    assert ledger.rate_of_copy("plan-a") is None
+    with shared_rate(one, "copy plan-a") as share, shared_rate(of_another, "copy plan-b"):
+        assert share(500) == 500
+        with shared_rate(two, "copy plan-a") as other_share:
+            assert (share(500), other_share(500)) == (250, 250)
+        assert share(500) == 500
+        victim = connect()
+        with pytest.raises(ServerUnavailable), shared_rate(victim, "copy plan-a") as lost_share:  # noqa: PT012
+            assert share(500) == 250
+            one.execute("SELECT pg_terminate_backend(%s, 60000)", (victim.info.backend_pid,))
+            lost_share(500)
+        assert share(500) == 500
 
 
 # --- progress --------------------------------------------------------------------------------------------------

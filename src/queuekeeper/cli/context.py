@@ -223,8 +223,11 @@ def reachable(postgres_url: str | None, redis_url: str | None) -> tuple[str, str
 
 
 @contextmanager
-def spark(name: str, master: str | None) -> Iterator[SparkSession]:
-    """Start Spark in this process for the block; what it prints goes to stderr."""
+def spark(name: str, master: str | None, *stores: str) -> Iterator[SparkSession]:
+    """Start Spark in this process for the block; what it prints goes to stderr.
+
+    :param stores: URLs of the stores that executors will connect to.
+    """
     from queuekeeper.embedded import java_home
 
     known = settings()
@@ -233,7 +236,7 @@ def spark(name: str, master: str | None) -> Iterator[SparkSession]:
         with screen(stderr=True).status("Starting Spark"):
             from queuekeeper.migration.spark import build_session
 
-            session = build_session(name, master=master or known.spark_master)
+            session = build_session(name, master=master or known.spark_master, stores=stores)
         try:
             yield session
         finally:

@@ -139,7 +139,7 @@ def plan(
         key_prefix=context.settings().key_prefix if key_prefix is None else key_prefix,
     )
     source, target = context.reachable(postgres_url, redis_url)
-    with context.spark("queuekeeper migrate plan", spark_master) as spark:
+    with context.spark("queuekeeper migrate plan", spark_master, source, target) as spark:
         from queuekeeper.migration.plan import plan_migration
 
         made = plan_migration(spark, postgres_url=source, redis_url=target, parameters=parameters, run_id=run_id)
@@ -179,7 +179,7 @@ def copy(
                 as_json=as_json,
             )
             ledger.approve(plan_id, context.person())
-    with context.spark("queuekeeper migrate copy", spark_master) as spark:
+    with context.spark("queuekeeper migrate copy", spark_master, source, target) as spark:
         from queuekeeper.migration.apply import copy_sessions
 
         with _bar(source, plan_id=plan_id, step="copy", total=total):
@@ -211,7 +211,7 @@ def verify(
         plan_id = context.chosen_plan(ledger, plan_id)
         planned = ledger.load_plan(plan_id)
         total = planned.total_of(planned.choose(cohorts), "to_copy")
-    with context.spark("queuekeeper migrate verify", spark_master) as spark:
+    with context.spark("queuekeeper migrate verify", spark_master, source, target) as spark:
         from queuekeeper.migration.verify import verify_migration
 
         with _bar(source, plan_id=plan_id, step="verify", total=total):

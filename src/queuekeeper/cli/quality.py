@@ -149,7 +149,7 @@ class _Wishes:
             with context.redis_connection(target) as client:
                 check_profiled(client, parameters=self.parameters)
         parquet = None if self.parquet is None else str(self.parquet.absolute())
-        with context.spark("queuekeeper quality profile", self.spark_master) as spark:
+        with context.spark("queuekeeper quality profile", self.spark_master, *filter(None, (source, target))) as spark:
             from queuekeeper.quality.profile import profile_postgres, profile_redis
 
             reports = []

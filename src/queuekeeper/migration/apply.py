@@ -34,6 +34,7 @@ from queuekeeper.migration.model import (
     code_version,
 )
 from queuekeeper.migration.progress import reported, warn
+from queuekeeper.migration.shared_rate import shared_rate
 from queuekeeper.migration.source import (
     MESSAGE_COLUMNS,
     MESSAGES,
@@ -400,7 +401,6 @@ def copy_sessions(
         ledger.set_cohort_state(plan_id, wanted, CohortState.COPYING)
         for name in names:
             ledger.clear_progress(plan_id, "copy", name)
-        at_once = min(placement.tasks, spark.sparkContext.defaultParallelism)
         prefix, mode = plan.parameters.key_prefix, plan.parameters.mode
 
         def import_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -409,7 +409,7 @@ def copy_sessions(
             part = context.partitionId()
             yield _import_task(
                 batches, postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, prefix=prefix,
-                part=names[part], total=totals[part], tasks_at_once=at_once, mode=mode,
+                part=names[part], total=totals[part], mode=mode,
             )  # fmt: skip
 
         with (
@@ -476,21 +476,23 @@ def _import_task(
     prefix: str,
     part: str,
     total: int,
-    tasks_at_once: int,
     mode: Mode,
 ) -> pa.RecordBatch:
     """Import one Spark partition and return its counts, a row per cohort."""
     with ExitStack() as stack:
-        ledger = MigrationLedger(stack.enter_context(connect_postgres(postgres_url, autocommit=True)))
+        connection = stack.enter_context(connect_postgres(postgres_url, autocommit=True))
+        ledger = MigrationLedger(connection)
         client = connect_redis(redis_url)
         stack.callback(client.close)
+        # The throttle is the plan's: copies that run at the same time, each with cohorts of its own, share it.
+        share = stack.enter_context(shared_rate(connection, f"copy {plan_id}"))
 
         def report() -> float | None:
             ledger.record_progress(
                 plan_id=plan_id, step="copy", part=part, done=importer.messages_done, total=total, at_ms=system_clock()
             )
-            rate = ledger.rate_of_copy(plan_id)
-            return None if rate is None else rate / tasks_at_once
+            throttle = ledger.throttle(plan_id)
+            return None if throttle is None else share(throttle)
 
         importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=Pace(report), mode=mode)
         stack.callback(importer.close)

@@ -31,7 +31,7 @@ class Environment:
 
     def spark(self, name: str) -> SparkSession:
         """Start Spark; called after the arguments were found good, since it takes seconds."""
-        return build_session(name)
+        return build_session(name, stores=[url for url in (self.postgres_url, self.redis_url) if url])
 
 
 def run(

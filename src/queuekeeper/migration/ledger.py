@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields
@@ -24,6 +23,7 @@ from queuekeeper.migration.model import (
     MigrationPlan,
     PlanState,
 )
+from queuekeeper.migration.shared_rate import lock_class
 from queuekeeper.postgres import Connection, statement, translated_errors
 
 Step = Literal["copy", "verify"]
@@ -298,19 +298,6 @@ class MigrationLedger:
         (messages_per_s,) = self._known(plan_id, self._row("throttle", {"plan_id": plan_id}))
         return None if messages_per_s is None else int(messages_per_s)
 
-    def rate_of_copy(self, plan_id: str) -> float | None:
-        """Return how many messages per second one running copy of a plan may write now, none for no limit.
-
-        The throttle is the plan's: copies that run at the same time, each with cohorts of its own, share it.
-
-        :raises UsageError: when there is no such plan.
-        """
-        throttle = self.throttle(plan_id)
-        if throttle is None:
-            return None
-        row = self._row("copies_running", {"class": lock_class(plan_id)})
-        return throttle / max(1, 0 if row is None else int(row[0]))
-
     # --- progress ----------------------------------------------------------------------------------------------
 
     def record_progress(self, *, plan_id: str, step: Step, part: str, done: int, total: int, at_ms: int) -> None:
@@ -560,7 +547,7 @@ class MigrationLedger:
         :raises RefusedError: when another session holds one of them; says which.
         """
         wanted = sorted(set(cohorts))
-        choice: dict[str, Any] = {"class": lock_class(plan_id), "cohorts": wanted}
+        choice: dict[str, Any] = {"class": lock_class("copy", plan_id), "cohorts": wanted}
         taken: list[int] = []
         try:
             try:
@@ -632,8 +619,3 @@ class MigrationLedger:
         known = [str(name) for (name,) in self._rows("known_plans", {"maximum": _KNOWN_PLANS})]
         names = f"known, latest first: {', '.join(known)}" if known else "there are no plans yet; plan first"
         raise UsageError(f"no plan {plan_id!r} in this database: {names}")
-
-
-def lock_class(plan_id: str) -> int:
-    """Return the first half of a plan's advisory locks, the second being the cohort; never negative."""
-    return int.from_bytes(hashlib.sha256(b"queuekeeper.copy:" + plan_id.encode()).digest()[:4], "big") >> 1

@@ -5,18 +5,27 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import sys
+import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from queuekeeper import errors
+from queuekeeper import errors, postgres, redis_client
 from queuekeeper.config import DRIVER_JAVA_OPTIONS
+from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from queuekeeper.hosts import is_loopback
+from queuekeeper.migration.model import code_version
 
 SUPERVISOR_VARIABLE = "QUEUEKEEPER_SUPERVISOR_PID"
 
@@ -37,22 +46,198 @@ _SETTINGS = {
 }
 
 
-def build_session(name: str, *, master: str | None = None) -> SparkSession:
+EXECUTOR_WAIT_S = 120.0
+"""How long a cluster may take to grant the first executor."""
+
+_CONNECT_TIMEOUT_S = 5.0
+
+
+def build_session(
+    name: str,
+    *,
+    master: str | None = None,
+    stores: Sequence[str] = (),
+    executor_wait_s: float = EXECUTOR_WAIT_S,
+) -> SparkSession:
     """Return the process's Spark session, started if need be.
+
+    On a cluster, one executor has answered before this returns. The driver is reached at the address of this machine
+    that leads to the master, unless ``SPARK_LOCAL_IP`` or ``spark.driver.host`` names another.
 
     :param name: application name.
     :param master: where to run; none leaves it to ``spark-submit``.
+    :param stores: URLs of the stores that executors will connect to.
+    :param executor_wait_s: how long to wait for the first executor, in seconds.
+    :raises UsageError: when executors on other machines are to reach a store by a loopback address.
+    :raises ServerUnavailable: when the master does not answer or grants no executor.
+    :raises RefusedError: when an executor cannot run Queuekeeper.
     """
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
-    os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    if master is None:
+        master = _submitted("spark.master")
+    settings = dict(_SETTINGS)
+    is_remote = master is not None and not runs_here(master)
+    if master is not None and is_remote:
+        refuse_loopback(master, stores)
+        address = _driver_address(master)
+        if address and "SPARK_LOCAL_IP" not in os.environ and _submitted("spark.driver.host") is None:
+            settings["spark.driver.host"] = address
+    else:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)
-    for key, value in _SETTINGS.items():
+    for key, value in settings.items():
         builder = builder.config(key, value)
     session: SparkSession = builder.getOrCreate()
     session.sparkContext.setLogLevel("ERROR")
+    if is_remote:
+        try:
+            _ask_executor(session, wait_s=executor_wait_s)
+        except BaseException:
+            session.stop()
+            raise
     return session
+
+
+def runs_here(master: str) -> bool:
+    """Return whether all executors run on this machine, as far as the master's address tells."""
+    places = _addresses(master)
+    return master.startswith("local") or (bool(places) and all(is_loopback(host) for host, _ in places))
+
+
+def refuse_loopback(master: str, stores: Sequence[str]) -> None:
+    """Refuse stores that executors on other machines cannot reach.
+
+    :raises UsageError: naming product and host, never a password.
+    """
+    for url in stores:
+        is_redis = url.startswith(("redis", "unix"))
+        product = "Redis" if is_redis else "PostgreSQL"
+        host = redis_client.loopback_host(url) if is_redis else postgres.loopback_host(url)
+        if host is not None:
+            raise UsageError(
+                f"Spark runs at {master}, and {product} is named by {host}, which every executor takes for its own "
+                f"machine: name {product} by an address that all machines of Spark reach"
+            )
+
+
+def _submitted(name: str) -> str | None:
+    """Return a setting that ``spark-submit`` gave this driver; none where Python starts Spark itself."""
+    if "PYSPARK_GATEWAY_PORT" not in os.environ:
+        return None
+    SparkContext._ensure_initialized()
+    return SparkConf().get(name)
+
+
+def _addresses(master: str) -> list[tuple[str, int]]:
+    """Return host and port of each master that a URL names; none for a master that is no address."""
+    kind, _, rest = master.partition("://")
+    if kind not in ("spark", "k8s"):
+        return []
+    found = []
+    for place in rest.partition("://")[2].split(",") if "://" in rest else rest.split(","):
+        host, _, port = place.partition("/")[0].rpartition(":")
+        if not host or not port.isdecimal():
+            raise UsageError(f"the Spark master {master!r} does not parse: write {kind}://host:port")
+        found.append((host.strip("[]"), int(port)))
+    return found
+
+
+def _driver_address(master: str) -> str | None:
+    """Return this machine's address on the way to the master; none where the master has no address.
+
+    :raises ServerUnavailable: when nothing listens there.
+    """
+    problem = ""
+    for place in _addresses(master):
+        try:
+            with socket.create_connection(place, timeout=_CONNECT_TIMEOUT_S) as connection:
+                return str(connection.getsockname()[0])
+        except OSError as error:
+            problem = error.strerror or str(error)
+    if problem:
+        raise ServerUnavailable(
+            f"no Spark master answers at {master}: {problem}; check its address and that this machine reaches it"
+        )
+    return None
+
+
+def _ask_executor(session: SparkSession, *, wait_s: float) -> None:
+    """Have an executor say which Queuekeeper it runs, so that nothing is begun that no executor can carry out."""
+    context = session.sparkContext
+    master, driver = context.master, context.getConf().get("spark.driver.host")
+    answer: Future[list[str]] = Future()
+
+    def answer_from_executor() -> None:
+        try:
+            answer.set_result(context.parallelize([0], 1).mapPartitions(_installed_there()).collect())
+        except BaseException as error:
+            answer.set_exception(error)
+
+    threading.Thread(target=answer_from_executor, name="first-executor", daemon=True).start()
+    try:
+        (found,) = answer.result(timeout=wait_s)
+    except TimeoutError:
+        raise ServerUnavailable(
+            f"Spark at {master} granted no executor within {wait_s:g} seconds: check on the master's page that workers "
+            f"are registered and have a free core and memory, and that they may connect to this driver at {driver}; "
+            "another address of this machine is set by SPARK_LOCAL_IP"
+        ) from None
+    except (PySparkException, Py4JError, OSError) as error:
+        words = " ".join(str(error).split())
+        raise RefusedError(
+            f"an executor of Spark at {master} cannot run Python tasks of this driver: {words[:600]}; give all "
+            "machines the same packages and Python (docs/deploying.md)"
+        ) from None
+    if found != code_version():
+        raise RefusedError(
+            f"executors of Spark at {master} have Queuekeeper {found}, this driver has {code_version()}: give all "
+            "machines the same packages (docs/deploying.md)"
+        )
+
+
+def check_shared(session: SparkSession, folder: Path) -> None:
+    """Refuse a folder of the driver's that executors do not have, or may not write to.
+
+    :raises RefusedError: naming the folder and what an executor met there.
+    """
+    context = session.sparkContext
+    if context.master is None or runs_here(context.master):
+        return
+    with tempfile.NamedTemporaryFile(dir=folder, prefix=".shared-") as probe:
+        name = probe.name
+
+        def look(_: Any) -> Iterator[str]:
+            place = Path(name)
+            try:
+                place.stat()
+                written = place.with_name(f"{place.name}.executor")
+                written.touch()
+                written.unlink()
+            except OSError as error:
+                yield f"{error.strerror}, as user {os.getuid()} of {socket.gethostname()}"
+
+        problems = context.parallelize([0], 1).mapPartitions(look).collect()
+    if problems:
+        raise RefusedError(
+            f"executors of Spark at {context.master} cannot write to {folder} ({problems[0]}): name a folder that all "
+            "machines of Spark share with this one, and run them as one user"
+        )
+
+
+def _installed_there() -> Any:
+    """Return a function that an executor can run without having Queuekeeper: it travels by value."""
+
+    def installed(_: Any) -> Iterator[str]:
+        try:
+            from queuekeeper.migration.model import code_version  # noqa: PLC0415 - may be missing there
+        except ImportError as error:
+            yield f"not installed ({error})"
+        else:
+            yield code_version()
+
+    return installed
 
 
 _RAISED = re.compile(r"^queuekeeper\.errors\.(\w+): (.*)$", re.MULTILINE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -18,6 +18,7 @@ from queuekeeper import keyspace
 from queuekeeper.clock import Pace
 from queuekeeper.config import Settings
 from queuekeeper.errors import ServerUnavailable, UsageError
+from queuekeeper.migration.shared_rate import shared_rate
 from queuekeeper.migration.source import Layout, layout, open_source, task_count
 from queuekeeper.migration.spark import our_errors
 from queuekeeper.postgres import Connection, address, migrate, statement, translated_errors
@@ -290,11 +291,17 @@ def _keys_in(client: RedisClient) -> int:
     return total
 
 
-def _pace(profile: _Profile, *, tasks: int) -> Pace:
-    """Return the pace of one of so many tasks, of which only some run at once."""
-    rate = profile.parameters.throttle_references_per_s
-    share = None if rate is None else rate / min(tasks, profile.spark.sparkContext.defaultParallelism)
-    return Pace(lambda: share)
+@contextmanager
+def _paced(postgres_url: str, profile_id: str, *, rate: int | None) -> Iterator[Pace]:
+    """Hold a task to its share of the profile's throttle."""
+    if rate is None:
+        yield Pace(lambda: None)
+        return
+    with (
+        connect_postgres(postgres_url, autocommit=True) as connection,
+        shared_rate(connection, f"profile {profile_id}") as share,
+    ):
+        yield Pace(lambda: share(rate))
 
 
 def _redis_queues(
@@ -303,25 +310,26 @@ def _redis_queues(
     """Return what SCAN sees, sorted out by task, and what reads the queues of a task."""
     parameters, shard_of, secret = profile.parameters, profile.shards, profile.hash_key
     slot_firsts, labels = placement.slot_firsts, placement.labels
-    scan_pace, read_pace = _pace(profile, tasks=len(masters)), _pace(profile, tasks=placement.tasks)
+    postgres_url, profile_id, rate = profile.postgres_url, profile.profile_id, parameters.throttle_references_per_s
 
     def find(batches: Batches) -> Batches:
-        scanner = scan.Scanner(
-            prefix=parameters.key_prefix,
-            slot_firsts=slot_firsts,
-            labels=labels,
-            sample_percent=parameters.sample_percent,
-            key_share=parameters.shares.key,
-            pace=scan_pace,
-        )
-        for batch in batches:
-            for master in batch.column("id").to_pylist():
-                with connect_redis(redis_url) as client:
-                    yield from scan.packed(scanner.read(_master(client, masters[master]), masters[master]))
+        with _paced(postgres_url, profile_id, rate=rate) as pace:
+            scanner = scan.Scanner(
+                prefix=parameters.key_prefix,
+                slot_firsts=slot_firsts,
+                labels=labels,
+                sample_percent=parameters.sample_percent,
+                key_share=parameters.shares.key,
+                pace=pace,
+            )
+            for batch in batches:
+                for master in batch.column("id").to_pylist():
+                    with connect_redis(redis_url) as client:
+                        yield from scan.packed(scanner.read(_master(client, masters[master]), masters[master]))
 
     def read(batches: Batches) -> Batches:
-        with connect_redis(redis_url) as client:
-            reader = QueueReader(client, parameters=parameters, shards=shard_of, hash_key=secret, pace=read_pace)
+        with connect_redis(redis_url) as client, _paced(postgres_url, profile_id, rate=rate) as pace:
+            reader = QueueReader(client, parameters=parameters, shards=shard_of, hash_key=secret, pace=pace)
             yield from reader.read(scan.unpacked(batches))
 
     found = profile.spark.range(0, len(masters), 1, len(masters)).mapInArrow(find, scan.SPARK_PACKED)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import signal
@@ -69,10 +70,17 @@ class QueuekeeperSparkHook(SparkSubmitHook):
         # Standard input of a task is its line to the supervisor: a driver that inherited it would keep the
         # supervisor waiting after the task itself was killed.
         try:
-            return super().submit(application, env=self._environment, stdin=subprocess.DEVNULL, **kwargs)
+            environment = self._environment | {name: str(value) for name, value in (self._env_vars or {}).items()}
+            return super().submit(application, env=environment, stdin=subprocess.DEVNULL, **kwargs)
         finally:
             if self._submit_sp is not None and self._submit_sp.stdout is not None:
                 self._submit_sp.stdout.close()
+
+    def _build_spark_submit_command(self, application: str) -> list[str]:
+        command: list[str] = super()._build_spark_submit_command(application)
+        # Else `submit` puts the task's own environment, with Airflow's secrets, in place of the job's.
+        self._env = None
+        return command
 
     def _process_spark_submit_log(self, itr: Iterator[Any]) -> None:
         super()._process_spark_submit_log(self._watched(itr))
@@ -97,6 +105,9 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
     :param redis_conn_id: target; none for a job that has no use for it (templated).
     :param spark_conn_id: where Spark runs, in client mode (templated).
     :param driver_memory: memory of the driver's JVM; with a ``local`` master it holds the executors too.
+    :param name: of the application, as Spark shows it; ``queuekeeper-`` and the job when absent.
+
+    All other arguments are those of the provider's ``SparkSubmitOperator``.
     """
 
     template_fields: Sequence[str] = ("postgres_conn_id", "redis_conn_id", "spark_conn_id")
@@ -112,13 +123,14 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
         spark_conn_id: str = SPARK_CONNECTION,
         conf: dict[str, str] | None = None,
         driver_memory: str = "1g",
+        name: str | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
             conf=conf,
             conn_id=spark_conn_id,
             driver_memory=driver_memory,
-            name=f"queuekeeper-{Path(job).stem.replace('_', '-')}",
+            name=name or f"queuekeeper-{Path(job).stem.replace('_', '-')}",
             **kwargs,
         )
         self.job = job
@@ -162,16 +174,16 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
             self.spark_conn_id, kinds=("spark", "yarn", "k8s"), example=r"'spark://local%5B2%5D?deploy-mode=client'"
         )
         binary = Path(sys.executable).parent / "spark-submit"
-        hook = QueuekeeperSparkHook(
-            environment=self._environment(),
-            conf={**_CONF, **(self.conf or {})},
-            conn_id=self.spark_conn_id,
-            driver_memory=self._driver_memory,
-            name=self.name,
-            application_args=self.application_args,
-            # The PySpark of this environment, unless the connection asks for another.
-            spark_binary=str(binary) if "spark-binary" not in connection.extra_dejson and binary.is_file() else None,
-        )
+        # All that the provider's operator takes; it keeps an argument under its name, with or without a line before it.
+        given = {
+            name: getattr(self, name, getattr(self, f"_{name}", None))
+            for name in inspect.signature(SparkSubmitHook).parameters
+        }
+        given["conf"] = {**_CONF, **(self.conf or {})}
+        if given["spark_binary"] is None and "spark-binary" not in connection.extra_dejson and binary.is_file():
+            # The PySpark of this environment, unless operator or connection asks for another.
+            given["spark_binary"] = str(binary)
+        hook = QueuekeeperSparkHook(environment=self._environment(), **given)
         if hook.deploy_mode != "client":
             raise UsageError(
                 f"connection {self.spark_conn_id!r} has deploy-mode {hook.deploy_mode!r}: only client mode keeps "

@@ -62,7 +62,7 @@ from queuekeeper.maintenance.partitions.retired import bounds_text, load_retired
 from queuekeeper.maintenance.partitions.session import session_lock
 from queuekeeper.migration.model import code_version
 from queuekeeper.migration.slices import SliceReader, export_snapshot, register
-from queuekeeper.migration.spark import our_errors
+from queuekeeper.migration.spark import check_shared, our_errors
 from queuekeeper.postgres import connect, statement
 
 _TYPES: dict[str, DataType] = {
@@ -164,7 +164,7 @@ def archive_table(
             is_new = not path.exists()
             folder = path.with_name(f"{path.name}.part") if is_new else path
             if is_new:
-                _write(look.rows, folder)
+                _write(session, look.rows, folder)
         shape, content = look.shape, look.content
         if not is_new:
             check_files(path, read_manifest(path))
@@ -279,7 +279,7 @@ def _read(session: SparkSession, folder: Path, columns: Sequence[ArchivedColumn]
     return session.read.schema(_schema(columns)).parquet(_address(folder / ROWS))
 
 
-def _write(rows: DataFrame, folder: Path) -> None:
+def _write(session: SparkSession, rows: DataFrame, folder: Path) -> None:
     try:
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(mode=0o700, parents=True)
@@ -287,6 +287,7 @@ def _write(rows: DataFrame, folder: Path) -> None:
         raise RefusedError(
             f"the archive cannot be written to {folder}: {error.strerror}; name another folder"
         ) from error
+    check_shared(session, folder)
     rows.write.option("compression", "zstd").parquet(_address(folder / ROWS))
 
 

@@ -1,8 +1,8 @@
--- Count the sessions that hold cohorts of a plan, which are its running copies.
+-- Count the sessions that share a rate: each holds a lock of its name.
 -- params: class
--- rows: one: (copies)
+-- rows: one: (sharers)
 -- index: none
-SELECT count(DISTINCT locks.pid) AS copies
+SELECT count(DISTINCT locks.pid) AS sharers
 FROM pg_catalog.pg_locks AS locks
 INNER JOIN pg_catalog.pg_database AS databases ON locks.database = databases.oid
 WHERE
