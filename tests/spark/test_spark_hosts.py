@@ -201,7 +201,7 @@ def test_a_folder_for_archives_that_executors_do_not_share_is_refused(
         "except RefusedError as error:\n"
         "    print(error)\n"
     )
-    words = [sys.executable, "-c", program, master, tmp_path, unshared]
+    words = [sys.executable, "-c", program, master, str(tmp_path), str(unshared)]
 
     said = subprocess.run(words, env=WITHOUT_LOCAL_ADDRESS, capture_output=True, text=True, check=True).stdout
 
