@@ -49,7 +49,8 @@ RedisUrl = Annotated[
     ),
 ]
 SparkMaster = Annotated[
-    str | None, typer.Option("--spark-master", help="Such as spark://host:7077; else QUEUEKEEPER_SPARK_MASTER, else local[*].")
+    str | None,
+    typer.Option("--spark-master", help="Such as spark://host:7077; else QUEUEKEEPER_SPARK_MASTER, else local[*]."),
 ]
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")]
