@@ -302,7 +302,7 @@ def _roles() -> tuple[PostgresRole, ...]:
                 _events(_ADD, "events", "scheduled_events"),
                 _events(_READ, "events", columns=("id",)),
                 _NUMBERS,
-                _calls("publish", "schedule_event", "create_event_id"),
+                _calls("publish", "schedule_event", "create_event_id", "create_random_bigint"),
             ),
         ),
         PostgresRole(
@@ -351,6 +351,7 @@ def _roles() -> tuple[PostgresRole, ...]:
                     "get_config_value",
                     "check_condition",
                     "condition_refusal",
+                    "create_event_id",
                     "event_weight",
                     "match_condition",
                     "quarantine_subscription",

@@ -200,6 +200,11 @@ def test_event_broker_from_publishing_to_upkeep(world: World) -> None:
         publisher = EventBroker(world.connect("publisher"))
         publisher.publish([NewEvent(topic="order.paid", payload=name) for name in ("good", "bad")])
         publisher.schedule(NewEvent(topic="order.paid", payload="late"), due_at=datetime(2100, 1, 1, tzinfo=UTC))
+        # As PGMB's client schedules.
+        world.connect("publisher").execute(
+            "INSERT INTO pgmb.events (id, topic, payload) VALUES "
+            "(pgmb.create_event_id(now() + interval '1 hour', pgmb.create_random_bigint()), 'later', '1') RETURNING id"
+        )
         deadline_s = time.monotonic() + 60
         while True:
             # A subscription that comes later gets nothing of before, so what is new is published until it arrives.

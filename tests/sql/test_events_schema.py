@@ -289,6 +289,15 @@ def test_a_publisher_needs_no_more_than_to_insert(connection: Connection) -> Non
     assert poll(connection) == 1
 
 
+# What PGMB's client sends to schedule events (its query writeScheduledEvents).
+SCHEDULED_BY_PGMB = """
+INSERT INTO pgmb.events (id, topic, payload, metadata)
+SELECT pgmb.create_event_id(coalesce(ts, clock_timestamp()), pgmb.create_random_bigint()), topic, payload, metadata
+FROM unnest(%s::timestamptz[], %s::text[], %s::jsonb[], %s::jsonb[]) AS t (ts, topic, payload, metadata)
+RETURNING id
+"""
+
+
 def test_the_grants_of_the_guide_are_enough_for_publishers_and_consumers_and_no_more(connection: Connection) -> None:
     guide = (Path(__file__).parents[2] / "docs" / "events.md").read_text("utf-8")
     (grants,) = re.findall(r"```sql\n(GRANT USAGE.*?)```", guide, re.DOTALL)
@@ -305,6 +314,8 @@ def test_the_grants_of_the_guide_are_enough_for_publishers_and_consumers_and_no_
         published = broker.publish([NewEvent(topic="topic", payload=1)])
         broker.publish_many([NewEvent(topic="topic", payload=2)])
         broker.schedule(NewEvent(topic="topic", payload=3), due_at=datetime(2100, 1, 1, tzinfo=UTC))
+        soon, later = (datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) + timedelta(days=30))
+        connection.execute(SCHEDULED_BY_PGMB, ([soon, later], ["topic"] * 2, ["4", "5"], [None] * 2))
         connection.execute("RESET ROLE")
         poll(connection)
         connection.execute("SET ROLE consumer")

@@ -20,6 +20,7 @@ DECLARE
     max_bytes CONSTANT bigint := 32 * 1024 * 1024;
     key CONSTANT uuid := md5(condition)::uuid;
     tried_ids varchar[] := subscription_ids[1:max_subscriptions];
+    since event_id;
     latest events[];
     stretch events[];
     event events;
@@ -39,24 +40,22 @@ BEGIN
             LIMIT max_subscriptions
         );
     END IF;
-    -- Large ones are fewer: all of them are kept in memory.
-    latest := ARRAY(
-        SELECT w.event
-        FROM (
-            SELECT
-                l.event,
-                sum(l.bytes) OVER (ORDER BY l.id DESC ROWS UNBOUNDED PRECEDING) - l.bytes AS bytes_before,
-                l.id
-            FROM (
-                SELECT e AS event, e.id, event_weight(e.payload, e.metadata) AS bytes
-                FROM events AS e
-                ORDER BY e.id DESC
-                LIMIT max_events
-            ) AS l
-        ) AS w
-        WHERE w.bytes_before < max_bytes
-        ORDER BY w.id DESC
-    );
+    -- A statement that is planned for these bounds opens the partitions between them alone. The latest minutes mostly
+    -- hold enough. Large events are fewer: all of them are kept in memory.
+    FOREACH since IN ARRAY ARRAY[create_event_id(clock_timestamp() - interval '10 minutes', 0), ''] LOOP
+        EXECUTE
+            'SELECT array_agg(w.event ORDER BY w.id DESC) FROM ('
+            'SELECT l.event, l.id, sum(l.bytes) OVER (ORDER BY l.id DESC ROWS UNBOUNDED PRECEDING) - l.bytes AS bytes_before '
+            'FROM ('
+            'SELECT e AS event, e.id, event_weight(e.payload, e.metadata) AS bytes FROM events AS e '
+            'WHERE e.id BETWEEN $1 AND $2 ORDER BY e.id DESC LIMIT $3'
+            ') AS l'
+            ') AS w WHERE w.bytes_before < $4'
+            INTO latest
+            USING since, create_event_id(clock_timestamp(), 68719476735), max_events, max_bytes;
+        EXIT WHEN cardinality(latest) = max_events;
+    END LOOP;
+    latest := coalesce(latest, '{}');
     failure := (SELECT m.failure FROM match_condition(condition, key, tried_ids, '{}', '{}') AS m);
     WHILE failure IS NULL AND checked_events < cardinality(latest) LOOP
         stretch := latest[checked_events + 1:greatest(10 * checked_events, 1)];

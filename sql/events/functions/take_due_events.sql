@@ -8,13 +8,17 @@ LANGUAGE plpgsql
 VOLATILE
 SET search_path TO pgmb, pg_temp
 SET plan_cache_mode TO force_custom_plan
+SET enable_hashjoin TO off
+SET enable_mergejoin TO off
 SET enable_seqscan TO off
 AS $$
 #variable_conflict use_column
 DECLARE
+    -- A variable bounds the index; the volatile function in its place would have every waiting event looked at.
+    now_at CONSTANT timestamptz := clock_timestamp();
     lowest_id varchar;
 BEGIN
-    IF EXISTS (SELECT FROM scheduled_events AS sc WHERE sc.due_at <= clock_timestamp()) THEN
+    IF EXISTS (SELECT FROM scheduled_events AS sc WHERE sc.due_at <= now_at) THEN
         SELECT min(b.lower_bound) INTO lowest_id FROM partition_bounds('events') AS b;
         RETURN QUERY
         WITH due AS (
@@ -29,7 +33,7 @@ BEGIN
                     FROM (
                         SELECT w.id, w.due_at, event_weight(w.payload, w.metadata) AS bytes
                         FROM scheduled_events AS w
-                        WHERE w.due_at <= clock_timestamp()
+                        WHERE w.due_at <= now_at
                         ORDER BY w.due_at, w.id
                         LIMIT max_events
                         FOR UPDATE SKIP LOCKED
@@ -52,12 +56,12 @@ BEGIN
         ORDER BY d.due_at, d.id
         RETURNING e.id, e.subscription_id;
     END IF;
-    IF EXISTS (SELECT FROM due_events AS du WHERE du.due_at <= clock_timestamp()) THEN
+    IF EXISTS (SELECT FROM due_events AS du WHERE du.due_at <= now_at) THEN
         RETURN QUERY
         WITH waiting AS MATERIALIZED (
             SELECT du.event_id, du.due_at
             FROM due_events AS du
-            WHERE du.due_at <= clock_timestamp()
+            WHERE du.due_at <= now_at
             ORDER BY du.due_at, du.event_id
             LIMIT max_events
             FOR UPDATE SKIP LOCKED

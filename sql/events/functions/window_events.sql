@@ -22,9 +22,12 @@ AS $$
 DECLARE
     from_transaction_id CONSTANT xid8 := greatest(seen_to, taken_transaction_id);
     from_event_id CONSTANT event_id := CASE WHEN taken_transaction_id >= seen_to THEN taken_event_id ELSE '' END;
+    late_count int := 0;
 BEGIN
-    RETURN QUERY
-    (
+    -- What was open then comes first: its ids are below those of all that has begun since. Mostly nothing was, and a
+    -- statement that may look into every partition costs time for each, even where it finds nothing.
+    IF cardinality(open_ids) > 0 THEN
+        RETURN QUERY
         SELECT late.id, late.subscription_id, late.transaction_id, late.bytes
         FROM unnest(open_ids) AS x(transaction_id)
         CROSS JOIN LATERAL (
@@ -39,19 +42,23 @@ BEGIN
         WHERE
             pg_visible_in_snapshot(x.transaction_id, current_window)
             AND x.transaction_id >= coalesce(taken_transaction_id, '0')
-    )
-    UNION ALL
-    (
-        SELECT e.id, e.subscription_id, e.transaction_id, event_weight(e.payload, e.metadata) AS bytes
+        ORDER BY late.transaction_id, late.id
+        LIMIT max_events;
+        GET DIAGNOSTICS late_count = ROW_COUNT;
+    END IF;
+    -- Weighed once they are found: in the partitions' own scans that would be set up for each partition.
+    RETURN QUERY
+    SELECT found.id, found.subscription_id, found.transaction_id, event_weight(found.payload, found.metadata) AS bytes
+    FROM (
+        SELECT e.*
         FROM events AS e
         WHERE
             (e.transaction_id, e.id) > (from_transaction_id, from_event_id)
             AND e.transaction_id < pg_snapshot_xmax(current_window)
             AND pg_visible_in_snapshot(e.transaction_id, current_window)
         ORDER BY e.transaction_id, e.id
-        LIMIT max_events
-    )
-    ORDER BY transaction_id, id
-    LIMIT max_events;
+        LIMIT max_events - late_count
+    ) AS found
+    ORDER BY found.transaction_id, found.id;
 END
 $$;
