@@ -10,7 +10,7 @@ KEYS
 ARGV
     [1]  keep_ms         how long the keys are kept from now on, at least
     [2]  said_ms         0 to say only what would be done; or the last number of such an answer, to do it
-    [3]  all_dead        1: the set holds dead references only, all of which would be gone by then; only to say it
+    [3]  all_dead        1: the set holds dead references only, all of which would be gone by then; for who only counts
 Returns
     {"expires", expires_at_ms, last_packet_id, session, as_of_ms}  instant that is set; the memory that each key takes,
                             0 where it does not exist or has an expiry; the instant for which it is said
@@ -30,7 +30,7 @@ Cost
 local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
 local keep_ms, said_ms, all_dead = integer(ARGV[1]), integer(ARGV[2]), ARGV[3]
 if #KEYS ~= 3 or #ARGV ~= 3 or not keep_ms or keep_ms < 1 or not said_ms or said_ms < 0
-    or not (all_dead == '0' or all_dead == '1' and said_ms == 0)
+    or (all_dead ~= '0' and all_dead ~= '1')
 then
     return redis.error_reply('INVALID 3 keys, a life of 1 ms or more, an instant of 0 or more, and 0 or 1 are expected')
 end

@@ -9,8 +9,7 @@ KEYS
 ARGV
     [1]  default_ttl_ms  life that is left to a record without expiry that nobody can read
     [2]  grace_ms        a message younger than this is left alone
-    [3]  apply           1 to remove; or 0 to say only what would be done
-    [4]  said_ms         0 to say only which expiries would be set; or the instant that such an answer begins with, to
+    [3]  said_ms         0 to say only which expiries would be set; or the instant that such an answer begins with, to
                          set them
 Returns
     {as_of_ms, outcome, number, ...}  the instant for which it is said, then a pair per key, from the first on as many
@@ -31,16 +30,13 @@ local BYTES_PER_CALL = 1048576
 local FIRST_PAYLOAD = 2
 
 local messages_key = KEYS[1]
-local default_ttl_ms, grace_ms, apply, said_ms = integer(ARGV[1]), integer(ARGV[2]), ARGV[3], integer(ARGV[4])
+local default_ttl_ms, grace_ms, said_ms = integer(ARGV[1]), integer(ARGV[2]), integer(ARGV[3])
 local count = #KEYS - FIRST_PAYLOAD + 1
-if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 4 then
-    return redis.error_reply('INVALID 1 key, 1 to 100 payload keys and 4 arguments are expected')
+if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 3 then
+    return redis.error_reply('INVALID 1 key, 1 to 100 payload keys and 3 arguments are expected')
 end
 if not default_ttl_ms or default_ttl_ms < 1 or not grace_ms or grace_ms < 1 or not said_ms or said_ms < 0 then
     return redis.error_reply('INVALID default life and grace are integers of 1 or more, and the instant of 0 or more')
-end
-if apply ~= '1' and (apply ~= '0' or said_ms > 0) then
-    return redis.error_reply('INVALID apply is 1, or 0 without an instant')
 end
 
 local now = as_of(said_ms)
@@ -63,9 +59,7 @@ for index = FIRST_PAYLOAD, #KEYS do
             outcome = 'wrong_type'
         elseif facts and facts.time_ms + grace_ms <= now then
             outcome, number = 'unlinked', redis.call('MEMORY', 'USAGE', key)
-            if apply == '1' then
-                redis.call('UNLINK', key)
-            end
+            redis.call('UNLINK', key)
         elseif facts then
             outcome = 'young'
         elseif redis.call('PEXPIRETIME', key) == -1 then

@@ -19,6 +19,7 @@ ARGV
 Returns
     {"imported", written, expired}  the chunk is stored; messages whose life is over are counted, not written
     {"unchanged", 0, 0}             this plan has finished this session before; nothing was written
+    {"used", 0, 0}                  likewise, and somebody has used it since: that is noted, and nothing else written
 Errors
     INVALID          an argument breaks the rules above, a payload key comes twice or belongs to another serial
     STALE            a greater epoch owns the session
@@ -101,6 +102,10 @@ if state.epoch > epoch then
     return redis.error_reply('STALE epoch ' .. string.format('%d', state.epoch) .. ' owns the session')
 end
 if state.plan == plan and state.import == 'done' then
+    if touched(state, messages_key, last_packet_id_key) then
+        redis.call('HSET', session_key, 'used', '1')
+        return { 'used', 0, 0 }
+    end
     return { 'unchanged', 0, 0 }
 end
 -- Of a session that moves, who knows its epoch may restore an export where nobody has used it.

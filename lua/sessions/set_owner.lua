@@ -51,7 +51,7 @@ redis.call('HSET', session_key, 'owner', owner, 'epoch', ARGV[1])
 -- From now on no import may take the session back. One that is not complete stays so, and keeps everybody out.
 if not fields[5] or fields[5] == 'done' then
     redis.call('HSET', session_key, 'import', 'done')
-    redis.call('HDEL', session_key, 'plan', 'references', 'imported_last_packet_id')
+    redis.call('HDEL', session_key, 'plan', 'references', 'imported_last_packet_id', 'used')
 end
 -- Without the note of the last save the next one looks at the owner.
 redis.call('HDEL', session_key, 'saved_last_packet_id')

@@ -13,7 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple, Self, TypeAlias, cast
@@ -121,6 +121,11 @@ class Script:
         """Whether it may write."""
         return "no-writes" not in self.flags
 
+    @property
+    def bundle(self) -> _Lines:
+        """Its lines, each with its origin."""
+        return list(zip(self.source.splitlines(keepends=True), self.lines, strict=True))
+
     def locate(self, text: str) -> str:
         """Return a server's message with the lines of the bundle replaced by file and line of the source."""
 
@@ -140,6 +145,36 @@ def load(name: str) -> Script:
     :raises ScriptError: when the file or an include is missing, or its header breaks the rules.
     """
     return load_from(assets.directory("lua"), name)
+
+
+_counting_forms: dict[str, Script] = {}
+
+
+def counting(script: Script) -> Script:
+    """Return the form of a script that answers what it would do, by the same decisions, and writes nothing.
+
+    The server refuses every write of it, and needs no right to write from who calls it. One call does not see what
+    another one would have changed.
+    """
+    if not script.writes:
+        return script
+    known = _counting_forms.get(script.sha1)
+    if known is not None:
+        return known
+    header_end = next(at for at, (text, _) in enumerate(script.bundle) if text.rstrip() == "]]")
+    first = (f"#!lua flags={','.join(sorted(script.flags - {'allow-oom'} | {'no-writes'}))}\n", script.lines[0])
+    stand_in = _bundle(assets.directory("lua"), "includes/count_only")
+    lines = [first, *script.bundle[1 : header_end + 1], *stand_in, *script.bundle[header_end + 1 :]]
+    source = "".join(text for text, _ in lines)
+    found = replace(
+        script,
+        source=source,
+        sha1=_sha1(source),
+        flags=_read_flags(lines),
+        lines=tuple(line for _, line in lines),
+    )
+    _counting_forms[script.sha1] = found
+    return found
 
 
 _CALLED = re.compile(r"redis\.p?call\(\s*'([A-Z]+)'(?:,\s*'([A-Z]+)')?")
@@ -173,7 +208,7 @@ def load_from(root: Path, name: str) -> Script:
     return Script(
         name=name,
         source=source,
-        sha1=hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest(),
+        sha1=_sha1(source),
         flags=flags,
         purpose=" ".join(text for text, _ in header["Purpose"]),
         keys=_read_parameters(header["KEYS"]),
@@ -186,6 +221,10 @@ def load_from(root: Path, name: str) -> Script:
 
 
 _Lines: TypeAlias = list[tuple[str, Line]]
+
+
+def _sha1(source: str) -> str:
+    return hashlib.sha1(source.encode(), usedforsecurity=False).hexdigest()
 
 
 def _bundle(root: Path, name: str) -> _Lines:
@@ -432,6 +471,7 @@ class ScriptCaller:
     :param replicas: how many replicas to wait for after the calls of an ``execute``, once per server; 0 waits for none.
     :param replica_timeout_ms: how long to wait for them.
     :param retry_for_s: how long a script that has not run is sent again.
+    :param counts_only: scripts answer what they would do, and write nothing: see :func:`counting`.
     """
 
     def __init__(
@@ -441,8 +481,10 @@ class ScriptCaller:
         replicas: int = 0,
         replica_timeout_ms: int = REPLICA_TIMEOUT_MS,
         retry_for_s: float = RETRY_FOR_S,
+        counts_only: bool = False,
     ) -> None:
         check_replicas(replicas, replica_timeout_ms)
+        self.counts_only = counts_only
         self._client = client
         self._replicas = replicas
         self._replica_timeout_ms = replica_timeout_ms
@@ -463,6 +505,8 @@ class ScriptCaller:
         Exceptions, as :meth:`call` raises them, take the places of replies. After a failed call the later calls of its
         client id are not sent; they hold the same exception.
         """
+        if self.counts_only:
+            calls = [call._replace(script=counting(call.script)) for call in calls]
         replies = Replies(len(calls))
         failed: dict[bytes, QueuekeeperError] = {}
         client_ids = [call.client_id for call in calls]
@@ -482,6 +526,10 @@ class ScriptCaller:
             if self._replicas:
                 lanes.confirm(timeout_ms=self._replica_timeout_ms, replies=replies)
         return replies
+
+    def still_there(self, count: int) -> int:
+        """Return how many of what calls say to have removed is there yet: where a next page begins behind it."""
+        return count if self.counts_only else 0
 
     def await_wake(self, key: str | bytes, *, timeout_s: float) -> bool:
         """Take a member of a sorted set as soon as it has one, on a connection of its own.

@@ -10,6 +10,7 @@ from lua_sessions import Session, contents, messages
 
 from queuekeeper.errors import MovedOn, UsageError
 from queuekeeper.lua import ScriptCaller, load
+from queuekeeper.migration.undo import drop_imports
 from queuekeeper.redis_client import RedisClient, connect
 
 pytestmark = pytest.mark.lua
@@ -98,6 +99,19 @@ def test_import_that_was_used_is_left_alone(client: RedisClient, use: str) -> No
     assert contents(client) == before
 
 
+def test_import_that_was_found_used_stays_used_when_its_counts_are_as_they_were(client: RedisClient) -> None:
+    session = Session(client=client)
+    session.import_session(messages(2), last_packet_id=2)
+    anything: Any = client
+    [(first, score), *_] = anything.zrange(session.keys.messages, 0, -1, withscores=True)
+    client.zrem(session.keys.messages, first)
+    assert session.import_session(messages(2), last_packet_id=2) == [b"used", 0, 0]
+    anything.zadd(session.keys.messages, {first: score})
+    assert session.import_session(messages(2), last_packet_id=2) == [b"used", 0, 0]
+    with pytest.raises(MovedOn, match=r"^the session has been used since it was imported$"):
+        session.drop_import([1, 2])
+
+
 def test_import_of_another_plan_is_left_alone(client: RedisClient) -> None:
     session = Session(client=client)
     session.import_session(messages(2))
@@ -146,3 +160,27 @@ def test_import_is_dropped_from_a_full_server(own_server: Any) -> None:
         assert session.drop_import([1, 2]) == [2, 2]
         assert session.drop_import([3, 4]) == [2, 0]
         assert contents(client) == {}
+
+
+def test_dry_run_of_an_undo_says_what_the_undo_then_does(client: RedisClient) -> None:
+    """The broker has used two of the sessions, one has been imported by another plan and one by nobody."""
+    names = [f"meter-{number}" for number in range(7)]
+    sessions = {name: Session(client=client, client_id=name) for name in names}
+    for name, count in zip(names[:5], (3, 1_200, 2, 2, 0), strict=True):
+        sessions[name].import_session(messages(count), last_packet_id=count)
+    Session(client=client, client_id=names[5], plan="plan-b").import_session(messages(4), last_packet_id=4)
+    anything: Any = client
+    anything.zrem(sessions[names[2]].keys.messages, sessions[names[2]].payload(1))
+    anything.set(sessions[names[3]].keys.last_packet_id, 3)
+    before = contents(client)
+
+    said = drop_imports(client, names, plan_id="plan-a", prefix="", dry_run=True)
+    assert contents(client) == before
+    done = drop_imports(client, names, plan_id="plan-a", prefix="", dry_run=False)
+
+    assert said == replace(done, dry_run=True)
+    assert (done.sessions_dropped, done.messages_dropped) == (3, 1_203)
+    assert (done.sessions_moved_on, done.sessions_absent) == (2, 2)
+    assert done.sessions_dropped + done.sessions_moved_on + done.sessions_absent == len(names)
+    left = {name for name in names if any(f"{{{name}}}" in key for key in contents(client))}
+    assert left == {names[2], names[3], names[5]}

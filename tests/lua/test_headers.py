@@ -178,6 +178,20 @@ def test_file_is_ascii_without_tabs_and_long_lines(name: str) -> None:
     assert max(map(len, text.splitlines())) <= 120
 
 
+def test_luacheck_finds_nothing_in_the_forms_that_count(tmp_path: Path) -> None:
+    program = shutil.which("luacheck")
+    assert program, "luacheck is not installed: apt-get install lua-check, or luarocks install luacheck"
+    for script in SCRIPTS:
+        form = lua.counting(lua.load(script))
+        assert not form.writes
+        (tmp_path / f"{script.replace('/', '-')}.lua").write_text(form.source, "utf-8")
+    settings = Path(__file__).resolve().parents[2] / ".luacheckrc"
+    done = subprocess.run(
+        [program, "--no-color", "--config", str(settings), str(tmp_path)], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
 def test_luacheck_finds_nothing_in_the_bundles(tmp_path: Path) -> None:
     program = shutil.which("luacheck")
     assert program, "luacheck is not installed: apt-get install lua-check, or luarocks install luacheck"

@@ -416,7 +416,7 @@ def test_session_whose_import_goes_on_takes_nothing(session: Session) -> None:
 def test_imported_session_counts_as_used_after_a_save(session: Session) -> None:
     session.import_session(messages(2), last_packet_id=2)
     session.save_messages(far(1, first=3), expected=2)
-    assert session.import_session(messages(2), last_packet_id=2) == [b"unchanged", 0, 0]
+    assert session.import_session(messages(2), last_packet_id=2) == [b"used", 0, 0]
 
 
 # Bad arguments are refused before anything is written.

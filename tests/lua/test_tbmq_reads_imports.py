@@ -107,9 +107,11 @@ def test_session_that_the_broker_has_used_is_never_written_again(client: RedisCl
     else:
         broker.add("new")
     before = contents(client)
-    assert session.import_session(batch, last_packet_id=3) == [b"unchanged", 0, 0]
+    assert session.import_session(batch, last_packet_id=3) == [b"used", 0, 0]
     with pytest.raises(MovedOn):
         session.drop_import([1, 2, 3, 65_534, 65_535])
+    assert session.state()["used"] == "1"
+    client.hdel(session.keys.session, "used")
     assert contents(client) == before
 
 

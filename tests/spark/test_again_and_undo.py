@@ -167,3 +167,42 @@ def test_same_wishes_give_the_same_plan_and_a_changed_source_another(
 
     world.connection.execute("DELETE FROM device_publish_msg WHERE ctid = (SELECT min(ctid) FROM device_publish_msg)")
     assert world.plan().plan_id != again.plan_id
+
+
+def test_sessions_that_the_broker_has_used_are_told_by_a_second_copy_a_verification_and_an_undo(
+    make_world: Callable[..., World], healthy_template: str
+) -> None:
+    world = make_world(template=healthy_template)
+    client: Any = world.client
+    plan = world.plan()
+    first = world.copy(plan.plan_id)
+    clients = world.expected(plan)
+    acknowledged, added = [name for name, each in sorted(clients.items()) if len(each.copied) >= 3][:2]
+    message = payload_key(acknowledged, clients[acknowledged].copied[0].packet_id or 0)
+    client.zrem(session_keys(acknowledged).messages, message)
+    client.delete(message)
+    new = payload_key(added, 65_001)
+    client.set(session_keys(added).last_packet_id, 65_001)
+    client.set(new, "{}")
+    client.zadd(session_keys(added).messages, {new: 2**40})
+
+    again = world.copy(plan.plan_id)
+    assert (again.sessions_written, again.sessions_moved_on) == (0, 2)
+    assert again.sessions_unchanged == first.sessions_written - 2
+    report = world.verify(plan.plan_id)
+    assert report.balanced, world.ledger.differences(plan.plan_id)
+    assert sum(row.superseded for row in report.ledger) == sum(
+        len(clients[name].copied) for name in (acknowledged, added)
+    )
+
+    before = world.contents()
+    said, done = [
+        drop_imports(client, [name for name in sorted(clients) if name], plan_id=plan.plan_id, prefix="", dry_run=dry)
+        for dry in (True, False)
+    ]
+    assert said == replace(done, dry_run=True)
+    assert (done.sessions_dropped, done.sessions_moved_on) == (first.sessions_written - 2, 2)
+    left = {
+        key: value for key, value in before.items() if any(b"{%s}" % n.encode() in key for n in (acknowledged, added))
+    }
+    assert world.contents() == left

@@ -206,16 +206,20 @@ class CleanupOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class UndoReport:
-    """What was taken back.
+    """What was taken back; of a dry run, what would be. What was noted is taken back or left.
 
+    :param noted: changes that the undo files tell of, each once.
     :param references: dead references that are back in their sets.
     :param expiries: keys that have no expiry again; one that has another by now is left as it is.
+    :param left: changes that somebody else has gone on from, or that never came about.
     :param wrong_type_keys: sets that are of another type by now; left as they are.
     """
 
     maintenance_run_id: str
     dry_run: bool
     files: int
+    noted: int
     references: int
     expiries: int
+    left: int
     wrong_type_keys: int

@@ -2,61 +2,73 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from hashlib import blake2b
 from pathlib import Path
-
-from redis.exceptions import ResponseError
 
 from queuekeeper import lua
 from queuekeeper.maintenance.cleanup_model import KIND, UndoReport
 from queuekeeper.maintenance.undo_file import read_undo_file, undo_paths
-from queuekeeper.redis_client import RedisClient, address_of, redis_errors
+from queuekeeper.maintenance.writer import Writer
+from queuekeeper.redis_client import RedisClient
 
 
 def undo_cleanup(client: RedisClient, *, run_id: str, directory: Path, dry_run: bool) -> UndoReport:
     """Put dead references back and take expiries off again. Messages that were removed do not come back.
 
     A reference that is there by now belongs to a newer message, an expiry that is another by now to somebody else, and
-    a set that is of another type by now to another program: all are left as they are.
+    a set that is of another type by now to another program: all are left as they are, and counted.
 
     :param directory: folder of the undo files.
-    :param dry_run: only count what the files hold.
+    :param dry_run: the scripts decide all the same, and only count.
     :raises UsageError: when there is no file of this run on this machine.
     """
     paths = undo_paths(directory, run_id=run_id)
-    caller, script = lua.ScriptCaller(client), lua.load("maintenance/persist_keys")
-    references = expiries = wrong_type_keys = 0
+    writer = Writer(client, counts_only=dry_run)
+    restore, persist = lua.load("maintenance/restore_references"), lua.load("maintenance/persist_keys")
+    references = expiries = wrong_type_keys = noted = 0
+    # A cleanup that was killed may have noted a change twice.
+    known: set[bytes] = set()
+
+    def is_new(*change: bytes) -> bool:
+        digest = blake2b(b"\0".join(change), digest_size=16).digest()
+        before = len(known)
+        known.add(digest)
+        return len(known) > before
+
     for path in paths:
         _, lines = read_undo_file(path, kind=KIND)
         for line in lines:
             if "references" in line:
+                messages = raw_of(line["messages"])
                 members = {raw_of(member): score for member, score in line["references"]}
-                if dry_run:
-                    references += len(members)
-                    continue
-                pairs = (each for pair in members.items() for each in pair[::-1])
-                with redis_errors(address_of(client)):
-                    try:
-                        references += int(
-                            client.execute_command(  # type: ignore[no-untyped-call]
-                                "ZADD", raw_of(line["messages"]), "NX", *pairs
-                            )
-                        )
-                    except ResponseError as error:
-                        if not str(error).startswith("WRONGTYPE"):
-                            raise
-                        wrong_type_keys += 1
+                members = {member: score for member, score in members.items() if is_new(messages, member)}
+                noted += len(members)
+                pairs: list[lua.Value] = [each for pair in members.items() for each in (repr(pair[1]), pair[0])]
+                restored = int(_asked(writer, restore, [messages], pairs)) if pairs else 0
+                wrong_type_keys += restored < 0
+                references += max(0, restored)
             else:
-                keys = [raw_of(name) for name, _ in line["expiries"]]
-                instants = [str(expires_at_ms) for _, expires_at_ms in line["expiries"]]
-                expiries += len(keys) if dry_run else int(caller.call(script, keys, instants))
+                fresh = [(raw_of(name), str(at_ms)) for name, at_ms in line["expiries"]]
+                fresh = [(key, at_ms) for key, at_ms in fresh if is_new(key, at_ms.encode())]
+                noted += len(fresh)
+                if fresh:
+                    keys, instants = zip(*fresh, strict=True)
+                    expiries += int(_asked(writer, persist, keys, instants))
     return UndoReport(
         maintenance_run_id=run_id,
         dry_run=dry_run,
         files=len(paths),
+        noted=noted,
         references=references,
         expiries=expiries,
+        left=noted - references - expiries,
         wrong_type_keys=wrong_type_keys,
     )
+
+
+def _asked(writer: Writer, script: lua.Script, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> lua.Reply:
+    return writer.execute([lua.Call(script, keys, args)]).or_raise()[0]
 
 
 def name_of(raw: bytes) -> str:

@@ -42,6 +42,7 @@ from queuekeeper.maintenance.run_pace import TimeIsUp, run_pace
 from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.maintenance.sweep import WORST_QUEUES, Sweep
 from queuekeeper.maintenance.undo_file import UndoFile, undo_path
+from queuekeeper.maintenance.writer import Writer
 from queuekeeper.redis_client import RedisClient, address_of, facts, nodes, redis_errors, unfit
 
 PLAN_VALID_DAYS = 8
@@ -79,7 +80,7 @@ def plan_cleanup(
     check_access(client, key_prefix=parameters.key_prefix, writing=False)
     total, shards, worst = CleanupCounts(), [], list[tuple[int, int, bytes]]()
     for shard in shards_of(client, shares=parameters.shares):
-        sweep = Sweep(client, parameters, undo=None)
+        sweep = Sweep(Writer(client, counts_only=True), parameters)
         counts = CleanupCounts()
         pace = Pace(lambda: parameters.max_operations_per_s)
         narrator = _Narrator(say, verb="looked at", shard=shard, expected_keys=0)
@@ -366,7 +367,7 @@ class _ShardWork:
             max_run_minutes=self.plan.parameters.max_run_minutes,
             say=self.say,
         )
-        sweep = Sweep(self.client, self.plan.parameters, undo=undo)
+        sweep = Sweep(Writer(self.client, undo=undo), self.plan.parameters)
         narrator = _Narrator(self.say, verb="cleaned", shard=shard, expected_keys=self.planned.counts.keys)
         # A cursor is good for the process that gave it: one that was started since sees its keys in another order.
         server = self._server_run_id()

@@ -1,4 +1,4 @@
-"""Judges pages of keys and cleans them, by scripts that decide in the moment in which they write; others scan."""
+"""Cleans pages of keys by scripts that decide in the moment in which they write, or counts; others scan."""
 
 from __future__ import annotations
 
@@ -16,8 +16,7 @@ from queuekeeper.errors import NotOwner, QueuekeeperError, ScriptError
 from queuekeeper.keyspace import split_session_key
 from queuekeeper.maintenance.cleanup_model import CleanupCounts, CleanupParameters
 from queuekeeper.maintenance.cleanup_undo import name_of
-from queuekeeper.maintenance.undo_file import UndoFile
-from queuekeeper.redis_client import RedisClient
+from queuekeeper.maintenance.writer import Writer
 
 REFERENCES_PER_CALL = 1_000
 RECORDS_PER_CALL = 100
@@ -84,30 +83,31 @@ class _Queue:
     """A set on its way through a sweep.
 
     :ivar start: rank at which the next page begins.
+    :ivar dead_share: memory of dead references, and their number, as the first page with some had it: the set is whole
+        then, whether or not they are removed.
     """
 
     stem: bytes
     start: int = 0
     seen: int = 0
     dead: int = 0
+    dead_share: tuple[int, int] = (0, 0)
     page: list[_Reference] = field(default_factory=list)
 
 
 class Sweep:
-    """Judges pages of keys, and cleans them where there is an undo file to note it in.
+    """Cleans pages of keys, or counts what there is to clean; the writer makes the difference.
 
     :ivar worst: ``(dead, references, stem)`` of the queues with most dead references.
     """
 
-    def __init__(self, client: RedisClient, parameters: CleanupParameters, *, undo: UndoFile | None) -> None:
+    def __init__(self, writer: Writer, parameters: CleanupParameters) -> None:
         self.worst: list[tuple[int, int, bytes]] = []
-        self._caller = lua.ScriptCaller(client)
+        self._writer = writer
         self._parameters = parameters
         self._prefix = parameters.key_prefix.encode()
         # A tag that is empty scatters a session's keys over slots: no script of a cluster may touch two of them.
-        self._scattered = self._prefix + b"{}" if isinstance(client, redis.RedisCluster) else None
-        self._undo = undo
-        self._apply = "0" if undo is None else "1"
+        self._scattered = self._prefix + b"{}" if isinstance(writer.client, redis.RedisCluster) else None
         self._judgement = (parameters.default_ttl_s * 1000, parameters.grace_s * 1000)
 
     def page(self, names: Iterable[bytes], pace: Pace) -> CleanupCounts:
@@ -158,7 +158,7 @@ class Sweep:
         replies: list[lua.Reply] = []
         error: QueuekeeperError | None = None
         for trip in _trips(calls, cost):
-            for reply in self._caller.execute(trip):
+            for reply in self._writer.execute(trip):
                 if _is_wrong_type(reply):
                     counts.wrong_type_keys += 1
                 elif isinstance(reply, NotOwner):
@@ -225,49 +225,48 @@ class Sweep:
                 judged.append((queue, ours))
         find = lua.load("maintenance/find_dead_references")
         calls = [lua.Call(find, [queue.stem + b"_messages", *(each.member for each in ours)]) for queue, ours in judged]
-        dead: list[tuple[_Queue, list[_Reference], int]] = []
+        dead: list[tuple[_Queue, list[_Reference]]] = []
         lasting: list[tuple[_Queue, list[_Reference]]] = []
         for (queue, ours), reply in zip(judged, self._call(calls, counts), strict=True):
             if reply is None:
                 continue
             gone = [ours[position] for position in _positions(reply[0])]
             if gone:
-                dead.append((queue, gone, int(reply[2])))
+                queue.dead_share = queue.dead_share if queue.dead_share[1] else (int(reply[2]), len(gone))
+                dead.append((queue, gone))
             without = [ours[position] for position in _positions(reply[1])]
             if without:
                 lasting.append((queue, without))
         self._remove(dead, counts)
         self._repair(lasting, counts)
 
-    def _remove(self, dead: Sequence[tuple[_Queue, list[_Reference], int]], counts: CleanupCounts) -> None:
+    def _remove(self, dead: Sequence[tuple[_Queue, list[_Reference]]], counts: CleanupCounts) -> None:
         """Remove dead references; noted before, as a reference that is there again is left alone by an undo."""
-        removed = [len(gone) for _, gone, _ in dead]
-        if self._undo is not None and dead:
-            self._undo.write(
-                [
-                    {
-                        "messages": name_of(queue.stem + b"_messages"),
-                        "references": [(name_of(each.member), each.score) for each in gone],
-                    }
-                    for queue, gone, _ in dead
-                ]
+        if not dead:
+            return
+        self._writer.note(
+            {
+                "messages": name_of(queue.stem + b"_messages"),
+                "references": [(name_of(each.member), each.score) for each in gone],
+            }
+            for queue, gone in dead
+        )
+        remove = lua.load("sessions/remove_dead_references")
+        calls = [
+            lua.Call(
+                remove,
+                [queue.stem + b"_messages", queue.stem + b"_session", *(each.member for each in gone)],
+                ["", "", ""],
             )
-            remove = lua.load("sessions/remove_dead_references")
-            calls = [
-                lua.Call(
-                    remove,
-                    [queue.stem + b"_messages", queue.stem + b"_session", *(each.member for each in gone)],
-                    ["", "", ""],
-                )
-                for queue, gone, _ in dead
-            ]
-            removed = [0 if reply is None else int(reply[0]) for reply in self._call(calls, counts)]
-        for (queue, gone, dead_bytes), number in zip(dead, removed, strict=True):
+            for queue, gone in dead
+        ]
+        for (queue, _), reply in zip(dead, self._call(calls, counts), strict=True):
+            number = 0 if reply is None else int(reply[0])
+            memory, of = queue.dead_share
             counts.dead_references += number
-            counts.freed_bytes += dead_bytes * number // len(gone)
+            counts.freed_bytes += memory * number // of
             queue.dead += number
-            if self._undo is not None:
-                queue.start -= number
+            queue.start -= number - self._writer.still_there(number)
 
     def _repair(self, lasting: Sequence[tuple[_Queue, list[_Reference]]], counts: CleanupCounts) -> None:
         """Give messages without expiry one."""
@@ -306,7 +305,7 @@ class Sweep:
         script = lua.load("maintenance/unlink_orphans")
 
         def call(stem: bytes, keys: list[bytes], said_ms: int = 0) -> lua.Call:
-            return lua.Call(script, [stem + b"_messages", *keys], [*self._judgement, self._apply, said_ms])
+            return lua.Call(script, [stem + b"_messages", *keys], [*self._judgement, said_ms])
 
         for judged in self._records(work, call, 2, counts):
             for _, (outcome, amount) in (pair for each in judged for pair in each.answers):
@@ -365,14 +364,14 @@ class Sweep:
         width: int,
         counts: CleanupCounts,
     ) -> int:
-        """Note the expiries that were announced, set them, and return how many; or how many there are to set.
+        """Note the expiries that were announced, set them, and return how many.
 
         :param said: of records that are to get an expiry, the last value of their answers.
         :param call: makes the call that sets what was said for an instant.
         """
         said = [each for each in said if each.answers]
-        if self._undo is None or not said:
-            return sum(len(each.answers) for each in said)
+        if not said:
+            return 0
         announced = {key: int(answer[-1]) for each in said for key, answer in each.answers}
         self._note(announced.items())
         calls = [call(each.stem, [key for key, _ in each.answers], each.as_of_ms) for each in said]
@@ -405,30 +404,28 @@ class Sweep:
 
         def call(stem: bytes, said_ms: int = 0) -> lua.Call:
             keys = [stem + b"_messages", stem + b"_last_packet_id", stem + b"_session"]
-            return lua.Call(script, keys, [keep_ms, said_ms, int(all_dead and self._undo is None)])
+            return lua.Call(script, keys, [keep_ms, said_ms, int(all_dead and self._writer.counts_only)])
 
         replies = self._call([call(stem) for stem in stems], counts)
         found = {stem: reply for stem, reply in zip(stems, replies, strict=True) if reply is not None}
         counts.held_sessions += sum(reply[0] == b"held" for reply in found.values())
         counts.wrong_type_keys += sum(reply[0] == b"foreign" for reply in found.values())
         going = {stem: reply for stem, reply in found.items() if reply[0] == b"expires"}
-        error = None
-        if self._undo is not None:
-            announced = dict(pair for stem, reply in going.items() for pair in _idle_expiries(stem, reply))
-            self._note(announced.items())
-            asked = list(going)
-            replies, error = self._call_until_error([call(stem, going[stem][-1]) for stem in asked], counts)
-            going = {
-                stem: reply
-                for stem, reply in zip(asked, replies, strict=True)
-                if reply is not None and reply[0] == b"expires"
-            }
-            # Of a session that was used in between the script has judged anew.
-            done = [pair for stem, reply in going.items() for pair in _idle_expiries(stem, reply)]
-            self._note((key, at_ms) for key, at_ms in done if announced.get(key) != at_ms)
+        announced = dict(pair for stem, reply in going.items() for pair in _idle_expiries(stem, reply))
+        self._note(announced.items())
+        asked = list(going)
+        replies, error = self._call_until_error([call(stem, going[stem][-1]) for stem in asked], counts)
+        going = {
+            stem: reply
+            for stem, reply in zip(asked, replies, strict=True)
+            if reply is not None and reply[0] == b"expires"
+        }
+        # Of a session that was used in between the script has judged anew.
+        done = [pair for stem, reply in going.items() for pair in _idle_expiries(stem, reply)]
+        self._note((key, at_ms) for key, at_ms in done if announced.get(key) != at_ms)
         for stem, reply in going.items():
             sizes = _idle_sizes(reply)
-            met = {kind: size for kind, size in sizes.items() if self._undo is not None or kind in sessions[stem]}
+            met = {kind: size for kind, size in sizes.items() if kind in sessions[stem] or not self._writer.counts_only}
             counts.idle_keys += len(met)
             counts.later_bytes += sum(met.values())
             shared = stem.startswith(self._prefix + b"{ss_")
@@ -443,9 +440,9 @@ class Sweep:
             found = split_session_key(key, prefix=self._prefix)
             assert found is not None  # it was made of one
             lines[found[0]].append((name_of(key), expires_at_ms))
-        if self._undo is not None and lines:
-            self._undo.write(
-                [{"expiries": page} for each in lines.values() for page in _slices(each, REFERENCES_PER_CALL)]
+        if lines:
+            self._writer.note(
+                {"expiries": page} for each in lines.values() for page in _slices(each, REFERENCES_PER_CALL)
             )
 
 

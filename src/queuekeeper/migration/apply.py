@@ -332,6 +332,8 @@ class SessionImporter:
         if chunk.last:
             if status == b"unchanged":
                 counts.sessions_unchanged += 1
+            elif status == b"used":
+                counts.sessions_moved_on += 1
             else:
                 counts.sessions_written += 1
 

@@ -26,6 +26,7 @@ SCHEMA = pa.schema(
         ("last_packet_id", pa.string()),
         ("plan", pa.string()),
         ("import", pa.string()),
+        ("used", pa.bool_()),
         ("read_at_ms", pa.int64()),
     ]
 )
@@ -33,7 +34,8 @@ SCHEMA = pa.schema(
 
 SPARK_SCHEMA = (
     "task int, cohort int, client_id string, kind string, position int, serial_number double, key_packet_id string, "
-    "json string, expires_at_ms bigint, last_packet_id string, plan string, `import` string, read_at_ms bigint"
+    "json string, expires_at_ms bigint, last_packet_id string, plan string, `import` string, used boolean, "
+    "read_at_ms bigint"
 )
 
 _SESSIONS_PER_TRIP = 128
@@ -88,17 +90,18 @@ class TargetReader:
                 ("ZRANGE", keys.messages, 0, _REFERENCES_PER_PAGE - 1, "WITHSCORES"),
                 ("ZCARD", keys.messages),
                 ("GET", keys.last_packet_id),
-                ("HMGET", keys.session, "plan", "import"),
+                ("HMGET", keys.session, "plan", "import", "used"),
             ]
         answers = self._pipeline(commands)
         rows = _Rows()
         references: list[tuple[str, int, bytes, float]] = []
         for index, name in enumerate(names):
-            page, count, last_packet_id, (plan, state) = answers[4 * index : 4 * index + 4]
+            page, count, last_packet_id, (plan, state, used) = answers[4 * index : 4 * index + 4]
             task, cohort = clients[name]
             rows.add(
                 task=task, cohort=cohort, client_id=name, kind="session", position=count,
-                last_packet_id=_text(last_packet_id), plan=_text(plan), **{"import": _text(state)},
+                last_packet_id=_text(last_packet_id), plan=_text(plan), used=used is not None,
+                **{"import": _text(state)},
             )  # fmt: skip
             for page_start in range(0, max(count, 1), _REFERENCES_PER_PAGE):
                 if page_start:

@@ -16,9 +16,10 @@ PAGE = 500
 
 @dataclass(frozen=True, kw_only=True)
 class DropReport:
-    """What was taken out.
+    """What was taken out; of a dry run, what would be.
 
     :param sessions_dropped: sessions whose import is gone.
+    :param messages_dropped: messages of these sessions, and those that were removed before somebody used their session.
     :param sessions_moved_on: sessions left alone because somebody has used them.
     :param sessions_absent: sessions that this plan had not imported.
     """
@@ -31,25 +32,47 @@ class DropReport:
     sessions_absent: int
 
 
+@dataclass
+class _Drop:
+    """One session's import on its way out.
+
+    :ivar messages: how many messages were removed.
+    """
+
+    caller: lua.ScriptCaller
+    client: RedisClient
+    prefix: str
+    messages: int = 0
+
+    def run(self, client_id: str, plan_id: str) -> None:
+        """Remove page by page.
+
+        :raises MovedOn: when the session has been used since it was imported.
+        """
+        keys = session_keys(client_id, prefix=self.prefix)
+        script = lua.load("sessions/drop_import")
+        behind = 0
+        while True:
+            references: Any = self.client.zrange(keys.messages, behind, behind + PAGE - 1)
+            removed, remaining = self.caller.call(script, [*keys, *references], [plan_id])
+            self.messages += removed
+            if remaining == behind:
+                return
+            behind += self.caller.still_there(removed)
+
+
 def drop_import(client: RedisClient, client_id: str, *, prefix: str) -> int:
     """Remove one session's untouched import, page by page.
 
     :returns: how many messages were removed.
     :raises MovedOn: when the session has been used since it was imported.
     """
-    keys = session_keys(client_id, prefix=prefix)
-    script = lua.load("sessions/drop_import")
-    caller = lua.ScriptCaller(client)
-    plan_id = client.hget(keys.session, "plan")
+    plan_id: Any = client.hget(session_keys(client_id, prefix=prefix).session, "plan")
     if plan_id is None:
         return 0
-    dropped = 0
-    while True:
-        references: Any = client.zrange(keys.messages, 0, PAGE - 1)
-        removed, remaining = caller.call(script, [*keys, *references], [plan_id])
-        dropped += int(removed)
-        if remaining == 0:
-            return dropped
+    drop = _Drop(lua.ScriptCaller(client), client, prefix)
+    drop.run(client_id, plan_id.decode())
+    return drop.messages
 
 
 def drop_imports(
@@ -58,20 +81,16 @@ def drop_imports(
     """Remove what a plan has imported, session by session; sessions that were used since are left alone.
 
     :param client_ids: sessions to look at.
-    :param dry_run: count only.
+    :param dry_run: the scripts decide all the same, and only count.
     """
-    dropped = messages = moved_on = absent = 0
+    drop = _Drop(lua.ScriptCaller(client, counts_only=dry_run), client, prefix)
+    dropped = moved_on = absent = 0
     for client_id in client_ids:
-        keys = session_keys(client_id, prefix=prefix)
-        if client.hget(keys.session, "plan") != plan_id.encode():
+        if client.hget(session_keys(client_id, prefix=prefix).session, "plan") != plan_id.encode():
             absent += 1
             continue
-        if dry_run:
-            dropped += 1
-            messages += int(client.zcard(keys.messages))
-            continue
         try:
-            messages += drop_import(client, client_id, prefix=prefix)
+            drop.run(client_id, plan_id)
             dropped += 1
         except MovedOn:
             moved_on += 1
@@ -79,7 +98,7 @@ def drop_imports(
         plan_id=plan_id,
         dry_run=dry_run,
         sessions_dropped=dropped,
-        messages_dropped=messages,
+        messages_dropped=drop.messages,
         sessions_moved_on=moved_on,
         sessions_absent=absent,
     )

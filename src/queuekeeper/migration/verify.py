@@ -304,6 +304,7 @@ def found_rows(target: DataFrame) -> DataFrame:
         F.col("last_packet_id").alias("found_last_packet_id"),
         "plan",
         F.col("import").alias("import_state"),
+        "used",
         "read_at_ms",
     )
 
@@ -316,7 +317,7 @@ def compare(expected: DataFrame, found: DataFrame, *, plan_id: str) -> DataFrame
     :returns: ``cohort``, ``client_id``, ``serial_number``, ``kind``, ``moved_on``, ``outcome``,
         ``differences``, ``hash``.
     """
-    of_session = ("found_last_packet_id", "plan", "import_state", "read_at_ms")
+    of_session = ("found_last_packet_id", "plan", "import_state", "used", "read_at_ms")
     sessions = found.where(F.col("kind") == transforms.SESSION).select(
         "task", "client_id", *of_session, F.col("found_position").alias("references")
     )
@@ -327,8 +328,9 @@ def compare(expected: DataFrame, found: DataFrame, *, plan_id: str) -> DataFrame
         .join(sessions, ["task", "client_id"], "left")
     )
     placed = _with_positions(joined)
-    used = F.col("plan").isNotNull() | (F.col("references") > 0) | F.col("found_last_packet_id").isNotNull()
-    moved_on = F.coalesce((F.coalesce(F.col("plan"), F.lit("")) != plan_id) & used, F.lit(False))
+    exists = F.col("plan").isNotNull() | (F.col("references") > 0) | F.col("found_last_packet_id").isNotNull()
+    # A repeated copy has noted which imports of this plan were used since; whatever else is gone was lost.
+    moved_on = F.coalesce(((F.coalesce(F.col("plan"), F.lit("")) != plan_id) & exists) | F.col("used"), F.lit(False))
     present = F.col("found_position").isNotNull() & F.col("has_payload")
     expired_since = (F.col("fate") == "copied") & ~present & (F.col("expires_at_ms") <= F.col("read_at_ms"))
     is_session = F.col("kind") == transforms.SESSION

@@ -999,7 +999,7 @@ class RedisSessionOperations:
                 if isinstance(error, NotOwner | StaleEpoch) and self._epoch(keys) != "":
                     raise
                 raise MovedOn(f"the session of {client_id!r} exists: {error}") from None
-            if reply[0] == b"unchanged":
+            if reply[0] in (b"unchanged", b"used"):
                 raise MovedOn(f"the session of {client_id!r} exists: these lines were imported before")
             stored += reply[1]
             expired += reply[2]
