@@ -18,6 +18,8 @@ from queuekeeper.events import schema
 from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.model import Delivery, Interest, NewEvent
 from queuekeeper.postgres import Connection
+from tests.event_samples import subscribe
+from tests.original_pgmb import OriginalPgmb
 
 pytestmark = pytest.mark.integration
 
@@ -206,3 +208,24 @@ def test_an_installation_that_lacks_a_privilege_shows_the_grant_that_helps(conne
         )
     finally:
         connection.execute(f"REVOKE ALL ON DATABASE {database} FROM tenant; DROP ROLE tenant".encode())
+
+
+def test_an_installed_pgmb_is_taken_over_after_a_dry_run(connection: Connection) -> None:
+    schema.uninstall(connection)
+    original = OriginalPgmb(connection)
+    subscribe(connection, "all", group="billing")
+    original.dispatch({"all": original.publish(1, 2)})
+    original.read("billing", 1)
+    fails("install", code=4, words=r"take it over \(queuekeeper events install --from-pgmb --dry-run\)")
+    fails("install", "--dry-run", code=2, words="--dry-run and --redispatch-unmatched go with --from-pgmb")
+
+    shown = run("install", "--from-pgmb", "--dry-run").stdout
+    assert re.search(r"deliveries +2 +1 read before, 1 unread +0\b", shown), shown
+    assert "Nothing was changed. Next: queuekeeper events install --from-pgmb" in shown
+    fails("install", "--from-pgmb", code=4, words="publishers wait meanwhile.* repeat the command with --yes")
+    done = as_json("install", "--from-pgmb", "--yes")
+    assert (done["unaccounted"], done["set_aside"]) == (0, "pgmb_original")
+
+    assert [event["topic"] for event in as_json("read", "billing")["events"]] == ["topic"]
+    assert as_json("status")["installed"] is True
+    fails("install", "--from-pgmb", "--yes", code=4, words="is Queuekeeper's already: there is nothing to take over")

@@ -56,7 +56,13 @@ WITH RECURSIVE doomed (classid, objid, objsubid, relation, is_outside) AS (
         ) AS part
     LEFT JOIN pg_class AS c ON part.relation = c.oid
     CROSS JOIN LATERAL pg_identify_object(d.classid, d.objid, d.objsubid) AS i
-    WHERE NOT up.is_outside
+    WHERE
+        NOT up.is_outside
+        -- An extension is named itself.
+        AND NOT EXISTS (
+            SELECT FROM pg_depend AS member
+            WHERE member.classid = d.classid AND member.objid = d.objid AND member.deptype = 'e'
+        )
 )
 
 SELECT DISTINCT

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from pathlib import Path
@@ -174,15 +174,13 @@ def install(connection: Connection, *, directory: Path | None = None) -> Install
     :raises RefusedError: when the server is too old, a schema ``pgmb`` is there that is not ours, an applied migration
         was changed, the database is newer than this release, or a privilege is missing.
     """
-    _check_server(connection)
+    check_server(connection)
     known = _migrations(directory)
     with translated_errors(connection), connection.transaction():
-        connection.execute(statement("events/queries/lock_schema"), {"key": _LOCK})
+        lock(connection)
         installed = _installed(connection)
         if installed is None:
-            # The one statement that is no statement of a transaction is its frame.
-            body = script(directory=directory).removesuffix("COMMIT;\n").partition("BEGIN;")[2]
-            connection.execute(sql.SQL(body))
+            create(connection, directory=directory)
             return InstallReport(created=True, applied=(), version=len(known))
         pending = _pending(known, installed)
         connection.execute(sql.SQL("SET LOCAL check_function_bodies TO off"))
@@ -198,20 +196,45 @@ def install(connection: Connection, *, directory: Path | None = None) -> Install
     return InstallReport(created=False, applied=tuple(each.name for each in pending), version=len(known))
 
 
+def lock(connection: Connection) -> None:
+    """Let one process at a time install, take over or remove the broker, until the transaction ends."""
+    connection.execute(statement("events/queries/lock_schema"), {"key": _LOCK})
+
+
+def create(connection: Connection, *, directory: Path | None = None) -> None:
+    """Create schema ``pgmb`` in a transaction of the caller's.
+
+    :param directory: where the migrations are; ``sql/events/migrations`` when absent.
+    """
+    # The one statement that is no statement of a transaction is its frame.
+    body = script(directory=directory).removesuffix("COMMIT;\n").partition("BEGIN;")[2]
+    connection.execute(sql.SQL(body))
+
+
+def outside_dependants(connection: Connection) -> list[str]:
+    """Return descriptions of what stands outside schema ``pgmb`` and depends on it."""
+    return [name for (name,) in connection.execute(statement("events/queries/outside_dependants")).fetchall()]
+
+
+def named(names: Sequence[str]) -> str:
+    """Return the first names of many, and how many more there are."""
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
 def uninstall(connection: Connection) -> bool:
     """Remove schema ``pgmb`` with all events; return whether it was there. The role ``pgmb_reader`` stays.
 
     :raises RefusedError: when the schema is not ours, a privilege is missing, or objects elsewhere depend on it.
     """
     with translated_errors(connection), connection.transaction():
-        connection.execute(statement("events/queries/lock_schema"), {"key": _LOCK})
+        lock(connection)
         if _installed(connection) is None:
             return False
-        outside = [name for (name,) in connection.execute(statement("events/queries/outside_dependants")).fetchall()]
+        outside = outside_dependants(connection)
         if outside:
-            more = f" and {len(outside) - _NAMED} more" if len(outside) > _NAMED else ""
             raise RefusedError(
-                f"schema pgmb is used from outside, and removing it would destroy {', '.join(outside[:_NAMED])}{more}: "
+                f"schema pgmb is used from outside, and removing it would destroy {named(outside)}: "
                 "drop or change that first; nothing was removed"
             )
         for (command,) in connection.execute(statement("events/queries/foreign_triggers")).fetchall():
@@ -245,7 +268,8 @@ def dispatch_status(connection: Connection) -> DispatchStatus:
     return DispatchStatus(**dict(zip((each.name for each in fields(DispatchStatus)), row, strict=True)))
 
 
-def _check_server(connection: Connection) -> None:
+def check_server(connection: Connection) -> None:
+    """Refuse a server that is too old."""
     version = connection.info.server_version
     if version < MINIMUM_SERVER_VERSION:
         raise RefusedError(
@@ -262,8 +286,9 @@ def _installed(connection: Connection) -> list[tuple[int, str, str]] | None:
         return None
     if not has_ledger:
         raise RefusedError(
-            f"schema pgmb at {address(connection)} was not installed by Queuekeeper: it is left alone; use another "
-            "database, or rename it once nothing uses it any more"
+            f"schema pgmb at {address(connection)} was not installed by Queuekeeper: it is left alone; if it is "
+            "PGMB's, take it over (queuekeeper events install --from-pgmb --dry-run), else use another database, or "
+            "rename it once nothing uses it any more"
         )
     return connection.execute(statement("events/queries/applied_migrations")).fetchall()
 
