@@ -1,4 +1,4 @@
-"""``make demo``: shows a whole migration on private servers, driven through Airflow's REST API like a user would."""
+"""``make demo``: a migration and a look at its queues on private servers, driven through Airflow's REST API."""
 
 from __future__ import annotations
 
@@ -30,16 +30,19 @@ from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError, Usag
 from queuekeeper.migration.ledger import MigrationLedger, QuarantineCount, StoredReport
 from queuekeeper.migration.model import LedgerRow
 from queuekeeper.migration.progress import line
-from queuekeeper.postgres import Connection, connect, migrate
+from queuekeeper.migration.status import migration_status
+from queuekeeper.postgres import Connection, connect, migrate, statement
 from queuekeeper.sessions.sample import SampleParameters, SampleReport, fill
 
 DAG_ID = "session_migration"
 APPROVAL_TASK = "approve"
 APPROVE = "Approve"
 
-DATABASE = "demo"
-# A logical database of the private server that nothing else uses, so that it can be emptied without a thought.
-REDIS_DATABASE = 1
+QUALITY_DAG_ID = "queue_quality"
+QUALITY_CONF = {"suite": "full", "stores": "redis"}
+
+_MARK = "filled by the demo"
+"""Comment on the database that a demo has filled, and may empty again."""
 
 Approval = Literal["auto", "ui"]
 _LOOK_EVERY_S = 0.5
@@ -138,11 +141,8 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
         stack.enter_context(_servers_as_before(settings, console))
         _say(console, began, "Starting a PostgreSQL and a Redis of the demo's own")
         embedded.up(settings)
-        postgres = PostgresServer(settings.home / "postgres")
-        postgres.drop_database(DATABASE)
-        postgres_url = postgres.create_database(DATABASE)
-        redis_url = _empty_redis(settings)
-        airflow = embedded.airflow_server(settings, postgres_url=postgres_url, redis_url=redis_url)
+        postgres_url = _begin_anew(settings)
+        airflow = embedded.airflow_server(settings)
         with ThreadPoolExecutor(1) as other:
             _say(console, began, "Starting Airflow, and filling PostgreSQL meanwhile")
             started = other.submit(airflow.start)
@@ -158,8 +158,10 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
             f"Airflow is up: [link]{airflow.url}[/]  user [b]{admin.name}[/]  password [b]{admin.password}[/]",
         )
         with AirflowClient(airflow.url, user=admin.name, password=admin.password, timeout_s=_ANSWER_WITHIN_S) as client:
-            result = _migrate_sessions(client, MigrationLedger(connection), options, console, began)
+            result = _migrate_sessions(client, connection, options, console, began)
+            looked = _look_at_queues(client, connection, options, console, began)
         _show(console, result, airflow)
+        console.print(f"Quality     {looked}", soft_wrap=True)
         if not options.leave:
             console.print("The user interface stays up. Ctrl-C ends the demo.")
             _wait_for_interrupt()
@@ -169,12 +171,13 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
 
 
 def _migrate_sessions(
-    client: AirflowClient, ledger: MigrationLedger, options: DemoOptions, console: Console, began: float
+    client: AirflowClient, connection: Connection, options: DemoOptions, console: Console, began: float
 ) -> DemoResult:
+    ledger = MigrationLedger(connection)
     client.wait_for_dag(DAG_ID, timeout_s=_READ_WITHIN_S)
     run_id = client.trigger(DAG_ID)
     _say(console, began, f"Triggered the DAG {DAG_ID}: [link]{client.base_url}/dags/{DAG_ID}/runs/{run_id}[/]")
-    state = follow(client, ledger, run_id, options, console, began=began)
+    state = follow(client, connection, DAG_ID, run_id, options, console, began=began)
     plan_id = _plan_of(ledger, run_id)
     if plan_id is None:
         raise CheckFailed(f"the run ended as {state} before it had made a plan; its log is above")
@@ -191,26 +194,48 @@ def _migrate_sessions(
     )
 
 
+def _look_at_queues(
+    client: AirflowClient, connection: Connection, options: DemoOptions, console: Console, began: float
+) -> str:
+    """Judge the queues that the migration has made, and say where the verdict stands."""
+    # Before the DAG may run by itself: its schedule would come first.
+    run_id = client.trigger(QUALITY_DAG_ID, conf=QUALITY_CONF)
+    client.wait_for_dag(QUALITY_DAG_ID, timeout_s=_READ_WITHIN_S)
+    page = f"{client.base_url}/dags/{QUALITY_DAG_ID}/runs/{run_id}"
+    _say(console, began, f"Triggered the DAG {QUALITY_DAG_ID}: [link]{page}[/]")
+    state = follow(client, connection, QUALITY_DAG_ID, run_id, options, console, began=began)
+    client.pause(QUALITY_DAG_ID)
+    return f"{page} ended as {state}"
+
+
 def follow(
-    client: AirflowClient, ledger: MigrationLedger, run_id: str, options: DemoOptions, console: Console, *, began: float
+    client: AirflowClient,
+    connection: Connection,
+    dag_id: str,
+    run_id: str,
+    options: DemoOptions,
+    console: Console,
+    *,
+    began: float,
 ) -> str:
     """Show a run until its end, answer its question if that is ours to do, and return its state.
 
     :param began: when the demo did, by the monotonic clock.
     """
+    ledger = MigrationLedger(connection)
     shown: dict[tuple[str, int], str | None] = {}
     asked = False
     deadline = time.monotonic() + _TIMEOUT_S
     with _bars(console) as bars:
         while True:
-            state = client.run_state(DAG_ID, run_id)
-            tasks = client.tasks(DAG_ID, run_id)
+            state = client.run_state(dag_id, run_id)
+            tasks = client.tasks(dag_id, run_id)
             for task in tasks:
                 key = (task.task_id, task.map_index)
                 if task.state in _SETTLED and shown.get(key) != task.state:
                     _say(console, began, f"{_SYMBOLS.get(task.state or '', ' ')} {_name(task)}: {task.state}")
                     if task.state == "failed":
-                        _show_log(client, console, run_id, task)
+                        _show_log(client, console, dag_id, run_id, task)
                 shown[key] = task.state
             if _waits_for_a_person(tasks) and not (asked and options.approval == "ui"):
                 asked = _approve(client, run_id, options, console, began, asked=asked)
@@ -218,7 +243,7 @@ def follow(
                 deadline = float("inf") if options.approval == "ui" else deadline
             plan_id = _plan_of(ledger, run_id)
             if plan_id is not None:
-                bars.update(ledger, plan_id)
+                bars.update(connection, plan_id)
             if state in ("success", "failed"):
                 return state
             if time.monotonic() > deadline:
@@ -273,31 +298,25 @@ class _Bars:
         self._progress = progress
         self._bars = {step: progress.add_task(step, total=None, visible=False, rate="") for step in self._STEPS}
         self._said: dict[str, int] = {}
-        self._first: dict[str, tuple[float, int]] = {}
-        self._total: int | None = None
 
-    def update(self, ledger: MigrationLedger, plan_id: str) -> None:
-        if self._total is None:
-            # A step knows of the groups that have begun; a bar that is full and then grows would mislead.
-            self._total = ledger.load_plan(plan_id).total("to_copy")
-        for step in self._STEPS:
-            now = ledger.progress(plan_id, step)
-            if now.total == 0:
+    def update(self, connection: Connection, plan_id: str) -> None:
+        status = migration_status(connection, plan_id, now_ms=system_clock())
+        for step in (status.copy, status.verify):
+            if step.silent_s is None:
                 continue
-            total = max(now.total, self._total)
-            rate = self._rate(step, now.done)
+            rate = step.messages_per_s or 0.0
             self._progress.update(
-                self._bars[step], completed=now.done, total=total, visible=True, rate=f"{rate:,.0f}/s" if rate else ""
+                self._bars[step.step],
+                completed=step.done,
+                total=step.total,
+                visible=True,
+                rate=f"{rate:,.0f}/s" if rate else "",
             )
-            tenth = 10 * now.done // total
-            if not self._console.is_terminal and tenth != self._said.get(step):
-                self._said[step] = tenth
-                self._console.print(f"         {line(step, done=now.done, total=total, rate=rate)}", soft_wrap=True)
-
-    def _rate(self, step: str, done: int) -> float:
-        now_s = time.monotonic()
-        began_s, before = self._first.setdefault(step, (now_s, done))
-        return (done - before) / (now_s - began_s) if now_s > began_s else 0.0
+            tenth = 10 * step.done // max(1, step.total)
+            if not self._console.is_terminal and tenth != self._said.get(step.step):
+                self._said[step.step] = tenth
+                said = line(step.step, done=step.done, total=step.total, rate=rate)
+                self._console.print(f"         {said}", soft_wrap=True)
 
 
 @contextmanager
@@ -340,9 +359,9 @@ def _show(console: Console, result: DemoResult, airflow: AirflowServer) -> None:
     console.print(f"Time taken  {result.seconds:.0f} s")
 
 
-def _show_log(client: AirflowClient, console: Console, run_id: str, task: TaskState) -> None:
+def _show_log(client: AirflowClient, console: Console, dag_id: str, run_id: str, task: TaskState) -> None:
     try:
-        lines = client.log(DAG_ID, run_id, task)
+        lines = client.log(dag_id, run_id, task)
     except QueuekeeperError as error:
         lines = [f"(its log cannot be read: {error})"]
     # As text: a log line in brackets is no markup of ours.
@@ -378,12 +397,28 @@ def _describe(sample: SampleReport) -> str:
     )
 
 
-def _empty_redis(settings: Settings) -> str:
-    """Empty the demo's logical database and return its address."""
-    server = RedisServer(settings.home / "redis")
-    with server.client(database=REDIS_DATABASE) as client:
+def _begin_anew(settings: Settings) -> str:
+    """Empty the private servers of this home and return the address of their database.
+
+    :raises RefusedError: when they hold something that no demo has put there.
+    """
+    database = embedded.DATABASE
+    postgres, redis = PostgresServer(settings.home / "postgres"), RedisServer(settings.home / "redis")
+    with connect(postgres.database_url(database), autocommit=True) as connection, redis.client() as client:
+        row = connection.execute(statement("queuekeeper/queries/database_contents"), {"mark": _MARK}).fetchone()
+        assert row is not None
+        is_marked, tables = row
+        if not is_marked and (tables or client.dbsize()):
+            raise RefusedError(
+                f"the private servers in {settings.home} hold data that no demo has made, and the demo begins by "
+                "emptying them: run it with another QUEUEKEEPER_HOME, or remove the data by `make clean`"
+            )
         client.flushdb()
-    return server.database_url(REDIS_DATABASE)
+    postgres.drop_database(database)
+    url = postgres.create_database(database)
+    with connect(url, autocommit=True) as connection:
+        connection.execute(f"COMMENT ON DATABASE {database} IS '{_MARK}'")
+    return url
 
 
 @contextmanager
@@ -401,7 +436,7 @@ def _only_one(home: Path) -> Iterator[None]:
 
 @contextmanager
 def _servers_as_before(settings: Settings, console: Console) -> Iterator[None]:
-    """Stop at the end what did not run before; an Airflow that did gets its own settings back."""
+    """Stop at the end what did not run before."""
     before = {server.name for server in embedded.status(settings).servers if server.state == "running"}
     try:
         yield
@@ -412,10 +447,7 @@ def _servers_as_before(settings: Settings, console: Console) -> Iterator[None]:
             if not before:
                 console.print("Stopping the servers.")
                 embedded.down(settings)
-            elif "api-server" in before:
-                console.print("Giving Airflow its own connections back.")
-                embedded.up(settings, airflow=True)
-            else:
+            elif "api-server" not in before:
                 console.print("Stopping Airflow; the other servers ran before and stay.")
                 embedded.down_airflow(settings)
         finally:

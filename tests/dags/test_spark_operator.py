@@ -166,6 +166,15 @@ def test_every_argument_of_the_providers_operator_reaches_spark_submit(environme
     assert "spark.ui.enabled=false" in command
 
 
+def test_connection_that_a_template_names_is_used(environment: None, tmp_path: Path) -> None:
+    operator = ProbeOperator(
+        task_id="probe", job="probe.py", spark_jobs=str(tmp_path), spark_conn_id="{{ params.spark_conn_id }}"
+    )
+    operator.render_template_fields({"params": {"spark_conn_id": "queuekeeper_spark"}})
+
+    assert "local[1]" in operator._get_hook()._build_spark_submit_command("probe.py")
+
+
 def test_environment_of_an_operator_is_the_jobs_and_brings_no_secret_of_airflow(
     environment: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

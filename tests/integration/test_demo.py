@@ -15,8 +15,9 @@ from pathlib import Path
 import httpx
 import pytest
 
-from queuekeeper import embedded
+from queuekeeper import embedded, redis_client
 from queuekeeper.config import Settings
+from queuekeeper.postgres import connect
 
 pytestmark = pytest.mark.integration
 
@@ -63,6 +64,9 @@ def test_an_interrupted_demo_stops_what_it_started_and_the_next_one_balances_and
     assert "The demo itself answered Approve" in said
     assert re.search(r"copy [\d,]+/[\d,]+ messages \(\d+ %\), [\d,]+/s", said)
     assert "balances to zero; the run ended as success." in said
+    assert re.search(
+        r"^Quality +http://127\.0\.0\.1:\d+/dags/queue_quality/runs/\S+ ended as success$", said, re.MULTILINE
+    )
     report = next(line.split(maxsplit=1)[1] for line in said.splitlines() if line.startswith("Report "))
     assert "<html" in Path(report).read_text("utf-8")
     shown = re.search(r"^Airflow +(http://127\.0\.0\.1:\d+)/\S+\n +user (\S+), password (\S+)$", said, re.MULTILINE)
@@ -73,6 +77,40 @@ def test_an_interrupted_demo_stops_what_it_started_and_the_next_one_balances_and
     demo.communicate(timeout=120)
     assert demo.returncode == 0
     assert {server.state for server in embedded.status(_settings(home)).servers} == {"stopped"}
+
+    # What it has made is what the servers show when they are started again.
+    embedded.up(_settings(home))
+    urls = embedded.addresses_with_passwords(_settings(home))
+    with connect(urls["postgres"], autocommit=True) as connection, redis_client.connect(urls["redis"]) as client:
+        (plans,) = connection.execute("SELECT count(*) FROM queuekeeper.plans").fetchone() or (0,)
+        (runs,) = connection.execute("SELECT count(*) FROM queuekeeper.quality_runs").fetchone() or (0,)
+        assert (plans, runs) == (1, 1)
+        assert client.dbsize() > 1_000
+
+
+def test_data_that_no_demo_has_made_are_not_emptied(home: Path) -> None:
+    settings = _settings(home)
+    embedded.up(settings)
+    with redis_client.connect(embedded.addresses_with_passwords(settings)["redis"]) as client:
+        client.set("mine", "1")
+
+        demo = _demo(home)
+        said, _ = demo.communicate(timeout=300)
+
+        assert demo.returncode == 4
+        assert "hold data that no demo has made, and the demo begins by emptying them" in " ".join(said.split())
+        assert client.get("mine") == b"1"
+
+
+def test_private_servers_begin_with_the_control_schema_and_say_their_passwords_when_asked(home: Path) -> None:
+    settings = _settings(home)
+    embedded.up(settings)
+
+    urls = embedded.addresses_with_passwords(settings)
+
+    with connect(urls["postgres"], autocommit=True) as connection:
+        assert connection.execute("SELECT count(*) FROM queuekeeper.plans").fetchone() == (0,)
+    assert all(":" in url.partition("@")[0].partition("://")[2] for url in urls.values())
 
 
 def _demo(home: Path) -> subprocess.Popen[str]:

@@ -53,6 +53,7 @@ class World:
         self.airflow = airflow
         self.connection = connection
         self.redis = redis
+        self.connection = connection
         self.ledger = MigrationLedger(connection)
 
     def keys(self) -> int:
@@ -230,7 +231,7 @@ def test_rejected_plan_ends_the_run_and_writes_nothing(world: World, client: Air
     said = StringIO()
     console, wishes = Console(file=said, width=200), DemoOptions(approval="ui")
     with ThreadPoolExecutor(1) as threads, world.airflow.client() as admin:
-        demo = threads.submit(follow, admin, world.ledger, run_id, wishes, console, began=time.monotonic())
+        demo = threads.submit(follow, admin, world.connection, DAG, run_id, wishes, console, began=time.monotonic())
         question = asked(client, run_id)
         until_said(said, "Waiting for you to approve or reject: ")
         assert (client.question(DAG, run_id, "approve") or {})["response_received"] is False

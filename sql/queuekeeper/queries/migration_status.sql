@@ -1,7 +1,6 @@
 -- Tell how a migration stands: its plan, who agreed, and how much its chosen cohorts have to do.
 -- params: plan_id
--- rows: at most one: (state, reason, throttle, approved_by, approved_at, planned_at, run_id, chosen, to_copy,
--- to_verify)
+-- rows: at most one: (state, reason, throttle, approved_by, approved_at, planned_at, run_id, chosen, to_copy)
 -- index: plans_pkey, cohorts_pkey
 SELECT
     plans.state,
@@ -18,14 +17,11 @@ SELECT
         LIMIT 1
     ) AS run_id,
     plans.chosen,
-    todo.to_copy,
-    todo.to_verify
+    todo.to_copy
 FROM queuekeeper.plans
 CROSS JOIN
     LATERAL (
-        SELECT
-            coalesce(sum(cohorts.to_copy), 0)::bigint AS to_copy,
-            coalesce(sum(cohorts.messages), 0)::bigint AS to_verify
+        SELECT coalesce(sum(cohorts.to_copy), 0)::bigint AS to_copy
         -- As a join: to look ten thousand cohorts up in an array of as many takes a second.
         FROM unnest(plans.chosen) AS wanted (cohort)
         INNER JOIN queuekeeper.cohorts ON wanted.cohort = cohorts.cohort

@@ -50,14 +50,25 @@ def up(
         )
 
 
-def status(*, as_json: context.AsJson = False) -> None:
+def status(
+    *,
+    passwords: Annotated[
+        bool, typer.Option("--passwords", help="Print the addresses of PostgreSQL and Redis with their passwords.")
+    ] = False,
+    as_json: context.AsJson = False,
+) -> None:
     """Tell how the servers stand, without starting or asking any.
 
     Example: `queuekeeper status --json`
     """
     from queuekeeper import embedded
 
-    found = embedded.status(context.settings())
+    settings = context.settings()
+    if passwords:
+        found_urls = embedded.addresses_with_passwords(settings)
+        show(found_urls, as_json=as_json, pretty=lambda out: _addresses(out, found_urls))
+        return
+    found = embedded.status(settings)
     show(found, as_json=as_json, pretty=lambda out: _servers(out, found))
 
 
@@ -92,3 +103,12 @@ def _servers(out: Console, status: Status) -> None:
     out.print(table(f"Servers in {status.home}", ("server", "state", "address", "version", "log"), rows))
     if any(server.state == "stopped" for server in status.servers[:2]):
         out.print("\nStart them by: queuekeeper up")
+    if any(server.state == "running" for server in status.servers[:2]):
+        out.print("\nAddresses with their passwords: queuekeeper status --passwords")
+
+
+def _addresses(out: Console, urls: dict[str, str]) -> None:
+    for url in urls.values():
+        out.print(url, soft_wrap=True, markup=False, highlight=False)
+    if not urls:
+        out.print("No private server is running. Start them by: queuekeeper up")

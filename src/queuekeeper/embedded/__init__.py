@@ -8,10 +8,12 @@ from queuekeeper.embedded.java import java_home
 from queuekeeper.embedded.postgres_server import PostgresServer
 from queuekeeper.embedded.redis_server import RedisCluster, RedisServer
 from queuekeeper.embedded.stack import (
+    DATABASE,
     ServerStatus,
     ServerUrls,
     Status,
     Stopped,
+    addresses_with_passwords,
     airflow_server,
     down,
     down_airflow,
@@ -22,6 +24,7 @@ from queuekeeper.embedded.stack import (
 )
 
 __all__ = [
+    "DATABASE",
     "AirflowClient",
     "AirflowServer",
     "AirflowUser",
@@ -33,6 +36,7 @@ __all__ = [
     "Status",
     "Stopped",
     "TaskState",
+    "addresses_with_passwords",
     "airflow_server",
     "down",
     "down_airflow",

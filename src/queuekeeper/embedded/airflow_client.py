@@ -106,6 +106,10 @@ class AirflowClient:
                     raise ServerUnavailable(f"Airflow has not found the DAG {dag_id}: {reasons}") from error
             time.sleep(0.5)
 
+    def pause(self, dag_id: str) -> None:
+        """Let the DAG's schedule start no more runs."""
+        self.call("PATCH", f"/dags/{dag_id}", body={"is_paused": True})
+
     def trigger(self, dag_id: str, *, conf: Mapping[str, Any] | None = None) -> str:
         """Start a run with these parameters and return its run id."""
         body = {"logical_date": None, "conf": dict(conf or {})}

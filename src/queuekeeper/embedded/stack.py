@@ -22,6 +22,7 @@ from queuekeeper.embedded.postgres_server import PostgresServer
 from queuekeeper.embedded.process import ManagedProcess
 from queuekeeper.embedded.redis_server import RedisServer
 from queuekeeper.errors import ServerUnavailable
+from queuekeeper.postgres import connect, migrate
 
 State = Literal["running", "stopped", "external"]
 
@@ -98,7 +99,8 @@ def up(
                 report("PostgreSQL: starting")
             postgres.start()
             if settings.postgres_url is None:
-                postgres.create_database(DATABASE)
+                with connect(postgres.create_database(DATABASE), autocommit=True) as connection:
+                    migrate(connection)
         if settings.redis_url is None:
             redis = _redis(settings, die_with_parent=die_with_parent)
             if redis.pid is None:
@@ -124,6 +126,16 @@ def status(settings: Settings) -> Status:
     for name, process in component_processes(settings.home / "airflow").items():
         servers.append(_status(process, name, f"http://{HOST}:{{port}}", None))
     return Status(home=settings.home, servers=tuple(servers))
+
+
+def addresses_with_passwords(settings: Settings) -> dict[str, str]:
+    """Return the addresses of the private stores that run, as clients take them."""
+    urls = {"postgres": lambda: _postgres(settings).database_url(DATABASE), "redis": lambda: _redis(settings).url}
+    return {
+        server.name: urls[server.name]()
+        for server in status(settings).servers
+        if server.name in urls and server.state == "running"
+    }
 
 
 def down(settings: Settings) -> Stopped:
@@ -171,17 +183,9 @@ def server_urls(settings: Settings) -> ServerUrls:
     )
 
 
-def airflow_server(
-    settings: Settings,
-    *,
-    postgres_url: str | None = None,
-    redis_url: str | None = None,
-    die_with_parent: bool = False,
-) -> AirflowServer:
+def airflow_server(settings: Settings, *, die_with_parent: bool = False) -> AirflowServer:
     """Return the private Airflow of this home, connected to the servers of the settings.
 
-    :param postgres_url: another source and control database than that of the settings.
-    :param redis_url: another target than that of the settings.
     :raises ServerUnavailable: when a private server that it needs does not run.
     """
     urls = server_urls(settings)
@@ -190,8 +194,8 @@ def airflow_server(
     return AirflowServer(
         settings.home / "airflow",
         metadata_url=metadata,
-        postgres_url=postgres_url or urls.postgres.get_secret_value(),
-        redis_url=redis_url or urls.redis.get_secret_value(),
+        postgres_url=urls.postgres.get_secret_value(),
+        redis_url=urls.redis.get_secret_value(),
         spark_master=settings.spark_master.replace("local[*]", f"local[{cores}]"),
         environment={
             "QUEUEKEEPER_HOME": str(settings.home.absolute()),

@@ -37,6 +37,7 @@ from queuekeeper.migration.report_model import (
     Verdict,
 )
 from queuekeeper.migration.report_page import render
+from queuekeeper.migration.status import runs_at_work
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.report.files import ReportFiles, stamp, write_files
 from queuekeeper.report.servers import ServerMemory, measure_servers
@@ -44,10 +45,6 @@ from queuekeeper.report.servers import ServerMemory, measure_servers
 DIFFERENCES_SHOWN = 200
 POINTS_PER_STEP = 400
 STEPS: tuple[Step, ...] = ("copy", "verify")
-
-PAUSE_MS = 30_000
-"""Two samples further apart than this belong to two runs of a step; samples come about once a second."""
-
 
 _REPAIR_BY_SQL = "Correct {what} of the rows in queuekeeper.quarantine by SQL, then replay."
 
@@ -419,25 +416,23 @@ def summarise_throughput(step: Step, samples: Sequence[ThroughputSample]) -> Ste
     :returns: none when there are too few samples for a speed.
     """
     points: list[ThroughputPoint] = []
-    run, elapsed_ms, messages = 1, 0, 0
-    for before, after in pairwise(samples):
-        gap_ms = after.at_ms - before.at_ms
-        if after.done < before.done or gap_ms > PAUSE_MS:
-            run += 1
-            continue
-        if gap_ms <= 0:
-            continue
-        elapsed_ms += gap_ms
-        messages += after.done - before.done
-        points.append(
-            ThroughputPoint(
-                run=run,
-                at_ms=after.at_ms,
-                elapsed_s=elapsed_ms / 1_000,
-                done=after.done,
-                messages_per_s=(after.done - before.done) * 1_000 / gap_ms,
+    elapsed_ms, messages = 0, 0
+    for run, at_work in enumerate(runs_at_work(samples), start=1):
+        for before, after in pairwise(at_work):
+            gap_ms = after.at_ms - before.at_ms
+            if gap_ms <= 0:
+                continue
+            elapsed_ms += gap_ms
+            messages += after.done - before.done
+            points.append(
+                ThroughputPoint(
+                    run=run,
+                    at_ms=after.at_ms,
+                    elapsed_s=elapsed_ms / 1_000,
+                    done=after.done,
+                    messages_per_s=(after.done - before.done) * 1_000 / gap_ms,
+                )
             )
-        )
     if not points:
         return None
     return StepThroughput(

@@ -17,6 +17,9 @@ _QUERIES = "queuekeeper/queries/"
 RECENT_MS = 60_000
 """Over which the speed of now is measured."""
 
+PAUSE_MS = 30_000
+"""A step that is at work moves more often than that: a longer silence is a pause between two runs."""
+
 SILENT_MS = 30_000
 """After which a step that says nothing is worth a word; at work it reports every second."""
 
@@ -52,7 +55,7 @@ class StepStatus:
         if self.is_done:
             return "done"
         if self.left_low_s is None or self.left_high_s is None:
-            return "time left: not known before it moves"
+            return "not begun" if self.silent_s is None else "time left: known once it moves"
         low, high = duration(self.left_low_s), duration(self.left_high_s)
         return f"{low} left" if low == high else f"{low} to {high} left"
 
@@ -131,9 +134,10 @@ def migration_status(connection: Connection, plan_id: str, *, now_ms: int) -> Mi
     if row is None:
         known = ", ".join(line.plan_id for line in list_plans(connection, limit=5)) or "none; plan first"
         raise UsageError(f"no plan {plan_id!r} in this database; known, latest first: {known}")
-    (state, reason, throttle, approved_by, approved_at, planned_at, run_id, chosen, to_copy, to_verify) = row
+    (state, reason, throttle, approved_by, approved_at, planned_at, run_id, chosen, to_copy) = row
+    # A verification counts the same messages as the copy: those that must be in Redis.
     copy = _step(connection, ledger, plan_id, "copy", total=to_copy, now_ms=now_ms)
-    verify = _step(connection, ledger, plan_id, "verify", total=to_verify, now_ms=now_ms)
+    verify = _step(connection, ledger, plan_id, "verify", total=to_copy, now_ms=now_ms)
     plan_state = PlanState(state)
     return MigrationStatus(
         plan_id=plan_id,
@@ -174,13 +178,30 @@ def _step(
     )
 
 
+def runs_at_work(samples: Sequence[ThroughputSample]) -> list[list[ThroughputSample]]:
+    """Cut running counts where nothing was at work: a count is noted when it changes, and once as a task begins.
+
+    A task that begins where another has ended, a count that starts again and a long silence each begin a new run.
+    """
+    runs: list[list[ThroughputSample]] = []
+    for sample in samples:
+        last = runs[-1][-1] if runs else None
+        if last is None or sample.done <= last.done or sample.at_ms - last.at_ms > PAUSE_MS:
+            runs.append([])
+        runs[-1].append(sample)
+    return runs
+
+
 def speeds(samples: Sequence[ThroughputSample]) -> tuple[float | None, float | None, float | None]:
-    """Return messages per second over all samples, and in the slower and the faster half of them."""
+    """Return messages per second over all samples, and in the slower and the faster half of them.
+
+    Pauses do not count.
+    """
 
     def speed(part: Sequence[ThroughputSample]) -> float | None:
-        seconds = (part[-1].at_ms - part[0].at_ms) / 1_000 if len(part) > 1 else 0.0
-        moved = part[-1].done - part[0].done if part else 0
-        return moved / seconds if seconds > 0 and moved > 0 else None
+        runs = runs_at_work(part)
+        seconds = sum(run[-1].at_ms - run[0].at_ms for run in runs) / 1_000
+        return sum(run[-1].done - run[0].done for run in runs) / seconds if seconds > 0 else None
 
     overall = speed(samples)
     if overall is None:

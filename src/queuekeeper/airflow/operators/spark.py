@@ -179,6 +179,8 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
             name: getattr(self, name, getattr(self, f"_{name}", None))
             for name in inspect.signature(SparkSubmitHook).parameters
         }
+        # As it was rendered: the provider's operator keeps what it was made with.
+        given["conn_id"] = self.spark_conn_id
         given["conf"] = {**_CONF, **(self.conf or {})}
         if given["spark_binary"] is None and "spark-binary" not in connection.extra_dejson and binary.is_file():
             # The PySpark of this environment, unless operator or connection asks for another.

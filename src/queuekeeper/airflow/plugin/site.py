@@ -15,6 +15,7 @@ from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
 from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
 
@@ -22,9 +23,11 @@ from queuekeeper.airflow.plugin.stores import TOO_SLOW, too_slow
 from queuekeeper.airflow.run_index import PREFIX, base_path
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError
-from queuekeeper.report.figures import FILTERS, instant
+from queuekeeper.report.figures import FILTERS, harmless, instant
 
 _log = logging.getLogger(__name__)
+
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table").disable(["image", "link", "autolink"])
 
 _PACKAGE = "queuekeeper.airflow.plugin"
 _STATIC = {"pages.css": "text/css; charset=utf-8", "pages.js": "text/javascript; charset=utf-8"}
@@ -82,7 +85,7 @@ class Site:
             trim_blocks=True,
             lstrip_blocks=True,
         )
-        self._templates.filters |= FILTERS | {"moment": moment}
+        self._templates.filters |= FILTERS | {"markdown": markdown, "moment": moment}
         self._static = {name: (files(_PACKAGE) / "static" / name).read_bytes() for name in _STATIC}
         self._version = hashlib.sha256(b"".join(self._static.values())).hexdigest()[:12]
 
@@ -188,6 +191,11 @@ def moment(value: datetime | int | None) -> Markup:
     except (OverflowError, ValueError, OSError):
         return Markup("{}").format(instant(at_ms))
     return Markup('<time datetime="{}">{}</time>').format(machine, instant(at_ms))
+
+
+def markdown(text: str) -> Markup:
+    """Return Markdown as HTML: paragraphs, lists and tables; whatever looks like HTML in it stays text."""
+    return Markup(_MARKDOWN.render("\n".join(harmless(line) for line in text.splitlines())))  # noqa: S704 - see html
 
 
 def data(values: Mapping[str, Any]) -> Response:
