@@ -25,6 +25,7 @@ from queuekeeper.migration.report import (
 )
 from queuekeeper.migration.report_model import MigrationReport, Verdict
 from queuekeeper.migration.report_page import FATE_MEANINGS, render
+from queuekeeper.migration.status import speeds
 from queuekeeper.report.figures import duration, instant, percent, size
 from tests import report_samples as samples
 
@@ -173,6 +174,12 @@ def test_a_pause_begins_a_new_run_and_costs_no_speed() -> None:
         (3, 4.0, 700.0),
     ]
     assert (result.runs, result.messages, result.seconds, result.peak_messages_per_s) == (3, 2_700, 4.0, 1_000.0)
+
+
+def test_speed_of_now_leaves_out_the_time_between_two_tasks() -> None:
+    steps = [(0, 0), (1_000, 500), (2_000, 1_000), (22_000, 1_000), (23_000, 1_500)]
+
+    assert speeds([ThroughputSample(at_ms=at, done=done) for at, done in steps])[0] == 500.0
 
 
 def test_a_long_copy_is_thinned_without_losing_messages() -> None:
