@@ -3,7 +3,7 @@
 -- rows: one: (is_marked, tables)
 -- index: none
 SELECT
-    coalesce(shobj_description(databases.oid, 'pg_database') = %(mark)s, false) AS is_marked,
+    coalesce(shobj_description(databases.oid, 'pg_database') = %(mark)s, FALSE) AS is_marked,
     (
         SELECT count(*)
         FROM pg_catalog.pg_class AS tables
