@@ -605,3 +605,147 @@ def test_new_partitions_have_what_the_table_has(broker: Connection) -> None:
 
     assert shapes == [(1,)]
     assert value(broker, "SELECT bool_and(reloptions IS NULL) FROM pg_class WHERE relname LIKE 'events_2%%'")
+
+
+# What PGMB has under the same names.
+
+
+@pytest.fixture
+def own_table(connection: Connection) -> Connection:
+    """Connection to a broker, and a table of somebody's own that is partitioned by ids of events."""
+    connection.execute(
+        "CREATE TABLE public.notes (id pgmb.event_id PRIMARY KEY, body text DEFAULT 'empty') PARTITION BY RANGE (id)"
+    )
+    return connection
+
+
+MAINTAIN_OWN = "SELECT pgmb.maintain_time_partitions_using_event_id('public.notes', %s, %s, %s, current_ts => %s)"
+HOUR = timedelta(hours=1)
+NOON = datetime(2026, 3, 4, 12, 20, tzinfo=UTC)
+
+
+def test_the_current_partition_is_told_by_its_bounds(broker: Connection) -> None:
+    for shift in (timedelta(0), HOUR, timedelta(days=400)):
+        at = datetime.now(UTC) + shift
+        current = value(broker, "SELECT pgmb.get_current_partition('pgmb.events', %s)::text", at)
+        lower, upper = next(
+            (lower, upper) for lower, upper in bounds(broker) if lower <= at and (upper is None or at < upper)
+        )
+        name = value(broker, "SELECT pgmb.get_time_partition_name('pgmb.events', %s)", lower)
+        assert current == ("pgmb.events_overflow" if upper is None else name)
+    assert value(broker, "SELECT pgmb.get_current_partition('pgmb.events', '1999-01-01')") is None
+
+
+def test_names_of_partitions_do_not_hang_on_the_time_zone(broker: Connection) -> None:
+    for zone in ("UTC", "Asia/Tokyo"):
+        broker.execute(f"SET timezone TO '{zone}'".encode())
+        name = value(broker, "SELECT pgmb.get_time_partition_name('pgmb.events', '2026-11-24 09:30:00+00')")
+        assert name == "pgmb.events_202611240930"
+
+
+def test_stretches_without_a_gap_are_one(own_table: Connection) -> None:
+    for at in (NOON, NOON + 5 * HOUR):
+        own_table.execute(MAINTAIN_OWN, (HOUR, HOUR, 24 * HOUR, at))
+
+    stretches = own_table.execute(
+        "SELECT pgmb.extract_date_from_event_id(lower_bound), pgmb.extract_date_from_event_id(upper_bound), "
+        "cardinality(partition_ids) FROM pgmb.get_partitions_and_bounds('public.notes')"
+    ).fetchall()
+    noon = NOON.replace(minute=0)
+    assert stretches == [(noon, noon + 2 * HOUR, 2), (noon + 5 * HOUR, noon + 7 * HOUR, 2)]
+    ((upper, number),) = own_table.execute(
+        "SELECT upper_bound, cardinality(partition_ids) FROM pgmb.get_partitions_and_bounds('pgmb.events')"
+    ).fetchall()
+    assert (upper, number) == (None, len(bounds(own_table)))
+
+
+def test_a_table_of_ones_own_is_extended_around_what_exists_and_loses_what_is_old(own_table: Connection) -> None:
+    own_table.execute("SET timezone TO 'Asia/Tokyo'")
+    own_table.execute(MAINTAIN_OWN, (HOUR, 2 * HOUR, HOUR, NOON))
+    own_table.execute("CREATE TABLE public.notes_202603041400_2 (id int)")
+    own_table.execute(MAINTAIN_OWN, (timedelta(minutes=90), 3 * HOUR, HOUR, NOON + HOUR))
+
+    noon = NOON.replace(minute=0)
+    found = bounds(own_table, "public.notes")
+    assert found == [
+        *[(noon + number * HOUR, noon + (number + 1) * HOUR) for number in range(3)],
+        (noon + 3 * HOUR, noon + 4.5 * HOUR),
+    ]
+    own_table.execute("INSERT INTO public.notes (id) VALUES (pgmb.create_event_id(%s, 1))", (NOON,))
+    assert value(own_table, "SELECT body FROM public.notes") == "empty"
+    own_table.execute(MAINTAIN_OWN, (HOUR, HOUR, HOUR, NOON + 3 * HOUR))
+    assert bounds(own_table, "public.notes")[0][0] == noon + 2 * HOUR
+    assert value(own_table, "SELECT count(*) FROM public.notes") == 0
+    assert value(own_table, "SELECT to_regclass('public.notes_202603041400_2') IS NOT NULL")
+
+
+def test_additional_statements_are_for_new_partitions_alone(own_table: Connection) -> None:
+    more = MAINTAIN_OWN.replace(", current_ts", ", 'ALTER TABLE $1 SET (fillfactor = 70)', current_ts")
+    own_table.execute(MAINTAIN_OWN, (HOUR, HOUR, HOUR, NOON))
+    own_table.execute(more, (HOUR, 2 * HOUR, HOUR, NOON))
+
+    options = own_table.execute(
+        "SELECT c.reloptions FROM pgmb.partition_bounds('public.notes') AS b "
+        "INNER JOIN pg_class AS c ON c.oid = b.partition ORDER BY b.lower_bound"
+    ).fetchall()
+    assert options == [(None,), (None,), (["fillfactor=70"],)]
+
+
+@pytest.mark.parametrize(("width", "ahead"), [(timedelta(seconds=59), HOUR), (HOUR, HOUR / 2), (HOUR, 2_001 * HOUR)])
+def test_intervals_that_make_no_partitions_are_refused(
+    own_table: Connection, width: timedelta, ahead: timedelta
+) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="do not go together"):
+        own_table.execute(MAINTAIN_OWN, (width, ahead, HOUR, NOON))
+    assert bounds(own_table, "public.notes") == []
+
+
+def test_append_only_tables_are_maintained_as_the_settings_say(broker: Connection) -> None:
+    published = publish(broker, 1)
+    poll(broker)
+    later = datetime.now(UTC) + timedelta(days=1)
+
+    for table in ("pgmb.events", "pgmb.subscription_events"):
+        broker.execute("SELECT pgmb.maintain_append_only_table(%s, %s)", (table, later))
+
+    assert_whole(broker)
+    assert all(bounds(broker, table)[-1][0] > later + 3 * HOUR for table in TABLES)
+    assert delivered(broker, "all") == published
+
+
+def test_append_only_tables_lose_what_is_read_and_old(old: Connection) -> None:
+    for table in ("pgmb.events", "pgmb.subscription_events"):
+        old.execute("SELECT pgmb.maintain_append_only_table(%s)", (table,))
+    assert stored(old) == 1
+    poll(old)
+    old.execute("UPDATE pgmb.subscription_groups SET last_read_event_id = pgmb.create_group_cursor()")
+    for table in ("pgmb.subscription_events", "pgmb.events"):
+        old.execute("SELECT pgmb.maintain_append_only_table(%s)", (table,))
+    assert stored(old) == 0
+    assert value(old, "SHOW lock_timeout") == "0"
+
+
+def test_intervals_of_a_callers_own_hold_for_the_brokers_tables_and_nothing_unread_goes(broker: Connection) -> None:
+    published = publish(broker, 1)
+    poll(broker)
+    later = datetime.now(UTC) + timedelta(days=1)
+
+    broker.execute(
+        "SELECT pgmb.maintain_time_partitions_using_event_id('pgmb.events', %s, %s, %s, current_ts => %s)",
+        (2 * HOUR, 4 * HOUR, HOUR, later),
+    )
+
+    assert_whole(broker)
+    lower, upper = bounds(broker)[-2]
+    assert upper is not None
+    assert upper - lower == 2 * HOUR
+    assert delivered(broker, "all") == published
+
+
+def test_preparing_a_poll_judges_conditions_and_changes_nothing(broker: Connection) -> None:
+    broker.execute("SELECT pgmb.prepare_poll_for_events_fn('{}'), pgmb.prepare_poll_for_events_fn('{TRUE}')")
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match=r'condition "e.nothing = 1" is refused: '):
+        broker.execute("SELECT pgmb.prepare_poll_for_events_fn(ARRAY['TRUE', 'e.nothing = 1'])")
+    published = publish(broker, 1)
+    poll(broker)
+    assert delivered(broker, "all") == published

@@ -6,9 +6,11 @@ VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 DECLARE
-    free_name CONSTANT text := partition_name(tbl, suffix);
+    full_name CONSTANT text := format(
+        '%s.%I', (SELECT c.relnamespace::regnamespace FROM pg_class AS c WHERE c.oid = tbl), partition_name(tbl, suffix)
+    );
 BEGIN
-    EXECUTE format('CREATE TABLE pgmb.%I (LIKE %s INCLUDING ALL)', free_name, tbl);
-    RETURN format('pgmb.%I', free_name)::regclass;
+    EXECUTE format('CREATE TABLE %s (LIKE %s INCLUDING ALL)', full_name, tbl);
+    RETURN full_name::regclass;
 END
 $$;
