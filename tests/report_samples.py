@@ -17,11 +17,11 @@ from queuekeeper.migration.model import (
     MigrationParameters,
     MigrationPlan,
     PlanState,
-    Reason,
 )
 from queuekeeper.migration.report import Evidence
 from queuekeeper.migration.report_model import MemoryFacts
 from queuekeeper.report.servers import ServerMemory
+from queuekeeper.sessions.judge import Reason
 
 PLAN_ID = "0123456789abcdef"
 NOW_MS = 1_760_000_300_000

@@ -5,23 +5,45 @@ Purpose
 KEYS
     [1+] payload         keys of messages of one session
 ARGV
-    none
+    [1]  max_bytes       optional: bytes of JSON to read at most; messages that do not fit are left out, those behind
+                         them that do are read
 Returns
     {json, pexpiretime, ...}  two values per key, in order: JSON, or empty when there is none; instant in ms,
-                              -1 without expiry, -2 for a key that does not exist
+                              -1 without expiry, -2 for a key that does not exist, -3 less its bytes for a message
+                              that was left out
 Errors
-    INVALID  there are arguments, no keys or too many keys
+    INVALID  max_bytes is not an integer of 1 or more, or there are more arguments, no keys or too many keys
 Cost
     O(M) for M keys; about 2 us per key. At most 500 keys.
 ]]
-local PAYLOAD_KEYS_PER_CALL = 500
+--- @include "includes/integers"
 
-if #KEYS < 1 or #KEYS > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 0 then
-    return redis.error_reply('INVALID 1 to ' .. PAYLOAD_KEYS_PER_CALL .. ' keys and no arguments are expected')
+local PAYLOAD_KEYS_PER_CALL = 500
+local LEFT_OUT = -3
+
+if #KEYS < 1 or #KEYS > PAYLOAD_KEYS_PER_CALL or #ARGV > 1 then
+    return redis.error_reply('INVALID 1 to ' .. PAYLOAD_KEYS_PER_CALL .. ' keys and at most 1 argument are expected')
+end
+local max_bytes = ARGV[1] and integer(ARGV[1])
+if ARGV[1] and (not max_bytes or max_bytes < 1) then
+    return redis.error_reply('INVALID max_bytes is not an integer of 1 or more')
 end
 
-local reply = {}
-for index, json in ipairs(redis.call('MGET', unpack(KEYS))) do
+local reply, read, places, bytes = {}, {}, {}, 0
+for index, key in ipairs(KEYS) do
+    -- An error reply, which is a table, stands for a key of another type: MGET reads it as nothing.
+    local size = max_bytes and redis.pcall('STRLEN', key)
+    if type(size) == 'number' and bytes + size > max_bytes then
+        reply[2 * index - 1] = ''
+        reply[2 * index] = LEFT_OUT - size
+    else
+        bytes = bytes + (type(size) == 'number' and size or 0)
+        read[#read + 1] = key
+        places[#places + 1] = index
+    end
+end
+for at, json in ipairs(#read > 0 and redis.call('MGET', unpack(read)) or {}) do
+    local index = places[at]
     reply[2 * index - 1] = json or ''
     reply[2 * index] = redis.call('PEXPIRETIME', KEYS[index])
 end

@@ -1,33 +1,41 @@
--- Read those messages of a session that may be none that anybody can deliver, without their payloads.
--- params: client_id
--- rows: (columns of a message, an empty payload among them)
+-- Read what the rules ask of those messages of a session that may break one, sizes in place of payloads.
+-- params: client_id, and the bounds of the rules
+-- rows: (serial, packet id, type, topic, payload bytes, qos, time, payload format indicator, content type, response
+-- topic, correlation data bytes, user properties)
 -- index: device_publish_msg_pkey
 SELECT
     serial_number,
     packet_id,
     packet_type,
     topic,
-    ''::bytea AS payload,
+    octet_length(payload) AS payload_bytes,
     qos,
     time,
-    retain,
-    msg_expiry_interval,
     payload_format_indicator,
     content_type,
     response_topic,
-    correlation_data,
+    octet_length(correlation_data) AS correlation_bytes,
     user_properties
 FROM device_publish_msg
 WHERE
     client_id = %(client_id)s
     AND (
-        serial_number NOT BETWEEN 0 AND 9007199254740991
+        serial_number NOT BETWEEN %(serial_number_least)s AND %(serial_number_most)s
         OR packet_id IS NULL
-        OR packet_id NOT BETWEEN 1 AND 65535
+        OR packet_id NOT BETWEEN %(packet_id_least)s AND %(packet_id_most)s
         OR packet_type IS NULL
-        OR packet_type NOT IN ('PUBLISH', 'PUBREL')
-        OR qos NOT IN (1, 2)
-        OR time NOT BETWEEN 0 AND 9007199254740991
+        OR packet_type != all(%(packet_type_words)s::text[])
+        OR topic = ''
+        OR octet_length(topic) > %(topic_most)s
+        OR qos NOT BETWEEN %(qos_least)s AND %(qos_most)s
+        OR time NOT BETWEEN %(time_least)s AND %(time_most)s
+        OR payload_format_indicator NOT BETWEEN %(payload_format_indicator_least)s
+        AND %(payload_format_indicator_most)s
+        OR octet_length(content_type) > %(content_type_most)s
+        OR octet_length(response_topic) > %(response_topic_most)s
+        OR octet_length(correlation_data) > %(correlation_data_most)s
         OR user_properties IS NOT NULL
+        OR octet_length(payload) + octet_length(topic) + coalesce(octet_length(content_type), 0)
+        + coalesce(octet_length(response_topic), 0) + coalesce(octet_length(correlation_data), 0) > %(packet_most)s
     )
 ORDER BY serial_number

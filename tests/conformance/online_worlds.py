@@ -53,14 +53,14 @@ class Client:
 
     @property
     def moved(self) -> list[Message]:
-        """The rows that have to be in both stores, in the order of their serials; stores take an empty topic."""
-        return [each for each in self.messages if self._fate(each) in ("copied", "topic_empty")]
+        """The rows that have to be in both stores, in the order of their serials."""
+        return [each for each in self.messages if self._fate(each) == "copied"]
 
     @property
     def bad(self) -> dict[int, str]:
         """Why rows are not delivered, by serial."""
         found = {each.serial_number: self._fate(each) for each in self.messages}
-        return {serial: why for serial, why in found.items() if why not in ("copied", "topic_empty", "expired")}
+        return {serial: why for serial, why in found.items() if why not in ("copied", "expired")}
 
     def _fate(self, row: Message) -> str:
         outcome = self.decision.messages[row.serial_number]

@@ -15,6 +15,7 @@ from queuekeeper import assets, lua, postgres
 from queuekeeper.errors import SchemaMismatch, UsageError
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.redis_client import RedisClient, connect
+from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.model import ImportView, MessageView, Problem, SessionCounts, SessionView
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
@@ -105,7 +106,7 @@ def filled(request: pytest.FixtureRequest) -> Iterator[Filled]:
 
 @pytest.mark.parametrize("client_id", CLIENT_IDS)
 def test_messages_are_described_in_the_order_of_delivery(filled: Filled, client_id: str) -> None:
-    filled.fill(client_id, {12: b"abc", 7: b"", 2**53: b"x" * 1_000}, last_packet_id=3)
+    filled.fill(client_id, {12: b"abc", 7: b"", 2**53 - 1: b"x" * 1_000}, last_packet_id=3)
 
     view = filled.store.inspect(client_id)
 
@@ -126,7 +127,11 @@ def test_messages_are_described_in_the_order_of_delivery(filled: Filled, client_
         time_ms=TIME_MS,
         expires_at_ms=TIME_MS + 60_000,
     )
-    assert [(m.serial, m.packet_id, m.payload_bytes) for m in view.page] == [(7, 2, 0), (12, 1, 3), (2**53, 3, 1_000)]
+    assert [(m.serial, m.packet_id, m.payload_bytes) for m in view.page] == [
+        (7, 2, 0),
+        (12, 1, 3),
+        (2**53 - 1, 3, 1_000),
+    ]
 
 
 def test_session_that_is_not_there_is_said_to_be_missing(filled: Filled) -> None:
@@ -237,7 +242,9 @@ def test_redis_messages_of_other_releases_are_described_as_far_as_they_go(redis_
         client.zadd(session_keys("a").messages, {payload_key("a", 9): 1})
         client.set(payload_key("a", 9), '{"topic":"old","qos":true,"packetType":"PUBREL"}')
         (message,) = RedisSessionStore(client).inspect("a").page
-        assert message == MessageView(serial=1, packet_id=9, packet_type="PUBREL", topic="old")
+        assert message == MessageView(
+            serial=1, packet_id=9, packet_type="PUBREL", topic="old", problem=Problem.UNREADABLE
+        )
 
 
 def test_large_messages_in_redis_are_read_in_bounded_calls(redis_url: str) -> None:
@@ -276,8 +283,18 @@ def test_postgres_rows_that_no_broker_should_have_written_are_described(database
             payload_bytes=0,
             time_ms=2**63 - 1,
             expires_at_ms=2**63 - 1 + 1_000 * (2**32 - 1),
+            problem=Problem.UNREADABLE,
+            reason=Reason.SERIAL_OUT_OF_RANGE,
         ),
-        MessageView(serial=1, qos=1, topic="t", payload_bytes=1, time_ms=10),
+        MessageView(
+            serial=1,
+            qos=1,
+            topic="t",
+            payload_bytes=1,
+            time_ms=10,
+            problem=Problem.UNREADABLE,
+            reason=Reason.PACKET_ID_OUT_OF_RANGE,
+        ),
     )
 
 

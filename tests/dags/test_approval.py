@@ -27,12 +27,12 @@ from queuekeeper.migration.model import (
     MigrationPlan,
     Mode,
     PlanState,
-    Reason,
     code_version,
     plan_id,
 )
 from queuekeeper.migration.preflight import source_fingerprint
 from queuekeeper.postgres import Connection
+from queuekeeper.sessions.judge import Reason
 
 pytestmark = pytest.mark.dags
 

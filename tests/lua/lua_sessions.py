@@ -133,9 +133,9 @@ class Session:
         """Drop the import of the messages with these packet ids."""
         return self._list("drop_import", [*self.keys, *map(self.payload, packet_ids)], [self.plan])
 
-    def export_messages(self, packet_ids: Sequence[int]) -> list[Any]:
+    def export_messages(self, packet_ids: Sequence[int], *most_bytes: int) -> list[Any]:
         """Read messages and their expiry."""
-        return self._list("export_messages", [self.payload(packet_id) for packet_id in packet_ids], [])
+        return self._list("export_messages", [self.payload(packet_id) for packet_id in packet_ids], most_bytes)
 
     def replay_message(
         self, message: Message, *, expected: int | str = "", last_packet_id: int | str = ""

@@ -111,6 +111,23 @@ _intervals = _mostly(
     st.sampled_from([0, 1, -1, -2, -(2**31), 2**31 - 1]),
     odds=4,
 )
+_carried = ["ä" * 32_767 + "x", "x" * 65_535]  # 65,535 bytes: as much as MQTT carries
+_too_long = ["ä" * 32_768, "x" * 65_536, "😀" * 16_384]  # 65,536 bytes
+_properties = _mostly(
+    user_properties,
+    st.builds(
+        lambda name, value: json.dumps({"props": [{"k": name, "v": value}]}),
+        st.sampled_from(["a", "x" * 65_535, "x" * 65_536]),
+        st.sampled_from(["", "a\0b", "\ud800", "😀", *_carried, *_too_long]),
+    ),
+    odds=15,
+)
+_formats = _mostly(st.sampled_from([None, 0, 1]), st.sampled_from([-1, 2, 255, 256, -(2**31), 2**31 - 1]), odds=20)
+_names = _mostly(st.one_of(st.none(), texts), st.sampled_from(["", *_carried, *_too_long]), odds=20)
+_correlations = _mostly(
+    st.one_of(st.none(), st.binary(max_size=9)), st.sampled_from([b"", bytes(65_535), bytes(65_536)]), odds=20
+)
+_topics = _mostly(texts.filter(bool), st.sampled_from(["", *_carried, *_too_long]), odds=20)
 _serials = _mostly(st.integers(0, 40), st.sampled_from([-(2**63), -1, 2**53 - 1, 2**53, 2**53 + 1, 2**63 - 1]), odds=20)
 _packet_ids = _mostly(st.integers(1, 12), st.sampled_from([None, 0, -1, -(2**31), 65_535, 65_536, 2**31 - 1]), odds=15)
 
@@ -120,7 +137,7 @@ def _messages(draw: st.DrawFn) -> Message:
     return Message(
         client_id="?",
         serial_number=draw(_serials),
-        topic=draw(_mostly(texts.filter(bool), st.just(""), odds=25)),
+        topic=draw(_topics),
         time=draw(_times),
         packet_id=draw(_packet_ids),
         packet_type=draw(
@@ -128,13 +145,13 @@ def _messages(draw: st.DrawFn) -> Message:
         ),
         qos=draw(_mostly(st.sampled_from([1, 2]), st.sampled_from([0, 3, -1]), odds=25)),
         payload=draw(st.binary(max_size=70)),
-        user_properties=draw(user_properties),
+        user_properties=draw(_properties),
         retain=draw(st.sampled_from([None, True, False])),
         msg_expiry_interval=draw(_intervals),
-        payload_format_indicator=draw(st.sampled_from([None, 0, 1])),
-        content_type=draw(st.one_of(st.none(), texts)),
-        response_topic=draw(st.one_of(st.none(), texts)),
-        correlation_data=draw(st.one_of(st.none(), st.binary(max_size=9))),
+        payload_format_indicator=draw(_formats),
+        content_type=draw(_names),
+        response_topic=draw(_names),
+        correlation_data=draw(_correlations),
     )
 
 

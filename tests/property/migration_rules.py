@@ -90,21 +90,30 @@ def pairs(text: str | None) -> list[dict[str, str]] | None:
     if found[1] is None:
         return None
     props: list[dict[str, str]] = json.loads(found[1])["props"]
-    for pair in props:
-        (pair["k"] + pair["v"]).encode()
+    if any(_cannot_be_carried(text) for pair in props for text in pair.values()):
+        raise ValueError(text)
     return props or None
+
+
+def _cannot_be_carried(text: str | None) -> bool:
+    """Whether MQTT has no way to send a text; Unicode's half pairs are no characters."""
+    return text is not None and (
+        "\0" in text or any("\ud800" <= letter <= "\udfff" for letter in text) or len(text.encode()) > 65_535
+    )
 
 
 def broken_rule(message: Message) -> str | None:
     """Return the first rule that a message breaks by itself."""
     if message.client_id == "":
         return "client_id_empty"
-    if message.serial_number < 0 or message.serial_number > 9_007_199_254_740_992:
+    if message.serial_number < 0 or message.serial_number > 9_007_199_254_740_991:
         return "serial_out_of_range"
     if message.packet_id is None or message.packet_id < 1 or message.packet_id > 65_535:
         return "packet_id_out_of_range"
     if message.topic == "":
         return "topic_empty"
+    if _cannot_be_carried(message.topic):
+        return "topic_invalid"
     if message.packet_type not in ("PUBLISH", "PUBREL"):
         return "packet_type_unknown"
     if message.qos not in (1, 2):
@@ -115,7 +124,24 @@ def broken_rule(message: Message) -> str | None:
         pairs(message.user_properties)
     except ValueError:
         return "user_properties_invalid"
-    return None
+    if message.payload_format_indicator not in (None, 0, 1):
+        return "payload_format_invalid"
+    if _cannot_be_carried(message.content_type):
+        return "content_type_invalid"
+    if _cannot_be_carried(message.response_topic):
+        return "response_topic_invalid"
+    if message.correlation_data is not None and len(message.correlation_data) > 65_535:
+        return "correlation_data_too_long"
+    return "packet_too_large" if _packet_bytes(message) > 268_435_455 else None
+
+
+def _packet_bytes(message: Message) -> int:
+    """The PUBLISH after its fixed header, with expiry interval, format indicator and topic alias (MQTT 5, 3.3)."""
+    head = 2 + len(message.topic.encode()) + 2 + 4 + 5 + 2 + 3
+    texts = sum(3 + len((text or "").encode()) for text in (message.content_type, message.response_topic))
+    found = pairs(message.user_properties) or []
+    properties = sum(5 + len(pair["k"].encode()) + len(pair["v"].encode()) for pair in found)
+    return head + texts + 3 + len(message.correlation_data or b"") + properties + len(message.payload)
 
 
 def life_s(message: Message) -> int | None:

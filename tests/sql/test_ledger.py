@@ -23,10 +23,10 @@ from queuekeeper.migration.model import (
     MigrationParameters,
     MigrationPlan,
     PlanState,
-    Reason,
 )
 from queuekeeper.migration.shared_rate import shared_rate
 from queuekeeper.postgres import Connection
+from queuekeeper.sessions.judge import Reason
 
 pytestmark = pytest.mark.sql
 

@@ -19,6 +19,7 @@ from queuekeeper import postgres
 from queuekeeper.errors import PacketIdInUse, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.postgres import AsyncConnection, Connection
 from queuekeeper.sessions import postgres_operations, sample
+from queuekeeper.sessions.judge import sql_bounds
 from queuekeeper.sessions.model import Ack, NewMessage, Release, SaveReport, SessionSave, StoreRules
 from queuekeeper.sessions.postgres_operations import CleanupReport, Step
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
@@ -425,6 +426,7 @@ def test_every_row_of_an_old_database_is_delivered_or_put_aside(database: Connec
         "qos_out_of_range",
         "serial_out_of_range",
         "time_out_of_range",
+        "topic_empty",
         "user_properties_invalid",
     }
 
@@ -711,7 +713,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     },
     "snapshot_session": {"client_id": "c-7"},
     "superseded_messages": {"client_id": "c-7", "first_serial": 5, "last_serial": 50},
-    "suspicious_messages": {"client_id": "c-7"},
+    "suspicious_messages": {"client_id": "c-7", **sql_bounds()},
     "trim_messages": {"client_ids": ["c-7", "c-8"], "excess": [3, 4], "delivered_serials": [-1, 20]},
     "used_packet_ids": {"client_id": "c-7"},
 }

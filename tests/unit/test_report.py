@@ -14,7 +14,7 @@ import pytest
 from queuekeeper.errors import RefusedError
 from queuekeeper.migration.ledger import DifferenceCount, ThroughputSample
 from queuekeeper.migration.memory import KeySample, scale
-from queuekeeper.migration.model import CohortState, Reason
+from queuekeeper.migration.model import CohortState
 from queuekeeper.migration.report import (
     GUIDE,
     client_label,
@@ -27,6 +27,7 @@ from queuekeeper.migration.report_model import MigrationReport, Verdict
 from queuekeeper.migration.report_page import FATE_MEANINGS, render
 from queuekeeper.migration.status import speeds
 from queuekeeper.report.figures import duration, instant, percent, size
+from queuekeeper.sessions.judge import Reason
 from tests import report_samples as samples
 
 pytestmark = pytest.mark.unit

@@ -418,7 +418,7 @@ def _quarantined(row: QuarantinedRow) -> tuple[Any, ...]:
 
 
 def _check_reason(reason: str | None) -> None:
-    from queuekeeper.migration.model import Reason
+    from queuekeeper.sessions.judge import Reason
 
     if reason is not None and reason not in set(Reason):
         raise UsageError(f"the reason is {reason!r}: it must be one of {', '.join(sorted(Reason))}")

@@ -30,7 +30,6 @@ from queuekeeper.migration.model import (
     MigrationPlan,
     Mode,
     PlanState,
-    Reason,
     code_version,
 )
 from queuekeeper.migration.progress import reported, warn
@@ -50,6 +49,7 @@ from queuekeeper.postgres import Connection
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import RedisClient, address_of, from_redis
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.sessions.judge import Reason
 
 # Bounds of one script call: about 2 ms of the server's time.
 CHUNK_MESSAGES = 256

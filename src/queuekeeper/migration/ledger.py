@@ -68,7 +68,7 @@ class QuarantinedRow:
     """A row of the source that cannot be copied as it is, whole; its text form shows no content.
 
     :param kind: ``message`` for a row of ``device_publish_msg``, ``session`` for one of ``device_session_ctx``.
-    :param reason: a :class:`~queuekeeper.migration.model.Reason`.
+    :param reason: a :class:`~queuekeeper.sessions.judge.Reason`.
     :param detail: the offending value in words, never a payload.
     :param packet_id: as found, so possibly out of range.
     :param last_packet_id: of a session row, as found.

@@ -13,12 +13,6 @@ from queuekeeper import __version__
 from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, Cohort, check_prefix, parse_cohorts
 
-MAX_SERIAL = 2**53
-"""Beyond it a sorted set's score, a double, is not exact."""
-
-MAX_TIME_MS = 253_402_300_799_999
-"""The end of year 9999: with any expiry added it is still exact everywhere."""
-
 
 class Mode(StrEnum):
     """Whether devices are served meanwhile."""
@@ -47,21 +41,6 @@ class CohortState(StrEnum):
     COPIED = "copied"
     VERIFIED = "verified"
     FAILED = "failed"
-
-
-class Reason(StrEnum):
-    """Why a row is quarantined."""
-
-    CLIENT_ID_EMPTY = "client_id_empty"
-    PACKET_ID_DUPLICATE = "packet_id_duplicate"  # a newer pending message of the client has the same packet id
-    PACKET_ID_OUT_OF_RANGE = "packet_id_out_of_range"  # null, 0, negative or over 65,535
-    PACKET_TYPE_UNKNOWN = "packet_type_unknown"  # neither PUBLISH nor PUBREL
-    QOS_OUT_OF_RANGE = "qos_out_of_range"  # neither 1 nor 2
-    SERIAL_OUT_OF_RANGE = "serial_out_of_range"  # negative or over 2^53: not exact as a sorted set's score
-    TIME_OUT_OF_RANGE = "time_out_of_range"  # negative, or so far ahead that expiry cannot be expressed
-    TOPIC_EMPTY = "topic_empty"
-    USER_PROPERTIES_INVALID = "user_properties_invalid"  # not the JSON that TBMQ writes
-    LAST_PACKET_ID_OUT_OF_RANGE = "last_packet_id_out_of_range"  # of a session row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,7 +21,6 @@ from queuekeeper.migration.model import (
     MigrationParameters,
     MigrationPlan,
     PlanState,
-    Reason,
     code_version,
     plan_id,
 )
@@ -40,6 +39,7 @@ from queuekeeper.postgres import Connection, migrate, statement
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import clocks_ms, shards
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.sessions.judge import Reason
 
 # All that the plan needs of a message: PostgreSQL measures the payload instead of sending it.
 PLANNED_COLUMNS = {name: kind for name, kind in MESSAGE_COLUMNS.items() if name != "payload"} | {"payload_bytes": "int"}

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,10 +11,10 @@ from queuekeeper.errors import MovedOn, PacketIdInUse
 from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, session_keys
 from queuekeeper.migration.apply import EPOCH
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
-from queuekeeper.migration.model import MAX_SERIAL, MAX_TIME_MS, Reason
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions import wire
+from queuekeeper.sessions.judge import RULES, Pairs, Reason, broken_rule, pairs_of, row_defect, user_properties
 
 _TRIES = 5
 _ID_REASONS = {Reason.PACKET_ID_DUPLICATE, Reason.PACKET_ID_OUT_OF_RANGE}
@@ -87,29 +86,30 @@ def replay(
 
 
 def defect(row: QuarantinedRow) -> Reason | None:
-    """Return which rule a message breaks by itself, as :func:`queuekeeper.migration.transforms.classify` does."""
-    checks: Iterator[tuple[bool, Reason]] = iter(
-        (
-            (not row.client_id, Reason.CLIENT_ID_EMPTY),
-            (row.serial_number is None or not 0 <= row.serial_number <= MAX_SERIAL, Reason.SERIAL_OUT_OF_RANGE),
-            (row.packet_id is None or not 1 <= row.packet_id <= MAX_PACKET_ID, Reason.PACKET_ID_OUT_OF_RANGE),
-            (not row.topic, Reason.TOPIC_EMPTY),
-            (row.packet_type not in {"PUBLISH", "PUBREL"}, Reason.PACKET_TYPE_UNKNOWN),
-            (row.qos not in {1, 2}, Reason.QOS_OUT_OF_RANGE),
-            (row.time is None or not 0 <= row.time <= MAX_TIME_MS, Reason.TIME_OUT_OF_RANGE),
-            (not readable(row.user_properties), Reason.USER_PROPERTIES_INVALID),
-        )
-    )
-    return next((reason for broken, reason in checks if broken), None)
+    """Return which rule a message breaks by itself, as the plan has judged it."""
+    if not row.client_id:
+        return Reason.CLIENT_ID_EMPTY
+    values = {
+        "serial_number": row.serial_number,
+        "packet_id": row.packet_id,
+        "packet_type": row.packet_type,
+        "topic": row.topic,
+        "payload": len(row.payload or b""),
+        "qos": row.qos,
+        "time": row.time,
+        "payload_format_indicator": row.payload_format_indicator,
+        "content_type": row.content_type,
+        "response_topic": row.response_topic,
+        "correlation_data": None if row.correlation_data is None else len(row.correlation_data),
+        "user_properties": row.user_properties,
+    }
+    return row_defect(values)
 
 
-def readable(user_properties: str | None) -> bool:
+def readable(text: str | None) -> bool:
     """Return whether user properties can be copied; those that cannot may only be dropped."""
-    try:
-        wire.user_properties(user_properties)
-    except ValueError:
-        return False
-    return True
+    values = {"user_properties": pairs_of(text)}
+    return broken_rule(values, [rule for rule in RULES if isinstance(rule, Pairs)]) is None
 
 
 class _Replayer:
@@ -195,7 +195,7 @@ class _Replayer:
             packet_type=row.packet_type,
             payload=row.payload or b"",
             retain=row.retain,
-            user_property_pairs=wire.user_properties(row.user_properties),
+            user_property_pairs=user_properties(row.user_properties),
             msg_expiry_interval=row.msg_expiry_interval,
             payload_format_indicator=row.payload_format_indicator,
             content_type=row.content_type,

@@ -19,7 +19,7 @@ from queuekeeper.migration.ledger import (
     ThroughputSample,
 )
 from queuekeeper.migration.memory import estimate_memory
-from queuekeeper.migration.model import CohortState, CopyReport, Difference, LedgerRow, MigrationPlan, Reason
+from queuekeeper.migration.model import CohortState, CopyReport, Difference, LedgerRow, MigrationPlan
 from queuekeeper.migration.report_model import (
     FORMAT,
     ApprovalFacts,
@@ -41,6 +41,7 @@ from queuekeeper.migration.status import runs_at_work
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.report.files import ReportFiles, stamp, write_files
 from queuekeeper.report.servers import ServerMemory, measure_servers
+from queuekeeper.sessions.judge import Reason
 
 DIFFERENCES_SHOWN = 200
 POINTS_PER_STEP = 400

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import hashlib
+from base64 import b64decode
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
+import orjson
 import pyarrow as pa
 
 from queuekeeper import lua
@@ -22,6 +26,8 @@ SCHEMA = pa.schema(
         ("serial_number", pa.float64()),
         ("key_packet_id", pa.string()),
         ("json", pa.string()),
+        ("json_hash", pa.string()),
+        ("payload_hash", pa.string()),
         ("expires_at_ms", pa.int64()),
         ("last_packet_id", pa.string()),
         ("plan", pa.string()),
@@ -30,12 +36,15 @@ SCHEMA = pa.schema(
         ("read_at_ms", pa.int64()),
     ]
 )
-"""A row per reference (``kind`` message) and one per session, whose ``position`` is the number of references."""
+"""A row per reference (``kind`` message) and one per session, whose ``position`` is the number of references.
+
+A large message comes without its payload, but with the hashes of both: Spark's JSON reader takes no text beyond 20 MB.
+"""
 
 SPARK_SCHEMA = (
     "task int, cohort int, client_id string, kind string, position int, serial_number double, key_packet_id string, "
-    "json string, expires_at_ms bigint, last_packet_id string, plan string, `import` string, used boolean, "
-    "read_at_ms bigint"
+    "json string, json_hash string, payload_hash string, expires_at_ms bigint, last_packet_id string, plan string, "
+    "`import` string, used boolean, read_at_ms bigint"
 )
 
 _SESSIONS_PER_TRIP = 128
@@ -44,6 +53,12 @@ _KEYS_PER_CALL = 100
 # One answer should stay around this size; how many keys that is, is learnt from the answers.
 _BYTES_PER_TRIP = 8_000_000
 _MOST_KEYS_PER_TRIP = 2_000
+# A message that is this many times as large as those before it is read in a trip of its own.
+_SURPLUS = 4
+_LARGE_BYTES = 1_000_000
+_LEFT_OUT = -3
+
+T = TypeVar("T")
 
 
 @dataclass
@@ -126,6 +141,32 @@ class TargetReader:
     ) -> Iterator[pa.RecordBatch]:
         if not references:
             return
+        rows = _Rows()
+        left_out: list[tuple[tuple[str, int, bytes, float], int]] = []
+        size_bytes = 0
+        for reference, json, expires_at_ms in self._trip(references, bounded=True):
+            if expires_at_ms <= _LEFT_OUT:
+                size_bytes += _LEFT_OUT - expires_at_ms
+                left_out.append((reference, _LEFT_OUT - expires_at_ms))
+            else:
+                size_bytes += len(json)
+                self._add(rows, reference, clients, json=json, expires_at_ms=expires_at_ms)
+        fitting = _BYTES_PER_TRIP * len(references) // max(1, size_bytes)
+        self._keys_per_trip = max(1, min(_MOST_KEYS_PER_TRIP, fitting, 4 * self._keys_per_trip))
+        yield rows.batch()
+        for batch in _within(left_out, _BYTES_PER_TRIP):
+            rows = _Rows()
+            for reference, json, expires_at_ms in self._trip(batch, bounded=False):
+                self._add(rows, reference, clients, json=json, expires_at_ms=expires_at_ms)
+            yield rows.batch()
+
+    def _trip(
+        self, references: Sequence[tuple[str, int, bytes, float]], *, bounded: bool
+    ) -> Iterator[tuple[tuple[str, int, bytes, float], bytes, int]]:
+        """Read what references lead to.
+
+        :param bounded: leave out what is much larger than was to be expected.
+        """
         calls: list[lua.Call] = []
         start = 0
         while start < len(references):
@@ -133,23 +174,31 @@ class TargetReader:
             # A call holds keys of one session, for they share a slot.
             while end < len(references) and end - start < _KEYS_PER_CALL and references[end][0] == references[start][0]:
                 end += 1
-            calls.append(lua.Call(self._script, [member for _, _, member, _ in references[start:end]]))
+            most_bytes = _SURPLUS * _BYTES_PER_TRIP * (end - start) // len(references)
+            keys = [member for _, _, member, _ in references[start:end]]
+            calls.append(lua.Call(self._script, keys, [most_bytes] if bounded else []))
             start = end
         flat = [value for reply in self._caller.execute(calls).or_raise() for value in reply]
-        rows = _Rows()
-        size_bytes = 0
-        for (name, position, member, score), json, expires_at_ms in zip(references, flat[::2], flat[1::2], strict=True):
-            size_bytes += len(json)
-            task, cohort = clients[name]
-            stem = payload_key(name, "", prefix=self._prefix).encode()
-            rows.add(
-                task=task, cohort=cohort, client_id=name, kind="message", position=position, serial_number=score,
-                key_packet_id=_text(member[len(stem) :]) if member.startswith(stem) else None,
-                json=_text(json) if json else None, expires_at_ms=expires_at_ms,
-            )  # fmt: skip
-        fitting = _BYTES_PER_TRIP * len(references) // max(1, size_bytes)
-        self._keys_per_trip = max(1, min(_MOST_KEYS_PER_TRIP, fitting, 4 * self._keys_per_trip))
-        yield rows.batch()
+        return zip(references, flat[::2], flat[1::2], strict=True)
+
+    def _add(
+        self,
+        rows: _Rows,
+        reference: tuple[str, int, bytes, float],
+        clients: Mapping[str, tuple[int, int]],
+        *,
+        json: bytes,
+        expires_at_ms: int,
+    ) -> None:
+        name, position, member, score = reference
+        task, cohort = clients[name]
+        stem = payload_key(name, "", prefix=self._prefix).encode()
+        content = _without_payload(json) if len(json) > _LARGE_BYTES else {"json": _text(json) if json else None}
+        rows.add(
+            task=task, cohort=cohort, client_id=name, kind="message", position=position, serial_number=score,
+            key_packet_id=_text(member[len(stem) :]) if member.startswith(stem) else None,
+            expires_at_ms=expires_at_ms, **content,
+        )  # fmt: skip
 
     def _pipeline(self, commands: list[tuple[Any, ...]]) -> list[Any]:
         with redis_errors(address_of(self._client)):
@@ -158,6 +207,34 @@ class TargetReader:
                 pipe.execute_command(*command)
             answers: list[Any] = pipe.execute()
             return answers
+
+
+def _within(sized: Sequence[tuple[T, int]], most_bytes: int) -> Iterator[list[T]]:
+    """Cut items of known size into batches of bounded size; a larger item is alone."""
+    batch: list[T] = []
+    total_bytes = 0
+    for item, size_bytes in sized:
+        if batch and total_bytes + size_bytes > most_bytes:
+            yield batch
+            batch, total_bytes = [], 0
+        batch.append(item)
+        total_bytes += size_bytes
+    if batch:
+        yield batch
+
+
+def _without_payload(json: bytes) -> dict[str, str]:
+    """Return a large message with hashes in place of its payload; an empty object when nobody can read it."""
+    found = {"json": "{}", "json_hash": hashlib.sha256(json).hexdigest(), "payload_hash": ""}
+    try:
+        fields = orjson.loads(json)
+    except orjson.JSONDecodeError:
+        return found
+    if isinstance(fields, dict):
+        with suppress(KeyError, TypeError, ValueError):
+            found["payload_hash"] = hashlib.sha256(b64decode(fields["payload"], validate=True)).hexdigest()
+        found["json"] = orjson.dumps(fields | {"payload": ""}).decode()
+    return found
 
 
 def _pairs(page: list[Any]) -> list[tuple[bytes, float]]:

@@ -18,8 +18,12 @@ from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.migration.model import MAX_SERIAL, MAX_TIME_MS, MigrationParameters, Reason
+from queuekeeper.migration.model import MigrationParameters
+from queuekeeper.sessions import judge
+from queuekeeper.sessions.judge import MAX_TIME_MS, Reason
 from queuekeeper.sessions.wire import MAX_INTERVAL_S
+
+_PAIRS = "array<struct<k: string, v: string>>"
 
 MESSAGE = "message"
 SESSION = "session"
@@ -52,10 +56,10 @@ def classify(
         has no session row.
     """
     judged = (
-        with_user_properties(source)
+        with_user_properties(_with_sizes(source))
         .withColumn("reason", _reason())
         .withColumn("expires_at_ms", expires_at_ms(default_ttl_s=parameters.default_ttl_s))
-        .drop("parsed")
+        .drop("parsed", "payload_size", "correlation_size")
     )
     live = (
         (F.col("kind") == MESSAGE)
@@ -101,32 +105,60 @@ def with_user_properties(source: DataFrame) -> DataFrame:
     """Add ``parsed``, the text of the user properties read as JSON, and ``pairs``, the list in it."""
     # Columns of their own, since these texts are dear to parse and the result is used several times.
     return source.withColumn("parsed", F.try_parse_json(F.col("user_properties"))).withColumn(
-        "pairs", F.try_variant_get("parsed", "$.props", "array<struct<k: string, v: string>>")
+        "pairs", F.try_variant_get("parsed", "$.props", _PAIRS)
     )
+
+
+def _with_sizes(source: DataFrame) -> DataFrame:
+    """Add the sizes that the rules ask for: as the source tells them, where it sends no payload itself."""
+    sizes = {"payload": "payload_size", "correlation_data": "correlation_size"}
+    found = {
+        size: F.col(f"{name}_bytes") if f"{name}_bytes" in source.columns else F.octet_length(name)
+        for name, size in sizes.items()
+    }
+    return source.withColumns(found)
 
 
 def _reason() -> Column:
     """Return why a row cannot be copied, or null."""
-    message = (
-        F.when(F.length("client_id") == 0, Reason.CLIENT_ID_EMPTY.value)
-        .when(~F.col("serial_number").between(0, MAX_SERIAL), Reason.SERIAL_OUT_OF_RANGE.value)
-        .when(
-            F.col("packet_id").isNull() | ~F.col("packet_id").between(1, MAX_PACKET_ID),
-            Reason.PACKET_ID_OUT_OF_RANGE.value,
-        )
-        .when(F.length("topic") == 0, Reason.TOPIC_EMPTY.value)
-        .when(
-            F.col("packet_type").isNull() | ~F.col("packet_type").isin("PUBLISH", "PUBREL"),
-            Reason.PACKET_TYPE_UNKNOWN.value,
-        )
-        .when(~F.col("qos").isin(1, 2), Reason.QOS_OUT_OF_RANGE.value)
-        .when(~_time_in_range(), Reason.TIME_OUT_OF_RANGE.value)
-        .when(~user_properties_valid(), Reason.USER_PROPERTIES_INVALID.value)
-    )
+    message = F.when(F.length("client_id") == 0, Reason.CLIENT_ID_EMPTY.value)
+    for rule in judge.RULES:
+        message = message.when(_breaks(rule), rule.reason.value)
     session = F.when(F.length("client_id") == 0, Reason.CLIENT_ID_EMPTY.value).when(
         ~F.col("last_packet_id").between(0, MAX_PACKET_ID), Reason.LAST_PACKET_ID_OUT_OF_RANGE.value
     )
     return F.when(F.col("kind") == SESSION, session).otherwise(message)
+
+
+def _breaks(rule: judge.Rule) -> Column:
+    """Return one of the rules as a condition on a row."""
+    match rule:
+        case judge.NotEmpty():
+            return F.length(rule.column) == 0
+        case judge.OneOf():
+            return ~F.coalesce(F.col(rule.column).isin(*rule.allowed), F.lit(False))
+        case judge.Bounds():
+            # PostgreSQL's texts hold neither a zero character nor half a surrogate pair.
+            size = {
+                "number": F.col(rule.column),
+                "text": F.octet_length(rule.column),
+                "bytes": F.col("correlation_size"),
+            }[rule.measure]
+            return ~F.coalesce(size.between(rule.least, rule.most), F.lit(rule.optional))
+        case judge.Pairs():
+            return ~user_properties_valid()
+        case judge.Packet():
+            fixed = F.lit(judge.PACKET_FIXED_BYTES).cast("bigint")
+            texts = [F.coalesce(F.octet_length(name), F.lit(0)) for name in judge.PACKET_TEXTS]
+            pairs = F.aggregate(
+                F.coalesce("pairs", F.array().cast(_PAIRS)),
+                F.lit(0).cast("bigint"),
+                lambda total, pair: (
+                    total + F.octet_length(pair["k"]) + F.octet_length(pair["v"]) + judge.PAIR_FIXED_BYTES
+                ),
+            )
+            sizes = [F.col("payload_size"), F.coalesce(F.col("correlation_size"), F.lit(0)), *texts, pairs]
+            return sum(sizes, fixed) > rule.most_bytes
 
 
 def expires_at_ms(*, default_ttl_s: int) -> Column:
@@ -169,12 +201,18 @@ _USER_PROPERTIES_TYPES = ("OBJECT<props: ARRAY<OBJECT<k: STRING, v: STRING>>>", 
 
 
 def user_properties_valid() -> Column:
-    """Return whether the text that :func:`with_user_properties` has read is what TBMQ writes, or null."""
+    """Return whether what :func:`with_user_properties` has read is null, or what TBMQ writes and MQTT carries."""
     found = F.schema_of_variant("parsed")
     # An absent name or value and a pair that is null do not show in the type. JSON's null has no pairs.
-    complete = F.forall("pairs", lambda pair: pair["k"].isNotNull() & pair["v"].isNotNull())
+    complete = F.forall("pairs", lambda pair: _carried(pair["k"]) & _carried(pair["v"]))
     valid = found.isin("VOID", *_USER_PROPERTIES_TYPES) & F.coalesce(complete, F.lit(True))
     return F.col("user_properties").isNull() | F.coalesce(valid, F.lit(False))
+
+
+def _carried(text: Column) -> Column:
+    """Return whether a text is there, and one that MQTT can carry."""
+    sound = (F.octet_length(text) <= judge.MAX_TEXT_BYTES) & ~F.contains(text, F.lit("\0"))
+    return F.coalesce(sound, F.lit(False))
 
 
 def message_json(payload_base64: Column, correlation_base64: Column) -> Column:

@@ -45,12 +45,15 @@ from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import connect as connect_redis
 
 # PostgreSQL hashes the long columns itself: what is compared never leaves it.
-HASHED_COLUMNS = MESSAGE_COLUMNS | {"payload": "binary", "correlation_data": "binary"}
+HASHED_COLUMNS = MESSAGE_COLUMNS | {"payload_bytes": "int", "correlation_data_bytes": "int"}
 # What an operator may have repaired in the quarantine before a message was replayed.
 REPAIRABLE = ("topic", "time", "packet_id", "packet_type", "qos", "user_properties")
 HASHED_EXPRESSIONS = {
     "payload": "sha256(payload)",
     "correlation_data": "sha256(correlation_data)",
+    # By which the rules judge what is not there.
+    "payload_bytes": "octet_length(payload)",
+    "correlation_data_bytes": "octet_length(correlation_data)",
 }
 
 # What a stored message looks like; unlike the copy this reads TBMQ's format instead of writing it.
@@ -286,8 +289,8 @@ def found_rows(target: DataFrame) -> DataFrame:
         F.col("stored.clientId").alias("found_client_id"),
         F.col("json").isNotNull().alias("has_payload"),
         (F.col("json").isNotNull() & F.col("stored.packetId").isNull()).alias("unreadable"),
-        F.sha2("json", 256).alias("json_hash"),
-        F.sha2(F.unbase64("stored.payload"), 256).alias("found_payload_hash"),
+        F.coalesce("json_hash", F.sha2("json", 256)).alias("json_hash"),
+        F.coalesce("payload_hash", F.sha2(F.unbase64("stored.payload"), 256)).alias("found_payload_hash"),
         _properties(
             topic=F.col("stored.topicName"),
             time=F.col("stored.time"),

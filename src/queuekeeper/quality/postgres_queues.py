@@ -9,10 +9,10 @@ from pyspark.sql import functions as F
 
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.migration import transforms
-from queuekeeper.migration.model import MAX_SERIAL
 from queuekeeper.migration.source import MESSAGES, SESSION_COLUMNS, SESSIONS, Source
 from queuekeeper.quality.profile_model import ProfileParameters, in_sample
 from queuekeeper.quality.profile_tables import HOUR_MS, ODD_CHARACTERS, SPARK_COLUMNS
+from queuekeeper.sessions.judge import MAX_SERIAL
 
 # The server answers sizes and hashes: no payload leaves it.
 _COLUMNS = {

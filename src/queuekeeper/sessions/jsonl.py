@@ -13,15 +13,13 @@ import orjson
 from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.sessions import wire
+from queuekeeper.sessions.judge import MAX_SERIAL
 from queuekeeper.sessions.model import PendingMessage, check_client_id
 
 FORMAT = 1
 """Number that an incompatible form of the lines would raise."""
 
 STORES = ("postgres", "redis")
-MAX_SERIAL = 2**53 - 1
-"""Greatest serial that every store keeps exactly."""
-
 _MAX_INSTANT_MS = 2**63 - 1
 _SESSION_FIELDS = ("client_id", "last_packet_id", "last_serial", "exported_from", "format")
 _MESSAGE_FIELDS = ("serial", "expires_at_ms", "delivered", "message")

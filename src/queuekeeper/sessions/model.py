@@ -9,18 +9,28 @@ from typing import Any
 
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.sessions.judge import (
+    CONTENT_RULES,
+    MAX_PACKET_BYTES,
+    MAX_TEXT_BYTES,
+    MAX_TIME_MS,
+    BrokenRuleError,
+    Reason,
+    broken_rule,
+    text_bytes,
+    too_long,
+)
 
 DEFAULT_PAGE = 500
 MAX_PAGE = 10_000
 """Most messages of one inspection; longer queues are read page by page."""
 
-MAX_PAYLOAD_BYTES = 268_435_455
-"""Largest remaining length of an MQTT packet (MQTT 5 section 2.1.4); a store may be told to take less."""
-
-MAX_TEXT_BYTES = 65_535
-"""Longest UTF-8 string of MQTT (MQTT 5 section 1.5.4)."""
+MAX_PAYLOAD_BYTES = MAX_PACKET_BYTES
+"""A store may be told to take less."""
 
 MAX_SUBSCRIPTION_ID = 268_435_455
+_SHORT_TEXT = 1_024
+_SMALL_PAYLOAD_BYTES = 1_048_576
 MAX_EXPIRY_INTERVAL_S = 2**32 - 1
 MAX_BATCH = 5_000
 """Most messages of one save for one session."""
@@ -52,11 +62,11 @@ class StoreRules:
 
 
 class Problem(StrEnum):
-    """Why a reference in Redis leads to no message."""
+    """Why a reference in Redis, or a row of PostgreSQL, leads to no message."""
 
     DANGLING = "dangling"  # the payload key has expired or was removed
     FOREIGN = "foreign"  # the reference does not name a payload key of this session, and is not followed
-    UNREADABLE = "unreadable"  # the payload key holds something else than a message
+    UNREADABLE = "unreadable"  # the payload key or the row holds something else than a message that can be delivered
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +80,8 @@ class MessageView:
     :param payload_bytes: size of the payload itself, without base64.
     :param time_ms: when the broker received it.
     :param expires_at_ms: end of its life; none when the message has no expiry of its own.
-    :param problem: set when the reference leads to no message.
+    :param problem: set when the reference leads to no message, or nobody can deliver the one that it leads to.
+    :param reason: rule that the message breaks, in the words of the quarantine.
     """
 
     serial: int
@@ -82,6 +93,7 @@ class MessageView:
     time_ms: int | None = None
     expires_at_ms: int | None = None
     problem: Problem | None = None
+    reason: Reason | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -533,14 +545,9 @@ def check_text(name: str, value: Any, *, empty: bool = True) -> None:
         raise UsageError(f"{name} is {value!r}: it must be text")
     if not value and not empty:
         raise UsageError(f"{name} is empty: a session without an id cannot be stored")
-    if "\0" in value:
-        raise UsageError(f"{name} holds a zero character, which MQTT forbids (MQTT 5 section 1.5.4)")
-    try:
-        size = len(value) if value.isascii() else len(value.encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"{name} holds half a surrogate pair, which MQTT forbids (MQTT 5 section 1.5.4)") from None
-    if size > MAX_TEXT_BYTES:
-        raise UsageError(f"{name} has {size} bytes: MQTT carries at most {MAX_TEXT_BYTES} (MQTT 5 section 1.5.4)")
+    size = text_bytes(value)
+    if size is None or size > MAX_TEXT_BYTES:
+        raise UsageError(too_long(name, value, most=MAX_TEXT_BYTES, rule="MQTT 5 section 1.5.4"))
 
 
 def check_message(message: NewMessage) -> None:
@@ -550,17 +557,40 @@ def check_message(message: NewMessage) -> None:
     """
     if type(message.payload) is not bytes:
         raise UsageError(f"payload is a {type(message.payload).__name__}: it must be bytes")
-    if len(message.payload) > MAX_PAYLOAD_BYTES:
-        raise UsageError(f"payload has {len(message.payload)} bytes: MQTT carries at most {MAX_PAYLOAD_BYTES}")
-    check_text("topic", message.topic)
-    if type(message.qos) is not int or not 1 <= message.qos <= 2:
-        raise UsageError(f"qos is {message.qos!r}: only QoS 1 and 2 are stored (MQTT 5 section 4.3)")
-    if type(message.time_ms) is not int or not 0 <= message.time_ms < 2**53:
-        check_integer("time_ms", message.time_ms, 0, 2**53 - 1, "milliseconds since 1970")
+    _check_type("topic", message.topic, str)
+    _check_type("qos", message.qos, int)
+    _check_type("time_ms", message.time_ms, int)
     if type(message.retain) is not bool:
         raise UsageError(f"retain is {message.retain!r}: it must be True or False")
-    if not is_plain(message):
-        _check_properties(message)
+    plain = is_plain(message)
+    if not plain:
+        _check_property_types(message)
+    # What is well within all bounds, as nearly every message is, need not be held to them one by one.
+    topic = message.topic
+    if (
+        plain
+        and 0 < len(topic) <= _SHORT_TEXT
+        and topic.isascii()
+        and "\0" not in topic
+        and 1 <= message.qos <= 2
+        and 0 <= message.time_ms <= MAX_TIME_MS
+        and len(message.payload) <= _SMALL_PAYLOAD_BYTES
+    ):
+        return
+    values = {
+        "topic": topic,
+        "qos": message.qos,
+        "time": message.time_ms,
+        "payload": len(message.payload),
+        "payload_format_indicator": message.payload_format_indicator,
+        "content_type": message.content_type,
+        "response_topic": message.response_topic,
+        "correlation_data": None if message.correlation_data is None else len(message.correlation_data),
+        "user_properties": message.user_properties,
+    }
+    broken = broken_rule(values, CONTENT_RULES)
+    if broken is not None:
+        raise BrokenRuleError(broken.reason, broken.words(values))
 
 
 def is_plain(message: NewMessage | PendingMessage) -> bool:
@@ -576,15 +606,20 @@ def is_plain(message: NewMessage | PendingMessage) -> bool:
     )
 
 
-def _check_properties(message: NewMessage) -> None:
-    if message.expiry_interval_s is not None and type(message.expiry_interval_s) is not int:
-        raise UsageError(f"expiry_interval_s is {message.expiry_interval_s!r}: it must be an integer")
+def _check_type(name: str, value: Any, kind: type) -> None:
+    if type(value) is not kind:
+        raise UsageError(f"{name} is {value!r}: it must be {'text' if kind is str else 'an integer'}")
+
+
+def _check_property_types(message: NewMessage) -> None:
+    if message.expiry_interval_s is not None:
+        _check_type("expiry_interval_s", message.expiry_interval_s, int)
     if message.payload_format_indicator is not None:
-        check_integer("payload_format_indicator", message.payload_format_indicator, 0, 1, "MQTT 5 section 3.3.2.3.2")
+        _check_type("payload_format_indicator", message.payload_format_indicator, int)
     if message.content_type is not None:
-        check_text("content_type", message.content_type)
+        _check_type("content_type", message.content_type, str)
     if message.response_topic is not None:
-        check_text("response_topic", message.response_topic)
+        _check_type("response_topic", message.response_topic, str)
     if message.correlation_data is not None and type(message.correlation_data) is not bytes:
         raise UsageError(f"correlation_data is a {type(message.correlation_data).__name__}: it must be bytes")
     if type(message.user_properties) is not tuple:
@@ -592,8 +627,8 @@ def _check_properties(message: NewMessage) -> None:
     for pair in message.user_properties:
         if type(pair) is not tuple or len(pair) != 2:
             raise UsageError(f"user_properties holds {pair!r}: each must be a pair of texts")
-        check_text("user property name", pair[0])
-        check_text("user property value", pair[1])
+        _check_type("user property name", pair[0], str)
+        _check_type("user property value", pair[1], str)
     if type(message.subscription_ids) is not tuple:
         raise UsageError(f"subscription_ids is {message.subscription_ids!r}: it must be a tuple of integers")
     for subscription_id in message.subscription_ids:

@@ -30,6 +30,7 @@ from queuekeeper.errors import (
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.operation import Operation
 from queuekeeper.sessions import jsonl, wire
+from queuekeeper.sessions.judge import MAX_SERIAL, broken_rule, pairs_of, row_defect, sql_bounds
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
     MAX_EXPIRY_INTERVAL_S,
@@ -41,6 +42,7 @@ from queuekeeper.sessions.model import (
     NewMessage,
     PendingMessage,
     PendingPage,
+    Problem,
     PurgeProgress,
     PurgeReport,
     Refusal,
@@ -57,6 +59,7 @@ from queuekeeper.sessions.model import (
 )
 from queuekeeper.sessions.snapshot import ApplyReport, SessionSnapshot, SourceBatch, last_given
 from queuekeeper.sessions.store import PAGE_BYTES
+from queuekeeper.sessions.wire import UnreadableError
 
 T = TypeVar("T")
 Row: TypeAlias = tuple[Any, ...]
@@ -94,6 +97,12 @@ REFUSALS: dict[str, type[QueuekeeperError]] = {"QK001": NotOwner, "QK002": Sessi
 
 _MOVED = -1
 """First serial of a source's batch that another store has saved: more than its offset is not known."""
+
+_JUDGED_COLUMNS = (
+    "serial_number", "packet_id", "packet_type", "topic", "payload", "qos", "time", "payload_format_indicator",
+    "content_type", "response_topic", "correlation_data", "user_properties",
+)  # fmt: skip
+"""Of a row that is judged without being delivered: payload and correlation data are sizes."""
 
 _COUNTS = ("trimmed", "expired", "refused", "quarantined")
 _LOWEST_SERIAL, _HIGHEST_SERIAL = -(2**63), 2**63 - 1
@@ -375,10 +384,10 @@ class PostgresSessionOperations:
 
     def _placed(self, save: SessionSave, session: _Session, packet_ids: Sequence[int], rows: list[Row]) -> SaveReport:
         """Give ids and serials to the messages of a save, and add those that can be stored to the rows."""
-        if session.last_serial + len(save.messages) > jsonl.MAX_SERIAL:
+        if session.last_serial + len(save.messages) > MAX_SERIAL:
             raise RefusedError(
                 f"session {save.client_id!r} has serial {session.last_serial}: there is none after "
-                f"{jsonl.MAX_SERIAL}; purge the session"
+                f"{MAX_SERIAL}; purge the session"
             )
         free = iter(packet_ids)
         given: list[int | None] = []
@@ -489,7 +498,7 @@ class PostgresSessionOperations:
     def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
         """See ``store.SessionOperations.mark_delivered``."""
         _check_client_id(client_id)
-        check_integer("serial", serial, FIRST_SERIAL, jsonl.MAX_SERIAL, "as a fetch has told it")
+        check_integer("serial", serial, FIRST_SERIAL, MAX_SERIAL, "as a fetch has told it")
         answer = yield Step(
             begin=True,
             end=True,
@@ -648,19 +657,7 @@ class PostgresSessionOperations:
             exists=exists or messages > 0,
             messages=messages,
             offset=offset,
-            page=tuple(
-                MessageView(
-                    serial=serial,
-                    packet_id=packet_id,
-                    packet_type=packet_type,
-                    qos=qos,
-                    topic=topic,
-                    payload_bytes=payload_bytes,
-                    time_ms=time_ms,
-                    expires_at_ms=None if expires_at_ms is None else int(expires_at_ms),
-                )
-                for serial, packet_id, packet_type, qos, topic, payload_bytes, time_ms, expires_at_ms in rows
-            ),
+            page=tuple(_view(*row) for row in rows),
             last_packet_id=last_packet_id,
             last_serial=last_serial,
             delivered_serial=delivered_serial,
@@ -682,7 +679,7 @@ class PostgresSessionOperations:
         for delivered_serial, now_ms, *columns in rows:
             try:
                 message = self._pending(columns, delivered_serial=delivered_serial)
-            except ValueError as error:
+            except UnreadableError as error:
                 raise RefusedError(
                     f"message {packet_id} of session {client_id!r} cannot be read: {error}; "
                     "the next fetch puts it in quarantine"
@@ -958,15 +955,11 @@ class PostgresSessionOperations:
 
         :param inside: a transaction is under way.
         """
-        suspicious = Query(name="suspicious_messages", parameters={"client_id": client_id})
+        parameters = {"client_id": client_id, **sql_bounds()}
+        suspicious = Query(name="suspicious_messages", parameters=parameters)
         (rows,) = yield Step(begin=not inside, end=not inside, queries=(suspicious,))
-        unreadable: dict[int, str] = {}
-        for row in rows:
-            try:
-                self._pending(row, delivered_serial=FIRST_SERIAL)
-            except ValueError as error:
-                unreadable[row[0]] = str(error)
-        return unreadable
+        reasons = {row[0]: row_defect(dict(zip(_JUDGED_COLUMNS, row, strict=True))) for row in rows}
+        return {serial: str(reason) for serial, reason in reasons.items() if reason is not None}
 
     def read_snapshot(self, client_id: str, serials: Sequence[int] | None = None) -> Operation[SessionSnapshot]:
         """Read what the other store has to know of a session; what changes meanwhile may be in it or not.
@@ -1012,7 +1005,7 @@ class PostgresSessionOperations:
             for now_ms, *columns in rows:
                 try:
                     message = self._pending(columns, delivered_serial=delivered_serial)
-                except ValueError as error:
+                except UnreadableError as error:
                     left_out[columns[0]] = str(error)
                     continue
                 newest = newest or message
@@ -1217,7 +1210,7 @@ class PostgresSessionOperations:
             page.after_serial = max(page.after_serial, serial)
             try:
                 message = self._pending(columns, delivered_serial=delivered_serial)
-            except ValueError as error:
+            except UnreadableError as error:
                 page.unreadable[serial] = str(error)
                 continue
             if message.expires_at_ms is not None and message.expires_at_ms <= now_ms:
@@ -1229,7 +1222,7 @@ class PostgresSessionOperations:
     def _pending(self, columns: Sequence[Any], *, delivered_serial: int) -> PendingMessage:
         """Return a row as a message.
 
-        :raises ValueError: naming the rule that the row breaks, in the words of the migration's quarantine.
+        :raises UnreadableError: naming the rule that the row breaks, in the words of the migration's quarantine.
         """
         (
             serial,
@@ -1247,20 +1240,25 @@ class PostgresSessionOperations:
             correlation_data,
             user_properties,
         ) = columns
-        if not 0 <= serial <= jsonl.MAX_SERIAL:
-            raise ValueError("serial_out_of_range")
-        if packet_id is None or not 1 <= packet_id <= MAX_PACKET_ID:
-            raise ValueError("packet_id_out_of_range")
-        if packet_type not in {"PUBLISH", "PUBREL"}:
-            raise ValueError("packet_type_unknown")
-        if qos not in {1, 2}:
-            raise ValueError("qos_out_of_range")
-        if not 0 <= time_ms < 2**53:
-            raise ValueError("time_out_of_range")
-        try:
-            pairs = wire.user_properties(user_properties) or ()
-        except ValueError:
-            raise ValueError("user_properties_invalid") from None
+        pairs = pairs_of(user_properties)
+        broken = broken_rule(
+            {
+                "serial_number": serial,
+                "packet_id": packet_id,
+                "packet_type": packet_type,
+                "topic": topic,
+                "payload": len(payload),
+                "qos": qos,
+                "time": time_ms,
+                "payload_format_indicator": payload_format_indicator,
+                "content_type": content_type,
+                "response_topic": response_topic,
+                "correlation_data": None if correlation_data is None else len(correlation_data),
+                "user_properties": pairs,
+            }
+        )
+        if broken is not None:
+            raise UnreadableError(broken.reason, broken.reason)
         return PendingMessage(
             serial=serial,
             packet_id=packet_id,
@@ -1277,7 +1275,7 @@ class PostgresSessionOperations:
             content_type=content_type,
             response_topic=response_topic,
             correlation_data=correlation_data,
-            user_properties=tuple((pair["k"], pair["v"]) for pair in pairs),
+            user_properties=pairs,
         )
 
     @staticmethod
@@ -1500,6 +1498,27 @@ def _count_removed_query(counts: Sequence[tuple[str, int, int]]) -> Query:
             "expired": [expired for _, expired, _ in counts],
             "quarantined": [quarantined for _, _, quarantined in counts],
         },
+    )
+
+
+def _view(expires_at_ms: Any, *values: Any) -> MessageView:
+    """Describe a row.
+
+    :param values: of :data:`_JUDGED_COLUMNS`.
+    """
+    row = dict(zip(_JUDGED_COLUMNS, values, strict=True))
+    reason = row_defect(row)
+    return MessageView(
+        serial=row["serial_number"],
+        packet_id=row["packet_id"],
+        packet_type=row["packet_type"],
+        qos=row["qos"],
+        topic=row["topic"],
+        payload_bytes=row["payload"],
+        time_ms=row["time"],
+        expires_at_ms=None if expires_at_ms is None else int(expires_at_ms),
+        problem=None if reason is None else Problem.UNREADABLE,
+        reason=reason,
     )
 
 

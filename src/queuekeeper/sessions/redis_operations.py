@@ -33,6 +33,7 @@ from queuekeeper.errors import (
 from queuekeeper.keyspace import MAX_PACKET_ID, check_prefix, payload_key, quarantined_key, session_keys
 from queuekeeper.operation import Operation
 from queuekeeper.sessions import jsonl
+from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
     MAX_EXPIRY_INTERVAL_S,
@@ -62,8 +63,8 @@ from queuekeeper.sessions.model import (
 )
 from queuekeeper.sessions.snapshot import ApplyReport, Outbox, SessionSnapshot, SourceBatch
 from queuekeeper.sessions.store import PAGE_BYTES
+from queuekeeper.sessions.wire import UnreadableError, pending_message, stored_json
 from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
-from queuekeeper.sessions.wire import pending_message, stored_json
 
 if TYPE_CHECKING:
     from queuekeeper.sessions.owners import Ownership
@@ -889,7 +890,7 @@ class RedisSessionOperations:
         while len(page) < len(references):
             batch = references[len(page) : len(page) + KEYS_PER_CALL]
             records = yield from self._records(keys, [r.member for r in batch], max_bytes=BYTES_PER_CALL)
-            page += (_message_view(keys, *pair) for pair in zip(batch, records, strict=False))
+            page += (_message_view(keys, client_id, *pair) for pair in zip(batch, records, strict=False))
         fields = state.fields
         return SessionView(
             client_id=client_id,
@@ -1400,18 +1401,37 @@ def _read_runs(text: bytes) -> list[int]:
 def _message(
     json: bytes, *, client_id: str, packet_id: int, serial: int, expires_at_ms: int | None, redelivery: bool
 ) -> PendingMessage | None:
-    """Return a record as a message; none when it is none of this session and packet id."""
+    """Return a record as a message; none when it is none of this session and packet id that can be delivered."""
     try:
-        message = pending_message(
-            orjson.loads(json),
+        return _judged(
+            json,
             client_id=client_id,
+            packet_id=packet_id,
             serial=serial,
             expires_at_ms=expires_at_ms,
             redelivery=redelivery,
         )
     except ValueError:
         return None
-    return message if message.packet_id == packet_id else None
+
+
+def _judged(
+    json: bytes, *, client_id: str, packet_id: int, serial: int, expires_at_ms: int | None, redelivery: bool
+) -> PendingMessage:
+    """Return a record as a message.
+
+    :raises UnreadableError: when it is none of this session and packet id that can be delivered, saying why.
+    """
+    try:
+        fields = orjson.loads(json)
+    except orjson.JSONDecodeError:
+        raise UnreadableError("it is not JSON") from None
+    message = pending_message(
+        fields, client_id=client_id, serial=serial, expires_at_ms=expires_at_ms, redelivery=redelivery
+    )
+    if message.packet_id != packet_id:
+        raise UnreadableError(f"packetId is {message.packet_id}, and its key names {packet_id}")
+    return message
 
 
 def _imported_json(message: PendingMessage, client_id: str) -> bytes:
@@ -1484,7 +1504,7 @@ def _outbox(client_id: str, fields: dict[bytes, bytes], *, read_ms: int) -> Outb
     )
 
 
-def _message_view(keys: _Keys, reference: _Reference, record: tuple[bytes, int]) -> MessageView:
+def _message_view(keys: _Keys, client_id: str, reference: _Reference, record: tuple[bytes, int]) -> MessageView:
     """Describe a message; its JSON is empty where the key is missing or of another type."""
     serial = reference.serial
     if not reference.member.startswith(keys.stem):
@@ -1502,6 +1522,19 @@ def _message_view(keys: _Keys, reference: _Reference, record: tuple[bytes, int])
         fields = None
     if not isinstance(fields, dict):
         return MessageView(serial=serial, packet_id=packet_id, expires_at_ms=expiry, problem=Problem.UNREADABLE)
+    reason: Reason | None = None
+    try:
+        _judged(
+            json,
+            client_id=client_id,
+            packet_id=packet_id or 0,
+            serial=serial,
+            expires_at_ms=expiry,
+            redelivery=False,
+        )
+        fault = None
+    except UnreadableError as error:
+        fault, reason = Problem.UNREADABLE, error.reason
     return MessageView(
         serial=serial,
         packet_id=packet_id,
@@ -1512,6 +1545,8 @@ def _message_view(keys: _Keys, reference: _Reference, record: tuple[bytes, int])
         payload_bytes=_base64_bytes(fields.get("payload")),
         time_ms=_of(int, fields.get("time")),
         expires_at_ms=expiry,
+        problem=fault,
+        reason=reason,
     )
 
 

@@ -5,19 +5,36 @@ from __future__ import annotations
 from base64 import b64decode
 from binascii import b2a_base64
 from collections.abc import Sequence
-from json import JSONDecoder
 from typing import Any
 
 import orjson
 
 from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.sessions.judge import (
+    PLACE_RULES,
+    BrokenRuleError,
+    Reason,
+    broken_rule,
+    property_pairs,
+)
 from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, PendingMessage, is_plain
 
 MAX_INTERVAL_S = 2**31 - 1
 """TBMQ's reader holds the expiry interval in a signed int."""
 
 _NOTHING: dict[str, Any] = {}
+
+
+class UnreadableError(ValueError):
+    """A record that is no message that can be delivered.
+
+    :param reason: rule that it breaks; none when it is not even in TBMQ's form.
+    """
+
+    def __init__(self, words: str, reason: Reason | None = None) -> None:
+        super().__init__(words)
+        self.reason = reason
 
 
 def interval_s(msg_expiry_interval: int | None) -> int | None:
@@ -34,55 +51,6 @@ def expires_at_ms(*, time_ms: int, msg_expiry_interval: int | None, default_ttl_
     """Return the instant at which a message's life ends, counted from the message's own time."""
     life_s = interval_s(msg_expiry_interval)
     return time_ms + 1000 * (default_ttl_s if life_s is None else life_s)
-
-
-def user_properties(text: str | None) -> list[dict[str, str]] | None:
-    """Return the pairs of a stored ``user_properties`` column; none when there are none.
-
-    :raises ValueError: when the text is not what TBMQ writes: an object of ``props`` only, whose pairs hold ``k`` and
-        ``v`` only, both texts. What follows the object is not looked at, as by TBMQ's own reader.
-    """
-    if text is None:
-        return None
-    try:
-        stripped = text.lstrip(" \t\r\n")
-        parsed, end = _DECODER.raw_decode(stripped)
-        if parsed is None and not _is_word(stripped[: end + 1]):
-            return None
-        return _pairs(parsed) or None
-    except RecursionError:
-        raise ValueError("user properties are nested too deeply") from None
-
-
-def _pairs(parsed: Any) -> list[dict[str, str]]:
-    pairs = parsed["props"] if isinstance(parsed, dict) and parsed.keys() == {"props"} else None
-    if not isinstance(pairs, list) or not all(_is_pair(pair) for pair in pairs):
-        raise ValueError("user properties are not a list of pairs of k and v")
-    return pairs
-
-
-def _is_word(text: str) -> bool:
-    """Return whether ``null`` is only the beginning of something else."""
-    return len(text) > len("null") and text.isidentifier()
-
-
-def _is_pair(pair: Any) -> bool:
-    if not isinstance(pair, dict) or pair.keys() != {"k", "v"}:
-        return False
-    if not all(isinstance(value, str) for value in pair.values()):
-        return False
-    "".join(pair.values()).encode()  # half a surrogate pair is no character; the error is a ValueError
-    return True
-
-
-def _unique(members: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(members)
-    if len(found) < len(members):
-        raise ValueError("user properties name a member twice")
-    return found
-
-
-_DECODER = JSONDecoder(object_pairs_hook=_unique)
 
 
 def message_json(
@@ -202,23 +170,25 @@ def pending_message(
     :param client_id: whose message it must be.
     :param expires_at_ms: true end of its life. Where TBMQ's signed number had no room for the publisher's expiry
         interval, the interval is worked out from it.
-    :raises ValueError: when it is no message, saying why.
+    :raises UnreadableError: when it is no message that can be delivered, saying why.
     """
     if not isinstance(fields, dict) or fields.get("clientId") != client_id:
-        raise ValueError("it is not an object whose clientId is the session's")
+        raise UnreadableError("it is not an object whose clientId is the session's")
     packet_id, packet_type = fields.get("packetId"), fields.get("packetType")
-    if type(packet_id) is not int or not 1 <= packet_id <= MAX_PACKET_ID:
-        raise ValueError(f"packetId is not 1 to {MAX_PACKET_ID}")
-    if packet_type not in {"PUBLISH", "PUBREL"}:
-        raise ValueError("packetType is neither PUBLISH nor PUBREL")
+    if type(packet_id) is not int or type(packet_type) is not str:
+        raise UnreadableError(f"packetId is no number from 1 to {MAX_PACKET_ID}, or packetType no text")
+    place = {"serial_number": serial, "packet_id": packet_id, "packet_type": packet_type}
+    broken = broken_rule(place, PLACE_RULES)
+    if broken is not None:
+        raise UnreadableError(broken.words(place), broken.reason)
     life_s = fields.get("msgExpiryInterval")
     if life_s is not None:
         if type(life_s) is not int or not -(2**31) <= life_s <= MAX_EXPIRY_INTERVAL_S:
-            raise ValueError("msgExpiryInterval is not four bytes")
+            raise UnreadableError("msgExpiryInterval is not four bytes")
         life_s = interval_s(life_s)
     properties, subscription_ids = fields.get("userProperties"), fields.get("subscriptionIds")
     if subscription_ids is not None and not isinstance(subscription_ids, list):
-        raise ValueError("subscriptionIds is not a list")
+        raise UnreadableError("subscriptionIds is not a list")
     try:
         message = NewMessage(
             # Releases before 2.1 wrote it as "topic".
@@ -234,13 +204,11 @@ def pending_message(
             correlation_data=_bytes("correlationData", fields["correlationData"])
             if fields.get("correlationData") is not None
             else None,
-            user_properties=tuple((pair["k"], pair["v"]) for pair in _pairs(properties))
-            if properties is not None
-            else (),
+            user_properties=_pairs(properties) if properties is not None else (),
             subscription_ids=tuple(subscription_ids or ()),
         )
     except UsageError as error:
-        raise ValueError(str(error)) from None
+        raise UnreadableError(str(error), error.reason if isinstance(error, BrokenRuleError) else None) from None
     if life_s == MAX_INTERVAL_S and expires_at_ms is not None:
         told_s, rest_ms = divmod(expires_at_ms - message.time_ms, 1000)
         if rest_ms == 0 and MAX_INTERVAL_S < told_s <= MAX_EXPIRY_INTERVAL_S:
@@ -266,8 +234,15 @@ def pending_message(
     )
 
 
+def _pairs(properties: Any) -> tuple[tuple[str, str], ...]:
+    try:
+        return tuple((pair["k"], pair["v"]) for pair in property_pairs(properties))
+    except ValueError as error:
+        raise UnreadableError(str(error), Reason.USER_PROPERTIES_INVALID) from None
+
+
 def _bytes(name: str, text: Any) -> bytes:
     try:
         return b64decode(text, validate=True)
     except (TypeError, ValueError):
-        raise ValueError(f"{name} is not base64 text") from None
+        raise UnreadableError(f"{name} is not base64 text") from None
