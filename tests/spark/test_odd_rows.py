@@ -1,0 +1,59 @@
+"""Rows that MQTT cannot carry are put aside and stop nobody; what it can carry is moved and compared, whatever its size."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import pytest
+
+from queuekeeper import postgres
+from queuekeeper.keyspace import payload_key
+from queuekeeper.migration.model import MigrationParameters
+from tests.spark.world import World
+
+PARAMETERS = MigrationParameters(cohort_count=3, quarantine_cap=1)
+MIB = 2**20
+
+
+def _add(world: World, serial: int, *, client_id: str = "meter-7", **columns: object) -> None:
+    row = {
+        "client_id": client_id, "serial_number": serial, "topic": "t", "time": time.time_ns() // 1_000_000,
+        "packet_id": serial + 1, "packet_type": "PUBLISH", "qos": 1, "payload": b"x",
+    } | columns  # fmt: skip
+    names, places = ", ".join(row), ", ".join(["%s"] * len(row))
+    world.connection.execute(
+        f"INSERT INTO device_publish_msg ({names}) VALUES ({places})".encode(),
+        list(row.values()),
+    )
+
+
+@pytest.fixture
+def world(make_world: Callable[..., World]) -> World:
+    found = make_world()
+    found.connection.execute(postgres.statement("sessions/vendor_schema"))
+    return found
+
+
+def test_payloads_of_many_megabytes_are_compared_and_not_called_lost(world: World) -> None:
+    sizes = [16_000_000, 64 * MIB, 3, *[100_000] * 20, 2 * MIB]
+    for serial, size in enumerate(sizes):
+        world.connection.execute(
+            "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos,"
+            " payload) VALUES ('meter-7', %s, 't', %s, %s, 'PUBLISH', 1, convert_to(repeat('ab', %s), 'UTF8'))",
+            (serial, time.time_ns() // 1_000_000, serial + 1, size // 2),
+        )
+    plan = world.plan(PARAMETERS)
+    assert world.copy(plan.plan_id).messages_written == len(sizes)
+
+    report = world.verify(plan.plan_id)
+    assert report.balanced
+    assert sum(row.copied for row in report.ledger) == len(sizes)
+
+    # One byte of 64 MiB is another, and one record cannot be read.
+    key = payload_key("meter-7", 2)
+    world.client.setrange(key, 40 * MIB, b"x")
+    world.client.setrange(payload_key("meter-7", 1), 0, b"[")
+    found = world.verify(plan.plan_id)
+    assert not found.balanced
+    assert sorted(each.kind for each in world.ledger.differences(plan.plan_id)) == ["payload", "unreadable"]
