@@ -1,4 +1,4 @@
-"""Rows that MQTT cannot carry are put aside and stop nobody; what it can carry is moved and compared, whatever its size."""
+"""Rows that MQTT cannot carry are put aside and stop nobody; what it can carry is moved, whatever its size."""
 
 from __future__ import annotations
 

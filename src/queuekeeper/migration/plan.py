@@ -266,13 +266,25 @@ _SHOWN = {
     Reason.QOS_OUT_OF_RANGE: "qos",
     Reason.SERIAL_OUT_OF_RANGE: "serial_number",
     Reason.TIME_OUT_OF_RANGE: "time",
+    Reason.PAYLOAD_FORMAT_INVALID: "payload_format_indicator",
+}
+_MEASURED = {
+    Reason.TOPIC_INVALID: "topic",
+    Reason.CONTENT_TYPE_INVALID: "content_type",
+    Reason.RESPONSE_TOPIC_INVALID: "response_topic",
+    Reason.CORRELATION_DATA_TOO_LONG: "correlation_data",
+    Reason.PACKET_TOO_LARGE: "payload",
 }
 
 
 def _detail(reason: Reason, row: dict[str, Any]) -> str:
     """Return the offending value in words; never content that a publisher chose freely."""
-    column = _SHOWN.get(reason)
-    if column is None:
+    if reason in _MEASURED:
+        column = _MEASURED[reason]
+        content = row[column]
+        return f"{column} has {len(content.encode() if isinstance(content, str) else content)} bytes"
+    column = _SHOWN.get(reason, "")
+    if not column:
         return ""
     value = row[column]
     text = "null" if value is None else re.sub(r"[^\w .:+-]", "?", str(value))[:64]

@@ -76,7 +76,7 @@ GUIDE: dict[Reason, tuple[str, str, str]] = {
         "",
     ),
     Reason.SERIAL_OUT_OF_RANGE: (
-        "The serial number is negative or over 2^53, so a sorted set would not keep its place exactly.",
+        "The serial number is negative or over 2^53 - 1, so a sorted set would not keep its place exactly.",
         _REPAIR_BY_SQL.format(what="serial_number"),
         "",
     ),
@@ -90,8 +90,38 @@ GUIDE: dict[Reason, tuple[str, str, str]] = {
         _REPAIR_BY_SQL.format(what="topic"),
         "",
     ),
+    Reason.TOPIC_INVALID: (
+        "The topic has more than 65,535 bytes, the most that MQTT carries.",
+        _REPAIR_BY_SQL.format(what="topic"),
+        "",
+    ),
+    Reason.PAYLOAD_FORMAT_INVALID: (
+        "The payload format indicator is neither 0 nor 1. Clients close the connection over such a message.",
+        "Set payload_format_indicator to 0, 1 or NULL in queuekeeper.quarantine by SQL, then replay.",
+        "",
+    ),
+    Reason.CONTENT_TYPE_INVALID: (
+        "The content type has more than 65,535 bytes, the most that MQTT carries.",
+        _REPAIR_BY_SQL.format(what="content_type"),
+        "",
+    ),
+    Reason.RESPONSE_TOPIC_INVALID: (
+        "The response topic has more than 65,535 bytes, the most that MQTT carries.",
+        _REPAIR_BY_SQL.format(what="response_topic"),
+        "",
+    ),
+    Reason.CORRELATION_DATA_TOO_LONG: (
+        "The correlation data have more than 65,535 bytes, the most that MQTT carries.",
+        _REPAIR_BY_SQL.format(what="correlation_data"),
+        "",
+    ),
+    Reason.PACKET_TOO_LARGE: (
+        "Payload, topic and properties together have more than the 268,435,455 bytes of an MQTT packet.",
+        _REPAIR_BY_SQL.format(what="payload"),
+        "",
+    ),
     Reason.USER_PROPERTIES_INVALID: (
-        "The user properties are not the JSON that TBMQ writes.",
+        "The user properties are not the JSON that TBMQ writes, or hold a text that MQTT cannot carry.",
         "Correct user_properties in queuekeeper.quarantine by SQL, or replay without them.",
         "--drop-user-properties",
     ),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.sessions.jsonl import MAX_SERIAL
+from queuekeeper.sessions.judge import MAX_SERIAL
 from queuekeeper.sessions.model import PendingMessage
 
 _COMPARED = tuple(field.name for field in fields(PendingMessage) if field.name not in {"serial", "redelivery"})
