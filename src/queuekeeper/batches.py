@@ -1,16 +1,20 @@
-"""Gathers what many tasks store into batches, each call with its own result; storing a batch is somebody else's job.
+"""Gathers what many tasks or threads store into batches, each part with its own result; storing is somebody else's job.
 
-Nothing waits for company. What has arrived leaves at the next turn of the event loop, and while it is under way the
+Nothing waits for company unless it is told to linger. What has arrived leaves at once, and while it is under way the
 next batch of its queue gathers, so batches grow with the load.
 """
 
 from __future__ import annotations
 
 import asyncio
+import concurrent.futures
+import threading
+import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Hashable, Sequence
+from collections.abc import Awaitable, Callable, Hashable, Iterable, Sequence
+from contextlib import suppress
 from copy import copy
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 from queuekeeper.errors import RefusedError
 
@@ -18,7 +22,56 @@ Q = TypeVar("Q", bound=Hashable)
 T = TypeVar("T")
 R = TypeVar("R")
 
+
+class Promise(Protocol):
+    """A future, of asyncio or of a thread."""
+
+    def done(self) -> bool:
+        """Tell whether it has its result, or nobody wants it."""
+        ...
+
+    def set_result(self, result: Any, /) -> None:
+        """Give it its result."""
+        ...
+
+    def set_exception(self, exception: Exception, /) -> None:
+        """Give it an error in place of a result."""
+        ...
+
+
+P = TypeVar("P", bound=Promise)
 _Waiting: TypeAlias = "deque[tuple[T, asyncio.Future[R]]]"
+
+
+def take_batch(
+    waiting: deque[tuple[T, P]], *, size: Callable[[T], int], most: int, most_bytes: int
+) -> list[tuple[T, P]]:
+    """Take the next batch of what waits; parts whose callers were cancelled are left out.
+
+    :param most_bytes: of a batch; a larger part goes alone.
+    """
+    batch: list[tuple[T, P]] = []
+    filled = 0
+    while waiting and len(batch) < most:
+        part, promise = waiting[0]
+        if not promise.done():
+            filled += size(part)
+            if batch and filled > most_bytes:
+                break
+            batch.append((part, promise))
+        waiting.popleft()
+    return batch
+
+
+def settle_batch(promises: Iterable[P], results: Sequence[R | Exception]) -> None:
+    """Give each part of a batch its result, or an exception of its own with its own traceback."""
+    for result, promise in zip(results, promises, strict=True):
+        if promise.done():
+            continue
+        if isinstance(result, Exception):
+            promise.set_exception(copy(result))
+        else:
+            promise.set_result(result)
 
 
 class Batches(Generic[Q, T, R]):
@@ -31,6 +84,7 @@ class Batches(Generic[Q, T, R]):
     :param most_bytes: of a batch; a larger part goes alone.
     :param max_pending: parts accepted and not yet stored; further calls wait until there is room.
     :param max_queues: queues with a batch under way at once; the others wait for their turn.
+    :param linger_s: how long the first part of a batch that is not full waits for others.
     """
 
     def __init__(
@@ -42,11 +96,15 @@ class Batches(Generic[Q, T, R]):
         most_bytes: int,
         max_pending: int,
         max_queues: int,
+        linger_s: float = 0.0,
     ) -> None:
         self._store = store
         self._size = size
         self._most = most
         self._most_bytes = most_bytes
+        self._linger_s = linger_s
+        self._hurries = False
+        self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(max_pending)
         self._turns = asyncio.Semaphore(max_queues)
         self._waiting: dict[Q, _Waiting[T, R]] = {}
@@ -61,22 +119,42 @@ class Batches(Generic[Q, T, R]):
 
         :raises RefusedError: when it is closed.
         """
+        return await (await self.add(queue, part))
+
+    async def add(self, queue: Q, part: T) -> asyncio.Future[R]:
+        """Accept something and return the future of its result; waits only for room.
+
+        :raises RefusedError: when it is closed.
+        """
         self.check_open()
         self._entered += 1
         try:
-            async with self._room:
-                future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
-                waiting = self._waiting.get(queue)
-                if waiting is None:
-                    self._waiting[queue] = deque([(part, future)])
-                    task = asyncio.get_running_loop().create_task(self._empty(queue))
-                    self._tasks.add(task)
-                    task.add_done_callback(self._tasks.discard)
-                else:
-                    waiting.append((part, future))
-                return await future
-        finally:
+            await self._room.acquire()
+        except BaseException:
             self._entered -= 1
+            raise
+        future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        future.add_done_callback(self._leave)
+        waiting = self._waiting.get(queue)
+        if waiting is None:
+            self._waiting[queue] = deque([(part, future)])
+            task = asyncio.get_running_loop().create_task(self._empty(queue))
+            self._tasks.add(task)
+            task.add_done_callback(self._tasks.discard)
+        else:
+            waiting.append((part, future))
+            if len(waiting) >= self._most:
+                self._wake.set()
+        return future
+
+    def _leave(self, _: asyncio.Future[R]) -> None:
+        self._entered -= 1
+        self._room.release()
+
+    def hurry(self) -> None:
+        """Let all that waits leave without lingering."""
+        self._hurries = bool(self._waiting)
+        self._wake.set()
 
     def check_open(self) -> None:
         """Refuse what comes too late."""
@@ -87,6 +165,7 @@ class Batches(Generic[Q, T, R]):
         """Take nothing more, and return when every call has its result; those that wait for room still get in."""
         self._closed = True
         while self._entered or self._tasks:
+            self.hurry()
             if self._tasks:
                 await asyncio.wait(self._tasks)
             await asyncio.sleep(0)
@@ -98,30 +177,27 @@ class Batches(Generic[Q, T, R]):
             while True:
                 # What the same turn of the event loop brings comes along.
                 await asyncio.sleep(0)
+                await self._linger(waiting)
                 async with self._turns:
-                    batch = self._take(waiting)
+                    batch = take_batch(waiting, size=self._size, most=self._most, most_bytes=self._most_bytes)
                     if batch:
                         await self._send(queue, batch)
                 if not waiting:
                     return
         finally:
             del self._waiting[queue]
+            self._hurries = self._hurries and bool(self._waiting)
             for _, future in waiting:
                 future.cancel()
 
-    def _take(self, waiting: _Waiting[T, R]) -> list[tuple[T, asyncio.Future[R]]]:
-        """Take the next batch; calls that were cancelled are left out."""
-        batch: list[tuple[T, asyncio.Future[R]]] = []
-        size = 0
-        while waiting and len(batch) < self._most:
-            part, future = waiting[0]
-            if not future.done():
-                size += self._size(part)
-                if batch and size > self._most_bytes:
-                    break
-                batch.append((part, future))
-            waiting.popleft()
-        return batch
+    async def _linger(self, waiting: _Waiting[T, R]) -> None:
+        if not self._linger_s:
+            return
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._linger_s):
+                while not (self._closed or self._hurries or len(waiting) >= self._most):
+                    self._wake.clear()
+                    await self._wake.wait()
 
     async def _send(self, queue: Q, batch: list[tuple[T, asyncio.Future[R]]]) -> None:
         results: Sequence[R | Exception]
@@ -133,11 +209,97 @@ class Batches(Generic[Q, T, R]):
             for _, future in batch:
                 future.cancel()
             raise
-        for result, (_, future) in zip(results, batch, strict=True):
-            if future.done():
-                continue
-            if isinstance(result, Exception):
-                # Each call raises its own, with its own traceback.
-                future.set_exception(copy(result))
-            else:
-                future.set_result(result)
+        settle_batch((future for _, future in batch), results)
+
+
+class ThreadBatches(Generic[T, R]):
+    """The same for threads: one queue, whose batches a thread of its own stores.
+
+    :param store: as of :class:`Batches`.
+    :param size: of what is to be stored.
+    :param most: parts of a batch.
+    :param most_bytes: of a batch; a larger part goes alone.
+    :param max_pending: parts accepted and not yet stored; further calls wait until there is room.
+    :param linger_s: how long the first part of a batch that is not full waits for others.
+    :param name: of the thread.
+    """
+
+    def __init__(
+        self,
+        store: Callable[[Sequence[T]], Sequence[R | Exception]],
+        *,
+        size: Callable[[T], int],
+        most: int,
+        most_bytes: int,
+        max_pending: int,
+        linger_s: float,
+        name: str,
+    ) -> None:
+        self._store = store
+        self._size = size
+        self._most = most
+        self._most_bytes = most_bytes
+        self._max_pending = max_pending
+        self._linger_s = linger_s
+        self._changed = threading.Condition()
+        self._waiting: deque[tuple[T, concurrent.futures.Future[R]]] = deque()
+        self._pending = 0
+        self._hurries = False
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def add(self, part: T) -> concurrent.futures.Future[R]:
+        """Accept something and return the future of its result; waits only for room.
+
+        :raises RefusedError: when it is closed.
+        """
+        with self._changed:
+            self._changed.wait_for(lambda: self._closed or self._pending < self._max_pending)
+            if self._closed:
+                raise RefusedError("the producer is closed: it takes nothing more")
+            future: concurrent.futures.Future[R] = concurrent.futures.Future()
+            self._waiting.append((part, future))
+            self._pending += 1
+            self._changed.notify_all()
+        return future
+
+    def hurry(self) -> None:
+        """Let all that waits leave without lingering."""
+        with self._changed:
+            self._hurries = bool(self._waiting)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Take nothing more, and return when everything has its result."""
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if not self._waiting:
+                    return
+                deadline = time.monotonic() + self._linger_s
+                while not (self._closed or self._hurries or len(self._waiting) >= self._most):
+                    left_s = deadline - time.monotonic()
+                    if left_s <= 0 or not self._changed.wait(left_s):
+                        break
+                before = len(self._waiting)
+                batch = take_batch(self._waiting, size=self._size, most=self._most, most_bytes=self._most_bytes)
+                # From here on nobody can take a part back.
+                batch = [(part, future) for part, future in batch if future.set_running_or_notify_cancel()]
+                taken = before - len(self._waiting)
+                self._hurries = self._hurries and bool(self._waiting)
+            results: Sequence[R | Exception]
+            try:
+                results = self._store([part for part, _ in batch]) if batch else []
+            except Exception as error:
+                results = [error] * len(batch)
+            settle_batch((future for _, future in batch), results)
+            with self._changed:
+                self._pending -= taken
+                self._changed.notify_all()
