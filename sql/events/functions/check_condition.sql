@@ -1,4 +1,5 @@
--- Try a condition on the latest events, with the rights of pgmb_reader; failure says what is wrong with it, or is NULL.
+-- Try a condition on the latest events, read only and with the rights of pgmb_reader; failure says what is wrong with
+-- it, or is NULL.
 -- It is tried for the subscriptions named, or for the latest that share it; where there are none, only its words and
 -- types are judged. The first event is tried alone, then more at a time, so that a costly condition is found before it
 -- has cost much; a statement_timeout of the caller ends one that costs much on a single event.
@@ -28,9 +29,17 @@ DECLARE
 BEGIN
     checked_events := 0;
     duration_ms := 0;
-    failure := condition_refusal(condition);
-    IF failure IS NOT NULL THEN
-        RETURN;
+    -- What another subscription has was judged then.
+    IF cardinality(subscription_ids) > max_subscriptions OR NOT EXISTS (
+        SELECT FROM subscriptions AS s
+        WHERE
+            s.condition_key = key AND s.conditions_sql = condition AND s.quarantined_at IS NULL
+            AND s.id <> ALL(coalesce(subscription_ids, '{}'))
+    ) THEN
+        failure := condition_refusal(condition);
+        IF failure IS NOT NULL THEN
+            RETURN;
+        END IF;
     END IF;
     IF tried_ids IS NULL THEN
         tried_ids := ARRAY(
@@ -39,6 +48,9 @@ BEGIN
             ORDER BY s.id DESC
             LIMIT max_subscriptions
         );
+        IF cardinality(tried_ids) = 0 AND condition <> 'TRUE' THEN
+            RETURN;
+        END IF;
     END IF;
     -- A statement that is planned for these bounds opens the partitions between them alone. The latest minutes mostly
     -- hold enough. Large events are fewer: all of them are kept in memory.
@@ -56,32 +68,39 @@ BEGIN
         EXIT WHEN cardinality(latest) = max_events;
     END LOOP;
     latest := coalesce(latest, '{}');
-    failure := (SELECT m.failure FROM match_condition(condition, key, tried_ids, '{}', '{}') AS m);
-    WHILE failure IS NULL AND checked_events < cardinality(latest) LOOP
-        stretch := latest[checked_events + 1:greatest(10 * checked_events, 1)];
-        started_at := clock_timestamp();
-        failure := (
-            SELECT m.failure
-            FROM match_condition(
-                condition, key, tried_ids, stretch, ARRAY(SELECT p FROM generate_series(1, cardinality(stretch)) AS p)
-            ) AS m
-        );
-        checked_events := checked_events + cardinality(stretch);
-        duration_ms := duration_ms + extract(EPOCH FROM clock_timestamp() - started_at) * 1000;
-        IF failure IS NOT NULL THEN
-            FOREACH event IN ARRAY stretch LOOP
-                EXIT WHEN (
-                    SELECT m.failure IS NOT NULL
-                    FROM match_condition(condition, key, tried_ids, ARRAY[event], ARRAY[1]) AS m
-                );
-            END LOOP;
-            failure := concat('it fails on event ', event.id, ': ', failure);
-        ELSIF duration_ms > max_duration_ms THEN
-            failure := concat(
-                'it took ', round(duration_ms), ' ms for ', checked_events, ' events: make it cheaper, since every event ',
-                'waits for it'
+    BEGIN
+        PERFORM set_config('transaction_read_only', 'on', TRUE);
+        failure := (SELECT m.failure FROM match_condition(condition, key, tried_ids, '{}', '{}') AS m);
+        WHILE failure IS NULL AND checked_events < cardinality(latest) LOOP
+            stretch := latest[checked_events + 1:greatest(10 * checked_events, 1)];
+            started_at := clock_timestamp();
+            failure := (
+                SELECT m.failure
+                FROM match_condition(
+                    condition, key, tried_ids, stretch, ARRAY(SELECT p FROM generate_series(1, cardinality(stretch)) AS p)
+                ) AS m
             );
-        END IF;
-    END LOOP;
+            checked_events := checked_events + cardinality(stretch);
+            duration_ms := duration_ms + extract(EPOCH FROM clock_timestamp() - started_at) * 1000;
+            IF failure IS NOT NULL THEN
+                FOREACH event IN ARRAY stretch LOOP
+                    EXIT WHEN (
+                        SELECT m.failure IS NOT NULL
+                        FROM match_condition(condition, key, tried_ids, ARRAY[event], ARRAY[1]) AS m
+                    );
+                END LOOP;
+                failure := concat('it fails on event ', event.id, ': ', failure);
+            ELSIF duration_ms > max_duration_ms THEN
+                failure := concat(
+                    'it took ', round(duration_ms), ' ms for ', checked_events, ' events: make it cheaper, since every event ',
+                    'waits for it'
+                );
+            END IF;
+        END LOOP;
+        RAISE EXCEPTION USING ERRCODE = 'triggered_action_exception';
+    EXCEPTION
+        WHEN triggered_action_exception THEN
+            NULL; -- the transaction may write again
+    END;
 END
 $$;

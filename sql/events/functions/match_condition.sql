@@ -1,7 +1,8 @@
 -- Return for which of its subscriptions a condition holds on which events, or why it failed.
--- Belongs to role pgmb_reader, so that a condition can do no more than that role, and runs nothing but conditions:
--- whoever may call it need not be trusted. The condition is joined to the statement as it is, never passed through
--- format(): it may hold any character that condition_refusal lets pass.
+-- Belongs to role pgmb_reader, so that a condition can do no more than that role, and is stable, so that it executes
+-- one query and nothing else. It evaluates only what condition_refusal has let into a subscription: whoever may call it
+-- need not be trusted. The condition is joined to the statement as it is, never passed through format(), since it may
+-- hold any character.
 -- Its failure is what data and the condition itself bring about. What the server lacks, or a right that somebody has
 -- taken away, is no fault of a subscription: such errors are the caller's.
 -- owner: pgmb_reader
@@ -15,7 +16,7 @@ CREATE FUNCTION pgmb.match_condition(
     OUT failure text
 )
 LANGUAGE plpgsql
-VOLATILE
+STABLE
 SECURITY DEFINER
 SET search_path TO pgmb, pg_catalog, pg_temp
 SET timezone TO 'UTC'
@@ -33,16 +34,14 @@ SET cpu_operator_cost TO 0.01
 AS $$
 BEGIN
     -- What is stored was judged then: judging it with every poll would take longer than evaluating it.
-    IF NOT EXISTS (
+    IF condition <> 'TRUE' AND NOT EXISTS (
         SELECT FROM pgmb.subscriptions AS s
         WHERE
             s.condition_key = md5(condition)::uuid AND s.quarantined_at IS NULL
             AND s.conditions_sql = condition
     ) THEN
-        failure := condition_refusal(condition);
-        IF failure IS NOT NULL THEN
-            RETURN;
-        END IF;
+        failure := 'no subscription that is not in quarantine has this condition: only what was judged is evaluated';
+        RETURN;
     END IF;
     EXECUTE
         'SELECT array_agg(ROW(m.group_id, m.id, m.positions)::pgmb.condition_match) FROM ('
@@ -56,8 +55,8 @@ BEGIN
         USING key, subscription_ids, batch, batch_positions;
 EXCEPTION
     WHEN OTHERS THEN
-        -- Cardinality, data, features, syntax and access rules, limits of the program.
-        IF left(SQLSTATE, 2) NOT IN ('21', '22', '0A', '42', '54') OR SQLSTATE = '42501' THEN
+        -- Cardinality, data, features, what only reads, syntax and access rules, limits of the program.
+        IF left(SQLSTATE, 2) NOT IN ('21', '22', '0A', '25', '42', '54') OR SQLSTATE = '42501' THEN
             RAISE;
         END IF;
         GET STACKED DIAGNOSTICS failure = MESSAGE_TEXT;

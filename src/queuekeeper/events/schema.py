@@ -24,12 +24,12 @@ _NAMED = 10
 """Objects that a refusal names; of more it tells the number."""
 
 _BASELINE = ("schema", "role", "types", "tables")
-_CODE = ("functions", "triggers")
+_CODE = ("views", "functions", "triggers")
 _NEEDS = re.compile(r"^-- needs: (.+)$", re.MULTILINE)
 _OWNER = re.compile(r"^-- owner: (\w+)$", re.MULTILINE)
 # What an operator may have replaced is not put back; should a release change it, a migration does.
 _KEPT = re.compile(r"^-- kept by upgrades$", re.MULTILINE)
-_ROUTINE = re.compile(r"^CREATE (FUNCTION|PROCEDURE|TRIGGER) (?:pgmb\.)?(\w+)", re.MULTILINE)
+_ROUTINE = re.compile(r"^CREATE (FUNCTION|PROCEDURE|TRIGGER|VIEW) (?:pgmb\.)?(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
