@@ -86,7 +86,8 @@ BEGIN
             END IF;
             RETURN concat(
                 CASE WHEN code IN ('42601', '42P11') THEN 'it is not one expression: ' END,
-                coalesce(nullif(words, ''), code)
+                coalesce(nullif(words, ''), code),
+                CASE WHEN code = '42703' THEN ': columns are written e.topic or s.params, text stands between single quotes' END
             );
     END;
     IF tree IS NULL THEN
