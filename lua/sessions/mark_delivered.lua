@@ -7,7 +7,7 @@ KEYS
     [2]  session         fields of the session
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
-    [2]  serial          highest serial that was sent
+    [2]  serial          highest serial that was sent; one that was never given out counts as the one given out last
     [3]  keep_ms         life of a hash that this call makes for a set without expiry; empty: for ever
 Returns
     1  the note has moved
@@ -45,9 +45,10 @@ local delivered = fields[5]
 if delivered and tonumber(delivered) >= serial then
     return 0
 end
+local last_serial = redis.call('HGET', session_key, 'last_serial')
+local newest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2]
 -- A hash that only says who owns the session is no session.
-if fields[1] and not delivered and redis.call('HEXISTS', session_key, 'last_serial') == 0
-    and redis.call('EXISTS', messages_key) == 0 then
+if fields[1] and not delivered and not last_serial and not newest then
     return 0
 end
 local known = delivered or redis.call('EXISTS', session_key) == 1
@@ -55,7 +56,14 @@ local messages_until = not known and redis.call('PEXPIRETIME', messages_key)
 if messages_until == -2 then
     return 0
 end
-redis.call('HSET', session_key, 'delivered_serial', ARGV[2])
+-- What was never given out cannot have been sent.
+if last_serial or newest then
+    serial = math.floor(math.min(serial, math.max(tonumber(last_serial or '0'), tonumber(newest or '0'))))
+end
+if delivered and tonumber(delivered) >= serial then
+    return 0
+end
+redis.call('HSET', session_key, 'delivered_serial', string.format('%d', serial))
 -- The hash may not outlive a session that another program wrote.
 if messages_until and messages_until ~= -1 then
     redis.call('PEXPIREAT', session_key, string.format('%d', messages_until))

@@ -59,7 +59,8 @@ if current ~= expected then
 end
 local in_use = {}
 for position, score in ipairs(redis.call('ZMSCORE', messages_key, unpack(KEYS, FIRST_PAYLOAD))) do
-    if score then
+    -- The packet id of a message that has expired is free.
+    if score and redis.call('EXISTS', KEYS[FIRST_PAYLOAD - 1 + position]) == 1 then
         in_use[#in_use + 1] = position - 1
     end
 end

@@ -6,17 +6,18 @@ KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  packet id given out last
     [3]  session         fields of the session
-    [4+] payload         one key per message, named by the packet id that it gets, in the order of the pairs
+    [4+] payload         one key per message, named by the packet id that it gets, in the order of the pairs; none
+                         where the caller has refused all messages of a batch, and they are to be counted
 ARGV
     [1]  epoch              of the session as the caller knows it; empty: the caller does not know owners
     [2]  expected           last packet id that the caller knows; empty: the key is absent
-    [3]  last_packet_id     packet id of the last message, 1 to 65535
+    [3]  last_packet_id     packet id of the last message, 1 to 65535; empty without messages
     [4]  session_expiry_ms  how long the session's keys outlive its last message; empty: for ever
-    [5]  batch              empty, or "refused:offset:chunk:packet_ids:source", one argument as most calls need none:
-                            messages that the caller refused, to be counted; number of the batch, which grows; number
-                            of this call within it, from 0; what to answer to a repeated call, in digits, commas and
-                            hyphens; who numbers the batches, in any bytes. With no source the three before it are
-                            empty too
+    [5]  batch              empty, or "refused:over:offset:chunk:packet_ids:source", one argument as most calls need
+                            none: messages that the caller refused for their interval, and those whose life it found
+                            over, to be counted; number of the batch, which grows; number of this call within it, from
+                            0; what to answer to a repeated call, in digits, commas and hyphens; who numbers the
+                            batches, in any bytes. With no source the three before it are empty too
     [6]  now_ms             by the caller's clock: only where a life ends within an hour of it, or before, the
                             server's is asked and decides
     [7+] message            a pair per message: expires_at_ms, JSON
@@ -24,7 +25,9 @@ Returns
     "saved:first_serial:references:expired"  one text, as a list costs a tenth of the call: stored under serials that
                       count up from first_serial; members of the set now; positions of the messages whose life was
                       over and that were passed over, from 0, with commas. When all had expired, the last packet id
-                      has not changed
+                      has not changed, and where no session is kept neither counts nor the batch are noted. A
+                      fifth part follows when packet ids of expired messages were given out again: how many references
+                      to those went with that
     {"replayed", first_serial, packet_ids, expired}  this call has been made before; nothing was written
     {"forgotten"}     the source has saved a batch with a greater offset; nothing was written
     {"conflict", last_packet_id, position, ...}  the last packet id is this one and not the expected one, or else
@@ -56,13 +59,13 @@ local count = #KEYS - FIRST_PAYLOAD + 1
 
 -- Validation: nothing is written before all of it has passed.
 
-if count < 1 or #ARGV ~= FIRST_PAIR - 1 + 2 * count then
+if count < 0 or #ARGV ~= FIRST_PAIR - 1 + 2 * count then
     return redis.error_reply('INVALID 3 keys and a key per message, 6 arguments and 2 per message are expected')
 end
 if count > MESSAGES_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. MESSAGES_PER_CALL .. ' messages')
 end
-if not string.find(last_packet_id, '^[1-9]%d*$') or last_packet_id + 0 > MAX_PACKET_ID then
+if count > 0 and (not string.find(last_packet_id, '^[1-9]%d*$') or last_packet_id + 0 > MAX_PACKET_ID) then
     return redis.error_reply('INVALID packet id of the last message is not an integer from 1 to 65535')
 end
 -- It is only counted with, so that any way to write a number will do.
@@ -74,12 +77,13 @@ local callers_now_ms = tonumber(ARGV[6])
 if not (callers_now_ms and callers_now_ms >= 0) then
     return redis.error_reply('INVALID time of the caller is not a number of 0 or more')
 end
-local refused, offset, chunk, packet_ids, source = 0, '', '', '', ''
+local refused, over, offset, chunk, packet_ids, source = 0, 0, '', '', '', ''
 if batch ~= '' then
-    refused, offset, chunk, packet_ids, source = string.match(batch, '^(%d+):(%d*):(%d*):([%d,-]*):(.*)$')
-    refused = integer(refused)
-    if not refused or (source ~= '' and not (integer(offset) and integer(chunk))) then
-        return redis.error_reply('INVALID batch is not refused:offset:chunk:packet_ids:source')
+    refused, over, offset, chunk, packet_ids, source =
+        string.match(batch, '^(%d+):(%d+):(%d*):(%d*):([%d,-]*):(.*)$')
+    refused, over = integer(refused), integer(over)
+    if not refused or not over or (source ~= '' and not (integer(offset) and integer(chunk))) then
+        return redis.error_reply('INVALID batch is not refused:over:offset:chunk:packet_ids:source')
     end
 end
 
@@ -185,6 +189,9 @@ end
 
 local earliest_text = ours and fields[4] or ''
 local references
+local replaced = 0
+-- Whether there are fields of a session: a hash that only says who owns it is none, and counts nothing.
+local kept = true
 if live > 0 then
     -- Numbers of the session's fields are read before the first write, so that none can stop the script behind it.
     local old_earliest_ms = earliest_text ~= '' and earliest_text + 0
@@ -204,33 +211,37 @@ if live > 0 then
     local scored = count > 1 and {}
     local filled, passed = 0, 1
     for index = 1, count do
+        local key = KEYS[FIRST_PAYLOAD - 1 + index]
+        local free
         if expired and expired[passed] == index - 1 then
             passed = passed + 1
+            -- Its packet id is passed over with it, and has to be free as those of the others.
+            free = redis.call('EXISTS', key) == 0
         else
-            local key = KEYS[FIRST_PAYLOAD - 1 + index]
             local at = FIRST_PAIR + 2 * index - 2
             -- The same holds here: most packet ids are free, and nothing refers to the messages of this call yet.
-            if not redis.call('SET', key, ARGV[at + 1], 'NX', 'PXAT', ARGV[at]) then
-                for position = 2, filled, 2 do
-                    redis.call('UNLINK', scored[position])
-                end
-                if ours then
-                    redis.call('SET', last_packet_id_key, expected, 'KEEPTTL')
-                end
-                local in_use = {}
-                for position = 1, count do
-                    if redis.call('EXISTS', KEYS[FIRST_PAYLOAD - 1 + position]) == 1 then
-                        in_use[#in_use + 1] = position - 1
-                    end
-                end
-                return { 'conflict', expected, unpack(in_use) }
-            end
-            if scored then
+            free = redis.call('SET', key, ARGV[at + 1], 'NX', 'PXAT', ARGV[at])
+            if free and scored then
                 serial = serial + 1
                 scored[filled + 1] = filled == 0 and first_text or string.format('%d', serial)
                 scored[filled + 2] = key
                 filled = filled + 2
             end
+        end
+        if not free then
+            for position = 2, filled, 2 do
+                redis.call('UNLINK', scored[position])
+            end
+            if ours then
+                redis.call('SET', last_packet_id_key, expected, 'KEEPTTL')
+            end
+            local in_use = {}
+            for position = 1, count do
+                if redis.call('EXISTS', KEYS[FIRST_PAYLOAD - 1 + position]) == 1 then
+                    in_use[#in_use + 1] = position - 1
+                end
+            end
+            return { 'conflict', expected, unpack(in_use) }
         end
     end
     local last_serial = first_text
@@ -241,6 +252,8 @@ if live > 0 then
     else
         added = redis.call('ZADD', messages_key, first_text, KEYS[FIRST_PAYLOAD])
     end
+    -- The packet id of a message that has expired is free, and its reference becomes that of the new one.
+    replaced = live - added
     references = redis.call('ZCARD', messages_key)
     local was_empty = references == added
 
@@ -296,21 +309,25 @@ else
         return { 'conflict', current }
     end
     references = redis.call('ZCARD', messages_key)
-    if source ~= '' and redis.call('EXISTS', session_key) == 1 then
+    kept = fields[1] or delivered_serial or redis.call('HEXISTS', session_key, 'plan') == 1
+    if source ~= '' and kept then
         redis.call('HSET', session_key, source_field, record)
     end
 end
-if expired or refused > 0 then
+if kept and (expired or refused > 0 or over > 0 or replaced > 0) then
     --- @include "includes/session_counters"
-    count_in_session(session_key, 'expired', count - live)
+    count_in_session(session_key, 'expired', count - live + over + replaced)
     count_in_session(session_key, 'refused', refused)
 end
-if mirror and (live > 0 or source ~= '') then
+if mirror and kept and (live > 0 or source ~= '') then
     --- @include "includes/outbox"
     local change = live > 0 and first_text or '-'
     if live > 1 then
         change = first_text .. '-' .. string.format('%d', first_serial + live - 1)
     end
     note_change(session_key, change)
+end
+if replaced > 0 then
+    positions = positions .. ':' .. replaced
 end
 return 'saved:' .. first_text .. ':' .. references .. ':' .. positions

@@ -1,5 +1,5 @@
--- Remove the live messages of a session that the client has confirmed.
--- params: client_id, packet_ids, serials, default_ttl_s; serials: null for whatever has the packet id
+-- Remove the messages of a session that the client has confirmed, alive or not.
+-- params: client_id, packet_ids, serials; serials: null for whatever has the packet id
 -- rows: (packet_id, serial) of each message removed
 -- index: idx_device_publish_msg_packet_id, device_publish_msg_pkey
 WITH doomed AS (
@@ -11,8 +11,6 @@ WITH doomed AS (
     WHERE
         msg.client_id = %(client_id)s
         AND msg.serial_number = coalesce(confirmed.serial_number, msg.serial_number)
-        AND queuekeeper.message_expires_at_ms(msg.time, msg.msg_expiry_interval, %(default_ttl_s)s)
-        > extract(EPOCH FROM statement_timestamp()) * 1000
     ORDER BY msg.serial_number
     FOR UPDATE OF msg
 )

@@ -1,5 +1,6 @@
 -- Read a page of a session's messages in the order of delivery, bounded in rows and in bytes.
--- params: client_id, after_serial, backlog_serial, limit, max_bytes; backlog_serial: null for the newest message's
+-- params: client_id, after_serial, backlog_serial, limit, max_bytes, default_ttl_s; backlog_serial: null for the newest
+-- message's; max_bytes: of the payloads of live messages
 -- rows: one at least: (backlog_serial, delivered_serial, now_ms, messages available, columns of a message); the last
 -- are null when there is no message; more are available than rows where the page does not hold them
 -- index: device_publish_msg_pkey, session_states_pkey, device_session_ctx_pkey
@@ -35,9 +36,13 @@ page AS (
         row_number() OVER (ORDER BY msg.serial_number) AS place,
         count(*) OVER () AS available,
         sum(
-            octet_length(msg.payload)
-            + coalesce(octet_length(msg.user_properties), 0)
-            + coalesce(octet_length(msg.correlation_data), 0)
+            CASE
+                WHEN
+                    queuekeeper.message_expires_at_ms(msg.time, msg.msg_expiry_interval, %(default_ttl_s)s)
+                    > extract(EPOCH FROM statement_timestamp()) * 1000
+                    THEN octet_length(msg.payload)
+                ELSE 0
+            END
         ) OVER (ORDER BY msg.serial_number) AS bytes
     FROM (
         SELECT

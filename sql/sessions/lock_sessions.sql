@@ -1,7 +1,7 @@
 -- Lock sessions until the transaction ends, and make those that are missing; in one order, so that writers queue up
 -- and never wait for each other in a circle.
 -- params: client_ids
--- rows: none
+-- rows: (client_id) of each session that was missing
 -- index: device_session_ctx_pkey, device_publish_msg_pkey
 INSERT INTO device_session_ctx AS ctx (client_id, last_updated_time, last_serial_number, last_packet_id)
 SELECT
@@ -21,5 +21,8 @@ LEFT JOIN LATERAL (
     LIMIT 1
 ) AS newest ON TRUE
 ORDER BY wanted.client_id
-ON CONFLICT (client_id) DO UPDATE SET
-    last_updated_time = excluded.last_updated_time
+ON CONFLICT (client_id) DO UPDATE
+    SET
+        last_updated_time = excluded.last_updated_time
+-- A row that no transaction has ever changed or locked.
+RETURNING CASE WHEN ctx.xmax = 0 THEN ctx.client_id END AS made

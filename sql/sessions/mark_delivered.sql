@@ -17,7 +17,15 @@ CROSS JOIN
     ) AS newest
 WHERE
     ctx.client_id = %(client_id)s
-    AND newest.serial_number IS NOT NULL
+    AND (
+        newest.serial_number IS NOT NULL
+        -- All was confirmed since.
+        OR EXISTS (
+            SELECT 1 AS one
+            FROM queuekeeper.session_states AS kept
+            WHERE kept.client_id = ctx.client_id
+        )
+    )
     AND %(serial)s > -1
 ON CONFLICT (client_id) DO UPDATE
     SET

@@ -3,7 +3,7 @@
 -- counted, as far as 10,000 messages beyond it
 -- rows: one per session: (client_id, last_serial, last_packet_id or 0, now_ms, delivered_serial, messages at most,
 -- messages or null when they were not counted, batch_offset, first_serial, packet_ids of the source's last batch,
--- those of the next packet ids that are in use)
+-- those of the next packet ids that messages have, alive or not, whether we keep anything of the session)
 -- index: device_session_ctx_pkey, device_publish_msg_pkey, session_states_pkey, session_sources_pkey,
 -- idx_device_publish_msg_packet_id
 WITH last_given AS (
@@ -45,6 +45,7 @@ session AS (
             ELSE 0
         END AS last_packet_id,
         coalesce(state.delivered_serial, -1) AS delivered_serial,
+        state.client_id IS NOT NULL AS is_kept,
         CASE WHEN state.known_serial = last_given.last_serial THEN state.message_bound END AS message_bound
     FROM last_given
     LEFT JOIN queuekeeper.session_states AS state ON last_given.client_id = state.client_id
@@ -82,7 +83,8 @@ SELECT
                 -- After 65,535 comes 1.
                 OR msg.packet_id BETWEEN 1 AND session.last_packet_id + session.count - 65535
             )
-    ) AS used_packet_ids
+    ) AS used_packet_ids,
+    session.is_kept
 FROM session
 LEFT JOIN queuekeeper.session_sources AS batch
     ON session.client_id = batch.client_id AND session.source = batch.source

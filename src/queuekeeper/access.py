@@ -21,9 +21,9 @@ _SCRIPTS = ("evalsha", "script|load", "wait")
 
 _SESSION_KEYS = ("{*}_messages*", "{*}_last_packet_id", "{*}_session")
 _SESSION_STORE = (
-    "ack", "fetch_messages", "import_session", "list_references", "mark_delivered", "mark_released", "purge_session",
-    "quarantine_message", "read_session", "remove_dead_references", "reserve_packet_ids", "save_messages",
-    "set_last_packet_id", "set_owner", "sync_session", "trim_messages", "trim_outbox",
+    "ack", "fetch_messages", "find_missing", "import_session", "list_references", "mark_delivered", "mark_released",
+    "purge_session", "quarantine_message", "read_session", "remove_dead_references", "reserve_packet_ids",
+    "save_messages", "set_last_packet_id", "set_owner", "sync_session", "trim_messages", "trim_outbox",
 )  # fmt: skip
 _REMEDIES = (
     "export_messages", "find_orphans", "finish_rekey", "judge_messages", "list_references", "quarantine_duplicate",

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import orjson
@@ -27,6 +28,7 @@ from queuekeeper.sessions.model import (
     Refusal,
     Release,
     SaveReport,
+    SessionCounts,
     SessionSave,
     SessionView,
     StoreRules,
@@ -54,9 +56,10 @@ PROPERTIES = (
 class Session:
     """One session.
 
-    :param messages: by packet id, in the order of delivery.
+    :param messages: by packet id, in the order of delivery; dead ones stay until somebody meets them.
     :param batches: offset and report of the last batch of each source.
     :param unreadable: serials of messages that a test has spoiled.
+    :param counts: none before anything was stored: a session of which only packet ids are known has no record.
     """
 
     messages: dict[int, PendingMessage] = field(default_factory=dict)
@@ -65,15 +68,22 @@ class Session:
     delivered_serial: int = -1
     batches: dict[str, tuple[int, SaveReport]] = field(default_factory=dict)
     unreadable: set[int] = field(default_factory=set)
+    counts: SessionCounts | None = None
 
-    def next_packet_id(self, used: int | None) -> int:
-        """Return the first id after one that no message has, wrapping from 65,535 to 1."""
-        candidate = used or 0
-        for _ in range(MAX_PACKET_ID):
-            candidate = candidate % MAX_PACKET_ID + 1
-            if candidate not in self.messages:
-                return candidate
-        raise PacketIdInUse("every packet id is in use")
+    def count(self, **more: int) -> None:
+        """Add to the counts, if there are any."""
+        if self.counts is not None:
+            known = {name: getattr(self.counts, name) + number for name, number in more.items()}
+            self.counts = replace(self.counts, **known)
+
+    def next_packet_ids(self, count: int, in_use: Container[int]) -> list[int]:
+        """Return the ids after the last one that are not in use, wrapping from 65,535 to 1."""
+        every = ((self.last_packet_id or 0) + step for step in range(MAX_PACKET_ID))
+        free = (number % MAX_PACKET_ID + 1 for number in every if number % MAX_PACKET_ID + 1 not in in_use)
+        found = list(islice(free, count))
+        if len(found) < count:
+            raise PacketIdInUse(f"there are {len(found)} free packet ids, and {count} are needed")
+        return found
 
 
 class Sessions:
@@ -93,8 +103,11 @@ class Sessions:
 
     def live(self, client_id: str) -> dict[int, PendingMessage]:
         """Return the messages whose life is not over."""
-        found = self.get(client_id).messages
-        return {packet_id: message for packet_id, message in found.items() if not self.is_dead(message)}
+        return self.live_in(self.get(client_id))
+
+    def live_in(self, session: Session) -> dict[int, PendingMessage]:
+        """Return a session's messages whose life is not over."""
+        return {packet_id: message for packet_id, message in session.messages.items() if not self.is_dead(message)}
 
     def is_dead(self, message: PendingMessage) -> bool:
         """Return whether a message's life is over."""
@@ -111,13 +124,8 @@ class ReferenceStore:
         self._sessions = sessions
         self._rules = rules or StoreRules()
 
-    def save_messages(
-        self, saves: Sequence[SessionSave], *, like: Sequence[SaveReport] | None = None
-    ) -> list[SaveReport]:
-        """Save; see the contract.
-
-        :param like: what another store has reported, whose packet ids and serials are taken over.
-        """
+    def save_messages(self, saves: Sequence[SessionSave]) -> list[SaveReport]:
+        """Save; see the contract."""
         for save in saves:
             for message in save.messages:
                 if len(message.payload) > self._rules.max_payload_bytes:
@@ -125,17 +133,17 @@ class ReferenceStore:
                         f"payload has {len(message.payload)} bytes: at most {self._rules.max_payload_bytes}"
                     )
         reports = []
-        for index, save in enumerate(saves):
+        for save in saves:
             try:
-                reports.append(self._save(save, like[index] if like else None))
+                reports.append(self._save(save))
             except QueuekeeperError as error:
                 reports.append(SaveReport(client_id=save.client_id, error=error))
         return reports
 
-    def _save(self, save: SessionSave, like: SaveReport | None) -> SaveReport:
+    def _save(self, save: SessionSave) -> SaveReport:
         if save.client_id in self._sessions.refused:
             raise NotOwner("the session belongs to the other store")
-        session = self._sessions.by_client_id.setdefault(save.client_id, Session())
+        session = self._sessions.get(save.client_id)
         if save.source is not None and save.offset is not None and save.source in session.batches:
             offset, report = session.batches[save.source]
             if save.offset == offset:
@@ -145,39 +153,67 @@ class ReferenceStore:
                 return SaveReport(
                     client_id=save.client_id, packet_ids=nothing, serials=nothing, replayed=True, forgotten=True
                 )
-        packet_ids: list[int | None] = []
-        serials: list[int | None] = []
-        refused: dict[int, Refusal] = {}
-        for position, message in enumerate(save.messages):
-            refusal = self.refusal(message)
-            if refusal is not None:
-                refused[position] = refusal
-                packet_ids.append(None)
-                serials.append(None)
+        packet_ids: list[int | None] = [None] * len(save.messages)
+        serials: list[int | None] = [None] * len(save.messages)
+        refused = {
+            position: refusal
+            for position, message in enumerate(save.messages)
+            if (refusal := self.refusal(message)) is not None
+        }
+        trimmed = in_flight = dead = 0
+        for part in self._parts(save.messages):
+            live = self._sessions.live_in(session)
+            if MAX_PACKET_ID - len(live) < len(part):
+                gone = self._make_room(session, MAX_PACKET_ID - len(part))
+                trimmed, in_flight, dead = trimmed + gone[0], in_flight + gone[1], dead + gone[2]
+                live = self._sessions.live_in(session)
+            ids = session.next_packet_ids(len(part), live)
+            storable = [position for position in part if position not in refused]
+            if not storable:
                 continue
-            packet_id = like.packet_ids[position] if like else session.next_packet_id(session.last_packet_id)
-            serial = like.serials[position] if like else session.last_serial + 1
-            assert packet_id is not None
-            assert serial is not None
-            # Another store may have taken the id of a message whose life is over.
-            session.messages.pop(packet_id, None)
-            session.messages[packet_id] = self._pending(message, packet_id, serial)
-            session.last_packet_id, session.last_serial = packet_id, serial
-            packet_ids.append(packet_id)
-            serials.append(serial)
-        trimmed, trimmed_in_flight, dead = self._make_room(session)
+            for position, packet_id in zip(part, ids, strict=True):
+                if position in refused:
+                    continue
+                # Only a dead message can have it.
+                dead += session.messages.pop(packet_id, None) is not None
+                session.last_serial = (session.last_serial or session.last_packet_id or 0) + 1
+                packet_ids[position], serials[position] = packet_id, session.last_serial
+                session.messages[packet_id] = self._pending(save.messages[position], packet_id, session.last_serial)
+            session.last_packet_id = ids[-1]
+        if any(packet_ids):
+            session.counts = session.counts or SessionCounts()
+            self._sessions.by_client_id[save.client_id] = session
+            gone = self._make_room(session, self._rules.limit)
+            trimmed, in_flight, dead = trimmed + gone[0], in_flight + gone[1], dead + gone[2]
+        over = list(refused.values()).count(Refusal.EXPIRED)
+        session.count(trimmed=trimmed, expired=dead + over, refused=len(refused) - over)
         report = SaveReport(
             client_id=save.client_id,
             packet_ids=tuple(packet_ids),
             serials=tuple(serials),
             refused=refused,
             trimmed=trimmed,
-            trimmed_in_flight=trimmed_in_flight,
+            trimmed_in_flight=in_flight,
             dead=dead,
         )
-        if save.source is not None and save.offset is not None:
+        if save.source is not None and save.offset is not None and session.counts is not None:
             session.batches[save.source] = (save.offset, report)
         return report
+
+    def _parts(self, messages: Sequence[NewMessage]) -> list[list[int]]:
+        """Cut a batch as every store does, by positions; what no store would look at is in no part."""
+        parts: list[list[int]] = [[]]
+        size_bytes = 0
+        for position, message in enumerate(messages):
+            life_s = message.expiry_interval_s
+            if life_s is not None and not 1 <= life_s <= MAX_EXPIRY_INTERVAL_S:
+                continue
+            size_bytes += len(message.payload)
+            if parts[-1] and (len(parts[-1]) == 256 or size_bytes > 524_288):
+                parts.append([])
+                size_bytes = len(message.payload)
+            parts[-1].append(position)
+        return parts
 
     def refusal(self, message: NewMessage) -> Refusal | None:
         """Return why a message is not stored."""
@@ -204,17 +240,14 @@ class ReferenceStore:
             **{name: getattr(message, name) for name in PROPERTIES},
         )
 
-    def _make_room(self, session: Session) -> tuple[int, int, int]:
+    def _make_room(self, session: Session, limit: int) -> tuple[int, int, int]:
         """Return how many messages were trimmed, how many of them in flight, and how many had died."""
-        dead = self._sweep(session) if len(session.messages) > self._rules.limit else 0
-        trimmed = in_flight = 0
-        while len(session.messages) > self._rules.limit:
-            waiting = [m for m in session.messages.values() if m.serial > session.delivered_serial]
-            victim = min(waiting or session.messages.values(), key=lambda m: m.serial)
+        dead = self._sweep(session) if len(session.messages) > limit else 0
+        excess = max(0, len(session.messages) - limit)
+        oldest = sorted(session.messages.values(), key=lambda m: (m.serial <= session.delivered_serial, m.serial))
+        for victim in oldest[:excess]:
             del session.messages[victim.packet_id]
-            trimmed += 1
-            in_flight += not waiting
-        return trimmed, in_flight, dead
+        return excess, sum(m.serial <= session.delivered_serial for m in oldest[:excess]), dead
 
     def _sweep(self, session: Session) -> int:
         dead = [packet_id for packet_id, m in session.messages.items() if self._sessions.is_dead(m)]
@@ -254,6 +287,7 @@ class ReferenceStore:
                 expired += 1
             else:
                 page.append(replace(message, redelivery=message.serial <= session.delivered_serial))
+        session.count(expired=expired, quarantined=unreadable)
         if mark_delivered and page:
             self.mark_delivered(client_id, serial=page[-1].serial)
         return PendingPage(
@@ -269,7 +303,8 @@ class ReferenceStore:
     def mark_delivered(self, client_id: str, *, serial: int) -> bool:
         check_client_id(client_id)
         session = self._sessions.get(client_id)
-        moved = bool(session.messages) and serial > session.delivered_serial
+        serial = min(serial, session.last_serial)
+        moved = session.counts is not None and serial > session.delivered_serial
         if moved:
             session.delivered_serial = serial
         return moved
@@ -278,7 +313,7 @@ class ReferenceStore:
         check_client_id(client_id)
         removed = 0
         for ack in acks:
-            message = self._sessions.live(client_id).get(ack.packet_id)
+            message = self._sessions.get(client_id).messages.get(ack.packet_id)
             if message is not None and ack.serial in (None, message.serial):
                 del self._sessions.get(client_id).messages[ack.packet_id]
                 removed += 1
@@ -319,14 +354,8 @@ class ReferenceStore:
         check_client_id(client_id)
         check_integer("count", count, 1, 1_000, "ids are given out in small numbers")
         session = self._sessions.by_client_id.setdefault(client_id, Session())
-        ids: list[int] = []
-        last = session.last_packet_id
-        for _ in range(count):
-            last = session.next_packet_id(last)
-            if last in ids:
-                raise PacketIdInUse(f"{count} free packet ids do not exist")
-            ids.append(last)
-        session.last_packet_id = last
+        ids = session.next_packet_ids(count, self._sessions.live_in(session))
+        session.last_packet_id = ids[-1]
         return tuple(ids)
 
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> SessionView:
@@ -343,6 +372,8 @@ class ReferenceStore:
             page=tuple(views[offset : offset + limit]),
             last_packet_id=session.last_packet_id,
             last_serial=session.last_serial or None,
+            delivered_serial=None if session.delivered_serial < 0 else session.delivered_serial,
+            counts=session.counts,
         )
 
     def _view(self, session: Session, message: PendingMessage) -> MessageView:
@@ -390,7 +421,7 @@ class ReferenceStore:
         check_client_id(client_id)
         if client_id in self._sessions.by_client_id:
             raise MovedOn(f"session {client_id!r} exists")
-        session = Session()
+        session = Session(counts=SessionCounts())
         expired = 0
         for number, line in enumerate(lines, start=1):
             try:

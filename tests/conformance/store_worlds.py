@@ -19,8 +19,8 @@ from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.redis_async import connect as connect_async
 from queuekeeper.sessions.model import MAX_BATCH, StoreRules
 from queuekeeper.sessions.owners import Owner, OwnerStore
+from queuekeeper.sessions.parts import MESSAGES_PER_SAVE
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
-from queuekeeper.sessions.redis_operations import MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.router import AsyncSessionRouter, SessionRouter
 from tests.conformance.reference_store import ReferenceStore, Sessions

@@ -243,7 +243,7 @@ def test_redis_messages_of_other_releases_are_described_as_far_as_they_go(redis_
         client.set(payload_key("a", 9), '{"topic":"old","qos":true,"packetType":"PUBREL"}')
         (message,) = RedisSessionStore(client).inspect("a").page
         assert message == MessageView(
-            serial=1, packet_id=9, packet_type="PUBREL", topic="old", problem=Problem.UNREADABLE
+            serial=1, packet_id=9, packet_type="PUBREL", topic="old", payload_bytes=0, problem=Problem.UNREADABLE
         )
 
 
@@ -292,6 +292,7 @@ def test_postgres_rows_that_no_broker_should_have_written_are_described(database
             topic="t",
             payload_bytes=1,
             time_ms=10,
+            expires_at_ms=10 + 604_800_000,
             problem=Problem.UNREADABLE,
             reason=Reason.PACKET_ID_OUT_OF_RANGE,
         ),

@@ -409,6 +409,27 @@ def test_batch_of_which_everything_is_refused_stores_nothing(world: World) -> No
     assert store.inspect(C).messages == 0
 
 
+def test_refusals_are_counted_alike_alone_and_beside_others(world: World) -> None:
+    store = world.store()
+    bad = (message(world, expiry_interval_s=0), message(world, expiry_interval_s=-1))
+    save(store, SessionSave(client_id=C, messages=bad))
+    assert store.inspect(C).exists is False, "what stores nothing makes no session"
+
+    save(store, SessionSave(client_id=C, messages=(message(world), *bad)))
+    alone = SessionSave(client_id=C, messages=bad, source="orders-3", offset=9)
+    first, again = save(store, alone), save(store, alone)
+
+    assert (first.replayed, again.replayed) == (False, True)
+    assert again.refused == first.refused == {0: Refusal.EXPIRED, 1: Refusal.EXPIRY_OUT_OF_RANGE}
+    assert store.inspect(C).counts == SessionCounts(expired=2, refused=2)
+
+
+def test_message_that_ends_at_once_is_refused_whatever_its_time(world: World) -> None:
+    store = world.store()
+    later = message(world, time_ms=world.now_ms() + 600_000, expiry_interval_s=0)
+    assert save(store, SessionSave(client_id=C, messages=(later,))).refused == {0: Refusal.EXPIRED}
+
+
 def test_life_is_counted_from_the_messages_own_time_also_after_a_retry(world: World) -> None:
     time_ms = world.now_ms() - 600_000
     new = SessionSave(client_id=C, messages=(message(world, time_ms=time_ms),), source="orders-3", offset=9)

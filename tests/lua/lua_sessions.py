@@ -177,15 +177,17 @@ class Session:
         packet_ids: str = "",
         session_expiry_ms: int | str = HOUR_MS,
         refused: int | str = 0,
+        over: int | str = 0,
         callers_now_ms: int | str | None = None,
     ) -> tuple[list[str], list[str | int]]:
         """Return keys and arguments of one call of ``save_messages``; the messages' serials play no part."""
         keys = [*self.keys, *(self.payload(message.packet_id) for message in batch)]
-        last = batch[-1].packet_id if last_packet_id is None else last_packet_id
+        if last_packet_id is None:
+            last_packet_id = batch[-1].packet_id if batch else ""
         numbered = f"{offset}:{chunk}" if source else ":"
-        told = f"{refused}:{numbered}:{packet_ids}:{source}" if source or refused else ""
+        told = f"{refused}:{over}:{numbered}:{packet_ids}:{source}" if source or refused or over else ""
         callers_now_ms = now_ms() if callers_now_ms is None else callers_now_ms
-        args: list[str | int] = [self.claims, expected, last, session_expiry_ms, told, callers_now_ms]
+        args: list[str | int] = [self.claims, expected, last_packet_id, session_expiry_ms, told, callers_now_ms]
         for message in batch:
             args += [message.expires_at_ms, message.json]
         return keys, args
@@ -194,8 +196,8 @@ class Session:
         """Store messages; the reply that is one text is returned as a list too."""
         reply = self._call("save_messages", *self.save_call(batch, **options))
         if isinstance(reply, bytes):
-            word, first_serial, references, expired = reply.split(b":")
-            return [word, int(first_serial), int(references), expired]
+            word, first_serial, references, expired, *replaced = reply.split(b":")
+            return [word, int(first_serial), int(references), expired, *map(int, replaced)]
         assert isinstance(reply, list)
         return reply
 
@@ -293,6 +295,10 @@ class Session:
     def find_orphans(self, packet_ids: Sequence[int]) -> list[int]:
         """Look for records that no reference names."""
         return self._list("find_orphans", [self.keys.messages, *map(self.payload, packet_ids)], [])
+
+    def find_missing(self, packet_ids: Sequence[int]) -> list[int]:
+        """Look for messages that have expired."""
+        return self._list("find_missing", list(map(self.payload, packet_ids)), [])
 
     def unlink_orphan(
         self, packet_id: int, *, keep_ms: int | str = 60_000, expires_at_ms: int = FAR_MS, grace_ms: int = 60_000

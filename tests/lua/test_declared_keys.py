@@ -191,6 +191,7 @@ OPERATIONS: dict[str, tuple[Act, Act, Any]] = {
         lambda session: session.find_orphans([1, 9]),
         [-2, FAR_MS],
     ),
+    "find_missing": (save_orphan, lambda session: session.find_missing([1, 8, 9, 7]), [1, 3]),
     "unlink_orphan": (save_orphan, lambda session: session.unlink_orphan(9), 1),
     "quarantine_duplicate": (
         save_readable,

@@ -261,7 +261,8 @@ def test_packet_ids_in_use_are_a_conflict_in_a_session_of_another_program_too(se
 def test_packet_id_of_a_dead_reference_is_free(session: Session) -> None:
     session.save_messages(far(3))
     session.client.delete(session.payload(1))
-    assert session.save_messages(far(1), expected=3)[:3] == [b"saved", 4, 3]
+    assert session.save_messages(far(1), expected=3) == [b"saved", 4, 3, b"", 1]
+    assert session.state()["expired"] == "1", "the reference that went with it is counted"
     assert session.references() == [(session.payload(2), 2), (session.payload(3), 3), (session.payload(1), 4)]
 
 
@@ -429,15 +430,16 @@ def test_imported_session_counts_as_used_after_a_save(session: Session) -> None:
         ({"last_packet_id": ""}, "packet id of the last message is not an integer from 1 to 65535"),
         ({"last_packet_id": 65_536}, "packet id of the last message is not an integer from 1 to 65535"),
         ({"last_packet_id": "01"}, "packet id of the last message is not an integer from 1 to 65535"),
-        ({"source": "a", "offset": -1}, "batch is not refused:offset:chunk:packet_ids:source"),
-        ({"source": "a", "offset": ""}, "batch is not refused:offset:chunk:packet_ids:source"),
-        ({"source": "a", "offset": 2**53 + 2}, "batch is not refused:offset:chunk:packet_ids:source"),
-        ({"source": "a", "chunk": "-0"}, "batch is not refused:offset:chunk:packet_ids:source"),
-        ({"source": "a", "packet_ids": "1;2"}, "batch is not refused:offset:chunk:packet_ids:source"),
+        ({"source": "a", "offset": -1}, "batch is not refused:over:offset:chunk:packet_ids:source"),
+        ({"source": "a", "offset": ""}, "batch is not refused:over:offset:chunk:packet_ids:source"),
+        ({"source": "a", "offset": 2**53 + 2}, "batch is not refused:over:offset:chunk:packet_ids:source"),
+        ({"source": "a", "chunk": "-0"}, "batch is not refused:over:offset:chunk:packet_ids:source"),
+        ({"source": "a", "packet_ids": "1;2"}, "batch is not refused:over:offset:chunk:packet_ids:source"),
         ({"session_expiry_ms": -1}, "session expiry is neither empty nor an integer of 0 or more"),
         ({"session_expiry_ms": "1.5"}, "session expiry is neither empty nor an integer of 0 or more"),
-        ({"refused": -1}, "batch is not refused:offset:chunk:packet_ids:source"),
-        ({"refused": "x"}, "batch is not refused:offset:chunk:packet_ids:source"),
+        ({"refused": -1}, "batch is not refused:over:offset:chunk:packet_ids:source"),
+        ({"over": -1}, "batch is not refused:over:offset:chunk:packet_ids:source"),
+        ({"refused": "x"}, "batch is not refused:over:offset:chunk:packet_ids:source"),
         ({"callers_now_ms": ""}, "time of the caller is not a number of 0 or more"),
         ({"callers_now_ms": -1}, "time of the caller is not a number of 0 or more"),
         ({"callers_now_ms": "nan"}, "time of the caller is not a number of 0 or more"),
@@ -461,7 +463,7 @@ def test_bad_expiry_of_one_message_refuses_the_call(session: Session, expires_at
     assert contents(session.client) == {}
 
 
-@pytest.mark.parametrize(("keys", "args"), [(3, 6), (4, 7), (4, 10), (5, 8), (2, 6)])
+@pytest.mark.parametrize(("keys", "args"), [(3, 7), (4, 7), (4, 10), (5, 8), (2, 6)])
 def test_wrong_number_of_keys_or_arguments_is_refused(session: Session, keys: int, args: int) -> None:
     names, values = session.save_call(far(2))
     with pytest.raises(UsageError, match=r"^3 keys and a key per message, 6 arguments and 2 per message are expected$"):

@@ -263,17 +263,27 @@ def test_packet_ids_in_use_are_passed_over_when_ids_wrap(store: Watched, databas
     assert store.reserve_packet_ids("a", count=2) == (5, 6)
 
 
-def test_save_without_a_free_packet_id_is_refused_alone(store: Watched, database: Connection) -> None:
+@pytest.mark.parametrize("held", [False, True])
+def test_save_without_a_free_packet_id_makes_room_first_and_is_refused_alone_where_others_hold_all(
+    store: Watched, database: Connection, connect: Callable[[], Connection], held: bool
+) -> None:
     database.execute(
         f"INSERT INTO device_publish_msg ({MESSAGE_COLUMNS}) SELECT 'full', n, 't', %s, n, 'PUBLISH', 1, '', NULL,"
         " FALSE, NULL, NULL, NULL, NULL, NULL FROM generate_series(1, 65535) AS n",
         [now_ms()],
     )
 
-    reports = store.save_messages([save("full"), save("b")])
+    with connect() as other, other.transaction():
+        if held:
+            other.execute("SELECT 1 FROM device_publish_msg WHERE client_id = 'full' FOR UPDATE")
+        reports = store.save_messages([save("full"), save("b")])
 
-    assert isinstance(reports[0].error, PacketIdInUse)
-    assert "has 0 free packet ids, and 1 are needed" in str(reports[0].error)
+    if held:
+        assert isinstance(reports[0].error, PacketIdInUse)
+        assert "has 0 free packet ids, and 1 are needed" in str(reports[0].error)
+    else:
+        # One for the packet id, and then what one transaction removes of what is over the limit.
+        assert (reports[0].packet_ids, reports[0].trimmed) == ((1,), 10_001)
     assert reports[1].stored == 1
 
 
@@ -686,10 +696,17 @@ def test_task_may_be_cancelled_at_any_point(database: Connection, postgres_url: 
 # --- plans -----------------------------------------------------------------------------------------------------
 
 PARAMETERS: dict[str, dict[str, Any]] = {
-    "ack": {"client_id": "c-7", "packet_ids": [1, 2], "serials": [None, 3], "default_ttl_s": 60},
+    "ack": {"client_id": "c-7", "packet_ids": [1, 2], "serials": [None, 3]},
     "count_pending": {"client_id": "c-7"},
     "duplicate_messages": {"client_id": "c-7", "default_ttl_s": 60},
-    "fetch_pending": {"client_id": "c-7", "after_serial": 5, "backlog_serial": None, "limit": 50, "max_bytes": 10**6},
+    "fetch_pending": {
+        "client_id": "c-7",
+        "after_serial": 5,
+        "backlog_serial": None,
+        "limit": 50,
+        "max_bytes": 10**6,
+        "default_ttl_s": 60,
+    },
     "last_packet_id": {"client_id": "c-7"},
     "lock_sessions": {"client_ids": ["c-7", "c-8"]},
     "mark_delivered": {"client_id": "c-7", "serial": 5},
@@ -701,21 +718,16 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "remove_dead_messages": {"client_ids": ["c-7", "c-8"], "default_ttl_s": 60},
     "remove_empty_sessions": {"client_ids": ["c-7", "c-8"], "now_ms": None},
     "remove_messages": {"client_id": "c-7", "serials": [5, 6]},
+    "remove_replaced_messages": {"client_id": "c-7", "packet_ids": [5, 6], "default_ttl_s": 60},
     "remove_other_messages": {"client_id": "c-7", "kept": [5, 6], "serials": None},
     "save_sessions": {"client_ids": ["c-7"], "last_serials": [9], "last_packet_ids": [9]},
     "sessions_over_limit": {"after_client_id": "", "sessions": 50, "limit": 10, "default_ttl_s": 60},
-    "snapshot_messages": {
-        "client_id": "c-7",
-        "before_serial": None,
-        "serials": None,
-        "limit": 50,
-        "default_ttl_s": 60,
-    },
+    "snapshot_messages": {"client_id": "c-7", "before_serial": None, "limit": 50},
     "snapshot_session": {"client_id": "c-7"},
     "superseded_messages": {"client_id": "c-7", "first_serial": 5, "last_serial": 50},
     "suspicious_messages": {"client_id": "c-7", **sql_bounds()},
     "trim_messages": {"client_ids": ["c-7", "c-8"], "excess": [3, 4], "delivered_serials": [-1, 20]},
-    "used_packet_ids": {"client_id": "c-7"},
+    "used_packet_ids": {"client_id": "c-7", "default_ttl_s": 60},
 }
 
 

@@ -79,7 +79,7 @@ class MessageView:
     :param packet_type: ``PUBLISH``, or ``PUBREL`` once the client has sent PUBREC.
     :param payload_bytes: size of the payload itself, without base64.
     :param time_ms: when the broker received it.
-    :param expires_at_ms: end of its life; none when the message has no expiry of its own.
+    :param expires_at_ms: end of its life; none for a record in Redis that has no end.
     :param problem: set when the reference leads to no message, or nobody can deliver the one that it leads to.
     :param reason: rule that the message breaks, in the words of the quarantine.
     """

@@ -8,8 +8,9 @@ holds the rows that say who owns its sessions, so that no session changes its ow
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any, TypeAlias, TypeVar
 
 import orjson
@@ -19,7 +20,6 @@ from psycopg import errors as postgres_errors
 from queuekeeper.errors import (
     MovedOn,
     NotOwner,
-    PacketIdInUse,
     QueuekeeperError,
     RefusedError,
     ServerUnavailable,
@@ -33,7 +33,6 @@ from queuekeeper.sessions import jsonl, wire
 from queuekeeper.sessions.judge import MAX_SERIAL, broken_rule, pairs_of, row_defect, sql_bounds
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
-    MAX_EXPIRY_INTERVAL_S,
     Ack,
     AckReport,
     ExportPage,
@@ -57,6 +56,7 @@ from queuekeeper.sessions.model import (
     check_packet_id,
     check_page,
 )
+from queuekeeper.sessions.parts import MAX_INSTANT_MS, end_of_life, no_free_packet_ids, other_batch, parts_of
 from queuekeeper.sessions.snapshot import ApplyReport, SessionSnapshot, SourceBatch, last_given
 from queuekeeper.sessions.store import PAGE_BYTES
 from queuekeeper.sessions.wire import UnreadableError
@@ -162,6 +162,11 @@ class _Session:
     batch_first_serial: int | None
     batch_packet_ids: list[int | None] | None
     used_packet_ids: list[int]
+    # Whether it has a row in session_states; without one nothing is counted.
+    is_kept: bool
+    # Whether this transaction has made the session.
+    is_new: bool = False
+    stored: int = 0
     # None says nothing.
     until_ms: int | None = None
     trimmed: int = 0
@@ -273,26 +278,31 @@ class PostgresSessionOperations:
             session = sessions[save.client_id]
             report = self._replayed(save, session)
             if report is None:
-                packet_ids = yield from self._free_packet_ids(session, len(save.messages))
-                first_serial = session.last_serial + 1
-                report = self._placed(save, session, packet_ids, rows)
-                changed.append(session)
-                if save.source is not None:
-                    batches.append((save, first_serial, report.packet_ids))
+                report, first_serial = yield from self._placed(save, session, rows)
+                # A save that stores nothing makes no session, as in Redis.
+                if session.stored or session.is_kept:
+                    changed.append(session)
+                    if save.source is not None:
+                        batches.append((save, first_serial, report.packet_ids))
             reports.append(report)
         if changed:
             queries = [
                 *(_messages_query("save_messages", part) for part in _parts(rows)),
                 _save_sessions_query(changed),
             ]
-            if self._over(changed):
+            grown = [session for session in changed if session.stored]
+            if self._over(grown):
                 yield Step(queries=tuple(queries))
-                yield from self._make_room(changed)
+                yield from self._make_room(grown, limit=self._rules.limit)
                 queries = []
             queries.append(_save_states_query(changed))
             if batches:
                 queries.append(_save_sources_query(batches))
             yield Step(queries=tuple(queries))
+        for_nothing = [each.client_id for each in sessions.values() if each.is_new and not each.stored]
+        if for_nothing:
+            parameters = {"client_ids": for_nothing, "now_ms": None}
+            yield Step(queries=(Query(name="remove_empty_sessions", parameters=parameters),))
         return [
             report
             if report.replayed
@@ -330,10 +340,13 @@ class PostgresSessionOperations:
                 ),
             )
         )
-        return {row[0]: _Session(*row) for row in answer[-1]}
+        sessions = {row[0]: _Session(*row) for row in answer[-1]}
+        for (client_id,) in answer[1]:
+            if client_id is not None:
+                sessions[client_id].is_new = True
+        return sessions
 
-    @staticmethod
-    def _replayed(save: SessionSave, session: _Session) -> SaveReport | None:
+    def _replayed(self, save: SessionSave, session: _Session) -> SaveReport | None:
         """Return the report of a batch that its source has saved before."""
         if save.offset is None or session.batch_offset is None or save.offset > session.batch_offset:
             return None
@@ -344,17 +357,15 @@ class PostgresSessionOperations:
             )
         packet_ids = session.batch_packet_ids or []
         if len(packet_ids) != len(save.messages):
-            raise UsageError(
-                f"batch {save.offset} of source {save.source!r} has {len(save.messages)} messages for "
-                f"{save.client_id!r}: it had {len(packet_ids)} when it was stored; a retry repeats the whole batch"
-            )
+            raise other_batch(save, stored=len(packet_ids), given=len(save.messages))
         serial = session.batch_first_serial or 0
         serials: list[int | None] = []
         refused: dict[int, Refusal] = {}
         for position, packet_id in enumerate(packet_ids):
             if packet_id is None:
                 serials.append(None)
-                refused[position] = _out_of_range(save.messages[position]) or Refusal.EXPIRED
+                judged = end_of_life(save.messages[position], default_ttl_s=self._rules.default_ttl_s)
+                refused[position] = judged if isinstance(judged, Refusal) else Refusal.EXPIRED
             else:
                 serials.append(serial)
                 serial += 1
@@ -366,73 +377,113 @@ class PostgresSessionOperations:
             replayed=True,
         )
 
-    def _free_packet_ids(self, session: _Session, count: int) -> Operation[Sequence[int]]:
-        """Return the ids that follow the session's last one and that no message has."""
-        following = [(session.last_packet_id + step) % MAX_PACKET_ID + 1 for step in range(count)]
-        if not session.used_packet_ids:
-            return following
-        ((*rows,),) = yield Step(queries=(Query(name="used_packet_ids", parameters={"client_id": session.client_id}),))
-        used = {packet_id for (packet_id,) in rows}
-        if len(used) + count > MAX_PACKET_ID:
-            raise PacketIdInUse(
-                f"session {session.client_id!r} has {MAX_PACKET_ID - len(used)} free packet ids, and {count} are "
-                "needed: wait until the client has acknowledged messages"
-            )
-        every = ((session.last_packet_id + step) % MAX_PACKET_ID + 1 for step in range(MAX_PACKET_ID))
-        free = (packet_id for packet_id in every if packet_id not in used)
-        return [next(free) for _ in range(count)]
+    def _packet_ids_in_use(self, session: _Session) -> Operation[set[int]]:
+        parameters = {"client_id": session.client_id, "default_ttl_s": self._rules.default_ttl_s}
+        (rows,) = yield Step(queries=(Query(name="used_packet_ids", parameters=parameters),))
+        return {packet_id for (packet_id,) in rows}
 
-    def _placed(self, save: SessionSave, session: _Session, packet_ids: Sequence[int], rows: list[Row]) -> SaveReport:
-        """Give ids and serials to the messages of a save, and add those that can be stored to the rows."""
-        if session.last_serial + len(save.messages) > MAX_SERIAL:
+    def _placed(self, save: SessionSave, session: _Session, rows: list[Row]) -> Operation[tuple[SaveReport, int]]:
+        """Give ids and serials to the messages of a save, and add those that can be stored to the rows.
+
+        Where packet ids are too few, room is made first, as in Redis: part by part.
+
+        :returns: the report, and the serial of its first message.
+        """
+        parts, refused = parts_of(save.messages, default_ttl_s=self._rules.default_ttl_s)
+        serial = session.last_serial
+        if serial + len(save.messages) > MAX_SERIAL:
             raise RefusedError(
-                f"session {save.client_id!r} has serial {session.last_serial}: there is none after "
-                f"{MAX_SERIAL}; purge the session"
+                f"session {save.client_id!r} has serial {serial}: there is none after {MAX_SERIAL}; purge the session"
             )
-        free = iter(packet_ids)
-        given: list[int | None] = []
-        serials: list[int | None] = []
-        refused: dict[int, Refusal] = {}
+        first_serial = serial + 1
+        in_use: set[int] = set()
+        if session.used_packet_ids:
+            in_use = yield from self._packet_ids_in_use(session)
+        count = len(save.messages)
+        given: list[int | None] = [None] * count
+        serials: list[int | None] = [None] * count
         latest_ms = session.now_ms
-        for position, message in enumerate(save.messages):
-            refusal = _out_of_range(message)
-            interval = None if refusal else _signed(message.expiry_interval_s)
-            expires_at_ms = self._expires_at_ms(message.time_ms, interval)
-            if refusal is None and expires_at_ms <= session.now_ms:
-                refusal = Refusal.EXPIRED
-            if refusal is not None:
-                refused[position] = refusal
-                given.append(None)
-                serials.append(None)
-                continue
-            latest_ms = max(latest_ms, expires_at_ms)
-            session.last_serial += 1
-            session.last_packet_id = next(free)
-            given.append(session.last_packet_id)
-            serials.append(session.last_serial)
-            rows.append(
-                _columns(
-                    message,
-                    client_id=save.client_id,
-                    serial=session.last_serial,
-                    packet_id=session.last_packet_id,
-                    packet_type="PUBLISH",
-                    interval=interval,
+        for part in parts:
+            if MAX_PACKET_ID - len(in_use) < len(part.messages):
+                in_use = yield from self._free_packet_ids(session, len(part.messages), rows)
+            packet_ids = _following(session.last_packet_id, len(part.messages), in_use)
+            live = [end_ms > session.now_ms for end_ms in part.ends_ms]
+            if session.used_packet_ids and any(live):
+                taken = [packet_id for packet_id, lives in zip(packet_ids, live, strict=True) if lives]
+                yield from self._remove_replaced(session, taken)
+            for packet_id, lives, message, position, end_ms in zip(
+                packet_ids, live, part.messages, part.positions, part.ends_ms, strict=True
+            ):
+                if not lives:
+                    refused[position] = Refusal.EXPIRED
+                    continue
+                serial += 1
+                given[position], serials[position] = packet_id, serial
+                latest_ms = max(latest_ms, end_ms)
+                rows.append(
+                    _columns(
+                        message,
+                        client_id=save.client_id,
+                        serial=serial,
+                        packet_id=packet_id,
+                        packet_type="PUBLISH",
+                        interval=_signed(message.expiry_interval_s),
+                    )
                 )
-            )
-        stored = len(given) - len(refused)
-        session.grow(stored)
+            if any(live):
+                session.last_packet_id, session.last_serial = packet_ids[-1], serial
+                session.stored += sum(live)
+                session.grow(sum(live))
+                if session.used_packet_ids:
+                    in_use.update(packet_id for packet_id, lives in zip(packet_ids, live, strict=True) if lives)
         session.expired += sum(refusal is Refusal.EXPIRED for refusal in refused.values())
         session.refused += sum(refusal is Refusal.EXPIRY_OUT_OF_RANGE for refusal in refused.values())
-        session.until_ms = self._until_ms(latest_ms)
-        return SaveReport(client_id=save.client_id, packet_ids=tuple(given), serials=tuple(serials), refused=refused)
+        if session.stored:
+            session.until_ms = self._until_ms(latest_ms)
+        report = SaveReport(client_id=save.client_id, packet_ids=tuple(given), serials=tuple(serials), refused=refused)
+        return report, first_serial
 
-    def _over(self, sessions: Iterable[_Session]) -> list[_Session]:
-        return [session for session in sessions if (session.messages or 0) > self._rules.limit]
+    def _free_packet_ids(self, session: _Session, count: int, rows: list[Row]) -> Operation[set[int]]:
+        """Trim a session until enough packet ids are free, and return those that are not.
 
-    def _make_room(self, sessions: Iterable[_Session]) -> Operation[None]:
+        :param rows: what was not written yet; it may be trimmed as what was written before.
+        """
+        if rows:
+            yield Step(queries=tuple(_messages_query("save_messages", part) for part in _parts(rows)))
+            rows.clear()
+        while True:
+            counted = Query(name="count_pending", parameters={"client_id": session.client_id})
+            ((((messages, _),)),) = yield Step(queries=(counted,))
+            session.messages = messages
+            session.grow(0)
+            before = session.dead + session.trimmed
+            yield from self._make_room([session], limit=MAX_PACKET_ID - count)
+            in_use = yield from self._packet_ids_in_use(session)
+            if MAX_PACKET_ID - len(in_use) >= count:
+                return in_use
+            if session.dead + session.trimmed == before:
+                # Somebody else holds what would have to go.
+                raise no_free_packet_ids(session.client_id, free=MAX_PACKET_ID - len(in_use), count=count)
+
+    def _remove_replaced(self, session: _Session, packet_ids: Sequence[int]) -> Operation[None]:
+        """Remove expired messages whose packet ids are given out again."""
+        parameters = {
+            "client_id": session.client_id,
+            "packet_ids": list(packet_ids),
+            "default_ttl_s": self._rules.default_ttl_s,
+        }
+        ((((gone,),)),) = yield Step(queries=(Query(name="remove_replaced_messages", parameters=parameters),))
+        session.dead += gone
+        session.expired += gone
+        session.grow(-gone)
+
+    def _over(self, sessions: Iterable[_Session], *, limit: int | None = None) -> list[_Session]:
+        most = self._rules.limit if limit is None else limit
+        return [session for session in sessions if (session.messages or 0) > most]
+
+    def _make_room(self, sessions: Iterable[_Session], *, limit: int) -> Operation[None]:
         """Trim what locked sessions have too much: dead messages, then undelivered ones, then those in flight."""
-        over = self._over(sessions)
+        over = self._over(sessions, limit=limit)
         if not over:
             return
         parameters: dict[str, Any] = {
@@ -446,10 +497,10 @@ class PostgresSessionOperations:
             session.dead += dead
             session.expired += dead
             session.grow(-dead)
-        over = self._over(over)
+        over = self._over(over, limit=limit)
         if not over:
             return
-        excess = [(session.messages or 0) - self._rules.limit for session in over]
+        excess = [(session.messages or 0) - limit for session in over]
         parameters = {
             "client_ids": [session.client_id for session in over],
             "excess": [min(count, TRIMMED_PER_TRANSACTION) for count in excess],
@@ -520,7 +571,6 @@ class PostgresSessionOperations:
                 "client_id": client_id,
                 "packet_ids": [ack.packet_id for ack in part],
                 "serials": [ack.serial for ack in part],
-                "default_ttl_s": self._rules.default_ttl_s,
             }
             _, rows = yield Step(
                 begin=True, end=True, queries=(self._hold([client_id]), Query(name="ack", parameters=parameters))
@@ -620,7 +670,12 @@ class PostgresSessionOperations:
 
     def _reserve(self, client_id: str, count: int) -> Operation[tuple[int, ...]]:
         session = (yield from self._lock([client_id], counts=[count]))[client_id]
-        packet_ids = yield from self._free_packet_ids(session, count)
+        in_use: set[int] = set()
+        if session.used_packet_ids:
+            in_use = yield from self._packet_ids_in_use(session)
+        if MAX_PACKET_ID - len(in_use) < count:
+            raise no_free_packet_ids(client_id, free=MAX_PACKET_ID - len(in_use), count=count)
+        packet_ids = _following(session.last_packet_id, count, in_use)
         session.last_packet_id = packet_ids[-1]
         yield Step(queries=(_save_sessions_query([session]),))
         return tuple(packet_ids)
@@ -640,7 +695,11 @@ class PostgresSessionOperations:
             end=True,
             queries=(
                 Query(name="inspect_session", parameters=parameters),
-                Query(name="inspect_messages", parameters=parameters | {"offset": offset, "limit": limit}),
+                Query(
+                    name="inspect_messages",
+                    parameters=parameters
+                    | {"offset": offset, "limit": limit, "default_ttl_s": self._rules.default_ttl_s},
+                ),
             ),
         )
         exists, messages, last_packet_id, last_serial, has_state = session
@@ -811,6 +870,7 @@ class PostgresSessionOperations:
             batch_first_serial=None,
             batch_packet_ids=None,
             used_packet_ids=[],
+            is_kept=False,
             until_ms=self._until_ms(latest_ms),
         )
         yield Step(
@@ -921,7 +981,7 @@ class PostgresSessionOperations:
     def _trim(self, client_id: str) -> Operation[tuple[int, int]]:
         # More than any bound: the messages are counted.
         session = (yield from self._lock([client_id], counts=[MAX_PACKET_ID]))[client_id]
-        yield from self._make_room([session])
+        yield from self._make_room([session], limit=self._rules.limit)
         yield Step(queries=(_save_states_query([session]),))
         return session.dead + session.trimmed, session.messages or 0
 
@@ -1180,9 +1240,10 @@ class PostgresSessionOperations:
         raise _Undo((yield from self._hold_own(client_ids)))
 
     def _expires_at_ms(self, time_ms: int, interval: int | None) -> int:
-        return wire.expires_at_ms(
+        end_ms = wire.expires_at_ms(
             time_ms=time_ms, msg_expiry_interval=interval, default_ttl_s=self._rules.default_ttl_s
         )
+        return min(end_ms, MAX_INSTANT_MS)
 
     def _until_ms(self, latest_ms: int) -> int:
         expiry_s = self._rules.session_expiry_s
@@ -1198,6 +1259,7 @@ class PostgresSessionOperations:
             "backlog_serial": backlog_serial,
             "limit": limit,
             "max_bytes": max_bytes,
+            "default_ttl_s": self._rules.default_ttl_s,
         }
         (rows,) = yield Step(begin=True, end=True, queries=(Query(name="fetch_pending", parameters=parameters),))
         backlog_serial, delivered_serial, now_ms, available, *_ = rows[0]
@@ -1359,6 +1421,12 @@ def _refused(error: QueuekeeperError) -> dict[str, QueuekeeperError]:
     return refused
 
 
+def _following(last: int, count: int, in_use: Set[int]) -> list[int]:
+    """Return the packet ids that follow the last one, those in use left out; after 65,535 comes 1."""
+    every = ((last + step) % MAX_PACKET_ID + 1 for step in range(MAX_PACKET_ID))
+    return list(islice((packet_id for packet_id in every if packet_id not in in_use), count))
+
+
 def _serial(serial: int | None) -> int:
     """Return what the columns hold for a serial."""
     return FIRST_SERIAL if serial is None else serial
@@ -1516,7 +1584,7 @@ def _view(expires_at_ms: Any, *values: Any) -> MessageView:
         topic=row["topic"],
         payload_bytes=row["payload"],
         time_ms=row["time"],
-        expires_at_ms=None if expires_at_ms is None else int(expires_at_ms),
+        expires_at_ms=int(expires_at_ms),
         problem=None if reason is None else Problem.UNREADABLE,
         reason=reason,
     )
@@ -1530,13 +1598,6 @@ def _put_away(client_id: str, page: _Page) -> Iterator[Query]:
         parameters = {"serials": list(page.unreadable), "reasons": list(page.unreadable.values())}
         yield Query(name="quarantine_messages", parameters={"client_id": client_id} | parameters)
     yield _count_removed_query([(client_id, len(page.expired), len(page.unreadable))])
-
-
-def _out_of_range(message: NewMessage) -> Refusal | None:
-    interval = message.expiry_interval_s
-    if interval is None or 0 <= interval <= MAX_EXPIRY_INTERVAL_S:
-        return None
-    return Refusal.EXPIRY_OUT_OF_RANGE
 
 
 def _signed(interval_s: int | None) -> int | None:

@@ -23,7 +23,6 @@ from queuekeeper.errors import (
     ImportedBefore,
     MovedOn,
     NotOwner,
-    PacketIdInUse,
     QueuekeeperError,
     RefusedError,
     StaleEpoch,
@@ -36,7 +35,6 @@ from queuekeeper.sessions import jsonl
 from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
-    MAX_EXPIRY_INTERVAL_S,
     Ack,
     AckReport,
     ExportPage,
@@ -61,6 +59,15 @@ from queuekeeper.sessions.model import (
     check_packet_id,
     check_page,
 )
+from queuekeeper.sessions.parts import (
+    BYTES_PER_SAVE,
+    MESSAGES_PER_SAVE,
+    Part,
+    end_of_life,
+    no_free_packet_ids,
+    other_batch,
+    parts_of,
+)
 from queuekeeper.sessions.snapshot import ApplyReport, Outbox, SessionSnapshot, SourceBatch
 from queuekeeper.sessions.store import PAGE_BYTES
 from queuekeeper.sessions.wire import UnreadableError, pending_message, stored_json
@@ -74,10 +81,6 @@ KEYS_PER_CALL = 250
 
 BYTES_PER_CALL = 4_000_000
 """Most that one reply should hold; a single larger message is read alone."""
-
-MESSAGES_PER_SAVE = 256
-BYTES_PER_SAVE = 524_288
-"""Most that one call of ``save_messages`` stores; a single larger message is stored alone."""
 
 MESSAGES_PER_SYNC = 256
 SOURCES_PER_SYNC = 256
@@ -220,15 +223,6 @@ class _Reference(NamedTuple):
     serial: int
 
 
-class _Chunk(NamedTuple):
-    """Messages of a batch that are stored by one call, with their positions in the batch and ends of life."""
-
-    number: int
-    positions: list[int]
-    messages: list[NewMessage]
-    ends_ms: list[int]
-
-
 class _Begun(NamedTuple):
     """A save that one call may do completely, and its place among all saves."""
 
@@ -344,8 +338,9 @@ class RedisSessionOperations:
             return None
         size_bytes = 0
         ends_ms: list[int] = []
+        default_ttl_s = self._rules.default_ttl_s
         for message in messages:
-            end_ms = self._end_of_new(message)
+            end_ms = end_of_life(message, default_ttl_s=default_ttl_s)
             if isinstance(end_ms, Refusal):
                 return None
             ends_ms.append(end_ms)
@@ -361,7 +356,7 @@ class RedisSessionOperations:
         reply = replies[at]
         if type(reply) is not bytes:
             return None
-        serial, references, expired = _read_saved(reply)
+        serial, references, expired, replaced = _read_saved(reply)
         if expired or references > self._rules.limit:
             return None
         ids = begun.ids
@@ -370,6 +365,7 @@ class RedisSessionOperations:
             client_id=begun.client_id,
             packet_ids=tuple(ids),
             serials=tuple(range(serial, serial + len(ids))),
+            dead=replaced,
             replicated=replies.replicated[at] if isinstance(replies, lua.Replies) else None,
         )
 
@@ -400,7 +396,7 @@ class RedisSessionOperations:
             reports[index] = SaveReport(client_id=save.client_id, error=failure)
 
     def _save(self, keys: _Keys, save: SessionSave, begun: _Answered | None) -> Steps[SaveReport]:
-        chunks, refused = self._chunks(save.messages)
+        parts, refused = parts_of(save.messages, default_ttl_s=self._rules.default_ttl_s)
         count = len(save.messages)
         packet_ids: list[int | None] = [None] * count
         serials: list[int | None] = [None] * count
@@ -409,23 +405,24 @@ class RedisSessionOperations:
         forgotten = False
         replicated: bool | None = None
         references = 0
-        for chunk in chunks:
-            refused_before = len(refused) if chunk.number == 0 else 0
+        # Before the first part the caller has refused some, which are counted with it.
+        before = list(refused.values())
+        for part in parts:
 
-            def call(last: bytes, ids: Sequence[int], chunk: _Chunk = chunk, refused: int = refused_before) -> lua.Call:
+            def call(last: bytes, ids: Sequence[int], part: Part = part) -> lua.Call:
                 return self._save_call(
                     keys,
                     save,
-                    chunk.messages,
-                    chunk.ends_ms,
+                    part.messages,
+                    part.ends_ms,
                     last=last,
                     ids=ids,
-                    number=chunk.number,
-                    refused=refused,
+                    number=part.number,
+                    refused=() if part.number else before,
                 )
 
             ids, reply, has_it, made_room = yield from self._claim(
-                keys, len(chunk.messages), call, may_trim=True, begun=begun
+                keys, len(part.messages), call, may_trim=True, begun=begun
             )
             begun = None
             trimmed = _added(trimmed, made_room)
@@ -433,7 +430,8 @@ class RedisSessionOperations:
                 replicated = has_it and replicated is not False
             replayed = type(reply) is list
             if not replayed:
-                serial, references, expired = _read_saved(reply)
+                serial, references, expired, replaced = _read_saved(reply)
+                trimmed = _added(trimmed, _Trimmed(dead=replaced))
             elif reply[0] == b"forgotten":
                 forgotten = True
                 break
@@ -441,17 +439,20 @@ class RedisSessionOperations:
                 _, serial, runs, expired = reply
                 replays += 1
                 ids = _read_runs(runs)
+                if len(ids) != len(part.messages):
+                    stored = len(save.messages) - len(part.messages) + len(ids)
+                    raise other_batch(save, stored=stored, given=len(save.messages))
             dead = {int(position) for position in expired.split(b",")} if expired else ()
-            if not replayed and len(dead) < len(chunk.messages):
+            if not replayed and len(dead) < len(part.messages):
                 keys.last = b"%d" % ids[-1]
-            for at, position in enumerate(chunk.positions):
+            for at, position in enumerate(part.positions):
                 if at in dead:
                     refused[position] = Refusal.EXPIRED
                     continue
                 packet_ids[position] = ids[at]
                 serials[position] = serial
                 serial += 1
-        if references > self._rules.limit:
+        if references > self._rules.limit and any(packet_id is not None for packet_id in packet_ids):
             # The messages are stored, and an error would have them stored twice. The next save trims.
             with suppress(QueuekeeperError):
                 trimmed = _added(trimmed, (yield from self._trim(keys, self._rules.limit)))
@@ -459,48 +460,15 @@ class RedisSessionOperations:
             client_id=save.client_id,
             packet_ids=tuple(packet_ids),
             serials=tuple(serials),
-            refused=refused,
+            # Of a batch that is no longer known, nobody can tell which messages the server found expired.
+            refused={} if forgotten else refused,
             trimmed=trimmed.live,
             trimmed_in_flight=trimmed.in_flight,
             dead=trimmed.dead,
-            replayed=forgotten or (replays > 0 and replays == len(chunks)),
+            replayed=forgotten or replays == len(parts),
             forgotten=forgotten,
             replicated=replicated,
         )
-
-    def _chunks(self, messages: Sequence[NewMessage]) -> tuple[list[_Chunk], dict[int, Refusal]]:
-        """Cut a batch so that a repeated batch is cut in the same places; refused messages are in no chunk."""
-        refused: dict[int, Refusal] = {}
-        chunks: list[_Chunk] = []
-        chunk: _Chunk | None = None
-        size_bytes = 0
-        for position, message in enumerate(messages):
-            end_ms = self._end_of_new(message)
-            if isinstance(end_ms, Refusal):
-                refused[position] = end_ms
-                continue
-            # Packet ids have no say: a repeated batch may get others at first.
-            size_bytes += len(message.payload)
-            if chunk is None or size_bytes > BYTES_PER_SAVE or len(chunk.messages) == MESSAGES_PER_SAVE:
-                chunk = _Chunk(len(chunks), [], [], [])
-                chunks.append(chunk)
-                size_bytes = len(message.payload)
-            chunk.positions.append(position)
-            chunk.messages.append(message)
-            chunk.ends_ms.append(end_ms)
-        return chunks, refused
-
-    def _end_of_new(self, message: NewMessage) -> int | Refusal:
-        """Return when a message's life ends, or why it is refused."""
-        life_s = message.expiry_interval_s
-        if life_s is None:
-            life_s = self._rules.default_ttl_s
-        elif life_s == 0:
-            return Refusal.EXPIRED
-        elif not 0 < life_s <= MAX_EXPIRY_INTERVAL_S:
-            return Refusal.EXPIRY_OUT_OF_RANGE
-        end_ms = message.time_ms + 1_000 * life_s
-        return end_ms if end_ms <= _MAX_INTEGER else _MAX_INTEGER
 
     def _save_call(
         self,
@@ -512,17 +480,20 @@ class RedisSessionOperations:
         last: bytes,
         ids: Sequence[int],
         number: int = 0,
-        refused: int = 0,
+        refused: Sequence[Refusal] = (),
     ) -> lua.Call:
         stem = keys.stem
         names = [keys.messages, keys.last_packet_id, keys.session, *[b"%b%d" % (stem, packet_id) for packet_id in ids]]
         epoch = "" if self._epoch_of is None else self._epoch(keys)
         batch: lua.Value = ""
-        if save.source is not None:
-            batch = f"{refused}:{save.offset or 0}:{number}:{_write_runs(ids)}:{save.source}"
-        elif refused:
-            batch = f"{refused}::::"
-        args: list[lua.Value] = [epoch, last, ids[-1], self._session_expiry_ms, batch, self._clock()]
+        if save.source is not None or refused:
+            over = sum(refusal is Refusal.EXPIRED for refusal in refused)
+            batch = f"{len(refused) - over}:{over}::::"
+            if save.source is not None:
+                told = f"{save.offset or 0}:{number}:{_write_runs(ids)}:{save.source}"
+                batch = f"{len(refused) - over}:{over}:{told}"
+        last_packet_id: lua.Value = ids[-1] if ids else ""
+        args: list[lua.Value] = [epoch, last, last_packet_id, self._session_expiry_ms, batch, self._clock()]
         client_id = save.client_id
         for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
             args.append(end_ms)
@@ -574,9 +545,7 @@ class RedisSessionOperations:
                     trimmed = _added(trimmed, (yield from self._trim(keys, MAX_PACKET_ID - count)))
                     in_use = yield from self._packet_ids_in_use(keys)
                 if MAX_PACKET_ID - len(in_use) < count:
-                    raise PacketIdInUse(
-                        f"{len(in_use)} packet ids of the session are in use: there are no {count} free ones"
-                    )
+                    raise no_free_packet_ids(keys.client_id, free=MAX_PACKET_ID - len(in_use), count=count)
         raise RefusedError(f"other writers took the next packet ids first, {TRIES} times: save with fewer at once")
 
     def _packet_ids_in_use(self, keys: _Keys) -> Steps[set[int]]:
@@ -584,7 +553,12 @@ class RedisSessionOperations:
         cursor = FIRST_SERIAL
         while True:
             page = yield from self._list(keys, "serial", cursor, REFERENCES_PER_LIST)
-            found.update(packet_id for packet_id in map(keys.packet_id, (r.member for r in page)) if packet_id)
+            own = [(r.member, packet_id) for r in page if (packet_id := keys.packet_id(r.member)) is not None]
+            if own:
+                # The packet id of a message that has expired is free, though a reference still leads to it.
+                call = self._call("find_missing", [member for member, _ in own], [])
+                missing = set(_checked((yield [call])[0]))
+                found.update(packet_id for at, (_, packet_id) in enumerate(own) if at not in missing)
             if _is_last(page, REFERENCES_PER_LIST):
                 return found
             cursor = page[-1].serial
@@ -693,14 +667,16 @@ class RedisSessionOperations:
         """Read a page of messages; nothing is changed."""
         page = _Page(after_serial)
         references: list[_Reference] = []
-        while after_serial < backlog_serial and len(references) < limit:
-            wanted = min(REFERENCES_PER_LIST, limit - len(references))
+        # One more than asked for tells whether there are more.
+        while after_serial < backlog_serial and len(references) <= limit:
+            wanted = min(REFERENCES_PER_LIST, limit + 1 - len(references))
             listed = yield from self._list(keys, "serial", after_serial, wanted)
             references += (reference for reference in listed if reference.serial <= backlog_serial)
             if len(listed) < wanted:
                 break
             after_serial = listed[-1].serial
-        page.more = len(references) == limit and references[-1].serial < backlog_serial
+        page.more = len(references) > limit
+        del references[limit:]
         at = 0
         while at < len(references):
             if page.messages and page.payload_bytes >= max_bytes:
@@ -1367,10 +1343,10 @@ def _packet_id_of(last: bytes) -> int:
     return number if number is not None and 1 <= number <= MAX_PACKET_ID else 0
 
 
-def _read_saved(reply: bytes) -> tuple[int, int, bytes]:
-    """Return first serial, references and expired positions of a save."""
-    _, serial, references, expired = reply.split(b":")
-    return int(serial), int(references), expired
+def _read_saved(reply: bytes) -> tuple[int, int, bytes, int]:
+    """Return first serial, references, expired positions, and expired messages whose packet ids were given out."""
+    _, serial, references, expired, *replaced = reply.split(b":")
+    return int(serial), int(references), expired, int(replaced[0]) if replaced else 0
 
 
 def _runs(numbers: Sequence[int]) -> list[list[int]]:
@@ -1392,7 +1368,7 @@ def _write_runs(ids: Sequence[int]) -> str:
 def _read_runs(text: bytes) -> list[int]:
     """Return the numbers that :func:`_write_runs` wrote, or a script."""
     ids: list[int] = []
-    for run in text.decode().split(","):
+    for run in text.decode().split(",") if text else ():
         first, _, last = run.partition("-")
         ids += range(int(first), int(last or first) + 1)
     return ids
@@ -1542,7 +1518,7 @@ def _message_view(keys: _Keys, client_id: str, reference: _Reference, record: tu
         qos=_of(int, fields.get("qos")),
         # Releases before 2.1 wrote it as "topic".
         topic=_of(str, fields.get("topicName", fields.get("topic"))),
-        payload_bytes=_base64_bytes(fields.get("payload")),
+        payload_bytes=_base64_bytes(fields.get("payload", "" if fields.get("packetType") == "PUBREL" else None)),
         time_ms=_of(int, fields.get("time")),
         expires_at_ms=expiry,
         problem=fault,

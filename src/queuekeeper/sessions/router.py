@@ -53,14 +53,10 @@ from queuekeeper.sessions.model import (
     check_integer,
 )
 from queuekeeper.sessions.owners import Owner, OwnerOperations, Ownership
+from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.postgres_operations import MAX_VENDOR_TEXT, PostgresSessionOperations, Query
 from queuekeeper.sessions.postgres_store import AsyncPostgresAnswers, PostgresAnswers, Rows
-from queuekeeper.sessions.redis_operations import (
-    BYTES_PER_SAVE,
-    MESSAGES_PER_SAVE,
-    RECENT_SESSIONS,
-    RedisSessionOperations,
-)
+from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
 from queuekeeper.sessions.store import PAGE_BYTES, SessionOperations
 
 PATIENCE_S = 3.0

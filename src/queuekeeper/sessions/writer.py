@@ -22,7 +22,7 @@ from queuekeeper.sessions.model import (
     check_integer,
     check_text,
 )
-from queuekeeper.sessions.redis_operations import BYTES_PER_SAVE, MESSAGES_PER_SAVE
+from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
 from queuekeeper.sessions.router import AsyncSessionRouter
 

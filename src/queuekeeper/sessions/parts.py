@@ -1,0 +1,87 @@
+"""Judges the lives of new messages and cuts a save into parts that are stored whole: one rule for every store.
+
+Packet ids are given out part by part. Where the life of a message of a part is over by the server's clock, the id that
+it would have had is passed over; where all lives are, the next part begins with the same id.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from queuekeeper.errors import PacketIdInUse, UsageError
+from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S, NewMessage, Refusal, SessionSave
+
+MESSAGES_PER_SAVE = 256
+BYTES_PER_SAVE = 524_288
+"""Most of one part; a single larger message is a part of its own."""
+
+MAX_INSTANT_MS = 2**53 - 1
+"""Latest end of a life, which a number of Redis's and of Lua's tells exactly."""
+
+
+class Part(NamedTuple):
+    """Messages of a batch that are stored whole, with their positions in the batch and the ends of their lives."""
+
+    number: int
+    positions: list[int]
+    messages: list[NewMessage]
+    ends_ms: list[int]
+
+
+def end_of_life(message: NewMessage, *, default_ttl_s: int) -> int | Refusal:
+    """Return when a message's life ends, or why it is refused whatever the time is.
+
+    An interval of 0 ends a life at once; one that is not four unsigned bytes says nothing (MQTT 5 section 3.3.2.3.3).
+    """
+    life_s = message.expiry_interval_s
+    if life_s is None:
+        life_s = default_ttl_s
+    elif life_s == 0:
+        return Refusal.EXPIRED
+    elif not 0 < life_s <= MAX_EXPIRY_INTERVAL_S:
+        return Refusal.EXPIRY_OUT_OF_RANGE
+    end_ms = message.time_ms + 1_000 * life_s
+    return end_ms if end_ms <= MAX_INSTANT_MS else MAX_INSTANT_MS
+
+
+def parts_of(messages: Sequence[NewMessage], *, default_ttl_s: int) -> tuple[list[Part], dict[int, Refusal]]:
+    """Cut a batch so that a repeated batch is cut in the same places.
+
+    :returns: the parts, at least one, which is empty when all messages are refused; and why messages are, by position.
+    """
+    refused: dict[int, Refusal] = {}
+    parts = [Part(0, [], [], [])]
+    size_bytes = 0
+    for position, message in enumerate(messages):
+        end_ms = end_of_life(message, default_ttl_s=default_ttl_s)
+        if isinstance(end_ms, Refusal):
+            refused[position] = end_ms
+            continue
+        part = parts[-1]
+        # Packet ids have no say: a repeated batch may get others at first.
+        size_bytes += len(message.payload)
+        if part.messages and (size_bytes > BYTES_PER_SAVE or len(part.messages) == MESSAGES_PER_SAVE):
+            part = Part(len(parts), [], [], [])
+            parts.append(part)
+            size_bytes = len(message.payload)
+        part.positions.append(position)
+        part.messages.append(message)
+        part.ends_ms.append(end_ms)
+    return parts, refused
+
+
+def no_free_packet_ids(client_id: str, *, free: int, count: int) -> PacketIdInUse:
+    """Return the error of a session whose packet ids do not suffice, also after it was trimmed for them."""
+    return PacketIdInUse(
+        f"session {client_id!r} has {free} free packet ids, and {count} are needed: wait until the client has "
+        "acknowledged messages"
+    )
+
+
+def other_batch(save: SessionSave, *, stored: int, given: int) -> UsageError:
+    """Return the error of a batch that is repeated with another number of messages."""
+    return UsageError(
+        f"batch {save.offset} of source {save.source!r} has {given} messages for {save.client_id!r}: it had {stored} "
+        "when it was stored; a retry repeats the whole batch"
+    )
