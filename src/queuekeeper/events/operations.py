@@ -431,8 +431,11 @@ def _copied(events: Iterable[NewEvent], subscription_id: str | None) -> Iterator
 
 def _row(event: NewEvent, number: int) -> tuple[str, str, str | None]:
     check_event(event, number)
-    metadata = None if event.metadata is None else json_of("metadata", event.metadata)
-    return event.topic, json_of("payload", event.payload), metadata
+    try:
+        metadata = None if event.metadata is None else json_of("metadata", event.metadata)
+        return event.topic, json_of("payload", event.payload), metadata
+    except UsageError as error:
+        raise UsageError(f"{error} (event {number} of the call)") from None
 
 
 def _event(row: Row) -> Event:
