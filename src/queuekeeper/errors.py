@@ -9,6 +9,7 @@
     │   ├── InvalidPolicy
     │   ├── InvalidTopic
     │   ├── PayloadTooLarge
+    │   ├── ScatteredClient
     │   ├── UnknownConsumer
     │   ├── UnknownQueue
     │   └── UnknownTable
@@ -72,6 +73,10 @@ class InvalidLife(UsageError):
 
 class PayloadTooLarge(UsageError):
     """The payload is larger than the rules of the queue allow; nothing was written."""
+
+
+class ScatteredClient(UsageError):
+    """The client id begins with a closing brace, and a cluster cannot serve its keys together."""
 
 
 class UnknownConsumer(UsageError):

@@ -20,10 +20,11 @@ from __future__ import annotations
 
 import re
 from binascii import crc_hqx
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import ScatteredClient, UsageError
 
 SLOTS = 16_384
 """Hash slots of a Redis Cluster (cluster specification)."""
@@ -40,26 +41,89 @@ class SessionKeys(NamedTuple):
     session: str
 
 
-def hash_tag(client_id: str) -> str:
-    """Return what stands between the braces of a client's keys.
+MAX_CLIENT_ID_BYTES = 65_535
+"""MQTT 5 section 1.5.4: the length of a UTF-8 string is sent in two bytes."""
 
-    An id that begins with ``}`` would make the tag empty and scatter the keys over slots, so that character is
-    percent-encoded; ``%`` likewise, to keep the encoding reversible. Any other id is its own tag.
 
-    :raises UsageError: for the empty id.
+def check_client_id(client_id: Any) -> None:
+    """Refuse what cannot be the id of an MQTT client; every door through which an id comes asks this.
+
+    :raises UsageError: naming the id and the rule.
     """
+    if type(client_id) is str and client_id.isascii() and 0 < len(client_id) <= 255 and "\0" not in client_id:
+        return
+    if type(client_id) is not str:
+        raise UsageError(f"client id is {client_id!r}: it must be text")
     if not client_id:
         raise UsageError("client id is empty: a session without an id cannot be stored")
-    if client_id[0] in "}%":
-        return f"%{ord(client_id[0]):02X}{client_id[1:]}"
-    return client_id
+    if "\0" in client_id:
+        raise UsageError(
+            f"client id holds a zero character, which MQTT forbids (MQTT 5 section 1.5.4): {_shown(client_id)}; "
+            "connect the device under an id without it"
+        )
+    try:
+        size = len(client_id.encode())
+    except UnicodeEncodeError:
+        raise UsageError(
+            f"client id holds half a surrogate pair, which MQTT forbids (MQTT 5 section 1.5.4): {_shown(client_id)}"
+        ) from None
+    if size > MAX_CLIENT_ID_BYTES:
+        raise UsageError(
+            f"client id has {size} bytes: MQTT carries at most {MAX_CLIENT_ID_BYTES} (MQTT 5 section 1.5.4)"
+        )
 
 
-def client_id_of_tag(tag: str) -> str:
-    """Return the client id that :func:`hash_tag` made this tag of."""
-    if tag[:3] in ("%7D", "%25"):
-        return chr(int(tag[1:3], 16)) + tag[3:]
-    return tag
+def _shown(text: str) -> str:
+    return repr(text if len(text) <= 40 else f"{text[:40]}...")
+
+
+def is_scattered(client_id: str) -> bool:
+    """Return whether the keys of an id lie in several slots: its tag ends where it begins, so each key is hashed whole.
+
+    A single server serves such an id like any other. A cluster cannot: no script may touch two slots.
+    """
+    return client_id.startswith("}")
+
+
+def check_served(keys: Sequence[str | bytes | int]) -> None:
+    """Refuse keys that a cluster cannot serve together, see :func:`is_scattered`.
+
+    :param keys: of one call of a script.
+    :raises ScatteredClient: naming the id, the rule and the next step.
+    """
+    if len(keys) < 2:
+        return
+    _, brace, rest = key_owner(keys[0]).partition(b"{")
+    if brace and rest.startswith(b"}"):
+        raise ScatteredClient(
+            f"id {_shown(rest[:-1].decode(errors='replace'))} begins with a closing brace: its keys lie in several "
+            "slots, and a cluster serves no script that needs two of them. Connect under another id, or use a single "
+            "server"
+        )
+
+
+def key_owner(key: str | bytes | int) -> bytes:
+    """Return a key up to its last closing brace: prefix and tag, the same for all keys of one client or queue.
+
+    An id may hold braces; what follows the tag in our keys holds none. A key without braces is returned whole.
+    """
+    raw = key if isinstance(key, bytes) else str(key).encode()
+    start = raw.find(b"{")
+    end = raw.rfind(b"}")
+    return raw[: end + 1] if 0 <= start < end else raw
+
+
+def earlier_tag(client_id: str) -> str | None:
+    """Return the tag under which builds before release 0.1 wrote an id that they encoded; none for any other id."""
+    return f"%{ord(client_id[0]):02X}{client_id[1:]}" if client_id[:1] in ("}", "%") else None
+
+
+def encoded_client_id(tag: str) -> str | None:
+    """Return the id that :func:`earlier_tag` made this tag of; none for any other.
+
+    A client may truly be called like the tag: what its messages say decides.
+    """
+    return chr(int(tag[1:3], 16)) + tag[3:] if tag[:3] in ("%7D", "%25") else None
 
 
 def check_prefix(prefix: str) -> str:
@@ -72,30 +136,35 @@ def check_prefix(prefix: str) -> str:
     return prefix
 
 
+def key_stem(client_id: str, *, prefix: str = "") -> str:
+    """Return how all keys of a client begin: the id in braces, as it is, since TBMQ encodes none.
+
+    :raises UsageError: for the empty id.
+    """
+    if not client_id:
+        raise UsageError("client id is empty: a session without an id cannot be stored")
+    return f"{prefix}{{{client_id}}}"
+
+
 def session_keys(client_id: str, *, prefix: str = "") -> SessionKeys:
     """Return the keys of one DEVICE session."""
-    stem = f"{prefix}{{{hash_tag(client_id)}}}"
+    stem = key_stem(client_id, prefix=prefix)
     return SessionKeys(f"{stem}_messages", f"{stem}_last_packet_id", f"{stem}_session")
 
 
 def payload_key(client_id: str, packet_id: int | str, *, prefix: str = "") -> str:
     """Return the key that holds one message of a DEVICE session."""
-    return f"{prefix}{{{hash_tag(client_id)}}}_messages_{packet_id}"
+    return f"{key_stem(client_id, prefix=prefix)}_messages_{packet_id}"
 
 
 def quarantined_key(client_id: str, serial: int, *, prefix: str = "") -> str:
     """Return the key under which a record of a DEVICE session is kept that was put aside."""
-    return f"{prefix}{{{hash_tag(client_id)}}}_quarantined_{serial}"
+    return f"{key_stem(client_id, prefix=prefix)}_quarantined_{serial}"
 
 
 def orphan_key(client_id: str, packet_id: int | str, *, prefix: str = "") -> str:
     """Return the key under which a record is kept for a while that no reference named."""
-    return f"{prefix}{{{hash_tag(client_id)}}}_orphan_{packet_id}"
-
-
-def broker_stem(client_id: str, *, prefix: str = "") -> str:
-    """Return how the keys of a client begin that TBMQ itself writes: it never encodes the tag."""
-    return f"{prefix}{{{client_id}}}"
+    return f"{key_stem(client_id, prefix=prefix)}_orphan_{packet_id}"
 
 
 class FanoutKeys(NamedTuple):
@@ -125,7 +194,7 @@ class FanoutConsumerKeys(NamedTuple):
 
 def fanout_keys(queue: str, *, prefix: str = "") -> FanoutKeys:
     """Return the keys of one fan-out queue, apart from those of its consumers."""
-    stem = f"{prefix}fanout:{{{hash_tag(queue)}}}:"
+    stem = f"{key_stem(queue, prefix=f'{prefix}fanout:')}:"
     return FanoutKeys(*(stem + name for name in FanoutKeys._fields))
 
 
@@ -134,7 +203,7 @@ def fanout_consumer_keys(queue: str, consumer: str, *, lanes: int = 1, prefix: s
 
     :param lanes: how many the consumer has; the first one's list is named as that of a consumer without lanes.
     """
-    stem = f"{prefix}fanout:{{{hash_tag(queue)}}}:consumer:{consumer}:"
+    stem = f"{key_stem(queue, prefix=f'{prefix}fanout:')}:consumer:{consumer}:"
     ready = (f"{stem}ready", *(f"{stem}ready:{lane}" for lane in range(1, lanes)))
     return FanoutConsumerKeys(
         leases=f"{stem}leases",
@@ -162,7 +231,7 @@ def fanout_scan_pattern(prefix: str) -> str:
 
 def fanout_queue_of(state_key: str, *, prefix: str = "") -> str:
     """Return which queue the key is of that :func:`fanout_scan_pattern` has found."""
-    return client_id_of_tag(state_key[len(f"{prefix}fanout:{{") : -len("}:state")])
+    return state_key[len(f"{prefix}fanout:{{") : -len("}:state")]
 
 
 COMPACTED_REGISTRIES = 64
@@ -194,7 +263,7 @@ class CompactedKeys(NamedTuple):
 
 def compacted_keys(client_id: str, *, prefix: str = "") -> CompactedKeys:
     """Return the keys of one client's compacted queue."""
-    stem = f"{prefix}compacted:{{{hash_tag(client_id)}}}:"
+    stem = f"{key_stem(client_id, prefix=f'{prefix}compacted:')}:"
     return CompactedKeys(*(stem + name for name in CompactedKeys._fields))
 
 
@@ -220,7 +289,7 @@ def compacted_scan_pattern(prefix: str) -> str:
 
 def compacted_client_id(state_key: str, *, prefix: str = "") -> str:
     """Return whose queue the key is of that :func:`compacted_scan_pattern` has found."""
-    return client_id_of_tag(state_key[len(f"{prefix}compacted:{{") : -len("}:state")])
+    return state_key[len(f"{prefix}compacted:{{") : -len("}:state")]
 
 
 _SESSION_KEY = re.compile(rb"(\{.+\})_(?:messages(?:_([0-9]+))?|(last_packet_id|session))", re.DOTALL)
@@ -250,9 +319,9 @@ def _literally(text: str) -> str:
     return re.sub(r"([*?\[\]\\])", r"\\\1", text)
 
 
-def hash_slot(key: bytes | str) -> int:
+def hash_slot(key: bytes | str | int) -> int:
     """Return the cluster's hash slot of a key: CRC16 of what its first brace pair holds, or of the whole key."""
-    raw = key.encode() if isinstance(key, str) else key
+    raw = key if isinstance(key, bytes) else str(key).encode()
     start = raw.find(b"{")
     if start >= 0:
         end = raw.find(b"}", start + 1)
@@ -262,8 +331,12 @@ def hash_slot(key: bytes | str) -> int:
 
 
 def client_slot(client_id: str) -> int:
-    """Return the hash slot of all keys of one client; the prefix has no say, since it holds no brace."""
-    return hash_slot(f"{{{hash_tag(client_id)}}}")
+    """Return the hash slot of all keys of one client; the prefix has no say, since it holds no brace.
+
+    Keys of an id that :func:`is_scattered` have a slot each. Where clients are divided by slots, such a one counts to
+    the slot of its bare stem.
+    """
+    return hash_slot(key_stem(client_id))
 
 
 @dataclass(frozen=True, kw_only=True)

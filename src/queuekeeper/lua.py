@@ -34,7 +34,8 @@ from redis.exceptions import (
 )
 
 from queuekeeper import assets
-from queuekeeper.errors import LUA_ERRORS, QueuekeeperError, ScriptError, UsageError, from_lua
+from queuekeeper.errors import LUA_ERRORS, QueuekeeperError, ScatteredClient, ScriptError, UsageError, from_lua
+from queuekeeper.keyspace import check_served, key_owner
 from queuekeeper.redis_client import REPLY_TIMEOUT_S, RedisClient, address_of, from_redis, lost, redis_errors
 
 Value: TypeAlias = str | bytes | int
@@ -383,14 +384,23 @@ def command(script: Script, keys: Sequence[Value], args: Sequence[Value]) -> tup
 
 
 def client_id(keys: Sequence[Value]) -> bytes:
-    """Return the first key up to its closing brace, which decides the slot: calls with the same are kept in order."""
-    if not keys:
-        return b""
-    key = keys[0]
-    raw = key if isinstance(key, bytes) else str(key).encode()
-    start = raw.find(b"{")
-    end = raw.find(b"}", start + 1)
-    return raw[: end + 1] if 0 <= start < end - 1 else raw
+    """Return what all keys of a client or queue have in common: calls with the same are kept in order."""
+    return key_owner(keys[0]) if keys else b""
+
+
+def refused_by_cluster(calls: Sequence[Call], client_ids: Sequence[bytes]) -> dict[bytes, QueuekeeperError]:
+    """Return why a cluster does not serve some of the calls, by client id.
+
+    :param client_ids: what :func:`client_id` says of each call.
+    """
+    refused: dict[bytes, QueuekeeperError] = {}
+    for call, name in zip(calls, client_ids, strict=True):
+        if b"{}" in name and name not in refused:
+            try:
+                check_served(call.keys)
+            except ScatteredClient as error:
+                refused[name] = error
+    return refused
 
 
 class Replies(list[Reply]):
@@ -464,9 +474,9 @@ class ScriptCaller:
     known, follows its slot through a cluster that is being resharded, and waits for a server that is loading. After a
     lost connection or a timeout nobody knows whether it has run: that is the call's error, and the caller decides.
 
-    Calls that share a client id (the part of the first key up to the closing brace) are never in flight together: a
-    second one is sent when the first has been answered. So neither a script that has to be loaded in between nor a
-    slot that moves can change their order.
+    Calls that share a client id (the part of the first key up to its last closing brace) are never in flight
+    together: a second one is sent when the first has been answered. So neither a script that has to be loaded in
+    between nor a slot that moves can change their order.
 
     :param replicas: how many replicas to wait for after the calls of an ``execute``, once per server; 0 waits for none.
     :param replica_timeout_ms: how long to wait for them.
@@ -508,8 +518,9 @@ class ScriptCaller:
         if self.counts_only:
             calls = [call._replace(script=counting(call.script)) for call in calls]
         replies = Replies(len(calls))
-        failed: dict[bytes, QueuekeeperError] = {}
         client_ids = [call.client_id for call in calls]
+        is_cluster = isinstance(self._client, redis.RedisCluster)
+        failed = refused_by_cluster(calls, client_ids) if is_cluster else {}
         with _Lanes(self._client, replicas=self._replicas) as lanes:
             for wave in _waves(client_ids):
                 sendable: list[int] = []

@@ -21,11 +21,10 @@ from queuekeeper.lua import (
     Value,
     as_ours,
     check_replicas,
-    client_id,
-    command,
     has_not_run,
     longest_wait_s,
     pause_s,
+    refused_by_cluster,
     target_of,
     wait_s,
 )
@@ -91,6 +90,7 @@ class _Request:
     __slots__ = (
         "attempts",
         "batch",
+        "call",
         "caller",
         "client_id",
         "connection",
@@ -109,17 +109,16 @@ class _Request:
     def __init__(
         self,
         caller: AsyncScriptCaller,
-        script: Script,
-        words: tuple[Value, ...],
-        id_of_client: bytes,
+        call: Call,
         future: asyncio.Future[Any],
         batch: _Batch | None = None,
         index: int = 0,
     ) -> None:
         self.caller = caller
-        self.script = script
-        self.words = words
-        self.client_id = id_of_client
+        self.call = call
+        self.script = call.script
+        self.words = call.command
+        self.client_id = call.client_id
         self.future = future
         self.batch = batch
         self.index = index
@@ -240,6 +239,11 @@ class AsyncScriptCaller:
         await self.close()
 
     @property
+    def is_cluster(self) -> bool:
+        """Whether keys are spread over servers by their hash slots."""
+        return self._slots is not None
+
+    @property
     def _closing_error(self) -> ServerUnavailable:
         return ServerUnavailable(f"the connection to Redis at {self.address} was closed by us")
 
@@ -270,7 +274,7 @@ class AsyncScriptCaller:
         :raises QueuekeeperError: when awaited, as :meth:`lua.ScriptCaller.call` does.
         """
         future: asyncio.Future[Reply] = self._loop.create_future()
-        self._submit(_Request(self, script, command(script, keys, args), client_id(keys), future))
+        self._submit(_Request(self, Call(script, keys, args), future))
         return future
 
     def execute(self, calls: Sequence[Call]) -> asyncio.Future[Replies]:
@@ -280,7 +284,7 @@ class AsyncScriptCaller:
         if not calls:
             future.set_result(batch.replies)
         for index, call in enumerate(calls):
-            self._submit(_Request(self, call.script, call.command, call.client_id, future, batch, index))
+            self._submit(_Request(self, call, future, batch, index))
         return future
 
     async def await_wake(self, key: str | bytes, *, timeout_s: float) -> bool:
@@ -304,7 +308,7 @@ class AsyncScriptCaller:
         """Return the reply, or the exception in its place, of one blocking command."""
         if self._closed:
             return self._closing_error
-        master = self._first if self._slots is None else self._slots[hash_slot(client_id([key]))]
+        master = self._first if self._slots is None else self._slots[hash_slot(key)]
         if master is None:
             self._refresh()
             return ClusterDownError("no node serves the slot")
@@ -329,6 +333,9 @@ class AsyncScriptCaller:
             return
         busy = self.busy
         name = request.client_id
+        if self._slots is not None and (refused := refused_by_cluster([request.call], [name])):
+            request.settle(refused[name])
+            return
         if name not in busy:
             busy[name] = None
             self._dispatch(request)
@@ -347,7 +354,7 @@ class AsyncScriptCaller:
         elif self._slots is None or not request.client_id:
             connection = self._first
         else:
-            connection = self._slots[hash_slot(request.client_id)]
+            connection = self._slots[hash_slot(request.call.keys[0])]
         request.connection = connection
         if connection is None:
             self.send_again(request, ClusterDownError("no node serves the slot"))

@@ -259,6 +259,11 @@ def lost(error: BaseException, address: str) -> ServerUnavailable:
     return ServerUnavailable(f"{from_redis(error, address)}. Nobody knows whether the call has run")
 
 
+def is_cluster(client: RedisClient) -> bool:
+    """Tell whether keys are spread over servers by their hash slots."""
+    return isinstance(client, redis.RedisCluster)
+
+
 def nodes(client: RedisClient) -> list[tuple[str, redis.Redis]]:
     """Return address and connection of every master, in the order of their addresses."""
     if isinstance(client, redis.RedisCluster):

@@ -11,7 +11,7 @@ import orjson
 
 from queuekeeper.clock import Clock
 from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, QueuekeeperError, UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
     MAX_EXPIRY_INTERVAL_S,
@@ -32,7 +32,6 @@ from queuekeeper.sessions.model import (
     SessionSave,
     SessionView,
     StoreRules,
-    check_client_id,
     check_integer,
     check_packet_id,
     check_page,

@@ -51,8 +51,8 @@ WORLDS = (
 )
 C = "meter-7"
 HOSTILE_IDS = (
-    "}x",
     "{a}b",
+    "%x",
     "%7Dx",
     "{}",
     "a}b",
@@ -60,7 +60,7 @@ HOSTILE_IDS = (
     "i" * 255,
     "glob*?[a-z]^\\",
     "a/b c",
-    "line\nbreak\0",
+    "line\nbreak",
     "$1",
 )
 HOSTILE_KEYS = (

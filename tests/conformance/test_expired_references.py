@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 import redis
-from lua_sessions import HOSTILE_IDS, Session, messages
+from lua_sessions import Session, messages, served_by
 
 from queuekeeper import lua, postgres
 from queuekeeper.embedded import PostgresServer
@@ -344,16 +344,17 @@ def test_reference_that_names_no_message_of_its_session_is_left_to_the_remedies(
 
 @pytest.mark.parametrize("prefix", ["", "tbmq:", "a*[b]?\\:"])
 def test_every_id_and_prefix_is_found(world: World, prefix: str) -> None:
-    for client_id in HOSTILE_IDS:
+    client_ids = served_by(world.client)
+    for client_id in client_ids:
         device = world.device(client_id, prefix=prefix)
         device.add(2)
         device.expire(1)
     world.device("of another prefix", prefix="other:").add(1)
     world.device("of another prefix", prefix="other:").expire(1)
     _, done = world.clean(key_prefix=prefix)
-    assert done.dead_references == len(HOSTILE_IDS)
+    assert done.dead_references == len(client_ids)
     assert world.device("of another prefix", prefix="other:").references() == [1]
-    for client_id in HOSTILE_IDS:
+    for client_id in client_ids:
         assert world.device(client_id, prefix=prefix).live() == [2]
 
 

@@ -1129,7 +1129,22 @@ def blocked(world: FanoutWorld) -> int:
 
 # Hostile input.
 
-HOSTILE_NAMES = ["{", "}", "}x", "%7Dx", "a{b}c", "{}", "*?[x]", ":", "a:consumer:b", " ", "ä😀", "x" * 255, "\u202e"]
+HOSTILE_NAMES = [
+    "{",
+    "x}",
+    "%",
+    "%x",
+    "%7Dx",
+    "a{b}c",
+    "{}",
+    "*?[x]",
+    ":",
+    "a:consumer:b",
+    " ",
+    "ä😀",
+    "x" * 255,
+    "\u202e",
+]
 HOSTILE_CONSUMERS = ["*", "%s", "leaving", "-", "0", " ", "ä😀", "x" * 255, "a\\b", '"']
 HOSTILE_BODIES = [b"", b"\0", bytes(range(256)), b"\r\n$-1\r\n", b"1:2:3:4", b"%d %s", "ä😀".encode()]
 

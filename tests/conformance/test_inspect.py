@@ -23,7 +23,7 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 pytestmark = pytest.mark.conformance
 
 TIME_MS = 4_000_000_000_000
-CLIENT_IDS = ("meter-7", "}brace", "{", "glob*?[x]", "a{b}c", "смарт-😀", "i" * 255)
+CLIENT_IDS = ("meter-7", "%7Dbrace", "{", "glob*?[x]", "a{b}c", "смарт-😀", "i" * 255)
 
 
 class Store(Protocol):

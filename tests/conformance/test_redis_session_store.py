@@ -21,7 +21,7 @@ from tests.conformance.cutting_proxy import CuttingProxy
 pytestmark = pytest.mark.conformance
 
 HOUR_MS = 3_600_000
-CLIENT_IDS = ("meter-7", "}brace", "%percent", "{", "{}", "a{b}c", "glob*?[x]", "смарт-😀", "line\nbreak", "i" * 255)
+CLIENT_IDS = ("meter-7", "%7Dbrace", "%percent", "{", "{}", "a{b}c", "glob*?[x]", "смарт-😀", "line\nbreak", "i" * 255)
 
 
 def message(payload: bytes = b"x", *, life_s: int | None = 3_600) -> NewMessage:

@@ -16,7 +16,7 @@ from queuekeeper import assets, postgres
 from queuekeeper.clock import Pace, system_clock
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
-from queuekeeper.keyspace import orphan_key, payload_key, quarantined_key, session_keys
+from queuekeeper.keyspace import earlier_tag, is_scattered, orphan_key, payload_key, quarantined_key, session_keys
 from queuekeeper.maintenance.remedies import (
     REMEDY_NAMES,
     RemedyParameters,
@@ -31,7 +31,7 @@ from queuekeeper.maintenance.remedies.records import apply_recorded, record_plan
 from queuekeeper.maintenance.remedies.registry import REMEDIES
 from queuekeeper.maintenance.remedies.world import World
 from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
-from queuekeeper.redis_client import RedisClient, connect, nodes
+from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
@@ -41,7 +41,7 @@ FLAVOURS = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
 KEY = b"test key of hashes"
 HOUR_MS = 3_600_000
 C = "meter-7"
-CLIENT_IDS = (C, "}brace", "in{the}middle", "смарт-😀", "<script>", "line\nbreak")
+CLIENT_IDS = (C, "}brace", "%percent", "%7Dtruly called so", "in{the}middle", "смарт-😀", "<script>", "line\nbreak")
 
 
 class Bench:
@@ -716,52 +716,96 @@ def test_queue_that_was_emptied_after_the_plan_loses_nothing_more(bench: Bench) 
 # Tags.
 
 
-def as_the_broker_writes(bench: Bench, client_id: str, count: int = 230) -> dict[int, tuple[bytes, int]]:
-    """Plant a session under TBMQ's own names and return its messages by packet id."""
-    stem = f"{{{client_id}}}"
+def as_earlier_builds_wrote(bench: Bench, client_id: str, count: int = 230) -> dict[int, tuple[bytes, int]]:
+    """Plant a session under the tag that builds before release 0.1 gave it; return its messages by packet id."""
+    stem = f"{{{earlier_tag(client_id)}}}"
     planted: dict[int, tuple[bytes, int]] = {}
     pipe = bench.any.pipeline(transaction=False)
     for n in range(1, count + 1):
-        record = {
-            "clientId": client_id, "topicName": "t", "time": bench.now_ms, "qos": 1, "packetId": n,
-            "packetType": "PUBLISH", "payload": "AAAA", "retained": False,
-        }  # fmt: skip
-        planted[n] = (json.dumps(record).encode(), -1 if n == 2 else bench.now_ms + HOUR_MS + n)
+        planted[n] = (record_of(bench, client_id, n), -1 if n == 2 else bench.now_ms + HOUR_MS + n)
         pipe.set(f"{stem}_messages_{n}", planted[n][0], pxat=None if n == 2 else planted[n][1])
         pipe.zadd(f"{stem}_messages", {f"{stem}_messages_{n}": 1_000 + n})
     pipe.set(f"{stem}_last_packet_id", count)
+    pipe.hset(f"{stem}_session", mapping={"last_serial": 1_000 + count, "delivered_serial": 1_003})
     pipe.execute()
     return planted
 
 
-@pytest.mark.parametrize("client_id", ["}brace", "%percent", "}", "%7Dx"])
-def test_session_moves_to_keys_of_one_slot(bench: Bench, client_id: str) -> None:
-    planted = as_the_broker_writes(bench, client_id)
-    bench.any.delete(f"{{{client_id}}}_messages_7")
-    del planted[7]
+def record_of(bench: Bench, client_id: str, packet_id: int) -> bytes:
+    record = {
+        "clientId": client_id, "topicName": "t", "time": bench.now_ms, "qos": 1, "packetId": packet_id,
+        "packetType": "PUBLISH", "payload": "AAAA", "retained": False,
+    }  # fmt: skip
+    return json.dumps(record).encode()
 
-    plan = bench.plan("rekey_clients", client_id, C)
+
+@pytest.mark.parametrize("named_by_its_tag", [False, True])
+@pytest.mark.parametrize("client_id", ["%percent", "%7Dx", "%", "%%", "}brace", "}"])
+def test_session_of_an_earlier_build_moves_to_the_keys_that_the_broker_reads(
+    bench: Bench, client_id: str, named_by_its_tag: bool
+) -> None:
+    planted = as_earlier_builds_wrote(bench, client_id)
+    tag = earlier_tag(client_id)
+    bench.any.delete(f"{{{tag}}}_messages_7")
+    del planted[7]
+    ids = (str(tag) if named_by_its_tag else client_id, C)
+    before = bench.contents()
+
+    plan = bench.plan("rekey_clients", *ids)
+    if is_scattered(client_id) and is_cluster(bench.client):
+        assert plan.refusals == {"a cluster cannot serve its own keys: its id begins with a closing brace": 1}
+        assert bench.contents() == before
+        return
     assert plan.effects == {"counter moved": 1, "dead reference left behind": 1, "message moved": 229}
-    report = bench.apply(plan, client_id, C)
+    assert bench.contents() == before, "a plan writes nothing"
+    report = bench.apply(plan, *ids)
 
     assert report.done == plan.effects
     found = bench.contents()
-    assert [key for key in found if key.startswith(f"{{{client_id}}}_")] == []
-    for packet_id, stored in planted.items():
-        assert found[payload_key(client_id, packet_id)] == stored
+    assert [key for key in found if key.startswith(f"{{{tag}}}_")] == []
+    assert {key: found[key] for key in found if key.startswith(f"{{{client_id}}}_messages_")} == {
+        f"{{{client_id}}}_messages_{packet_id}": stored for packet_id, stored in planted.items()
+    }
     page = bench.store.inspect(client_id, limit=1_000).page
     assert [(message.packet_id, message.serial) for message in page] == [(n, 1_000 + n) for n in planted]
     assert bench.store.get_last_packet_id(client_id) == 230
-    assert bench.plan("rekey_clients", client_id, C).is_empty
+    pending = bench.store.fetch_pending(client_id, limit=5).messages
+    assert [message.redelivery for message in pending] == [True, True, True, False, False], (
+        "what was delivered is known"
+    )
+    assert bench.plan("rekey_clients", *ids).is_empty
     (saved,) = bench.store.save_messages(
         [SessionSave(client_id=client_id, messages=(NewMessage(topic="t", payload=b"", qos=1, time_ms=bench.now_ms),))]
     )
     assert saved.packet_ids == (231,)
+    assert [message["packetId"] for message in Broker(bench.client, client_id).fetch()] == [*planted, 231]
+
+
+def test_batch_that_was_saved_before_the_move_is_not_saved_again(bench: Bench) -> None:
+    """The marks of its producers come with a session."""
+    batch = (NewMessage(topic="t", payload=b"once", qos=1, time_ms=bench.now_ms),)
+    bench.store.save_messages([SessionSave(client_id="%x", messages=batch, source="devices-0", offset=17)])
+    for key, (value, _) in bench.contents().items():
+        if key.startswith("{%x}_"):
+            moved = key.replace("{%x}", "{%25x}")
+            if isinstance(value, list):
+                bench.any.zadd(moved, {member.replace(b"{%x}", b"{%25x}"): score for member, score in value})
+            elif isinstance(value, dict):
+                bench.any.hset(moved, mapping=value)
+            else:
+                bench.any.set(moved, value)
+            bench.any.delete(key)
+
+    bench.apply(bench.plan("rekey_clients", "%x"), "%x")
+    (again,) = bench.store.save_messages([SessionSave(client_id="%x", messages=batch, source="devices-0", offset=17)])
+
+    assert again.packet_ids == (1,)
+    assert bench.store.inspect("%x").messages == 1
 
 
 def test_interrupted_move_goes_on(bench: Bench) -> None:
-    client_id = "}brace"
-    as_the_broker_writes(bench, client_id)
+    client_id = "%percent"
+    as_earlier_builds_wrote(bench, client_id)
     plan = bench.plan("rekey_clients", client_id)
     calls = 0
 
@@ -778,7 +822,7 @@ def test_interrupted_move_goes_on(bench: Bench) -> None:
     bench.apply(rest, client_id)
 
     assert bench.store.inspect(client_id, limit=1).messages == 230
-    assert [key for key in bench.contents() if key.startswith("{}brace}_")] == []
+    assert [key for key in bench.contents() if key.startswith("{%25percent}_")] == []
 
 
 def meddled(bench: Bench, monkeypatch: pytest.MonkeyPatch, copy: str, meddle: Callable[[], Any]) -> None:
@@ -796,71 +840,126 @@ def meddled(bench: Bench, monkeypatch: pytest.MonkeyPatch, copy: str, meddle: Ca
 def test_original_that_is_rewritten_during_its_move_stays_with_its_reference(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    as_the_broker_writes(bench, "}brace", 3)
-    plan = bench.plan("rekey_clients", "}brace")
+    as_earlier_builds_wrote(bench, "%percent", 3)
+    plan = bench.plan("rekey_clients", "%percent")
 
     def meddle() -> None:
-        bench.any.set("{}brace}_messages_1", "PUBREL by now")
-        bench.any.delete("{}brace}_messages_3")
+        bench.any.set("{%25percent}_messages_1", "PUBREL by now")
+        bench.any.delete("{%25percent}_messages_3")
 
-    meddled(bench, monkeypatch, payload_key("}brace", 1), meddle)
-    report = bench.apply(plan, "}brace")
+    meddled(bench, monkeypatch, payload_key("%percent", 1), meddle)
+    report = bench.apply(plan, "%percent")
 
     assert (report.done, report.changed) == ({"message moved": 2}, 2)
     found = bench.contents()
-    assert found["{}brace}_messages_1"][0] == b"PUBREL by now"
-    assert found["{}brace}_messages"][0] == [(b"{}brace}_messages_1", 1_001.0)]
-    assert found["{}brace}_last_packet_id"][0] == b"3"
+    assert found["{%25percent}_messages_1"][0] == b"PUBREL by now"
+    assert found["{%25percent}_messages"][0] == [(b"{%25percent}_messages_1", 1_001.0)]
+    assert found["{%25percent}_last_packet_id"][0] == b"3"
 
 
 def test_copy_that_differs_stops_its_queue_only(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    for client_id in ("}brace", "}other"):
-        as_the_broker_writes(bench, client_id, 3)
-    plan = bench.plan("rekey_clients", "}brace", "}other")
-    copy = payload_key("}brace", 1)
+    for client_id in ("%percent", "%other"):
+        as_earlier_builds_wrote(bench, client_id, 3)
+    plan = bench.plan("rekey_clients", "%percent", "%other")
+    copy = payload_key("%percent", 1)
     meddled(bench, monkeypatch, copy, lambda: bench.any.set(copy, "another"))
 
-    report = bench.apply(plan, "}brace", "}other")
+    report = bench.apply(plan, "%percent", "%other")
 
     assert report.refusals == {"a copy differs from its original, which stays": 1}
     assert report.done == {"message moved": 3, "counter moved": 1}
-    assert len([key for key in bench.contents() if key.startswith("{}brace}_")]) == 5
+    assert len([key for key in bench.contents() if key.startswith("{%25percent}_")]) == 6
 
 
 def test_move_leaves_no_note_behind(bench: Bench) -> None:
-    as_the_broker_writes(bench, "}brace", 3)
-    bench.apply(bench.plan("rekey_clients", "}brace"), "}brace")
-    session = session_keys("}brace").session
-    assert session not in bench.contents()
+    as_earlier_builds_wrote(bench, "%percent", 3)
+    bench.apply(bench.plan("rekey_clients", "%percent"), "%percent")
+    session = session_keys("%percent").session
+    assert set(bench.any.hgetall(session)) == {b"last_serial", b"delivered_serial"}
     # A kill right before the end.
     bench.any.hset(session, "rekeyed", 1)
 
-    report = bench.apply(bench.plan("rekey_clients", "}brace"), "}brace")
+    report = bench.apply(bench.plan("rekey_clients", "%percent"), "%percent")
 
     assert report.done == {"note of a move removed": 1}
-    assert session not in bench.contents()
-    assert bench.plan("rekey_clients", "}brace").is_empty
+    assert set(bench.any.hgetall(session)) == {b"last_serial", b"delivered_serial"}
+    assert bench.plan("rekey_clients", "%percent").is_empty
 
 
 def test_session_that_exists_under_both_tags_is_left_to_a_person(bench: Bench) -> None:
-    as_the_broker_writes(bench, "}brace", 3)
-    bench.save("}brace", 2)
+    as_earlier_builds_wrote(bench, "%percent", 3)
+    bench.save("%percent", 2)
     before = bench.contents()
 
-    report = bench.apply(bench.plan("rekey_clients", "}brace"), "}brace")
+    plan = bench.plan("rekey_clients", "%percent")
+    bench.apply(plan, "%percent")
 
-    assert report.refusals == {"the session exists and was not moved here": 1}
+    assert plan.refusals == {"the session exists and was not moved here": 1}
     assert bench.contents() == before
 
 
-def test_keys_of_another_client_are_not_taken_for_badly_tagged_ones(bench: Bench) -> None:
-    bench.save("}x", 3)
+@pytest.mark.parametrize("name", ["%x", "%25x"])
+def test_messages_of_a_client_that_is_truly_called_like_the_tag_stay(bench: Bench, name: str) -> None:
+    """Earlier builds stored messages of ``%x`` under the keys of TBMQ's client ``%25x``, between its own."""
+    as_earlier_builds_wrote(bench, "%x", 4)
+    broker = Broker(bench.client, "%25x")
+    broker.add("its own")
+    bench.any.set("{%25x}_messages_9", "broken")
+    bench.any.zadd("{%25x}_messages", {"{%25x}_messages_9": 2_000})
+
+    plan = bench.plan("rekey_clients", name)
+    report = bench.apply(plan, name)
+
+    assert plan.effects == report.done == {"counter copied, as another client shares it": 1, "message moved": 4}
+    assert [message["packetId"] for message in Broker(bench.client, "%x").fetch()] == [1, 2, 3, 4]
+    assert bench.any.zrange("{%25x}_messages", 0, -1) == [b"{%25x}_messages_5", b"{%25x}_messages_9"]
+    assert bench.store.fetch_pending("%25x").messages[0].topic == "its own"
+    assert (bench.store.get_last_packet_id("%x"), bench.store.get_last_packet_id("%25x")) == (5, 5)
+    assert b"rekeyed" not in bench.any.hgetall("{%x}_session")
+    assert bench.plan("rekey_clients", name).is_empty
+
+
+def test_keys_that_no_message_claims_are_left_alone(bench: Bench) -> None:
+    bench.any.set("{%25x}_last_packet_id", 7)
+    bench.any.set("{%25y}_messages_1", "broken")
+    bench.any.zadd("{%25y}_messages", {"{%25y}_messages_1": 1})
     before = bench.contents()
 
-    plan = bench.plan("rekey_clients", "%7Dx", "}x", "a}b", C)
+    plan = bench.plan("rekey_clients", "%x", "%y", "%25x", "%25y")
 
     assert plan.is_empty
-    assert plan.refusals == {"the keys under its tag are those of another client": 1}
+    assert plan.refusals == {"no message tells whether the keys under its encoded id are its own": 2}
+    assert bench.contents() == before
+
+
+@pytest.mark.parametrize(
+    ("fields", "reason"),
+    [
+        ({"owner": "postgres"}, "the session belongs to PostgreSQL"),
+        ({"owner": "fenced"}, "the session is on its way to PostgreSQL"),
+        ({"import": "3"}, "its import is not complete"),
+        ({"mirror": "7"}, "its changes still go to PostgreSQL too: end the online migration first"),
+    ],
+)
+def test_session_of_an_earlier_build_that_is_on_its_way_is_left_alone(
+    bench: Bench, fields: dict[str, str], reason: str
+) -> None:
+    as_earlier_builds_wrote(bench, "%x", 3)
+    bench.any.hset("{%25x}_session", mapping=fields)
+    before = bench.contents()
+
+    assert bench.plan("rekey_clients", "%x").refusals == {reason: 1}
+    assert bench.contents() == before
+
+
+def test_keys_of_another_client_are_not_taken_for_those_of_an_earlier_build(bench: Bench) -> None:
+    bench.save("%25x", 3)
+    before = bench.contents()
+
+    plan = bench.plan("rekey_clients", "%x", "%25x", "a}b", C)
+
+    assert plan.is_empty
+    assert plan.refusals == {}
     assert bench.contents() == before
 
 
@@ -871,17 +970,18 @@ def test_keys_of_another_client_are_not_taken_for_badly_tagged_ones(bench: Bench
 def test_healthy_sessions_are_left_alone_whatever_their_ids(
     bench: Bench, source: postgres.Connection, remedy: str
 ) -> None:
-    for client_id in CLIENT_IDS:
+    client_ids = [each for each in CLIENT_IDS if not (is_scattered(each) and is_cluster(bench.client))]
+    for client_id in client_ids:
         bench.save(client_id)
         bench.store.mark_released(client_id, packet_id=2)
         rows(source, [(n, n, bench.now_ms + n - 1) for n in range(1, 7)], client_id)
     before = bench.contents()
 
-    plan = bench.plan(remedy, *CLIENT_IDS, "nobody", source=source)
-    report = bench.apply(plan, *CLIENT_IDS, "nobody", source=source)
+    plan = bench.plan(remedy, *client_ids, "nobody", source=source)
+    report = bench.apply(plan, *client_ids, "nobody", source=source)
 
     assert plan.is_empty
-    assert plan.looked_at == len(CLIENT_IDS) + 1
+    assert plan.looked_at == len(client_ids) + 1
     assert set(plan.refusals) <= {"the source has no rows of this client"}
     assert report.done == {}
     assert bench.contents() == before
@@ -892,10 +992,9 @@ def test_key_of_the_wrong_type_stops_its_queue_only(bench: Bench, source: postgr
     bench.save()
     bench.any.delete(session_keys(C).messages)
     bench.any.set(session_keys(C).messages, "no set")
-    bench.save("}brace", 1)
-    bench.any.set("{}brace}_messages", "no set")
+    bench.any.set("{%25x}_messages", "no set")
 
-    plan = bench.plan(remedy, C, "}brace", "healthy-1", source=source)
+    plan = bench.plan(remedy, C, "%x", "healthy-1", source=source)
 
     reason = "a key of the session holds another Redis type"
     assert plan.refusals.get(reason) == 1

@@ -51,7 +51,7 @@ SERVER_WORLDS = [
     "router-redis-asyncio",
 ]
 HOSTILE_IDS = (
-    "}x",
+    "%x",
     "{a}b",
     "%7Dx",
     "{}",

@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import redis
 
 from queuekeeper import lua
-from queuekeeper.keyspace import SessionKeys, payload_key, session_keys
-from queuekeeper.redis_client import RedisClient, nodes
+from queuekeeper.keyspace import SessionKeys, is_scattered, payload_key, session_keys
+from queuekeeper.redis_client import RedisClient, is_cluster, nodes
 
 HOSTILE_IDS = (
     "meter-7",
@@ -27,6 +27,11 @@ HOSTILE_IDS = (
     "line\nbreak",
     "i" * 255,
 )
+
+
+def served_by(client: Any) -> list[str]:
+    """Return those of the hostile ids that a server serves: a cluster refuses one that begins with a brace."""
+    return [each for each in HOSTILE_IDS if not (is_cluster(client) and is_scattered(each))]
 
 
 HOUR_MS = 3_600_000

@@ -14,7 +14,7 @@ from queuekeeper.keyspace import Cohort, cohorts, session_keys
 from queuekeeper.quality.profile_model import FAULTS, ProfileParameters
 from queuekeeper.quality.queue_reader import QueueReader
 from queuekeeper.quality.scan import Scanner
-from queuekeeper.redis_client import RedisClient, nodes, shards
+from queuekeeper.redis_client import RedisClient, is_cluster, nodes, shards
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.wire import message_json
@@ -126,12 +126,14 @@ class Planted:
 
     :param found: columns that it makes differ from 0, with their values; all other faults stay 0.
     :param contents: whether it takes a look at contents to find it.
+    :param found_in_cluster: the same where that makes a difference.
     """
 
     plant: Callable[[Queue], None]
     found: Mapping[str, int]
     contents: bool = False
     client_id: str | None = None
+    found_in_cluster: Mapping[str, int] | None = None
 
 
 PLANTED: dict[str, Planted] = {
@@ -214,8 +216,15 @@ PLANTED: dict[str, Planted] = {
     "empty id": Planted(plant=lambda queue: queue.client.set("{}_messages_1", "x"), found={"bad_tag": 1}, client_id=""),
     "id begins with a brace": Planted(
         plant=_after(lambda queue: queue.client.set("{}x}_messages_9", "x")),
-        found={"bad_tag": 1},
+        found={"orphans": 1},
         client_id="}x",
+        found_in_cluster={"bad_tag": 1},
+    ),
+    "keys of an id that an earlier build encoded": Planted(
+        plant=_with(client_id="%x"),
+        found={"bad_tag": 1},
+        contents=True,
+        client_id="%25x",
     ),
     "odd characters": Planted(
         plant=lambda queue: queue.fill(), found={"odd_characters": 1}, client_id='<img src=x onerror="a[1]">'
@@ -245,7 +254,25 @@ def plant(client: RedisClient) -> None:
         planted.plant(Queue(client=client, client_id=client_of(name)))
 
 
-HEALTHY = ("wrapped", "acknowledged", "saved", "saved and passed over", "released", "long lives", "{in}the{middle}")
+def expected(client: RedisClient) -> dict[str, dict[str, int]]:
+    """Return what each fault is found as."""
+    clustered = is_cluster(client)
+    return {
+        name: dict(planted.found_in_cluster if clustered and planted.found_in_cluster else planted.found)
+        for name, planted in PLANTED.items()
+    }
+
+
+HEALTHY = (
+    "%7Dx",
+    "wrapped",
+    "acknowledged",
+    "saved",
+    "saved and passed over",
+    "released",
+    "long lives",
+    "{in}the{middle}",
+)
 
 
 def plant_healthy(client: RedisClient, *, prefix: str = "") -> None:
@@ -256,7 +283,8 @@ def plant_healthy(client: RedisClient, *, prefix: str = "") -> None:
     acknowledged.fill()
     acknowledged.client.zrem(acknowledged.messages, acknowledged.payload(5))
     acknowledged.client.delete(acknowledged.payload(5))
-    Queue(client=client, client_id="{in}the{middle}", prefix=prefix).fill()
+    for client_id in ("{in}the{middle}", "%7Dx"):
+        Queue(client=client, client_id=client_id, prefix=prefix).fill()
     # TBMQ's signed number has no room for the longest expiry: the key's own is the true one.
     longest = Queue(client=client, client_id="long lives", prefix=prefix)
     longest.put(1, 1, msg_expiry_interval=-1)
@@ -294,6 +322,7 @@ def scanned(
         prefix=parameters.key_prefix,
         slot_firsts=tuple(cohort.slot_first for cohort in all_cohorts),
         labels=(0,) * len(all_cohorts),
+        is_cluster=is_cluster(client),
         key_share=parameters.shares.key,
         pace=pace or Pace(lambda: None),
     )

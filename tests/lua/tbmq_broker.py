@@ -8,10 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lua_sessions import HOSTILE_IDS, now_ms
-
-CONNECTING_IDS = tuple(client_id for client_id in HOSTILE_IDS if client_id[0] not in "}%")
-"""TBMQ puts the id between braces as it is: ids that we encode have other keys there, and are not reachable."""
+from lua_sessions import now_ms
 
 
 def record(message: dict[str, Any]) -> str:

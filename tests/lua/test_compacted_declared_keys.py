@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from limited_user import limited
 from lua_compacted import NOW_MS, PLENTY, Entry, Fence, Queue
-from lua_sessions import HOSTILE_IDS
+from lua_sessions import served_by
 
 from queuekeeper import lua
 from queuekeeper.keyspace import compacted_registry_key
@@ -77,7 +77,7 @@ def test_every_script_of_compacted_queues_is_tried_here() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_script_of_a_compacted_queue_touches_its_declared_keys_only(client: RedisClient, operation: str) -> None:
     run, reply = OPERATIONS[operation]
-    for client_id in HOSTILE_IDS[:2]:
+    for client_id in served_by(client)[:2]:
         queue = Queue(client=client, client_id=client_id)
         queue.fill(b"a", b"b", b"c", b"d")
         fence = queue.fence()

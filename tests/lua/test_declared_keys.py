@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import redis
 from limited_user import limited
-from lua_sessions import HOSTILE_IDS, Message, Session, messages, now_ms, readable
+from lua_sessions import Message, Session, messages, now_ms, readable, served_by
 
 from queuekeeper import lua
 from queuekeeper.errors import RefusedError, ScriptError
@@ -270,7 +270,7 @@ def test_every_script_is_tried_here() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_script_touches_its_declared_keys_only(client: RedisClient, operation: str) -> None:
     prepare, run, reply = OPERATIONS[operation]
-    for client_id in HOSTILE_IDS:
+    for client_id in served_by(client):
         prepare(Session(client=client, client_id=client_id))
         assert run(LimitedSession(client=client, client_id=client_id)) == reply, client_id
 

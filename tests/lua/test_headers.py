@@ -34,6 +34,7 @@ FIRST_OF = {
         "FIRST_SEQUENCE",
         "FIRST_ROW",
         "FIRST_CLIENT_ID",
+        "FIRST_FIELD",
     },
 }
 """Constants that name the first of the repeated keys or arguments."""

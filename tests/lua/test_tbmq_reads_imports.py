@@ -6,8 +6,8 @@ import json
 from base64 import b64encode
 
 import pytest
-from lua_sessions import Message, Session, contents, now_ms
-from tbmq_broker import CONNECTING_IDS, Broker
+from lua_sessions import HOSTILE_IDS, Message, Session, contents, now_ms
+from tbmq_broker import Broker
 
 from queuekeeper.errors import MovedOn
 from queuekeeper.redis_client import RedisClient
@@ -48,7 +48,7 @@ def imported(client: RedisClient, client_id: str = "meter-7") -> tuple[Session, 
     return session, Broker(client, client_id), batch
 
 
-@pytest.mark.parametrize("client_id", CONNECTING_IDS)
+@pytest.mark.parametrize("client_id", HOSTILE_IDS)
 def test_broker_finds_every_message_in_order_and_whole(client: RedisClient, client_id: str) -> None:
     _, broker, batch = imported(client, client_id)
     assert broker.fetch() == [json.loads(message.json) for message in batch]

@@ -6,8 +6,8 @@ import json
 from typing import Any
 
 import pytest
-from lua_sessions import Message, Session, contents, now_ms
-from tbmq_broker import CONNECTING_IDS, Broker, record
+from lua_sessions import HOSTILE_IDS, Message, Session, contents, now_ms
+from tbmq_broker import Broker, record
 
 from queuekeeper.redis_client import RedisClient
 
@@ -48,7 +48,7 @@ def bodies(session: Session, packet_ids: list[int]) -> list[dict[str, Any]]:
 # What TBMQ wrote, under our scripts.
 
 
-@pytest.mark.parametrize("client_id", CONNECTING_IDS)
+@pytest.mark.parametrize("client_id", HOSTILE_IDS)
 def test_messages_of_the_broker_are_read_in_order_with_their_expiry(client: RedisClient, client_id: str) -> None:
     broker, session = Broker(client, client_id), Session(client=client, client_id=client_id)
     before = now_ms()

@@ -13,7 +13,7 @@ from tests.property.migration_rules import Message, Rules, Session
 
 T = TypeVar("T")
 
-RULES = Rules(limit=3, default_ttl_s=3_600, as_of_ms=1_800_000_000_000)
+RULES = Rules(limit=3, default_ttl_s=3_600, as_of_ms=1_800_000_000_000, clustered=True)
 _LAST_MS = 253_402_300_799_999  # year 9999
 
 
@@ -169,14 +169,14 @@ _clients = st.tuples(
 
 
 def clients(count: int) -> list[Client]:
-    """Return clients whose ids differ; the last one's is empty."""
+    """Return clients whose ids differ; the last one's is empty, and that of the one before begins with a brace."""
     found = [
         _named(f"{text}#{number}", tuple(messages), session)
         for number, (text, messages, session) in enumerate(examples(_clients, count))
         if messages or session
     ]
     last = next(client for client in reversed(found) if client.messages and client.session)
-    return [*found, _named("", last.messages, last.session)]
+    return [*found, _named("}x", last.messages, last.session), _named("", last.messages, last.session)]
 
 
 def _named(client_id: str, messages: tuple[Message, ...], session: Session | None) -> Client:

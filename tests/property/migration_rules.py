@@ -70,11 +70,12 @@ class Decision:
 
 
 class Rules(NamedTuple):
-    """What a person chooses, and the plan's instant."""
+    """What a person chooses, the plan's instant, and whether the target is a cluster."""
 
     limit: int
     default_ttl_s: int
     as_of_ms: int
+    clustered: bool = False
 
 
 def pairs(text: str | None) -> list[dict[str, str]] | None:
@@ -102,10 +103,12 @@ def _cannot_be_carried(text: str | None) -> bool:
     )
 
 
-def broken_rule(message: Message) -> str | None:
+def broken_rule(message: Message, *, clustered: bool = False) -> str | None:
     """Return the first rule that a message breaks by itself."""
     if message.client_id == "":
         return "client_id_empty"
+    if clustered and message.client_id[0] == "}":
+        return "client_id_scattered"
     if message.serial_number < 0 or message.serial_number > 9_007_199_254_740_991:
         return "serial_out_of_range"
     if message.packet_id is None or message.packet_id < 1 or message.packet_id > 65_535:
@@ -165,7 +168,7 @@ def decide(messages: Sequence[Message], session: Session | None, rules: Rules) -
     kept = 0
     newest: Message | None = None
     for message in sorted(messages, key=lambda each: -each.serial_number):
-        reason = broken_rule(message)
+        reason = broken_rule(message, clustered=rules.clustered)
         end = expires_at_ms(message, rules)
         if reason is not None:
             outcomes[message.serial_number] = Outcome("quarantined", reason, end)
@@ -183,14 +186,16 @@ def decide(messages: Sequence[Message], session: Session | None, rules: Rules) -
             outcomes[message.serial_number] = Outcome("copied" if kept <= rules.limit else "trimmed", None, end)
     return Decision(
         messages=outcomes,
-        session_reason=None if session is None else _broken_session_rule(session),
+        session_reason=None if session is None else _broken_session_rule(session, clustered=rules.clustered),
         last_packet_id=_last_packet_id(session, newest),
     )
 
 
-def _broken_session_rule(session: Session) -> str | None:
+def _broken_session_rule(session: Session, *, clustered: bool) -> str | None:
     if session.client_id == "":
         return "client_id_empty"
+    if clustered and session.client_id[0] == "}":
+        return "client_id_scattered"
     if session.last_packet_id is not None and not 0 <= session.last_packet_id <= 65_535:
         return "last_packet_id_out_of_range"
     return None

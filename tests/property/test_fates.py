@@ -64,6 +64,7 @@ def classified(spark: SparkSession, generated: list[Client]) -> DataFrame:
         rows.repartition(2, "task"),
         parameters=MigrationParameters(limit=RULES.limit, default_ttl_s=RULES.default_ttl_s),
         as_of_ms=RULES.as_of_ms,
+        clustered=True,
     )
 
 
@@ -202,4 +203,4 @@ def test_replay_finds_the_same_defect_as_the_plan(generated: list[Client]) -> No
     for client in generated:
         for message in client.messages:
             row = QuarantinedRow(cohort=0, kind="message", reason="any", detail="", **message._asdict())
-            assert defect(row) == broken_rule(message), message
+            assert defect(row, clustered=True) == broken_rule(message, clustered=True), message

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,7 +17,7 @@ from queuekeeper.migration import preflight
 from queuekeeper.migration.ledger import QuarantinedRow
 from queuekeeper.migration.model import CohortState, CopyReport, MigrationPlan, PlanState, VerifyReport
 from queuekeeper.migration.source import SESSION_COLUMNS, SESSIONS, layout, open_source
-from queuekeeper.redis_client import shards
+from queuekeeper.redis_client import is_cluster, shards
 from tests.conftest import REDIS_FLAVOURS
 from tests.spark.world import PARAMETERS, Client, World, sessions_in
 
@@ -96,6 +97,29 @@ def test_every_session_is_in_redis_as_the_rules_say(migrated: Migrated) -> None:
     assert found == expected
     assert any(not target.messages and target.last_packet_id for target in found.values()), "no empty session seen"
     assert any(target.last_packet_id is None for target in found.values()), "no session without a counter seen"
+
+
+def test_any_client_id_has_its_messages_where_tbmq_looks(migrated: Migrated) -> None:
+    target: Any = migrated.world.client
+    seen = 0
+    for name, client in migrated.clients.items():
+        ids = [message.packet_id for message in client.messages if client.fate(message) == "copied"]
+        if ids and name[0] in "}%":
+            assert target.zrange(f"{{{name}}}_messages", 0, -1) == [f"{{{name}}}_messages_{n}".encode() for n in ids]
+            record = json.loads(target.get(f"{{{name}}}_messages_{ids[-1]}"))
+            assert (record["clientId"], record["packetId"]) == (name, ids[-1])
+            seen += 1
+    assert seen
+
+
+def test_cluster_is_not_given_what_it_cannot_serve(migrated: Migrated) -> None:
+    rows = sum(
+        len(client.messages) + (client.session is not None)
+        for name, client in migrated.clients.items()
+        if name.startswith("}") and is_cluster(migrated.world.client)
+    )
+    assert rows or not is_cluster(migrated.world.client)
+    assert migrated.plan.quarantined_by_reason().get("client_id_scattered", 0) == rows
 
 
 def test_copy_of_some_cohorts_leaves_the_others_alone(migrated: Migrated) -> None:

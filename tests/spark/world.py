@@ -66,7 +66,7 @@ class Client:
     @property
     def imported(self) -> bool:
         """Whether Redis must know the session."""
-        return bool(self.session or self.copied)
+        return bool(self.session or self.copied) and self.decision.session_reason != "client_id_scattered"
 
     def target(self) -> Target:
         """Return what must be in Redis."""
@@ -127,7 +127,12 @@ class World:
 
     def expected(self, plan: MigrationPlan) -> dict[str, Client]:
         """Return what the rules make of the source."""
-        rules = Rules(limit=plan.parameters.limit, default_ttl_s=plan.parameters.default_ttl_s, as_of_ms=plan.as_of_ms)
+        rules = Rules(
+            limit=plan.parameters.limit,
+            default_ttl_s=plan.parameters.default_ttl_s,
+            as_of_ms=plan.as_of_ms,
+            clustered=redis_client.is_cluster(self.client),
+        )
         messages: dict[str, list[Message]] = {}
         for row in self.connection.execute(
             f"SELECT {', '.join(MESSAGE_COLUMNS)} FROM device_publish_msg ORDER BY client_id, serial_number"

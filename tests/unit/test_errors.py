@@ -33,6 +33,7 @@ EXIT_CODES = {
     "QueueFull": 4,
     "QueuekeeperError": 1,
     "RefusedError": 4,
+    "ScatteredClient": 2,
     "SchemaMismatch": 4,
     "ScriptError": 1,
     "SequenceConflict": 4,

@@ -9,23 +9,30 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queuekeeper.embedded import RedisCluster
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import ScatteredClient, UsageError
 from queuekeeper.keyspace import (
     SLOTS,
+    check_client_id,
     check_prefix,
-    client_id_of_tag,
+    check_served,
     client_slot,
     cohorts,
+    compacted_client_id,
     compacted_keys,
     compacted_registry_key,
     compacted_registry_keys,
+    earlier_tag,
+    encoded_client_id,
     fanout_consumer_keys,
     fanout_keys,
+    fanout_queue_of,
     hash_slot,
-    hash_tag,
+    is_scattered,
+    key_owner,
     parse_cohorts,
     payload_key,
     session_keys,
+    split_session_key,
 )
 from queuekeeper.redis_client import connect, nodes
 
@@ -51,41 +58,98 @@ def test_all_keys_of_a_client_are_in_the_slot_that_the_server_computes(server: A
     keys = [*session_keys(client_id), payload_key(client_id, 1), *session_keys(client_id, prefix="tbmq:")]
     keys += [*compacted_keys(client_id), *compacted_keys(client_id, prefix="p:")]
     slots = {server.execute_command("CLUSTER KEYSLOT", key) for key in keys}
-    assert slots == {client_slot(client_id)}
+    assert (slots == {client_slot(client_id)}) == (not is_scattered(client_id))
+
+
+@given(client_id=CLIENT_IDS)
+def test_key_begins_with_the_id_in_braces_as_tbmq_writes_it(client_id: str) -> None:
+    stem = f"{{{client_id}}}"
+    assert session_keys(client_id)[:2] == (f"{stem}_messages", f"{stem}_last_packet_id")
+    assert payload_key(client_id, 7) == f"{stem}_messages_7"
+    assert fanout_keys(client_id, prefix="p:").state == f"p:fanout:{stem}:state"
+    assert compacted_keys(client_id, prefix="p:").state == f"p:compacted:{stem}:state"
+
+
+@given(client_id=CLIENT_IDS, prefix=st.sampled_from(["", "tenant:"]))
+def test_key_leads_back_to_its_client(client_id: str, prefix: str) -> None:
+    stem = f"{prefix}{{{client_id}}}".encode()
+    keys = {
+        "messages": session_keys(client_id, prefix=prefix).messages,
+        "payload": payload_key(client_id, 65_535, prefix=prefix),
+        "last_packet_id": session_keys(client_id, prefix=prefix).last_packet_id,
+        "session": session_keys(client_id, prefix=prefix).session,
+    }
+    for kind, key in keys.items():
+        assert split_session_key(key.encode(), prefix=prefix.encode()) == (stem, kind)
+        assert key_owner(key) == stem
+    assert fanout_queue_of(fanout_keys(client_id, prefix=prefix).state, prefix=prefix) == client_id
+    assert compacted_client_id(compacted_keys(client_id, prefix=prefix).state, prefix=prefix) == client_id
+
+
+@given(first=CLIENT_IDS, second=CLIENT_IDS)
+def test_two_clients_never_share_a_key(first: str, second: str) -> None:
+    names = [{*session_keys(each), payload_key(each, 1), *compacted_keys(each)} for each in (first, second)]
+    assert (names[0] == names[1]) == (first == second)
+    assert first == second or not names[0] & names[1]
+
+
+@given(client_id=CLIENT_IDS)
+def test_what_a_cluster_cannot_serve_is_refused_by_its_keys(client_id: str) -> None:
+    calls = [session_keys(client_id), tuple(compacted_keys(client_id, prefix="p:")), tuple(fanout_keys(client_id))]
+    for keys in calls:
+        check_served(keys[:1])
+        if is_scattered(client_id):
+            with pytest.raises(ScatteredClient, match="begins with a closing brace: its keys lie in several slots"):
+                check_served(keys)
+        else:
+            check_served(keys)
+
+
+def test_refusal_of_a_cluster_names_the_id_and_the_next_step() -> None:
+    with pytest.raises(ScatteredClient) as refused:
+        check_served([key.encode() for key in session_keys("}x{y}", prefix="p:")])
+    assert str(refused.value) == (
+        "id '}x{y}' begins with a closing brace: its keys lie in several slots, and a cluster serves no script that "
+        "needs two of them. Connect under another id, or use a single server"
+    )
+
+
+@pytest.mark.parametrize(
+    ("client_id", "words"),
+    [
+        ("", r"^client id is empty: a session without an id cannot be stored$"),
+        ("a\0b", r"^client id holds a zero character, which MQTT forbids .*: 'a\\x00b'; connect the device under"),
+        ("a\ud800", r"^client id holds half a surrogate pair, which MQTT forbids"),
+        ("é" * 32_768, r"^client id has 65536 bytes: MQTT carries at most 65535"),
+        (b"bytes", r"^client id is b'bytes': it must be text$"),
+        (None, r"^client id is None: it must be text$"),
+    ],
+)
+def test_id_that_mqtt_cannot_carry_is_refused(client_id: Any, words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        check_client_id(client_id)
+
+
+@given(client_id=CLIENT_IDS)
+def test_id_that_mqtt_carries_is_accepted(client_id: str) -> None:
+    if "\0" not in client_id:
+        check_client_id(client_id)
+    check_client_id("}" * 65_535)
+
+
+@pytest.mark.parametrize(
+    ("client_id", "tag"), [("}x", "%7Dx"), ("%7Dx", "%257Dx"), ("}", "%7D"), ("%", "%25"), ("a%b", None), ("", None)]
+)
+def test_tags_of_earlier_builds_are_known(client_id: str, tag: str | None) -> None:
+    assert earlier_tag(client_id) == tag
+    assert tag is None or encoded_client_id(tag) == client_id
+    assert encoded_client_id("%7d") is None
 
 
 @given(key=st.one_of(st.binary(max_size=40), st.text(alphabet="{}ab", max_size=12).map(str.encode)))
 @settings(max_examples=300)
 def test_slot_of_any_key_is_the_one_that_the_server_computes(server: Any, key: bytes) -> None:
     assert hash_slot(key) == server.execute_command("CLUSTER KEYSLOT", key)
-
-
-@given(client_id=CLIENT_IDS)
-def test_tag_leads_back_to_its_client_id(client_id: str) -> None:
-    tag = hash_tag(client_id)
-    assert client_id_of_tag(tag) == client_id
-    assert not tag.startswith("}")
-
-
-@given(first=CLIENT_IDS, second=CLIENT_IDS)
-def test_two_clients_never_share_a_tag(first: str, second: str) -> None:
-    assert (hash_tag(first) == hash_tag(second)) == (first == second)
-
-
-@pytest.mark.parametrize(
-    ("client_id", "tag"),
-    [
-        ("meter", "meter"),
-        ("}x", "%7Dx"),
-        ("%7Dx", "%257Dx"),
-        ("{x}", "{x}"),
-        ("a}b", "a}b"),
-        ("}", "%7D"),
-        ("%", "%25"),
-    ],
-)
-def test_only_a_first_brace_or_percent_sign_is_encoded(client_id: str, tag: str) -> None:
-    assert hash_tag(client_id) == tag
 
 
 def test_names_are_those_that_tbmq_reads() -> None:
@@ -112,15 +176,15 @@ def test_compacted_queue_is_noted_in_one_of_the_registries(client_id: str) -> No
 def test_all_keys_of_a_fanout_queue_are_in_one_slot(queue: str) -> None:
     own = fanout_consumer_keys(queue, "mailer", lanes=3, prefix="p:")
     keys = [*fanout_keys(queue, prefix="p:"), *own[:-1], *own.ready]
-    assert {hash_slot(key) for key in keys} == {client_slot(queue)}
+    assert ({hash_slot(key) for key in keys} == {client_slot(queue)}) == (not is_scattered(queue))
     assert len(set(keys)) == len(keys)
 
 
 def test_fanout_names_are_those_that_the_table_of_keys_shows() -> None:
     assert fanout_keys("q")[:2] == ("fanout:{q}:state", "fanout:{q}:options")
-    own = fanout_consumer_keys("}q", "mailer", lanes=2, prefix="p:")
-    assert own.details == "p:fanout:{%7Dq}:consumer:mailer:details"
-    assert own.ready == ("p:fanout:{%7Dq}:consumer:mailer:ready", "p:fanout:{%7Dq}:consumer:mailer:ready:1")
+    own = fanout_consumer_keys("%q", "mailer", lanes=2, prefix="p:")
+    assert own.details == "p:fanout:{%q}:consumer:mailer:details"
+    assert own.ready == ("p:fanout:{%q}:consumer:mailer:ready", "p:fanout:{%q}:consumer:mailer:ready:1")
 
 
 def test_empty_client_id_is_refused() -> None:

@@ -1,5 +1,6 @@
 -- Return the hash slot of all Redis keys of a client: CRC16 (XMODEM) of what the first pair of braces holds, which is
--- the id as far as its first closing brace. An id that begins with one has it percent-encoded, and percent likewise.
+-- the id as far as its first closing brace. Keys of an id that begins with one have a slot each; such a client counts
+-- to the slot of its bare stem.
 CREATE FUNCTION queuekeeper.key_slot(client_id text)
 RETURNS int
 LANGUAGE plpgsql
@@ -10,9 +11,7 @@ AS $$
 DECLARE
     tag bytea := convert_to(
         CASE
-            WHEN client_id = '' THEN '{}' -- nothing between the braces: the whole key counts
-            WHEN left(client_id, 1) = '}' THEN '%7D' || split_part(substr(client_id, 2), '}', 1)
-            WHEN left(client_id, 1) = '%' THEN '%25' || split_part(substr(client_id, 2), '}', 1)
+            WHEN client_id = '' OR left(client_id, 1) = '}' THEN '{' || client_id || '}'
             ELSE split_part(client_id, '}', 1)
         END,
         'UTF8'

@@ -38,7 +38,7 @@ CREATE TABLE queuekeeper.queue_profiles (
     qos_0 bigint,
     bad_packet_types bigint, -- neither PUBLISH nor PUBREL, or PUBREL below quality of service 2
     wrong_type_keys bigint, -- keys that hold another Redis type than they should
-    bad_tag int NOT NULL, -- 1: the client id is empty or begins with } or %: its hash tag needs care
+    bad_tag int NOT NULL, -- 1: its keys cannot be read together, or hold another client's messages
     odd_characters int NOT NULL, -- 1: the client id holds glob, control or HTML characters
     idle_keys bigint, -- keys without expiry of a session in which no message waits
     missing_session int, -- 1: messages wait for a client without a session

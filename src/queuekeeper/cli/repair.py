@@ -29,7 +29,7 @@ _HELP = {
     "reorder_from_source": "Put messages back into the order of PostgreSQL's serials.",
     "unlink_orphans": "Set records aside that no reference names.",
     "remove_duplicates": "Set messages aside that repeat an earlier one; the oldest stays.",
-    "rekey_clients": "Move sessions of ids that begin with } or % to keys in one slot. There is no undo.",
+    "rekey_clients": "Move sessions of ids that begin with } or % from an earlier build's keys. There is no undo.",
     "trim_dead_first": "Bring queues down to the limit, dead references first. There is no undo.",
     "quarantine_messages": "Set records aside that nobody can read, or that belong elsewhere.",
     "replay_quarantined": "Bring records back from the quarantine that can be read now.",

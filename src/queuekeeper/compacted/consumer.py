@@ -30,7 +30,6 @@ from queuekeeper.compacted.model import (
     Fence,
     Position,
     Refill,
-    check_client_id,
     check_integer,
     check_name,
     chosen,
@@ -39,6 +38,7 @@ from queuekeeper.compacted.pause import Pause, check_seconds, pause_s
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.compacted.store import QueueOperations
 from queuekeeper.errors import QueueBusy, RefusedError, ServerUnavailable, StaleEpoch, UnreadableRecord
+from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, awaited, blocking
 
 WAKE_S = 3_600.0

@@ -662,16 +662,6 @@ class RestoreReport:
     to_deliver: int
 
 
-def check_client_id(client_id: Any) -> None:
-    """Refuse what cannot be the id of a queue's consumer.
-
-    :raises UsageError: naming the value and the rule.
-    """
-    if client_id == "":
-        raise UsageError("client id is empty: a queue belongs to a client")
-    check_text("client id", client_id)
-
-
 def check_key(key: Any) -> None:
     """Refuse what cannot be a message's key.
 

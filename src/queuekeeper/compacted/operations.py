@@ -51,7 +51,6 @@ from queuekeeper.compacted.model import (
     VerifyReport,
     Violation,
     check_appends,
-    check_client_id,
     check_integer,
     check_key,
     check_name,
@@ -59,7 +58,14 @@ from queuekeeper.compacted.model import (
 )
 from queuekeeper.compacted.records import HEADED_KINDS, RECORD_KINDS, digest_of, is_head, message_of, record_of
 from queuekeeper.errors import UsageError
-from queuekeeper.keyspace import CompactedKeys, check_prefix, compacted_keys, compacted_registry_key
+from queuekeeper.keyspace import (
+    CompactedKeys,
+    check_client_id,
+    check_prefix,
+    check_served,
+    compacted_keys,
+    compacted_registry_key,
+)
 from queuekeeper.operation import Operation
 
 ENTRIES_PER_CALL = 200
@@ -158,6 +164,8 @@ class CompactedOperations:
     :param rules: bounds of each queue.
     :param clock: none for the server's time.
     :param noted_queues: queues that are remembered to be known to the collector; each takes about 200 bytes.
+    :param is_cluster: whether keys lie where their hash slot is; then an id that it cannot serve is refused before the
+        collector is told of it.
     :raises UsageError: for a prefix with a brace, or a number that is out of range.
     """
 
@@ -168,11 +176,13 @@ class CompactedOperations:
         rules: QueueRules | None = None,
         clock: Clock | None = None,
         noted_queues: int = NOTED_QUEUES,
+        is_cluster: bool = False,
     ) -> None:
         check_integer("noted_queues", noted_queues, 1, 10_000_000, "each takes about 200 bytes")
         self._prefix = check_prefix(prefix)
         self._rules = rules or QueueRules()
         self._clock = clock
+        self._is_cluster = is_cluster
         self._noted = _Noted(noted_queues)
         self._limits = (self._rules.max_keys, self._rules.max_bytes, self._rules.when_full)
 
@@ -663,7 +673,10 @@ class CompactedOperations:
 
     def _keys(self, client_id: str) -> CompactedKeys:
         check_client_id(client_id)
-        return compacted_keys(client_id, prefix=self._prefix)
+        keys = compacted_keys(client_id, prefix=self._prefix)
+        if self._is_cluster:
+            check_served(keys)
+        return keys
 
     def _now(self, given_ms: int | None = None) -> lua.Value:
         """Return what a script takes as now: empty for the server's time."""

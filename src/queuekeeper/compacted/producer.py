@@ -22,7 +22,6 @@ from queuekeeper.compacted.model import (
     AppendReport,
     QueueRules,
     check_appends,
-    check_client_id,
     check_integer,
     check_name,
 )
@@ -31,6 +30,7 @@ from queuekeeper.compacted.pause import Pause, check_seconds, pause_s
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.compacted.records import stored_bytes
 from queuekeeper.errors import NumberReused, QueueFull, RefusedError, SequenceConflict, ServerUnavailable, UsageError
+from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, awaited, blocking
 
 MAX_PENDING = 10_000

@@ -10,7 +10,7 @@ from queuekeeper.compacted.model import QueueRules
 from queuekeeper.compacted.operations import NOTED_QUEUES, CompactedOperations
 from queuekeeper.operation import awaited, blocking
 from queuekeeper.redis_async import AsyncScriptCaller
-from queuekeeper.redis_client import RedisClient
+from queuekeeper.redis_client import RedisClient, is_cluster
 
 
 class CompactedQueues:
@@ -41,7 +41,9 @@ class CompactedQueues:
         replica_timeout_ms: int = lua.REPLICA_TIMEOUT_MS,
         retry_for_s: float = lua.RETRY_FOR_S,
     ) -> None:
-        self.operations = CompactedOperations(prefix=prefix, rules=rules, clock=clock, noted_queues=noted_queues)
+        self.operations = CompactedOperations(
+            prefix=prefix, rules=rules, clock=clock, noted_queues=noted_queues, is_cluster=is_cluster(client)
+        )
         self._caller = lua.ScriptCaller(
             client, replicas=replicas, replica_timeout_ms=replica_timeout_ms, retry_for_s=retry_for_s
         )
@@ -94,7 +96,9 @@ class AsyncCompactedQueues:
         clock: Clock | None = None,
         noted_queues: int = NOTED_QUEUES,
     ) -> None:
-        self.operations = CompactedOperations(prefix=prefix, rules=rules, clock=clock, noted_queues=noted_queues)
+        self.operations = CompactedOperations(
+            prefix=prefix, rules=rules, clock=clock, noted_queues=noted_queues, is_cluster=caller.is_cluster
+        )
         self._caller = caller
 
     async def answer(self, step: Sequence[lua.Call]) -> lua.Replies:

@@ -16,8 +16,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
-from queuekeeper.compacted.model import MAX_TEXT_BYTES, check_client_id, check_key
+from queuekeeper.compacted.model import MAX_TEXT_BYTES, check_key
 from queuekeeper.errors import InvalidTopic
+from queuekeeper.keyspace import check_client_id
 
 PREFIX = "$ECQ"
 WRITE_LEVEL = "w"

@@ -47,7 +47,7 @@ from queuekeeper.migration.spark import our_errors
 from queuekeeper.migration.undo import drop_import
 from queuekeeper.postgres import Connection
 from queuekeeper.postgres import connect as connect_postgres
-from queuekeeper.redis_client import RedisClient, address_of, from_redis
+from queuekeeper.redis_client import RedisClient, address_of, from_redis, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.judge import Reason
 
@@ -423,6 +423,7 @@ def copy_sessions(
                 source.partitioned(rows),
                 parameters=plan.parameters,
                 as_of_ms=plan.as_of_ms,
+                clustered=is_cluster(client),
                 duplicates=_has_duplicates(plan, wanted),
             )
             results = transforms.fragments(classified, prefix=prefix).mapInArrow(import_task, _RESULT_COLUMNS).collect()

@@ -37,7 +37,7 @@ from queuekeeper.migration.source import (
 from queuekeeper.migration.spark import our_errors
 from queuekeeper.postgres import Connection, migrate, statement
 from queuekeeper.postgres import connect as connect_postgres
-from queuekeeper.redis_client import clocks_ms, shards
+from queuekeeper.redis_client import clocks_ms, is_cluster, shards
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.judge import Reason
 
@@ -89,7 +89,12 @@ def plan_migration(
                 source.read(SESSIONS, SESSION_COLUMNS),
             )
             judged = _measured(
-                transforms.classify(source.partitioned(rows_frame), parameters=parameters, as_of_ms=as_of_ms),
+                transforms.classify(
+                    source.partitioned(rows_frame),
+                    parameters=parameters,
+                    as_of_ms=as_of_ms,
+                    clustered=is_cluster(client),
+                ),
                 prefix=parameters.key_prefix,
             ).persist(StorageLevel.DISK_ONLY)
             try:

@@ -8,11 +8,11 @@ from typing import Any
 from queuekeeper import lua
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import MovedOn, PacketIdInUse
-from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, session_keys
+from queuekeeper.keyspace import MAX_PACKET_ID, is_scattered, payload_key, session_keys
 from queuekeeper.migration.apply import EPOCH
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.postgres import Connection
-from queuekeeper.redis_client import RedisClient
+from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import RULES, Pairs, Reason, broken_rule, pairs_of, row_defect, user_properties
 
@@ -85,10 +85,12 @@ def replay(
     return ReplayReport(plan_id=plan_id, dry_run=dry_run, **counts)
 
 
-def defect(row: QuarantinedRow) -> Reason | None:
+def defect(row: QuarantinedRow, *, clustered: bool = False) -> Reason | None:
     """Return which rule a message breaks by itself, as the plan has judged it."""
     if not row.client_id:
         return Reason.CLIENT_ID_EMPTY
+    if clustered and is_scattered(row.client_id):
+        return Reason.CLIENT_ID_SCATTERED
     values = {
         "serial_number": row.serial_number,
         "packet_id": row.packet_id,
@@ -133,7 +135,8 @@ class _Replayer:
             row = replace(row, user_properties=None)
         assign = self._assign and row.reason in _ID_REASONS
         # The packet id is about to be replaced: judge the rest of the row.
-        if defect(replace(row, packet_id=1) if assign else row) is not None:
+        judged = replace(row, packet_id=1) if assign else row
+        if defect(judged, clustered=is_cluster(self._client)) is not None:
             return "not_repaired", None
         for _ in range(_TRIES):
             keys = session_keys(row.client_id, prefix=self._prefix)

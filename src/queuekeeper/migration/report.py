@@ -55,6 +55,11 @@ GUIDE: dict[Reason, tuple[str, str, str]] = {
         _REPAIR_BY_SQL.format(what="client_id"),
         "",
     ),
+    Reason.CLIENT_ID_SCATTERED: (
+        "The client id begins with a closing brace: its keys lie in several hash slots, and no cluster serves that.",
+        "Migrate to a single server, or correct client_id in queuekeeper.quarantine by SQL, then replay.",
+        "",
+    ),
     Reason.PACKET_ID_DUPLICATE: (
         "A newer pending message of the same client has this packet id: the ids wrapped around at 65,535.",
         "Replay under a packet id that is free. The message keeps its place in the order.",

@@ -41,7 +41,12 @@ def rows(messages: DataFrame, sessions: DataFrame) -> DataFrame:
 
 
 def classify(
-    source: DataFrame, *, parameters: MigrationParameters, as_of_ms: int, duplicates: bool = True
+    source: DataFrame,
+    *,
+    parameters: MigrationParameters,
+    as_of_ms: int,
+    clustered: bool,
+    duplicates: bool = True,
 ) -> DataFrame:
     """Add each row's fate and what the import needs to know about it.
 
@@ -49,6 +54,7 @@ def classify(
 
     :param source: see :func:`rows`.
     :param as_of_ms: instant at which a message is live or expired; the plan's, so that every run decides alike.
+    :param clustered: whether the target is a cluster, which cannot serve an id that begins with a closing brace.
     :param duplicates: look for packet ids that a client has twice; a sort is saved where a plan has found none.
     :returns: the rows with ``fate`` (``copied``, ``expired``, ``trimmed``, ``quarantined``; ``session`` for session
         rows), ``reason`` (also of a session row), ``expires_at_ms``, ``pairs`` (the user properties) and
@@ -57,7 +63,7 @@ def classify(
     """
     judged = (
         with_user_properties(_with_sizes(source))
-        .withColumn("reason", _reason())
+        .withColumn("reason", _reason(clustered=clustered))
         .withColumn("expires_at_ms", expires_at_ms(default_ttl_s=parameters.default_ttl_s))
         .drop("parsed", "payload_size", "correlation_size")
     )
@@ -119,12 +125,25 @@ def _with_sizes(source: DataFrame) -> DataFrame:
     return source.withColumns(found)
 
 
-def _reason() -> Column:
+def client_reason(*, clustered: bool) -> Column:
+    """Return why nothing of a client can be stored, to be gone on with by ``when``."""
+    empty = F.when(F.length("client_id") == 0, Reason.CLIENT_ID_EMPTY.value)
+    # The same rule as keyspace.is_scattered.
+    return empty.when(F.col("client_id").startswith("}"), Reason.CLIENT_ID_SCATTERED.value) if clustered else empty
+
+
+def may_be_stored() -> Column:
+    """Return whether a classified row's client can have a session in the target."""
+    unfit = (Reason.CLIENT_ID_EMPTY.value, Reason.CLIENT_ID_SCATTERED.value)
+    return F.col("reason").isNull() | ~F.col("reason").isin(*unfit)
+
+
+def _reason(*, clustered: bool) -> Column:
     """Return why a row cannot be copied, or null."""
-    message = F.when(F.length("client_id") == 0, Reason.CLIENT_ID_EMPTY.value)
+    message = client_reason(clustered=clustered)
     for rule in judge.RULES:
         message = message.when(_breaks(rule), rule.reason.value)
-    session = F.when(F.length("client_id") == 0, Reason.CLIENT_ID_EMPTY.value).when(
+    session = client_reason(clustered=clustered).when(
         ~F.col("last_packet_id").between(0, MAX_PACKET_ID), Reason.LAST_PACKET_ID_OUT_OF_RANGE.value
     )
     return F.when(F.col("kind") == SESSION, session).otherwise(message)
@@ -255,15 +274,8 @@ def message_json(payload_base64: Column, correlation_base64: Column) -> Column:
 
 
 def key_stem(*, prefix: str) -> Column:
-    """Return the part that all keys of a client share, such as ``{C}``; see :func:`queuekeeper.keyspace.hash_tag`."""
-    first = F.substring("client_id", 1, 1)
-    rest = F.col("client_id").substr(F.lit(2), F.length("client_id"))
-    tag = (
-        F.when(first == "}", F.concat(F.lit("%7D"), rest))
-        .when(first == "%", F.concat(F.lit("%25"), rest))
-        .otherwise(F.col("client_id"))
-    )
-    return F.concat(F.lit(f"{prefix}{{"), tag, F.lit("}"))
+    """Return the part that all keys of a client share, such as ``{C}``; see :func:`queuekeeper.keyspace.key_stem`."""
+    return F.concat(F.lit(f"{prefix}{{"), F.col("client_id"), F.lit("}"))
 
 
 def payload_key(*, prefix: str) -> Column:
@@ -288,7 +300,7 @@ def fragments(classified: DataFrame, *, prefix: str) -> DataFrame:
     """
     json = message_json(F.base64("payload"), F.base64("correlation_data"))
     copied = F.col("kind") == MESSAGE
-    built = classified.where(F.col("fate").isin("copied", "session") & (F.length("client_id") > 0)).withColumn(
+    built = classified.where(F.col("fate").isin("copied", "session") & may_be_stored()).withColumn(
         "json", F.when(copied, json)
     )
     args = F.concat(

@@ -43,6 +43,7 @@ from queuekeeper.migration.spark import our_errors
 from queuekeeper.migration.target import SPARK_SCHEMA, TargetReader
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.redis_client import is_cluster
 
 # PostgreSQL hashes the long columns itself: what is compared never leaves it.
 HASHED_COLUMNS = MESSAGE_COLUMNS | {"payload_bytes": "int", "correlation_data_bytes": "int"}
@@ -95,6 +96,8 @@ def verify_migration(
         check_plan_is_current(source.connection, plan)
         ledger.clear_progress(plan_id, "verify")
         prefix = plan.parameters.key_prefix
+        with connect_redis(redis_url) as client:
+            clustered = is_cluster(client)
 
         def read_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()
@@ -110,9 +113,10 @@ def verify_migration(
             our_errors(),
         ):
             replayed, counters = _replayed(spark, ledger, plan_id)
-            expected = expected_rows(source, plan=plan, replayed=replayed, counters=counters)
+            expected = expected_rows(source, plan=plan, clustered=clustered, replayed=replayed, counters=counters)
             # Read once: the sessions and the messages in it are joined separately.
-            found = found_rows(_clients(source).mapInArrow(read_task, SPARK_SCHEMA)).persist(StorageLevel.DISK_ONLY)
+            read = _clients(source, clustered=clustered).mapInArrow(read_task, SPARK_SCHEMA)
+            found = found_rows(read).persist(StorageLevel.DISK_ONLY)
             compared = compare(expected, found, plan_id=plan_id).persist(StorageLevel.DISK_ONLY)
             try:
                 rows = [_ledger_row(row.asDict()) for row in _balance(compared).collect()]
@@ -159,12 +163,12 @@ def _failure(report: VerifyReport) -> str:
     return f"{report.differences:,} differences, {unaccounted:,} messages unaccounted for"
 
 
-def _clients(source: Source) -> DataFrame:
-    """Return every client of the source once, partitioned by task and in order."""
+def _clients(source: Source, *, clustered: bool) -> DataFrame:
+    """Return every client of the source that the target can hold once, partitioned by task and in order."""
     only_id = {"client_id": "string"}
     clients = source.read(MESSAGES, only_id).unionByName(source.read(SESSIONS, only_id))
     return (
-        source.partitioned(clients.where(F.length("client_id") > 0))
+        source.partitioned(clients.where(transforms.client_reason(clustered=clustered).isNull()))
         .dropDuplicates(["task", "client_id"])
         .select("task", "cohort", "client_id")
     )
@@ -194,7 +198,9 @@ def _replayed(spark: SparkSession, ledger: MigrationLedger, plan_id: str) -> tup
     )
 
 
-def expected_rows(source: Source, *, plan: MigrationPlan, replayed: DataFrame, counters: DataFrame) -> DataFrame:
+def expected_rows(
+    source: Source, *, plan: MigrationPlan, clustered: bool, replayed: DataFrame, counters: DataFrame
+) -> DataFrame:
     """Return what ought to be in Redis: every row of the source with its fate and comparable values.
 
     A client whose messages have no session row gets one here, since the copy gives it a counter, too.
@@ -203,8 +209,10 @@ def expected_rows(source: Source, *, plan: MigrationPlan, replayed: DataFrame, c
         source.read(MESSAGES, HASHED_COLUMNS, expressions=HASHED_EXPRESSIONS),
         source.read(SESSIONS, SESSION_COLUMNS),
     )
-    classified = transforms.classify(source.partitioned(rows), parameters=plan.parameters, as_of_ms=plan.as_of_ms)
-    complete = _with_sessions(classified.where((F.length("client_id") > 0) | (F.col("kind") == transforms.MESSAGE)))
+    classified = transforms.classify(
+        source.partitioned(rows), parameters=plan.parameters, as_of_ms=plan.as_of_ms, clustered=clustered
+    )
+    complete = _with_sessions(classified.where(transforms.may_be_stored() | (F.col("kind") == transforms.MESSAGE)))
     joined = complete.join(F.broadcast(replayed), ["client_id", "serial_number"], "left").join(
         F.broadcast(counters), "client_id", "left"
     )

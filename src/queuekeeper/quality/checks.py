@@ -275,10 +275,12 @@ _ALL = (
     ),
     Check(
         id="Q18", title="Hash tag", stores=_BOTH, priority=Priority.P0, milder=Priority.P2,
-        computation="The client id neither empties nor shifts the hash tag of its keys, and no two clients share one; "
-        "on a cluster the keys of such a client lie in several slots.",
+        computation="The client id is not empty, does not begin with a closing brace (its keys lie in several slots, "
+        "which a cluster cannot serve), shares its hash tag with no other client, and no earlier build has stored "
+        "messages of an encoded id under it.",
         cost="none beside the profile", remedy=_repair("rekey_clients"), milder_remedy=_repair("rekey_clients"),
-        advice="Give the session keys with an encoded tag, or the device another id.",
+        advice="Move what an earlier build stored under an encoded id; on a cluster, connect the device under an id "
+        "that does not begin with a brace.",
     ),
     Check(
         id="Q19", title="Key type and slot", stores=_REDIS, priority=Priority.P0,

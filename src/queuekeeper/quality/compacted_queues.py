@@ -8,7 +8,7 @@ from typing import Any
 
 from queuekeeper.compacted.model import QueueView, Retention, RetentionPolicy
 from queuekeeper.compacted.queue import CompactedQueues
-from queuekeeper.errors import ScriptError
+from queuekeeper.errors import ScriptError, UsageError
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
 from queuekeeper.maintenance.compacted_gc_model import PartHeartbeat
 from queuekeeper.maintenance.compacted_registry import Registry, scan_queues
@@ -116,7 +116,7 @@ class _Reader:
             view = self._queues.inspect(client_id)
             report = self._queues.verify(client_id)
             overdue_s = self._overdue_s(client_id, view, beat)
-        except ScriptError:
+        except (ScriptError, UsageError):
             view, report, overdue_s = QueueView(client_id=client_id, exists=True, incarnation=0), None, 0.0
         if not view.exists:
             return None

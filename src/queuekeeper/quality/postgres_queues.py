@@ -170,7 +170,7 @@ def _completed(summed: DataFrame, *, shards: Sequence[str], parameters: ProfileP
             - (F.col("messages") - F.col("bad_serials") - F.col("tied_serials")),
             F.lit(0),
         ),
-        "bad_tag": ((F.length("client_id") == 0) | first.isin("}", "%")).cast("int"),
+        "bad_tag": ((F.length("client_id") == 0) | (first == "}")).cast("int"),
         "odd_characters": F.col("client_id").rlike(ODD_CHARACTERS).cast("int"),
     }
     found = set(summed.columns)

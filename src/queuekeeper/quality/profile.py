@@ -29,7 +29,7 @@ from queuekeeper.quality.profile_model import TURNS, ProfileParameters, ProfileR
 from queuekeeper.quality.profile_preflight import check_profiled, check_profiled_source
 from queuekeeper.quality.profile_tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
 from queuekeeper.quality.queue_reader import QueueReader
-from queuekeeper.redis_client import RedisClient, clocks_ms, nodes, read_url, redis_errors, shards
+from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster, nodes, read_url, redis_errors, shards
 from queuekeeper.redis_client import connect as connect_redis
 
 Batches = Iterator[pa.RecordBatch]
@@ -312,6 +312,9 @@ def _redis_queues(
     slot_firsts, labels = placement.slot_firsts, placement.labels
     postgres_url, profile_id, rate = profile.postgres_url, profile.profile_id, parameters.throttle_references_per_s
 
+    with connect_redis(redis_url) as client:
+        clustered = is_cluster(client)
+
     def find(batches: Batches) -> Batches:
         with _paced(postgres_url, profile_id, rate=rate) as pace:
             scanner = scan.Scanner(
@@ -319,6 +322,7 @@ def _redis_queues(
                 slot_firsts=slot_firsts,
                 labels=labels,
                 sample_percent=parameters.sample_percent,
+                is_cluster=clustered,
                 key_share=parameters.shares.key,
                 pace=pace,
             )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, pairwise
 from typing import Any
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from queuekeeper import lua
 from queuekeeper.clock import Pace
-from queuekeeper.keyspace import MAX_PACKET_ID, SessionKeys, session_keys
+from queuekeeper.keyspace import MAX_PACKET_ID, SessionKeys, encoded_client_id, session_keys
 from queuekeeper.quality.identity import client_hash
 from queuekeeper.quality.profile_model import ProfileParameters
 from queuekeeper.quality.profile_tables import HOUR_MS, ODD_CHARACTERS, ROWS
@@ -91,6 +91,8 @@ class _Window:
     before_tied: Flags = field(init=False)
     live_codes: list[Integers] = field(default_factory=list)
     fingerprints: list[tuple[Integers, Integers]] = field(default_factory=list)
+    # Queues that hold messages which builds before release 0.1 stored there for an id that they encoded.
+    encoded: Flags = field(init=False)
 
     def __post_init__(self) -> None:
         self.size = len(self.clients)
@@ -104,6 +106,7 @@ class _Window:
         self.earliest = np.full(self.size, _NEVER)
         self.latest = np.full(self.size, -1, np.int64)
         self.before = np.zeros(self.size, bool)
+        self.encoded = np.zeros(self.size, bool)
         self.before_serial = np.zeros(self.size, np.int64)
         self.before_packet_id = np.zeros(self.size, np.int64)
         self.before_tied = np.zeros(self.size, bool)
@@ -177,14 +180,14 @@ class QueueReader:
         starts = np.flatnonzero(changes)
         queue_of_row = np.cumsum(changes) - 1
         clients = names.take(pa.array(starts)).to_pylist()
-        bad_tags = rows.column("bad_tag").to_numpy()
+        unreadable = rows.column("unreadable").to_numpy()
         # The empty id has no keys that a store would use.
         prefix = self._parameters.key_prefix
         window = _Window(clients, [session_keys(name or "-", prefix=prefix) for name in clients])
         scattered = np.zeros(window.size, np.int64)
         np.add.at(scattered, queue_of_row, rows.column("scattered").to_numpy())
-        bad_tag = np.bincount(queue_of_row[bad_tags], minlength=window.size) > 0
-        regular = np.flatnonzero(np.bincount(queue_of_row[~bad_tags], minlength=window.size))
+        bad_tag = np.bincount(queue_of_row[unreadable], minlength=window.size) > 0
+        regular = np.flatnonzero(np.bincount(queue_of_row[~unreadable], minlength=window.size))
 
         lists = rows.column("packet_ids").combine_chunks()
         seen_ids = lists.flatten().to_numpy(zero_copy_only=False).astype(np.int64)
@@ -200,7 +203,7 @@ class QueueReader:
             cohorts=rows.column("cohort").take(first_rows).to_numpy(),
             slots=rows.column("slot").take(first_rows).to_numpy(),
             scattered=scattered,
-            bad_tag=bad_tag,
+            bad_tag=bad_tag | window.encoded,
             hours=hours,
         )
 
@@ -299,6 +302,35 @@ class QueueReader:
     def _read_contents(
         self, window: _Window, owners: Integers, packet_ids: Integers, size_bytes: Integers, keys: list[str]
     ) -> None:
+        faults, fingerprints = self._judge_contents(window.clients, owners, packet_ids, size_bytes, keys)
+        foreign = np.flatnonzero(faults & _FAULT_BITS["mismatched"])
+        encoded = {int(owner): encoded_client_id(window.clients[owner]) for owner in np.unique(owners[foreign])}
+        suspects = np.array([place for place in foreign if encoded[int(owners[place])] is not None], np.int64)
+        if len(suspects):
+            # The tag may be that of an id which builds before release 0.1 encoded: then it is the id's message.
+            again, _ = self._judge_contents(
+                encoded, owners[suspects], packet_ids[suspects], size_bytes[suspects], [keys[n] for n in suspects]
+            )
+            theirs = again & (_FAULT_BITS["mismatched"] | _FAULT_BITS["unreadable"]) == 0
+            faults[suspects[theirs]] = again[theirs]
+            window.encoded[owners[suspects[theirs]]] = True
+        for name, bit in _FAULT_BITS.items():
+            window.add(name, owners[faults & bit > 0])
+        readable = fingerprints > 0
+        window.fingerprints.append((owners[readable], fingerprints[readable]))
+
+    def _judge_contents(
+        self,
+        names: Sequence[Any] | Mapping[int, Any],
+        owners: Integers,
+        packet_ids: Integers,
+        size_bytes: Integers,
+        keys: list[str],
+    ) -> tuple[Integers, Integers]:
+        """Return the faults of messages, and a fingerprint of each.
+
+        :param names: whose they should be, by owner.
+        """
         edges = _runs(owners, limit=_CONTENTS_PER_EXCHANGE, weights=size_bytes, most=_CONTENT_BYTES_PER_CALL)
         ids = packet_ids.tolist()
         flat = self._numbers(
@@ -306,18 +338,14 @@ class QueueReader:
                 lua.Call(
                     self._contents,
                     keys[first:end],
-                    [window.clients[owners[first]], self._parameters.default_ttl_s, *ids[first:end]],
+                    [names[int(owners[first])], self._parameters.default_ttl_s, *ids[first:end]],
                 )
                 for first, end in pairwise(edges)
             ],
             most=_CONTENTS_PER_EXCHANGE,
             share=self._shares.content,
         )
-        faults, fingerprints = flat[::2], flat[1::2]
-        for name, bit in _FAULT_BITS.items():
-            window.add(name, owners[faults & bit > 0])
-        readable = fingerprints > 0
-        window.fingerprints.append((owners[readable], fingerprints[readable]))
+        return flat[::2], flat[1::2]
 
     def _count_orphans(self, window: _Window, seen: Integers) -> None:
         """Look at payload keys that SCAN saw and no reference led to: twice, each time in one instant with the set."""

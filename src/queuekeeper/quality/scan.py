@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import redis
 
 from queuekeeper.clock import Pace
-from queuekeeper.keyspace import SLOTS, client_id_of_tag, client_slot, hash_tag, session_scan_pattern
+from queuekeeper.keyspace import SLOTS, client_slot, is_scattered, session_scan_pattern
 from queuekeeper.quality.profile_model import in_sample
 from queuekeeper.redis_client import redis_errors
 
@@ -24,14 +24,15 @@ SCHEMA = pa.schema(
         ("slot", pa.int32()),
         ("client_id", pa.string()),
         ("packet_ids", pa.list_(pa.int32())),
-        ("bad_tag", pa.bool_()),
+        ("unreadable", pa.bool_()),
         ("scattered", pa.int32()),
     ]
 )
 """A row per client, tag and window of SCAN; a client may have many.
 
-``packet_ids`` of the payload keys that were seen, -1 for one that ends in no number. Under a hash tag that is not the
-client's own, ``bad_tag``, payload keys are only counted, in ``scattered``.
+``packet_ids`` of the payload keys that were seen, -1 for one that ends in no number. Where a client's keys cannot be
+read together, ``unreadable``, payload keys are only counted, in ``scattered``: those of the empty id, and in a cluster
+those of an id that begins with ``}``.
 """
 
 PACKED = pa.schema([("task", pa.int32()), ("rows", pa.binary())])
@@ -56,6 +57,7 @@ class Scanner:
     :param slot_firsts: first slot of each cohort, ascending.
     :param labels: task label of each cohort; -1 for one that is not wanted.
     :param sample_percent: see :func:`queuekeeper.quality.profile_model.in_sample`.
+    :param is_cluster: whether keys lie where their hash slot is.
     :param key_share: what part of the work on a reference it is to be shown a key.
     :param pace: is told how many references' work was done.
     """
@@ -67,6 +69,7 @@ class Scanner:
         slot_firsts: tuple[int, ...],
         labels: tuple[int, ...],
         sample_percent: int,
+        is_cluster: bool,
         key_share: float,
         pace: Pace,
     ) -> None:
@@ -74,6 +77,7 @@ class Scanner:
         self._slot_firsts = np.asarray(slot_firsts)
         self._labels = np.asarray(labels, np.int32)
         self._sample_percent = sample_percent
+        self._is_cluster = is_cluster
         self._key_share = key_share
         self._pace = pace
 
@@ -134,17 +138,16 @@ class Scanner:
         return batch.filter(pa.array((tasks >= 0) & in_sample(slots, percent=self._sample_percent)))
 
     def _clients(self, stems: list[str]) -> tuple[list[str], Any, Any]:
-        """Return client id, slot and whether the tag is the client's own, for each distinct stem."""
+        """Return client id, slot and whether the client's keys can be read together, for each distinct stem."""
         tags = [stem[len(self._prefix) + 1 :] for stem in stems]
         slots = np.fromiter((crc_hqx(tag.encode(), 0) for tag in tags), np.int32, len(tags)) % SLOTS
-        clients, regular = tags, np.ones(len(tags), bool)
+        regular = np.ones(len(tags), bool)
         for index, tag in enumerate(tags):
-            # Seldom: an id that the tag does not hold as it is, or whose tag ends within it.
-            if not tag or tag[0] in "}%" or "}" in tag:
-                clients[index] = client_id_of_tag(tag)
-                slots[index] = client_slot(clients[index]) if tag else 0
-                regular[index] = bool(tag) and hash_tag(clients[index]) == tag
-        return clients, slots, regular
+            # Seldom: the tag ends within the id.
+            if not tag or "}" in tag:
+                slots[index] = client_slot(tag) if tag else 0
+                regular[index] = bool(tag) and not (self._is_cluster and is_scattered(tag))
+        return tags, slots, regular
 
 
 def packed(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

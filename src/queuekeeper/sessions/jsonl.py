@@ -11,10 +11,10 @@ from unicodedata import category
 import orjson
 
 from queuekeeper.errors import UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import MAX_SERIAL
-from queuekeeper.sessions.model import PendingMessage, check_client_id
+from queuekeeper.sessions.model import PendingMessage
 
 FORMAT = 1
 """Number that an incompatible form of the lines would raise."""

@@ -41,6 +41,7 @@ class Reason(StrEnum):
     """Why a row or a record cannot be kept and delivered."""
 
     CLIENT_ID_EMPTY = "client_id_empty"
+    CLIENT_ID_SCATTERED = "client_id_scattered"  # begins with a closing brace, and the target is a cluster
     PACKET_ID_DUPLICATE = "packet_id_duplicate"  # a newer pending message of the client has the same packet id
     PACKET_ID_OUT_OF_RANGE = "packet_id_out_of_range"  # null, 0, negative or over 65,535
     PACKET_TYPE_UNKNOWN = "packet_type_unknown"  # neither PUBLISH nor PUBREL

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from queuekeeper.errors import QueuekeeperError, UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
 from queuekeeper.sessions.judge import (
     CONTENT_RULES,
     MAX_PACKET_BYTES,
@@ -524,14 +524,6 @@ def check_packet_id(packet_id: Any) -> None:
     :raises UsageError: naming the value and the rule.
     """
     check_integer("packet_id", packet_id, 1, MAX_PACKET_ID, "MQTT 5 section 2.2.1")
-
-
-def check_client_id(client_id: Any) -> None:
-    """Refuse what is not the id of a session.
-
-    :raises UsageError: for another type, the empty text and one that MQTT cannot carry.
-    """
-    check_text("client id", client_id, empty=False)
 
 
 def check_text(name: str, value: Any, *, empty: bool = True) -> None:

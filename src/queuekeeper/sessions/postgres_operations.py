@@ -27,7 +27,7 @@ from queuekeeper.errors import (
     StaleEpoch,
     UsageError,
 )
-from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
 from queuekeeper.operation import Operation
 from queuekeeper.sessions import jsonl, wire
 from queuekeeper.sessions.judge import MAX_SERIAL, broken_rule, pairs_of, row_defect, sql_bounds
@@ -51,7 +51,6 @@ from queuekeeper.sessions.model import (
     SessionSave,
     SessionView,
     StoreRules,
-    check_client_id,
     check_integer,
     check_packet_id,
     check_page,

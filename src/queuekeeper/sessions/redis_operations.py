@@ -29,7 +29,14 @@ from queuekeeper.errors import (
     UnreadableRecord,
     UsageError,
 )
-from queuekeeper.keyspace import MAX_PACKET_ID, check_prefix, payload_key, quarantined_key, session_keys
+from queuekeeper.keyspace import (
+    MAX_PACKET_ID,
+    check_client_id,
+    check_prefix,
+    payload_key,
+    quarantined_key,
+    session_keys,
+)
 from queuekeeper.operation import Operation
 from queuekeeper.sessions import jsonl
 from queuekeeper.sessions.judge import Reason
@@ -54,7 +61,6 @@ from queuekeeper.sessions.model import (
     SessionSave,
     SessionView,
     StoreRules,
-    check_client_id,
     check_integer,
     check_packet_id,
     check_page,

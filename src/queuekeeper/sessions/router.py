@@ -29,6 +29,7 @@ from queuekeeper.errors import (
     StaleEpoch,
     UsageError,
 )
+from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, awaited, blocking
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
@@ -49,7 +50,6 @@ from queuekeeper.sessions.model import (
     SessionSave,
     SessionView,
     StoreRules,
-    check_client_id,
     check_integer,
 )
 from queuekeeper.sessions.owners import Owner, OwnerOperations, Ownership

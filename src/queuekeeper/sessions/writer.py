@@ -13,12 +13,12 @@ from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias
 
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
+from queuekeeper.keyspace import check_client_id
 from queuekeeper.sessions.model import (
     NewMessage,
     Refusal,
     SaveReport,
     SessionSave,
-    check_client_id,
     check_integer,
     check_text,
 )

@@ -6,12 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.keyspace import parse_cohorts
+from queuekeeper.keyspace import check_client_id, parse_cohorts
 from queuekeeper.maintenance.remedies.model import Queue
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.identity import client_hash
 from queuekeeper.quality.store import QualityStore
-from queuekeeper.sessions.model import check_client_id
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,16 +1,18 @@
-"""Moves sessions from keys as TBMQ writes them to keys with our encoded tag, for client ids that spoil the tag."""
+"""Moves sessions that builds before release 0.1 wrote under an encoded id, ``{%25x}`` for ``%x``, to their own keys."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from queuekeeper import lua
-from queuekeeper.keyspace import MAX_PACKET_ID, broker_stem, client_id_of_tag, hash_tag
+from queuekeeper.keyspace import MAX_PACKET_ID, earlier_tag, encoded_client_id, is_scattered, key_stem
 from queuekeeper.maintenance.remedies.aside import is_serial
 from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused, SimpleRemedy
 from queuekeeper.maintenance.remedies.world import World
+from queuekeeper.redis_client import is_cluster
 
 BYTES_PER_WRITE = 524_288
 MESSAGES_PER_WRITE = 200
@@ -18,8 +20,17 @@ MESSAGES_PER_WRITE = 200
 _MOVED = "message moved"
 _DEAD = "dead reference left behind"
 _COUNTER = "counter moved"
+_COPIED = "counter copied, as another client shares it"
 _NOTE = "note of a move removed"
 _ABSENT = -2
+_OWN = frozenset({"publish", "pubrel"})
+# What the next save finds out anew, and what belongs to the migration that wrote the session.
+_LEFT_BEHIND = frozenset(
+    {
+        "rekeyed", "saved_last_packet_id", "until_ms", "earliest_expiry_ms", "import", "plan", "references",
+        "imported_last_packet_id",
+    }
+)  # fmt: skip
 
 
 class _Record(NamedTuple):
@@ -34,146 +45,225 @@ class _Record(NamedTuple):
 class RekeyClients(SimpleRemedy):
     """See ``purpose``.
 
-    On a cluster the old keys lie in several slots, so no script sees them together: each is copied, read back and
+    The keys under the encoded id may also be, or hold messages of, a client that is truly called so. The client id
+    inside each message decides whose it is, and messages of the other client stay. Without one that can be read nobody
+    can tell, and nothing is done.
+
+    Old and new keys lie in different slots of a cluster, so no script sees both: each is copied, read back and
     compared, and only then removed, if it still is what was copied. An interrupted move goes on when it is repeated.
+
+    ``member`` of an effect is the id under which the keys are that it is about.
     """
 
     name = "rekey_clients"
     looks_by = frozenset({"export_messages"})
     writes_by = frozenset({"rekey_messages", "finish_rekey", "unlink_copied", "remove_references"})
     purpose = (
-        "Moves sessions of client ids that begin with a closing brace or a percent sign from the keys that TBMQ gives "
-        "them to keys in one slot. TBMQ itself does not find them there."
+        "Moves sessions of client ids that begin with a closing brace or a percent sign from the encoded keys of "
+        "builds before release 0.1 to the keys that TBMQ gives them. Messages of a client truly called like the "
+        "encoded id stay where they are."
     )
-    undo_words = (
-        "There is none: in a cluster the old keys could not be used. Each copy is compared before its original goes."
-    )
+    undo_words = "There is none: nobody looks under the old keys. Each copy is compared before its original goes."
     can_undo = False
 
     def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per message under the old tag, and one for its counter."""
-        if not queue.client_id:
-            raise QueueRefused("its client id is empty: a session without an id cannot be stored")
-        if hash_tag(queue.client_id) == queue.client_id:
-            return []
-        old = _Old(world, queue)
-        members = world.members(old.messages)
-        ours_by_name = client_id_of_tag(queue.client_id) != queue.client_id
-        if ours_by_name and old.read([f"{old.stem}_session"])[0] is not None:
-            raise QueueRefused("the keys under its tag are those of another client")
-        packet_ids = [old.packet_id(member) for member, _ in members]
-        if None in packet_ids or not all(is_serial(score) for _, score in members):
-            raise QueueRefused("it holds references that name no packet id, or serials that are none")
-        verdicts = old.judge([member for member, _ in members])
-        if any(word == "wrong_type" for word, _ in verdicts):
-            raise QueueRefused("a key of the session holds another Redis type")
-        counter = old.read([old.last_packet_id])[0]
-        if ours_by_name and (members or counter) and not any(word in {"publish", "pubrel"} for word, _ in verdicts):
-            raise QueueRefused("no message tells whether the keys under its tag are its own")
-        if any(word == "other_client" for word, _ in verdicts):
-            raise QueueRefused("the keys under its tag are those of another client")
-        effects = [
-            Effect(
-                kind=_DEAD if word == "missing" else _MOVED,
-                packet_id=packet_id,
-                serial=score,
-                expires_at_ms=None if word == "missing" else expires_at_ms,
-            )
-            for packet_id, (_, score), (word, expires_at_ms) in zip(packet_ids, members, verdicts, strict=True)
-        ]
-        if counter is not None:
-            effects.append(Effect(kind=_COUNTER, after=_counter(counter.content)))
-        elif not effects and "rekeyed" in world.state(queue).fields:
-            effects.append(Effect(kind=_NOTE))
-        return effects
+        return [effect for move in _moves(world, queue) for effect in move.find()]
 
     def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Copy, compare, remove."""
-        old = _Old(world, queue)
-        counter = old.read([old.last_packet_id])[0]
+        moves = {move.source: move for move in _moves(world, queue)}
+        return [
+            done
+            for source, some in groupby(effects, key=lambda effect: effect.member)
+            for done in moves[source].apply(list(some))
+        ]
+
+
+def _moves(world: World, queue: Queue) -> list[_Move]:
+    """Return where a queue's id may stand for keys of another: as the encoded one, and as the one that was encoded."""
+    found: list[_Move] = []
+    decoded, encoded = encoded_client_id(queue.client_id), earlier_tag(queue.client_id)
+    if decoded is not None:
+        target = Queue(client_id=decoded, client_hash=queue.client_hash)
+        found.append(_Move(world, source=queue.client_id, target=target, is_named=False))
+    if encoded is not None:
+        found.append(_Move(world, source=encoded, target=queue, is_named=True))
+    return found
+
+
+class _Move:
+    """A session under the encoded id, and the client whose it may be.
+
+    :param source: the encoded id.
+    :param is_named: whether it is the target that a person has named, or a judgement.
+    """
+
+    def __init__(self, world: World, *, source: str, target: Queue, is_named: bool) -> None:
+        self.source = source
+        self._world = world
+        self._old_queue = Queue(client_id=source, client_hash=target.client_hash)
+        self._target = target
+        self._is_named = is_named
+        self._messages, self._last_packet_id, self._session = world.keys(self._old_queue)
+
+    def find(self) -> list[Effect]:
+        members = self._world.members(self._messages)
+        verdicts = self._judge([member for member, _ in members])
+        words = {word for word, _ in verdicts}
+        counter = self._read([self._last_packet_id])[0]
+        if not words & _OWN:
+            if self._is_named and (members or counter) and "other_client" not in words:
+                raise QueueRefused("no message tells whether the keys under its encoded id are its own")
+            return self._note()
+        if is_scattered(self._target.client_id) and is_cluster(self._world.client):
+            raise QueueRefused("a cluster cannot serve its own keys: its id begins with a closing brace")
+        if "wrong_type" in words:
+            raise QueueRefused("a key of the session holds another Redis type")
+        fields = self._world.state(self._old_queue).fields
+        if "mirror" in fields:
+            raise QueueRefused("its changes still go to PostgreSQL too: end the online migration first")
+        state = self._world.state(self._target)
+        if "rekeyed" not in state.fields and (state.references or state.last_packet_id or state.fields):
+            raise QueueRefused("the session exists and was not moved here")
+        is_shared = "other_client" in words
+        effects: list[Effect] = []
+        for (member, score), (word, expires_at_ms) in zip(members, verdicts, strict=True):
+            if word not in _OWN and is_shared:
+                continue
+            packet_id = self._packet_id(member)
+            if packet_id is None or not is_serial(score):
+                raise QueueRefused("it holds references that name no packet id, or serials that are none")
+            is_dead = word == "missing"
+            effects.append(
+                Effect(
+                    kind=_DEAD if is_dead else _MOVED,
+                    packet_id=packet_id,
+                    serial=score,
+                    expires_at_ms=None if is_dead else expires_at_ms,
+                    member=self.source,
+                )
+            )
+        if counter is not None:
+            kind = _COPIED if is_shared else _COUNTER
+            effects.append(Effect(kind=kind, after=_counter(counter.content), member=self.source))
+        return effects
+
+    def _note(self) -> list[Effect]:
+        """Return what is left to do of a move that was killed right before its end."""
+        if is_scattered(self._target.client_id) and is_cluster(self._world.client):
+            return []
+        noted = "rekeyed" in self._world.state(self._target).fields
+        return [Effect(kind=_NOTE, member=self.source)] if noted else []
+
+    def apply(self, effects: Sequence[Effect]) -> list[bool]:
+        counter = self._read([self._last_packet_id])[0]
         last_packet_id = "" if counter is None else _counter(counter.content)
         done: dict[int, bool] = {}
         messages = [(place, each) for place, each in enumerate(effects) if each.kind == _MOVED]
-        records = old.read([old.payload(each.packet_id) for _, each in messages])
+        records = self._read([self._payload(each.packet_id) for _, each in messages])
         for part in _parts([(place, each, record) for (place, each), record in zip(messages, records, strict=True)]):
-            gone = self._move(world, queue, old, [(each, record) for _, each, record in part], last_packet_id)
+            gone = self._move([(each, record) for _, each, record in part], last_packet_id)
             done |= {place: each in gone for place, each, _ in part}
         for place, each in enumerate(effects):
             if each.kind == _DEAD:
-                done[place] = old.forget([each]) > 0
-            elif each.kind == _COUNTER and counter is not None:
+                done[place] = self._forget([each]) > 0
+            elif each.kind in {_COUNTER, _COPIED} and counter is not None:
                 # The counter goes last: while it is there, so is what it counts.
                 if not messages:
-                    world.call("rekey_messages", world.keys(queue), [last_packet_id])
-                done[place] = not world.members(old.messages) and old.remove(old.last_packet_id, counter)
-        # Without the note, a later move into a session that has gone its own way is refused.
-        if old.read([old.last_packet_id])[0] is None and not world.members(old.messages):
-            noted = bool(world.call("finish_rekey", [world.keys(queue).session], []))
+                    self._world.call("rekey_messages", self._world.keys(self._target), [last_packet_id])
+                if each.kind == _COPIED:
+                    done[place] = True
+                elif not self._world.members(self._messages):
+                    done[place] = self._remove(self._last_packet_id, counter.digest)
+        members = self._world.members(self._messages)
+        is_emptied = not members and self._read([self._last_packet_id])[0] is None
+        words = {word for word, _ in self._judge([member for member, _ in members])}
+        if is_emptied or (not words & _OWN and "other_client" in words):
+            noted = self._finish(is_emptied=is_emptied)
             done |= {place: noted for place, each in enumerate(effects) if each.kind == _NOTE}
         return [done.get(place, False) for place in range(len(effects))]
 
-    def _move(
-        self, world: World, queue: Queue, old: _Old, part: Sequence[tuple[Effect, _Record]], last_packet_id: str
-    ) -> list[Effect]:
+    def _finish(self, *, is_emptied: bool) -> bool:
+        """Give the session what it said about itself, and end the move.
+
+        Without the note, a later move into a session that has gone its own way is refused.
+        """
+        fields = self._world.state(self._old_queue).fields
+        kept: list[lua.Value] = []
+        for name, value in fields.items():
+            if name not in _LEFT_BEHIND:
+                kept += (name, value)
+        noted = bool(self._world.call("finish_rekey", [self._world.keys(self._target).session], kept))
+        if is_emptied and fields:
+            self._remove(self._session, _digest_of(fields))
+        return noted
+
+    def _move(self, part: Sequence[tuple[Effect, _Record]], last_packet_id: str) -> list[Effect]:
         """Move some messages and return those of which nothing is left under the old tag."""
-        names = [world.payload(queue, each.packet_id or 0) for each, _ in part]
+        world = self._world
+        names = [world.payload(self._target, each.packet_id or 0) for each, _ in part]
         triples: list[lua.Value] = []
         for each, record in part:
             triples += (each.serial, record.expires_at_ms, record.content)
-        world.call("rekey_messages", [*world.keys(queue), *names], [last_packet_id, *triples])
+        world.call("rekey_messages", [*world.keys(self._target), *names], [last_packet_id, *triples])
         written = world.call("export_messages", names, [])
         # The server's time, read after the copies: those that have expired by themselves are no loss.
-        now_ms = world.state(queue).now_ms
+        now_ms = world.state(self._target).now_ms
         for at, (_, record) in enumerate(part):
             copy = _Record(written[2 * at], written[2 * at + 1])
             expired = copy.expires_at_ms == _ABSENT and 0 <= record.expires_at_ms <= now_ms
             if copy != record and not expired:
                 raise QueueRefused("a copy differs from its original, which stays")
-        names = [old.payload(each.packet_id) for each, _ in part]
+        names = [self._payload(each.packet_id) for each, _ in part]
         gone = [
             each
             for name, (each, record) in zip(names, part, strict=True)
-            if old.remove(name, record) or old.read([name])[0] is None
+            if self._remove(name, record.digest) or self._read([name])[0] is None
         ]
         if gone:
-            old.forget(gone)
+            self._forget(gone)
         return gone
 
+    # What is under the encoded id.
 
-class _Old:
-    """The session under TBMQ's own names; each key may be in another slot."""
+    def _payload(self, packet_id: int | None) -> str:
+        return self._world.payload(self._old_queue, packet_id or 0)
 
-    def __init__(self, world: World, queue: Queue) -> None:
-        self._world = world
-        self._queue = queue
-        self.stem = broker_stem(queue.client_id, prefix=world.parameters.key_prefix)
-        self.messages = f"{self.stem}_messages"
-        self.last_packet_id = f"{self.stem}_last_packet_id"
-
-    def payload(self, packet_id: int | None) -> str:
-        return f"{self.messages}_{packet_id}"
-
-    def packet_id(self, member: bytes) -> int | None:
+    def _packet_id(self, member: bytes) -> int | None:
         stem, _, suffix = member.rpartition(b"_")
-        good = stem == self.messages.encode() and suffix.isdigit() and not suffix.startswith(b"0") and len(suffix) < 6
+        good = stem == self._messages.encode() and suffix.isdigit() and not suffix.startswith(b"0") and len(suffix) < 6
         return int(suffix) if good and int(suffix) <= MAX_PACKET_ID else None
 
-    def judge(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
-        replies = self._world.calls("judge_messages", [([key], [self._queue.client_id, 1]) for key in keys])
-        return [(reply[0].decode(), reply[1]) for reply in replies]
+    def _judge(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
+        """Say whether records are the target's; a reference to another session's key is none of this one."""
+        stem = f"{key_stem(self.source, prefix=self._world.parameters.key_prefix)}_messages_".encode()
+        near = [key for key in keys if key.startswith(stem)]
+        verdicts = {
+            key: (each.word, each.expires_at_ms)
+            for key, each in zip(near, self._world.judge(self._target, near), strict=True)
+        }
+        return [verdicts.get(key, ("unreadable", _ABSENT)) for key in keys]
 
-    def read(self, keys: Sequence[str]) -> list[_Record | None]:
+    def _read(self, keys: Sequence[str]) -> list[_Record | None]:
         replies: list[Any] = self._world.calls("export_messages", [([key], []) for key in keys])
         return [None if reply[1] == _ABSENT else _Record(*reply) for reply in replies]
 
-    def remove(self, key: str, record: _Record) -> bool:
-        return bool(self._world.call("unlink_copied", [key], [record.digest]))
+    def _remove(self, key: str, digest: str) -> bool:
+        return bool(self._world.call("unlink_copied", [key], [digest]))
 
-    def forget(self, effects: Sequence[Effect]) -> int:
+    def _forget(self, effects: Sequence[Effect]) -> int:
         pairs: list[lua.Value] = []
         for each in effects:
-            pairs += (self.payload(each.packet_id), each.serial)
-        return int(self._world.call("remove_references", [self.messages], pairs))
+            pairs += (self._payload(each.packet_id), each.serial)
+        return int(self._world.call("remove_references", [self._messages], pairs))
+
+
+def _digest_of(fields: Mapping[str, str]) -> str:
+    """Return the digest by which ``unlink_copied`` knows a hash."""
+    parts = [part for name in sorted(fields, key=str.encode) for part in (name, fields[name])]
+    text = "".join(f"{len(part.encode())}:{part}" for part in parts)
+    return hashlib.sha1(text.encode(), usedforsecurity=False).hexdigest()
 
 
 def _counter(content: bytes) -> str:

@@ -10,11 +10,11 @@ from typing import Any, NamedTuple, TypeVar
 
 from queuekeeper import lua
 from queuekeeper.clock import Clock
-from queuekeeper.errors import ScriptError
+from queuekeeper.errors import ScatteredClient, ScriptError
 from queuekeeper.keyspace import (
     MAX_PACKET_ID,
     SessionKeys,
-    hash_tag,
+    key_stem,
     payload_key,
     session_keys,
     session_scan_pattern,
@@ -129,6 +129,11 @@ class World:
             self.pace(sum(len(keys) for keys, _ in batch))
             try:
                 found += self.caller.execute([lua.Call(script, keys, args) for keys, args in batch]).or_raise()
+            except ScatteredClient:
+                raise QueueRefused(
+                    "its id begins with a closing brace, and no script of a cluster can use its keys: they lie in "
+                    "several slots"
+                ) from None
             except ScriptError as error:
                 if "WRONGTYPE" in str(error):
                     raise QueueRefused("a key of the session holds another Redis type") from None
@@ -186,7 +191,7 @@ class World:
         :param kind: ``messages``, ``quarantined`` or ``orphan``.
         """
         prefix = self.parameters.key_prefix
-        wanted = {f"{prefix}{{{hash_tag(queue.client_id)}}}".encode(): queue.client_id for queue in queues}
+        wanted = {key_stem(queue.client_id, prefix=prefix).encode(): queue.client_id for queue in queues}
         pattern = session_scan_pattern(prefix).removesuffix("*") + f"{kind}_*"
         found: dict[str, set[int]] = {}
         for address, node in nodes(self.client):
