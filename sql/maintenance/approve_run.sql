@@ -1,12 +1,12 @@
 -- Note who agreed to a run; one that is at work already keeps its state.
--- params: maintenance_run_id, approved_by
+-- params: maintenance_run_id, approved_by, approved_at
 -- rows: at most one: (maintenance_run_id)
 -- index: maintenance_runs_pkey
 UPDATE queuekeeper.maintenance_runs
 SET
     state = CASE state WHEN 'planned' THEN 'approved' ELSE state END,
     approved_by = %(approved_by)s,
-    approved_at = clock_timestamp(),
+    approved_at = coalesce(%(approved_at)s::timestamptz, clock_timestamp()),
     updated_at = clock_timestamp()
 WHERE maintenance_run_id = %(maintenance_run_id)s
 RETURNING maintenance_run_id

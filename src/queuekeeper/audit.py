@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from enum import StrEnum
 from typing import Any
@@ -22,10 +22,15 @@ _MICROSECOND = timedelta(microseconds=1)
 class Action(StrEnum):
     """What somebody did."""
 
-    APPROVE = "approve"  # agreed to a plan
+    APPROVE = "approve"  # agreed to what was asked
+    REJECT = "reject"  # did not agree
+    UNANSWERED = "unanswered"  # nobody answered in time, which means no
     APPLY = "apply"  # a run has changed something; the effect says how much of it
+    UNDO = "undo"  # took back what a run had changed
     REPORT = "report"  # a report was written, with its hash
     THROTTLE = "throttle"  # changed how fast a run may work
+    PAUSE = "pause"  # let a run wait
+    RESUME = "resume"  # let it go on
     REVEAL = "reveal"  # saw a payload, for a reason
 
 
@@ -115,6 +120,30 @@ class ChainReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Answer:
+    """What came of a question whether something may be done.
+
+    :param action: ``APPROVE``, ``REJECT`` or ``UNANSWERED``.
+    :param actor: who answered.
+    :param at: when; the answer is noted once, however often it is read. None for now.
+    :param facts: where it was given, such as the run of Airflow.
+    """
+
+    action: Action
+    actor: str
+    at: datetime | None = None
+    facts: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class AirflowRun:
+    """The run of Airflow in whose task this process works."""
+
+    dag_id: str
+    run_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
 class AuditFilter:
     """Which entries are asked for; none stands for any.
 
@@ -132,7 +161,7 @@ class AuditFilter:
 def record(
     connection: Connection,
     *,
-    actor: str,
+    actor: str | None,
     action: Action,
     subject: str,
     effect: Mapping[str, Any],
@@ -140,12 +169,13 @@ def record(
 ) -> None:
     """Add an entry, in the caller's transaction where there is one: what is rolled back was not done.
 
-    :param actor: person, or user of the database where no person is known.
+    :param actor: person; none for the user of the database, where no person is known.
     :param subject: plan, run, or keyed hash of a client id.
     :param effect: what JSON can hold; without payloads and client ids.
     """
+    note_subject(connection, subject)
     entry = {
-        "actor": actor,
+        "actor": actor or connection.info.user,
         "action": str(action),
         "subject": subject,
         "report_hash": report_hash,
@@ -153,6 +183,74 @@ def record(
     }
     with translated_errors(connection, missing=_MISSING):
         connection.execute(statement("audit/record"), entry)
+
+
+def record_answer(connection: Connection, answer: Answer, *, subject: str, kind: str) -> None:
+    """Add an entry for an answer; one that was given at a known instant has one entry, however often it is read.
+
+    :param subject: plan or run that was asked about.
+    :param kind: of that plan or run.
+    """
+    known = {"subject": subject, "answered_at": answer.at, "action": str(answer.action), "actor": answer.actor}
+    effect = {"kind": kind, **answer.facts}
+    with translated_errors(connection, missing=_MISSING), connection.transaction():
+        if answer.at is not None:
+            if not connection.execute(statement("audit/note_answer"), known).rowcount:
+                return
+            effect["answered_at"] = answer.at.astimezone(UTC).isoformat(timespec="milliseconds")
+        record(connection, actor=answer.actor, action=answer.action, subject=subject, effect=effect)
+
+
+def record_undo(
+    connection: Connection, *, subject: str, kind: str, report: Mapping[str, Any], actor: str | None = None
+) -> None:
+    """Add an entry for what was taken back of a plan or run.
+
+    :param report: how much of it; what is no number is left out.
+    :param actor: person who wanted it; none for the user of the database.
+    """
+    record(connection, actor=actor, action=Action.UNDO, subject=subject, effect={"kind": kind} | figures(report))
+
+
+def find_runs_by(find: Callable[[], AirflowRun | None]) -> None:
+    """Say how the run of Airflow is found in which this process works.
+
+    :param find: returns none outside of a task.
+    """
+    global _current_run  # noqa: PLW0603 - Airflow keeps one current task per process
+    _current_run = find
+
+
+def current_run() -> AirflowRun | None:
+    """Return the run of Airflow in which this process works; none outside of a task."""
+    return _current_run()
+
+
+def note_subject(connection: Connection, subject: str) -> None:
+    """Note that the current run of Airflow works on something; outside of one nothing is noted.
+
+    :param subject: plan or run that entries will be about.
+    """
+    run = _current_run()
+    if run is not None:
+        values = {"dag_id": run.dag_id, "run_id": run.run_id, "subject": subject}
+        with translated_errors(connection, missing=_MISSING):
+            connection.execute(statement("audit/note_run"), values)
+
+
+def _no_run() -> AirflowRun | None:
+    return None
+
+
+_current_run: Callable[[], AirflowRun | None] = _no_run
+
+
+def of_run(connection: Connection, run: AirflowRun, *, limit: int = 200) -> list[AuditEntry]:
+    """Return the entries about what a run of Airflow has worked on, since it does, the latest first."""
+    values = {"dag_id": run.dag_id, "run_id": run.run_id, "maximum": limit}
+    with translated_errors(connection, missing=_MISSING):
+        rows = connection.execute(statement("audit/of_run"), values).fetchall()
+    return [_entry(row) for row in rows]
 
 
 def latest(

@@ -215,7 +215,7 @@ def _calls(*names: str) -> Grant:
     return Grant(place=Place.EVENTS, privileges=_RUN, names=names, kind="ROUTINE")
 
 
-_AUDITED = _control(("audit",), _ADD)
+_AUDITED = _control(("audit", "audit_answers", "audit_runs"), _ADD)
 _KNOWN = _control(_LEDGER, _READ)
 _NUMBERS = Grant(place=Place.EVENTS, privileges=("USAGE",), names=("event_numbers",), kind="SEQUENCE")
 

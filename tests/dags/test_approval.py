@@ -14,10 +14,11 @@ from queuekeeper import postgres, redis_client
 from queuekeeper.airflow.operators.approval import (
     CheckApprovalOperator,
     SummarisePlanOperator,
-    approver,
-    check_current,
+    answer_of,
+    check_plan,
 )
 from queuekeeper.airflow.summary import cohort_groups, format_cohorts, summarise
+from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.keyspace import SLOTS, parse_cohorts
 from queuekeeper.migration.ledger import MigrationLedger
@@ -75,7 +76,7 @@ def make_plan(
         parameters=parameters,
         source_fingerprint=fingerprint,
         code_version=version,
-        as_of_ms=1_767_225_600_000,
+        as_of_ms=system_clock(),
         cohorts=cohorts,
         chosen=tuple(range(len(to_copy))) if chosen is None else chosen,
     )
@@ -175,7 +176,7 @@ def test_anything_but_a_named_approval_stops_the_run(
 def test_answer_without_a_display_name_is_noted_under_the_id() -> None:
     decision = {"chosen_options": ["Approve"], "responded_by_user": {"id": "7", "name": ""}}
 
-    assert approver("p", decision) == "7"
+    assert answer_of(decision, facts={}).actor == "7"
 
 
 @pytest.mark.parametrize(
@@ -205,8 +206,8 @@ def test_plan_of_another_release_is_stale(source: Connection) -> None:
         make_plan(fingerprint=source_fingerprint(source), version="0.0.1"), run_id="run-1"
     )
 
-    with pytest.raises(StalePlan, match=r"was made by release 0\.0\.1, and this is"):
-        check_current(old, source, asked_for=old.plan_id)
+    with pytest.raises(StalePlan, match=r"was planned by release 0\.0\.1, and this is release"):
+        check_plan(old, answer_of(APPROVED, facts={}), source, asked_for=old.plan_id)
 
 
 def test_plan_that_the_run_has_replaced_is_stale(source: Connection, plan: MigrationPlan) -> None:

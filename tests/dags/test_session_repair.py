@@ -196,7 +196,7 @@ def test_old_plan_is_refused(world: World) -> None:
         "UPDATE queuekeeper.maintenance_runs SET parameters = parameters || jsonb_build_object('as_of_ms', 0)"
     )
 
-    with pytest.raises(StalePlan, match="was planned more than 7 days ago: plan again"):
+    with pytest.raises(StalePlan, match="and a plan counts for 8 days: plan again"):
         ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER).execute({})
     assert world.lasting(DEVICES[0]) == 3
 

@@ -127,7 +127,7 @@ def test_refusals_have_words_and_exit_codes(world: World) -> None:
     world.connection.execute(
         "UPDATE queuekeeper.maintenance_runs SET plan = jsonb_set(plan, '{as_of_ms}', '0') WHERE kind <> 'repair_ttl'"
     )
-    fails("apply", run_id, "--yes", code=3, words="more than 8 days old: plan again")
+    fails("apply", run_id, "--yes", code=3, words="a plan counts for 8 days: plan again")
 
 
 def test_there_is_no_newest_run_before_the_first(world: World) -> None:

@@ -107,7 +107,7 @@ def test_session_is_mended_and_taken_back(servers: Servers) -> None:
     assert as_json("repair_ttl", C, "--yes", *servers.options)["effects"] == {}
 
     assert as_json("undo", str(path), "--dry-run", *servers.options[:2])["restored"] == 2
-    assert as_json("undo", str(path), "--yes", *servers.options[:2]) == {
+    assert as_json("undo", str(path), "--yes", *servers.options) == {
         "remedy": "repair_ttl", "dry_run": False, "restored": 2, "left": {},
     }  # fmt: skip
     assert servers.lasting() == 2
@@ -123,7 +123,7 @@ def test_people_read_plan_and_report(servers: Servers, tmp_path: Path) -> None:
     assert re.search(r"sessions treated +1", done.stdout)
     assert "secret" not in done.stdout + done.stderr
     assert "There is nothing to do." in run("repair_ttl", C, *servers.options).stdout
-    undone = run("undo", str(tmp_path / "my.jsonl"), "--yes", *servers.options[:2])
+    undone = run("undo", str(tmp_path / "my.jsonl"), "--yes", *servers.options)
     assert re.search(r"restored +2", undone.stdout)
 
 

@@ -241,7 +241,7 @@ def test_a_plan_of_another_release_is_stale(migrated: Migrated) -> None:
     world = migrated.world
     world.connection.execute("UPDATE queuekeeper.plans SET code_version = '0.0.1'")
     try:
-        with pytest.raises(StalePlan, match=r"was made by release 0\.0\.1, this is .*: make a new plan"):
+        with pytest.raises(StalePlan, match=r"was planned by release 0\.0\.1, and this is .*: plan again"):
             world.copy(migrated.plan.plan_id)
     finally:
         world.connection.execute("UPDATE queuekeeper.plans SET code_version = %s", (migrated.plan.code_version,))

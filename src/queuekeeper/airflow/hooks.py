@@ -9,11 +9,11 @@ from urllib.parse import quote, urlencode
 
 from airflow.providers.postgres.hooks.postgres import PostgresHook
 from airflow.providers.redis.hooks.redis import RedisHook
-from airflow.sdk import BaseHook
+from airflow.sdk import BaseHook, get_current_context
 from airflow.sdk.exceptions import AirflowNotFoundException
 from airflow.sdk.log import mask_secret
 
-from queuekeeper import postgres, redis_client
+from queuekeeper import audit, postgres, redis_client
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.compacted.model import QueueRules
 from queuekeeper.compacted.queue import CompactedQueues
@@ -95,6 +95,18 @@ def _authority(connection: Connection, password: str | None, *, port: int) -> st
         host = f"[{host}]"
     login = f"{user}{secret}@" if user or secret else ""
     return f"{login}{host}:{connection.port or port}"
+
+
+def _current_run() -> audit.AirflowRun | None:
+    try:
+        run = get_current_context()["dag_run"]
+    except RuntimeError:
+        return None
+    return audit.AirflowRun(dag_id=run.dag_id, run_id=run.run_id)
+
+
+# What is recorded within a task is found again from the run: every task of ours opens its records by these hooks.
+audit.find_runs_by(_current_run)
 
 
 class QueuekeeperPostgresHook(PostgresHook):

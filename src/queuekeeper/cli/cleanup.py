@@ -11,7 +11,7 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.output import cell, instant, pairs, plain, printable, record, show, table
-from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, RunKind, say
+from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, RunKind, agree, say, take_back
 from queuekeeper.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -121,14 +121,14 @@ def apply(
     directory = undo_directory or context.settings().undo
     with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
         planned = load_cleanup_plan(runs, run_id)
-        if runs.load(run_id).approved_by is None:
-            context.confirm(
-                f"Run {run_id} is not approved: {planned.counts.removed:,} references and messages will be removed and "
-                f"{planned.counts.repaired:,} keys be given an expiry. Approve and clean?",
-                yes=yes,
-                as_json=as_json,
-            )
-            runs.approve(run_id, context.person())
+        agree(
+            runs,
+            run_id,
+            f"Run {run_id} is not approved: {planned.counts.removed:,} references and messages will be removed and "
+            f"{planned.counts.repaired:,} keys be given an expiry. Approve and clean?",
+            yes=yes,
+            as_json=as_json,
+        )
         reports = [
             apply_cleanup(client, runs=runs, run_id=run_id, shard=each, undo_directory=directory, say=say)
             for each in ([shard] if shard else [each.shard for each in planned.shards])
@@ -278,20 +278,24 @@ def undo(
     Example: `queuekeeper cleanup undo 0123456789abcdef --dry-run`
     """
     from queuekeeper.maintenance.cleanup_undo import undo_cleanup
+    from queuekeeper.maintenance.runs import MaintenanceRuns
 
     directory = undo_directory or context.settings().undo
-    with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
-        _kind().chosen(runs, run_id)
-        counted = undo_cleanup(client, run_id=run_id, directory=directory, dry_run=True)
-        found = counted
-        if not dry_run:
-            context.confirm(
+    with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
+        kind = _kind()
+        kind.chosen(MaintenanceRuns(connection), run_id)
+        found = take_back(
+            lambda only_count: undo_cleanup(client, run_id=run_id, directory=directory, dry_run=only_count),
+            lambda counted: (
                 f"{counted.references:,} dead references will be put back and {counted.expiries:,} expiries be taken "
-                f"off, where nobody has written since. Take run {run_id} back?",
-                yes=yes,
-                as_json=as_json,
-            )
-            found = undo_cleanup(client, run_id=run_id, directory=directory, dry_run=False)
+                f"off, where nobody has written since. Take run {run_id} back?"
+            ),
+            subject=run_id,
+            kind=kind.kind,
+            connection=None if dry_run else connection,
+            yes=yes,
+            as_json=as_json,
+        )
     show(found, as_json=as_json, pretty=lambda out: out.print(record("Undo", found)))
 
 

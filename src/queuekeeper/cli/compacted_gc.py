@@ -9,20 +9,20 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.output import cell, instant, pairs, printable, record, show, table
-from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, RunKind, say, show_status
+from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, RunKind, agree, say, show_status, take_back
 from queuekeeper.errors import CheckFailed, QueuekeeperError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
     from queuekeeper.maintenance.compacted_gc_model import CollectionOutcome, CollectionParameters
-    from queuekeeper.maintenance.runs import MaintenanceRuns
+    from queuekeeper.postgres import Connection
     from queuekeeper.redis_client import RedisClient
 
 KeyPrefix = Annotated[str | None, typer.Option(help="Prefix of the Redis keys.")]
@@ -119,7 +119,7 @@ def gc(
             migrate(connection)
             runs = MaintenanceRuns(connection)
             if undo is not None:
-                _take_back(runs, client, undo, directory, dry_run=dry_run, yes=yes, as_json=as_json)
+                _take_back(connection, client, undo, directory, dry_run=dry_run, yes=yes, as_json=as_json)
                 return
             key = hash_key(settings)
             if go_on is None:
@@ -134,7 +134,13 @@ def gc(
                 run_id, made = go_on, load_collection_plan(runs, go_on)
             if not dry_run:
                 if made.counts.messages:
-                    context.confirm(_question(run_id, made.parameters, made.counts.messages), yes=yes, as_json=as_json)
+                    agree(
+                        runs,
+                        run_id,
+                        _question(run_id, made.parameters, made.counts.messages),
+                        yes=yes,
+                        as_json=as_json,
+                    )
                 for share in made.parameters.share_names():
                     collect_share(client, runs=runs, run_id=run_id, share=share, undo_directory=directory, say=say)
             outcome = report_collection(client, runs=runs, run_id=run_id, dry_run=dry_run, say=say)
@@ -212,7 +218,7 @@ def _show_outcome(outcome: CollectionOutcome, *, as_json: bool) -> None:
 
 
 def _take_back(
-    runs: MaintenanceRuns,
+    connection: Connection,
     client: RedisClient,
     run_id: str,
     directory: Path,
@@ -223,19 +229,22 @@ def _take_back(
 ) -> None:
     from queuekeeper.maintenance.compacted_gc import load_collection_plan
     from queuekeeper.maintenance.compacted_gc_undo import undo_collection
+    from queuekeeper.maintenance.runs import MaintenanceRuns
 
-    def take_back(*, dry_run: bool) -> Any:
-        return undo_collection(client, run_id=run_id, key_prefix=prefix, directory=directory, dry_run=dry_run)
-
-    prefix = load_collection_plan(runs, run_id).parameters.key_prefix
-    found = take_back(dry_run=True)
-    if not dry_run:
-        context.confirm(
-            f"{found.restored:,} messages will be put back whose keys have no value now. Take run {run_id} back?",
-            yes=yes,
-            as_json=as_json,
-        )
-        found = take_back(dry_run=False)
+    prefix = load_collection_plan(MaintenanceRuns(connection), run_id).parameters.key_prefix
+    found = take_back(
+        lambda only_count: undo_collection(
+            client, run_id=run_id, key_prefix=prefix, directory=directory, dry_run=only_count
+        ),
+        lambda counted: (
+            f"{counted.restored:,} messages will be put back whose keys have no value now. Take run {run_id} back?"
+        ),
+        subject=run_id,
+        kind=_kind().kind,
+        connection=None if dry_run else connection,
+        yes=yes,
+        as_json=as_json,
+    )
     show(found, as_json=as_json, pretty=lambda out: out.print(record("Undo", found)))
 
 

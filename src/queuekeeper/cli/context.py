@@ -23,6 +23,7 @@ from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
+    from queuekeeper.audit import Answer
     from queuekeeper.config import Settings
     from queuekeeper.maintenance.runs import MaintenanceRuns
     from queuekeeper.migration.ledger import MigrationLedger
@@ -273,17 +274,22 @@ def chosen_plan(ledger: MigrationLedger, plan_id: str | None) -> str:
     return found
 
 
-def confirm(question: str, *, yes: bool, as_json: bool) -> None:
+def confirm(question: str, *, yes: bool, as_json: bool, note: Callable[[Answer], None] | None = None) -> None:
     """Ask before something is written.
 
     :param yes: the answer was given beforehand.
+    :param note: puts the answer on record; none where nothing is kept of what is asked about.
     :raises RefusedError: when nobody can be asked, or the answer is no.
     """
-    if yes:
-        return
-    if as_json or not sys.stdin.isatty():
+    if not yes and (as_json or not sys.stdin.isatty()):
         raise RefusedError(f"{question} Nobody can be asked here: repeat the command with --yes")
-    if not typer.confirm(question, default=False, err=True):
+    agreed = yes or typer.confirm(question, default=False, err=True)
+    if note is not None:
+        from queuekeeper.audit import Action, Answer
+
+        action = Action.APPROVE if agreed else Action.REJECT
+        note(Answer(action=action, actor=person(), facts={"option": "--yes"} if yes else {}))
+    if not agreed:
         raise RefusedError("not confirmed: nothing was written")
 
 

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -369,7 +370,14 @@ def mend(
 
     Example: `queuekeeper events mend reenqueue_events --dry-run`
     """
-    from queuekeeper.maintenance.event_remedies import REMEDIES, apply_event_remedy, plan_event_remedy
+    from queuekeeper.audit import record_answer
+    from queuekeeper.maintenance.event_remedies import (
+        KIND,
+        REMEDIES,
+        apply_event_remedy,
+        note_upkeep,
+        plan_event_remedy,
+    )
 
     with context.postgres_connection(postgres_url) as connection:
         plan = plan_event_remedy(connection, remedy=remedy)
@@ -387,6 +395,9 @@ def mend(
             return
         if not as_json:
             pretty(screen(stderr=True))
-        context.confirm(f"{remedy} will be applied to {len(plan.subjects):,} of them.", yes=yes, as_json=as_json)
+        note = partial(record_answer, connection, subject=remedy, kind=KIND)
+        question = f"{remedy} will be applied to {len(plan.subjects):,} of them."
+        context.confirm(question, yes=yes, as_json=as_json, note=note)
         report = apply_event_remedy(connection, plan)
+        note_upkeep(connection, subject=remedy, done=report.done, actor=context.person())
     show(report, as_json=as_json, pretty=lambda out: out.print(record("Done", report)))

@@ -12,7 +12,7 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.input import KeyPrefix
 from queuekeeper.cli.output import cell, duration, instant, pairs, show, table
-from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, RunKind, say, show_status
+from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, RunKind, agree, say, show_status
 from queuekeeper.errors import CheckFailed
 
 if TYPE_CHECKING:
@@ -97,7 +97,7 @@ def repair_all(
             run_id = _kind().chosen(runs, go_on)
             plan = load_fanout_repair_plan(runs, run_id)
         if not dry_run and not plan.empty:
-            context.confirm(_question(plan), yes=yes, as_json=as_json)
+            agree(runs, run_id, _question(plan), yes=yes, as_json=as_json)
             for share in plan.parameters.share_names():
                 repair_share(client, runs=runs, run_id=run_id, share=share, say=say)
         outcome = report_fanout_repair(client, runs=runs, run_id=run_id, dry_run=dry_run, say=say)

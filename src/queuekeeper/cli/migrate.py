@@ -9,6 +9,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -31,6 +32,7 @@ from queuekeeper.errors import CheckFailed, QueuekeeperError, UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from queuekeeper.audit import Answer
     from queuekeeper.migration.ledger import QuarantinedRow, Step
     from queuekeeper.migration.model import LedgerRow, MigrationPlan
 
@@ -168,17 +170,27 @@ def copy(
 
     Example: `queuekeeper migrate copy 0123456789abcdef --cohorts 0-3`
     """
+    from queuekeeper.audit import Action
+    from queuekeeper.clock import system_clock
+
     source, target = context.reachable(postgres_url, redis_url)
     with context.open_ledger(source) as ledger:
         planned = ledger.load_plan(plan_id)
         total = planned.total_of(planned.choose(cohorts), "to_copy")
+        ledger.check_current(plan_id, now_ms=system_clock())
+
+        def note(answer: Answer) -> None:
+            ledger.note_answer(plan_id, answer)
+            if answer.action is Action.APPROVE:
+                ledger.set_approved(plan_id, answer)
+
         if ledger.approval(plan_id) is None:
             context.confirm(
                 f"Plan {plan_id} is not approved: {total:,} messages will be copied to Redis. Approve and copy?",
                 yes=yes,
                 as_json=as_json,
+                note=note,
             )
-            ledger.approve(plan_id, context.person())
     with context.spark("queuekeeper migrate copy", spark_master, source, target) as spark:
         from queuekeeper.migration.apply import copy_sessions
 
@@ -340,7 +352,7 @@ def throttle(
     messages_per_s = context.rate_of(rate, "messages")
     with context.open_ledger(postgres_url) as ledger:
         ledger.load_plan(plan_id)
-        ledger.set_throttle(plan_id, messages_per_s)
+        ledger.set_throttle(plan_id, messages_per_s, actor=context.person())
     words = "no throttle" if messages_per_s is None else f"at most {messages_per_s:,} messages/s"
     show(
         {"plan_id": plan_id, "throttle_messages_per_s": messages_per_s},
@@ -446,13 +458,17 @@ def replay(
 
     Example: `queuekeeper migrate replay 0123456789abcdef --reason packet_id_duplicate --assign-packet-ids --dry-run`
     """
+    from queuekeeper.audit import record_answer
     from queuekeeper.migration import quarantine as repair
 
     _check_reason(reason)
     with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
         _load(connection, plan_id)
+        note = partial(record_answer, connection, subject=plan_id, kind="quarantine_replay")
         if not dry_run:
-            context.confirm(f"Repaired rows of plan {plan_id} will be written to Redis.", yes=yes, as_json=as_json)
+            context.confirm(
+                f"Repaired rows of plan {plan_id} will be written to Redis.", yes=yes, as_json=as_json, note=note
+            )
         done = repair.replay(
             connection,
             client,
@@ -500,6 +516,7 @@ def undo(
                 f"What plan {plan_id} has imported into {len(wanted):,} cohorts will be removed from Redis.",
                 yes=yes,
                 as_json=as_json,
+                note=partial(ledger.note_answer, plan_id),
             )
         with (
             ledger.copy_lock(plan_id, wanted),
@@ -517,6 +534,7 @@ def undo(
                 ledger.set_cohort_state(plan_id, wanted, CohortState.PLANNED)
                 approved = ledger.approval(plan_id) is not None
                 ledger.set_plan_state(plan_id, PlanState.APPROVED if approved else PlanState.PLANNED)
+                ledger.note_undo(plan_id, plain(dropped), actor=context.person())
     title = "Undo, nothing was removed" if dry_run else "Undo"
     show(dropped, as_json=as_json, pretty=lambda out: out.print(record(title, dropped)))
 

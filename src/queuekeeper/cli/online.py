@@ -94,6 +94,18 @@ def _show(report: StepReport, *, as_json: bool) -> None:
         raise CheckFailed(f"not all clients are done: {words}; they stay where they are, run the command again")
 
 
+def _agree(plan_id: str, question: str, *, kind: str, postgres_url: str | None, yes: bool, as_json: bool) -> None:
+    """Ask, and put the answer on record.
+
+    :param kind: of the question, as the audit has it.
+    """
+    from queuekeeper.audit import record_answer
+
+    with context.postgres_connection(postgres_url) as connection:
+        note = partial(record_answer, connection, subject=plan_id, kind=kind)
+        context.confirm(question, yes=yes, as_json=as_json, note=note)
+
+
 @app.command()
 def arm(
     plan_id: PlanId,
@@ -165,8 +177,13 @@ def rehearse(
     Example: `queuekeeper online rehearse 0123456789abcdef --percent 1`
     """
     driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json)
-    context.confirm(
-        f"Cohorts with at least {percent} % of the clients will go to Redis and back.", yes=yes, as_json=as_json
+    _agree(
+        plan_id,
+        f"Cohorts with at least {percent} % of the clients will go to Redis and back.",
+        kind="online_rehearsal",
+        postgres_url=postgres_url,
+        yes=yes,
+        as_json=as_json,
     )
     driver.choose_canary(percent)
     reports = driver.rehearse()
@@ -203,7 +220,14 @@ def cut_over(
     if dry_run:
         _plan_step(plan_id, chosen, "verified", "would be given to Redis", postgres_url, as_json=as_json)
         return
-    context.confirm("Clients of verified cohorts will be Redis's.", yes=yes, as_json=as_json)
+    _agree(
+        plan_id,
+        "Clients of verified cohorts will be Redis's.",
+        kind="online_cut_over",
+        postgres_url=postgres_url,
+        yes=yes,
+        as_json=as_json,
+    )
     driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, lease_ms=lease_ms, movers=movers)
     _show(driver.cut_over(chosen), as_json=as_json)
 
@@ -230,7 +254,14 @@ def roll_back(
     if dry_run:
         _plan_step(plan_id, chosen, "on_redis", "would go back to PostgreSQL", postgres_url, as_json=as_json)
         return
-    context.confirm("Clients will be PostgreSQL's again.", yes=yes, as_json=as_json)
+    _agree(
+        plan_id,
+        "Clients will be PostgreSQL's again.",
+        kind="online_roll_back",
+        postgres_url=postgres_url,
+        yes=yes,
+        as_json=as_json,
+    )
     driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, lease_ms=lease_ms, movers=movers)
     _show(driver.roll_back(chosen, max_lag_s=max_lag_s), as_json=as_json)
 
@@ -311,7 +342,14 @@ def commit(
     if dry_run:
         _plan_step(plan_id, chosen, "soaking", "would stay Redis's for good", postgres_url, as_json=as_json)
         return
-    context.confirm("The mirror will end: there is no way back but a new migration.", yes=yes, as_json=as_json)
+    _agree(
+        plan_id,
+        "The mirror will end: there is no way back but a new migration.",
+        kind="online_commit",
+        postgres_url=postgres_url,
+        yes=yes,
+        as_json=as_json,
+    )
     _show(_driver(plan_id, postgres_url, redis_url, as_json=as_json).commit(chosen), as_json=as_json)
 
 

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -16,6 +17,7 @@ from queuekeeper.errors import CheckFailed, QueuekeeperError, ServerUnavailable,
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from queuekeeper.audit import Answer
     from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan, RetiredPartition
     from queuekeeper.maintenance.partitions.policy import PartitionPolicy
     from queuekeeper.postgres import Connection
@@ -342,7 +344,9 @@ def restore(
     from queuekeeper.maintenance.partitions.restore import restore_partition
 
     with context.postgres_connection(postgres_url) as connection:
-        report = restore_partition(connection, retired_id=retired_id, now_ms=system_clock(), path=folder)
+        report = restore_partition(
+            connection, retired_id=retired_id, now_ms=system_clock(), path=folder, actor=context.person()
+        )
     values = {
         "table": report.table,
         "rows": report.content.rows,
@@ -388,8 +392,10 @@ def _carry_out(
     question: str = "",
     yes: bool = False,
 ) -> None:
+    from queuekeeper.audit import record_answer
     from queuekeeper.clock import system_clock
     from queuekeeper.maintenance.partitions.apply import apply_plan
+    from queuekeeper.maintenance.partitions.model import KIND
 
     if dry_run:
         _show_plans(plans, as_json=as_json)
@@ -399,12 +405,19 @@ def _carry_out(
     due = [each for each in plans if not each.empty]
     if question and due:
         steps = sum(len(each.steps) for each in due)
-        context.confirm(question.format(steps=steps, bytes=sum(each.bytes for each in due)), yes=yes, as_json=as_json)
+
+        def note(answer: Answer) -> None:
+            for each in due:
+                facts = {"purpose": each.purpose.value, **answer.facts}
+                record_answer(connection, replace(answer, facts=facts), subject=each.table, kind=KIND)
+
+        words = question.format(steps=steps, bytes=sum(each.bytes for each in due))
+        context.confirm(words, yes=yes, as_json=as_json, note=note)
     reports: list[ApplyReport] = []
     for each in plans:
         try:
             # Also an empty plan is applied: that notes when maintenance last succeeded.
-            reports.append(apply_plan(connection, plan=each, now_ms=system_clock(), say=_say))
+            reports.append(apply_plan(connection, plan=each, now_ms=system_clock(), actor=context.person(), say=_say))
         except ServerUnavailable:
             raise
         except QueuekeeperError as error:

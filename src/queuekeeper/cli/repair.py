@@ -14,6 +14,7 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.output import pairs, plain, printable, record, screen, show, table
+from queuekeeper.cli.run_control import agree, take_back
 from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -168,11 +169,11 @@ def _repair(
             return
         if not as_json:
             _show_plan(screen(stderr=True), plan)
-        context.confirm(f"{sum(plan.effects.values()):,} changes will be made in Redis.", yes=yes, as_json=as_json)
         assert connection is not None
         runs = MaintenanceRuns(connection)
         run = record_plan(runs, plan, selection=selection, now_ms=system_clock(), operations_per_s=max_operations_per_s)
-        runs.approve(run.maintenance_run_id, context.person())
+        question = f"{sum(plan.effects.values()):,} changes will be made in Redis."
+        agree(runs, run.maintenance_run_id, question, yes=yes, as_json=as_json)
         report = apply_recorded(
             client,
             runs=runs,
@@ -196,6 +197,7 @@ def undo(
     ] = None,
     dry_run: context.DryRun = False,
     yes: context.Yes = False,
+    postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
@@ -205,16 +207,26 @@ def undo(
     """
     from queuekeeper.clock import Pace
     from queuekeeper.maintenance.remedies import undo_remedy
+    from queuekeeper.maintenance.undo_file import read_undo_file
     from queuekeeper.quality.identity import hash_key
 
     key = hash_key(context.settings())
-    with context.redis_connection(redis_url) as client:
-        report = undo_remedy(client, path=file, key=key, dry_run=True)
-        if not dry_run:
-            context.confirm(
-                f"Up to {report.restored:,} changes of {report.remedy} will be taken back.", yes=yes, as_json=as_json
-            )
-            report = undo_remedy(client, path=file, key=key, pace=Pace(lambda: max_operations_per_s))
+    header, _ = read_undo_file(file)
+    with ExitStack() as opened:
+        # Only what is done has to be put on record.
+        connection = None if dry_run else opened.enter_context(context.postgres_connection(postgres_url))
+        client = opened.enter_context(context.redis_connection(redis_url))
+        report = take_back(
+            lambda only_count: undo_remedy(
+                client, path=file, key=key, dry_run=only_count, pace=Pace(lambda: max_operations_per_s)
+            ),
+            lambda counted: f"Up to {counted.restored:,} changes of {counted.remedy} will be taken back.",
+            subject=str(header.get("run_id", file.name)),
+            kind=str(header.get("kind")),
+            connection=connection,
+            yes=yes,
+            as_json=as_json,
+        )
 
     def pretty(out: Console) -> None:
         out.print(record("Dry run" if dry_run else "Undo", report))

@@ -1,11 +1,13 @@
 """What commands on runs of maintenance have in common: which run is meant, how far it is, paused, slower or not."""
 
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -16,7 +18,11 @@ from queuekeeper.errors import UsageError
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from queuekeeper.audit import Answer
     from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, ShardProgress
+    from queuekeeper.postgres import Connection
+
+Undone = TypeVar("Undone")
 
 RunId = Annotated[str, typer.Argument(metavar="RUN", help="Id that the plan has shown.")]
 RunIdOrNewest = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id of the run; the newest if left out.")]
@@ -52,7 +58,7 @@ class RunKind:
     def set_paused(self, run_id: str, paused: bool, postgres_url: str | None, as_json: bool) -> None:
         """Let a run wait, or go on, and say so."""
         with context.open_maintenance_runs(postgres_url) as runs:
-            runs.set_paused(self.chosen(runs, run_id), paused)
+            runs.set_paused(self.chosen(runs, run_id), paused, actor=context.person())
         show(
             {"maintenance_run_id": run_id, "paused": paused},
             as_json=as_json,
@@ -63,13 +69,63 @@ class RunKind:
         """Give a run another rate, and say so."""
         operations_per_s = context.rate_of(rate, "operations")
         with context.open_maintenance_runs(postgres_url) as runs:
-            runs.set_throttle(self.chosen(runs, run_id), operations_per_s)
+            runs.set_throttle(self.chosen(runs, run_id), operations_per_s, actor=context.person())
         words = f"at most {throttle_words(operations_per_s)}" if operations_per_s else "no throttle"
         show(
             {"maintenance_run_id": run_id, "throttle_operations_per_s": operations_per_s},
             as_json=as_json,
             pretty=lambda out: out.print(f"Run {run_id}: {words}."),
         )
+
+
+def agree(runs: MaintenanceRuns, run_id: str, question: str, *, yes: bool, as_json: bool) -> None:
+    """Ask whether a run may be carried out, unless somebody has agreed to it; the answer is put on record.
+
+    :raises RefusedError: when nobody can be asked, or the answer is no.
+    :raises StalePlan: when plan or approval are too old, or another release made the plan.
+    """
+    from queuekeeper.audit import Action
+    from queuekeeper.clock import system_clock
+
+    runs.check_current(run_id, now_ms=system_clock())
+    if runs.load(run_id).approved_by is not None:
+        return
+
+    def note(answer: Answer) -> None:
+        runs.note_answer(run_id, answer)
+        if answer.action is Action.APPROVE:
+            runs.set_approved(run_id, answer)
+
+    context.confirm(question, yes=yes, as_json=as_json, note=note)
+
+
+def take_back(
+    undo: Callable[[bool], Undone],
+    question: Callable[[Undone], str],
+    *,
+    subject: str,
+    kind: str,
+    connection: Connection | None,
+    yes: bool,
+    as_json: bool,
+) -> Undone:
+    """Count what would be taken back, ask, take it back, and put answer and deed on record.
+
+    :param undo: takes back, or only counts.
+    :param subject: run that has made the changes.
+    :param kind: of that run.
+    :param connection: where the audit is; none for a dry run.
+    :returns: what was counted, or done.
+    """
+    from queuekeeper.audit import record_answer, record_undo
+
+    found = undo(True)
+    if connection is not None:
+        note = partial(record_answer, connection, subject=subject, kind=kind)
+        context.confirm(question(found), yes=yes, as_json=as_json, note=note)
+        found = undo(False)
+        record_undo(connection, subject=subject, kind=kind, report=plain(found), actor=context.person())
+    return found
 
 
 def show_status(

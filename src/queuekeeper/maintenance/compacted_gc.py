@@ -147,12 +147,15 @@ def collect_share(
     :param uniform: chooses how long the start is put off.
     :param say: told how far it has come.
     :raises RefusedError: when another process works on the share, or Redis refuses.
+    :raises StalePlan: when the plan is too old, or was made by another release.
     """
     plan = load_collection_plan(runs, run_id)
     known = plan.parameters.share_names()
     if share not in known:
         raise UsageError(f"run {run_id} has no share {share!r}: it has {', '.join(known)}")
     check_servers(client)
+    now = clock or server_clock(client)
+    runs.check_current(run_id, now_ms=now())
     with runs.shard_lock(run_id, share):
         before = runs.shard_progress(run_id, share)
         path = undo_path(undo_directory, run_id=run_id, shard=share)
@@ -162,7 +165,7 @@ def collect_share(
             run_id=run_id,
             plan=plan,
             share=share,
-            clock=clock or server_clock(client),
+            clock=now,
             say=say,
             counts=CollectionCounts(**before.counts),
         )

@@ -8,7 +8,7 @@ from pathlib import Path
 from queuekeeper.maintenance.compacted_gc_model import CollectionCounts, CollectionOutcome, CollectionParameters
 from queuekeeper.maintenance.run_report import write_run_report
 from queuekeeper.report.figures import duration, instant, number, size
-from queuekeeper.report.files import ReportFiles
+from queuekeeper.report.files import ReportFiles, ReportKind
 
 TEMPLATE = "compacted_gc.html.j2"
 
@@ -74,7 +74,7 @@ def write_report(outcome: CollectionOutcome, directory: Path) -> ReportFiles:
     second = outcome.left or CollectionCounts()
     return write_run_report(
         directory,
-        stem="compacted",
+        kind=ReportKind.COMPACTED,
         template=TEMPLATE,
         facts=asdict(outcome) | {"clean": outcome.clean, "verdict": verdict(outcome)},
         columns=[count_rows(each) for each in (outcome.plan.counts, outcome.counts, second)],

@@ -11,8 +11,9 @@ from uuid import UUID
 
 from psycopg import sql
 
+from queuekeeper import audit
 from queuekeeper.errors import UsageError
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, schema_version, statement, translated_errors
 from queuekeeper.quality.event_broker import failing_conditions, undispatched_events
 
 REMEDIES: Mapping[str, str] = {
@@ -22,6 +23,9 @@ REMEDIES: Mapping[str, str] = {
     "freeze_partition": "Freeze tables that are half as old again as autovacuum should let them become.",
 }
 """Name of a remedy -> what it does."""
+
+KIND = "event_upkeep"
+"""Under this name the audit has what is done to the broker."""
 
 FREEZE_SHARE = 1.5
 """Of ``autovacuum_freeze_max_age``: beyond it autovacuum does not do its work."""
@@ -79,6 +83,20 @@ def apply_event_remedy(connection: Connection, plan: EventRemedyPlan) -> EventRe
         return EventRemedyReport(
             remedy=plan.remedy, planned=len(plan.subjects), done=_do(connection, plan.remedy, plan.subjects)
         )
+
+
+def note_upkeep(connection: Connection, *, subject: str, done: int, actor: str | None = None) -> None:
+    """Put on record what was changed in the broker; where nothing was, and where there is no audit, nothing is noted.
+
+    A broker may be installed without schema ``queuekeeper``.
+
+    :param subject: remedy, or ``expire_subscriptions``.
+    :param done: how many events, subscriptions or tables.
+    :param actor: person who wanted it; none for the user of the database.
+    """
+    if done and schema_version(connection) is not None:
+        effect = {"kind": KIND, "done": done}
+        audit.record(connection, actor=actor, action=audit.Action.APPLY, subject=subject, effect=effect)
 
 
 def _subjects(connection: Connection, remedy: str) -> list[str]:

@@ -13,7 +13,7 @@ from queuekeeper.maintenance.event_remedies import EventRemedyReport
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.event_broker import read_event_broker
 from queuekeeper.report.figures import duration, number
-from queuekeeper.report.files import ReportFiles, stamp, write_files
+from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from queuekeeper.report.page import render_page
 
 FORMAT = 1
@@ -250,7 +250,9 @@ def write_report(report: UpkeepReport, directory: Path) -> ReportFiles:
     """
     return write_files(
         directory,
-        stem=f"events-{report.report_id}-{stamp(report.generated_at_ms)}",
+        kind=ReportKind.EVENTS,
+        subject_id=report.report_id,
+        at_ms=report.generated_at_ms,
         text=json.dumps(asdict(report), ensure_ascii=False, indent=1),
         page=lambda name, digest: render_page(
             "queuekeeper.maintenance", report=report, json_name=name, json_sha256=digest

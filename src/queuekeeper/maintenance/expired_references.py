@@ -45,9 +45,6 @@ from queuekeeper.maintenance.undo_file import UndoFile, undo_path
 from queuekeeper.maintenance.writer import Writer
 from queuekeeper.redis_client import RedisClient, address_of, facts, nodes, redis_errors, unfit
 
-PLAN_VALID_DAYS = 8
-"""A day more than anybody may take to answer; what a plan says of a store in use is worth nothing much later."""
-
 KEYS_PER_PAGE = 1_000
 _READING = (
     "exists", "get", "hget", "hmget", "memory|usage", "mget", "pexpiretime", "type", "zcard", "zmscore", "zrange",
@@ -136,17 +133,6 @@ def load_cleanup_plan(runs: MaintenanceRuns, run_id: str) -> CleanupPlan:
     )
 
 
-def check_cleanup_plan(plan: CleanupPlan, *, now_ms: int) -> None:
-    """Check that a plan may still be carried out.
-
-    :raises StalePlan: when it is too old or was made by another release.
-    """
-    if plan.code_version != __version__:
-        raise StalePlan(f"the plan was made by release {plan.code_version}, and this is {__version__}: plan again")
-    if now_ms - plan.as_of_ms > PLAN_VALID_DAYS * 86_400_000:
-        raise StalePlan(f"the plan is more than {PLAN_VALID_DAYS} days old: plan again")
-
-
 def apply_cleanup(
     client: RedisClient,
     *,
@@ -171,7 +157,7 @@ def apply_cleanup(
         raise UsageError(f"run {run_id} has no shard {shard!r}: it has {', '.join(each.shard for each in plan.shards)}")
     if runs.load(run_id).approved_by is None:
         raise RefusedError(f"nobody has approved run {run_id}: nothing was written")
-    check_cleanup_plan(plan, now_ms=clock())
+    runs.check_current(run_id, now_ms=clock())
     check_access(client, key_prefix=plan.parameters.key_prefix, writing=True)
     with runs.shard_lock(run_id, shard):
         before = runs.shard_progress(run_id, shard)

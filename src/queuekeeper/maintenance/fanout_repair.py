@@ -181,12 +181,14 @@ def repair_share(
     :param clock: none for the server's.
     :param say: told how far it has come.
     :raises RefusedError: when another process works on the share, or Redis refuses.
+    :raises StalePlan: when the plan is too old, or was made by another release.
     """
     plan = load_fanout_repair_plan(runs, run_id)
     known = plan.parameters.share_names()
     if share not in known:
         raise UsageError(f"run {run_id} has no share {share!r}: it has {', '.join(known)}")
     check_servers(client)
+    runs.check_current(run_id, now_ms=(clock or server_clock(client))())
     with runs.shard_lock(run_id, share):
         before = runs.shard_progress(run_id, share)
         counts = FanoutRepairCounts(**before.counts)

@@ -13,7 +13,7 @@ from queuekeeper.maintenance.fanout_repair_model import (
 )
 from queuekeeper.maintenance.run_report import write_run_report
 from queuekeeper.report.figures import duration, number
-from queuekeeper.report.files import ReportFiles
+from queuekeeper.report.files import ReportFiles, ReportKind
 
 TEMPLATE = "fanout_repair.html.j2"
 
@@ -86,7 +86,7 @@ def write_report(outcome: FanoutRepairOutcome, directory: Path) -> ReportFiles:
     second = outcome.left or FanoutRepairCounts()
     return write_run_report(
         directory,
-        stem="fanout",
+        kind=ReportKind.FANOUT,
         template=TEMPLATE,
         facts=facts_of(outcome),
         columns=[count_rows(each) for each in (outcome.plan.counts, outcome.counts, second)],

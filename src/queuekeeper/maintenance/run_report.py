@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from queuekeeper import __version__
-from queuekeeper.report.files import ReportFiles, stamp, write_files
+from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from queuekeeper.report.page import render_page
 
 FORMAT = 1
@@ -17,7 +17,7 @@ FORMAT = 1
 def write_run_report(
     directory: Path,
     *,
-    stem: str,
+    kind: ReportKind,
     template: str,
     facts: Mapping[str, Any],
     columns: Sequence[Sequence[tuple[str, str]]],
@@ -26,7 +26,6 @@ def write_run_report(
     """Write a report as JSON and as one HTML page; a reader sees a whole file or none.
 
     :param directory: made when it is not there.
-    :param stem: how the files' names begin.
     :param facts: of the run, with its id and the instant.
     :param columns: names and texts: what was planned, done, and left at the second look; the same names in each.
     :param words: what else the page says.
@@ -36,7 +35,9 @@ def write_run_report(
     texts = [dict(column) for column in columns]
     return write_files(
         directory,
-        stem=f"{stem}-{facts['maintenance_run_id']}-{stamp(facts['generated_at_ms'])}",
+        kind=kind,
+        subject_id=facts["maintenance_run_id"],
+        at_ms=facts["generated_at_ms"],
         text=json.dumps(report, ensure_ascii=False, indent=1),
         page=lambda name, digest: render_page(
             "queuekeeper.maintenance",

@@ -15,6 +15,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from queuekeeper import audit
+from queuekeeper.approvals import Standing, check_current, milliseconds
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.postgres import Connection, statement, translated_errors
 
@@ -56,6 +57,18 @@ class MaintenanceRun:
     paused: bool
     created_at: datetime
     updated_at: datetime
+
+    @property
+    def standing(self) -> Standing:
+        """What decides whether it may be carried out; whoever makes a plan notes its release and its instant."""
+        facts = {**self.parameters, **self.plan}
+        return Standing(
+            name=f"run {self.maintenance_run_id}",
+            code_version=str(facts.get("code_version", "")),
+            planned_at_ms=int(facts.get("as_of_ms", 0)),
+            approved_by=self.approved_by,
+            approved_at_ms=None if self.approved_at is None else milliseconds(self.approved_at),
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -130,6 +143,7 @@ class MaintenanceRuns:
         """
         _check_throttle(operations_per_s)
         found = maintenance_run_id(kind=kind, parameters=parameters, plan=plan)
+        audit.note_subject(self._connection, found)
         self._row(
             "save_run",
             {
@@ -173,20 +187,47 @@ class MaintenanceRuns:
         row = self._row("known_runs", {"kind": kind, "maximum": 1})
         return None if row is None else str(row[0])
 
+    def check_current(self, run_id: str, *, now_ms: int) -> None:
+        """Check that a run may be approved, or carried out.
+
+        :raises StalePlan: when its plan or its approval is too old, or another release made the plan.
+        :raises UsageError: when there is no such run.
+        """
+        check_current(self.load(run_id).standing, now_ms=now_ms)
+
     def approve(self, run_id: str, approved_by: str) -> None:
-        """Note who agreed to a run; one that is at work already keeps its state.
+        """Note who agrees to a run now; one that is at work already keeps its state.
 
         :raises UsageError: when there is no such run.
         """
+        answer = audit.Answer(action=audit.Action.APPROVE, actor=approved_by)
         with self._connection.transaction():
-            self._known(run_id, self._row("approve_run", {"maintenance_run_id": run_id, "approved_by": approved_by}))
-            audit.record(
-                self._connection,
-                actor=approved_by,
-                action=audit.Action.APPROVE,
-                subject=run_id,
-                effect={"kind": self.load(run_id).kind},
-            )
+            self.note_answer(run_id, answer)
+            self.set_approved(run_id, answer)
+
+    def note_answer(self, run_id: str, answer: audit.Answer) -> None:
+        """Put on record what came of the question whether a run may be carried out, whatever it was.
+
+        :raises UsageError: when there is no such run.
+        """
+        audit.record_answer(self._connection, answer, subject=run_id, kind=self.load(run_id).kind)
+
+    def approve_current(self, run_id: str, answer: audit.Answer, *, now_ms: int) -> None:
+        """Let a run be carried out, as somebody has agreed, if plan and answer still count.
+
+        :raises StalePlan: when they do not.
+        :raises UsageError: when there is no such run.
+        """
+        check_current(self.load(run_id).standing.answered(answer, now_ms=now_ms), now_ms=now_ms)
+        self.set_approved(run_id, answer)
+
+    def set_approved(self, run_id: str, answer: audit.Answer) -> None:
+        """Let a run be carried out, as somebody has agreed and nothing speaks against it; this is no record of it.
+
+        :raises UsageError: when there is no such run.
+        """
+        agreed = {"approved_by": answer.actor, "approved_at": answer.at}
+        self._known(run_id, self._row("approve_run", {"maintenance_run_id": run_id, **agreed}))
 
     def set_state(self, run_id: str, state: RunState) -> None:
         """Move a run to another state.
@@ -207,33 +248,43 @@ class MaintenanceRuns:
             )
             if report.get("dry_run"):
                 return
-            run = self.load(run_id)
-            audit.record(
-                self._connection,
-                actor=run.approved_by or self._connection.info.user,
-                action=audit.Action.APPLY,
-                subject=run_id,
-                effect={"kind": run.kind} | audit.figures(report),
-            )
+            actor = self.load(run_id).approved_by
+            self._record(run_id, audit.Action.APPLY, audit.figures(report), actor=actor)
 
     # --- while it runs -----------------------------------------------------------------------------------------
 
-    def set_throttle(self, run_id: str, operations_per_s: int | None) -> None:
+    def set_throttle(self, run_id: str, operations_per_s: int | None, *, actor: str | None = None) -> None:
         """Change how fast a run may work, also while it does.
 
         :param operations_per_s: over all shards; none lifts the throttle.
+        :param actor: person who wants it; none for the user of the database.
         :raises UsageError: when it is below 1, or there is no such run.
         """
         _check_throttle(operations_per_s)
-        parameters = {"maintenance_run_id": run_id, "operations_per_s": operations_per_s}
-        self._known(run_id, self._row("set_run_throttle", parameters))
+        changed = {"operations_per_s": operations_per_s}
+        with self._connection.transaction():
+            self._known(run_id, self._row("set_run_throttle", {"maintenance_run_id": run_id, **changed}))
+            self._record(run_id, audit.Action.THROTTLE, changed, actor=actor)
 
-    def set_paused(self, run_id: str, paused: bool) -> None:
+    def set_paused(self, run_id: str, paused: bool, *, actor: str | None = None) -> None:
         """Let a run wait, or go on.
 
+        :param actor: person who wants it; none for the user of the database.
         :raises UsageError: when there is no such run.
         """
-        self._known(run_id, self._row("set_run_paused", {"maintenance_run_id": run_id, "paused": paused}))
+        with self._connection.transaction():
+            self._known(run_id, self._row("set_run_paused", {"maintenance_run_id": run_id, "paused": paused}))
+            self._record(run_id, audit.Action.PAUSE if paused else audit.Action.RESUME, {}, actor=actor)
+
+    def note_undo(self, run_id: str, report: Mapping[str, Any], *, actor: str | None = None) -> None:
+        """Note that what a run had changed was taken back.
+
+        :param report: how much of it; what is no number is left out.
+        :param actor: person who wanted it; none for the user of the database.
+        :raises UsageError: when there is no such run.
+        """
+        kind = self.load(run_id).kind
+        audit.record_undo(self._connection, subject=run_id, kind=kind, report=report, actor=actor)
 
     def control(self, run_id: str) -> RunControl:
         """Return what a person may have changed; a run asks about once a second.
@@ -305,6 +356,10 @@ class MaintenanceRuns:
                     self._connection.execute(statement(f"{_QUERIES}unlock_shard"), key)
 
     # --- inside ------------------------------------------------------------------------------------------------
+
+    def _record(self, run_id: str, action: audit.Action, effect: Mapping[str, Any], *, actor: str | None) -> None:
+        facts = {"kind": self.load(run_id).kind, **effect}
+        audit.record(self._connection, actor=actor, action=action, subject=run_id, effect=facts)
 
     def _rows(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
         with translated_errors(self._connection, missing="run `queuekeeper database migrate`"):

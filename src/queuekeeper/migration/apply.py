@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 
 from queuekeeper import lua
 from queuekeeper.clock import Clock, Pace, system_clock
-from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, RefusedError, StaleEpoch, StalePlan
+from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, RefusedError, StaleEpoch
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration import preflight, transforms
 from queuekeeper.migration.ledger import MigrationLedger
@@ -30,7 +30,6 @@ from queuekeeper.migration.model import (
     MigrationPlan,
     Mode,
     PlanState,
-    code_version,
 )
 from queuekeeper.migration.progress import reported, warn
 from queuekeeper.migration.shared_rate import shared_rate
@@ -45,7 +44,6 @@ from queuekeeper.migration.source import (
 )
 from queuekeeper.migration.spark import our_errors
 from queuekeeper.migration.undo import drop_import
-from queuekeeper.postgres import Connection
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import RedisClient, address_of, from_redis, is_cluster
 from queuekeeper.redis_client import connect as connect_redis
@@ -385,6 +383,7 @@ def copy_sessions(
         wanted = plan.choose(cohorts)
         if plan.state == PlanState.REFUSED:
             raise RefusedError(f"plan {plan_id} was refused: {plan.state_reason}")
+        ledger.check_current(plan_id, now_ms=system_clock())
         client = connect_redis(redis_url)
         stack.callback(client.close)
         states = ledger.cohort_states(plan_id)
@@ -398,7 +397,7 @@ def copy_sessions(
         names = [f"{group[0]:05d}-{group[-1]:05d}" for group in placement.groups]
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
         # In the very snapshot that is copied: what comes later is not in it.
-        check_plan_is_current(source.connection, plan)
+        preflight.check_same_source(source.connection, plan)
         ledger.set_plan_state(plan_id, PlanState.COPYING)
         ledger.set_cohort_state(plan_id, wanted, CohortState.COPYING)
         for name in names:
@@ -451,23 +450,6 @@ def _has_duplicates(plan: MigrationPlan, wanted: list[int]) -> bool:
     return plan.parameters.mode is Mode.ONLINE or any(
         plan.cohorts[cohort].quarantined_by_reason.get(Reason.PACKET_ID_DUPLICATE.value, 0) > 0 for cohort in wanted
     )
-
-
-def check_plan_is_current(connection: Connection, plan: MigrationPlan) -> None:
-    """Refuse a plan that was made for another source or by another release.
-
-    :raises StalePlan: saying what has changed.
-    """
-    if plan.code_version != code_version():
-        raise StalePlan(
-            f"plan {plan.plan_id} was made by release {plan.code_version}, this is {code_version()}: make a new plan"
-        )
-    if plan.parameters.mode is Mode.ONLINE:
-        return
-    if preflight.source_fingerprint(connection) != plan.source_fingerprint:
-        raise StalePlan(
-            f"the source has changed since plan {plan.plan_id} was made: stop the broker, then make a new plan"
-        )
 
 
 def _import_task(

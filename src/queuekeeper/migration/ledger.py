@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, dataclass, field, fields, replace
 from datetime import datetime
 from typing import Any, Literal
 
@@ -12,6 +12,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from queuekeeper import audit
+from queuekeeper.approvals import Standing, check_current, milliseconds
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.migration.model import (
     CohortPlan,
@@ -32,6 +33,7 @@ QuarantineStatus = Literal["open", "replayed"]
 
 _QUERIES = "queuekeeper/queries/"
 _KNOWN_PLANS = 5
+_KIND = "session_migration"
 _QUARANTINE_TYPES = (
     "text", "int4", "text", "text", "text", "text", "int8", "text", "int8", "int8", "text", "int4", "bytea",
     "text", "bool", "int4", "int4", "text", "text", "bytea", "int8",
@@ -250,17 +252,45 @@ class MigrationLedger:
         """
         self._known(plan_id, self._row("set_plan_state", {"plan_id": plan_id, "state": str(state), "reason": reason}))
 
+    def check_current(self, plan_id: str, *, now_ms: int, answer: audit.Answer | None = None) -> None:
+        """Check that a plan may be approved, or carried out.
+
+        :param answer: an approval that is not noted yet; none for what is noted.
+        :raises StalePlan: when the plan or its approval is too old, or another release made the plan.
+        :raises UsageError: when there is no such plan.
+        """
+        plan, approval = self.load_plan(plan_id), self.approval(plan_id)
+        standing = Standing(name=f"plan {plan_id}", code_version=plan.code_version, planned_at_ms=plan.as_of_ms)
+        if answer is not None:
+            standing = standing.answered(answer, now_ms=now_ms)
+        elif approval is not None:
+            at_ms = milliseconds(approval.approved_at)
+            standing = replace(standing, approved_by=approval.approved_by, approved_at_ms=at_ms)
+        check_current(standing, now_ms=now_ms)
+
     def approve(self, plan_id: str, approved_by: str) -> None:
-        """Note who agreed to a plan; one that is at work already keeps its state.
+        """Note who agrees to a plan now; one that is at work already keeps its state.
 
         :raises UsageError: when there is no such plan.
         :raises RefusedError: when the plan itself was refused.
         """
+        answer = audit.Answer(action=audit.Action.APPROVE, actor=approved_by)
         with self._transaction():
-            approved = self._row("approve", {"plan_id": plan_id, "approved_by": approved_by}) is not None
-            if approved:
-                self._audit(audit.Action.APPROVE, plan_id, actor=approved_by, effect={"kind": "session_migration"})
-        if not approved:
+            self.note_answer(plan_id, answer)
+            self.set_approved(plan_id, answer)
+
+    def note_answer(self, plan_id: str, answer: audit.Answer) -> None:
+        """Put on record what came of the question whether a plan may be carried out, whatever it was."""
+        audit.record_answer(self._connection, answer, subject=plan_id, kind=_KIND)
+
+    def set_approved(self, plan_id: str, answer: audit.Answer) -> None:
+        """Let a plan be carried out, as somebody has agreed and nothing speaks against it; this is no record of it.
+
+        :raises UsageError: when there is no such plan.
+        :raises RefusedError: when the plan itself was refused.
+        """
+        agreed = {"plan_id": plan_id, "approved_by": answer.actor, "approved_at": answer.at}
+        if self._row("approve", agreed) is None:
             plan = self.load_plan(plan_id)
             raise RefusedError(f"plan {plan_id} cannot be approved, it was refused: {plan.state_reason}; plan again")
 
@@ -280,15 +310,28 @@ class MigrationLedger:
         """Return where each cohort stands, in order."""
         return {cohort: CohortState(state) for cohort, state in self._rows("cohort_states", {"plan_id": plan_id})}
 
-    def set_throttle(self, plan_id: str, messages_per_s: int | None) -> None:
+    def note_undo(self, plan_id: str, report: Mapping[str, Any], *, actor: str | None = None) -> None:
+        """Note that what a plan had imported was taken back.
+
+        :param report: how much of it; what is no number is left out.
+        :param actor: person who wanted it; none for the user of the database.
+        """
+        audit.record_undo(self._connection, subject=plan_id, kind=_KIND, report=report, actor=actor)
+
+    def set_throttle(self, plan_id: str, messages_per_s: int | None, *, actor: str | None = None) -> None:
         """Change how fast the copy of a plan may write, also while it runs.
 
         :param messages_per_s: over all tasks; none lifts the throttle.
+        :param actor: person who wants it; none for the user of the database.
         :raises UsageError: when it is below 1, or there is no such plan.
         """
         if messages_per_s is not None and not 1 <= messages_per_s <= 2_147_483_647:
             raise UsageError(f"throttle is {messages_per_s} messages/s: it must be 1 to 2147483647, or none")
-        self._known(plan_id, self._row("set_throttle", {"plan_id": plan_id, "messages_per_s": messages_per_s}))
+        changed = {"messages_per_s": messages_per_s}
+        with self._transaction():
+            self._known(plan_id, self._row("set_throttle", {"plan_id": plan_id, **changed}))
+            effect = {"kind": _KIND, **changed}
+            audit.record(self._connection, actor=actor, action=audit.Action.THROTTLE, subject=plan_id, effect=effect)
 
     def throttle(self, plan_id: str) -> int | None:
         """Return how many messages per second the copy of a plan may write now, none for no limit.
@@ -337,7 +380,7 @@ class MigrationLedger:
                 "save_copy_report",
                 {"plan_id": report.plan_id, "cohorts": list(report.cohorts), "report": Jsonb(asdict(report))},
             )
-            effect = {"kind": "session_migration"} | audit.figures(asdict(report)) | {"cohorts": list(report.cohorts)}
+            effect = {"kind": _KIND} | audit.figures(asdict(report)) | {"cohorts": list(report.cohorts)}
             self._audit(audit.Action.APPLY, report.plan_id, effect=effect)
 
     def copy_reports(self, plan_id: str) -> list[CopyReport]:
@@ -522,7 +565,7 @@ class MigrationLedger:
                 "save_report",
                 {"plan_id": plan_id, "html_path": html_path, "json_path": json_path, "sha256": sha256},
             )
-            self._audit(audit.Action.REPORT, plan_id, effect={"kind": "session_migration"}, report_hash=sha256)
+            self._audit(audit.Action.REPORT, plan_id, effect={"kind": _KIND}, report_hash=sha256)
         assert row is not None  # an INSERT with RETURNING gives a row or raises
         return int(row[0])
 

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import humanize
 
-from queuekeeper.errors import RefusedError, SchemaMismatch
-from queuekeeper.migration.model import CohortPlan
+from queuekeeper.approvals import check_release
+from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
+from queuekeeper.migration.model import CohortPlan, MigrationPlan, Mode
 from queuekeeper.postgres import Connection, address, statement, translated_errors
 from queuekeeper.redis_client import RedisClient, ServerFacts, facts, shards, unfit
 
@@ -127,6 +128,22 @@ def _differences(table: str, found: dict[str, str]) -> list[str]:
         elif kind not in column.types:
             problems.append(f"{table}.{name} is {kind}: it must be {wanted}")
     return problems
+
+
+def check_same_source(connection: Connection, plan: MigrationPlan) -> None:
+    """Refuse a plan that was made for another source, or by another release.
+
+    How long a plan counts is for :mod:`queuekeeper.approvals`.
+
+    :raises StalePlan: saying what has changed.
+    """
+    check_release(f"plan {plan.plan_id}", plan.code_version)
+    # With devices connected the source changes, and each client is compared for itself.
+    if plan.parameters.mode is Mode.OFFLINE and source_fingerprint(connection) != plan.source_fingerprint:
+        raise StalePlan(
+            f"the source has changed since plan {plan.plan_id} was made: make sure that nobody writes to it, stop the "
+            "broker, then plan again"
+        )
 
 
 def source_fingerprint(connection: Connection) -> str:

@@ -39,7 +39,7 @@ from queuekeeper.migration.report_model import (
 from queuekeeper.migration.report_page import render
 from queuekeeper.migration.status import runs_at_work
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.report.files import ReportFiles, stamp, write_files
+from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from queuekeeper.report.servers import ServerMemory, measure_servers
 from queuekeeper.sessions.judge import Reason
 
@@ -565,7 +565,9 @@ def write_report(report: MigrationReport, directory: Path) -> ReportFiles:
     """
     return write_files(
         directory,
-        stem=f"migration-{report.plan.plan_id}-{stamp(report.generated_at_ms)}",
+        kind=ReportKind.MIGRATION,
+        subject_id=report.plan.plan_id,
+        at_ms=report.generated_at_ms,
         text=report.to_json(),
         page=lambda name, sha256: render(report, json_name=name, json_sha256=sha256),
     )

@@ -16,8 +16,7 @@ from pyspark.storagelevel import StorageLevel
 from pyspark.taskcontext import TaskContext
 
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.migration import transforms
-from queuekeeper.migration.apply import check_plan_is_current
+from queuekeeper.migration import preflight, transforms
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import (
     CohortState,
@@ -93,7 +92,7 @@ def verify_migration(
         totals = [plan.total_of(group, "to_copy") for group in placement.groups]
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
         # In the very snapshot that is compared: what comes later is not in it.
-        check_plan_is_current(source.connection, plan)
+        preflight.check_same_source(source.connection, plan)
         ledger.clear_progress(plan_id, "verify")
         prefix = plan.parameters.key_prefix
         with connect_redis(redis_url) as client:

@@ -54,7 +54,7 @@ from queuekeeper.quality.store import (
     Verdict,
     WorstQueue,
 )
-from queuekeeper.report.files import ReportFiles, stamp, write_files
+from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from queuekeeper.report.servers import ServerMemory
 
 RUNS_SHOWN = 30
@@ -484,7 +484,9 @@ def write_report(report: PublishedReport, directory: Path) -> ReportFiles:
     """
     return write_files(
         directory,
-        stem=f"quality-{_file_id(report.quality_run_id)}-{stamp(report.generated_at_ms)}",
+        kind=ReportKind.QUALITY,
+        subject_id=_file_id(report.quality_run_id),
+        at_ms=report.generated_at_ms,
         text=report.to_json(),
         page=lambda name, sha256: render(report, json_name=name, json_sha256=sha256),
     )

@@ -4,13 +4,66 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 
-from queuekeeper.errors import RefusedError
+from queuekeeper.errors import RefusedError, UsageError
+
+
+class ReportKind(StrEnum):
+    """What reports are about: how their files' names begin. Writers, pages and links know no other kinds."""
+
+    MIGRATION = "migration"
+    QUALITY = "quality"
+    PARTITIONS = "partitions"
+    EVENTS = "events"
+    COMPACTED = "compacted"
+    FANOUT = "fanout"
+
+    @property
+    def words(self) -> str:
+        """What people call such a report, as on the button that leads to it."""
+        return _WORDS[self]
+
+
+_WORDS = {
+    ReportKind.MIGRATION: "Migration report",
+    ReportKind.QUALITY: "Quality report",
+    ReportKind.PARTITIONS: "Partition report",
+    ReportKind.EVENTS: "Event report",
+    ReportKind.COMPACTED: "Collection report",
+    ReportKind.FANOUT: "Fan-out report",
+}
+_SUBJECT = "[0-9a-f]{16}"
+_NAME = re.compile(
+    rf"(?P<about>{'|'.join(ReportKind)})-(?P<subject>{_SUBJECT})-(?P<at>[0-9A-Za-z]+)\.(?P<suffix>html|json)"
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportName:
+    """What the name of a report's file says.
+
+    :param subject_id: plan of a migration, or run of another kind.
+    :param suffix: ``html`` or ``json``.
+    """
+
+    kind: ReportKind
+    subject_id: str
+    suffix: str
+
+
+def report_name(file_name: str) -> ReportName | None:
+    """Return what a file's name says, or none when it is the name of no report."""
+    match = _NAME.fullmatch(file_name)
+    if match is None:
+        return None
+    return ReportName(kind=ReportKind(match["about"]), subject_id=match["subject"], suffix=match["suffix"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,15 +83,21 @@ def stamp(at_ms: int) -> str:
     return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y%m%dT%H%M%SZ")
 
 
-def write_files(directory: Path, *, stem: str, text: str, page: Callable[[str, str], str]) -> ReportFiles:
+def write_files(
+    directory: Path, *, kind: ReportKind, subject_id: str, at_ms: int, text: str, page: Callable[[str, str], str]
+) -> ReportFiles:
     """Write a report's two files.
 
     :param directory: made when it is not there.
-    :param stem: file name without its ending.
+    :param subject_id: plan of a migration, or run of another kind: 16 digits from 0 to f.
+    :param at_ms: when the report was made.
     :param text: the JSON.
     :param page: returns the page, given name and hash of the JSON file.
     :raises RefusedError: when the directory cannot be written to.
     """
+    if not re.fullmatch(_SUBJECT, subject_id):
+        raise UsageError(f"a report cannot be about {subject_id!r}: its file is named by 16 digits from 0 to f")
+    stem = f"{kind}-{subject_id}-{stamp(at_ms)}"
     html_path, json_path = directory / f"{stem}.html", directory / f"{stem}.json"
     data = text.encode()
     content = page(json_path.name, hashlib.sha256(data).hexdigest()).encode()

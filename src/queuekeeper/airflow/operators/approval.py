@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
-from datetime import timedelta
+from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import HITLOperator
@@ -15,11 +15,13 @@ from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.summary import cohort_groups, summarise
 from queuekeeper.airflow.values import flag
+from queuekeeper.audit import Action, Answer, current_run
+from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import MigrationPlan, Mode, PlanState, code_version
+from queuekeeper.migration.model import MigrationPlan, PlanState
 from queuekeeper.migration.online.driver import check_four_eyes
-from queuekeeper.migration.preflight import source_fingerprint
+from queuekeeper.migration.preflight import check_same_source
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import facts
 
@@ -28,6 +30,8 @@ if TYPE_CHECKING:
 
 APPROVE = "Approve"
 REJECT = "Reject"
+NOBODY = "nobody"
+"""Stands in the audit where a person would, when nobody has answered."""
 
 
 class SummarisePlanOperator(BaseOperator):
@@ -141,57 +145,86 @@ class CheckApprovalOperator(BaseOperator):
 
     def execute(self, context: Context) -> list[str]:
         """Return the groups of cohorts to copy."""
-        approved_by = approver(self.plan_id, self.decision)
-        if flag("four_eyes", self.four_eyes):
-            check_four_eyes(approved_by, context["dag_run"].triggering_user_name)
         with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
             ledger = MigrationLedger(connection)
+            answer = take_answer(
+                self.plan_id,
+                self.decision,
+                note=lambda given: ledger.note_answer(self.plan_id, given),
+            )
+            if flag("four_eyes", self.four_eyes):
+                check_four_eyes(answer.actor, context["dag_run"].triggering_user_name)
             plan = ledger.load_plan(self.plan_id)
-            check_current(plan, connection, asked_for=ledger.plan_of_run(self.run_id))
-            ledger.approve(plan.plan_id, approved_by)
+            check_plan(plan, answer, connection, asked_for=ledger.plan_of_run(self.run_id))
+            ledger.set_approved(plan.plan_id, answer)
         groups = cohort_groups(plan, groups=int(self.copy_groups))
-        self.log.info("Plan %s was approved by %s and still holds", plan.plan_id, approved_by)
+        self.log.info("Plan %s was approved by %s and still holds", plan.plan_id, answer.actor)
         self.log.info("Copying %s cohorts in %s groups: %s", len(plan.chosen), len(groups), "; ".join(groups))
         return groups
 
 
-def approver(plan_id: str, decision: Mapping[str, Any] | None, *, store: str = "Redis") -> str:
-    """Return the name of the person who approved a plan.
+def take_answer(
+    subject: str,
+    decision: Mapping[str, Any] | None,
+    *,
+    note: Callable[[Answer], None],
+    store: str = "Redis",
+) -> Answer:
+    """Have the answer to a question put on record, whatever it was, and return it when it is an approval.
 
+    Every task that acts on an answer reads it by this function, so that none is missing in the audit.
+
+    :param subject: plan or run that was asked about.
     :param decision: the answer as Airflow hands it over; none when the question was never answered.
+    :param note: puts it on record.
     :param store: what was not written to when nobody approved.
     :raises RefusedError: unless somebody approved.
     """
+    run = current_run()
+    answer = answer_of(decision, facts={} if run is None else asdict(run))
+    note(answer)
     nothing = f"nothing was written to {store}; trigger the DAG again for a new plan"
     if not decision:
         # Somebody marked the task as a success by hand: that is no approval.
-        raise RefusedError(f"nobody answered whether plan {plan_id} may run: {nothing}")
-    user = decision.get("responded_by_user") or {}
+        raise RefusedError(f"nobody answered whether plan {subject} may run: {nothing}")
+    if answer.action is Action.UNANSWERED:
+        agreed = list(decision.get("chosen_options") or []) == [APPROVE]
+        how = "approved without a name to it" if agreed else "rejected, as nobody answered in time"
+        raise RefusedError(f"plan {subject} was {how}: {nothing}")
+    if answer.action is Action.REJECT:
+        raise RefusedError(f"plan {subject} was rejected by {answer.actor}: {nothing}")
+    return answer
+
+
+def answer_of(decision: Mapping[str, Any] | None, *, facts: Mapping[str, Any]) -> Answer:
+    """Return an answer as the audit has it; an approval without a name to it is no answer.
+
+    :param facts: where it was given.
+    """
+    found = decision or {}
+    user = found.get("responded_by_user") or {}
     name = str(user.get("name") or user.get("id") or "")
-    if list(decision.get("chosen_options") or []) != [APPROVE]:
-        who = f"rejected by {name}" if name else "rejected, as nobody answered in time"
-        raise RefusedError(f"plan {plan_id} was {who}: {nothing}")
-    if not name:
-        raise RefusedError(f"plan {plan_id} was approved without a name to it: {nothing}")
-    return name
+    at = found.get("responded_at")
+    agreed = list(found.get("chosen_options") or []) == [APPROVE]
+    return Answer(
+        action=Action.UNANSWERED if not name else Action.APPROVE if agreed else Action.REJECT,
+        actor=name or NOBODY,
+        at=datetime.fromisoformat(at) if isinstance(at, str) else at,
+        facts=facts,
+    )
 
 
-def check_current(plan: MigrationPlan, connection: Connection, *, asked_for: str) -> None:
+def check_plan(plan: MigrationPlan, answer: Answer, connection: Connection, *, asked_for: str) -> None:
     """Check that a plan still describes source, wishes and code.
 
+    :param answer: the approval.
     :param asked_for: plan of the run that wants to copy.
     :raises StalePlan: naming what has changed.
     """
-    again = "nothing was written to Redis; trigger the DAG again for a new plan"
     if asked_for != plan.plan_id:
-        raise StalePlan(f"this run has since made plan {asked_for}, and {plan.plan_id} was approved: {again}")
-    if plan.code_version != code_version():
         raise StalePlan(
-            f"plan {plan.plan_id} was made by release {plan.code_version}, and this is {code_version()}: {again}"
+            f"this run has since made plan {asked_for}, and {plan.plan_id} was approved: nothing was written to Redis; "
+            "trigger the DAG again for a new plan"
         )
-    if plan.parameters.mode is Mode.ONLINE:
-        return
-    if source_fingerprint(connection) != plan.source_fingerprint:
-        raise StalePlan(
-            f"the source has changed since plan {plan.plan_id} was made: make sure that the broker is stopped; {again}"
-        )
+    MigrationLedger(connection).check_current(plan.plan_id, now_ms=system_clock(), answer=answer)
+    check_same_source(connection, plan)

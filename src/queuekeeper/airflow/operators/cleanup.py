@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from queuekeeper.airflow.operators.approval import approver
+from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.operators.maintenance import MaintenanceOperator
 from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.clock import system_clock
@@ -16,7 +16,6 @@ from queuekeeper.maintenance.cleanup_model import KIND, CleanupParameters
 from queuekeeper.maintenance.cleanup_summary import plan_rows
 from queuekeeper.maintenance.expired_references import (
     apply_cleanup,
-    check_cleanup_plan,
     load_cleanup_plan,
     plan_cleanup,
     report_cleanup,
@@ -160,13 +159,13 @@ class CheckCleanupApprovalOperator(MaintenanceOperator):
 
     def execute(self, context: Context) -> list[str]:
         """Return the shards to clean."""
-        approved_by = approver(self.maintenance_run_id, self.decision)
+        run_id = self.maintenance_run_id
         with self.postgres_hook.maintenance_runs() as runs:
-            plan = load_cleanup_plan(runs, self.maintenance_run_id)
-            check_cleanup_plan(plan, now_ms=system_clock())
-            runs.approve(self.maintenance_run_id, approved_by)
+            plan = load_cleanup_plan(runs, run_id)
+            answer = take_answer(run_id, self.decision, note=lambda given: runs.note_answer(run_id, given))
+            runs.approve_current(run_id, answer, now_ms=system_clock())
         shards = [each.shard for each in plan.shards]
-        self.log.info("Run %s was approved by %s; cleaning %s", self.maintenance_run_id, approved_by, ", ".join(shards))
+        self.log.info("Run %s was approved by %s; cleaning %s", run_id, answer.actor, ", ".join(shards))
         return shards
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from queuekeeper.airflow.links import CollectionReportLink
+from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.maintenance import MaintenanceOperator, RunReportOperator, ShareOperator
 from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.airflow.values import flag
@@ -24,6 +24,7 @@ from queuekeeper.maintenance.compacted_gc_report import last_finished, verdict, 
 from queuekeeper.maintenance.undo_file import remove_old_undo_files
 from queuekeeper.postgres import migrate
 from queuekeeper.quality.identity import client_hash, hash_key
+from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -165,7 +166,7 @@ class CollectShareOperator(ShareOperator):
 class ReportCollectionOperator(RunReportOperator):
     """Look at the queues a second time, and write what was planned, done and left as HTML and JSON."""
 
-    operator_extra_links = (CollectionReportLink(),)
+    operator_extra_links = (ReportLink(ReportKind.COMPACTED),)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return what it came to, and where the files are.

@@ -12,13 +12,13 @@ from pydantic import TypeAdapter
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
-from queuekeeper.airflow.links import EventReportLink
+from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed, RefusedError
-from queuekeeper.maintenance.event_remedies import EventRemedyReport, apply_event_remedy, plan_event_remedy
+from queuekeeper.maintenance.event_remedies import EventRemedyReport, apply_event_remedy, note_upkeep, plan_event_remedy
 from queuekeeper.maintenance.event_upkeep import (
     BrokerWatch,
     ExpiryReport,
@@ -28,6 +28,7 @@ from queuekeeper.maintenance.event_upkeep import (
     watch_broker,
     write_report,
 )
+from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -73,6 +74,7 @@ class ExpireSubscriptionsOperator(EventOperator):
         reject_unknown_of(context)
         with self.connect() as connection:
             report = expire_subscriptions(connection, count_only=self.only_counts)
+            note_upkeep(connection, subject="expire_subscriptions", done=report.removed)
         self.log.info("%s subscriptions had expired, %s are removed", report.found, report.removed)
         return asdict(report)
 
@@ -88,6 +90,7 @@ class ReenqueueEventsOperator(EventOperator):
             report = EventRemedyReport(remedy=plan.remedy, planned=len(plan.subjects), done=0)
             if plan.subjects and not self.only_counts:
                 report = apply_event_remedy(connection, plan)
+                note_upkeep(connection, subject=plan.remedy, done=report.done)
         self.log.info("%s events were never dispatched, %s are put up again", report.planned, report.done)
         return asdict(report)
 
@@ -143,7 +146,7 @@ class ReportUpkeepOperator(EventOperator):
     """
 
     template_fields: Sequence[str] = (*EventOperator.template_fields, "expiry", "reenqueued", "watch")
-    operator_extra_links = (EventReportLink(),)
+    operator_extra_links = (ReportLink(ReportKind.EVENTS),)
 
     def __init__(self, *, expiry: Any, reenqueued: Any, watch: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from queuekeeper.airflow.links import FanoutReportLink
+from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.maintenance import MaintenanceOperator, RunReportOperator, ShareOperator
 from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.airflow.values import flag
@@ -20,6 +20,7 @@ from queuekeeper.maintenance.fanout_repair import (
 from queuekeeper.maintenance.fanout_repair_model import FanoutRepairParameters
 from queuekeeper.maintenance.fanout_repair_report import verdict, write_report
 from queuekeeper.postgres import migrate
+from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -121,7 +122,7 @@ class RepairFanoutShareOperator(ShareOperator):
 class ReportFanoutRepairOperator(RunReportOperator):
     """Look at the queues a second time, and write what was planned, done and left as HTML and JSON."""
 
-    operator_extra_links = (FanoutReportLink(),)
+    operator_extra_links = (ReportLink(ReportKind.FANOUT),)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return what it came to, and where the files are.

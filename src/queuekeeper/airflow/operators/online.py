@@ -12,9 +12,10 @@ from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
-from queuekeeper.airflow.operators.approval import approver
+from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.airflow.values import flag
+from queuekeeper.audit import record_answer
 from queuekeeper.errors import CheckFailed, UsageError
 from queuekeeper.keyspace import parse_cohorts
 from queuekeeper.migration.model import Mode
@@ -81,6 +82,25 @@ class OnlineOperator(BaseOperator):
             return None
         with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger:
             return list(parse_cohorts(self.cohorts, count=len(ledger.load_plan(self.plan_id).cohorts)))
+
+    def take_answer(
+        self, decision: Any, context: Context, *, four_eyes: bool | str, kind: str, store: str = "Redis"
+    ) -> None:
+        """Note what a person answered.
+
+        :param kind: of the question, for the audit.
+        :param store: what was not written to when the answer is no.
+        :raises RefusedError: unless somebody approved.
+        """
+        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
+            answer = take_answer(
+                self.plan_id,
+                decision,
+                note=lambda answer: record_answer(connection, answer, subject=self.plan_id, kind=kind),
+                store=store,
+            )
+        if flag("four_eyes", four_eyes):
+            check_four_eyes(answer.actor, context["dag_run"].triggering_user_name)
 
     def told(self, report: StepReport) -> dict[str, Any]:
         """Write a report to the log and return it; clients are named in the log of the step only.
@@ -234,9 +254,7 @@ class CommitOperator(OnlineOperator):
     def execute(self, context: Context) -> Any:
         """Check the answer first."""
         if self.mode == Mode.ONLINE:
-            name = approver(self.plan_id, self.decision)
-            if flag("four_eyes", self.four_eyes):
-                check_four_eyes(name, context["dag_run"].triggering_user_name)
+            self.take_answer(self.decision, context, four_eyes=self.four_eyes, kind="online_commit")
         return super().execute(context)
 
     def step(self, driver: OnlineDriver) -> Any:
@@ -292,9 +310,9 @@ class RollBackOperator(OnlineOperator):
 
     def execute(self, context: Context) -> Any:
         """Check the answer first."""
-        name = approver(self.plan_id, self.decision, store="either store")
-        if flag("four_eyes", self.four_eyes):
-            check_four_eyes(name, context["dag_run"].triggering_user_name)
+        self.take_answer(
+            self.decision, context, four_eyes=self.four_eyes, kind="online_roll_back", store="either store"
+        )
         return super().execute(context)
 
     def step(self, driver: OnlineDriver) -> Any:

@@ -15,8 +15,8 @@ from pydantic import TypeAdapter
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
-from queuekeeper.airflow.links import PartitionReportLink
-from queuekeeper.airflow.operators.approval import ApprovePlanOperator, approver
+from queuekeeper.airflow.links import ReportLink
+from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.airflow.run_index import remember
@@ -45,6 +45,7 @@ from queuekeeper.maintenance.partitions.summary import plan_markdown
 from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
 from queuekeeper.postgres import Connection, migrate
 from queuekeeper.report.figures import number, size
+from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -86,15 +87,18 @@ class PartitionOperator(BaseOperator):
         if str(self.plan_only) == "True":
             raise AirflowSkipException(f"a dry run ends with the plan: nothing was written to {STORE}")
 
-    def apply(self, connection: Connection, plan: PartitionPlan, context: Context) -> ApplyReport:
+    def apply(
+        self, connection: Connection, plan: PartitionPlan, context: Context, *, actor: str | None = None
+    ) -> ApplyReport:
         """Apply a plan and leave its report for others, whatever became of it.
 
+        :param actor: person who has agreed; none where nobody was asked.
         :raises AirflowException: when others were in the way: trying again may help.
         :raises StalePlan: when a table is no longer what the plan saw.
         :raises RefusedError: when the server refused a step.
         """
         try:
-            report = apply_plan(connection, plan=plan, now_ms=system_clock(), say=self.log.info)
+            report = apply_plan(connection, plan=plan, now_ms=system_clock(), actor=actor, say=self.log.info)
         except MaintenanceRunning as error:
             raise AirflowException(str(error)) from error
         context["ti"].xcom_push(key=OUTCOME, value=to_json(report))
@@ -403,27 +407,32 @@ class AnsweredOperator(PlannedOperator):
         self.asked = asked
         self.decision = decision
 
-    def agreed(self, connection: Connection) -> PartitionPlan:
-        """Note who has agreed, and return the plan.
+    def agreed(self, connection: Connection) -> tuple[PartitionPlan, str]:
+        """Note who has agreed, and return the plan and the person.
 
         :raises StalePlan: when the plan is not the one that the person was shown.
         :raises RefusedError: unless somebody has agreed.
         """
         question = self.planned["question"]
+        runs = MaintenanceRuns(connection)
+        try:
+            answer = take_answer(
+                self.asked,
+                self.decision,
+                note=lambda given: runs.note_answer(self.asked, given),
+                store=STORE,
+            )
+        except RefusedError:
+            runs.set_state(self.asked, RunState.STOPPED)
+            raise
         if not question or question != self.asked:
             raise StalePlan(
                 f"{self.planned['table']} was planned anew as {question or 'no question'} since a person was asked "
                 f"about {self.asked}: nothing was done; the next run asks again"
             )
-        runs = MaintenanceRuns(connection)
-        try:
-            approved_by = approver(question, self.decision, store=STORE)
-        except RefusedError:
-            runs.set_state(question, RunState.STOPPED)
-            raise
-        runs.approve(question, approved_by)
-        self.log.info("Plan %s was approved by %s", question, approved_by)
-        return plan_from_json(self.planned["plan"])
+        runs.approve_current(question, answer, now_ms=system_clock())
+        self.log.info("Plan %s was approved by %s", question, answer.actor)
+        return plan_from_json(self.planned["plan"]), answer.actor
 
 
 class ApplyApprovedOperator(AnsweredOperator):
@@ -433,7 +442,8 @@ class ApplyApprovedOperator(AnsweredOperator):
         """Return how many steps are done, see :meth:`finish`."""
         self.end_dry_run()
         with self.connect() as connection:
-            report = self.apply(connection, self.agreed(connection), context)
+            plan, person = self.agreed(connection)
+            report = self.apply(connection, plan, context, actor=person)
             MaintenanceRuns(connection).set_state(
                 self.planned["question"], RunState.DONE if report.done else RunState.FAILED
             )
@@ -475,7 +485,7 @@ class VerifyArchivesOperator(AnsweredOperator):
         """Return the records of what was compared; one that differs fails the task, and nothing is dropped."""
         verified = []
         with self.connect() as connection:
-            drop = self.agreed(connection)
+            drop, _ = self.agreed(connection)
             for step in drop.steps:
                 record = load_retired(connection, _retired_id(step.retired_id))
                 if record.archive is None:
@@ -496,7 +506,7 @@ class ReportPartitionsOperator(PartitionOperator):
     """
 
     template_fields: Sequence[str] = (*PartitionOperator.template_fields, "tables")
-    operator_extra_links = (PartitionReportLink(),)
+    operator_extra_links = (ReportLink(ReportKind.PARTITIONS),)
 
     def __init__(self, *, tables: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)

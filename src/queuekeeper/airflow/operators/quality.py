@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 from queuekeeper.airflow.assets import SESSION_QUALITY
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
-from queuekeeper.airflow.links import QualityReportLink
+from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.airflow.run_index import forms_url, remember
@@ -23,6 +23,7 @@ from queuekeeper.config import Settings
 from queuekeeper.quality.gate import standing_failures
 from queuekeeper.quality.profile_model import turn_of
 from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -184,7 +185,7 @@ class RunQualityOperator(BaseOperator):
         "postgres_conn_id",
         "redis_conn_id",
     )
-    operator_extra_links = (QualityReportLink(),)
+    operator_extra_links = (ReportLink(ReportKind.QUALITY),)
     ui_color = "#d9e9d9"
 
     def __init__(
@@ -279,7 +280,7 @@ class ReportQualityOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("quality_run_id", "postgres_conn_id", "redis_conn_id")
-    operator_extra_links = (QualityReportLink(),)
+    operator_extra_links = (ReportLink(ReportKind.QUALITY),)
 
     def __init__(
         self,
@@ -333,7 +334,7 @@ class PublishQualityOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("judgement", "postgres_conn_id")
-    operator_extra_links = (QualityReportLink(),)
+    operator_extra_links = (ReportLink(ReportKind.QUALITY),)
 
     def __init__(self, *, judgement: Any, postgres_conn_id: str = POSTGRES_CONNECTION, **kwargs: Any) -> None:
         super().__init__(outlets=[SESSION_QUALITY], **kwargs)

@@ -12,7 +12,7 @@ from airflow.sdk import BaseOperator
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
-from queuekeeper.airflow.operators.approval import approver
+from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.clock import Pace, system_clock
 from queuekeeper.config import Settings
@@ -167,7 +167,6 @@ class ApplyRepairOperator(RepairOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return what was done."""
-        approved_by = approver(self.run_id, self.decision)
         settings = Settings()
         with self.open_servers() as (connection, client):
             runs = MaintenanceRuns(connection)
@@ -176,8 +175,9 @@ class ApplyRepairOperator(RepairOperator):
                 self.log.info("Run %s is done: nothing more is written", self.run_id)
                 return run.report
             plan, selection = recorded_plan(run)
-            runs.approve(self.run_id, approved_by)
-            self.log.info("Run %s was approved by %s: %s", self.run_id, approved_by, plan.effects)
+            answer = take_answer(self.run_id, self.decision, note=lambda given: runs.note_answer(self.run_id, given))
+            runs.approve_current(self.run_id, answer, now_ms=system_clock())
+            self.log.info("Run %s was approved by %s: %s", self.run_id, answer.actor, plan.effects)
             report = apply_recorded(
                 client,
                 runs=runs,

@@ -9,11 +9,12 @@ from airflow.sdk import BaseOperator
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
-from queuekeeper.airflow.links import MigrationReportLink
+from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.migration.report import build_report, write_report
+from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -28,7 +29,7 @@ class ReportMigrationOperator(BaseOperator):
     """
 
     template_fields: Sequence[str] = ("plan_id", "postgres_conn_id", "redis_conn_id")
-    operator_extra_links = (MigrationReportLink(),)
+    operator_extra_links = (ReportLink(ReportKind.MIGRATION),)
 
     def __init__(
         self,

@@ -13,7 +13,6 @@ from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
 
-from queuekeeper import audit
 from queuekeeper.airflow.operators.approval import APPROVE, REJECT
 from queuekeeper.airflow.plugin.forms import read_body
 from queuekeeper.airflow.plugin.rest import RestApi, detail
@@ -174,18 +173,9 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
             raise HTTPException(422, "The throttle is no whole number: write messages per second, or nothing for none.")
         wanted = int(text) if text else None
 
-        def change(connection: Connection) -> None:
-            with connection.transaction():
-                MigrationLedger(connection).set_throttle(plan_id, wanted)
-                audit.record(
-                    connection,
-                    actor=actor,
-                    action=audit.Action.THROTTLE,
-                    subject=plan_id,
-                    effect={"kind": MIGRATION_DAG, "messages_per_s": wanted},
-                )
-
-        await asyncio.to_thread(_opened, stores, change)
+        await asyncio.to_thread(
+            _opened, stores, lambda connection: MigrationLedger(connection).set_throttle(plan_id, wanted, actor=actor)
+        )
         return _back(site, plan_id)
 
     @router.post("/migration/{plan_id}/pause", dependencies=[Depends(guards.run_migrations)])

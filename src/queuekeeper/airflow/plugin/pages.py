@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -25,10 +24,8 @@ from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.config import Settings
 from queuekeeper.quality.identity import hash_key
+from queuekeeper.report.files import ReportKind, report_name
 
-_NAME = re.compile(
-    r"(?P<about>migration|quality|partitions|events)-(?P<subject>[0-9a-f]{16})-[0-9A-Za-z]+\.(?P<kind>html|json)"
-)
 _MEDIA = {"html": "text/html; charset=utf-8", "json": "application/json"}
 _LISTED = 200
 _UNPAUSE = "unpause-dag"  # no parameter can have this name: it is no identifier
@@ -39,11 +36,11 @@ _METHODS = ["GET", "HEAD", "POST", "PUT", "PATCH", "DELETE", "OPTIONS"]
 class ReportFile:
     """A report in the folder of reports.
 
-    :param subject_id: plan of a migration, or run of a judgement of quality.
+    :param subject_id: plan of a migration, or run of another kind.
     """
 
     name: str
-    about: str
+    about: ReportKind
     subject_id: str
     kind: str
     path: Path
@@ -56,15 +53,15 @@ def list_reports(directory: Path) -> list[ReportFile]:
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                match = _NAME.fullmatch(entry.name)
-                if match is not None and entry.is_file(follow_symlinks=False):
+                known = report_name(entry.name)
+                if known is not None and entry.is_file(follow_symlinks=False):
                     written_at = datetime.fromtimestamp(entry.stat(follow_symlinks=False).st_mtime, UTC)
                     found.append(
                         ReportFile(
                             name=entry.name,
-                            about=match["about"],
-                            subject_id=match["subject"],
-                            kind=match["kind"],
+                            about=known.kind,
+                            subject_id=known.subject_id,
+                            kind=known.suffix,
                             path=Path(entry.path),
                             written_at=written_at,
                         )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -20,8 +19,9 @@ from queuekeeper.airflow.run_index import report_of
 from queuekeeper.errors import UsageError
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.postgres import Connection
+from queuekeeper.report.files import report_name
 
-_REPORT = re.compile(r"[a-z]+-[0-9a-f]{16}-[0-9A-Za-z]+\.html")
+_ENTRIES = 50
 _PAGES = {
     "queue_quality": "quality",
     "partition_maintenance": "partitions",
@@ -39,9 +39,9 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports
     def leads_to(path: str) -> Response:
         return RedirectResponse(f"{site.base}/{path}", headers=PLAIN_HEADERS)
 
-    def report_name(dag_id: str, run_id: str) -> str | None:
+    def report_of_run(dag_id: str, run_id: str) -> str | None:
         found = report_of(reports, dag_id=dag_id, run_id=run_id)
-        return None if found is None or not _REPORT.fullmatch(found.html) else found.html
+        return None if found is None or report_name(found.html) is None else found.html
 
     def plan_of(run_id: str) -> str | None:
         def look(connection: Connection) -> str | None:
@@ -54,7 +54,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports
 
     @router.get("/run")
     def run(dag_id: str, run_id: str) -> Response:
-        name = report_name(dag_id, run_id)
+        name = report_of_run(dag_id, run_id)
         if name is None:
             return site.page("no_report.html.j2", http_status=404, dag_id=dag_id, run_id=run_id)
         return leads_to(f"reports/{name}")
@@ -76,7 +76,8 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports
         if not answer.is_success:
             raise HTTPException(answer.status_code, detail(answer))
         plan_id = await asyncio.to_thread(plan_of, run_id) if dag_id == MIGRATION_DAG else None
-        found = await asyncio.to_thread(stores.from_postgres, lambda connection: _on_record(connection, plan_id))
+        run = audit.AirflowRun(dag_id=dag_id, run_id=run_id)
+        found = await asyncio.to_thread(stores.from_postgres, lambda connection: _on_record(connection, run, plan_id))
         return site.page(
             "task.html.j2",
             dag_id=dag_id,
@@ -85,7 +86,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports
             map_index="" if map_index in ("", "-1") else map_index,
             state=answer.json()["state"],
             plan_id=plan_id,
-            report=report_name(dag_id, run_id),
+            report=report_of_run(dag_id, run_id),
             found=found,
             entries=[(entry, effect_words(entry)) for entry in found.value or []],
             page=_PAGES.get(dag_id),
@@ -94,7 +95,8 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports
     return router
 
 
-def _on_record(connection: Connection, plan_id: str | None) -> list[audit.AuditEntry]:
+def _on_record(connection: Connection, run: audit.AirflowRun, plan_id: str | None) -> list[audit.AuditEntry]:
     if plan_id is None:
-        return []
-    return audit.latest(connection, wanted=audit.AuditFilter(subject=plan_id), limit=50)
+        return audit.of_run(connection, run, limit=_ENTRIES)
+    # A migration's plan may be older than the run that shows it, and is copied by programs that know no run.
+    return audit.latest(connection, wanted=audit.AuditFilter(subject=plan_id), limit=_ENTRIES)

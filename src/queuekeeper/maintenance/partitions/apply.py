@@ -31,6 +31,7 @@ from queuekeeper.maintenance.partitions.catalog import (
 )
 from queuekeeper.maintenance.partitions.manifest import check_archive
 from queuekeeper.maintenance.partitions.model import (
+    KIND,
     ApplyReport,
     Blocker,
     PartitionPlan,
@@ -85,6 +86,7 @@ def apply_plan(
     *,
     plan: PartitionPlan,
     now_ms: int,
+    actor: str | None = None,
     say: Callable[[str], None] = lambda _: None,
     random: Random | None = None,
     sleep: Callable[[float], None] = time.sleep,
@@ -93,6 +95,7 @@ def apply_plan(
     """Do every step of a plan that still fits; safe to repeat.
 
     :param connection: commits by itself; its settings are as before afterwards.
+    :param actor: person who wants it, for the audit; none for the user of the database.
     :param say: is told what is being done.
     :param random: spreads the pauses between tries.
     :raises MaintenanceRunning: when another process maintains the table.
@@ -114,11 +117,11 @@ def apply_plan(
         if plan.purpose is not Purpose.CREATION and done:
             audit.record(
                 connection,
-                actor=connection.info.user,
-                action=audit.Action.APPLY,
+                actor=actor,
+                action=audit.Action.UNDO if plan.purpose is Purpose.REATTACHMENT else audit.Action.APPLY,
                 subject=plan.table,
                 effect={
-                    "kind": "partition_maintenance",
+                    "kind": KIND,
                     "purpose": plan.purpose.value,
                     "partitions": [each.partition for each in done],
                     "rows": sum(each.rows or 0 for each in done),

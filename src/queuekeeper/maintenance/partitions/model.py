@@ -16,6 +16,9 @@ from pydantic import TypeAdapter
 
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 
+KIND = "partition_maintenance"
+"""Under this name the audit has what is done to partitions."""
+
 
 class Purpose(StrEnum):
     """What a plan is for. Each is a step of its own: none waits for another."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+from queuekeeper import __version__
 from queuekeeper.maintenance.partitions.model import PartitionPlan, Purpose, to_json
 from queuekeeper.maintenance.runs import MaintenanceRuns
 
@@ -20,7 +21,7 @@ def save_question(runs: MaintenanceRuns, *, plan: PartitionPlan, dag_run_id: str
     """
     run = runs.save_plan(
         kind=kind_of(plan.purpose),
-        parameters={"table": plan.table, "dag_run_id": dag_run_id},
+        parameters={"table": plan.table, "dag_run_id": dag_run_id, "code_version": __version__},
         plan=json.loads(to_json(plan)),
     )
     return run.maintenance_run_id

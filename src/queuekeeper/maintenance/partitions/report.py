@@ -12,7 +12,7 @@ from typing import Any
 
 from queuekeeper import __version__
 from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan
-from queuekeeper.report.files import ReportFiles, stamp, write_files
+from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from queuekeeper.report.page import render_page
 
 FORMAT = 1
@@ -101,7 +101,9 @@ def write_report(report: PartitionsReport, directory: Path) -> ReportFiles:
     title, tone, mark = _VERDICTS[report.verdict]
     return write_files(
         directory,
-        stem=f"partitions-{report.report_id}-{stamp(report.generated_at_ms)}",
+        kind=ReportKind.PARTITIONS,
+        subject_id=report.report_id,
+        at_ms=report.generated_at_ms,
         text=report.to_json(),
         page=lambda name, digest: render_page(
             "queuekeeper.maintenance.partitions",

@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 from psycopg import sql
 from pyarrow import csv
 
+from queuekeeper import audit
 from queuekeeper.errors import CheckFailed, RefusedError
 from queuekeeper.maintenance.partitions.manifest import (
     ROWS,
@@ -24,7 +25,7 @@ from queuekeeper.maintenance.partitions.manifest import (
     read_manifest,
     table_content,
 )
-from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
+from queuekeeper.maintenance.partitions.model import KIND, RetiredPartition, RetiredState
 from queuekeeper.maintenance.partitions.policies import load_policy
 from queuekeeper.maintenance.partitions.retired import (
     archive_folder,
@@ -55,13 +56,14 @@ class RestoreReport:
 
 
 def restore_partition(
-    connection: Connection, *, retired_id: int, now_ms: int, path: Path | None = None
+    connection: Connection, *, retired_id: int, now_ms: int, path: Path | None = None, actor: str | None = None
 ) -> RestoreReport:
     """Make a dropped partition again, in the quarantine schema, with the rows of its archive; it can be repeated.
 
     A plan to attach it again comes next; until then its days in quarantine begin anew.
 
     :param path: folder of the archive, where it is not where its record says.
+    :param actor: person who wants it, for the audit; none for the user of the database.
     :raises RefusedError: when the partition was not dropped, has no archive, or the archive is another partition's.
     """
     record = load_retired(connection, retired_id)
@@ -72,6 +74,14 @@ def restore_partition(
     report = load_archive(connection, path=folder, table=retired_name(connection, record))
     policy = load_policy(connection, record.table)
     finish_restore(connection, retired_id=retired_id, quarantine_days=policy.quarantine_days, now_ms=now_ms)
+    effect = {"purpose": "restore", "partitions": [record.partition_name], "rows": report.content.rows}
+    audit.record(
+        connection,
+        actor=actor,
+        action=audit.Action.UNDO,
+        subject=record.table,
+        effect={"kind": KIND, **effect},
+    )
     return report
 
 

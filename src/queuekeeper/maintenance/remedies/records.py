@@ -8,6 +8,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from queuekeeper import __version__
 from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.maintenance.remedies.model import Progress, Queue, RemedyParameters, RemedyPlan, RemedyReport
@@ -15,14 +16,11 @@ from queuekeeper.maintenance.remedies.queues import Selection
 from queuekeeper.maintenance.remedies.registry import remedy_named
 from queuekeeper.maintenance.remedies.run import apply_remedy
 from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
-from queuekeeper.migration.model import code_version
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient
 
 SHARE = "queues"
 """A remedy's work is one share: it goes from queue to queue."""
-
-PLAN_VALID_MS = 7 * 86_400_000
 
 _TREATED = "queues treated"
 _DONE = "done: "
@@ -44,7 +42,7 @@ def record_plan(
     parameters = {
         **asdict(plan.parameters),
         "selection": {**asdict(selection), "client_hashes": list(selection.client_hashes)},
-        "release": code_version(),
+        "code_version": __version__,
         "as_of_ms": now_ms,
     }
     return runs.save_plan(
@@ -91,10 +89,7 @@ def apply_recorded(
     plan, _ = recorded_plan(run)
     if run.approved_by is None:
         raise RefusedError(f"nobody has approved run {run_id}: nothing was written")
-    if run.parameters["release"] != code_version():
-        raise StalePlan(f"run {run_id} was planned by release {run.parameters['release']}: plan again")
-    if clock() - run.parameters["as_of_ms"] > PLAN_VALID_MS:
-        raise StalePlan(f"run {run_id} was planned more than {PLAN_VALID_MS // 86_400_000} days ago: plan again")
+    runs.check_current(run_id, now_ms=clock())
     with runs.shard_lock(run_id, SHARE):
         if runs.load(run_id).state is RunState.DONE:
             raise StalePlan(f"run {run_id} is done: plan again")

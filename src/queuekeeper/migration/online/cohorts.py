@@ -20,6 +20,9 @@ from queuekeeper.migration.model import MigrationPlan
 from queuekeeper.migration.online.states import OnlineState, check_states, edge
 from queuekeeper.postgres import Connection, statement, translated_errors
 
+KIND = "online_migration"
+"""Under this name the audit has what people ask of a migration with devices connected."""
+
 _QUERIES = "queuekeeper/queries/"
 _MISSING = "apply the migrations (queuekeeper database migrate)"
 
@@ -263,13 +266,8 @@ class OnlineCohorts:
         with self._transaction():
             self.control(plan_id)
             self._rows("pause_online", {"plan_id": plan_id, "paused": paused})
-            audit.record(
-                self._connection,
-                actor=actor,
-                action=audit.Action.THROTTLE,
-                subject=plan_id,
-                effect={"paused": paused},
-            )
+            action = audit.Action.PAUSE if paused else audit.Action.RESUME
+            audit.record(self._connection, actor=actor, action=action, subject=plan_id, effect={"kind": KIND})
 
     def set_throttle(self, plan_id: str, clients_per_s: int | None, actor: str) -> None:
         """Change how many clients are moved per second, also while it goes on.
@@ -286,7 +284,7 @@ class OnlineCohorts:
                 actor=actor,
                 action=audit.Action.THROTTLE,
                 subject=plan_id,
-                effect={"clients_per_s": clients_per_s},
+                effect={"kind": KIND, "clients_per_s": clients_per_s},
             )
 
     def hold_back(self, plan_id: str, reason: str) -> None:

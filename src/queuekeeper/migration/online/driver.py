@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any
 
+from queuekeeper.approvals import old_approval
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import (
     CheckFailed,
@@ -38,7 +39,6 @@ from queuekeeper.migration.online.states import MIRRORED, OnlineState, check_sta
 from queuekeeper.postgres import Connection, connect, statement, translated_errors
 from queuekeeper.redis_client import RedisClient, clocks_ms, facts, nodes, redis_errors
 from queuekeeper.redis_client import connect as connect_redis
-from queuekeeper.report.figures import duration
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.owners import OwnerStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
@@ -796,10 +796,8 @@ def check_approval_age(ledger: MigrationLedger, plan_id: str, *, limit_s: float)
         raise RefusedError(f"nobody has approved plan {plan_id}: nothing was moved")
     age_s = (datetime.now(UTC) - approval.approved_at).total_seconds()
     if age_s > limit_s:
-        raise RefusedError(
-            f"plan {plan_id} was approved {duration(age_s)} ago by {approval.approved_by}, and an approval counts for "
-            f"{duration(limit_s)}: have it approved anew; no client was moved"
-        )
+        words = old_approval(f"plan {plan_id}", approval.approved_by, age_s=age_s, limit_s=limit_s)
+        raise RefusedError(f"{words}: have it approved anew; no client was moved")
 
 
 def check_four_eyes(approved_by: str, triggered_by: str | None) -> None:

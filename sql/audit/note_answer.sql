@@ -1,0 +1,7 @@
+-- Note that an answer is about to stand in the audit; nothing is added for one that does already.
+-- params: subject, answered_at, action, actor
+-- rows: none; the number of rows added says which
+-- index: none, an insert
+INSERT INTO queuekeeper.audit_answers (subject, answered_at, action, actor)
+VALUES (%(subject)s, %(answered_at)s, %(action)s, %(actor)s)
+ON CONFLICT DO NOTHING

@@ -1,0 +1,87 @@
+"""How long a plan and an answer to it count: one rule for jobs of every kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from datetime import datetime
+
+from queuekeeper import __version__
+from queuekeeper.audit import Answer
+from queuekeeper.errors import StalePlan
+from queuekeeper.report.figures import duration
+
+VALID_DAYS = 8
+"""A day more than anybody may take to answer: who answers in the last minute is heard, and a stopped run can go on."""
+
+_VALID_S = VALID_DAYS * 86_400.0
+_TWO_DAYS_S = 172_800.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Standing:
+    """What decides whether a plan may still be carried out.
+
+    :param name: as people know it, such as ``run 0123456789abcdef``.
+    :param code_version: release that made it.
+    :param approved_by: none while nobody has agreed, and where nobody is asked.
+    """
+
+    name: str
+    code_version: str
+    planned_at_ms: int
+    approved_by: str | None = None
+    approved_at_ms: int | None = None
+
+    def answered(self, answer: Answer, *, now_ms: int) -> Standing:
+        """Return how it stands with an approval that is not noted yet.
+
+        :param now_ms: when it was given, if it does not say.
+        """
+        at_ms = now_ms if answer.at is None else milliseconds(answer.at)
+        return replace(self, approved_by=answer.actor, approved_at_ms=at_ms)
+
+
+def check_current(plan: Standing, *, now_ms: int) -> None:
+    """Check that a plan may be approved, or carried out.
+
+    The plan has to be young enough when somebody agrees to it, and the answer when it is acted on. Where nobody has
+    agreed, the plan has to be young enough now.
+
+    :raises StalePlan: saying what is too old, or which release made the plan.
+    """
+    check_release(plan.name, plan.code_version)
+    judged_at_ms = now_ms if plan.approved_at_ms is None else plan.approved_at_ms
+    age_s = (judged_at_ms - plan.planned_at_ms) / 1_000
+    if age_s > _VALID_S:
+        until = "ago" if plan.approved_at_ms is None else "before it was approved"
+        raise StalePlan(
+            f"{plan.name} was planned {_span(age_s)} {until}, and a plan counts for {VALID_DAYS} days: plan again"
+        )
+    if plan.approved_at_ms is not None:
+        age_s = (now_ms - plan.approved_at_ms) / 1_000
+        if age_s > _VALID_S:
+            raise StalePlan(f"{old_approval(plan.name, plan.approved_by, age_s=age_s, limit_s=_VALID_S)}: plan again")
+
+
+def check_release(name: str, code_version: str) -> None:
+    """Check that this release has made a plan; another one may mean something else by the same words.
+
+    :raises StalePlan: saying which release made it.
+    """
+    if code_version != __version__:
+        made_by = f"release {code_version}" if code_version else "an earlier release"
+        raise StalePlan(f"{name} was planned by {made_by}, and this is release {__version__}: plan again")
+
+
+def old_approval(name: str, approved_by: str | None, *, age_s: float, limit_s: float) -> str:
+    """Return the sentence about an approval that does not count any more, without what to do."""
+    return f"{name} was approved {_span(age_s)} ago by {approved_by}, and an approval counts for {_span(limit_s)}"
+
+
+def milliseconds(at: datetime) -> int:
+    """Return an instant as this module counts time."""
+    return round(at.timestamp() * 1_000)
+
+
+def _span(seconds: float) -> str:
+    return f"{seconds / 86_400:,.1f} days" if seconds > _TWO_DAYS_S else duration(seconds)

@@ -1,0 +1,212 @@
+"""Whatever a person answers in Airflow stands in the audit, and on the page of evidence of every DAG."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Callable, Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from airflow.sdk import BaseOperator
+from airflow.sdk.definitions._internal import contextmanager as airflow_context
+
+from queuekeeper import __version__, audit, postgres
+from queuekeeper.airflow import operators
+from queuekeeper.clock import system_clock
+from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.maintenance.cleanup_model import KIND, CleanupCounts, CleanupParameters, CleanupPlan
+from queuekeeper.maintenance.expired_references import save_cleanup_plan
+from queuekeeper.maintenance.remedies import RemedyParameters, RemedyPlan
+from queuekeeper.maintenance.remedies.queues import Selection
+from queuekeeper.maintenance.remedies.records import record_plan
+from queuekeeper.maintenance.runs import MaintenanceRuns
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.postgres import Connection
+from tests import report_samples
+from tests.dags.test_plugin_stores import World
+
+pytestmark = pytest.mark.dags
+
+RUN = "manual__1"
+AT = "2026-11-24T10:00:00+00:00"
+NO = {"chosen_options": ["Reject"], "responded_by_user": {"id": "1", "name": "ada"}, "responded_at": AT}
+LATE = {"chosen_options": ["Reject"], "responded_by_user": None, "responded_at": AT, "timedout": True}
+
+
+@pytest.fixture
+def control(postgres_url: str, valkey_url: str, connections: Callable[..., None]) -> Iterator[Connection]:
+    """Schema ``queuekeeper``, named by the connections of the tasks."""
+    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        yield connection
+
+
+@pytest.fixture
+def in_run(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Any]:
+    """Work as a task of a run of some DAG, as Airflow's task runner says it."""
+
+    def begin(dag_id: str) -> Any:
+        run = SimpleNamespace(dag_id=dag_id, run_id=RUN, triggering_user_name="bob", conf={})
+        context: Any = {"dag_run": run, "dag": SimpleNamespace(params={}), "params": {}}
+        monkeypatch.setattr(airflow_context, "_CURRENT_CONTEXT", [context])
+        return context
+
+    return begin
+
+
+def _asking() -> dict[str, type[BaseOperator]]:
+    """Return the operators that act on an answer."""
+    found: dict[str, type[BaseOperator]] = {}
+    for module in pkgutil.iter_modules(operators.__path__):
+        for each in vars(importlib.import_module(f"{operators.__name__}.{module.name}")).values():
+            if isinstance(each, type) and issubclass(each, BaseOperator) and "decision" in each.template_fields:
+                found[each.__name__] = each
+    # What the two tasks of partitions have in common is no task.
+    return {name: each for name, each in found.items() if name != "AnsweredOperator"}
+
+
+ASKING = _asking()
+DAGS = {
+    "CheckApprovalOperator": "session_migration",
+    "CommitOperator": "session_migration",
+    "RollBackOperator": "session_rollback",
+    "CheckCleanupApprovalOperator": "expired_reference_cleanup",
+    "ApplyRepairOperator": "session_repair",
+    "ApplyApprovedOperator": "partition_maintenance",
+    "VerifyArchivesOperator": "partition_maintenance",
+}
+"""Operator that acts on an answer -> DAG in which it does."""
+
+
+def planned(connection: Connection, name: str) -> tuple[str, dict[str, Any]]:
+    """Return what was asked about, and the arguments of the task that acts on the answer."""
+    runs = MaintenanceRuns(connection)
+    if name in ("CheckApprovalOperator", "CommitOperator", "RollBackOperator"):
+        plan = MigrationLedger(connection).save_plan(report_samples.balanced(count=4).plan, run_id=RUN)
+        values: dict[str, Any] = {"plan_id": plan.plan_id, "four_eyes": "False"}
+        values |= {
+            "CheckApprovalOperator": {"run_id": RUN, "copy_groups": "2"},
+            "CommitOperator": {"mode": "online", "lease_ms": "1000"},
+            "RollBackOperator": {"lease_ms": "1000", "max_lag_s": "10"},
+        }[name]
+        return plan.plan_id, values
+    if name == "CheckCleanupApprovalOperator":
+        made = CleanupPlan(
+            parameters=CleanupParameters(),
+            code_version=__version__,
+            as_of_ms=system_clock(),
+            shards=(),
+            counts=CleanupCounts(),
+            worst=(),
+            seconds=0.0,
+        )
+        run_id = save_cleanup_plan(runs, made).maintenance_run_id
+        return run_id, {"maintenance_run_id": run_id}
+    if name == "ApplyRepairOperator":
+        remedy = RemedyPlan(
+            remedy="repair_ttl", parameters=RemedyParameters(), looked_at=0, queues=(), undo="none", examples=()
+        )
+        run_id = record_plan(runs, remedy, selection=Selection(), now_ms=system_clock()).maintenance_run_id
+        return run_id, {"run_id": run_id}
+    facts = {"as_of_ms": system_clock(), "code_version": __version__}
+    run_id = runs.save_plan(kind="partition_drop", parameters={}, plan=facts).maintenance_run_id
+    return run_id, {"asked": run_id, "planned": {"question": run_id, "table": "t", "plan": ""}, "plan_only": "False"}
+
+
+def test_every_task_that_acts_on_an_answer_is_held_to_the_audit() -> None:
+    assert set(ASKING) == set(DAGS)
+
+
+@pytest.mark.parametrize(("decision", "action", "actor"), [(NO, "reject", "ada"), (LATE, "unanswered", "nobody")])
+@pytest.mark.parametrize("name", DAGS)
+def test_answer_stands_in_the_audit_once_and_on_the_page_of_evidence(
+    control: Connection,
+    in_run: Callable[[str], Any],
+    tmp_path: Path,
+    postgres_url: str,
+    valkey_url: str,
+    name: str,
+    decision: dict[str, Any],
+    action: str,
+    actor: str,
+) -> None:
+    context = in_run(DAGS[name])
+    subject, values = planned(control, name)
+
+    # A task that is tried again reads the same answer.
+    for _ in range(2):
+        with pytest.raises(RefusedError, match="rejected"):
+            ASKING[name](task_id="task", decision=decision, **values).execute(context)
+
+    (entry,) = audit.latest(control, wanted=audit.AuditFilter(subject=subject))
+    assert (entry.actor, entry.action) == (actor, action)
+    effect = json.loads(entry.effect)
+    assert (effect["dag_id"], effect["run_id"]) == (DAGS[name], RUN)
+    assert datetime.fromisoformat(effect["answered_at"]) == datetime(2026, 11, 24, 10, tzinfo=UTC)
+
+    world = World(tmp_path, control, postgres_url, valkey_url)
+    world.asked[f"/dagRuns/{RUN}"] = {"state": "running"}
+    query = {"dag_id": DAGS[name], "run_id": RUN, "task_id": "task"}
+    page = world.browser.get("/task", params=query, page=True)
+    assert page.status_code == 200
+    assert f'<td class="text">{actor}</td>' in page.text
+    assert f'<td class="text">{action}</td>' in page.text
+    other = world.browser.get("/task", params=query | {"dag_id": "queue_quality"}, page=True)
+    assert f"<code>{subject}</code>" not in other.text
+
+
+def test_evidence_has_what_others_do_to_a_run_that_asks_nobody(
+    control: Connection, in_run: Callable[[str], Any], tmp_path: Path, postgres_url: str, valkey_url: str
+) -> None:
+    in_run("compacted_queue_gc")
+    runs = MaintenanceRuns(control)
+    run_id = runs.save_plan(kind="compacted_queue_gc", parameters={}, plan={"as_of_ms": 1}).maintenance_run_id
+    airflow_context._CURRENT_CONTEXT.clear()
+    # Somebody at the command line, who is in no task.
+    runs.set_paused(run_id, True, actor="eve")
+    runs.save_report(run_id, {"messages": 17})
+
+    world = World(tmp_path, control, postgres_url, valkey_url)
+    world.asked[f"/dagRuns/{RUN}"] = {"state": "running"}
+    page = world.browser.get(
+        "/task", params={"dag_id": "compacted_queue_gc", "run_id": RUN, "task_id": "collect"}, page=True
+    )
+
+    for words in ("eve", "pause", "apply", "messages 17"):
+        assert words in page.text
+
+
+def test_approval_of_the_last_minute_counts_when_its_task_runs_late_and_none_counts_for_an_old_plan(
+    control: Connection, in_run: Callable[[str], Any]
+) -> None:
+    context = in_run("expired_reference_cleanup")
+    run_id, values = planned(control, "CheckCleanupApprovalOperator")
+    hour_ms, days_ms = 3_600_000, 8 * 86_400_000
+    check = ASKING["CheckCleanupApprovalOperator"]
+
+    def answered(*, planned_ago_ms: int, answered_ago_ms: int) -> Any:
+        now_ms = system_clock()
+        control.execute(
+            "UPDATE queuekeeper.maintenance_runs SET plan = jsonb_set(plan, '{as_of_ms}', to_jsonb(%s::bigint))",
+            (now_ms - planned_ago_ms,),
+        )
+        at = datetime.fromtimestamp((now_ms - answered_ago_ms) / 1_000, UTC)
+        decision = {"chosen_options": ["Approve"], "responded_by_user": {"name": "ada"}, "responded_at": at}
+        return check(task_id="check_approval", decision=decision, **values).execute(context)
+
+    with pytest.raises(StalePlan, match="before it was approved, and a plan counts for 8 days: plan again"):
+        answered(planned_ago_ms=days_ms + hour_ms, answered_ago_ms=0)
+    assert MaintenanceRuns(control).load(run_id).approved_by is None
+
+    assert answered(planned_ago_ms=days_ms + hour_ms, answered_ago_ms=2 * hour_ms) == []
+    stored = MaintenanceRuns(control).load(run_id)
+    assert stored.approved_by == "ada"
+    # Both answers stand in the audit, also the one that did not count.
+    assert len(audit.latest(control, wanted=audit.AuditFilter(subject=run_id, action="approve"))) == 2
+    assert stored.kind == KIND

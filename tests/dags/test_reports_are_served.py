@@ -1,0 +1,192 @@
+"""Every kind of report, from the task that writes it by its link to the page, through the plugin's own application."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any, cast
+
+import httpx
+import pytest
+from fastapi import FastAPI
+
+from queuekeeper.airflow.links import ReportLink
+from queuekeeper.airflow.plugin.pages import pages
+from queuekeeper.airflow.run_index import PREFIX, remember
+from queuekeeper.config import Settings
+from queuekeeper.errors import UsageError
+from queuekeeper.maintenance import compacted_gc_report, event_upkeep, fanout_repair_report
+from queuekeeper.maintenance.compacted_gc_model import (
+    CollectionCounts,
+    CollectionOutcome,
+    CollectionParameters,
+    CollectionPlan,
+)
+from queuekeeper.maintenance.fanout_repair_model import (
+    FanoutRepairCounts,
+    FanoutRepairOutcome,
+    FanoutRepairParameters,
+    FanoutRepairPlan,
+)
+from queuekeeper.maintenance.partitions import report as partitions_report
+from queuekeeper.migration import report as migration_report
+from queuekeeper.quality import report as quality_report
+from queuekeeper.report.files import ReportFiles, ReportKind, write_files
+from tests import quality_samples, report_samples
+from tests.dags.test_plugin_pages import OPEN
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.sdk.types import TaskInstanceKey
+
+pytestmark = pytest.mark.dags
+
+RUN_ID = "scheduled__2026-03-01T12:00:00+00:00"
+RUN = "0011223344556677"
+NOW_MS = report_samples.NOW_MS
+
+
+def _migration(directory: Path) -> ReportFiles:
+    made = migration_report.compose_report(report_samples.balanced(count=4), now_ms=NOW_MS)
+    return migration_report.write_report(made, directory)
+
+
+def _quality(directory: Path) -> ReportFiles:
+    made = quality_report.compose_report(quality_samples.failed(), now_ms=quality_samples.NOW_MS)
+    return quality_report.write_report(made, directory)
+
+
+def _partitions(directory: Path) -> ReportFiles:
+    made = partitions_report.PartitionsReport(run_name="a run", dry_run=False, tables=(), generated_at_ms=NOW_MS)
+    return partitions_report.write_report(made, directory)
+
+
+def _events(directory: Path) -> ReportFiles:
+    watch = event_upkeep.BrokerWatch(
+        stalled_s=None,
+        subscriptions=0,
+        failing_conditions=(),
+        quarantined_subscriptions=0,
+        undispatched=0,
+        scheduled=0,
+        overdue=0,
+        reenqueued=0,
+        dead_letters=0,
+        tables=(),
+        findings=(),
+    )
+    made = event_upkeep.UpkeepReport(
+        run_name="a run", dry_run=True, expiry=None, reenqueued=None, watch=watch, generated_at_ms=NOW_MS
+    )
+    return event_upkeep.write_report(made, directory)
+
+
+def _compacted(directory: Path) -> ReportFiles:
+    plan = CollectionPlan(
+        parameters=CollectionParameters(),
+        code_version="1",
+        as_of_ms=NOW_MS,
+        registered=0,
+        complete=True,
+        counts=CollectionCounts(),
+        worst=(),
+        seconds=0.0,
+    )
+    made = CollectionOutcome(
+        maintenance_run_id=RUN,
+        dry_run=True,
+        plan=plan,
+        counts=CollectionCounts(),
+        left=None,
+        proved=False,
+        open_shares=(),
+        finished_ms=None,
+        generated_at_ms=NOW_MS,
+    )
+    return compacted_gc_report.write_report(made, directory)
+
+
+def _fanout(directory: Path) -> ReportFiles:
+    plan = FanoutRepairPlan(
+        parameters=FanoutRepairParameters(),
+        code_version="1",
+        as_of_ms=NOW_MS,
+        counts=FanoutRepairCounts(),
+        worst=(),
+        unseen=(),
+        queues=(),
+        seconds=0.0,
+    )
+    made = FanoutRepairOutcome(
+        maintenance_run_id=RUN,
+        dry_run=True,
+        plan=plan,
+        counts=FanoutRepairCounts(),
+        left=None,
+        proved=False,
+        open_shares=(),
+        generated_at_ms=NOW_MS,
+    )
+    return fanout_repair_report.write_report(made, directory)
+
+
+WRITERS: dict[ReportKind, Callable[[Path], ReportFiles]] = {
+    ReportKind.MIGRATION: _migration,
+    ReportKind.QUALITY: _quality,
+    ReportKind.PARTITIONS: _partitions,
+    ReportKind.EVENTS: _events,
+    ReportKind.COMPACTED: _compacted,
+    ReportKind.FANOUT: _fanout,
+}
+
+
+@pytest.fixture
+def linked(dag_bag: DagBag) -> dict[ReportKind, list[tuple[Any, ReportLink]]]:
+    """Return the tasks of all DAGs that have a link to a report, by what it is about."""
+    found: dict[ReportKind, list[tuple[Any, ReportLink]]] = {kind: [] for kind in ReportKind}
+    for dag in dag_bag.dags.values():
+        for task in dag.tasks:
+            for link in getattr(task, "operator_extra_links", ()):
+                if isinstance(link, ReportLink):
+                    found[link.kind].append((task, link))
+    return found
+
+
+def get(app: FastAPI, address: str) -> httpx.Response:
+    async def send() -> httpx.Response:
+        transport = httpx.ASGITransport(app=app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://airflow", follow_redirects=True) as client:
+            return await client.get(address)
+
+    return asyncio.run(send())
+
+
+@pytest.mark.parametrize("kind", list(ReportKind))
+def test_link_of_a_task_leads_to_the_page_that_it_has_written(
+    kind: ReportKind, linked: dict[ReportKind, list[tuple[Any, ReportLink]]], tmp_path: Path
+) -> None:
+    reports = tmp_path / "reports"
+    app = FastAPI()
+    app.mount(PREFIX, pages(settings=Settings(home=tmp_path / "home", reports_dir=reports), guards=OPEN))
+    files = WRITERS[kind](reports)
+    assert linked[kind], f"no DAG links to a report about {kind}"
+
+    for task, link in linked[kind]:
+        remember(reports, dag_id=task.dag_id, run_id=RUN_ID, files=files)
+        key = SimpleNamespace(dag_id=task.dag_id, run_id=RUN_ID, task_id=task.task_id)
+        answer = get(app, link.get_link(task, ti_key=cast("TaskInstanceKey", key)))
+
+        assert link.name == kind.words
+        assert (answer.status_code, answer.content) == (200, files.html.read_bytes())
+    listed = get(app, f"{PREFIX}/reports").text
+    assert f"{PREFIX}/reports/{files.html.name}" in listed
+    assert f"{PREFIX}/reports/{files.json.name}" in listed
+
+
+def test_report_under_a_name_that_no_page_would_serve_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="a report cannot be about 'night'"):
+        write_files(
+            tmp_path, kind=ReportKind.EVENTS, subject_id="night", at_ms=NOW_MS, text="{}", page=lambda name, digest: ""
+        )

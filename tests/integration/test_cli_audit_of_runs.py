@@ -1,0 +1,214 @@
+"""Whatever a person changes or answers at the command line stands in the audit, for every kind of run there is."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from queuekeeper import __version__, approvals, audit, postgres
+from queuekeeper.cli import app, context
+from queuekeeper.cli.run_control import agree
+from queuekeeper.clock import system_clock
+from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.maintenance.compacted_gc_model import KIND as COLLECTION
+from queuekeeper.maintenance.fanout_repair_model import KIND as FANOUT_REPAIR
+from queuekeeper.maintenance.runs import MaintenanceRuns
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.online.cohorts import OnlineCohorts
+from queuekeeper.postgres import Connection
+from tests import report_samples
+
+pytestmark = pytest.mark.integration
+
+COMMANDS = Path(context.__file__).parent
+DAY_MS = 86_400_000
+
+# Group of commands -> kind of the runs that it controls.
+KINDS = {"cleanup": "expired_reference_cleanup", "compacted": COLLECTION, "fanout": FANOUT_REPAIR}
+PLANS = {"migrate", "online"}
+
+# What is asked there is about messages and queues themselves, and belongs to no run.
+STORES = {"sessions.py", "compacted.py", "fanout.py", "foreign_writers.py", "event_schema.py"}
+
+
+def _controls() -> list[tuple[str, ...]]:
+    """Return the commands that change the pace of a run, pause it or let it go on, as they are found in the program."""
+    found = []
+
+    def walk(command: Any, path: tuple[str, ...]) -> None:
+        for name, each in getattr(command, "commands", {}).items():
+            walk(each, (*path, name))
+        words = [each.metavar for each in command.params if each.param_type_name == "argument"] if path else []
+        if path and path[-1].rpartition("-")[2] in ("pause", "resume", "throttle") and {"RUN", "PLAN"} & set(words):
+            found.append(path)
+
+    walk(typer.main.get_command(app), ())
+    return found
+
+
+CONTROLS = _controls()
+
+
+@pytest.fixture
+def control(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    """Schema ``queuekeeper`` with a run of every kind, named by the environment."""
+    for name in [each for each in os.environ if each.startswith("QUEUEKEEPER_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
+    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        yield connection
+
+
+def planned(connection: Connection, group: str) -> str:
+    """Return a run or plan that the commands of a group may control."""
+    if group in PLANS:
+        plan = MigrationLedger(connection).save_plan(report_samples.balanced(count=4).plan, run_id="run")
+        OnlineCohorts(connection).arm(plan, [0], actor="somebody")
+        return plan.plan_id
+    runs = MaintenanceRuns(connection)
+    return runs.save_plan(kind=KINDS[group], parameters={}, plan=fresh()).maintenance_run_id
+
+
+def fresh(*, age_days: float = 0, code_version: str = __version__) -> dict[str, Any]:
+    return {"as_of_ms": system_clock() - round(age_days * DAY_MS), "code_version": code_version}
+
+
+def entries(connection: Connection, subject: str, *actions: audit.Action) -> list[tuple[str, str, dict[str, Any]]]:
+    """Return who did what, with which effect, in order."""
+    found = audit.latest(connection, wanted=audit.AuditFilter(subject=subject))
+    return [
+        (each.actor, each.action, json.loads(each.effect))
+        for each in reversed(found)
+        if not actions or each.action in actions
+    ]
+
+
+def test_every_kind_of_run_can_be_paused_resumed_and_slowed() -> None:
+    assert {path[0] for path in CONTROLS} == {*KINDS, *PLANS}
+    # A copy with the broker stopped has a throttle, which also brings it to a stand.
+    assert len(CONTROLS) == 3 * 4 + 1
+
+
+@pytest.mark.parametrize("path", CONTROLS, ids=" ".join)
+def test_change_of_pace_pause_and_resume_stand_in_the_audit_with_the_person(
+    control: Connection, path: tuple[str, ...]
+) -> None:
+    subject = planned(control, path[0])
+    verb = path[-1].rpartition("-")[2]
+    given = ("250",) if verb == "throttle" else ()
+
+    result = CliRunner().invoke(app, [*path, subject, *given])
+
+    assert result.exit_code == 0, result.output
+    ((actor, _, effect),) = entries(control, subject, audit.Action(verb))
+    assert actor == context.person()
+    assert effect["kind"]
+    if verb == "throttle":
+        assert 250 in effect.values()
+
+
+def answers(monkeypatch: pytest.MonkeyPatch, *, yes: bool) -> None:
+    """Have a person sit at the terminal who gives this answer."""
+    monkeypatch.setattr(context, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr(typer, "confirm", lambda *_, **__: yes)
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), "repair_ttl"])
+def test_answer_at_the_terminal_stands_in_the_audit_and_only_a_yes_approves(
+    control: Connection, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = MaintenanceRuns(control)
+    run_id = runs.save_plan(kind=kind, parameters={}, plan=fresh()).maintenance_run_id
+    person = context.person()
+
+    answers(monkeypatch, yes=False)
+    with pytest.raises(RefusedError, match="not confirmed: nothing was written"):
+        agree(runs, run_id, "Shall it?", yes=False, as_json=False)
+    assert runs.load(run_id).approved_by is None
+    answers(monkeypatch, yes=True)
+    agree(runs, run_id, "Shall it?", yes=False, as_json=False)
+    # Who has agreed is not asked again.
+    agree(runs, run_id, "Shall it?", yes=False, as_json=False)
+
+    assert runs.load(run_id).approved_by == person
+    assert entries(control, run_id) == [(person, "reject", {"kind": kind}), (person, "approve", {"kind": kind})]
+
+
+def test_yes_on_the_command_line_is_an_approval_that_says_so(control: Connection) -> None:
+    run_id = planned(control, "compacted")
+
+    agree(MaintenanceRuns(control), run_id, "Shall it?", yes=True, as_json=True)
+
+    ((actor, action, effect),) = entries(control, run_id)
+    assert (actor, action, effect["option"]) == (context.person(), "approve", "--yes")
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), "repair_ttl"])
+@pytest.mark.parametrize(
+    ("plan", "words"),
+    [
+        (fresh(age_days=8.1), "a plan counts for 8 days: plan again"),
+        (fresh(code_version="0.0.9"), "was planned by release 0.0.9, and this is release .*: plan again"),
+        ({}, "was planned by an earlier release"),
+    ],
+)
+def test_nobody_is_asked_about_a_plan_that_does_not_count(
+    control: Connection, kind: str, plan: dict[str, Any], words: str
+) -> None:
+    runs = MaintenanceRuns(control)
+    run_id = runs.save_plan(kind=kind, parameters={}, plan=plan).maintenance_run_id
+
+    with pytest.raises(StalePlan, match=words):
+        agree(runs, run_id, "Shall it?", yes=True, as_json=False)
+
+    assert entries(control, run_id) == []
+
+
+def test_approval_of_the_last_minute_counts_and_ages_from_then_on() -> None:
+    planned_at_ms, valid_ms = 1_000, approvals.VALID_DAYS * DAY_MS
+    last_ms = planned_at_ms + valid_ms
+    run = approvals.Standing(name="run 1", code_version=__version__, planned_at_ms=planned_at_ms)
+    approved = approvals.Standing(
+        name="run 1",
+        code_version=__version__,
+        planned_at_ms=planned_at_ms,
+        approved_by="ann",
+        approved_at_ms=last_ms - 60_000,
+    )
+
+    approvals.check_current(run, now_ms=last_ms)
+    approvals.check_current(approved, now_ms=last_ms + DAY_MS)
+    with pytest.raises(StalePlan, match=r"run 1 was planned .* ago, and a plan counts for 8 days: plan again"):
+        approvals.check_current(run, now_ms=last_ms + 1)
+    with pytest.raises(StalePlan, match=r"run 1 was approved .* ago by ann, and an approval counts for"):
+        approvals.check_current(approved, now_ms=last_ms + valid_ms)
+
+
+def _questions() -> Iterator[tuple[str, ast.Call]]:
+    for path in sorted(COMMANDS.glob("*.py")):
+        if path.name in STORES:
+            continue
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "context.confirm":
+                yield path.name, node
+
+
+@pytest.mark.parametrize(
+    ("module", "call"), [pytest.param(*each, id=f"{each[0]}:{each[1].lineno}") for each in _questions()]
+)
+def test_every_question_about_a_run_puts_its_answer_on_record(module: str, call: ast.Call) -> None:
+    # Dead letters that are delivered again are messages, and no run.
+    if module == "events.py" and "dead letters" in ast.unparse(call):
+        return
+    assert "note" in {each.arg for each in call.keywords}, f"{module}: nobody would find out who answered"
