@@ -1,9 +1,12 @@
-"""JSON Lines with bytes in them: how bytes become text and back, and how lines are read; what they mean is others'."""
+"""JSON that loses nothing, and JSON Lines with bytes in them: how bytes become text and back, how lines are read."""
 
 from __future__ import annotations
 
+import math
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass
+from enum import Enum
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -12,6 +15,41 @@ import orjson
 from queuekeeper.errors import UsageError
 
 T = TypeVar("T")
+
+
+def json_bytes(name: str, value: Any) -> bytes:
+    """Return a value as JSON.
+
+    :param name: of the value, for the error.
+    :raises UsageError: when JSON has no such value, also for NaN and the infinities, which would become null.
+    """
+    try:
+        text = orjson.dumps(value)
+    except TypeError as error:
+        raise UsageError(f"{name} is not JSON: {error}") from None
+    # Few values hold a null, so few are looked through.
+    if b"null" in text and holds(value, _is_no_number):
+        raise UsageError(f"{name} is not JSON: it holds NaN or an infinity; write null or text instead")
+    return text
+
+
+def holds(value: Any, wrong: Callable[[Any], bool]) -> bool:
+    """Tell whether any part of a value is wrong, a name of an object included."""
+    if wrong(value):
+        return True
+    if isinstance(value, Mapping):
+        return any(holds(name, wrong) or holds(one, wrong) for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return any(holds(one, wrong) for one in value)
+    if isinstance(value, Enum):
+        return holds(value.value, wrong)
+    if is_dataclass(value):
+        return any(holds(getattr(value, one.name), wrong) for one in fields(value))
+    return False
+
+
+def _is_no_number(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
 
 
 def encoded(name: str, content: bytes) -> dict[str, str]:

@@ -6,15 +6,38 @@ does the I/O knows nothing of sessions or events, and the operation nothing of s
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Generator
+from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+
+from queuekeeper.doors import wrong_argument
+from queuekeeper.errors import UsageError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Operation: TypeAlias = Generator[Any, Any, T]
 """Yields steps, receives answers, returns ``T``. An answer that is an exception is thrown into it."""
+
+
+def refuse_wrong_types(
+    form: Callable[..., Operation[Any]], operation: Operation[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> None:
+    """Refuse an operation with an argument of a wrong type, before anything is asked of a server.
+
+    :raises UsageError: in the operation's own words, if it has any for this argument.
+    """
+    problem = wrong_argument(form, args, kwargs, of_method=True)
+    if problem is None:
+        return
+    try:
+        next(operation)
+    except UsageError:
+        raise
+    except Exception:
+        raise UsageError(problem) from None
+    operation.close()
+    raise UsageError(problem)
 
 
 def blocking(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Concatenate[Any, P], T]:
@@ -28,6 +51,7 @@ def blocking(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Conc
     @wraps(form)
     def method(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         operation = form(store.operations, *args, **kwargs)
+        refuse_wrong_types(form, operation, args, kwargs)
         try:
             step = next(operation)
             while True:
@@ -53,6 +77,7 @@ def awaited(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Conca
     @wraps(form)
     async def method(store: Any, /, *args: P.args, **kwargs: P.kwargs) -> T:
         operation = form(store.operations, *args, **kwargs)
+        refuse_wrong_types(form, operation, args, kwargs)
         try:
             step = next(operation)
             while True:

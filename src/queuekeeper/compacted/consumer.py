@@ -37,6 +37,7 @@ from queuekeeper.compacted.model import (
 from queuekeeper.compacted.pause import Pause, check_seconds, pause_s
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.compacted.store import QueueOperations
+from queuekeeper.doors import checked
 from queuekeeper.errors import QueueBusy, RefusedError, ServerUnavailable, StaleEpoch, UnreadableRecord
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, awaited, blocking
@@ -407,6 +408,7 @@ class CompactedConsumer:
     :raises UsageError: naming parameter, value and rule.
     """
 
+    @checked
     def __init__(
         self,
         queues: CompactedQueues,
@@ -493,6 +495,7 @@ class CompactedConsumer:
                 state.wake()
         raise StopIteration
 
+    @checked
     def ack(self, message: CompactedMessage) -> bool:
         """Acknowledge a message; on return the server knows.
 
@@ -540,6 +543,7 @@ class AsyncCompactedConsumer:
     :raises UsageError: naming parameter, value and rule.
     """
 
+    @checked
     def __init__(
         self,
         queues: AsyncCompactedQueues,
@@ -625,6 +629,7 @@ class AsyncCompactedConsumer:
             self._last = message
         return message
 
+    @checked
     async def ack(self, message: CompactedMessage) -> bool:
         """Acknowledge a message; on return the server knows, and acknowledgements of other tasks went along.
 
@@ -641,6 +646,7 @@ class AsyncCompactedConsumer:
         self._waiting[message.sequence] = future
         return await future
 
+    @checked
     def ack_soon(self, message: CompactedMessage) -> bool:
         """Acknowledge a message with the next call of the server, without waiting for it.
 

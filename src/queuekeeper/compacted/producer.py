@@ -29,6 +29,7 @@ from queuekeeper.compacted.operations import BYTES_PER_CALL, ENTRIES_PER_CALL, C
 from queuekeeper.compacted.pause import Pause, check_seconds, pause_s
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.compacted.records import stored_bytes
+from queuekeeper.doors import checked
 from queuekeeper.errors import NumberReused, QueueFull, RefusedError, SequenceConflict, ServerUnavailable, UsageError
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, awaited, blocking
@@ -129,6 +130,7 @@ class CompactedProducer:
     :raises UsageError: naming parameter, value and rule.
     """
 
+    @checked
     def __init__(
         self,
         queues: CompactedQueues,
@@ -148,6 +150,7 @@ class CompactedProducer:
             return None
         return self._queues.answer(step)
 
+    @checked
     def append(self, client_id: str, append: Append) -> Appended:
         """Store a value; errors are those of :meth:`append_many`."""
         report = self.append_many(client_id, [append])
@@ -179,6 +182,7 @@ class AsyncCompactedProducer:
     :raises UsageError: naming parameter, value and rule.
     """
 
+    @checked
     def __init__(
         self,
         queues: AsyncCompactedQueues,
@@ -216,6 +220,7 @@ class AsyncCompactedProducer:
             return await asyncio.sleep(step.seconds)
         return await self._queues.answer(step)
 
+    @checked
     async def append(self, client_id: str, append: Append) -> Appended:
         """Store a value and return when it is stored; what is wrong with others does not touch it.
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from queuekeeper.compacted.model import MAX_SEQUENCE, Retention, RetentionPolicy
+from queuekeeper.doors import checked
 from queuekeeper.durations import duration_ms
 from queuekeeper.errors import InvalidPolicy, UsageError
 
@@ -45,6 +46,7 @@ class EcqSettings:
             _check(name, getattr(self, f"{name}_ms"), 1, MAX_SEQUENCE)
 
     @classmethod
+    @checked
     def parse(cls, settings: Mapping[str, Any]) -> EcqSettings:
         """Read settings under the names that the original gives them.
 

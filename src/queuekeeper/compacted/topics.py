@@ -17,6 +17,7 @@ from enum import StrEnum
 from typing import Any
 
 from queuekeeper.compacted.model import MAX_TEXT_BYTES, check_key
+from queuekeeper.doors import checked
 from queuekeeper.errors import InvalidTopic
 from queuekeeper.keyspace import check_client_id
 
@@ -68,6 +69,7 @@ class Topics:
         """What matches every topic that producers publish to."""
         return f"{self.prefix}/{WRITE_LEVEL}/#"
 
+    @checked
     def covers(self, topic: str) -> bool:
         """Return whether a topic or filter is under the prefix, well formed or not."""
         return topic == self.prefix or topic.startswith(f"{self.prefix}/")
@@ -87,6 +89,7 @@ class Topics:
         """Return the filter to which the client subscribes; likewise."""
         return _short(f"{self.prefix}/{_level(client_id)}/#")
 
+    @checked
     def refusal(self, topic: str) -> str:
         """Return where the refusal of what was published on a topic is told; the topic need not be well formed.
 
@@ -96,6 +99,7 @@ class Topics:
         refusal = f"{above}{topic.removeprefix(f'{self.prefix}/{WRITE_LEVEL}')}"
         return refusal if len(refusal.encode(errors="replace")) <= MAX_TEXT_BYTES else above
 
+    @checked
     def parse(self, topic: str) -> QueueTopic | None:
         """Take a topic or filter apart.
 

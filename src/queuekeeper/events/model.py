@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
-from enum import Enum
 from typing import Any, TypeAlias
 
-import orjson
-
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
+from queuekeeper.jsonl import holds, json_bytes
 
 MAX_TOPIC_CHARACTERS = 255
 MAX_GROUP_CHARACTERS = 48
@@ -327,42 +324,17 @@ def json_of(name: str, value: Any) -> str:
 
     :raises UsageError: when JSON does not know it, or it holds a zero character.
     """
-    try:
-        text = orjson.dumps(value)
-    except TypeError as error:
-        raise UsageError(f"{name} is not JSON: {error}") from None
-    # What is no number has become null. Few values hold a null, or text that looks like the escape of a zero character,
-    # so few are looked through.
-    if b"null" in text and _holds(value, _is_no_number):
-        raise UsageError(f"{name} is not JSON: it holds NaN or an infinity; write null or text instead")
-    if b"\\u0000" in text and _holds(value, _has_zero):
+    text = json_bytes(name, value)
+    # Few values hold text that looks like the escape of a zero character, so few are looked through.
+    if b"\\u0000" in text and holds(value, _has_zero):
         raise UsageError(
             f"{name} holds a zero character (U+0000), which PostgreSQL does not store: remove it, or encode the text"
         )
     return text.decode()
 
 
-def _is_no_number(value: Any) -> bool:
-    return isinstance(value, float) and not math.isfinite(value)
-
-
 def _has_zero(value: Any) -> bool:
     return isinstance(value, str) and "\0" in value
-
-
-def _holds(value: Any, wrong: Callable[[Any], bool]) -> bool:
-    """Tell whether any part of a value is wrong, a name of an object included."""
-    if wrong(value):
-        return True
-    if isinstance(value, Mapping):
-        return any(_holds(name, wrong) or _holds(one, wrong) for name, one in value.items())
-    if isinstance(value, list | tuple):
-        return any(_holds(one, wrong) for one in value)
-    if isinstance(value, Enum):
-        return _holds(value.value, wrong)
-    if is_dataclass(value):
-        return any(_holds(getattr(value, one.name), wrong) for one in fields(value))
-    return False
 
 
 def check_events(events: Any) -> None:

@@ -22,6 +22,7 @@ from functools import partial
 from typing import Any, Self
 
 from queuekeeper.compacted.pause import check_seconds, pause_s
+from queuekeeper.doors import checked
 from queuekeeper.errors import MembershipChanged, RefusedError, ServerUnavailable, StoreFull, UsageError
 from queuekeeper.fanout.handlers import Attempt, Failed, Handler, Middleware, Work
 from queuekeeper.fanout.model import (
@@ -577,6 +578,7 @@ class FanoutConsumer:
     :raises UsageError: naming parameter, value and rule.
     """
 
+    @checked
     def __init__(
         self,
         queues: FanoutQueues,
@@ -727,6 +729,7 @@ class AsyncFanoutConsumer:
     that does not end then is left alone.
     """
 
+    @checked
     def __init__(
         self,
         queues: AsyncFanoutQueues,

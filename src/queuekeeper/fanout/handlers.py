@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from queuekeeper.doors import check_fields
 from queuekeeper.errors import UsageError
 from queuekeeper.events.model import Rejected
 from queuekeeper.fanout.model import MAX_MS, FanoutMessage, check_integer
@@ -49,6 +50,7 @@ class RetryRules:
             # What is not a number is not within anything.
             if type(value) not in (int, float) or not least <= value <= most:
                 raise UsageError(f"{name} is {value!r}: it must be a number from {least} to {most}")
+        check_fields(self, "dead_on")
         for one in self.dead_on:
             if not issubclass(one, Exception):
                 raise UsageError(f"dead_on holds {one!r}: it must be a tuple of classes of exceptions")

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from queuekeeper.doors import check_fields
 from queuekeeper.errors import InvalidLife, InvalidName, PayloadTooLarge, QueuekeeperError, UsageError
 
 DAY_MS = 86_400_000
@@ -194,6 +195,7 @@ class NewMessage:
             check_integer("deduplication_ms", self.deduplication_ms, 1, MAX_MS)
         if self.deduplication_id == "":
             raise UsageError("deduplication_id is empty: name the message, or take none")
+        check_fields(self, "headers")
         if len(self.headers) > MAX_HEADERS:
             raise UsageError(f"headers has {len(self.headers)} entries: at most {MAX_HEADERS}")
         for name, value in self.headers.items():

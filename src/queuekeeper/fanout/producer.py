@@ -16,6 +16,7 @@ from typing import Any, Self
 
 from queuekeeper.batches import Batches
 from queuekeeper.compacted.pause import Pause, check_seconds, pause_s
+from queuekeeper.doors import checked
 from queuekeeper.errors import (
     MembershipChanged,
     QueuekeeperError,
@@ -142,6 +143,7 @@ class FanoutProducer:
     :raises UsageError: naming parameter, value and rule.
     """
 
+    @checked
     def __init__(
         self, queues: FanoutQueues, *, retry_for_s: float = RETRY_FOR_S, new_id: Callable[[], str] = _new_id
     ) -> None:
@@ -155,10 +157,12 @@ class FanoutProducer:
             return None
         return self._queues.answer(step)
 
+    @checked
     def publish(self, queue: str, message: NewMessage, *, to: str | None = None) -> PublishReport:
         """Publish a message to all consumers or to one; errors are those of :meth:`publish_many`."""
         return self.publish_many(queue, [message], to=to)[0]
 
+    @checked
     def publish_json(self, queue: str, value: Any, *, to: str | None = None, **fields: Any) -> PublishReport:
         """Publish a value as JSON.
 
@@ -180,6 +184,7 @@ class AsyncFanoutProducer:
     :raises UsageError: naming parameter, value and rule.
     """
 
+    @checked
     def __init__(
         self,
         queues: AsyncFanoutQueues,
@@ -216,6 +221,7 @@ class AsyncFanoutProducer:
             return await asyncio.sleep(step.seconds)
         return await self._queues.answer(step)
 
+    @checked
     async def publish(self, queue: str, message: NewMessage, *, to: str | None = None) -> PublishReport:
         """Publish a message and return when it is published; what is wrong with others does not touch it.
 
@@ -230,6 +236,7 @@ class AsyncFanoutProducer:
         report = await self._batches.put((queue, to), self.operations.named(message))
         return _as_asked(report, message)
 
+    @checked
     async def publish_json(self, queue: str, value: Any, *, to: str | None = None, **fields: Any) -> PublishReport:
         """Publish a value as JSON, as :meth:`FanoutProducer.publish_json` does."""
         return await self.publish(queue, json_message(value, **fields), to=to)

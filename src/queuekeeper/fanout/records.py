@@ -13,6 +13,7 @@ import orjson
 
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import FanoutMessage, NewMessage
+from queuekeeper.jsonl import json_bytes
 
 JSON_CONTENT_TYPE = "application/json"
 
@@ -66,11 +67,7 @@ def json_message(value: Any, **fields: Any) -> NewMessage:
     :param fields: the other fields of :class:`NewMessage`.
     :raises UsageError: when JSON does not have such a value.
     """
-    try:
-        body = orjson.dumps(value)
-    except TypeError as error:
-        raise UsageError(f"the value is none of JSON: {error}") from None
-    return NewMessage(body=body, content_type=JSON_CONTENT_TYPE, **fields)
+    return NewMessage(body=json_bytes("value", value), content_type=JSON_CONTENT_TYPE, **fields)
 
 
 def read_json(message: FanoutMessage) -> Any:

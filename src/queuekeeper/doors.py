@@ -1,0 +1,213 @@
+"""Refuses arguments of a wrong type at the doors of the library, by the annotations of what is called."""
+
+from __future__ import annotations
+
+import inspect
+import types
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from enum import Enum
+from functools import cache, wraps
+from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
+
+from queuekeeper.errors import UsageError
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+Fits = Callable[[Any], bool]
+"""Tells whether a value is of a type."""
+
+
+def checked(function: Callable[P, T]) -> Callable[P, T]:
+    """Return a function or constructor that refuses arguments of a wrong type before it does anything.
+
+    :raises UsageError: naming argument, value and rule; texts and bytes are named by their type alone.
+    """
+
+    def check(args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        problem = wrong_argument(function, args, kwargs)
+        if problem is not None:
+            raise UsageError(problem)
+
+    if inspect.iscoroutinefunction(function):
+
+        @wraps(function)
+        async def awaited_door(*args: Any, **kwargs: Any) -> Any:
+            check(args, kwargs)
+            return await function(*args, **kwargs)
+
+        return awaited_door  # type: ignore[return-value]
+
+    @wraps(function)
+    def door(*args: P.args, **kwargs: P.kwargs) -> T:
+        check(args, kwargs)
+        return function(*args, **kwargs)
+
+    return door
+
+
+def wrong_argument(
+    function: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], *, of_method: bool = False
+) -> str | None:
+    """Return what is wrong with the first argument that is not of its type, or none.
+
+    What is missing or too much is left to Python.
+
+    :param of_method: the arguments lack the first one, which is the object.
+    """
+    by_place, by_name = _parameters(function, of_method)
+    for (name, parameter), value in zip(by_place, args, strict=False):
+        if parameter is not None and not parameter[0](value):
+            return _words(name, value, parameter[1])
+    for name, value in kwargs.items():
+        parameter = by_name.get(name)
+        if parameter is not None and not parameter[0](value):
+            return _words(name, value, parameter[1])
+    return None
+
+
+def check_fields(record: Any, *names: str) -> None:
+    """Refuse a record, of a dataclass, in which one of these fields is of a wrong type.
+
+    :raises UsageError: naming field, value and rule.
+    """
+    kind: Any = type(record)
+    rules = _fields(kind)
+    for name in names:
+        fits, rule = rules[name]
+        value = getattr(record, name)
+        if not fits(value):
+            raise UsageError(_words(name, value, rule))
+
+
+def _words(name: str, value: Any, rule: Any) -> str:
+    # A text may be a payload.
+    if value is None or isinstance(value, bool | int | float | Enum):
+        shown = repr(value)
+    elif isinstance(value, type):
+        shown = f"the class {value.__name__}"
+    else:
+        shown = _article(type(value))
+    return f"{name} is {shown}: it must be {_describe(rule)}"
+
+
+def _article(kind: type) -> str:
+    return f"an {kind.__name__}" if kind.__name__[0] in "aeiouAEIOU" else f"a {kind.__name__}"
+
+
+@cache
+def _parameters(
+    function: Callable[..., Any], of_method: bool
+) -> tuple[tuple[tuple[str, tuple[Fits, Any] | None], ...], dict[str, tuple[Fits, Any]]]:
+    hints = get_type_hints(function)
+    by_place: list[tuple[str, tuple[Fits, Any] | None]] = []
+    by_name: dict[str, tuple[Fits, Any]] = {}
+    for name, parameter in inspect.signature(function).parameters.items():
+        fits = _fitting(hints[name]) if name in hints else None
+        found = None if fits is None else (fits, hints[name])
+        if parameter.kind in (parameter.POSITIONAL_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            by_place.append((name, found))
+        if found is not None and parameter.kind in (parameter.KEYWORD_ONLY, parameter.POSITIONAL_OR_KEYWORD):
+            by_name[name] = found
+    return tuple(by_place[1:] if of_method else by_place), by_name
+
+
+@cache
+def _fields(kind: Any) -> dict[str, tuple[Fits, Any]]:
+    found = {name: (_fitting(hint), hint) for name, hint in get_type_hints(kind).items()}
+    return {name: (fits, hint) for name, (fits, hint) in found.items() if fits is not None}
+
+
+def _fitting(hint: Any) -> Fits | None:
+    """Return what tells whether a value is of a type; none for a type that anything may be of."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        parts = [_fitting(each) for each in inner]
+        return None if None in parts else _any_of([part for part in parts if part is not None])
+    if origin is Literal:
+        return lambda value: any(type(value) is type(each) and value == each for each in inner)
+    if hint is type(None):
+        return lambda value: value is None
+    if hint is bool:
+        return lambda value: value is True or value is False
+    if hint is int:
+        return lambda value: isinstance(value, int) and not isinstance(value, bool)
+    if hint is float:
+        return lambda value: isinstance(value, int | float) and not isinstance(value, bool)
+    kind = origin or hint
+    if kind is Callable:
+        return callable
+    if not isinstance(kind, type) or kind in (object, Any) or getattr(kind, "_is_protocol", False):
+        return None
+    if issubclass(kind, Iterable) and kind not in (str, bytes) and not issubclass(kind, Enum):
+        return _of_many(kind, inner)
+    return lambda value: isinstance(value, kind)
+
+
+def _any_of(parts: list[Fits]) -> Fits:
+    return lambda value: any(part(value) for part in parts)
+
+
+def _of_many(kind: type, inner: tuple[Any, ...]) -> Fits:
+    """Return what tells whether a value is a collection whose every element is of its type."""
+
+    def is_kind(value: Any) -> bool:
+        # A text is a sequence of texts to Python, and hardly ever meant as one.
+        return isinstance(value, kind) and not isinstance(value, str | bytes | bytearray | memoryview)
+
+    if not issubclass(kind, Sequence | Mapping | set | frozenset):
+        return is_kind
+    if issubclass(kind, Mapping):
+        keys, values = (_fitting(each) for each in (inner or (Any, Any)))
+        return lambda value: (
+            is_kind(value)
+            and (keys is None or all(map(keys, value)))
+            and (values is None or all(map(values, value.values())))
+        )
+    if kind is tuple and inner and inner[-1] is not Ellipsis:
+        places = [_fitting(each) for each in inner]
+        return lambda value: (
+            is_kind(value)
+            and len(value) == len(places)
+            and all(place is None or place(each) for place, each in zip(places, value, strict=True))
+        )
+    one = _fitting(inner[0]) if inner else None
+    return is_kind if one is None else lambda value: is_kind(value) and all(map(one, value))
+
+
+_NAMES = {int: "an integer", float: "a number", str: "text", bytes: "bytes", bool: "True or False"}
+
+
+def _describe(hint: Any) -> str:
+    """Return a type in words."""
+    origin, inner = get_origin(hint), get_args(hint)
+    if origin in (Union, types.UnionType):
+        words = [_describe(each) for each in inner]
+        return f"{', '.join(words[:-1])} or {words[-1]}"
+    if origin is Literal:
+        return " or ".join(repr(each) for each in inner)
+    if hint is type(None):
+        return "None"
+    if hint in _NAMES:
+        return _NAMES[hint]
+    kind = origin or hint
+    if kind is Callable:
+        return "a function"
+    if kind is type:
+        return f"a class of {_plural(inner[0])}" if inner else "a class"
+    if issubclass(kind, Enum):
+        return " or ".join(str(each) for each in kind)
+    if issubclass(kind, Mapping):
+        return "a mapping of " + " to ".join(_plural(each) for each in inner) if inner else "a mapping"
+    if issubclass(kind, Iterable):
+        name = {Sequence: "a list or tuple", Iterable: "an iterable"}.get(kind, _article(kind))
+        return f"{name} of {_plural(inner[0])}" if inner else name
+    return _article(kind)
+
+
+def _plural(hint: Any) -> str:
+    if get_origin(hint) is type:
+        return f"classes of {_plural(get_args(hint)[0])}"
+    return {int: "integers", float: "numbers", str: "texts", bytes: "bytes"}.get(hint) or (
+        f"{hint.__name__}s" if isinstance(hint, type) else _describe(hint)
+    )
