@@ -8,7 +8,7 @@ from dataclasses import asdict
 from typing import Any
 
 from queuekeeper.migration.job import Environment, run
-from queuekeeper.migration.model import MigrationParameters, Mode
+from queuekeeper.migration.model import BadRows, MigrationParameters, Mode
 from queuekeeper.migration.plan import plan_migration
 
 
@@ -23,6 +23,7 @@ def _arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--throttle-messages-per-s", type=int)
     parser.add_argument("--key-prefix", default=defaults.key_prefix)
     parser.add_argument("--mode", default=str(defaults.mode), choices=list(map(str, Mode)))
+    parser.add_argument("--bad-rows", default=str(defaults.bad_rows), choices=list(map(str, BadRows)))
 
 
 def _plan(arguments: dict[str, Any], environment: Environment) -> dict[str, Any]:

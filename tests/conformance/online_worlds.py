@@ -176,7 +176,7 @@ class OnlineWorld:
 
     # --- the migration -----------------------------------------------------------------------------------------
 
-    def plan(self, *, count: int = 4, plan_id: str = PLAN_ID) -> MigrationPlan:
+    def plan(self, *, count: int = 4, plan_id: str = PLAN_ID, **chosen: Any) -> MigrationPlan:
         """Store a plan as the job would make it of the rows that there are."""
         self.plan_id = plan_id
         found = [0] * keyspace.SLOTS
@@ -201,6 +201,7 @@ class OnlineWorld:
             limit=self.rules.limit,
             default_ttl_s=DEFAULT_TTL_S,
             key_prefix=self._prefix,
+            **chosen,
         )
         plan = MigrationPlan(
             plan_id=plan_id,

@@ -918,3 +918,104 @@ def test_where_other_writers_have_to_be_refused_a_missing_trigger_is(few: Online
     with postgres.connect(few.postgres_url, autocommit=True) as connection:
         foreign_writers.install(connection)
     assert driver.arm(require_trigger=True).clients > 0
+
+
+ODD_ROWS: dict[int, tuple[dict[str, Any], str]] = {
+    10: ({"payload_format_indicator": 2}, "payload_format_invalid"),
+    11: ({"user_properties": '{"props":[{"k":"a","v":"b\\u0000c"}]}'}, "user_properties_invalid"),
+    12: ({"topic": "x" * 65_536}, "topic_invalid"),
+}
+MENDED: dict[int, dict[str, Any]] = {
+    10: {"payload_format_indicator": 1},
+    11: {"user_properties": None},
+    12: {"topic": "x" * 65_535},
+}
+
+
+def spoil(world: OnlineWorld, client_id: str) -> None:
+    """Give a client three rows that MQTT cannot carry, among others."""
+    for serial, (columns, _) in ODD_ROWS.items():
+        row = {
+            "client_id": client_id, "serial_number": serial, "topic": "t", "time": time.time_ns() // 1_000_000,
+            "packet_id": serial, "packet_type": "PUBLISH", "qos": 1, "payload": b"odd %d" % serial,
+        } | columns  # fmt: skip
+        places = ", ".join(["%s"] * len(row))
+        world.sql(f"INSERT INTO device_publish_msg ({', '.join(row)}) VALUES ({places})", *row.values())
+
+
+def test_rows_that_mqtt_cannot_carry_are_put_aside_and_block_nobody(few: OnlineWorld) -> None:
+    spoil(few, C)
+    before = few.rows()
+
+    few.to_redis()
+
+    assert few.all_owners() == {"redis"}
+    assert payloads(few.at_redis, C) == [b"1", b"2", b"3"]
+    aside = {row[1]: row for row in few.sql(QUARANTINE)}
+    assert aside == {serial: (*before[C, serial], reason) for serial, (_, reason) in ODD_ROWS.items()}
+
+
+def test_client_of_such_rows_stays_where_the_plan_says_so_and_comes_when_they_are_mended(world: OnlineWorld) -> None:
+    for client_id in STRANGE:
+        save(world.at_postgres, client_id, b"1", b"2", b"3")
+    spoil(world, C)
+    before = world.rows()
+    world.plan(count=1, bad_rows="leave")
+    driver = world.driver()
+    driver.arm()
+    reports = [driver.catch_up(), driver.verify(), driver.cut_over()]
+
+    # Nobody else waits for it, each step says so, and nothing of it was touched.
+    assert [report.kept for report in reports] == [1, 1, 1]
+    assert [report.clients for report in reports] == [len(STRANGE)] * 3
+    assert [report.left for report in reports] == [{}, {}, {}]
+    ((kept, reason),) = reports[-1].examples
+    assert kept == C
+    assert reason == (
+        "it stays in PostgreSQL for rows that nobody can deliver, serial 10 (payload format invalid), serial 11 "
+        "(user properties invalid), serial 12 (topic invalid): mend them in device_publish_msg, then cut over again"
+    )
+    assert world.states() == {"on_redis"}
+    assert {client_id: world.owner(client_id).owner for client_id in STRANGE} == {
+        client_id: "postgres" if client_id == C else "redis" for client_id in STRANGE
+    }
+    assert {key: row for key, row in world.rows().items() if key[0] == C} == {
+        key: row for key, row in before.items() if key[0] == C
+    }
+    assert world.sql(QUARANTINE) == []
+    with world.router() as router:
+        assert payloads(router, "{}") == [b"1", b"2", b"3"]
+    assert driver.verify().outcomes == {"equal": len(STRANGE) - 1, "kept": 1}
+
+    for serial, columns in MENDED.items():
+        for name, value in columns.items():
+            world.sql(
+                f"UPDATE device_publish_msg SET {name} = %s WHERE client_id = %s AND serial_number = %s",
+                value, C, serial,
+            )  # fmt: skip
+    again = driver.cut_over()
+    assert again.outcomes == {"moved": 1}
+    assert world.all_owners() == {"redis"}
+    assert payloads(world.at_redis, C) == [b"1", b"2", b"3", b"odd 10", b"odd 11", b"odd 12"]
+    assert driver.verify().outcomes == {"equal": len(STRANGE)}
+    assert driver.soak(seconds=0).refused == 0
+    assert driver.roll_back().left == {}
+    assert world.all_owners() == {"postgres"}
+
+
+def test_copy_that_nobody_can_read_is_made_right_by_the_next_step(few: OnlineWorld) -> None:
+    driver = few.driver()
+    driver.arm()
+    driver.catch_up()
+    # As an earlier release copied it, and what somebody else has left there.
+    key = payload_key(C, 2)
+    fields = json.loads(few.client.get(key)) | {"payloadFormatIndicator": 2}
+    few.client.set(key, json.dumps(fields), keepttl=True)
+    few.client.set(payload_key("}first", 9), "no JSON", px=60_000)
+    few.client.zadd(session_keys("}first").messages, {payload_key("}first", 9): 99})
+
+    assert driver.catch_up().outcomes == {"equal": len(STRANGE)}
+    assert driver.verify().outcomes == {"equal": len(STRANGE)}
+    assert driver.cut_over().outcomes == {"moved": len(STRANGE)}
+    for client_id in STRANGE:
+        assert payloads(few.at_redis, client_id) == [b"1", b"2", b"3"]

@@ -1013,7 +1013,7 @@ def test_session_whose_import_is_not_complete_is_left_alone(
 @pytest.mark.parametrize(
     ("owner", "reason"),
     [
-        ("postgres", "the session belongs to PostgreSQL"),
+        ("postgres", "the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy"),
         ("fenced", "the session is on its way to PostgreSQL"),
     ],
 )

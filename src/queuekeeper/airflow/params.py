@@ -18,7 +18,7 @@ from queuekeeper.maintenance.compacted_gc_model import CollectionParameters
 from queuekeeper.maintenance.fanout_repair_model import MAX_QUEUES, FanoutRepairParameters
 from queuekeeper.maintenance.remedies import REMEDY_NAMES
 from queuekeeper.maintenance.remedies.registry import REMEDIES
-from queuekeeper.migration.model import MigrationParameters
+from queuekeeper.migration.model import BadRows, MigrationParameters
 from queuekeeper.quality.profile_model import LARGEST_PAYLOAD_BYTES, TURNS, ProfileParameters
 
 if TYPE_CHECKING:
@@ -84,6 +84,19 @@ def session_migration_params() -> dict[str, Param]:
             description="offline: the broker is stopped from the plan to the end; nobody else writes to either store. "
             "online: clients change over one by one, fenced for milliseconds; every writer has to be a SessionRouter, "
             "or the trigger for other writers has to be installed.",
+        ),
+        "bad_rows": Param(
+            str(_DEFAULTS.bad_rows),
+            type="string",
+            enum=[str(each) for each in BadRows],
+            values_display={
+                "quarantine": "quarantine: they are put aside in PostgreSQL, and their client moves",
+                "leave": "leave: nothing is touched, and their client stays in PostgreSQL",
+            },
+            title="Rows that nobody can deliver (online)",
+            description="What becomes of them in the mode online. The plan counts them by reason, for the approval. "
+            "quarantine moves them, whole, to queuekeeper.session_quarantine. leave touches nothing and names their "
+            "clients: mend the rows and cut over again to move them.",
         ),
         "dry_run": Param(
             False,

@@ -9,7 +9,7 @@ from typing import Any
 
 import humanize
 
-from queuekeeper.migration.model import MigrationPlan
+from queuekeeper.migration.model import BadRows, MigrationPlan, Mode
 from queuekeeper.migration.preflight import server_warnings
 from queuekeeper.redis_client import ServerFacts
 
@@ -24,6 +24,14 @@ _COUNTS = (
     "quarantined",
     "forecast_bytes",
 )
+_QUARANTINED = {
+    (Mode.OFFLINE, BadRows.QUARANTINE): "kept in PostgreSQL for repair",
+    (
+        Mode.ONLINE,
+        BadRows.QUARANTINE,
+    ): "moved to queuekeeper.session_quarantine for repair; their clients move",
+    (Mode.ONLINE, BadRows.LEAVE): "left as they are; their clients stay in PostgreSQL until they are mended",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +78,7 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
         ("**To copy**", f"**{_count(numbers['to_copy'])}**"),
         ("Expired", f"{_count(numbers['expired'])} (not copied: their life is over; {life} if the publisher set none)"),
         ("Trimmed", f"{_count(numbers['trimmed'])} (not copied: beyond {_count(parameters.limit)} per session)"),
-        ("Quarantined", f"{_count(numbers['quarantined'])} (kept in PostgreSQL for repair)"),
+        ("Quarantined", f"{_count(numbers['quarantined'])} ({_QUARANTINED[parameters.mode, parameters.bad_rows]})"),
         ("Redis memory", f"{_bytes(numbers['forecast_bytes'])} forecast, {_bytes(used)} in use{limit}"),
         ("Throttle", "none" if throttle is None else f"{_count(throttle)} messages/s"),
     ]

@@ -20,7 +20,14 @@ if TYPE_CHECKING:
     from queuekeeper.quality.explain import Explanation
     from queuekeeper.redis_client import RedisClient
 
-_STYLES = {"unknown": "bold red", "quarantined": "yellow", "trimmed": "yellow", "expired": "dim", "acked": "dim"}
+_STYLES = {
+    "unknown": "bold red",
+    "undeliverable": "yellow",
+    "quarantined": "yellow",
+    "trimmed": "yellow",
+    "expired": "dim",
+    "acked": "dim",
+}
 
 
 def explain(

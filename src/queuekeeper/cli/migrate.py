@@ -116,6 +116,13 @@ def plan(
     mode: Annotated[
         str, typer.Option(help="offline: the broker is stopped; online: see queuekeeper online.")
     ] = "offline",
+    bad_rows: Annotated[
+        str,
+        typer.Option(
+            help="With mode online, rows that nobody can deliver: quarantine puts them aside in PostgreSQL and moves "
+            "their client, leave keeps their client in PostgreSQL."
+        ),
+    ] = "quarantine",
     run_id: Annotated[str | None, typer.Option(help="Name of this request, for the record.")] = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
@@ -126,12 +133,15 @@ def plan(
 
     Example: `queuekeeper migrate plan --limit 5000 --default-ttl-s 86400`
     """
-    from queuekeeper.migration.model import MigrationParameters, Mode
+    from queuekeeper.migration.model import BadRows, MigrationParameters, Mode
 
+    if bad_rows not in set(BadRows):
+        raise UsageError(f"bad_rows is {bad_rows!r}: it must be {' or '.join(BadRows)}")
     if mode not in set(Mode):
         raise UsageError(f"the mode is {mode!r}: it must be {' or '.join(Mode)}")
     parameters = MigrationParameters(
         mode=Mode(mode),
+        bad_rows=BadRows(bad_rows),
         cohorts=cohorts,
         cohort_count=cohort_count,
         limit=limit,

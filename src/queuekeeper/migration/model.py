@@ -21,6 +21,13 @@ class Mode(StrEnum):
     ONLINE = "online"  # every writer asks who owns a session
 
 
+class BadRows(StrEnum):
+    """What an online migration does with rows that nobody can deliver."""
+
+    QUARANTINE = "quarantine"  # they go to queuekeeper.session_quarantine, and their client moves
+    LEAVE = "leave"  # nothing is touched, and their client stays in PostgreSQL until they are mended
+
+
 class PlanState(StrEnum):
     """Where a plan stands."""
 
@@ -55,6 +62,9 @@ class MigrationParameters:
     :param throttle_messages_per_s: rows written per second over all tasks; none means as fast as the servers allow.
     :param key_prefix: put before every Redis key (TBMQ: ``CACHE_PREFIX``).
     :param mode: whether devices are served meanwhile; then the source may change after the plan.
+    :param bad_rows: what becomes of rows that nobody can deliver when devices are served meanwhile. By default they
+        are put aside in PostgreSQL, whole, and their client moves, as it does offline: the approval of the plan, which
+        counts them by reason, covers that. To leave them keeps their client where it is.
     """
 
     cohorts: str = "all"
@@ -65,6 +75,7 @@ class MigrationParameters:
     throttle_messages_per_s: int | None = None
     key_prefix: str = ""
     mode: Mode = Mode.OFFLINE
+    bad_rows: BadRows = BadRows.QUARANTINE
 
     def __post_init__(self) -> None:
         """Refuse what no migration could honour.
@@ -75,6 +86,15 @@ class MigrationParameters:
             object.__setattr__(self, "mode", Mode(self.mode))
         except ValueError:
             raise UsageError(f"mode is {self.mode!r}: it must be {' or '.join(Mode)}") from None
+        try:
+            object.__setattr__(self, "bad_rows", BadRows(self.bad_rows))
+        except ValueError:
+            raise UsageError(f"bad_rows is {self.bad_rows!r}: it must be {' or '.join(BadRows)}") from None
+        if self.bad_rows is BadRows.LEAVE and self.mode is Mode.OFFLINE:
+            raise UsageError(
+                "bad_rows is 'leave', and the mode is offline: PostgreSQL serves nobody afterwards, so no client can "
+                "stay there; choose quarantine, or the mode online"
+            )
         if not 1 <= self.cohort_count <= SLOTS:
             raise UsageError(f"cohort_count is {self.cohort_count}: it must be 1 to {SLOTS}")
         if not 1 <= self.limit <= MAX_PACKET_ID:

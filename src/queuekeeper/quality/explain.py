@@ -42,12 +42,15 @@ class Fate(StrEnum):
     EXPIRED = "expired"
     TRIMMED = "trimmed"
     QUARANTINED = "quarantined"
+    UNDELIVERABLE = "undeliverable"  # it is there and breaks a rule: nobody can deliver it as it is
     UNKNOWN = "unknown"  # it should be there, or nobody keeps a record: look into it
 
     @property
     def is_gap(self) -> bool:
         """Whether the message is not delivered any more."""
-        return self in (Fate.ACKED, Fate.EXPIRED, Fate.TRIMMED, Fate.QUARANTINED, Fate.UNKNOWN)
+        return self in (
+            Fate.ACKED, Fate.EXPIRED, Fate.TRIMMED, Fate.QUARANTINED, Fate.UNDELIVERABLE, Fate.UNKNOWN
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -240,6 +243,11 @@ def _advice(served_from: Store | None, counts: Mapping[str, int], reading: Queue
             "Some messages are unaccounted for. Run queue_quality on this client's cohort, and keep this evidence "
             "with its hash before anything is repaired."
         )
+    if counts.get(Fate.UNDELIVERABLE):
+        return (
+            "Messages break a rule, so that nobody can deliver them: mend the rows, or let a fetch or a migration put "
+            "them in quarantine."
+        )
     if counts.get(Fate.QUARANTINED):
         return "Messages wait in quarantine: repair what their reason names, then replay them."
     if counts.get(Fate.NOT_COPIED):
@@ -294,6 +302,8 @@ class _Judge:
                 return Fate.EXPIRED, "Its payload is gone from Redis; only the reference is left. A cleanup removes it."
             case Problem.FOREIGN:
                 return Fate.UNKNOWN, "Its reference names a key that is none of this client."
+            case Problem.UNREADABLE if reference.reason is not None:
+                return Fate.UNDELIVERABLE, _broken(reference)
             case Problem.UNREADABLE:
                 return Fate.UNKNOWN, "Its payload is there, and nobody can read it."
         fate, why = self._fate_of_present(reference)
@@ -323,6 +333,9 @@ class _Judge:
         return self._line(serial, fate, why, row=row)
 
     def _fate_of_row(self, row: MessageView) -> tuple[Fate, str]:
+        if row.reason is not None:
+            # As a plan judges it: before its life.
+            return Fate.UNDELIVERABLE, _broken(row)
         expired = self._end_ms(row) <= self._now_ms
         if self.served_from == "postgres":
             if expired:
@@ -404,6 +417,11 @@ class _Judge:
         serial: int, fate: Fate, why: str, *, row: MessageView | None, reference: MessageView | None = None
     ) -> SerialLine:
         return SerialLine(first_serial=serial, last_serial=serial, fate=fate, why=why, source=row, target=reference)
+
+
+def _broken(message: MessageView) -> str:
+    assert message.reason is not None  # who asks has seen it
+    return f"It is there, and nobody can deliver it: {message.reason.replace('_', ' ')}."
 
 
 def _served_from(source: SessionView | None, target: SessionView | None) -> Store | None:

@@ -30,7 +30,7 @@ from queuekeeper.errors import (
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
 from queuekeeper.operation import Operation
 from queuekeeper.sessions import jsonl, wire
-from queuekeeper.sessions.judge import MAX_SERIAL, broken_rule, pairs_of, row_defect, sql_bounds
+from queuekeeper.sessions.judge import MAX_SERIAL, Reason, broken_rule, pairs_of, row_defect, sql_bounds
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
     Ack,
@@ -999,10 +999,24 @@ class PostgresSessionOperations:
         yield from self._set_aside(client_id, unreadable)
         if not duplicates:
             return len(unreadable)
+        repeated = yield from self._duplicates(client_id)
+        yield from self._set_aside(client_id, repeated)
+        return len(unreadable) + len(repeated)
+
+    def find_unreadable(self, client_id: str) -> Operation[dict[int, str]]:
+        """Tell which messages cannot move to Redis, by serial, and why; nothing is changed.
+
+        :returns: those that nobody can deliver, and those whose packet id a newer live message has.
+        """
+        _check_client_id(client_id)
+        unreadable = yield from self._unreadable(client_id)
+        repeated = yield from self._duplicates(client_id)
+        return repeated | unreadable
+
+    def _duplicates(self, client_id: str) -> Operation[dict[int, str]]:
         parameters = {"client_id": client_id, "default_ttl_s": self._rules.default_ttl_s}
         (rows,) = yield Step(begin=True, end=True, queries=(Query(name="duplicate_messages", parameters=parameters),))
-        yield from self._set_aside(client_id, {serial: "packet_id_duplicate" for (serial,) in rows})
-        return len(unreadable) + len(rows)
+        return {serial: str(Reason.PACKET_ID_DUPLICATE) for (serial,) in rows}
 
     def _set_aside(self, client_id: str, reasons: dict[int, str]) -> Operation[None]:
         if reasons:
@@ -1071,7 +1085,7 @@ class PostgresSessionOperations:
                 if message.expires_at_ms is not None and message.expires_at_ms <= now_ms:
                     left_out[message.serial] = "expired"
                 elif message.packet_id in live:
-                    left_out[message.serial] = "packet_id_duplicate"
+                    left_out[message.serial] = str(Reason.PACKET_ID_DUPLICATE)
                 else:
                     live[message.packet_id] = message
             parameters = parameters | {"before_serial": rows[-1][1]}

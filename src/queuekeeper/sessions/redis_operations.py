@@ -1030,10 +1030,29 @@ class RedisSessionOperations:
         :param serials: of the messages to read; none for all.
         :raises UnreadableRecord: when nobody can read a record; fetching the session sets it aside.
         """
+        snapshot, unreadable = yield from self._read_snapshot(client_id, serials)
+        if unreadable:
+            raise UnreadableRecord(
+                f"serial {unreadable[0]} of {client_id!r} is no message that can be read: set it aside "
+                "(queuekeeper repair, quarantine_messages)"
+            )
+        return snapshot
+
+    def read_copy(self, client_id: str) -> Operation[tuple[SessionSnapshot, tuple[int, ...]]]:
+        """Read a copy of a session that PostgreSQL owns.
+
+        :returns: what it holds, and the serials of what nobody can read: :meth:`apply_snapshot` writes over it.
+        """
+        return (yield from self._read_snapshot(client_id, None))
+
+    def _read_snapshot(
+        self, client_id: str, serials: Sequence[int] | None
+    ) -> Operation[tuple[SessionSnapshot, tuple[int, ...]]]:
         keys = self._keys(client_id)
         state = yield from self._read_session(keys)
         references = yield from self._references(keys, serials)
         messages: list[PendingMessage] = []
+        unreadable: list[int] = []
         at = 0
         while at < len(references):
             batch = references[at : at + KEYS_PER_CALL]
@@ -1050,12 +1069,10 @@ class RedisSessionOperations:
                     expires_at_ms=None if expires_at_ms < 0 else expires_at_ms,
                     redelivery=reference.serial <= state.delivered_serial,
                 )
-                if not message:
-                    raise UnreadableRecord(
-                        f"serial {reference.serial} of {client_id!r} is no message that can be read: set it aside "
-                        "(queuekeeper repair, quarantine_messages)"
-                    )
-                messages.append(message)
+                if message:
+                    messages.append(message)
+                else:
+                    unreadable.append(reference.serial)
             at += len(records)
         last_serial = max(state.last_serial, state.highest)
         last_packet_id = _packet_id_of(state.last_packet_id) or None
@@ -1063,7 +1080,7 @@ class RedisSessionOperations:
             # A counter that is lost or no packet id says nothing: the newest message tells, as in PostgreSQL.
             newest = yield from self._list(keys, "serial", state.highest - 1, 1)
             last_packet_id = next((keys.packet_id(reference.member) for reference in newest), None)
-        return SessionSnapshot(
+        snapshot = SessionSnapshot(
             client_id=client_id,
             last_packet_id=last_packet_id,
             last_serial=None if last_serial == FIRST_SERIAL else last_serial,
@@ -1071,6 +1088,7 @@ class RedisSessionOperations:
             batches=_batches(state.fields),
             messages=tuple(messages),
         )
+        return snapshot, tuple(unreadable)
 
     def apply_snapshot(
         self,

@@ -30,11 +30,13 @@ class PlanMigrationOperator(QueuekeeperSparkOperator):
     :param throttle_messages_per_s: rate of the copy; empty for none (templated).
     :param key_prefix: put before every Redis key (templated).
     :param mode: whether devices are served meanwhile (templated).
+    :param bad_rows: what becomes of rows that nobody can deliver then (templated).
     """
 
     template_fields: Sequence[str] = (
         *QueuekeeperSparkOperator.template_fields,
         "mode",
+        "bad_rows",
         "run_id",
         "cohorts",
         "cohort_count",
@@ -57,6 +59,7 @@ class PlanMigrationOperator(QueuekeeperSparkOperator):
         throttle_messages_per_s: int | str = "{{ params.throttle_messages_per_s or '' }}",
         key_prefix: str = "{{ params.key_prefix or '' }}",
         mode: str = "{{ params.mode }}",
+        bad_rows: str = "{{ params.bad_rows }}",
         job: str = "plan_migration.py",
         **kwargs: Any,
     ) -> None:
@@ -70,6 +73,7 @@ class PlanMigrationOperator(QueuekeeperSparkOperator):
         self.throttle_messages_per_s = throttle_messages_per_s
         self.key_prefix = key_prefix
         self.mode = mode
+        self.bad_rows = bad_rows
 
     def arguments(self, context: Context) -> list[str]:
         """Return the parameters of the plan."""
@@ -77,6 +81,7 @@ class PlanMigrationOperator(QueuekeeperSparkOperator):
         arguments = [
             f"--run-id={self.run_id}",
             f"--mode={self.mode}",
+            f"--bad-rows={self.bad_rows}",
             f"--cohorts={self.cohorts}",
             f"--cohort-count={self.cohort_count}",
             f"--limit={self.limit}",

@@ -28,7 +28,7 @@ _HASH = re.compile(f"[0-9a-f]{{{HASH_DIGITS}}}")
 _LINES = 500
 _MARKS = {
     Fate.WAITING: "·", Fate.SENT: "→", Fate.RELEASED: "⇄", Fate.NOT_COPIED: "…", Fate.ACKED: "✓", Fate.EXPIRED: "⌛",
-    Fate.TRIMMED: "✂", Fate.QUARANTINED: "!", Fate.UNKNOWN: "✗",
+    Fate.TRIMMED: "✂", Fate.QUARANTINED: "!", Fate.UNDELIVERABLE: "⚠", Fate.UNKNOWN: "✗",
 }  # fmt: skip
 _PAYLOAD_SHOWN = 4_096
 

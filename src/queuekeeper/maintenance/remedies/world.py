@@ -149,7 +149,7 @@ class World:
         texts = [text.decode("utf-8", "replace") for text in pairs]
         fields = dict(zip(texts[::2], texts[1::2], strict=True))
         if fields.get("owner") == "postgres":
-            raise QueueRefused("the session belongs to PostgreSQL")
+            raise QueueRefused("the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy")
         if fields.get("owner") == "fenced":
             raise QueueRefused("the session is on its way to PostgreSQL")
         if fields.get("import", "done") != "done":

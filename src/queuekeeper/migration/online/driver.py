@@ -10,7 +10,7 @@ import asyncio
 import time
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -31,7 +31,7 @@ from queuekeeper.errors import (
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import CohortState, LedgerRow, MigrationPlan, PlanState
+from queuekeeper.migration.model import BadRows, CohortState, LedgerRow, MigrationPlan, PlanState
 from queuekeeper.migration.online.brake import Brake, Limits, Load
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts, check_same_plan
 from queuekeeper.migration.online.mover import LEASE_MS, MoveReport, Outcome, SessionMover, SyncReport, movers
@@ -62,7 +62,7 @@ class StepReport:
 
     :param clients: clients that were looked at.
     :param outcomes: how many clients each word stands for: moved, already, late, busy, differs,
-        refused, equal.
+        refused, equal, kept.
     :param written: messages written to the other store.
     :param removed: messages removed from it.
     :param set_aside: rows of the source that nobody could deliver, put into the quarantine.
@@ -87,7 +87,12 @@ class StepReport:
     @property
     def left(self) -> dict[str, int]:
         """Clients that are not where they should be, by the word for it."""
-        return {word: count for word, count in self.outcomes.items() if word not in ("moved", "already", "equal")}
+        return {word: count for word, count in self.outcomes.items() if word not in _IN_PLACE}
+
+    @property
+    def kept(self) -> int:
+        """Clients that stay in PostgreSQL, since they have rows that nobody can deliver and the plan leaves those."""
+        return self.outcomes.get(Outcome.KEPT, 0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,6 +122,7 @@ class _Tally:
 
     :ivar equal_clients: clients that were found equal, by slot.
     :ivar equal_messages: their live messages, by slot.
+    :ivar kept: clients that stay in PostgreSQL by the plan's choice, with the reason.
     """
 
     clients: int = 0
@@ -128,9 +134,13 @@ class _Tally:
     set_aside: int = 0
     fenced_ms: list[float] = field(default_factory=list)
     examples: list[tuple[str, str]] = field(default_factory=list)
+    kept: list[tuple[str, str]] = field(default_factory=list)
 
     def moved(self, report: MoveReport) -> None:
         self.clients += 1
+        if report.bad:
+            self._keeps(report.client_id, report.bad)
+            return
         self.outcomes[str(report.outcome)] += 1
         self.written += report.written
         self.removed += report.removed
@@ -139,6 +149,11 @@ class _Tally:
         if report.outcome not in (Outcome.MOVED, Outcome.ALREADY) and len(self.examples) < _EXAMPLES:
             reason = str(report.differences[0]) if report.differences else _WHY[report.outcome]
             self.examples.append((report.client_id, reason))
+
+    def _keeps(self, client_id: str, bad: Mapping[int, str]) -> None:
+        self.outcomes[str(Outcome.KEPT)] += 1
+        if len(self.kept) < _EXAMPLES:
+            self.kept.append((client_id, _keeping(bad)))
 
     def verified(self, report: SyncReport) -> None:
         self.compared(report)
@@ -155,6 +170,9 @@ class _Tally:
 
     def compared(self, report: SyncReport) -> None:
         self.clients += 1
+        if report.bad:
+            self._keeps(report.client_id, report.bad)
+            return
         self.outcomes["equal" if report.equal else "differs"] += 1
         self.written += report.written
         self.removed += report.removed
@@ -177,14 +195,26 @@ class _Tally:
             fenced_p99_ms=_quantile(fenced, 0.99),
             fenced_longest_ms=fenced[-1] if fenced else None,
             seconds=seconds,
-            examples=tuple(self.examples),
+            # Whoever looks for what went wrong finds it before what stays by choice.
+            examples=tuple(self.examples + self.kept)[:_EXAMPLES],
         )
 
 
+_IN_PLACE = frozenset({"moved", "already", "equal", str(Outcome.KEPT)})
 _WHY = {
     Outcome.LATE: "its queue could not be copied within the lease: try again when it is shorter or the client is quiet",
     Outcome.BUSY: "another driver has fenced it: try again",
 }
+
+
+def _keeping(bad: Mapping[int, str]) -> str:
+    """Return which rows keep a client in PostgreSQL, and what to do."""
+    rows = ", ".join(f"serial {serial} ({reason.replace('_', ' ')})" for serial, reason in sorted(bad.items())[:3])
+    more = f" and {len(bad) - 3:,} more" if len(bad) > 3 else ""
+    return (
+        f"it stays in PostgreSQL for rows that nobody can deliver, {rows}{more}: mend them in device_publish_msg, then "
+        "cut over again"
+    )
 
 
 def _quantile(ordered: Sequence[float], share: float) -> float | None:
@@ -290,7 +320,7 @@ class OnlineDriver:
                 count=_Tally.verified,
                 tally=tally,
             )
-            different = report.clients - report.outcomes.get("equal", 0)
+            different = report.clients - report.outcomes.get("equal", 0) - report.kept
             if different:
                 example, reason = report.examples[0]
                 mirrored = any(each.state in MIRRORED for each in found)
@@ -312,12 +342,16 @@ class OnlineDriver:
         :raises RefusedError: when a cohort is not verified, or has to be verified again, or the canary was not
             rehearsed yet.
         """
-        with self._opened() as (_, _, online, _plan):
-            states, done = (OnlineState.VERIFIED, OnlineState.CUTTING_OVER), (OnlineState.ON_REDIS,)
+        with self._opened() as (_, _, online, plan):
+            states = (OnlineState.VERIFIED, OnlineState.CUTTING_OVER)
+            done: tuple[OnlineState, ...] = (OnlineState.ON_REDIS,)
+            if plan.parameters.bad_rows is BadRows.LEAVE:
+                # Clients that were left behind may come as long as the mirror is kept up.
+                done = (OnlineState.ON_REDIS, OnlineState.SOAKING)
             chosen = self._chosen(online, cohorts, states, verb="cut over", done=done)
             found = [each for each in chosen if each.state not in done]
             if not found:
-                return _Tally().report(self._plan_id, "cut over", [each.cohort for each in chosen], seconds=0.0)
+                return self._cut_over_kept(online, chosen, plan)
             _check_clean(found)
             numbers = [each.cohort for each in found]
             self._check_canary(online, numbers)
@@ -338,6 +372,18 @@ class OnlineDriver:
                 self._tell_redis(found)
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ON_REDIS, actor=self._actor)
         return _joined(report, late)
+
+    def _cut_over_kept(self, online: OnlineCohorts, cohorts: Sequence[OnlineCohort], plan: MigrationPlan) -> StepReport:
+        """Give Redis those clients that were kept in PostgreSQL, and whose rows have been mended since."""
+        numbers = [each.cohort for each in cohorts]
+        if plan.parameters.bad_rows is not BadRows.LEAVE:
+            return _Tally().report(self._plan_id, "cut over", numbers, seconds=0.0)
+        _check_clean(cohorts)
+        driver = online.take(self._plan_id, numbers)
+        self._check_servers(online, numbers, driver)
+        return self._each(
+            "cut over", online, cohorts, driver, owner="postgres", work=SessionMover.cut_over, count=_Tally.moved
+        )
 
     def _tell_redis(self, cohorts: Sequence[OnlineCohort]) -> None:
         """Tell Redis of the clients that are its own: a driver that died may not have come to it."""
@@ -652,6 +698,7 @@ class OnlineDriver:
             "count": self._count,
             "lease_ms": self._lease_ms,
             "clock": self._clock,
+            "bad_rows": plan.parameters.bad_rows,
         }
 
     def _held_back(self, connection: Connection, step: str, reason: str) -> None:
@@ -935,12 +982,14 @@ def _joined(first: StepReport, second: StepReport) -> StepReport:
     """Return two reports of one step as one; its fences are those of the first, which had nearly all clients."""
     if not second.clients:
         return first
-    outcomes = Counter(first.outcomes) + Counter(second.outcomes)
+    # Clients that were kept have been looked at twice.
+    kept = {str(Outcome.KEPT): first.kept}
+    outcomes = Counter(first.outcomes) - Counter(kept) + Counter(second.outcomes)
     return StepReport(
         plan_id=first.plan_id,
         step=first.step,
         cohorts=first.cohorts,
-        clients=first.clients + second.clients,
+        clients=first.clients - first.kept + second.clients,
         outcomes=dict(outcomes),
         written=first.written + second.written,
         removed=first.removed + second.removed,
@@ -949,5 +998,5 @@ def _joined(first: StepReport, second: StepReport) -> StepReport:
         fenced_p99_ms=first.fenced_p99_ms,
         fenced_longest_ms=max(first.fenced_longest_ms or 0.0, second.fenced_longest_ms or 0.0),
         seconds=first.seconds + second.seconds,
-        examples=(first.examples + second.examples)[:_EXAMPLES],
+        examples=tuple(dict.fromkeys(first.examples + second.examples))[:_EXAMPLES],
     )

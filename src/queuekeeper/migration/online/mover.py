@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
@@ -20,6 +20,7 @@ from psycopg import errors as postgres_errors
 from queuekeeper import redis_async
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
+from queuekeeper.migration.model import BadRows
 from queuekeeper.postgres import AsyncConnection, connect_async, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
@@ -47,6 +48,7 @@ class Outcome(StrEnum):
     LATE = "late"  # its queue could not be copied within the lease; it stays where it is
     BUSY = "busy"  # somebody else has fenced it
     DIFFERS = "differs"  # source and copy differ, though both were still; it stays where it is
+    KEPT = "kept"  # it has rows that nobody can deliver, and the plan leaves such clients where they are
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,6 +59,7 @@ class MoveReport:
     :param written: messages that were copied while it was fenced.
     :param removed: messages that were removed from the copy while it was fenced.
     :param differences: what still differed, without content.
+    :param bad: why rows cannot move, by serial, where they keep their client.
     """
 
     client_id: str
@@ -65,6 +68,7 @@ class MoveReport:
     written: int = 0
     removed: int = 0
     differences: tuple[Difference, ...] = ()
+    bad: Mapping[int, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,6 +77,7 @@ class SyncReport:
 
     :param equal: whether source and copy were found equal, with no change of the source meanwhile.
     :param messages: live messages that the source holds.
+    :param bad: why rows cannot move, by serial, where they keep their client; then nothing was copied or compared.
     """
 
     client_id: str
@@ -82,6 +87,7 @@ class SyncReport:
     removed: int = 0
     set_aside: int = 0
     differences: tuple[Difference, ...] = ()
+    bad: Mapping[int, str] = field(default_factory=dict)
 
 
 class SessionMover:
@@ -91,6 +97,7 @@ class SessionMover:
     :param driver: number that :meth:`OnlineCohorts.take` gave.
     :param lease_ms: longest that a client is fenced.
     :param clock: by which lives are judged when two stores are compared.
+    :param bad_rows: what becomes of rows that nobody can deliver.
     """
 
     def __init__(
@@ -102,7 +109,9 @@ class SessionMover:
         rules: StoreRules,
         lease_ms: int = LEASE_MS,
         clock: Clock = system_clock,
+        bad_rows: BadRows = BadRows.QUARANTINE,
     ) -> None:
+        self._bad_rows = bad_rows
         self._connection = connection
         self._owners = AsyncOwnerStore(connection)
         self._postgres = AsyncPostgresSessionStore(connection, rules=rules)
@@ -118,10 +127,11 @@ class SessionMover:
         owned = await self._owner(client_id)
         if owned.owner != "postgres":
             return SyncReport(client_id=client_id, equal=True)
+        if bad := await self._keeping(client_id):
+            return SyncReport(client_id=client_id, equal=False, bad=bad)
         set_aside = await self._postgres.set_aside_unreadable(client_id, duplicates=True)
         source = await self._postgres.read_snapshot(client_id)
-        found = await self._redis.read_snapshot(client_id)
-        if not self._differences(source, found):
+        if not await self._copy_differences(source):
             return SyncReport(client_id=client_id, equal=True, set_aside=set_aside)
         done = await self._copy(owned, source)
         return SyncReport(
@@ -136,16 +146,18 @@ class SessionMover:
         owned = await self._owner(client_id)
         if owned.owner == "redis":
             return await self._compare_mirror(client_id)
+        if bad := await self._keeping(client_id):
+            return SyncReport(client_id=client_id, equal=False, bad=bad)
         written = removed = 0
         left: list[Difference] = []
         for _ in range(_LOOKS):
             # While its client goes on, a snapshot may hold more messages than what it says was given out last.
             source = await self._postgres.read_snapshot(client_id)
-            left = self._differences(source, await self._redis.read_snapshot(client_id))
+            left = await self._copy_differences(source)
             if left:
                 done = await self._copy(owned, source)
                 written, removed = written + done.written, removed + done.removed
-                left = self._differences(source, await self._redis.read_snapshot(client_id))
+                left = await self._copy_differences(source)
             if not left or not self._differences(source, await self._postgres.read_snapshot(client_id)):
                 break
         return SyncReport(
@@ -171,6 +183,18 @@ class SessionMover:
             if still and await self._redis.read_outbox(client_id) is None:
                 break
         return SyncReport(client_id=client_id, equal=not left, messages=len(source.messages), differences=tuple(left))
+
+    async def _keeping(self, client_id: str) -> Mapping[int, str]:
+        """Return which rows keep a client where it is, and why; none where such rows are put aside."""
+        return await self._postgres.find_unreadable(client_id) if self._bad_rows is BadRows.LEAVE else {}
+
+    async def _copy_differences(self, source: SessionSnapshot) -> list[Difference]:
+        """Compare a copy in Redis with what PostgreSQL holds; what nobody can read in it has to go, too."""
+        found, unreadable = await self._redis.read_copy(source.client_id)
+        return self._differences(source, found) + [
+            Difference(client_id=source.client_id, what="message", serial=serial, expected="", found="unreadable")
+            for serial in unreadable
+        ]
 
     async def _copy(self, owned: Ownership, source: SessionSnapshot) -> ApplyReport:
         """Write a snapshot of PostgreSQL's to Redis."""
@@ -199,18 +223,19 @@ class SessionMover:
             return await self._not_fenced(client_id, wanted="redis")
         written = removed = 0
         left: list[Difference] = []
+        bad: Mapping[int, str] = {}
         moved: Ownership | None = None
         try:
             # From here on a copy that was begun under an earlier epoch is refused, also one that is still on its way.
             await self._redis.set_owner(client_id, epoch=_epoch(fenced), owner="postgres", mirrored=False)
+            bad = await self._keeping(client_id)
             source = await self._postgres.read_snapshot(client_id)
-            found = await self._redis.read_snapshot(client_id)
-            if self._differences(source, found):
+            left = await self._copy_differences(source)
+            if left and not bad:
                 done = await self._redis.apply_snapshot(client_id, source, epoch=_epoch(fenced), driver=self._driver)
                 written, removed = done.written, done.removed
-                found = await self._redis.read_snapshot(client_id)
-            left = self._differences(source, found)
-            if not left:
+                left = await self._copy_differences(source)
+            if not left and not bad:
                 moved = await self._owners.flip(
                     client_id, driver=self._driver, epoch=_epoch(fenced), to="redis", mirrored=True
                 )
@@ -226,6 +251,8 @@ class SessionMover:
             with suppress(StaleEpoch):
                 await self._redis.set_owner(client_id, epoch=_epoch(moved), owner="redis", mirrored=True)
         outcome = Outcome.MOVED if moved is not None else Outcome.DIFFERS if left else Outcome.LATE
+        if bad:
+            return MoveReport(client_id=client_id, outcome=Outcome.KEPT, bad=bad)
         return MoveReport(
             client_id=client_id,
             outcome=outcome,
@@ -368,7 +395,9 @@ class SessionMover:
             elif number:
                 # Fence upon fence would keep callers out for longer than they wait: they get as much time in between.
                 await asyncio.sleep(self._lease_ms / 1_000)
-            await before(client_id)
+            prepared = await before(client_id)
+            if isinstance(prepared, SyncReport) and prepared.bad:
+                return MoveReport(client_id=client_id, outcome=Outcome.KEPT, bad=prepared.bad)
             report = await move(client_id)
             if report.outcome not in (Outcome.LATE, Outcome.BUSY):
                 break
@@ -423,6 +452,7 @@ async def movers(
     count: int,
     lease_ms: int = LEASE_MS,
     clock: Clock = system_clock,
+    bad_rows: BadRows = BadRows.QUARANTINE,
 ) -> AsyncIterator[Sequence[SessionMover]]:
     """Open movers that work side by side, each with a connection to PostgreSQL of its own.
 
@@ -437,7 +467,13 @@ async def movers(
             opened.push_async_callback(connection.close)
             found.append(
                 SessionMover(
-                    connection=connection, redis=store, driver=driver, rules=rules, lease_ms=lease_ms, clock=clock
+                    connection=connection,
+                    redis=store,
+                    driver=driver,
+                    rules=rules,
+                    lease_ms=lease_ms,
+                    clock=clock,
+                    bad_rows=bad_rows,
                 )
             )
         yield found
