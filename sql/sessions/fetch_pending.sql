@@ -1,5 +1,5 @@
 -- Read a page of a session's messages in the order of delivery, bounded in rows and in bytes.
--- params: client_id, after_serial, backlog_serial, limit, max_bytes, default_ttl_s; backlog_serial: null for the newest
+-- params: client_id, first_serial, backlog_serial, limit, max_bytes, default_ttl_s; backlog_serial: null for the newest
 -- message's; max_bytes: of the payloads of live messages
 -- rows: one at least: (backlog_serial, delivered_serial, now_ms, messages available, columns of a message); the last
 -- are null when there is no message; more are available than rows where the page does not hold them
@@ -63,7 +63,7 @@ page AS (
         FROM device_publish_msg
         WHERE
             client_id = %(client_id)s
-            AND serial_number > %(after_serial)s
+            AND serial_number >= %(first_serial)s
             AND serial_number <= (SELECT session.backlog_serial FROM session)
         ORDER BY serial_number
         -- One more than asked for tells whether there are more.

@@ -16,6 +16,7 @@ pytestmark = pytest.mark.dags
 
 BAD: list[tuple[str, Any]] = [
     ("mode", "hot"),
+    ("bad_rows", "drop"),
     ("dry_run", "yes"),
     ("cohorts", ""),
     ("cohorts", "1;2"),
@@ -56,6 +57,7 @@ GOOD: list[tuple[str, Any]] = [
     ("key_prefix", None),
     ("key_prefix", "tbmq:"),
     ("dry_run", True),
+    ("bad_rows", "leave"),
 ]
 
 
@@ -83,6 +85,7 @@ def test_defaults_are_those_of_the_migration_itself(session_migration: DAG) -> N
     assert params["quarantine_cap_percent"] == pytest.approx(defaults.quarantine_cap * 100)
     assert params["throttle_messages_per_s"] is defaults.throttle_messages_per_s
     assert (params["key_prefix"] or "") == defaults.key_prefix
+    assert params["bad_rows"] == defaults.bad_rows
     assert params["dry_run"] is False
 
 

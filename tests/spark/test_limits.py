@@ -26,7 +26,7 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.keyspace import session_keys
-from queuekeeper.migration.model import MigrationParameters, PlanState
+from queuekeeper.migration.model import BadRows, MigrationParameters, Mode, PlanState, plan_id
 from queuekeeper.redis_client import facts
 from tests.conftest import REDIS_FLAVOURS
 from tests.spark.world import PARAMETERS, World
@@ -60,6 +60,20 @@ def test_wishes_that_cannot_be_met_are_named() -> None:
         MigrationParameters(limit=65_536)
     with pytest.raises(UsageError, match="default_ttl_s is 0: it must be 1 to 4294967295 seconds"):
         MigrationParameters(default_ttl_s=0)
+
+
+def test_wish_for_bad_rows_is_part_of_the_plan_and_fits_its_mode() -> None:
+    with pytest.raises(UsageError, match="bad_rows is 'drop': it must be quarantine or leave"):
+        MigrationParameters(bad_rows="drop")  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match="bad_rows is 'leave', and the mode is offline: PostgreSQL serves nobody"):
+        MigrationParameters(bad_rows=BadRows.LEAVE)
+    plans = {
+        plan_id(
+            parameters=MigrationParameters(mode=Mode.ONLINE, bad_rows=each), source_fingerprint="same", version="same"
+        )
+        for each in BadRows
+    }
+    assert len(plans) == len(BadRows)
 
 
 def test_redis_that_is_down_is_named(healthy: World) -> None:

@@ -701,7 +701,7 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "duplicate_messages": {"client_id": "c-7", "default_ttl_s": 60},
     "fetch_pending": {
         "client_id": "c-7",
-        "after_serial": 5,
+        "first_serial": 6,
         "backlog_serial": None,
         "limit": 50,
         "max_bytes": 10**6,

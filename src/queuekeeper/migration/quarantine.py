@@ -7,7 +7,7 @@ from typing import Any
 
 from queuekeeper import lua
 from queuekeeper.clock import system_clock
-from queuekeeper.errors import MovedOn, PacketIdInUse
+from queuekeeper.errors import MovedOn, PacketIdInUse, StaleEpoch
 from queuekeeper.keyspace import MAX_PACKET_ID, is_scattered, payload_key, session_keys
 from queuekeeper.migration.apply import EPOCH
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
@@ -154,6 +154,8 @@ class _Replayer:
                 )
             except PacketIdInUse:
                 return "packet_id_in_use", None
+            except StaleEpoch:
+                return "moved_on", None  # it has changed its owner while devices were connected
             except MovedOn:
                 continue  # the counter moved between reading and writing, unless the session is not ours at all
             return status.decode(), int(key.rpartition(b"_")[2]) if key else packet_id

@@ -1268,7 +1268,7 @@ class PostgresSessionOperations:
         parameters = {
             "client_id": client_id,
             # Broken rows have negative serials; they are found by whoever begins at the beginning.
-            "after_serial": after_serial if after_serial > FIRST_SERIAL else _LOWEST_SERIAL,
+            "first_serial": after_serial + 1 if after_serial > FIRST_SERIAL else _LOWEST_SERIAL,
             "backlog_serial": backlog_serial,
             "limit": limit,
             "max_bytes": max_bytes,
