@@ -70,7 +70,13 @@ def source(postgres_url: str, messages: list[Message]) -> Iterator[postgres.Conn
 def test_written_rules_meet_good_rows_and_each_bad_kind(verdicts: Verdicts) -> None:
     found = Counter(verdicts.values())
     assert found[None] > 100
-    ids = {"client_id_empty", "packet_id_duplicate", "last_packet_id_out_of_range", "packet_too_large"}
+    ids = {
+        "client_id_empty",
+        "client_id_scattered",
+        "packet_id_duplicate",
+        "last_packet_id_out_of_range",
+        "packet_too_large",
+    }
     assert {str(reason) for reason in judge.Reason} - ids <= set(found), found
 
 
@@ -92,7 +98,7 @@ def test_plan_and_verification_judge_as_the_rules(
     )
     for frame in (rows, hashed):
         judged = transforms.classify(
-            frame, parameters=MigrationParameters(limit=9), as_of_ms=RULES.as_of_ms, duplicates=False
+            frame, parameters=MigrationParameters(limit=9), as_of_ms=RULES.as_of_ms, duplicates=False, clustered=False
         )
         found = {(row[0], row[1]): row[2] for row in judged.select("client_id", "serial_number", "reason").collect()}
         assert found == verdicts
@@ -221,5 +227,7 @@ def test_packet_may_have_the_bytes_that_mqtt_allows_and_no_more(spark: SparkSess
         {"kind": F.lit(transforms.MESSAGE), "task": F.lit(0), "cohort": F.lit(0)}
         | {name: F.lit(None).cast("int") for name in ("last_serial_number", "last_packet_id")}
     )
-    (judged,) = transforms.classify(frame, parameters=MigrationParameters(), as_of_ms=0, duplicates=False).collect()
+    (judged,) = transforms.classify(
+        frame, parameters=MigrationParameters(), as_of_ms=0, clustered=False, duplicates=False
+    ).collect()
     assert judged["reason"] == expected
