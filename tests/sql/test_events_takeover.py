@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import psycopg
 import pytest
 
 from queuekeeper import postgres
-from queuekeeper.errors import RefusedError
-from queuekeeper.events import schema
+from queuekeeper.errors import CheckFailed, RefusedError
+from queuekeeper.events import schema, takeover
 from queuekeeper.events.takeover import SET_ASIDE, TakeoverReport, take_over
 from queuekeeper.postgres import Connection
 from tests.event_samples import delivered, poll, publish, subscribe
@@ -32,6 +32,12 @@ def value(connection: Connection, statement: str, *parameters: Any) -> Any:
 @pytest.fixture
 def original(connection: Connection) -> OriginalPgmb:
     return OriginalPgmb(connection)
+
+
+@pytest.fixture
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a takeover wait for locks however busy this machine is."""
+    monkeypatch.setattr(takeover, "LOCK_TIMEOUT", "10min")
 
 
 def ledger(report: TakeoverReport) -> dict[str, tuple[int, dict[str, int]]]:
@@ -238,7 +244,7 @@ def test_a_dry_run_waits_for_nobody_and_keeps_nobody_waiting(
 
 
 def test_a_publisher_that_waits_meanwhile_publishes_into_ours(
-    connection: Connection, connect: Callable[[], Connection], original: OriginalPgmb
+    connection: Connection, connect: Callable[[], Connection], original: OriginalPgmb, patience: None
 ) -> None:
     subscribe(connection, "all")
     early, late, watch = connect(), connect(), connect()
@@ -264,14 +270,65 @@ def test_a_publisher_that_waits_meanwhile_publishes_into_ours(
     assert payloads == [(0,), (1,), (2,)]
 
 
-def test_a_session_that_keeps_the_tables_is_named(
-    connection: Connection, connect: Callable[[], Connection], original: OriginalPgmb
+def test_a_takeover_that_is_killed_changes_nothing_and_is_repeated(
+    connection: Connection, connect: Callable[[], Connection], original: OriginalPgmb, patience: None
 ) -> None:
+    connection.execute("CREATE TABLE public.letters (id int)")
+    connection.execute(
+        "CREATE TRIGGER post_insert_event AFTER INSERT ON public.letters REFERENCING NEW TABLE AS new "
+        "FOR EACH STATEMENT EXECUTE FUNCTION pgmb.push_table_event()"
+    )
+    original.publish(1, 2)
+    taker, holder = connect(), connect()
+    pid = taker.info.backend_pid
+    with ThreadPoolExecutor(1) as pool, holder.transaction():
+        holder.execute("SELECT count(*) FROM public.letters")
+        taking = pool.submit(take_over, taker)
+        # It has copied everything by then, and waits for a table that PGMB watches.
+        while not value(connection, "SELECT cardinality(pg_blocking_pids(%s)) > 0", pid):
+            pass
+        connection.execute("SELECT pg_terminate_backend(%s)", (pid,))
+        with pytest.raises(RefusedError, match="broke the connection"):
+            taking.result(60)
+
+    assert is_untouched(connection)
+    assert ledger(take_over(connection))["events"] == (2, {"to be dispatched": 2})
+
+
+@pytest.mark.parametrize(("lost", "words"), [("copy_matches", "deliveries [+]2"), ("copy_events", "events [+]1")])
+def test_a_row_that_is_unaccounted_for_stops_everything(
+    connection: Connection, original: OriginalPgmb, monkeypatch: pytest.MonkeyPatch, lost: str, words: str
+) -> None:
+    subscribe(connection, "all")
+    original.dispatch({"all": original.publish(1, 2)})
+    original.publish(3)
+    done = postgres.statement
+
+    def loses(name: str) -> LiteralString:
+        """Return a statement of the takeover; one of them is made to lose rows."""
+        text = done(name)
+        if name != f"events/takeover/{lost}":
+            return text
+        return f"{text} LIMIT 0" if lost == "copy_matches" else f"{text} AND e.payload <> '2'"
+
+    monkeypatch.setattr(takeover, "statement", loses)
+    with pytest.raises(CheckFailed, match=rf"rows of PGMB are unaccounted for \(.*{words}.*\): nothing was changed"):
+        take_over(connection)
+    assert is_untouched(connection)
+
+
+def test_a_session_that_keeps_the_tables_is_named(
+    connection: Connection,
+    connect: Callable[[], Connection],
+    original: OriginalPgmb,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(takeover, "LOCK_TIMEOUT", "100ms")
     holder = connect()
     with holder.transaction():
         holder.execute("SELECT count(*) FROM pgmb.subscriptions")
         with pytest.raises(
-            RefusedError, match=rf"in use for longer than 5s: end the .* of pid {holder.info.backend_pid} "
+            RefusedError, match=rf"in use for longer than 100ms: end the .* of pid {holder.info.backend_pid} "
         ):
             take_over(connection)
     assert is_untouched(connection)
