@@ -23,6 +23,7 @@ from queuekeeper.errors import (
     NotOwner,
     QueuekeeperError,
     RefusedError,
+    ScatteredClient,
     ServerUnavailable,
     StaleDriver,
     StaleEpoch,
@@ -91,7 +92,7 @@ class StepReport:
 
     @property
     def kept(self) -> int:
-        """Clients that stay in PostgreSQL, since they have rows that nobody can deliver and the plan leaves those."""
+        """Clients that stay in PostgreSQL: the plan leaves those of bad rows there, or no cluster can hold them."""
         return self.outcomes.get(Outcome.KEPT, 0)
 
 
@@ -137,10 +138,10 @@ class _Tally:
     kept: list[tuple[str, str]] = field(default_factory=list)
 
     def moved(self, report: MoveReport) -> None:
-        self.clients += 1
         if report.bad:
-            self._keeps(report.client_id, report.bad)
+            self.stays(report.client_id, _keeping(report.bad))
             return
+        self.clients += 1
         self.outcomes[str(report.outcome)] += 1
         self.written += report.written
         self.removed += report.removed
@@ -150,10 +151,11 @@ class _Tally:
             reason = str(report.differences[0]) if report.differences else _WHY[report.outcome]
             self.examples.append((report.client_id, reason))
 
-    def _keeps(self, client_id: str, bad: Mapping[int, str]) -> None:
+    def stays(self, client_id: str, reason: str) -> None:
+        self.clients += 1
         self.outcomes[str(Outcome.KEPT)] += 1
         if len(self.kept) < _EXAMPLES:
-            self.kept.append((client_id, _keeping(bad)))
+            self.kept.append((client_id, reason))
 
     def verified(self, report: SyncReport) -> None:
         self.compared(report)
@@ -169,10 +171,10 @@ class _Tally:
             self.examples.append((client_id, str(error)))
 
     def compared(self, report: SyncReport) -> None:
-        self.clients += 1
         if report.bad:
-            self._keeps(report.client_id, report.bad)
+            self.stays(report.client_id, _keeping(report.bad))
             return
+        self.clients += 1
         self.outcomes["equal" if report.equal else "differs"] += 1
         self.written += report.written
         self.removed += report.removed
@@ -663,6 +665,9 @@ class OnlineDriver:
                     count(tally, await work(mover, client_id))
                 except (ServerUnavailable, StaleDriver, StoreFull):
                     raise
+                except ScatteredClient as error:
+                    # No cluster can hold it, whatever is mended: nobody waits for it.
+                    tally.stays(client_id, f"it stays in PostgreSQL: {error}")
                 except QueuekeeperError as error:
                     # What is refused of one client stops no other; it stays where it is.
                     tally.refused(client_id, error)
