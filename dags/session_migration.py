@@ -19,7 +19,8 @@ SessionRouter, or the trigger for other writers is installed. Start with a dry r
 - **arm**: a writer that began before has not ended, or the clocks differ: the log names it. Clear the task.
 - **catch_up**, **rehearse**, **cut_over**: clients that could not be moved stay where they are. Clear the task: it goes
   on with those that are left. Back with all: trigger `session_rollback`.
-- **soak**: a client differs, or a server failed over. Trigger `session_rollback`, or look into it and clear the task.
+- **soak**: a client differs, or a server failed over. Trigger `session_rollback`, or look into it and clear the task:
+  it goes on where it was. While it waits it is *deferred*, which needs a triggerer.
 - **commit**: nobody agreed. Clients stay on Redis with the mirror at work; clear `approve_commit`, or roll back.
 - **verify**: source and target differ, or rows are unaccounted for. Leave the broker stopped and open the report,
   which lists every difference.

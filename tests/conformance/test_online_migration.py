@@ -14,6 +14,7 @@ import pytest
 from tbmq_broker import Broker
 
 from queuekeeper import audit, postgres
+from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavailable, StaleDriver
 from queuekeeper.keyspace import is_scattered, payload_key, session_keys
@@ -421,6 +422,46 @@ def test_commit_comes_after_the_soak_and_nothing_comes_after_the_commit(few: Onl
         with pytest.raises(RefusedError, match=r"committed.*new migration"):
             step()
     assert few.all_owners() == {"redis"}
+
+
+def test_soak_that_was_interrupted_goes_on_from_its_beginning_whoever_watches(few: OnlineWorld) -> None:
+    few.to_redis()
+    begun_ms, week_s = system_clock(), 10_080 * 60
+    first = few.driver(clock=lambda: begun_ms).look_at_soak(seconds=week_s)
+    assert few.states() == {"soaking"}
+    assert first.left_s == pytest.approx(week_s, abs=60)
+
+    # The driver is gone; days later another one watches, and takes nothing over.
+    before = few.cohort().driver
+    later = few.driver(clock=lambda: begun_ms + 6 * 86_400_000).look_at_soak(seconds=week_s)
+    assert later.left_s == pytest.approx(86_400, abs=60)
+    assert later.begun_ms == first.begun_ms
+    assert few.cohort().driver == before
+
+    with few.router() as router:
+        save(router, C, b"4")
+    over = few.driver(clock=lambda: begun_ms + 8 * 86_400_000).soak(seconds=week_s)
+    assert (over.is_over, over.begun_ms, over.written) == (True, first.begun_ms, 1)
+    assert few.driver().commit().clients
+
+
+def test_soak_begins_anew_after_a_way_back(few: OnlineWorld) -> None:
+    driver = few.to_redis()
+    first = driver.look_at_soak(seconds=0)
+    driver.roll_back()
+    few.to_redis(driver)
+
+    assert driver.look_at_soak(seconds=0).begun_ms > first.begun_ms
+
+
+def test_cohorts_soak_by_themselves(world: OnlineWorld) -> None:
+    save(world.at_postgres, C, b"1")
+    world.plan(count=2)
+    driver = world.to_redis()
+
+    driver.soak([1], seconds=0)
+
+    assert [str(each.state) for each in world.online.load(world.plan_id)] == ["on_redis", "soaking"]
 
 
 def test_commit_ends_the_mirror_and_lets_sessions_expire_again(few: OnlineWorld) -> None:

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import pkgutil
 from collections.abc import Callable, Iterator
+from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk.exceptions import AirflowSkipException
+from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 
 from queuekeeper.airflow.operators.online import (
+    SOAK_LOOK_S,
     ArmCohortsOperator,
     CatchUpOperator,
     CommitOperator,
@@ -25,6 +29,10 @@ from queuekeeper.airflow.operators.online import (
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
 from queuekeeper.sessions.model import SessionSave
 from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message
+
+if TYPE_CHECKING:
+    from airflow.dag_processing.dagbag import DagBag
+    from airflow.triggers.base import TriggerEvent
 
 pytestmark = pytest.mark.dags
 
@@ -45,6 +53,15 @@ def world(postgres_url: str, valkey_url: str, connections: Callable[..., None]) 
     world.close()
 
 
+def context(triggered_by: str | None = "bob") -> Any:
+    """Return the context of a task of a run that somebody has triggered."""
+    return {
+        "dag_run": SimpleNamespace(run_id="run-1", triggering_user_name=triggered_by, conf={}),
+        "dag": SimpleNamespace(params={}),
+        "params": {},
+    }
+
+
 def run(operator: type[OnlineOperator], *, triggered_by: str | None = "bob", **arguments: Any) -> Any:
     """Carry a task out as a run that somebody has triggered."""
     values = {"plan_id": PLAN_ID, "lease_ms": "1000"} | arguments
@@ -52,12 +69,7 @@ def run(operator: type[OnlineOperator], *, triggered_by: str | None = "bob", **a
         values = {"mode": "online"} | values
     if operator is ArmCohortsOperator:
         values = {"require_trigger": "False"} | values
-    context: Any = {
-        "dag_run": SimpleNamespace(run_id="run-1", triggering_user_name=triggered_by, conf={}),
-        "dag": SimpleNamespace(params={}),
-        "params": {},
-    }
-    found = operator(task_id="task", **values).execute(context)
+    found = operator(task_id="task", **values).execute(context(triggered_by))
     assert json.loads(json.dumps(found, default=list)) is not False
     for client_id in CLIENTS:
         assert client_id not in json.dumps(found)
@@ -97,6 +109,36 @@ def test_all_tasks_there_and_back(world: OnlineWorld) -> None:
     assert world.all_owners() == {"postgres"}
     actors = {actor for (actor,) in world.sql("SELECT actor FROM queuekeeper.audit WHERE action = 'apply'")}
     assert actors == {"bob (run run-1)"}
+
+
+def test_soak_waits_in_the_triggerer_and_goes_on_where_it_was(world: OnlineWorld, dag_bag: DagBag) -> None:
+    cut_over(world)
+    waiting = []
+    for _ in range(2):
+        # A task that is tried again finds the soak begun.
+        with pytest.raises(TaskDeferred) as parked:
+            run(SoakOperator, soak_minutes="10080")
+        waiting.append(parked.value)
+    begun = max(each.step_at for each in world.online.load(PLAN_ID))
+    assert [(each.method_name, each.timeout) for each in waiting] == [("look_again", None)] * 2
+    path, arguments = waiting[0].trigger.serialize()
+    assert arguments["moment"] - datetime.now(UTC) <= timedelta(seconds=SOAK_LOOK_S)
+
+    async def fires() -> TriggerEvent:
+        # As the triggerer does it, at the end of the minute.
+        trigger = pkgutil.resolve_name(path)(**arguments | {"moment": datetime.now(UTC)})
+        return await anext(trigger.run())
+
+    event = asyncio.run(fires())
+    soak = SoakOperator(task_id="task", plan_id=PLAN_ID, mode="online", lease_ms="1000", soak_minutes="10080")
+    with pytest.raises(TaskDeferred):
+        soak.resume_execution("look_again", {"event": event.payload}, context())
+    world.sql("UPDATE queuekeeper.online_cohorts SET step_at = step_at - interval '7 days'")
+    found = soak.resume_execution("look_again", {"event": event.payload}, context())
+    assert (found["clients"], found["left_s"]) == (len(CLIENTS), 0.0)
+    assert found["begun_ms"] == pytest.approx(1_000 * begun.timestamp() - 7 * 86_400_000, abs=2)
+    # A worker is held for a look only: what cuts a task short counts for each look.
+    assert dag_bag.dags["session_migration"].get_task("soak").execution_timeout == timedelta(hours=12)
 
 
 def test_commit_needs_a_person_who_is_another_one(world: OnlineWorld) -> None:

@@ -19,6 +19,11 @@ _BLOCK = re.compile(r"^ *```(?:sh|bash|console)?\n(.*?)^ *```", re.MULTILINE | r
 _INLINE = re.compile(r"`(queuekeeper [^`\n]+)`")
 # A list of commands that share a beginning, and names that stand for others, are prose.
 _PROSE = re.compile(r"[,…]|\.\.\.|\b[A-Z_]{3,}\b")
+# "`copy` and `verify` take `--cohorts`", and "each step takes `--cohorts`", which names none.
+_CLAIM = re.compile(
+    r"(?P<names>(?:`[a-z-]+`(?:,\s+|\s+and\s+|\s+or\s+|\s+))+|\b(?:[Ee]ach|[Aa]ll|[Ee]very|[Bb]oth)\b[\w\s]{0,20}?)"
+    r"takes?\s+`(?P<option>--[a-z-]+)"
+)
 _INCOMPLETE = frozenset({"BadOptionUsage", "MissingParameter", "NoArgsIsHelpError"})
 
 
@@ -50,6 +55,49 @@ def check(line: str) -> None:
         name, found, rest = context.command.resolve_command(context, left)
         assert found is not None
         context = found.make_context(name, rest, parent=context)
+
+
+def groups_of(text: str) -> list[str]:
+    """Return the groups of commands of the last block, such as ``online``."""
+    blocks = _BLOCK.findall(text)
+    words = [line.split() for line in (blocks[-1] if blocks else "").splitlines()]
+    return list(dict.fromkeys(line[1] for line in words if len(line) > 2 and line[0] == "queuekeeper"))
+
+
+def claims_of(page: Path) -> Iterator[tuple[list[str], str, list[str]]]:
+    """Yield what the texts of a page claim of options: commands, the option, and the groups of which they are."""
+    text = page.read_text("utf-8")
+    for match in _CLAIM.finditer(text):
+        before = text[: match.start()]
+        if before.count("```") % 2 == 0:
+            yield re.findall(r"`([a-z-]+)`", match["names"]), match["option"], groups_of(before)
+
+
+def options_of(name: str, groups: list[str]) -> set[str] | None:
+    """Return the options of a command of one of these groups; none when there is none of this name."""
+    for group in groups:
+        command = getattr(COMMAND.commands.get(group), "commands", {}).get(name)  # type: ignore[attr-defined]
+        if command is not None:
+            return {option for parameter in command.params for option in parameter.opts}
+    return None
+
+
+def test_commands_take_the_options_that_texts_say_they_take() -> None:
+    wrong: list[str] = []
+    count = 0
+    for page in PAGES:
+        for names, option, groups in claims_of(page):
+            if not names:
+                # Of all, by which a reader means those of the example before: each has to be named.
+                wrong.append(f"{page.relative_to(ROOT)}: say which commands take {option}")
+            for name in names:
+                known = options_of(name, groups)
+                if known is not None:
+                    count += 1
+                    if option not in known:
+                        wrong.append(f"{page.relative_to(ROOT)}: {name} takes no {option}")
+    assert wrong == []
+    assert count > 10
 
 
 def test_commands_of_all_pages_parse() -> None:

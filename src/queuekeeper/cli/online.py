@@ -270,6 +270,7 @@ def roll_back(
 def mirror(
     plan_id: PlanId,
     *,
+    cohorts: Cohorts = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until a signal ends it.")] = False,
     dry_run: context.DryRun = False,
     postgres_url: context.PostgresUrl = None,
@@ -280,9 +281,10 @@ def mirror(
 
     Example: `queuekeeper online mirror 0123456789abcdef --follow`
     """
+    chosen = _chosen(plan_id, cohorts, postgres_url)
     driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json)
     if not follow:
-        report = driver.mirror(dry_run=dry_run)
+        report = driver.mirror(chosen, dry_run=dry_run)
         show(report, as_json=as_json, pretty=lambda out: out.print(record("Mirror", report)))
         return
     going = True
@@ -293,7 +295,7 @@ def mirror(
 
     with context.until_signal(stop):
         while going:
-            report = driver.mirror(dry_run=dry_run)
+            report = driver.mirror(chosen, dry_run=dry_run)
             words = (
                 f"mirror: {report.behind:,} of {report.clients:,} clients were behind, by {report.lag_s:,.1f} s; "
                 f"{report.written:,} written, {report.refused:,} refused"
@@ -310,16 +312,20 @@ def _print(words: str, out: Console) -> None:
 def soak(
     plan_id: PlanId,
     *,
-    seconds: Annotated[float, typer.Option(min=0, help="How long to watch.")] = 600.0,
+    cohorts: Cohorts = None,
+    seconds: Annotated[float, typer.Option(min=0, help="How long to watch, from the beginning of the soak.")] = 600.0,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
     """Watch cohorts on Redis for a while, with the mirror at work.
 
+    Interrupted and repeated, it goes on: the time counts from when the cohorts began to soak.
+
     Example: `queuekeeper online soak 0123456789abcdef --seconds 3600`
     """
-    report = _driver(plan_id, postgres_url, redis_url, as_json=as_json).soak(seconds=seconds)
+    chosen = _chosen(plan_id, cohorts, postgres_url)
+    report = _driver(plan_id, postgres_url, redis_url, as_json=as_json).soak(chosen, seconds=seconds)
     show(report, as_json=as_json, pretty=lambda out: out.print(record("Soak", report)))
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
@@ -23,6 +25,10 @@ from queuekeeper.migration.online.driver import OnlineDriver, StepReport, check_
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+
+SOAK_LOOK_S = 60
+"""How often a soak that waits is looked at, and the mirror brought up to date."""
 
 
 class OnlineOperator(BaseOperator):
@@ -221,7 +227,10 @@ class CutOverOperator(OnlineOperator):
 class SoakOperator(OnlineOperator):
     """Watch all cohorts on Redis for a while with the mirror at work.
 
-    :param soak_minutes: how long (templated).
+    It holds no worker while it waits: it looks once a minute, and the triggerer keeps the time. When the soak began is
+    in the database, so a task that is tried again or cleared goes on where it was.
+
+    :param soak_minutes: how long, from the beginning of the soak (templated).
     """
 
     template_fields: Sequence[str] = (*OnlineOperator.template_fields, "soak_minutes")
@@ -231,10 +240,24 @@ class SoakOperator(OnlineOperator):
         self.soak_minutes = soak_minutes
 
     def step(self, driver: OnlineDriver) -> Any:
-        """Watch, and compare every client in the end."""
-        report = driver.soak(seconds=60 * float(self.soak_minutes))
+        """Look, and wait for the next look; compare every client in the end."""
+        report = driver.look_at_soak(seconds=60 * float(self.soak_minutes))
+        if not report.is_over:
+            self.log.info(
+                "%.0f s left; %s clients mirrored, %s behind by %.1f s",
+                report.left_s, report.clients, report.behind, report.lag_s,
+            )  # fmt: skip
+            pause = timedelta(seconds=min(SOAK_LOOK_S, report.left_s))
+            self.defer(trigger=TimeDeltaTrigger(pause), method_name="look_again")
         self.told(driver.verify())
         return asdict(report)
+
+    def look_again(self, context: Context, event: Any = None) -> Any:
+        """Go on when the triggerer says that it is time to.
+
+        :param event: the instant; the database knows better how long the soak has been.
+        """
+        return self.execute(context)
 
 
 class CommitOperator(OnlineOperator):

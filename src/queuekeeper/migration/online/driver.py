@@ -117,6 +117,23 @@ class MirrorReport:
     reason: str = ""
 
 
+@dataclass(frozen=True, kw_only=True)
+class SoakReport(MirrorReport):
+    """How far a soak is, and how far PostgreSQL is behind Redis.
+
+    :param begun_ms: when the last of its cohorts began to soak.
+    :param left_s: how long it still has to be watched; 0 when the time is over.
+    """
+
+    begun_ms: int
+    left_s: float
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was watched for as long as it was to be."""
+        return self.left_s <= 0
+
+
 @dataclass
 class _Tally:
     """Counts what movers report.
@@ -413,27 +430,45 @@ class OnlineDriver:
             ]
         return self.cut_over(waiting) if waiting else None
 
-    def soak(self, *, seconds: float) -> MirrorReport:
-        """Watch cohorts that are on Redis for a while, and keep the mirror up to date meanwhile.
+    def soak(self, cohorts: Sequence[int] | None = None, *, seconds: float) -> SoakReport:
+        """Watch cohorts that are on Redis until they have soaked for so long, and keep the mirror up to date meanwhile.
+
+        Repeated, it goes on where it was: a soak counts from when its cohort began it, whoever watched.
 
         :raises CheckFailed: when in the end PostgreSQL does not take a client's changes.
         """
-        with self._opened() as (_, _, online, _plan):
-            found = self._chosen(online, None, (OnlineState.ON_REDIS, OnlineState.SOAKING), verb="soak")
-            numbers = [each.cohort for each in found]
-            driver = online.take(self._plan_id, numbers)
-            online.move(self._plan_id, numbers, driver=driver, after=OnlineState.SOAKING, actor=self._actor)
-        until = time.monotonic() + seconds
         while True:
-            report = self.mirror()
-            if time.monotonic() >= until:
-                break
+            report = self.look_at_soak(cohorts, seconds=seconds)
+            if report.is_over:
+                return report
             self._tell(
-                f"soak: {until - time.monotonic():,.0f} s left, {report.clients:,} clients mirrored, "
+                f"soak: {report.left_s:,.0f} s left, {report.clients:,} clients mirrored, "
                 f"{report.behind:,} behind by {report.lag_s:.1f} s"
             )
-            time.sleep(min(1.0, max(0.0, until - time.monotonic())))
-        if report.refused:
+            time.sleep(min(1.0, report.left_s))
+
+    def look_at_soak(self, cohorts: Sequence[int] | None = None, *, seconds: float) -> SoakReport:
+        """Begin a soak, or look how far it is; bring the mirror up to date once.
+
+        :param seconds: how long each cohort is to be watched in all.
+        :raises RefusedError: when a cohort is not on Redis, or back on its way.
+        :raises CheckFailed: when the time is over, and PostgreSQL does not take a client's changes.
+        """
+        with self._opened() as (_, _, online, _plan):
+            found = self._chosen(online, cohorts, (OnlineState.ON_REDIS, OnlineState.SOAKING), verb="soak")
+            numbers = [each.cohort for each in found]
+            waiting = [each.cohort for each in found if each.state is OnlineState.ON_REDIS]
+            if waiting:
+                driver = online.take(self._plan_id, waiting)
+                online.move(self._plan_id, waiting, driver=driver, after=OnlineState.SOAKING, actor=self._actor)
+            # The last of them is what all wait for.
+            begun_at = max(each.step_at for each in online.load(self._plan_id, numbers))
+        mirrored = self.mirror(numbers)
+        begun_ms = round(1_000 * begun_at.timestamp())
+        # Two clocks: PostgreSQL's when it began, this machine's now; no difference makes it longer than it is to be.
+        left_s = min(seconds, max(0.0, begun_ms / 1_000 + seconds - self._clock() / 1_000))
+        report = SoakReport(**vars(mirrored), begun_ms=begun_ms, left_s=left_s)
+        if report.is_over and report.refused:
             raise CheckFailed(
                 f"PostgreSQL does not take the changes of {report.refused:,} clients, such as {report.reason}; "
                 "mend it, or roll back"
