@@ -14,6 +14,8 @@ end to end       a producer, the dispatching service and consumers at once, each
                  event, at least once, and is woken by a notification. The queue needs a table per consumer for that
 conditions       a poll of the same events against more and more distinct conditions, and against more and more
                  subscriptions that share one
+waiting          polls of nothing while nothing or a million events are scheduled for later; and the steps of a
+                 consumer that comes (subscribe, publish 50, poll, read) after few and many others, in 200 partitions
 
 Beside speed it is checked that each consumer got each event once and in order; a broker that loses some is not fast.
 """
@@ -47,7 +49,9 @@ from rich.table import Table
 
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import QueuekeeperError
+from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.dispatcher import Dispatcher
+from queuekeeper.events.model import Interest, NewEvent
 from queuekeeper.events.schema import install
 from queuekeeper.postgres import Connection, connect, statement
 
@@ -587,6 +591,68 @@ def measure_matching(stand: Stand, *, subscriptions: int, distinct: bool, payloa
         return stand.timed(lambda: polled(connection, events))
 
 
+def measure_idle_polls(stand: Stand, *, waiting: int) -> Sample:
+    """Poll while so many events are scheduled for later; an event of the sample is a poll."""
+    polls = max(20, stand.events // 20)
+    with stand.database() as url, connect(url, autocommit=True) as connection:
+        schedule(connection, waiting)
+        for _ in range(20):
+            poll(connection)
+
+        def idle() -> int:
+            for _ in range(polls):
+                poll(connection)
+            return polls
+
+        return stand.timed(idle)
+
+
+def measure_steps(stand: Stand, *, done: int, partitions: int, waiting: int) -> Sample:
+    """Let 25 consumers come one by one after so many others; an event of the sample is one of them."""
+    count = 25
+    with stand.database() as url, connect(url, autocommit=True) as connection:
+        schedule(connection, waiting)
+        # The first hours have partitions already.
+        settings = {"partition_interval": "1 minute", "future_intervals_to_create": f"{partitions + 200} minutes"}
+        for name, text in settings.items():
+            connection.execute("UPDATE pgmb.config SET value = %s WHERE id::text = %s", (text, name))
+        connection.execute("CALL pgmb.maintain_events_table()")
+        broker = EventBroker(connection)
+
+        def step(number: int) -> None:
+            group, topic = f"group-{number}", f"topic-{number}"
+            broker.subscribe(group, Interest.topics(topic))
+            broker.publish([NewEvent(topic=topic, payload=n) for n in range(50)])
+            polled(connection, 50)
+            page = broker.read(group, limit=100)
+            if len(page.items) != 50 or page.next_cursor is None:
+                raise QueuekeeperError(f"{len(page.items)} of 50 events were read")
+            broker.set_cursor(group, page.next_cursor, release=True)
+
+        for number in range(done):
+            step(number)
+
+        def more() -> int:
+            for number in range(done, done + count):
+                step(number)
+            return count
+
+        return stand.timed(more)
+
+
+def schedule(connection: Connection, count: int) -> None:
+    """Schedule so many events for next month."""
+    connection.execute(
+        "INSERT INTO pgmb.scheduled_events (id, due_at, topic, payload) "
+        "SELECT pgmb.create_event_id(d.due, n), d.due, 'later', '1' "
+        "FROM generate_series(1, %s) AS n CROSS JOIN (SELECT now() + interval '30 days' AS due) AS d",
+        (count,),
+    )
+    # Cleaning up after the insert is not to be measured.
+    connection.execute("VACUUM ANALYZE pgmb.scheduled_events")
+    connection.execute("CHECKPOINT")
+
+
 # --- ways ------------------------------------------------------------------------------------------------------
 
 
@@ -654,6 +720,10 @@ def ways(arguments: argparse.Namespace) -> list[Way]:
                 f"{number:,} {name}", measure_matching, subscriptions=number, distinct=distinct,
                 payload_bytes=sizes[0],
             )  # fmt: skip
+    for waiting in (0, arguments.waiting):
+        add(f"idle poll, {waiting:,} waiting", measure_idle_polls, waiting=waiting)
+    for done in (10, 300):
+        add(f"steps after {done}", measure_steps, done=done, partitions=200, waiting=3 * arguments.waiting // 10)
     return [way for way in found if re.search(arguments.only, way.key)]
 
 
@@ -780,11 +850,14 @@ def main(words: Sequence[str] | None = None) -> int:
     parser.add_argument("--consumers", type=int, nargs="+", default=[1, 5])
     parser.add_argument("--conditions", type=int, nargs="+", default=[1, 10, 100], help="distinct ones, few to many")
     parser.add_argument("--per-s", type=int, default=500, help="events per second of the paced way")
+    parser.add_argument(
+        "--waiting", type=int, default=1_000_000, help="events scheduled for later; three tenths beside steps"
+    )
     parser.add_argument("--not-durable", action="store_true", help="let PostgreSQL leave out fsync")
     parser.add_argument("--only", default="", help="regular expression: ways to measure")
     parser.add_argument("--json", type=Path, help="where to write the result; a name in benchmarks/results if absent")
     arguments = parser.parse_args(words)
-    counts = [arguments.rounds, arguments.events, arguments.delivered, arguments.per_s]
+    counts = [arguments.rounds, arguments.events, arguments.delivered, arguments.per_s, arguments.waiting]
     if min(*counts, *arguments.payload_bytes, *arguments.consumers, *arguments.conditions) < 1:
         parser.error("counts must be 1 or more")
     # Wide enough for the table where nobody tells the width.

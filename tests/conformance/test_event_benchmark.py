@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.conformance, pytest.mark.timeout(600)]
 ONE_OF_EACH = "|".join(
     [
         "^publish, single", "^(publish|insert|copy|limit), by 100,", "^poll", "^(read|queue) 1,000", "2 consumers",
-        "broker at", "^. conditions", "^4 subscriptions",
+        "broker at", "^. conditions", "^4 subscriptions", "^idle poll, 9",
     ]
 )  # fmt: skip
 
@@ -32,7 +32,20 @@ def test_a_small_run_measures_all_ways_checks_delivery_and_writes_it_down(tmp_pa
 
     done = run(
         *("--rounds", "1", "--events", "400", "--delivered", "400", "--payload-bytes", "64", "--consumers", "2"),
-        *("--conditions", "1", "4", "--per-s", "900", "--not-durable", "--only", ONE_OF_EACH, "--json", str(path)),
+        *(
+            "--conditions",
+            "1",
+            "4",
+            "--per-s",
+            "900",
+            "--waiting",
+            "9",
+            "--not-durable",
+            "--only",
+            ONE_OF_EACH,
+            "--json",
+            str(path),
+        ),
     )
 
     assert done.returncode == 0, done.stdout + done.stderr
@@ -44,6 +57,7 @@ def test_a_small_run_measures_all_ways_checks_delivery_and_writes_it_down(tmp_pa
         *("limit, by 100, 64 B", "poll, 64 B", "read 1,000 at once, 64 B", "queue 1,000 at once, 64 B"),
         *("broker end to end, 2 consumers, 64 B", "queue end to end, 2 consumers, 64 B"),
         *("broker at 900/s, 1 consumers, 64 B", "1 conditions", "4 conditions", "4 subscriptions of one condition"),
+        "idle poll, 9 waiting",
     }
     for way, (sample,) in result["rounds"].items():
         assert ways[way]["events_per_s"] == round(sample["events"] / sample["seconds"])

@@ -11,7 +11,9 @@ import pytest
 
 from queuekeeper import postgres
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.events import operations
 from queuekeeper.events.model import Delivery, Event, Interest, NewEvent
+from queuekeeper.events.operations import Query
 from tests.conformance.event_worlds import KINDS, Kind, World
 
 pytestmark = pytest.mark.conformance
@@ -379,6 +381,31 @@ def test_threads_may_share_a_blocking_broker(broker_url: str) -> None:
             copies = (world.broker.publish_many([event(number)] * 50) for number in range(20))
             await asyncio.gather(*calls, *copies)
             assert world.rows("SELECT count(*) FROM pgmb.events") == [(1_020,)]
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_condition_that_takes_for_ever_on_one_event_is_not_waited_for(
+    broker_url: str, kind: Kind, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = ", ".join(f"jsonb_array_elements(e.payload->'numbers') AS n{number}" for number in range(5))
+
+    async def run() -> None:
+        async with World(kind, broker_url) as world:
+            await world.broker.publish([NewEvent(topic="orders", payload={"numbers": list(range(1_000))})])
+            monkeypatch.setattr(operations, "TRIAL_TIMEOUT_S", 0.5)
+            with pytest.raises(RefusedError, match=r"was not tried on the latest events within 0.5 s.*make it cheaper"):
+                await world.broker.subscribe("group", Interest(condition=f"(SELECT count(*) FROM {pairs}) > 0"))
+
+            assert world.rows("SELECT id FROM pgmb.subscriptions") == []
+            monkeypatch.undo()
+            broker = await world.another_broker(autocommit=False)
+            await broker.connection.execute("SET statement_timeout = '77s'")
+            await broker.subscribe("group", Interest())
+            # The caller's transaction goes on with its own limit.
+            ((own, _),) = await broker.answer(Query(name="limit_trial", parameters={"timeout_ms": 5_000}))
+            assert own == "77s"
 
     asyncio.run(run())
 

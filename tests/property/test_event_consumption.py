@@ -15,7 +15,7 @@ from queuekeeper.errors import ServerUnavailable
 from queuekeeper.events.consumer import Consumption, Stop
 from queuekeeper.events.handlers import Assignment, ReliableHandler, blocking_attempt
 from queuekeeper.events.model import Delivery, Interest, ReadRules
-from queuekeeper.events.operations import Query
+from queuekeeper.events.operations import Query, Statements
 from queuekeeper.events.service import Ended, Happened, Open, Start, Wait
 
 pytestmark = pytest.mark.property
@@ -38,10 +38,18 @@ class Server:
     def __post_init__(self) -> None:
         self.dispatched = [(f"pm{number:022x}", "orders", number) for number in range(self.events)]
 
-    def answer(self, query: Query) -> list[Any]:
+    def answer(self, query: Query | Statements) -> list[Any]:
         if not self.connected:
             raise ServerUnavailable("the connection broke")
-        known = {"pin_reader", "listen_dispatched", "assert_group", "mark_subscriptions_active", "release_group_lock"}
+        if isinstance(query, Statements):
+            return [self.answer(each) for each in query.queries]
+        known = {"limit_trial", "end_trial"} | {
+            "pin_reader",
+            "listen_dispatched",
+            "assert_group",
+            "mark_subscriptions_active",
+            "release_group_lock",
+        }
         if query.name in known:
             return [(SUBSCRIPTION_ID,)]
         found: list[Any] = getattr(self, query.name)(**query.parameters)

@@ -23,6 +23,7 @@ from queuekeeper.events.model import (
     Page,
     PageItem,
     ReleaseReport,
+    StatementTimeout,
     Subscription,
     SubscriptionView,
     check_count,
@@ -40,6 +41,10 @@ T = TypeVar("T")
 
 EVENTS_PER_STATEMENT = 1_000
 """Rows of one publish statement: longer ones gain nothing, and hold up others."""
+
+TRIAL_TIMEOUT_S = 10.0
+"""Time that judging and trying a condition may take: the server refuses what takes a second for several events, but
+cannot end by itself what takes for ever on one."""
 
 BYTES_PER_COPY = 16 * 2**20
 """Bytes of events, as text, that are copied into one. PostgreSQL ends at 256 MiB of jsonb, in which a short number
@@ -146,22 +151,34 @@ class EventOperations:
 
         :returns: the subscription; one that is in quarantine stays there.
         :raises UsageError: when the condition is none that may be stored.
+        :raises StatementTimeout: when trying it took longer than :data:`TRIAL_TIMEOUT_S`.
         """
         check_group(group_id)
         if not isinstance(interest, Interest):
             raise UsageError(
                 f"interest is a {type(interest).__name__}: it must be an Interest, such as Interest.topics('orders')"
             )
-        yield Query(name="assert_group", parameters={"group_id": group_id})
-        rows: Rows = yield Query(
-            name="assert_subscription",
-            parameters={
-                "group_id": group_id,
-                "condition": interest.condition,
-                "params": json_of("params", dict(interest.params)),
-                "expires_after": interest.expires_after,
-            },
+        queries = (
+            Query(name="limit_trial", parameters={"timeout_ms": round(TRIAL_TIMEOUT_S * 1_000)}),
+            Query(name="assert_group", parameters={"group_id": group_id}),
+            Query(
+                name="assert_subscription",
+                parameters={
+                    "group_id": group_id,
+                    "condition": interest.condition,
+                    "params": json_of("params", dict(interest.params)),
+                    "expires_after": interest.expires_after,
+                },
+            ),
+            Query(name="end_trial"),
         )
+        try:
+            _, _, rows, _ = yield Statements(queries=queries)
+        except StatementTimeout as error:
+            raise StatementTimeout(
+                f"condition {interest.condition!r} was not tried on the latest events within {TRIAL_TIMEOUT_S:g} s, "
+                f"or the connection's statement_timeout: make it cheaper, or try when the server is less busy ({error})"
+            ) from error
         subscription_id, created_at = rows[0]
         quarantine: Rows = yield Query(name="subscription_quarantine", parameters={"subscription_id": subscription_id})
         quarantined_at, reason = quarantine[0] if quarantine else (None, None)
