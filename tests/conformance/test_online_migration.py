@@ -19,9 +19,11 @@ from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavailable, StaleDriver
 from queuekeeper.keyspace import is_scattered, payload_key, session_keys
 from queuekeeper.migration import foreign_writers
+from queuekeeper.migration.ledger import QuarantinedRow
 from queuekeeper.migration.online.driver import check_approval_age, check_four_eyes
 from queuekeeper.migration.online.mover import Outcome, SessionMover
 from queuekeeper.migration.online.states import OnlineState
+from queuekeeper.migration.quarantine import replay
 from queuekeeper.redis_client import is_cluster
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.router import SessionRouter
@@ -1002,6 +1004,18 @@ def test_rows_that_mqtt_cannot_carry_are_put_aside_and_block_nobody(few: OnlineW
     assert payloads(few.at_redis, C) == [b"1", b"2", b"3"]
     aside = {row[1]: row for row in few.sql(QUARANTINE)}
     assert aside == {serial: (*before[C, serial], reason) for serial, (_, reason) in ODD_ROWS.items()}
+
+
+def test_replay_leaves_sessions_alone_that_have_changed_their_owner(few: OnlineWorld) -> None:
+    spoil(few, C)
+    row = Message(*few.rows()[C, 12])._replace(topic="mended")
+    few.ledger.replace_quarantine(
+        PLAN_ID, [0], [QuarantinedRow(cohort=0, kind="message", reason="topic_invalid", detail="", **row._asdict())]
+    )
+    few.to_redis()
+    report = replay(few.connection, few.client, plan_id=PLAN_ID)
+    assert (report.moved_on, report.replayed) == (1, 0)
+    assert payloads(few.at_redis, C) == [b"1", b"2", b"3"]
 
 
 def test_client_of_such_rows_stays_where_the_plan_says_so_and_comes_when_they_are_mended(world: OnlineWorld) -> None:
