@@ -1,10 +1,12 @@
 #!lua flags=allow-oom
 --[[
 Purpose
-    Note that messages up to a serial have been sent to the client. The note never goes back.
+    Note that messages up to a serial have been sent to the client. The note goes back only where the set has been
+    emptied by another program, whose messages have lesser serials.
 KEYS
     [1]  messages        sorted set of references
-    [2]  session         fields of the session
+    [2]  last_packet_id  packet id given out last
+    [3]  session         fields of the session
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
     [2]  serial          highest serial that was sent; one that was never given out counts as the one given out last
@@ -17,14 +19,14 @@ Errors
     NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete
     STALE      the session has another epoch than the caller
 Cost
-    O(1); about 5 us.
+    O(log N) for N references; about 9 us, and 1 us per message below the serial that another program has added since.
 ]]
 --- @include "includes/integers"
 
-local messages_key, session_key = KEYS[1], KEYS[2]
+local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
 local epoch, serial, keep_ms = ARGV[1], integer(ARGV[2]), integer(ARGV[3])
-if #KEYS ~= 2 or #ARGV ~= 3 then
-    return redis.error_reply('INVALID 2 keys and 3 arguments are expected')
+if #KEYS ~= 3 or #ARGV ~= 3 then
+    return redis.error_reply('INVALID 3 keys and 3 arguments are expected')
 end
 if not serial or serial < 0 then
     return redis.error_reply('INVALID serial is not an integer of 0 or more')
@@ -33,7 +35,10 @@ if ARGV[3] ~= '' and (not keep_ms or keep_ms < 1) then
     return redis.error_reply('INVALID life of the hash is neither empty nor an integer of 1 or more')
 end
 
-local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror', 'delivered_serial')
+local fields = redis.call(
+    'HMGET', session_key, 'owner', 'import', 'epoch', 'mirror', 'delivered_serial', 'delivered_at',
+    'saved_last_packet_id', 'last_serial'
+)
 if fields[1] or fields[2] or epoch ~= '' then
     --- @include "includes/guard"
     local refused_reply = refusal(fields, epoch)
@@ -41,33 +46,49 @@ if fields[1] or fields[2] or epoch ~= '' then
         return refused_reply
     end
 end
-local delivered = fields[5]
-if delivered and tonumber(delivered) >= serial then
+--- @include "includes/delivered"
+local noted, last_serial = fields[5] and tonumber(fields[5]), fields[8] and tonumber(fields[8])
+local last_packet_id = redis.call('GET', last_packet_id_key) or ''
+local delivered = delivered_up_to(messages_key, last_packet_id, { fields[5], fields[6], fields[7], fields[8] })
+if delivered >= serial then
     return 0
 end
-local last_serial = redis.call('HGET', session_key, 'last_serial')
-local newest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2]
+local messages_until = redis.call('PEXPIRETIME', messages_key)
+local greatest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2]
 -- A hash that only says who owns the session is no session.
-if fields[1] and not delivered and not last_serial and not newest then
+if messages_until == -2 and fields[1] and not noted and not last_serial then
     return 0
 end
-local known = delivered or redis.call('EXISTS', session_key) == 1
-local messages_until = not known and redis.call('PEXPIRETIME', messages_key)
-if messages_until == -2 then
+local known = noted or redis.call('EXISTS', session_key) == 1
+if not known and messages_until == -2 then
     return 0
 end
 -- What was never given out cannot have been sent.
-if last_serial or newest then
-    serial = math.floor(math.min(serial, math.max(tonumber(last_serial or '0'), tonumber(newest or '0'))))
+if last_serial or greatest then
+    serial = math.floor(math.min(serial, math.max(last_serial or 0, tonumber(greatest or '0'))))
 end
-if delivered and tonumber(delivered) >= serial then
+if delivered >= serial then
     return 0
 end
 redis.call('HSET', session_key, 'delivered_serial', string.format('%d', serial))
+-- What we save later comes behind all that has been sent, whoever wrote it.
+if last_serial and serial > last_serial then
+    redis.call('HSET', session_key, 'last_serial', string.format('%d', serial))
+end
+if last_serial and fields[7] == last_packet_id then
+    redis.call('HDEL', session_key, 'delivered_at')
+else
+    greatest = greatest or string.format('%d', serial)
+    redis.call('HSET', session_key, 'delivered_at', last_packet_id .. ':' .. greatest)
+end
+--- @include "includes/kept_for_ever"
+if messages_until == -1 then
+    redis.call('PEXPIREAT', messages_key, KEPT_MS)
+end
 -- The hash may not outlive a session that another program wrote.
-if messages_until and messages_until ~= -1 then
+if not known and messages_until ~= -1 and messages_until < tonumber(KEPT_MS) then
     redis.call('PEXPIREAT', session_key, string.format('%d', messages_until))
-elseif messages_until and keep_ms then
+elseif not known and keep_ms then
     redis.call('PEXPIRE', session_key, ARGV[3])
 end
 if fields[4] then

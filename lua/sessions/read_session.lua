@@ -11,7 +11,8 @@ ARGV
 Returns
     {last_packet_id, references, highest, now_ms, field, value, ...}  packet id given out last, empty for none;
                               members of the set; highest score as text, empty for an empty set; the server's time;
-                              the fields of the session
+                              the fields of the session; beside delivered_serial also sent_up_to: up to which serial
+                              that holds for the messages of the set, -1 for none
 Errors
     INVALID  3 keys and no arguments are expected
 Cost
@@ -30,5 +31,13 @@ local reply = {
 }
 for index, text in ipairs(redis.call('HGETALL', KEYS[3])) do
     reply[4 + index] = text
+end
+local noted = redis.call(
+    'HMGET', KEYS[3], 'delivered_serial', 'delivered_at', 'saved_last_packet_id', 'last_serial', 'owner'
+)
+if noted[1] then
+    --- @include "includes/delivered"
+    reply[#reply + 1] = 'sent_up_to'
+    reply[#reply + 1] = string.format('%d', delivered_up_to(KEYS[1], reply[1], noted))
 end
 return reply

@@ -26,6 +26,7 @@ Cost
 ]]
 --- @include "includes/guard"
 --- @include "includes/integers"
+--- @include "includes/move_last_packet_id"
 --- @include "includes/outbox"
 --- @include "includes/packet_ids"
 --- @include "includes/set_last_packet_id"
@@ -48,7 +49,9 @@ if not is_keep_ms(ARGV[4]) then
     return redis.error_reply('INVALID life of the last packet id is neither empty nor an integer of 1 or more')
 end
 
-local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror', 'saved_last_packet_id')
+local fields = redis.call(
+    'HMGET', session_key, 'owner', 'import', 'epoch', 'mirror', 'saved_last_packet_id', 'until_ms'
+)
 local refused_reply = refusal(fields, epoch)
 if refused_reply then
     return refused_reply
@@ -67,15 +70,17 @@ end
 if #in_use > 0 then
     return { 'conflict', current, unpack(in_use) }
 end
-if ARGV[4] == '' or fields[4] then
+local note_move = move_of_last_packet_id(messages_key, session_key, current, last_packet_id)
+if fields[5] == current and fields[6] and fields[6] ~= 'never' then
+    -- The expiry that our save gave it shows that nobody else has set it since.
+    set_last_packet_id(last_packet_id_key, last_packet_id, ARGV[4])
+elseif ARGV[4] == '' or fields[4] then
     -- A cleanup may have given it an expiry; in use it loses that, as by a broker's save.
     redis.call('SET', last_packet_id_key, last_packet_id)
 else
     set_last_packet_id(last_packet_id_key, last_packet_id, ARGV[4])
 end
-if fields[5] == current then
-    redis.call('HSET', session_key, 'saved_last_packet_id', last_packet_id)
-end
+note_move()
 if fields[4] then
     note_change(session_key, '-')
 end

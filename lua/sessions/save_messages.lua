@@ -49,7 +49,7 @@ Cost
 local MESSAGES_PER_CALL = 256
 local FIRST_PAYLOAD = 4
 local FIRST_PAIR = 7
-local MAX_PACKET_ID = 65535
+local MAX_PACKET_ID = '65535'
 local HOUR_MS = 3600000
 local MAX_INTEGER = 9007199254740992
 
@@ -65,7 +65,10 @@ end
 if count > MESSAGES_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. MESSAGES_PER_CALL .. ' messages')
 end
-if count > 0 and (not string.find(last_packet_id, '^[1-9]%d*$') or last_packet_id + 0 > MAX_PACKET_ID) then
+-- Compared as texts: to read a number costs more than the rest of the check.
+if count > 0 and (not string.find(last_packet_id, '^[1-9]%d*$') or #last_packet_id > 5
+    or (#last_packet_id == 5 and last_packet_id > MAX_PACKET_ID))
+then
     return redis.error_reply('INVALID packet id of the last message is not an integer from 1 to 65535')
 end
 -- It is only counted with, so that any way to write a number will do.
@@ -122,44 +125,54 @@ end
 local fields, source_field
 if source == '' then
     fields = redis.call(
-        'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', 'mirror'
+        'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms'
     )
 else
     source_field = 'source:' .. source
     fields = redis.call(
-        'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', 'mirror',
-        source_field
+        'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', source_field
     )
 end
-local mirror = fields[5]
 
 -- Another program that saved since our last save has moved the last packet id; our fields do not cover what it wrote.
+-- Once around, the last packet id is the same again. But where we gave it an expiry, others have taken that off with
+-- their first write, and where it has none, as with a mirror, the greatest score is past our last serial.
 -- Who takes the session away from Redis removes the note of our last save, so that owners are looked at then.
 local serial = fields[1] and fields[1] + 0
 local ours = serial and fields[2] == expected
-local delivered_serial
+local mirror, noted
+if ours then
+    local has_end = fields[3] and fields[3] ~= 'never'
+    if not has_end or redis.call('PEXPIRETIME', last_packet_id_key) == -1 then
+        mirror = redis.call('HGET', session_key, 'mirror')
+        ours = (mirror or not has_end) and redis.call('ZCOUNT', messages_key, '(' .. fields[1], '+inf') == 0
+    end
+end
 if not ours then
     --- @include "includes/guard"
     -- A session that we have saved to is no import's any more: an import leaves it alone.
-    local others = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'delivered_serial')
+    local others = redis.call(
+        'HMGET', session_key, 'owner', 'import', 'epoch', 'mirror', 'delivered_serial', 'delivered_at'
+    )
     local refused_reply = refusal(others, epoch)
     if refused_reply then
         return refused_reply
     end
-    delivered_serial = others[4]
+    mirror = others[4]
+    noted = { others[5], others[6], fields[2], fields[1] }
 elseif mirror and epoch ~= '' and epoch ~= mirror then
     return redis.error_reply('STALE epoch ' .. mirror .. ' owns the session: ask for its owner')
 end
 
 -- The record of a source: its last offset, then ';chunk:first serial:packet ids:expired' for each chunk of it.
 local record = offset
-if fields[6] then
-    local recorded = tonumber(string.match(fields[6], '^%d+'))
+if fields[5] then
+    local recorded = tonumber(string.match(fields[5], '^%d+'))
     if recorded > offset + 0 then
         return { 'forgotten' }
     end
     if recorded == offset + 0 then
-        record = fields[6]
+        record = fields[5]
         local saved_serial, ids, positions = string.match(record, ';' .. chunk .. ':(%d+):([%d,-]*):([%d,]*)')
         if saved_serial then
             return { 'replayed', tonumber(saved_serial), ids, positions }
@@ -167,13 +180,18 @@ if fields[6] then
     end
 end
 
+local delivered_serial
 if not ours then
     local current = redis.call('GET', last_packet_id_key) or ''
     if current ~= expected then
         return { 'conflict', current }
     end
+    if noted[1] then
+        --- @include "includes/delivered"
+        delivered_serial = delivered_up_to(messages_key, current, noted)
+    end
     local highest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2] or serial or expected
-    serial = math.max(math.floor(tonumber(highest) or 0), serial or 0, tonumber(delivered_serial or '0'))
+    serial = math.max(math.floor(tonumber(highest) or 0), serial or 0, tonumber(noted[1] or '0'))
 end
 if serial > MAX_INTEGER - count then
     return redis.error_reply('INVALID serials of the session have reached 2^53')
@@ -273,7 +291,13 @@ if live > 0 then
     end
     if until_text == 'never' then
         if moved then
-            redis.call('PERSIST', messages_key)
+            -- Without an expiry of the set a note of what has been sent would not be believed: see includes/delivered.
+            --- @include "includes/kept_for_ever"
+            if redis.call('HEXISTS', session_key, 'delivered_serial') == 1 and delivered_serial ~= -1 then
+                redis.call('PEXPIREAT', messages_key, KEPT_MS)
+            else
+                redis.call('PERSIST', messages_key)
+            end
             redis.call('PERSIST', last_packet_id_key)
             redis.call('PERSIST', session_key)
         end
@@ -296,6 +320,14 @@ if live > 0 then
         )
     else
         redis.call('HSET', session_key, 'last_serial', last_serial, 'saved_last_packet_id', last_packet_id)
+    end
+    if delivered_serial then
+        if delivered_serial == -1 then
+            redis.call('HDEL', session_key, 'delivered_serial', 'delivered_at')
+        else
+            redis.call('HDEL', session_key, 'delivered_at')
+            redis.call('HSET', session_key, 'delivered_serial', string.format('%d', delivered_serial))
+        end
     end
     if moved or earliest_text ~= fields[4] then
         redis.call('HSET', session_key, 'until_ms', until_text, 'earliest_expiry_ms', earliest_text)
@@ -322,7 +354,10 @@ end
 if mirror and kept and (live > 0 or source ~= '') then
     --- @include "includes/outbox"
     local change = live > 0 and first_text or '-'
-    if live > 1 then
+    if not ours and fields[2] then
+        -- Another program has written what nobody noted.
+        change = '*'
+    elseif live > 1 then
         change = first_text .. '-' .. string.format('%d', first_serial + live - 1)
     end
     note_change(session_key, change)

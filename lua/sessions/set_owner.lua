@@ -3,8 +3,9 @@
 Purpose
     Note which store owns a session that moves while its client is connected. A repeated call changes nothing.
 KEYS
-    [1]  last_packet_id  packet id given out last
-    [2]  session         fields of the session
+    [1]  messages        sorted set of references
+    [2]  last_packet_id  packet id given out last
+    [3]  session         fields of the session
 ARGV
     [1]  epoch           of this ownership; a session with a greater one is left alone
     [2]  owner           redis, postgres, or fenced: nobody may write, as the session is on its way to PostgreSQL
@@ -22,10 +23,11 @@ Cost
 --- @include "includes/outbox"
 --- @include "includes/time"
 
-local last_packet_id_key, session_key, owner, mirror = KEYS[1], KEYS[2], ARGV[2], ARGV[3]
+local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
+local owner, mirror = ARGV[2], ARGV[3]
 local epoch = integer(ARGV[1])
-if #KEYS ~= 2 or #ARGV ~= 3 or not epoch or epoch < 0 then
-    return redis.error_reply('INVALID 2 keys, an epoch of 0 or more, an owner and a mark of the mirror are expected')
+if #KEYS ~= 3 or #ARGV ~= 3 or not epoch or epoch < 0 then
+    return redis.error_reply('INVALID 3 keys, an epoch of 0 or more, an owner and a mark of the mirror are expected')
 end
 if owner ~= 'redis' and owner ~= 'postgres' and owner ~= 'fenced' then
     return redis.error_reply('INVALID owner is neither redis nor postgres nor fenced')
@@ -35,7 +37,8 @@ if mirror ~= '0' and mirror ~= '1' then
 end
 
 local fields = redis.call(
-    'HMGET', session_key, 'owner', 'epoch', 'mirror', 'until_ms', 'import', 'last_serial'
+    'HMGET', session_key, 'owner', 'epoch', 'mirror', 'until_ms', 'import', 'last_serial', 'saved_last_packet_id',
+    'delivered_serial', 'delivered_at'
 )
 local known = integer(fields[2] or '') or -1
 if known > epoch or (known == epoch and fields[1] ~= owner) then
@@ -53,10 +56,22 @@ if not fields[5] or fields[5] == 'done' then
     redis.call('HSET', session_key, 'import', 'done')
     redis.call('HDEL', session_key, 'plan', 'references', 'imported_last_packet_id', 'used')
 end
--- Without the note of the last save the next one looks at the owner.
+-- Without the note of the last save the next one looks at the owner. What has been sent stays known without it.
+if fields[8] and not fields[9] and fields[7] and fields[6] then
+    redis.call('HSET', session_key, 'delivered_at', fields[7] .. ':' .. fields[6])
+end
 redis.call('HDEL', session_key, 'saved_last_packet_id')
+if fields[8] and fields[1] == 'postgres' and owner == 'redis' then
+    --- @include "includes/kept_for_ever"
+    -- Only PostgreSQL has written the copy; from now on the note of what has been sent needs its proof.
+    local greatest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2] or fields[8]
+    redis.call('HSET', session_key, 'delivered_at', (redis.call('GET', last_packet_id_key) or '') .. ':' .. greatest)
+    if redis.call('PEXPIRETIME', messages_key) == -1 then
+        redis.call('PEXPIREAT', messages_key, KEPT_MS)
+    end
+end
 if owner == 'postgres' then
-    redis.call('HDEL', session_key, 'mirror', 'outbox', 'outbox_version', 'outbox_ms', 'until_ms')
+    redis.call('HDEL', session_key, 'mirror', 'outbox', 'outbox_version', 'outbox_ms', 'until_ms', 'delivered_at')
 elseif owner == 'redis' and mirror == '0' then
     redis.call('HDEL', session_key, 'mirror', 'outbox', 'outbox_version', 'outbox_ms')
 elseif owner == 'redis' or was_mirrored then

@@ -9,6 +9,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from tbmq_broker import Broker
 
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
@@ -58,6 +59,21 @@ def test_any_client_id_has_its_session_on_a_cluster(redis_cluster_url: str) -> N
             assert store.ack(name, [Ack(packet_id=1, serial=1)]).removed == 1
             assert store.purge_session(name).messages == 0
         assert sum(node.dbsize() for _, node in nodes(cluster)) == 0
+
+
+def test_pages_go_on_with_what_another_program_added_below_the_place_that_was_reached(client: Any) -> None:
+    store = RedisSessionStore(client)
+    save(store, "a", *numbered(4))
+    page = store.fetch_pending("a", limit=2, mark_delivered=True)
+    assert page.more
+    broker = Broker(client, "a")
+    broker.purge()
+    broker.add("new")
+    following = store.fetch_pending(
+        "a", after_serial=page.after_serial, backlog_serial=page.backlog_serial, limit=2, mark_delivered=True
+    )
+    assert [(found.topic, found.redelivery) for found in following.messages] == [("new", False)]
+    assert [found.redelivery for found in store.fetch_pending("a").messages] == [True]
 
 
 @pytest.mark.parametrize("session_expiry_s", [0, 600])

@@ -231,8 +231,7 @@ class Session:
 
     def mark_delivered(self, serial: int | str, *, keep_ms: int | str = "") -> int:
         """Note that messages up to a serial have been sent."""
-        keys = [self.keys.messages, self.keys.session]
-        reply: int = self._call("mark_delivered", keys, [self.claims, serial, keep_ms])
+        reply: int = self._call("mark_delivered", self.keys, [self.claims, serial, keep_ms])
         return reply
 
     def purge_session(
@@ -251,8 +250,7 @@ class Session:
 
     def set_last_packet_id(self, packet_id: int | str, *, expected: int | str = "", keep_ms: int | str = "") -> int:
         """Set the packet id given out last."""
-        keys = [self.keys.last_packet_id, self.keys.session]
-        reply: int = self._call("set_last_packet_id", keys, [self.claims, expected, packet_id, keep_ms])
+        reply: int = self._call("set_last_packet_id", self.keys, [self.claims, expected, packet_id, keep_ms])
         return reply
 
     def quarantined(self, serial: int) -> str:
@@ -358,8 +356,7 @@ class Session:
 
     def set_owner(self, owner: str, *, epoch: int | str | None = None, mirror: int | str = 0) -> bytes:
         """Note which store owns the session."""
-        keys = [self.keys.last_packet_id, self.keys.session]
-        reply: bytes = self._call("set_owner", keys, [self.epoch if epoch is None else epoch, owner, mirror])
+        reply: bytes = self._call("set_owner", self.keys, [self.epoch if epoch is None else epoch, owner, mirror])
         return reply
 
     def sync_call(

@@ -56,7 +56,10 @@ def test_hash_of_a_session_of_another_program_expires_with_the_set(client: Redis
     session = foreign(client)
     client.pexpireat(session.keys.messages, 4_000_000_000_000)
     assert session.mark_delivered(1, keep_ms=5) == 1
-    assert contents(client)[session.keys.session] == ({b"delivered_serial": b"1"}, 4_000_000_000_000)
+    assert contents(client)[session.keys.session] == (
+        {b"delivered_serial": b"1", b"delivered_at": b":1"},
+        4_000_000_000_000,
+    )
 
 
 def test_hash_for_a_set_without_expiry_lives_as_long_as_told(client: RedisClient) -> None:
@@ -89,7 +92,7 @@ def test_bad_argument_is_refused(client: RedisClient, serial: int | str, keep_ms
     with pytest.raises(UsageError) as caught:
         session.mark_delivered(serial, keep_ms=keep_ms)
     assert str(caught.value) == message
-    with pytest.raises(UsageError, match=r"^2 keys and 3 arguments are expected$"):
+    with pytest.raises(UsageError, match=r"^3 keys and 3 arguments are expected$"):
         ScriptCaller(client).call(load("sessions/mark_delivered"), [session.keys.messages], ["", 1, ""])
     assert contents(client) == before
 

@@ -81,7 +81,7 @@ def test_bad_argument_is_refused(client: RedisClient, packet_id: Any, keep_ms: A
     with pytest.raises(UsageError) as caught:
         session.set_last_packet_id(packet_id, keep_ms=keep_ms)
     assert str(caught.value) == message
-    with pytest.raises(UsageError, match=r"^2 keys and 4 arguments are expected$"):
+    with pytest.raises(UsageError, match=r"^3 keys and 4 arguments are expected$"):
         ScriptCaller(client).call(load("sessions/set_last_packet_id"), session.keys[1:], ["", "", 1])
     assert contents(client) == {}
 

@@ -45,6 +45,12 @@ def bodies(session: Session, packet_ids: list[int]) -> list[dict[str, Any]]:
     return [json.loads(text) for text in session.fetch_messages(packet_ids)[::2]]
 
 
+def sent_up_to(session: Session) -> int:
+    """Return up to which serial the messages that wait are known as sent."""
+    fields = session.read_session()[4:]
+    return int(dict(zip(fields[::2], fields[1::2], strict=True))[b"sent_up_to"])
+
+
 # What TBMQ wrote, under our scripts.
 
 
@@ -194,6 +200,86 @@ def test_session_that_the_broker_purged_begins_anew_with_greater_serials(broker:
     assert session.save_messages([publish(3)], expected=2) == [b"conflict", b""]
     assert session.save_messages([publish(1)])[:3] == [b"saved", 3, 1]
     assert [message["packetId"] for message in broker.fetch()] == [1]
+
+
+@pytest.mark.parametrize("session_expiry_ms", [600_000, ""])
+@pytest.mark.parametrize("added", [65_535, 2 * 65_535])
+def test_save_goes_behind_what_the_broker_added_once_around_all_packet_ids(
+    broker: Broker, session: Session, added: int, session_expiry_ms: int | str
+) -> None:
+    session.save_messages([publish(n) for n in (1, 2, 3)], session_expiry_ms=session_expiry_ms)
+    assert broker.add_many("broker/", added, limit=5) == 3
+    saved = session.save_messages([publish(4)], expected=3, session_expiry_ms=session_expiry_ms)
+    assert saved == [b"saved", added + 4, 6, b""]
+    assert [message["topicName"] for message in broker.fetch()] == [
+        *(f"broker/{number}" for number in range(added - 4, added + 1)),
+        "site/4",
+    ]
+
+
+def test_save_goes_behind_what_the_broker_added_before_it_set_the_counter_back(
+    broker: Broker, session: Session
+) -> None:
+    session.save_messages([publish(n) for n in (1, 2, 3)])
+    broker.add("broker/4")
+    # As it does when it hands messages of a group over while others are added.
+    session.client.set(session.keys.last_packet_id, 3)
+    assert session.save_messages([publish(5)], expected=3)[:2] == [b"saved", 5]
+
+
+def test_message_that_the_broker_added_to_a_session_that_it_purged_was_not_sent(
+    broker: Broker, session: Session
+) -> None:
+    session.save_messages([publish(n) for n in (1, 2, 3)])
+    session.mark_delivered(3)
+    assert sent_up_to(session) == 3
+    broker.purge()
+    for n in (1, 2, 3):
+        broker.add(f"broker/{n}")
+    assert sent_up_to(session) == -1
+    assert session.mark_delivered(1) == 1
+    assert sent_up_to(session) == 1
+    broker.purge()
+    broker.add("broker/4")
+    assert sent_up_to(session) == -1
+
+
+def test_message_that_the_broker_added_below_one_that_was_sent_and_confirmed_was_not_sent(
+    broker: Broker, session: Session
+) -> None:
+    session.save_messages([publish(n) for n in (1, 2, 3)])
+    session.mark_delivered(3)
+    broker.acknowledge(2)
+    broker.acknowledge(3)
+    broker.add("broker/4")
+    assert session.list_references("rank", 0) == [(session.payload(1), 1), (session.payload(4), 2)]
+    assert sent_up_to(session) == 1
+    session.save_messages([publish(5)], expected=4)
+    assert sent_up_to(session) == 1
+
+
+def test_messages_that_were_sent_stay_so_while_the_broker_adds_and_we_save(broker: Broker, session: Session) -> None:
+    session.save_messages([publish(n) for n in (1, 2, 3)])
+    session.mark_delivered(3)
+    for last in (3, 5, 7):
+        broker.add(f"broker/{last + 1}")
+        session.save_messages([publish(last + 2)], expected=last + 1)
+    assert sent_up_to(session) == 3
+    assert session.mark_delivered(8) == 1
+    broker.add("broker/10")
+    assert sent_up_to(session) == 8
+
+
+def test_many_steps_of_the_broker_at_once_are_those_steps(client: RedisClient) -> None:
+    one_by_one, at_once = Broker(client, "a"), Broker(client, "b")
+    for broker in (one_by_one, at_once):
+        broker.add("before", limit=5)
+    for number in range(1, 21):
+        one_by_one.add(f"t/{number}", limit=5)
+    at_once.add_many("t/", 20, limit=5)
+    assert [
+        [(message["packetId"], message["topicName"]) for message in broker.fetch()] for broker in (one_by_one, at_once)
+    ] == [[(number + 1, f"t/{number}") for number in range(16, 21)]] * 2
 
 
 def test_session_that_both_use_loses_nothing_to_the_expiry_of_its_keys(broker: Broker, session: Session) -> None:

@@ -195,8 +195,15 @@ class _State(NamedTuple):
     fields: dict[bytes, bytes]
 
     @property
-    def delivered_serial(self) -> int:
+    def noted_serial(self) -> int:
+        """Up to which serial delivery was noted, whatever has become of the messages."""
         serial = _integer(self.fields.get(b"delivered_serial"))
+        return FIRST_SERIAL if serial is None else serial
+
+    @property
+    def delivered_serial(self) -> int:
+        """Up to which serial the messages that are there have been delivered; see lua/includes/delivered.lua."""
+        serial = _integer(self.fields.get(b"sent_up_to"))
         return FIRST_SERIAL if serial is None else serial
 
     @property
@@ -220,6 +227,8 @@ class _State(NamedTuple):
         """Whether references to expired messages may be in the set."""
         earliest = _integer(self.fields.get(b"earliest_expiry_ms"))
         if earliest is None or self.fields.get(b"saved_last_packet_id") != self.last_packet_id:
+            return True
+        if self.highest > self.last_serial:
             return True
         return earliest <= self.now_ms
 
@@ -635,6 +644,9 @@ class RedisSessionOperations:
         state = yield from self._read_session(keys)
         if backlog_serial is None:
             backlog_serial = state.highest
+        elif state.delivered_serial < after_serial <= state.noted_serial:
+            # Another program has emptied the session and begun again with lesser serials: none of these was delivered.
+            after_serial = state.delivered_serial
         check_integer("backlog_serial", backlog_serial, FIRST_SERIAL, _MAX_SERIAL, "from the page before")
         page = yield from self._page(
             keys,
@@ -765,7 +777,7 @@ class RedisSessionOperations:
         check_integer("serial", serial, 0, _MAX_SERIAL, "of a message that was fetched")
         keys = self._keys(client_id)
         args: list[lua.Value] = [self._epoch(keys), serial, self._session_expiry_ms]
-        replies = yield [self._call("mark_delivered", [keys.messages, keys.session], args)]
+        replies = yield [self._call("mark_delivered", keys.three(), args)]
         return bool(_checked(replies[0]))
 
     def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
@@ -836,7 +848,7 @@ class RedisSessionOperations:
         # TBMQ 1.x wrote 0 into sessions that had never given one out.
         for text in ("", "0") if expected is None else (expected,):
             args: list[lua.Value] = [self._epoch(keys), text, packet_id, self._session_expiry_ms]
-            replies = yield [self._call("set_last_packet_id", [keys.last_packet_id, keys.session], args)]
+            replies = yield [self._call("set_last_packet_id", keys.three(), args)]
             if _checked(replies[0]):
                 return True
         return False
@@ -883,7 +895,7 @@ class RedisSessionOperations:
             page=tuple(page),
             last_packet_id=_integer(state.last_packet_id),
             last_serial=_integer(fields.get(b"last_serial")),
-            delivered_serial=_integer(fields.get(b"delivered_serial")),
+            delivered_serial=_known(state.delivered_serial),
             counts=_counts(fields) if state.has_been_used else None,
             owner=_text(fields.get(b"owner")),
             epoch=_integer(fields.get(b"epoch")),
@@ -940,7 +952,7 @@ class RedisSessionOperations:
                 jsonl.session_line(
                     client_id=client_id,
                     last_packet_id=_integer(state.last_packet_id) or None,
-                    last_serial=None if last_serial == FIRST_SERIAL else last_serial,
+                    last_serial=_known(last_serial),
                     exported_from="redis",
                 )
             )
@@ -1018,7 +1030,7 @@ class RedisSessionOperations:
         keys = self._keys(client_id)
         # Whoever saves next asks for the last packet id, as PostgreSQL may have given some out.
         keys.last = None
-        return self._call("set_owner", [keys.last_packet_id, keys.session], [epoch, owner, int(mirrored)])
+        return self._call("set_owner", keys.three(), [epoch, owner, int(mirrored)])
 
     def read_session_call(self, client_id: str) -> lua.Call:
         """Return the call that reads what a session says about itself."""
@@ -1083,8 +1095,8 @@ class RedisSessionOperations:
         snapshot = SessionSnapshot(
             client_id=client_id,
             last_packet_id=last_packet_id,
-            last_serial=None if last_serial == FIRST_SERIAL else last_serial,
-            delivered_serial=None if state.delivered_serial == FIRST_SERIAL else state.delivered_serial,
+            last_serial=_known(last_serial),
+            delivered_serial=_known(state.delivered_serial),
             batches=_batches(state.fields),
             messages=tuple(messages),
         )
@@ -1576,6 +1588,10 @@ def _import_view(state: _State) -> ImportView | None:
         # The same rule as lua/includes/touched.lua.
         touched=(references or 0) != state.references or imported_last != state.last_packet_id,
     )
+
+
+def _known(serial: int) -> int | None:
+    return None if serial == FIRST_SERIAL else serial
 
 
 def _serial(score: bytes) -> int:

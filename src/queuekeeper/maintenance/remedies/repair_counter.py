@@ -56,7 +56,7 @@ class RepairCounter(SimpleRemedy):
             bool(
                 world.call(
                     "set_last_packet_id",
-                    [keys.last_packet_id, keys.session],
+                    keys,
                     ["", str(effect.before), str(effect.after), ""],
                 )
             )

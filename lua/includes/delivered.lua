@@ -1,0 +1,53 @@
+-- Up to which serial the messages in a session have been sent. The note of that outlives them where another program
+-- empties the set or adds to it, so it is believed only with proof. Other programs give a set no expiry: one that has
+-- an expiry is the set that the note speaks of. What they have added since has packet ids behind the last one that we
+-- know, and greater scores than all that was there.
+
+-- noted: delivered_serial, delivered_at, saved_last_packet_id, last_serial and owner of the session, false for none.
+-- delivered_at is last packet id and greatest score as they were when the note was last known to be true, where those
+-- of our last save are not.
+local function delivered_up_to(messages_key, last_packet_id, noted)
+    local delivered = noted[1] and tonumber(noted[1])
+    if not delivered then
+        return -1
+    end
+    -- What PostgreSQL owns only its own copy is written to.
+    if noted[5] == 'postgres' then
+        return delivered
+    end
+    local expires_at_ms = redis.call('PEXPIRETIME', messages_key)
+    if expires_at_ms < 0 then
+        return expires_at_ms == -2 and delivered or -1
+    end
+    local from, greatest = noted[3], noted[4]
+    if noted[2] then
+        from, greatest = string.match(noted[2], '^(%d*):(.*)$')
+    end
+    from, greatest = tonumber(from == '' and '0' or from or nil), tonumber(greatest or nil)
+    if not from or not greatest then
+        return -1
+    end
+    local added = ((tonumber(last_packet_id) or 0) - from) % 65535
+    -- More have been added than the packet ids say: all of them have been given out again.
+    if redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2] - greatest > added then
+        return -1
+    end
+    local first = 0
+    while added > 0 do
+        local rows = redis.call(
+            'ZRANGE', messages_key, noted[1], '-inf', 'BYSCORE', 'REV', 'LIMIT', string.format('%d', first), '100',
+            'WITHSCORES'
+        )
+        for place = 1, #rows, 2 do
+            local packet_id = tonumber(string.match(rows[place], '_(%d+)$') or nil)
+            if not packet_id or (packet_id - from - 1) % 65535 >= added then
+                return first + place > 1 and math.floor(tonumber(rows[place + 1])) or delivered
+            end
+        end
+        if #rows < 200 then
+            return first + #rows > 0 and -1 or delivered
+        end
+        first = first + 100
+    end
+    return delivered
+end
