@@ -3,39 +3,39 @@
 -- an expiry is the set that the note speaks of. What they have added since has packet ids behind the last one that we
 -- know, and greater scores than all that was there.
 
--- noted: delivered_serial, delivered_at, saved_last_packet_id, last_serial and owner of the session, false for none.
+-- notes: delivered_serial, delivered_at, saved_last_packet_id, last_serial and owner of the session, false for none.
 -- delivered_at is last packet id and greatest score as they were when the note was last known to be true, where those
 -- of our last save are not.
-local function delivered_up_to(messages_key, last_packet_id, noted)
-    local delivered = noted[1] and tonumber(noted[1])
+local function delivered_up_to(references_key, given_out, notes)
+    local delivered = notes[1] and tonumber(notes[1])
     if not delivered then
         return -1
     end
     -- What PostgreSQL owns only its own copy is written to.
-    if noted[5] == 'postgres' then
+    if notes[5] == 'postgres' then
         return delivered
     end
-    local expires_at_ms = redis.call('PEXPIRETIME', messages_key)
+    local expires_at_ms = redis.call('PEXPIRETIME', references_key)
     if expires_at_ms < 0 then
         return expires_at_ms == -2 and delivered or -1
     end
-    local from, greatest = noted[3], noted[4]
-    if noted[2] then
-        from, greatest = string.match(noted[2], '^(%d*):(.*)$')
+    local from, greatest = notes[3], notes[4]
+    if notes[2] then
+        from, greatest = string.match(notes[2], '^(%d*):(.*)$')
     end
     from, greatest = tonumber(from == '' and '0' or from or nil), tonumber(greatest or nil)
     if not from or not greatest then
         return -1
     end
-    local added = ((tonumber(last_packet_id) or 0) - from) % 65535
+    local added = ((tonumber(given_out) or 0) - from) % 65535
     -- More have been added than the packet ids say: all of them have been given out again.
-    if redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2] - greatest > added then
+    if redis.call('ZRANGE', references_key, '0', '0', 'REV', 'WITHSCORES')[2] - greatest > added then
         return -1
     end
     local first = 0
     while added > 0 do
         local rows = redis.call(
-            'ZRANGE', messages_key, noted[1], '-inf', 'BYSCORE', 'REV', 'LIMIT', string.format('%d', first), '100',
+            'ZRANGE', references_key, notes[1], '-inf', 'BYSCORE', 'REV', 'LIMIT', string.format('%d', first), '100',
             'WITHSCORES'
         )
         for place = 1, #rows, 2 do

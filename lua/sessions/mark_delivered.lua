@@ -47,7 +47,7 @@ if fields[1] or fields[2] or epoch ~= '' then
     end
 end
 --- @include "includes/delivered"
-local noted, last_serial = fields[5] and tonumber(fields[5]), fields[8] and tonumber(fields[8])
+local before, last_serial = fields[5] and tonumber(fields[5]), fields[8] and tonumber(fields[8])
 local last_packet_id = redis.call('GET', last_packet_id_key) or ''
 local delivered = delivered_up_to(messages_key, last_packet_id, { fields[5], fields[6], fields[7], fields[8] })
 if delivered >= serial then
@@ -56,10 +56,10 @@ end
 local messages_until = redis.call('PEXPIRETIME', messages_key)
 local greatest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2]
 -- A hash that only says who owns the session is no session.
-if messages_until == -2 and fields[1] and not noted and not last_serial then
+if messages_until == -2 and fields[1] and not before and not last_serial then
     return 0
 end
-local known = noted or redis.call('EXISTS', session_key) == 1
+local known = before or redis.call('EXISTS', session_key) == 1
 if not known and messages_until == -2 then
     return 0
 end

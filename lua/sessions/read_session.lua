@@ -32,12 +32,12 @@ local reply = {
 for index, text in ipairs(redis.call('HGETALL', KEYS[3])) do
     reply[4 + index] = text
 end
-local noted = redis.call(
+local memory = redis.call(
     'HMGET', KEYS[3], 'delivered_serial', 'delivered_at', 'saved_last_packet_id', 'last_serial', 'owner'
 )
-if noted[1] then
+if memory[1] then
     --- @include "includes/delivered"
     reply[#reply + 1] = 'sent_up_to'
-    reply[#reply + 1] = string.format('%d', delivered_up_to(KEYS[1], reply[1], noted))
+    reply[#reply + 1] = string.format('%d', delivered_up_to(KEYS[1], reply[1], memory))
 end
 return reply

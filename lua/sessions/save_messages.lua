@@ -140,7 +140,7 @@ end
 -- Who takes the session away from Redis removes the note of our last save, so that owners are looked at then.
 local serial = fields[1] and fields[1] + 0
 local ours = serial and fields[2] == expected
-local mirror, noted
+local mirror, memory
 if ours then
     local has_end = fields[3] and fields[3] ~= 'never'
     if not has_end or redis.call('PEXPIRETIME', last_packet_id_key) == -1 then
@@ -159,7 +159,7 @@ if not ours then
         return refused_reply
     end
     mirror = others[4]
-    noted = { others[5], others[6], fields[2], fields[1] }
+    memory = { others[5], others[6], fields[2], fields[1] }
 elseif mirror and epoch ~= '' and epoch ~= mirror then
     return redis.error_reply('STALE epoch ' .. mirror .. ' owns the session: ask for its owner')
 end
@@ -186,12 +186,12 @@ if not ours then
     if current ~= expected then
         return { 'conflict', current }
     end
-    if noted[1] then
+    if memory[1] then
         --- @include "includes/delivered"
-        delivered_serial = delivered_up_to(messages_key, current, noted)
+        delivered_serial = delivered_up_to(messages_key, current, memory)
     end
     local highest = redis.call('ZRANGE', messages_key, '0', '0', 'REV', 'WITHSCORES')[2] or serial or expected
-    serial = math.max(math.floor(tonumber(highest) or 0), serial or 0, tonumber(noted[1] or '0'))
+    serial = math.max(math.floor(tonumber(highest) or 0), serial or 0, tonumber(memory[1] or '0'))
 end
 if serial > MAX_INTEGER - count then
     return redis.error_reply('INVALID serials of the session have reached 2^53')

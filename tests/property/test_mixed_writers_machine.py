@@ -306,8 +306,8 @@ def test_session_of_two_programs_is_what_both_have_made_of_it(world: RedisWorld)
     run_state_machine_as_test(
         machine,
         settings=settings(
-            max_examples=100,
-            stateful_step_count=40,
+            max_examples=40,
+            stateful_step_count=30,
             derandomize=True,
             database=None,
             deadline=None,
