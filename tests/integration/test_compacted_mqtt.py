@@ -6,6 +6,7 @@ import asyncio
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import ssl
@@ -36,14 +37,20 @@ from tests.integration.mosquitto import MQTT_3, MQTT_5, PATIENCE_S, Got, Mosquit
 
 pytestmark = pytest.mark.integration
 
+MAKES_PASSWORDS = shutil.which("mosquitto_passwd") or "mosquitto_passwd"
 GUIDE = Path(__file__).parents[2] / "docs" / "compacted.md"
 
 
-def documented_acl() -> str:
-    """The rights that the guide recommends, beside a topic of everybody's and somebody who may read nothing."""
+def guide_acl() -> str:
+    """The rights that the guide recommends."""
     match = re.search(r"^```text\n(# acl_file\n.*?)^```", GUIDE.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert match is not None
-    return f"topic readwrite free/#\n{match[1]}\nuser mute\ntopic deny $ECQ/#\n"
+    return match[1]
+
+
+def documented_acl() -> str:
+    """The same, beside a topic of everybody's and somebody who may read nothing."""
+    return f"topic readwrite free/#\n{guide_acl()}\nuser mute\ntopic deny $ECQ/#\n"
 
 
 _names = count(1)
@@ -206,6 +213,45 @@ def test_direct_publish_to_the_clients_topics_never_arrives(server_home: Path, v
             await client.nothing()
             await other.publish("$ECQ/w/c/k", b"data3")
             assert (await client.got.get()).payload == b"data3"
+
+    try:
+        run(broker, valkey_url, test)
+    finally:
+        broker.stop()
+
+
+@pytest.mark.parametrize("username", [None, "alice"], ids=["anonymous", "authenticated"])
+def test_rights_of_the_guide_let_clients_with_and_without_a_name_do_what_it_says_and_no_more(
+    server_home: Path, valkey_url: str, username: str | None
+) -> None:
+    folder = server_home / f"mosquitto-{os.getpid()}-{next(_names)}"
+    passwords = server_home / f"{folder.name}.passwords"
+    for name in ("door", "alice"):
+        made = [MAKES_PASSWORDS, *(["-c"] if name == "door" else []), "-b", str(passwords), name, "secret"]
+        subprocess.run(made, check=True, capture_output=True)
+    # Without the lines that other tests add: what the guide prints, and nothing else.
+    broker = Mosquitto(folder, acl=guide_acl(), settings=[f"password_file {passwords}"])
+    broker.start()
+
+    async def test(world: World) -> None:
+        async with (
+            world.client("c", username=username) as client,
+            world.stranger("p", username=username) as producer,
+            world.stranger("spy", username=username) as spy,
+        ):
+            assert await client.subscribe(("$ECQ/c/#", 1)) == [1]
+            # Mosquitto grants these subscriptions, and lets nothing pass that the client may not read.
+            await spy.subscribe(("$ECQ/c/#", 1), ("$ECQ/w/#", 1), ("$ECQ-refused/#", 1))
+            await producer.publish("$ECQ/w/c/k", b"1")
+            assert payloads(await client.take(1)) == [b"1"]
+            for topic in ("$ECQ/c/k", "$ECQ-refused/c"):
+                # One each: some brokers hang up on whom they deny a publish.
+                async with world.stranger("forger", username=username) as forger:
+                    await forger.publish(topic, b"forged", qos=0)
+            await producer.publish("$ECQ/w/c", b"no key")
+            assert [(got.topic, got.payload) for got in await spy.take(1)] == [("$ECQ-refused/c", b"no key")]
+            await client.nothing()
+            await spy.nothing()
 
     try:
         run(broker, valkey_url, test)
