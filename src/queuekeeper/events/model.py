@@ -362,15 +362,6 @@ def check_event(event: Any, number: int) -> None:
         )
 
 
-def check_ids(name: str, ids: Any) -> None:
-    """Refuse what is no collection of ids; a text alone would be taken for the ids of its letters.
-
-    :raises UsageError: naming what was given instead.
-    """
-    if isinstance(ids, str | bytes | Mapping) or not isinstance(ids, Iterable):
-        raise UsageError(f"{name} is {_shown(ids)}: it must be a list of ids")
-
-
 def _shown(value: Any) -> str:
     """Return a value as an error names it: the beginning of a text, the type of anything else."""
     return repr(value[:40]) if isinstance(value, str) else "nothing" if value is None else f"a {type(value).__name__}"
