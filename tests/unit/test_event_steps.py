@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
-from queuekeeper.events.consumer import Stop
+from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer, Stop
 from queuekeeper.events.dispatcher import Dispatching, DispatchReport, DispatchRules
 from queuekeeper.events.handlers import ReadAhead
 from queuekeeper.events.model import (
@@ -27,8 +28,10 @@ from queuekeeper.events.model import (
     retry_of,
 )
 from queuekeeper.events.operations import Query
+from queuekeeper.events.producer import EventProducer
 from queuekeeper.events.service import Happened, Open, Wait
 from queuekeeper.events.sse import StreamRules, StreamWriter, payload_json
+from queuekeeper.events.webhooks import Webhook, WebhookRules
 
 pytestmark = pytest.mark.unit
 
@@ -351,3 +354,54 @@ def test_serialiser_may_leave_events_out_and_errors_reach_the_reader() -> None:
     stream = writer(serialise=lambda _: None)
     assert stream.chunk(delivery(Event(id=EVENT_ID, topic="news", payload=1))) == b""
     assert stream.closing(RefusedError("gone")) == b'event: error\ndata: {"message":"gone"}\n\n'
+
+
+URL = "postgresql://nobody@127.0.0.1:1/nothing"
+
+
+@pytest.mark.parametrize("kind", [EventConsumer, AsyncEventConsumer])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ({"work": None}, "work is None: it must be a function"),
+        ({"name": 5}, "name is 5: it must be text"),
+        ({"interest": "topic"}, "interest is a str: it must be an Interest or None"),
+        ({"retries_s": 5}, "retries_s is 5: it must be a list or tuple of numbers or None"),
+        ({"split": 5}, "split is 5: it must be a function or None"),
+    ],
+)
+def test_a_handler_of_wrong_types_is_refused_when_it_is_registered(
+    kind: type[Any], arguments: dict[str, Any], words: str
+) -> None:
+    async def run() -> None:
+        consumer = kind(URL, group_id="group")
+        try:
+            made = consumer.handle(**{"work": print, "name": "print"} | arguments)
+            if made is not None:
+                await made
+        finally:
+            closed = consumer.close(patient=False) if kind is EventConsumer else consumer.close()
+            if closed is not None:
+                await closed
+
+    with pytest.raises(UsageError, match=words):
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: EventConsumer(cast(Any, None), group_id="group"), "url is None: it must be text"),
+        (
+            lambda: EventConsumer(URL, group_id="group", rules=cast(Any, "fast")),
+            "rules is a str: it must be a ReadRules",
+        ),
+        (lambda: EventProducer(cast(Any, None)), "broker is None: it must be an EventBroker"),
+        (lambda: Interest(expires_after=cast(Any, 5)), "expires_after is 5: it must be a timedelta or None"),
+        (lambda: WebhookRules(secret=cast(Any, 5)), "secret is 5: it must be text or None"),
+        (lambda: Webhook(cast(Any, 5)), "url is 5: it must be text"),
+    ],
+)
+def test_what_is_made_of_wrong_types_is_refused_when_it_is_made(call: Callable[[], object], words: str) -> None:
+    with pytest.raises(UsageError, match=words):
+        call()

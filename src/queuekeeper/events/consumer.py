@@ -16,6 +16,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
+from queuekeeper.doors import checked
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events.handlers import (
     Assignment,
@@ -514,6 +515,7 @@ class EventConsumer(BlockingService):
     :raises UsageError: when a parameter is out of range.
     """
 
+    @checked
     def __init__(self, url: str, *, group_id: str, rules: ReadRules | None = None, threads: int = 8) -> None:
         check_count("threads", threads, 1_000)
         self._rules = rules or ReadRules()
@@ -531,6 +533,7 @@ class EventConsumer(BlockingService):
         """Whose events it reads."""
         return self.operations.group_id
 
+    @checked
     def handle(
         self,
         work: Handler,
@@ -558,10 +561,12 @@ class EventConsumer(BlockingService):
                 return
         self._ask(lambda: self.operations.add_handler(handler))
 
+    @checked
     def listen(self, interest: Interest | None = None) -> Listener:
         """Hear events without acknowledging them, from now on. The consumer must run."""
         return self.listen_to(interest or Interest())[0]
 
+    @checked
     def listen_to(self, interest: Interest) -> tuple[Listener, Subscription]:
         """As :meth:`listen`, with the subscription that it rests on."""
 
@@ -572,6 +577,7 @@ class EventConsumer(BlockingService):
         found: tuple[Listener, Subscription] = self._ask(lambda: self.operations.add_listener(interest, make))
         return found
 
+    @checked
     def unsubscribe(self, subscription_id: str) -> bool:
         """Remove a subscription with its handlers and listeners; return whether there was one."""
         return bool(self._ask(lambda: self.operations.unsubscribe(subscription_id)))
@@ -661,6 +667,7 @@ class AsyncEventConsumer(AsyncService):
     :param url: of the database.
     """
 
+    @checked
     def __init__(self, url: str, *, group_id: str, rules: ReadRules | None = None) -> None:
         self._rules = rules or ReadRules()
         self.operations = Consumption(
@@ -675,6 +682,7 @@ class AsyncEventConsumer(AsyncService):
         """Whose events it reads."""
         return self.operations.group_id
 
+    @checked
     async def handle(
         self,
         work: Callable[[Delivery], Awaitable[Any]],
@@ -691,10 +699,12 @@ class AsyncEventConsumer(AsyncService):
         else:
             await self._ask(lambda: self.operations.add_handler(handler))
 
+    @checked
     async def listen(self, interest: Interest | None = None) -> AsyncListener:
         """Hear events without acknowledging them, from now on. The consumer must run."""
         return (await self.listen_to(interest or Interest()))[0]
 
+    @checked
     async def listen_to(self, interest: Interest) -> tuple[AsyncListener, Subscription]:
         """As :meth:`listen`, with the subscription that it rests on."""
 
@@ -707,6 +717,7 @@ class AsyncEventConsumer(AsyncService):
         )
         return found
 
+    @checked
     async def unsubscribe(self, subscription_id: str) -> bool:
         """Remove a subscription with its handlers and listeners; return whether there was one."""
         return bool(await self._ask(lambda: self.operations.unsubscribe(subscription_id)))

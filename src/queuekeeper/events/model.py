@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
+from queuekeeper.doors import check_fields
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
 from queuekeeper.jsonl import holds, json_bytes
 
@@ -129,6 +130,7 @@ class Interest:
         check_characters("condition", self.condition)
         if not isinstance(self.params, Mapping):
             raise UsageError(f"params is a {type(self.params).__name__}: it must be an object, {{name: value}}")
+        check_fields(self, "expires_after")
         if self.expires_after is not None and self.expires_after <= timedelta(0):
             raise UsageError(f"expires_after is {self.expires_after}: it must be longer than nothing")
 

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Generic, Self, TypeAlias, TypeVar
 
 from queuekeeper.batches import Batches, ThreadBatches
+from queuekeeper.doors import checked
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
 from queuekeeper.events.broker import AsyncEventBroker, EventBroker
 from queuekeeper.events.model import (
@@ -128,6 +129,7 @@ class EventProducer:
     :raises UsageError: naming parameter, value and rule.
     """
 
+    @checked
     def __init__(
         self,
         broker: EventBroker,
@@ -204,6 +206,7 @@ class AsyncEventProducer:
     :raises UsageError: naming parameter, value and rule.
     """
 
+    @checked
     def __init__(
         self,
         broker: AsyncEventBroker,

@@ -21,6 +21,7 @@ import httpx
 import orjson
 
 from queuekeeper.clock import Clock, system_clock
+from queuekeeper.doors import check_fields, checked
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events.model import Delivery, Rejected, check_count, check_seconds
 
@@ -50,6 +51,7 @@ class WebhookRules:
     def __post_init__(self) -> None:
         check_seconds("timeout_s", self.timeout_s)
         check_count("gzip_from_bytes", self.gzip_from_bytes, 2**30)
+        check_fields(self, "secret")
         if self.secret is not None:
             _key(self.secret)
 
@@ -62,6 +64,7 @@ class _Requests:
     :raises UsageError: when it is no address of a web server.
     """
 
+    @checked
     def __init__(self, url: str, *, rules: WebhookRules | None = None, clock: Clock = system_clock) -> None:
         self._rules = rules or WebhookRules()
         self._clock = clock
