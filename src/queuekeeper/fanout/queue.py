@@ -20,6 +20,7 @@ class FanoutQueues:
     :param replicas: how many replicas to wait for after each write; 0 waits for none.
     :param replica_timeout_ms: how long to wait for them. What they do not have by then is stored all the same.
     :param retry_for_s: how long a call waits for a slot that moves, a failover, or a server that is busy or loading.
+    :param counts_only: nothing is written; what one call does is answered as it would be, and no later call sees it.
     """
 
     def __init__(
@@ -32,10 +33,15 @@ class FanoutQueues:
         replicas: int = 0,
         replica_timeout_ms: int = lua.REPLICA_TIMEOUT_MS,
         retry_for_s: float = lua.RETRY_FOR_S,
+        counts_only: bool = False,
     ) -> None:
         self.operations = FanoutOperations(prefix=prefix, rules=rules, clock=clock)
         self._caller = lua.ScriptCaller(
-            client, replicas=replicas, replica_timeout_ms=replica_timeout_ms, retry_for_s=retry_for_s
+            client,
+            replicas=replicas,
+            replica_timeout_ms=replica_timeout_ms,
+            retry_for_s=retry_for_s,
+            counts_only=counts_only,
         )
 
     def answer(self, step: Step) -> lua.Replies | bool:

@@ -13,7 +13,7 @@ import random
 import time
 from base64 import b64encode
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import KW_ONLY, asdict, dataclass, field
 from heapq import nlargest
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,7 @@ from queuekeeper.maintenance.queue_shares import check_servers, parts_of, server
 from queuekeeper.maintenance.run_pace import TimeIsUp, run_pace
 from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.maintenance.undo_file import UndoFile, undo_path
+from queuekeeper.maintenance.writer import Writer
 from queuekeeper.redis_client import RedisClient
 
 ROWS_PER_STEP = 100
@@ -78,11 +79,12 @@ def plan_collection(
     """
     check_servers(client)
     now_ms = (clock or server_clock(client))()
-    look = _Look(client, parameters, now_ms=now_ms, pace=Pace(lambda: parameters.max_operations_per_s), say=say)
+    pace = Pace(lambda: parameters.max_operations_per_s)
+    look = _Collector(Writer(client, counts_only=True), parameters, now_ms=now_ms, pace=pace, say=say)
     started = time.monotonic()
     for part in range(COMPACTED_REGISTRIES):
         for step in look.due(part):
-            look.at(step)
+            look.collect(step)
     return CollectionPlan(
         parameters=parameters,
         code_version=__version__,
@@ -247,7 +249,7 @@ def _second_look(
 ) -> tuple[CollectionCounts, bool]:
     parameters = plan.parameters
     pace = Pace(lambda: parameters.max_operations_per_s)
-    look = _Look(client, parameters, now_ms=plan.as_of_ms, pace=pace, say=say)
+    look = _Collector(Writer(client, counts_only=True), parameters, now_ms=plan.as_of_ms, pace=pace, say=say)
     proved = True
     for part in range(COMPACTED_REGISTRIES):
         looked_at = 0
@@ -256,28 +258,33 @@ def _second_look(
                 proved = False
                 break
             looked_at += len(step)
-            look.at(step)
+            look.collect(step)
     return look.counts, proved and not look.counts.broken_queues
 
 
 @dataclass
-class _Look:
-    """Goes through queues and counts what is due.
+class _Collector:
+    """Goes through queues and removes what is due, or counts it; the writer makes the difference.
 
-    :ivar counts: what was found so far.
+    :ivar counts: what was removed, or is to be, so far.
+    :ivar stay: called before each page.
     """
 
-    client: RedisClient
+    writer: Writer
     parameters: CollectionParameters
+    _: KW_ONLY
     now_ms: int
     pace: Callable[[int], None]
     say: Callable[[str], None]
     counts: CollectionCounts = field(default_factory=CollectionCounts)
+    stay: Callable[[], None] = lambda: None
 
     def __post_init__(self) -> None:
-        self.registry = Registry(self.client, self.parameters.key_prefix)
-        self.queues = CompactedQueues(self.client, self.parameters.key_prefix)
+        prefix = self.parameters.key_prefix
+        self.registry = Registry(self.writer.client, prefix)
+        self.queues = CompactedQueues(self.writer.client, prefix, counts_only=self.writer.counts_only)
         self._found: list[tuple[str, CollectionCounts]] = []
+        self._settled: dict[str, Any] | None = None
 
     @property
     def worst(self) -> list[tuple[str, CollectionCounts]]:
@@ -307,22 +314,77 @@ class _Look:
         """Yield all queues of a part, in steps."""
         return self.registry.every(part)
 
-    def at(self, step: list[tuple[bytes, int]]) -> None:
-        """Count what is due in some queues."""
-        for raw, _ in step:
+    def collect(self, step: list[tuple[bytes, int]]) -> list[tuple[bytes, int, int]]:
+        """Collect some queues; return those that are done, with the time at which each is due again."""
+        rearmed: list[tuple[bytes, int, int]] = []
+        for raw, due_ms in step:
             client_id = wanted(raw, self.parameters, self.counts)
             if client_id is None:
                 continue
             found = CollectionCounts(queues=1)
             try:
-                for _, rows in self.pages(client_id, with_values=False):
-                    _count(found, rows)
+                rearmed.append((raw, due_ms, self._collect_queue(client_id, found)))
             except (ScriptError, UsageError) as error:
                 note_broken(found, error, self.say)
-            found.due_queues = int(found.messages > 0)
-            self.counts.add(found)
+            finally:
+                self.counts.add(found)
             if found.messages:
                 self._found = nlargest(_WORST, [*self._found, (client_id, found)], key=lambda each: each[1].messages)
+        self._note()
+        return rearmed
+
+    def _collect_queue(self, client_id: str, found: CollectionCounts) -> int:
+        """Collect one queue, and return when it is to be looked at again."""
+        mark: dict[str, Any] = {}
+        latest_ms = LOOK_AGAIN_MS
+        next_due_ms: int | None = None
+        for page, rows in self.pages(
+            client_id, with_values=self.parameters.keep_values and not self.writer.counts_only
+        ):
+            self.stay()
+            latest_ms = min(LOOK_AGAIN_MS, page.retention.retention_ms, page.retention.tombstone_ms)
+            next_due_ms = page.next_due_ms
+            if rows:
+                mark = mark or self._mark(client_id)
+                self._note(mark | {"rows": [_line(row) for row in rows]})
+                report = self._collect_rows(client_id, rows, found)
+                self._settled = mark | {"kept": report.kept_sequences}
+                mark = mark | {"collected": mark["collected"] + report.collected}
+                next_due_ms = report.next_due_ms
+        if mark:
+            found.due_queues += 1
+        elif not self.writer.counts_only:
+            # Records of producers that have long gone are removed along the way; nobody counts them.
+            next_due_ms = self._collect_rows(client_id, [], found).next_due_ms
+        # Nothing that comes from now on is due before.
+        latest_ms += self.now_ms + 1
+        return max(self.now_ms + 1, latest_ms if next_due_ms is None else min(latest_ms, next_due_ms))
+
+    def _mark(self, client_id: str) -> dict[str, Any]:
+        """Return what the undo file says of a queue; it has none where nothing is noted."""
+        return {"collected": 0} if self.writer.counts_only else undo_mark(self.queues.inspect(client_id))
+
+    def _collect_rows(self, client_id: str, rows: list[DueRow], found: CollectionCounts) -> CollectReport:
+        report = self.queues.collect(
+            client_id,
+            retention=self.parameters.retention,
+            rows=rows,
+            override=self.parameters.override,
+            now_ms=self.now_ms,
+        )
+        found.messages += report.collected
+        found.unacked += report.unacked
+        found.tombstones += report.tombstones
+        found.freed_bytes += report.size_bytes
+        found.kept += report.kept
+        return report
+
+    def _note(self, line: dict[str, Any] | None = None) -> None:
+        """Note what is about to go, and before it what became of the line before."""
+        lines = [each for each in (self._settled, line) if each is not None]
+        if lines:
+            self.writer.note(lines)
+        self._settled = None
 
     def pages(self, client_id: str, *, with_values: bool) -> Iterator[tuple[DuePage, list[DueRow]]]:
         """Yield what is due in a queue, page by page; then the rows of the page without what the filter leaves."""
@@ -342,13 +404,6 @@ class _Look:
             after_sequence = found.next_after_sequence
             if not found.more:
                 return
-
-
-def _count(counts: CollectionCounts, rows: list[DueRow]) -> None:
-    counts.messages += len(rows)
-    counts.unacked += sum(not row.acked for row in rows)
-    counts.tombstones += sum(row.tombstone for row in rows)
-    counts.freed_bytes += sum(row.size_bytes for row in rows)
 
 
 def wanted(raw: bytes, parameters: CollectionParameters, counts: CollectionCounts) -> str | None:
@@ -385,53 +440,53 @@ class _ShareWork:
     counts: CollectionCounts
 
     def __post_init__(self) -> None:
-        parameters = self.plan.parameters
         # Not this process's own: a try that follows a kill takes the hold over at once.
         self._token = f"{self.run_id}:{self.share}"
         self._held_s = 0.0
         self._part: int | None = None
-        self._settled: dict[str, Any] | None = None
-        self._look = _Look(
-            self.client,
-            parameters,
-            now_ms=self.plan.as_of_ms,
-            pace=run_pace(
-                self.runs,
-                run_id=self.run_id,
-                shard=self.share,
-                shards=parameters.shares,
-                max_run_minutes=parameters.max_run_minutes,
-                say=self.say,
-            ),
-            say=self.say,
-        )
-        self._registry = self._look.registry
 
     def run(self, first_part: int, undo: UndoFile) -> None:
         """Go on from a part to the end of the share.
 
         :raises TimeIsUp: when the run has taken as long as it may.
         """
+        parameters = self.plan.parameters
+        pace = run_pace(
+            self.runs,
+            run_id=self.run_id,
+            shard=self.share,
+            shards=parameters.shares,
+            max_run_minutes=parameters.max_run_minutes,
+            say=self.say,
+        )
+        collector = _Collector(
+            Writer(self.client, undo=undo),
+            parameters,
+            now_ms=self.plan.as_of_ms,
+            pace=pace,
+            say=self.say,
+            counts=self.counts,
+            stay=lambda: self._stay(collector.registry),
+        )
         for part in range(first_part, parts_of(self.share).stop):
-            if self._registry.hold(part, self._token):
+            if collector.registry.hold(part, self._token):
                 self._part, self._held_s = part, time.monotonic()
-                self._collect_part(part, undo)
+                self._collect_part(part, collector)
             else:
                 self.counts.held_parts += 1
                 self.say(f"{self.share}: another collector is at part {part:02}, which is left to it")
         self._save(parts_of(self.share).stop, done=True)
         self.say(f"{self.share}: {self.counts.messages:,} messages of {self.counts.queues:,} queues are gone")
 
-    def _collect_part(self, part: int, undo: UndoFile) -> None:
-        parameters = self.plan.parameters
+    def _collect_part(self, part: int, collector: _Collector) -> None:
+        parameters, registry = self.plan.parameters, collector.registry
         finished: dict[str, str | int] = {}
         before = CollectionCounts(**asdict(self.counts))
         try:
-            for step in self._look.due(part):
-                rearmed = self._collect_step(step, undo)
-                self._write(undo)
+            for step in collector.due(part):
+                rearmed = collector.collect(step)
                 if parameters.is_regular:
-                    self._registry.rearm(part, self._token, rearmed)
+                    registry.rearm(part, self._token, rearmed)
                 self._save(part)
                 time.sleep(PAUSE_S)
             if parameters.is_regular:
@@ -446,83 +501,16 @@ class _ShareWork:
                     "unacked": self.counts.unacked - before.unacked,
                 }
         finally:
-            self._registry.finish(part, self._token, finished)
+            registry.finish(part, self._token, finished)
 
-    def _collect_step(self, step: list[tuple[bytes, int]], undo: UndoFile) -> list[tuple[bytes, int, int]]:
-        """Collect some queues; return those that are done, with the time at which each is due again."""
-        rearmed: list[tuple[bytes, int, int]] = []
-        for raw, due_ms in step:
-            client_id = wanted(raw, self.plan.parameters, self.counts)
-            if client_id is None:
-                continue
-            try:
-                next_ms = self._collect_queue(client_id, undo)
-            except (ScriptError, UsageError) as error:
-                note_broken(self.counts, error, self.say)
-                continue
-            rearmed.append((raw, due_ms, next_ms))
-        return rearmed
-
-    def _collect_queue(self, client_id: str, undo: UndoFile) -> int:
-        """Collect one queue, and return when it is to be looked at again."""
-        self.counts.queues += 1
-        mark: dict[str, Any] = {}
-        latest_ms = LOOK_AGAIN_MS
-        next_due_ms: int | None = None
-        for page, rows in self._look.pages(client_id, with_values=self.plan.parameters.keep_values):
-            self._stay()
-            latest_ms = min(LOOK_AGAIN_MS, page.retention.retention_ms, page.retention.tombstone_ms)
-            next_due_ms = page.next_due_ms
-            if rows:
-                mark = mark or undo_mark(self._look.queues.inspect(client_id))
-                self._write(undo, mark | {"rows": [_line(row) for row in rows]})
-                report = self._collect_rows(client_id, rows)
-                self._settled = mark | {"kept": report.kept_sequences}
-                mark = mark | {"collected": mark["collected"] + report.collected}
-                next_due_ms = report.next_due_ms
-        if mark:
-            self.counts.due_queues += 1
-        else:
-            # Records of producers that have long gone are removed along the way.
-            next_due_ms = self._collect_rows(client_id, []).next_due_ms
-        # Nothing that comes from now on is due before.
-        latest_ms += self.plan.as_of_ms + 1
-        return max(self.plan.as_of_ms + 1, latest_ms if next_due_ms is None else min(latest_ms, next_due_ms))
-
-    def _collect_rows(self, client_id: str, rows: list[DueRow]) -> CollectReport:
-        parameters = self.plan.parameters
-        report = self._look.queues.collect(
-            client_id,
-            retention=parameters.retention,
-            rows=rows,
-            override=parameters.override,
-            now_ms=self.plan.as_of_ms,
-        )
-        self._add(report)
-        return report
-
-    def _write(self, undo: UndoFile, line: dict[str, Any] | None = None) -> None:
-        """Write what is about to go, and before it what became of the line before."""
-        lines = [each for each in (self._settled, line) if each is not None]
-        if lines:
-            undo.write(lines)
-        self._settled = None
-
-    def _add(self, report: CollectReport) -> None:
-        self.counts.messages += report.collected
-        self.counts.unacked += report.unacked
-        self.counts.tombstones += report.tombstones
-        self.counts.freed_bytes += report.size_bytes
-        self.counts.kept += report.kept
-
-    def _stay(self) -> None:
+    def _stay(self, registry: Registry) -> None:
         """Hold the part of the registry for longer, if it is time to.
 
         :raises RefusedError: when another collector holds it, since this one was paused for long.
         """
         if self._part is None or time.monotonic() - self._held_s < RENEW_S:
             return
-        if not self._registry.hold(self._part, self._token):
+        if not registry.hold(self._part, self._token):
             raise RefusedError(f"another collector is at part {self._part:02} of the registry by now: collect again")
         self._held_s = time.monotonic()
 

@@ -219,9 +219,9 @@ class CollectionOutcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Restoration:
-    """What was brought back.
+    """What was brought back; of a dry run, what would be. What the files name is restored or kept.
 
-    :param restored: messages that are back; in a dry run, that may come back.
+    :param restored: messages that are back.
     :param kept: messages left out: their key has a value by now, they were never removed, or may have gone again since.
     :param only_after_rewind: those of ``restored`` that nobody had acknowledged and the cursor has passed meanwhile:
         they are delivered only after a rewind.

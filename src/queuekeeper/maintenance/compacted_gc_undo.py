@@ -46,7 +46,7 @@ def undo_collection(
     then.
 
     :param directory: folder of the undo files.
-    :param dry_run: only count what may come back.
+    :param dry_run: the script decides all the same, and only counts.
     :raises UsageError: when there is no file of this run on this machine.
     :raises RefusedError: when the run kept no values.
     """
@@ -55,20 +55,20 @@ def undo_collection(
         header, _ = read_undo_file(path, kind=KIND)
         if not header["values"]:
             raise RefusedError(f"run {run_id} was told to keep no values: {path} only lists what was removed")
-    queues = CompactedQueues(client, key_prefix)
+    queues = CompactedQueues(client, key_prefix, counts_only=dry_run)
     histories = _histories(paths, directory)
     for (client_id, _), history in histories.items():
         history.judge(undo_mark(queues.inspect(client_id)))
     restored = kept = only_after_rewind = 0
+    # What a run that was killed has tried twice comes back once.
+    known: set[tuple[str, int, int]] = set()
     for path in paths:
         for number, line in _row_lines(path):
             batch = histories[_queue(line)].batches[path, number]
             rows = [_row(each) for each in line["rows"]]
-            wanted = [row for row in rows if batch.takes_back(row)]
+            wanted = [row for row in rows if batch.takes_back(row) and (*_queue(line), row.sequence) not in known]
+            known.update((*_queue(line), row.sequence) for row in wanted)
             kept += len(rows) - len(wanted)
-            if dry_run:
-                restored += len(wanted)
-                continue
             for acked in (False, True):
                 report = _restore(queues, line, [row for row in wanted if row.acked is acked])
                 restored += report.restored
