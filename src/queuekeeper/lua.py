@@ -180,14 +180,27 @@ def counting(script: Script) -> Script:
 
 _CALLED = re.compile(r"redis\.p?call\(\s*'([A-Z]+)'(?:,\s*'([A-Z]+)')?")
 _CONTAINERS = frozenset({"MEMORY", "OBJECT"})
+_ASKED_INSTEAD = {
+    "del": "exists", "expire": "exists", "hdel": "hmget", "hincrby": "hget", "hset": "hmget", "lpop": "lrange",
+    "lpush": "llen", "lrem": "lpos", "lset": None, "ltrim": None, "persist": "pexpiretime", "pexpire": "exists",
+    "pexpireat": "exists", "rename": None, "rpush": "llen", "set": None, "unlink": "exists", "zadd": "zmscore",
+    "zincrby": "zscore", "zrem": "zmscore", "zremrangebyscore": "zcount",
+}  # fmt: skip
+"""Writes, and what the server is asked in their place by ``includes/count_only``; none for nothing."""
 
 
-def commands_called(script: Script) -> frozenset[str]:
-    """Return the commands that a script calls, as access rules name them: ``zadd``, ``memory|usage``."""
-    return frozenset(
+def commands_called(script: Script, *, counts_only: bool = False) -> frozenset[str]:
+    """Return the commands that a script calls, as access rules name them: ``zadd``, ``memory|usage``.
+
+    :param counts_only: those of the form that only counts.
+    """
+    called = frozenset(
         f"{command}|{part}".lower() if command in _CONTAINERS else command.lower()
         for command, part in _CALLED.findall(script.source)
     )
+    if not counts_only:
+        return called
+    return frozenset(asked for each in called if (asked := _ASKED_INSTEAD.get(each, each)) is not None)
 
 
 def names(root: Path | None = None) -> list[str]:

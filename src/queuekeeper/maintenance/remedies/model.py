@@ -259,6 +259,8 @@ class Remedy(Protocol):
     :cvar reads_source: whether it needs PostgreSQL with TBMQ's tables.
     :cvar whole: whether the effects of a queue are given to :meth:`apply` and :meth:`undo` all at once, and only when
         all of them were planned: it takes the steps itself, and stops at the first that no longer fits.
+    :cvar reads_back: whether :meth:`apply` reads what it has written, so that it cannot be asked what it would do: a
+        plan then says what was found.
     """
 
     name: ClassVar[str]
@@ -269,6 +271,7 @@ class Remedy(Protocol):
     writes_by: ClassVar[frozenset[str]]
     reads_source: ClassVar[bool]
     whole: ClassVar[bool]
+    reads_back: ClassVar[bool]
 
     def survey(self, world: World, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
         """Return, by client id, what only a walk over all keys finds; empty where none is needed."""
@@ -304,6 +307,7 @@ class SimpleRemedy:
     writes_by: ClassVar[frozenset[str]]
     reads_source: ClassVar[bool] = False
     whole: ClassVar[bool] = False
+    reads_back: ClassVar[bool] = False
 
     def survey(self, world: World, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
         """Return nothing: the queue itself says all."""

@@ -32,9 +32,12 @@ class QuarantineMessages(SimpleRemedy):
         effects = [
             Effect(kind=_FOREIGN, serial=each.score, member=_text(each.member)) for each in references if not each.own
         ]
+        serials: set[str] = set()
         for reference, verdict in world.judged(queue, own):
             fault = _fault(reference, verdict)
-            if fault:
+            # A record is kept under its serial: of those that share one the first goes, the next after it.
+            if fault and reference.score not in serials:
+                serials.add(reference.score)
                 effects.append(
                     Effect(
                         kind=f"{fault} set aside",
@@ -91,11 +94,16 @@ class ReplayQuarantined(SimpleRemedy):
         prefix = world.parameters.key_prefix
         names = [quarantined_key(queue.client_id, serial, prefix=prefix) for serial in surveyed]
         effects: list[Effect] = []
+        packet_ids: set[int] = set()
         for serial, verdict in zip(surveyed, world.judge(queue, names), strict=True):
             if not verdict.readable or verdict.packet_id is None or str(serial) in scores or verdict.digest in digests:
                 continue
+            # Of records under one packet id the first gets the place.
+            if verdict.packet_id in packet_ids:
+                continue
             effects.append(Effect(kind="record back in its queue", packet_id=verdict.packet_id, serial=str(serial)))
             digests.add(verdict.digest)
+            packet_ids.add(verdict.packet_id)
         places = world.judge(queue, [world.payload(queue, each.packet_id or 0) for each in effects])
         return [effect for effect, place in zip(effects, places, strict=True) if place.word == "missing"]
 

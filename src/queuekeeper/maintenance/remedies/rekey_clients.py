@@ -65,6 +65,7 @@ class RekeyClients(SimpleRemedy):
     )
     undo_words = "There is none: nobody looks under the old keys. Each copy is compared before its original goes."
     can_undo = False
+    reads_back = True
 
     def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per message under the old tag, and one for its counter."""

@@ -27,12 +27,17 @@ class RemoveDuplicates(SimpleRemedy):
         references = [each for each in world.references(queue) if each.packet_id is not None and is_serial(each.score)]
         first: dict[str, tuple[Reference, Verdict]] = {}
         effects: list[Effect] = []
+        serials: set[str] = set()
         for reference, verdict in world.judged(queue, references):
             # A message that the client has confirmed half-way is in the midst of an exchange.
             if verdict.word != "publish":
                 continue
             kept, its = first.setdefault(verdict.digest, (reference, verdict))
+            # It is kept under its serial: of those that share one the first goes, the next after it.
+            if reference.score in serials:
+                continue
             if int(kept.score) < int(reference.score) and _lives_as_long(its, verdict):
+                serials.add(reference.score)
                 effects.append(
                     Effect(
                         kind="repeated message set aside",

@@ -52,7 +52,7 @@ def plan_remedy(
     clock: Clock = system_clock,
     pace: Callable[[int], None] = at_full_speed,
 ) -> RemedyPlan:
-    """Find what a remedy would change; nothing is written.
+    """Have a remedy count what it would change; nothing is written.
 
     :param remedy: one of ``REMEDY_NAMES``.
     :param queues: sessions to look at.
@@ -64,10 +64,10 @@ def plan_remedy(
     chosen = remedy_named(remedy)
     _check_source(chosen, source)
     check_access(client, chosen, key_prefix=parameters.key_prefix, writing=False)
-    world = World(client=client, parameters=parameters, source=source, clock=clock, pace=pace)
+    world = World(client=client, parameters=parameters, source=source, clock=clock, pace=pace, counts_only=True)
     found: list[QueuePlan] = []
     examples: list[dict[str, Any]] = []
-    for queue, effects, refused in _found(chosen, world, queues):
+    for queue, effects, refused in _counted(chosen, world, queues):
         if refused:
             found.append(QueuePlan(client_hash=queue.client_hash, refused=refused))
         elif effects:
@@ -138,7 +138,7 @@ def apply_remedy(
                 continue
             treated += not in_queue
             try:
-                for batch in [effects] if chosen.whole else batches(effects, KEYS_PER_CALL):
+                for batch in _batches(chosen, effects):
                     if undo is not None:
                         undo.write({"client_id": queue.client_id, "effect": asdict(each)} for each in batch)
                     for effect, was_done in zip(batch, chosen.apply(world, queue, batch), strict=True):
@@ -182,7 +182,7 @@ def undo_remedy(
     """Take back what an undo file tells, the last change first, where nobody has touched the place since.
 
     :param key: secret of :func:`queuekeeper.quality.identity.hash_key`.
-    :param dry_run: only count the lines.
+    :param dry_run: the scripts decide all the same, and only count.
     :raises UsageError: when it is no undo file of a remedy.
     """
     header, lines = read_undo_file(path)
@@ -197,10 +197,8 @@ def undo_remedy(
             noted[change] = None
     except (KeyError, TypeError) as error:
         raise UsageError(f"{path} is damaged: {error}") from None
-    if dry_run:
-        return UndoReport(remedy=chosen.name, dry_run=True, restored=len(noted), left={})
-    check_access(client, chosen, key_prefix=parameters.key_prefix, writing=True)
-    world = World(client=client, parameters=parameters, clock=clock, pace=pace)
+    check_access(client, chosen, key_prefix=parameters.key_prefix, writing=not dry_run)
+    world = World(client=client, parameters=parameters, clock=clock, pace=pace, counts_only=dry_run)
     left: Counter[str] = Counter()
     for client_id, group in groupby(reversed(noted), key=lambda each: each[0]):
         queue = Queue(client_id=client_id, client_hash=client_hash(client_id, key=key))
@@ -208,13 +206,13 @@ def undo_remedy(
         # Noted in order, taken back in reverse; a remedy that takes its own steps reverses those.
         if chosen.whole:
             effects.reverse()
-        for batch in [effects] if chosen.whole else batches(effects, KEYS_PER_CALL):
+        for batch in _batches(chosen, effects):
             try:
                 left.update(reason for reason in chosen.undo(world, queue, batch) if reason)
             except _NOT_TREATED as error:
                 left[str(error)] += len(batch)
     return UndoReport(
-        remedy=chosen.name, dry_run=False, restored=len(noted) - left.total(), left=dict(sorted(left.items()))
+        remedy=chosen.name, dry_run=dry_run, restored=len(noted) - left.total(), left=dict(sorted(left.items()))
     )
 
 
@@ -231,6 +229,31 @@ def _found(remedy: Remedy, world: World, queues: Sequence[Queue]) -> Iterator[tu
             yield queue, remedy.find(world, queue, surveyed.get(queue.client_id, ())), ""
         except _NOT_TREATED as error:
             yield queue, [], str(error)
+
+
+def _counted(remedy: Remedy, world: World, queues: Sequence[Queue]) -> Iterator[tuple[Queue, list[Effect], str]]:
+    """Do all but write, queue by queue: what would be done, or why nothing can be.
+
+    :param world: one in which nothing is written.
+    """
+    for queue, found, refused in _found(remedy, world, queues):
+        if refused or remedy.reads_back:
+            yield queue, found, refused
+            continue
+        effects: list[Effect] = []
+        try:
+            for batch in _batches(remedy, found):
+                would_be_done = remedy.apply(world, queue, batch)
+                effects += (effect for effect, done in zip(batch, would_be_done, strict=True) if done)
+        except _NOT_TREATED as error:
+            yield queue, [], str(error)
+        else:
+            yield queue, effects, ""
+
+
+def _batches(remedy: Remedy, effects: Sequence[Effect]) -> Iterator[list[Effect]]:
+    """Cut the effects of a queue into what is done at once."""
+    return batches(effects, max(1, len(effects)) if remedy.whole else KEYS_PER_CALL)
 
 
 def _within(found: Sequence[Effect], left: Counter[str], *, whole: bool) -> list[Effect]:

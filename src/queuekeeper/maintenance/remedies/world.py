@@ -20,6 +20,7 @@ from queuekeeper.keyspace import (
     session_scan_pattern,
 )
 from queuekeeper.maintenance.remedies.model import Queue, QueueRefused, RemedyParameters
+from queuekeeper.maintenance.writer import Writer
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, nodes, redis_errors
 
@@ -89,6 +90,7 @@ class World:
 
     :param source: database with TBMQ's tables; none where no remedy asks for it.
     :param pace: waits until so many keys may be asked for.
+    :param counts_only: scripts answer what they would do, and nothing is written.
     """
 
     client: RedisClient
@@ -96,11 +98,12 @@ class World:
     clock: Clock
     pace: Callable[[int], None]
     source: Connection | None = None
-    caller: lua.ScriptCaller = field(init=False)
+    counts_only: bool = False
+    writer: Writer = field(init=False)
 
     def __post_init__(self) -> None:
-        """Make one caller for all scripts."""
-        self.caller = lua.ScriptCaller(self.client)
+        """Make one writer for all scripts."""
+        self.writer = Writer(self.client, counts_only=self.counts_only)
 
     # Names.
 
@@ -128,7 +131,7 @@ class World:
         for batch in batches(calls):
             self.pace(sum(len(keys) for keys, _ in batch))
             try:
-                found += self.caller.execute([lua.Call(script, keys, args) for keys, args in batch]).or_raise()
+                found += self.writer.execute([lua.Call(script, keys, args) for keys, args in batch]).or_raise()
             except ScatteredClient:
                 raise QueueRefused(
                     "its id begins with a closing brace, and no script of a cluster can use its keys: they lie in "
