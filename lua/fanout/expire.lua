@@ -15,8 +15,10 @@ ARGV
     [1]  limit           most messages, held ids looked at and deduplication ids forgotten, 1 to 1,000 each
     [2]  held_at         0 to begin; else what the last call answered
     [3]  now_ms          instant; empty: the server's time
+    [4]  behind          messages and deduplication ids to step over, for who only counts; else 0
 Returns
-    {expired, more, held_at}  messages that are gone; 1 when there may be more to do; how far the held ids are looked at
+    {expired, more, held_at, here}  messages that are gone; 1 when there may be more to do; how far the held ids are
+                         looked at; those of them that were taken off before there
 Errors
     INVALID  an argument breaks the rules above
 Cost
@@ -28,14 +30,14 @@ Cost
 
 local PER_CALL = 1000
 
-local limit, held_at, now = integer(ARGV[1]), integer(ARGV[2]), instant(ARGV[3])
-if #KEYS ~= 7 or #ARGV ~= 3 or not limit or limit < 1 or limit > PER_CALL or not now then
+local limit, held_at, now, behind = integer(ARGV[1]), integer(ARGV[2]), instant(ARGV[3]), integer(ARGV[4] or '')
+if #KEYS ~= 7 or #ARGV ~= 4 or not limit or limit < 1 or limit > PER_CALL or not now then
     return redis.error_reply('INVALID 7 keys, a limit of 1 to 1000, a place and an instant are expected')
 end
-if not held_at or held_at < 0 then
-    return redis.error_reply('INVALID held_at is not an integer of 0 or more')
+if not held_at or held_at < 0 or not behind or behind < 0 then
+    return redis.error_reply('INVALID held_at or what is behind is not an integer of 0 or more')
 end
-local ids = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', string.format('%d', now), 'LIMIT', 0, limit)
+local ids = redis.call('ZRANGEBYSCORE', KEYS[4], '-inf', string.format('%d', now), 'LIMIT', behind, limit)
 local is_going = {}
 for _, id in ipairs(ids) do
     is_going[id] = true
@@ -55,7 +57,7 @@ end
 if gone > 0 then
     redis.call('LREM', KEYS[5], gone, '')
 end
-local forgotten = forget(KEYS[6], KEYS[7], now, limit)
+local forgotten = forget(KEYS[6], KEYS[7], now, limit, behind)
 if #ids > 0 then
     local bytes = 0
     for _, id in ipairs(ids) do
@@ -68,4 +70,4 @@ if #ids > 0 then
     redis.call('ZREM', KEYS[4], unpack(ids))
 end
 local more = #ids == limit or #held == limit or forgotten == limit
-return { #ids, more and 1 or 0, held_at + #held - gone }
+return { #ids, more and 1 or 0, held_at + #held - gone, gone }

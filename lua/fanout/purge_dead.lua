@@ -12,7 +12,8 @@ KEYS
 ARGV
     [1]  died_before_ms  letters that died at this instant or later stay; empty: they go whenever they died
     [2]  limit           most letters, 1 to 500
-    [3+] id              letters to give up, at most 500; none for the oldest ones
+    [3]  behind          letters to step over, for who only counts; else 0
+    [4+] id              letters to give up, at most 500; none for the oldest ones
 Returns
     {purged, freed, more}  letters that are gone; those of them whose message nobody owed an ack any more; 1 when there
                          are more letters that old
@@ -26,13 +27,15 @@ Cost
 --- @include "includes/fanout_release"
 
 local PER_CALL = 500
-local FIRST_ID = 3
+local FIRST_ID = 4
 
 local keys = { state = KEYS[1], messages = KEYS[2], references = KEYS[3], expiries = KEYS[4] }
 local dead_key, details_key = KEYS[5], KEYS[6]
-local before, limit = integer(ARGV[1]), integer(ARGV[2])
-if #KEYS ~= 6 or #ARGV < FIRST_ID - 1 or (ARGV[1] ~= '' and not before) then
-    return redis.error_reply('INVALID 6 keys, an instant or nothing, and a limit are expected')
+local before, limit, behind = integer(ARGV[1]), integer(ARGV[2]), integer(ARGV[3] or '')
+if #KEYS ~= 6 or #ARGV < FIRST_ID - 1 or (ARGV[1] ~= '' and not before)
+    or not behind or behind < 0
+then
+    return redis.error_reply('INVALID 6 keys, an instant or nothing, a limit and what is behind are expected')
 end
 if not limit or limit < 1 or limit > PER_CALL or #ARGV - FIRST_ID + 1 > PER_CALL or not are_ids(ARGV, FIRST_ID) then
     return redis.error_reply('INVALID limit is not an integer from 1 to 500, or there are more ids, or other values')
@@ -41,7 +44,7 @@ end
 local highest = before and '(' .. ARGV[1] or '+inf'
 local going, notes, more, seen = {}, {}, 0, {}
 if #ARGV < FIRST_ID then
-    going = redis.call('ZRANGEBYSCORE', dead_key, '-inf', highest, 'LIMIT', 0, limit)
+    going = redis.call('ZRANGEBYSCORE', dead_key, '-inf', highest, 'LIMIT', behind, limit)
     more = #going == limit and 1 or 0
 else
     for position, died in ipairs(redis.call('ZMSCORE', dead_key, unpack(ARGV, FIRST_ID))) do

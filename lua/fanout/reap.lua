@@ -22,9 +22,14 @@ ARGV
     [4]  lane            whose list to go on with, from 1
     [5]  offset          0 to begin with that list; else what the last call answered
     [6]  now_ms          instant; empty: the server's time
+    [7]  part            all; leases: only leases and retries; lists: only ids in lists, those too whose time is over
+    [8]  behind          leases and retries to step over, for who only counts; empty: none
+    [9+] id              lists: lives on as a dead letter though its time is over
 Returns
-    {requeued, dead, skipped, more, lane, offset}  messages that are next in line again; dead letters; ids without a
-                         message taken off; 1 when there may be more to do; where to go on
+    {requeued, dead, skipped, more, lane, offset, here, unseen, revived, ...}  messages that are next in line again;
+                         dead letters; ids without a message taken off; 1 when there may be more to do; where to go
+                         on; ids taken off before there; of the messages in line again those that are gone or over;
+                         ids of dead letters whose time was over
 Errors
     INVALID           an argument breaks the rules above
     UNKNOWN_QUEUE     there is no such queue
@@ -44,6 +49,7 @@ Cost
 local PER_CALL = 1000
 local REACH = 250000
 local FIRST_READY = 10
+local FIRST_ID = 9
 
 local keys = {
     state = KEYS[1],
@@ -56,8 +62,12 @@ local keys = {
 local options_key, references_key, delayed_key, wake_key = KEYS[2], KEYS[3], KEYS[6], KEYS[9]
 local max_stalls, limit, now = integer(ARGV[2]), integer(ARGV[3]), instant(ARGV[6])
 local first_lane, offset = integer(ARGV[4]), integer(ARGV[5])
-if #ARGV ~= 6 or not max_stalls or max_stalls < 0 or not now then
-    return redis.error_reply('INVALID 6 arguments are expected, number of stalls and now integers of 0 or more')
+local part, behind = ARGV[7], ARGV[8] ~= '' and integer(ARGV[8]) or nil
+if #ARGV < FIRST_ID - 1 or not max_stalls or max_stalls < 0 or not now then
+    return redis.error_reply('INVALID 8 arguments are expected, number of stalls and now integers of 0 or more')
+end
+if (part ~= 'all' and part ~= 'leases' and part ~= 'lists') or (ARGV[8] ~= '' and (not behind or behind < 0)) then
+    return redis.error_reply('INVALID part is all, leases or lists, and what is behind an integer of 0 or more')
 end
 if not limit or limit < 1 or limit > PER_CALL then
     return redis.error_reply('INVALID limit is not an integer from 1 to ' .. PER_CALL)
@@ -71,7 +81,37 @@ if refused then
     return refused
 end
 
-local stalled, dead, is_more, foreign = reclaim(keys, options, max_stalls, limit, now)
+-- Which of some ids have no message any more, or are over.
+local lives_on = {}
+for index = FIRST_ID, #ARGV do
+    lives_on[ARGV[index]] = true
+end
+local function gone_of(ids, is_over_too)
+    local found = {}
+    if #ids == 0 then
+        return found
+    end
+    local ends = is_over_too and redis.call('ZMSCORE', keys.expiries, unpack(ids)) or {}
+    for position, count in ipairs(redis.call('HMGET', references_key, unpack(ids))) do
+        local is_over = ends[position] and tonumber(ends[position]) <= now and not lives_on[ids[position]]
+        found[position] = (not count or is_over) and true or false
+    end
+    return found
+end
+
+local stalled, dead, is_more, foreign, again, revived, due = {}, 0, false, {}, {}, {}, {}
+if part ~= 'lists' then
+    due = redis.call(
+        'ZRANGEBYSCORE', delayed_key, '-inf', string.format('%d', now), 'LIMIT', behind or 0, limit
+    )
+    stalled, dead, is_more, foreign, again, revived = reclaim(keys, options, max_stalls, limit, now, behind)
+end
+local unseen = 0
+for _, ids in ipairs({ again, due }) do
+    for _, is_gone in ipairs(gone_of(ids, true)) do
+        unseen = unseen + (is_gone and 1 or 0)
+    end
+end
 if #stalled > 0 then
     redis.call('ZREM', keys.leases, unpack(stalled))
 end
@@ -79,13 +119,15 @@ if #foreign > 0 then
     redis.call('ZREM', keys.leases, unpack(foreign))
 end
 local requeued = #stalled - dead
-local due = redis.call('ZRANGEBYSCORE', delayed_key, '-inf', string.format('%d', now), 'LIMIT', 0, limit)
 if #due > 0 then
     redis.call('RPUSH', keys.ready[1], unpack(due))
     redis.call('ZREM', delayed_key, unpack(due))
 end
 
-local skipped, left, lane = 0, limit, first_lane
+local skipped, left, lane, here = 0, limit, first_lane, 0
+if part == 'leases' then
+    lane = #keys.ready + 1
+end
 while lane <= #keys.ready and left > 0 do
     local key = keys.ready[lane]
     local ids = redis.call('LRANGE', key, offset, offset + left - 1)
@@ -93,8 +135,8 @@ while lane <= #keys.ready and left > 0 do
     local length = redis.call('LLEN', key)
     local from_tail = length - offset
     if #ids > 0 and math.min(offset + #ids, from_tail) <= REACH then
-        for position, count in ipairs(redis.call('HMGET', references_key, unpack(ids))) do
-            if not count then
+        for position, is_gone in ipairs(gone_of(ids, part == 'lists')) do
+            if is_gone then
                 gone[#gone + 1] = ids[position]
                 -- Marked by place and removed together: to look for each would take a walk through the list each time.
                 redis.call('LSET', key, offset + position - 1, '')
@@ -111,7 +153,7 @@ while lane <= #keys.ready and left > 0 do
     if left > 0 then
         lane, offset = lane + 1, 0
     else
-        offset = offset + #ids - #gone
+        offset, here = offset + #ids - #gone, #gone
     end
 end
 if skipped > 0 then
@@ -121,4 +163,4 @@ if requeued > 0 or skipped > 0 or #due > 0 then
     redis.call('ZADD', wake_key, 0, 'w')
 end
 local more = is_more or #due == limit or lane <= #keys.ready
-return { requeued, dead, skipped, more and 1 or 0, math.min(lane, #keys.ready), offset }
+return { requeued, dead, skipped, more and 1 or 0, math.min(lane, #keys.ready), offset, here, unseen, unpack(revived) }

@@ -13,8 +13,9 @@ KEYS
     [6+] consumer_key    per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
 ARGV
     [1]  membership      its number: all consumers are there, or a caller that names some after others knows all of them
-    [2]  consumers       number of consumers that are named
-    [3+] value           per consumer its lanes, 0 when it is not ordered and has one list; then three values for each
+    [2]  now_ms          instant; empty: the server's time
+    [3]  consumers       number of consumers that are named
+    [4+] value           per consumer its lanes, 0 when it is not ordered and has one list; then three values for each
                          of 1 to 100 different ids: the id; consumers that are not named and have it, or - to leave
                          count and message alone; the count by which they were told, -1 for none, or empty when nobody
                          is left out. With another count than that, both stay as they are
@@ -30,14 +31,16 @@ Cost
     As verify.
 ]]
 --- @include "includes/fanout_recount"
+--- @include "includes/instant"
 
 local FIRST_CONSUMER_KEY = 6
-local FIRST_VALUE = 3
+local FIRST_VALUE = 4
 local VALUES_PER_ID = 3
 
 local state_key, messages_key, references_key, expiries_key, held_key = KEYS[1], KEYS[2], KEYS[3], KEYS[4], KEYS[5]
-if not integer(ARGV[1]) or not integer(ARGV[2]) then
-    return redis.error_reply('INVALID membership and number of consumers are integers of 0 or more')
+local now = instant(ARGV[2] or '-')
+if not integer(ARGV[1]) or not now or not integer(ARGV[3]) then
+    return redis.error_reply('INVALID membership, now and number of consumers are integers of 0 or more')
 end
 local consumers, ids, first_id = read_holders(FIRST_CONSUMER_KEY, FIRST_VALUE, VALUES_PER_ID)
 if not consumers then
@@ -100,7 +103,7 @@ for position, id in ipairs(ids) do
         end
     end
     for _, consumer in ipairs(consumers) do
-        local found, list = places_of(consumer, id)
+        local found, list = places_of(consumer, id, now)
         if found == 'n' then
             forget_notes(consumer, id)
             noted = noted + 1

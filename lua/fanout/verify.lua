@@ -11,13 +11,15 @@ KEYS
     [6+] consumer_key    per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
 ARGV
     [1]  membership      its number: a caller that asks about some consumers after others knows all of them
-    [2]  consumers       number of consumers that are named
-    [3+] value           per consumer its lanes, 0 when it is not ordered and has one list; then 1 to 100 different ids
+    [2]  now_ms          instant; empty: the server's time
+    [3]  consumers       number of consumers that are named
+    [4+] value           per consumer its lanes, 0 when it is not ordered and has one list; then 1 to 100 different ids
 Returns
-    {id, has_message, references, has_expiry, places, ...}  five values per id; the count is -1 when there is none;
-                         places has a word per consumer that has something: its position in the call, from 1, and a
-                         letter per place: r ready, d delayed, l leased, u leased without a token, x dead letter, n only
-                         notes; "0h" for held. There may be fewer ids than were asked about: go on behind the last
+    {id, has_message, references, expires_at_ms, places, ...}  five values per id; the count and the end of its life, as
+                         text, are -1 when there is none; places has a word per consumer that has something: its
+                         position in the call, from 1, and a letter per place: r ready, d delayed, l leased, u leased
+                         without a token and not overdue, x dead letter, n only notes; "0h" for held. There may be fewer
+                         ids than were asked about: go on behind the last
 Errors
     INVALID   an argument breaks the rules above
     VERSION   the membership is another one
@@ -27,12 +29,14 @@ Cost
     10 ms.
 ]]
 --- @include "includes/fanout_recount"
+--- @include "includes/instant"
 
 local FIRST_CONSUMER_KEY = 6
-local FIRST_VALUE = 3
+local FIRST_VALUE = 4
 
-if not integer(ARGV[1]) or not integer(ARGV[2]) then
-    return redis.error_reply('INVALID membership and number of consumers are integers of 0 or more')
+local now = instant(ARGV[2] or '-')
+if not integer(ARGV[1]) or not now or not integer(ARGV[3]) then
+    return redis.error_reply('INVALID membership, now and number of consumers are integers of 0 or more')
 end
 local consumers, ids = read_holders(FIRST_CONSUMER_KEY, FIRST_VALUE, 1)
 if not consumers then
@@ -48,7 +52,7 @@ for _, id in ipairs(ids) do
         places[1] = '0h'
     end
     for number, consumer in ipairs(consumers) do
-        local found = places_of(consumer, id)
+        local found = places_of(consumer, id, now)
         if found ~= '' then
             places[#places + 1] = number .. found
         end
@@ -56,7 +60,7 @@ for _, id in ipairs(ids) do
     local size = #reply
     reply[size + 1], reply[size + 2] = id, redis.call('HEXISTS', KEYS[2], id)
     reply[size + 3] = tonumber(redis.call('HGET', KEYS[3], id) or -1)
-    reply[size + 4] = redis.call('ZSCORE', KEYS[4], id) and 1 or 0
+    reply[size + 4] = redis.call('ZSCORE', KEYS[4], id) or '-1'
     reply[size + 5] = table.concat(places, ' ')
 end
 return reply

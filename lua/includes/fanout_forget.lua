@@ -1,7 +1,7 @@
--- Forgets deduplication ids whose time is over; returns how many.
-local function forget(remembered_key, deduplications_key, now, limit)
+-- Forgets deduplication ids whose time is over; returns how many. Who only counts steps over those of the pages before.
+local function forget(remembered_key, deduplications_key, now, limit, behind)
     local instants = string.format('%d', now)
-    local forgotten = redis.call('ZRANGEBYSCORE', remembered_key, '-inf', instants, 'LIMIT', 0, limit)
+    local forgotten = redis.call('ZRANGEBYSCORE', remembered_key, '-inf', instants, 'LIMIT', behind or 0, limit)
     if #forgotten > 0 then
         redis.call('ZREM', remembered_key, unpack(forgotten))
         redis.call('HDEL', deduplications_key, unpack(forgotten))

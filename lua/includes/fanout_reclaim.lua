@@ -8,12 +8,16 @@ local OVERDUE_READ = 5000
 -- Puts messages whose lease has run out back to the head of their list, oldest in front, or to the dead letters after
 -- too many: the newest first, so that until there are no more, nothing is to be handed out. Returns their ids, how many
 -- are dead, whether there are more, and members that are no ids; the caller takes all these leases away, as his last
--- touch of that key.
-local function reclaim(keys, options, max_stalls, limit, now)
+-- touch of that key. Last come the ids of dead letters whose time was over, and who live on as such. Who only counts
+-- steps over the leases of the pages before, in the order in which they are read.
+local function reclaim(keys, options, max_stalls, limit, now, behind)
     local instants = string.format('%d', now)
-    local overdue = redis.call('ZREVRANGEBYSCORE', keys.leases, instants, '-inf', 'LIMIT', 0, limit + 1)
+    local first = behind or 0
+    local overdue = redis.call('ZREVRANGEBYSCORE', keys.leases, instants, '-inf', 'LIMIT', first, limit + 1)
     local is_more = #overdue > limit
-    if is_more then
+    if is_more and behind then
+        overdue[#overdue] = nil
+    elseif is_more then
         overdue = redis.call('ZREVRANGEBYSCORE', keys.leases, instants, '-inf', 'LIMIT', 0, OVERDUE_READ)
     end
     local ids, foreign = {}, {}
@@ -25,13 +29,13 @@ local function reclaim(keys, options, max_stalls, limit, now)
         end
     end
     if #ids == 0 then
-        return ids, 0, is_more, foreign
+        return ids, 0, is_more, foreign, {}, {}
     end
     table.sort(ids, function(one, other)
         return tonumber(one) > tonumber(other)
     end)
     ids = { unpack(ids, 1, math.min(#ids, limit)) }
-    local dead = 0
+    local dead, again, revived = 0, {}, {}
     for position, entry in ipairs(redis.call('HMGET', keys.details, unpack(ids))) do
         local id = ids[position]
         local attempts, stalls, lane = read_entry(entry)
@@ -40,13 +44,18 @@ local function reclaim(keys, options, max_stalls, limit, now)
             redis.call('HDEL', keys.details, 'l' .. lane)
         end
         if stalls > max_stalls then
+            local ends = redis.call('ZSCORE', keys.expiries, id)
+            if ends and tonumber(ends) <= now then
+                revived[#revived + 1] = id
+            end
             bury(keys, options, id, attempts, stalls, lane, 'stalled', now)
             dead = dead + 1
         else
             redis.call('HSET', keys.details, id, write_entry(attempts, stalls, lane, '-'))
             redis.call('LPUSH', keys.ready[math.max(lane, 1)], id)
+            again[#again + 1] = id
         end
     end
     redis.call('HINCRBY', keys.details, 'stalled', #ids)
-    return ids, dead, is_more, foreign
+    return ids, dead, is_more, foreign, again, revived
 end

@@ -57,13 +57,15 @@ local function read_holders(first_key, first_value, values_per_id)
     return consumers, { unpack(ids, 1, math.min(#ids, affordable)) }, first_value + count
 end
 
--- Where a consumer has an id: the kinds of the places in turn, and the list of the first place among its lists.
-local function places_of(consumer, id)
+-- Where a consumer has an id: the kinds of the places in turn, and the list of the first place among its lists. A lease
+-- without a token that has run out is ended as any other is.
+local function places_of(consumer, id, now)
     local found, list = '', nil
     local notes = redis.call('HMGET', consumer.details, id, 'e' .. id)
-    if redis.call('ZSCORE', consumer.leases, id) then
+    local deadline = redis.call('ZSCORE', consumer.leases, id)
+    if deadline then
         local _, _, _, token = read_entry(notes[1])
-        found = token == '-' and 'u' or 'l'
+        found = token == '-' and tonumber(deadline) > now and 'u' or 'l'
     end
     if redis.call('ZSCORE', consumer.delayed, id) then
         found = found .. 'd'

@@ -142,9 +142,11 @@ def test_what_has_run_out_is_taken_back_or_removed(world: World) -> None:
 
     outcome = world.repaired()
 
-    assert work(outcome.plan.counts) == {"overdue_leases": 3, "expired_messages": 1, "expired_dead": 1}
     # The message that had expired was next in line of the other one.
-    assert work(outcome.counts) == work(outcome.plan.counts) | {"expired_references": 1}
+    assert work(outcome.plan.counts) == {
+        "overdue_leases": 3, "expired_messages": 1, "expired_dead": 1, "expired_references": 1,
+    }  # fmt: skip
+    assert outcome.counts == outcome.plan.counts
     assert outcome.clean
     assert world.process(Q, A, 10) == [killed, killed + 1]
     assert world.process(Q, B) == [dead]
@@ -323,11 +325,13 @@ def test_run_that_is_killed_goes_on_behind_the_last_queue_that_it_was_done_with(
     expire = fanout_repair.PacedFanoutQueues.expire
     seen: list[str] = []
 
-    def killed(queues: Any, queue: str) -> Any:
+    def killed(queues: Any, queue: str, **how: Any) -> Any:
+        if queues.counts_only:
+            return expire(queues, queue, **how)
         seen.append(queue)
         if seen.count("c") == 1 and queue == "c":
             raise KeyboardInterrupt
-        return expire(queues, queue)
+        return expire(queues, queue, **how)
 
     monkeypatch.setattr(fanout_repair.PacedFanoutQueues, "expire", killed)
     with pytest.raises(KeyboardInterrupt):

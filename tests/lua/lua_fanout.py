@@ -291,7 +291,7 @@ class Queue:
             own.wake,
             *own.ready,
         ]
-        return self.call("reap", keys, [consumer, max_stalls, limit, lane, offset, self.now])
+        return self.call("reap", keys, [consumer, max_stalls, limit, lane, offset, self.now, "all", ""])[:6]
 
     def list_dead(self, consumer: str, *, offset: int = 0, limit: int = 100) -> Any:
         own = self.of(consumer)
@@ -314,7 +314,7 @@ class Queue:
     def purge_dead(self, consumer: str, *ids: int, died_before_ms: int | str = "", limit: int = 500) -> Any:
         shared, own = self.keys, self.of(consumer)
         keys = [shared.state, shared.messages, shared.references, shared.expiries, own.dead, own.details]
-        return self.call("purge_dead", keys, [died_before_ms, limit, *ids])
+        return self.call("purge_dead", keys, [died_before_ms, limit, 0, *ids])
 
     def expire(self, *, limit: int = 1_000, held_at: int = 0) -> Any:
         shared = self.keys
@@ -327,7 +327,7 @@ class Queue:
             shared.remembered,
             shared.deduplications,
         ]
-        return self.call("expire", keys, [limit, held_at, self.now])
+        return self.call("expire", keys, [limit, held_at, self.now, 0])[:3]
 
     def purge(self, consumer: str, *, limit: int = 1_000) -> Any:
         shared, own = self.keys, self.of(consumer)
@@ -397,7 +397,7 @@ class Queue:
     def _of_all(self) -> tuple[list[str], list[lua.Value]]:
         shared = self.keys
         keys = [shared.state, shared.messages, shared.references, shared.expiries, shared.held]
-        args: list[lua.Value] = [self.membership, len(self.members)]
+        args: list[lua.Value] = [self.membership, self.now, len(self.members)]
         for name, text in self.members.items():
             own = self.of(name)
             keys += [own.leases, own.delayed, own.dead, own.details, *own.ready]
@@ -409,7 +409,7 @@ class Queue:
         keys, args = self._of_all()
         reply = self.call("verify", keys, [*args, *ids])
         return {
-            int(reply[n]): (reply[n + 1], reply[n + 2], reply[n + 3], reply[n + 4].decode())
+            int(reply[n]): (reply[n + 1], reply[n + 2], int(float(reply[n + 3]) >= 0), reply[n + 4].decode())
             for n in range(0, len(reply), 5)
         }
 

@@ -360,11 +360,15 @@ class ReapReport:
     :param requeued: messages whose lease had run out and that are to be handed out again.
     :param dead: messages that had stalled too often.
     :param skipped: ids that waited though their messages were gone.
+    :param gone_in_line: messages that were put in line again though they are gone, or their time is over.
+    :param revived: dead letters whose time was over, and who live on as such.
     """
 
     requeued: int
     dead: int
     skipped: int
+    gone_in_line: int = 0
+    revived: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

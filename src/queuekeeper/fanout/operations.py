@@ -10,7 +10,7 @@ import secrets
 import threading
 from binascii import crc32
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -214,6 +214,7 @@ class FanoutOperations:
     :param rules: bounds to keep.
     :param clock: says what time it is; the server does when there is none.
     :param new_token: makes up the tokens of leases, letters and digits.
+    :param counts_only: who answers the calls writes nothing: pages step over what would be gone by then.
     :raises UsageError: for a prefix with a brace.
     """
 
@@ -224,11 +225,13 @@ class FanoutOperations:
         rules: FanoutRules | None = None,
         clock: Clock | None = None,
         new_token: Callable[[], str] = lambda: secrets.token_hex(8),
+        counts_only: bool = False,
     ) -> None:
         self._prefix = check_prefix(prefix)
         self._rules = rules or FanoutRules()
         self._clock = clock
         self._new_token = new_token
+        self._counts_only = counts_only
         self._memberships: OrderedDict[str, _Membership] = OrderedDict()
         self._lock = threading.Lock()
 
@@ -286,6 +289,9 @@ class FanoutOperations:
                 queue, consumer, partial(self._adopt_call, consumer, page, is_last=at >= len(ids))
             )
             adopted += adopted_now
+            if self._counts_only and start != Start.RETAINED:
+                # What is held has not become less.
+                break
         return adopted
 
     def _adopt_call(
@@ -405,7 +411,7 @@ class FanoutOperations:
                 return None
             released += reply[0]
             freed += reply[1]
-            more = reply[2]
+            more = 0 if self._counts_only else reply[2]
             pages += 1
         self._forget(queue)
         return UnregisterReport(queue=queue, consumer=consumer, released=released, freed=freed, dry_run=False)
@@ -675,20 +681,51 @@ class FanoutOperations:
 
     def reap(self, queue: str, *, consumer: str, max_stalls: int = DEFAULT_MAX_STALLS) -> Operation[ReapReport]:
         """See ``store.FanoutStore.reap``."""
+        return (yield from self._reap(queue, consumer, max_stalls, "all"))
+
+    def reap_leases(self, queue: str, *, consumer: str, max_stalls: int) -> Operation[ReapReport]:
+        """End leases that have run out and put retries in line; lists are not looked through."""
+        return (yield from self._reap(queue, consumer, max_stalls, "leases"))
+
+    def reap_lists(self, queue: str, *, consumer: str, lives_on: Collection[int] = ()) -> Operation[ReapReport]:
+        """Take ids off lists whose messages are gone, or over as an ``expire`` finds them.
+
+        :param lives_on: messages whose time is over and that ``reap_leases`` has made dead letters, or would have.
+        """
+        return (yield from self._reap(queue, consumer, DEFAULT_MAX_STALLS, "lists", list(lives_on)[:MAX_CLAIM]))
+
+    def _reap(
+        self, queue: str, consumer: str, max_stalls: int, part: str, lives_on: Sequence[int] = ()
+    ) -> Steps[ReapReport]:
         check_integer("max_stalls", max_stalls, 0, MAX_STALLS)
-        requeued = dead = skipped = offset = 0
+        requeued = dead = skipped = unseen = offset = behind = 0
+        revived: list[int] = []
         more = lane = 1
         while more:
-            requeued_now, dead_now, skipped_now, more, lane, offset = yield from self._ask_with_lanes(
-                queue, consumer, partial(self._reap_call, consumer, [max_stalls, IDS_PER_CALL, lane, offset])
+            call = partial(
+                self._reap_call,
+                consumer,
+                [max_stalls, IDS_PER_CALL, lane, offset],
+                [part, behind if self._counts_only else "", *lives_on],
             )
+            reply = yield from self._ask_with_lanes(queue, consumer, call)
+            requeued_now, dead_now, skipped_now, more, lane, offset, here, unseen_now, *revived_now = reply
             requeued += requeued_now
             dead += dead_now
             skipped += skipped_now
-        return ReapReport(requeued=requeued, dead=dead, skipped=skipped)
+            unseen += unseen_now
+            revived += map(int, revived_now)
+            behind += IDS_PER_CALL
+            offset += here if self._counts_only else 0
+        return ReapReport(requeued=requeued, dead=dead, skipped=skipped, gone_in_line=unseen, revived=tuple(revived))
 
     def _reap_call(
-        self, consumer: str, args: Sequence[lua.Value], keys: FanoutKeys, own: FanoutConsumerKeys
+        self,
+        consumer: str,
+        args: Sequence[lua.Value],
+        more_args: Sequence[lua.Value],
+        keys: FanoutKeys,
+        own: FanoutConsumerKeys,
     ) -> lua.Call:
         return _call(
             "reap",
@@ -704,7 +741,7 @@ class FanoutOperations:
                 own.wake,
                 *own.ready,
             ],
-            [consumer, *args, self._now()],
+            [consumer, *args, self._now(), *more_args],
         )
 
     # Dead letters.
@@ -782,34 +819,44 @@ class FanoutOperations:
     ) -> Steps[PurgeReport]:
         """Give up the dead letters that are named, or else all of a time."""
         keys, own = self._own_keys(queue, consumer)
-        released = freed = 0
+        released = freed = behind = 0
         more = 1
         while more:
             released_now, freed_now, more = yield from _ask(
                 "purge_dead",
                 [keys.state, keys.messages, keys.references, keys.expiries, own.dead, own.details],
-                ["" if died_before_ms is None else died_before_ms, IDS_PER_CALL, *ids],
+                ["" if died_before_ms is None else died_before_ms, IDS_PER_CALL, behind, *ids],
             )
             released += released_now
             freed += freed_now
+            behind += released_now if self._counts_only else 0
         return PurgeReport(released=released, freed=freed)
 
     # Upkeep.
 
-    def expire(self, queue: str) -> Operation[ExpireReport]:
-        """See ``store.FanoutStore.expire``."""
+    def expire(self, queue: str, *, messages_first: bool = False) -> Operation[ExpireReport]:
+        """See ``store.FanoutStore.expire``.
+
+        :param messages_first: a message that ends together with its last dead letter counts as expired, too.
+        """
         membership = yield from self._membership(queue, fresh=True)
+        expired = (yield from self._expire_messages(queue)) if messages_first else 0
         now_ms = membership.now_ms if self._clock is None else self._clock()
         dead = 0
         for consumer, member in membership.members.items():
             if member.options is not None:
                 before_ms = max(0, now_ms - member.options.dead_retention_ms + 1)
                 dead += (yield from self._purge_dead(queue, consumer, died_before_ms=before_ms)).released
+        if not messages_first:
+            expired = yield from self._expire_messages(queue)
+        return ExpireReport(expired=expired, dead=dead)
+
+    def _expire_messages(self, queue: str) -> Steps[int]:
         keys = self._keys(queue)
-        expired = held_at = 0
+        expired = held_at = behind = 0
         more = 1
         while more:
-            expired_now, more, held_at = yield from _ask(
+            expired_now, more, held_at, here = yield from _ask(
                 "expire",
                 [
                     keys.state,
@@ -820,10 +867,13 @@ class FanoutOperations:
                     keys.remembered,
                     keys.deduplications,
                 ],
-                [IDS_PER_CALL, held_at, self._now()],
+                [IDS_PER_CALL, held_at, self._now(), behind],
             )
             expired += expired_now
-        return ExpireReport(expired=expired, dead=dead)
+            if self._counts_only:
+                held_at += here
+                behind += IDS_PER_CALL
+        return expired
 
     def purge(self, queue: str, *, consumer: str | None = None, dry_run: bool = False) -> Operation[PurgeReport]:
         """See ``store.FanoutStore.purge``."""
@@ -950,13 +1000,18 @@ class FanoutOperations:
             expired_references=walk.expired_references,
         )
 
-    def repair(self, queue: str, *, dry_run: bool = True) -> Operation[RepairReport]:
-        """See ``store.FanoutStore.repair``."""
+    def repair(self, queue: str, *, dry_run: bool = True, over_too: bool = True) -> Operation[RepairReport]:
+        """See ``store.FanoutStore.repair``.
+
+        :param over_too: also messages whose time is over; else they are left to an ``expire``.
+        """
+        membership = yield from self._membership(queue, fresh=True)
+        over_ms = -1 if over_too else membership.now_ms if self._clock is None else self._clock()
         walk = yield from self._walk_through(queue)
         counts: Counter[Problem] = Counter()
         freed = at = tries = 0
         while at < len(walk.suspects):
-            found = yield from self._judge(queue, walk, walk.suspects[at : at + SUSPECTS_PER_CALL])
+            found = yield from self._judge(queue, walk, walk.suspects[at : at + SUSPECTS_PER_CALL], over_ms=over_ms)
             try:
                 freed += 0 if dry_run else (yield from self._mend(queue, found))
             except MembershipChanged:
@@ -1015,11 +1070,13 @@ class FanoutOperations:
         suspects |= (expiries | references.keys()) - messages
         return _Walk(len(messages), sorted(suspects), len(held), lengths, expired_references)
 
-    def _judge(self, queue: str, walk: _Walk, ids: Sequence[int]) -> Steps[_Judged]:
+    def _judge(self, queue: str, walk: _Walk, ids: Sequence[int], *, over_ms: int = -1) -> Steps[_Judged]:
         """Look at ids in all places, and return what is wrong.
 
         That is one call where it can be. Where the lists are too long for one, each consumer is looked at in one, and
         an id of which anything has changed from call to call is being worked on, and not judged.
+
+        :param over_ms: messages whose life ended by then are right as they are.
         """
         for tries in range(TRIES + 1):
             membership = yield from self._membership(queue, fresh=bool(tries))
@@ -1036,7 +1093,7 @@ class FanoutOperations:
                 if tries == TRIES:
                     raise
                 continue
-            judged = [_judged(one, groups, [answer[one] for answer in answers]) for one in wanted]
+            judged = [_judged(one, groups, [answer[one] for answer in answers], over_ms) for one in wanted]
             return _Judged(len(wanted), membership, groups, [one for one in judged if one is not None and one.findings])
         raise AssertionError("unreachable")
 
@@ -1074,7 +1131,7 @@ class FanoutOperations:
             yield from _ask(
                 verb,
                 [keys.state, keys.messages, keys.references, keys.expiries, keys.held, *consumer_keys],
-                [membership.number, len(lanes), *lanes, *values],
+                [membership.number, self._now(), len(lanes), *lanes, *values],
             )
         )
 
@@ -1355,28 +1412,32 @@ def _groups(membership: _Membership, walk: _Walk) -> list[list[str]]:
     return groups
 
 
-def _judged(message_id: int, groups: Sequence[Sequence[str]], rows: Sequence[Sequence[Any]]) -> _Verdict | None:
+def _judged(
+    message_id: int, groups: Sequence[Sequence[str]], rows: Sequence[Sequence[Any]], over_ms: int
+) -> _Verdict | None:
     """Return what is wrong with one message; none when it has changed from call to call.
 
     :param rows: what the script says of it, group by group. In each the places have a word per consumer that has
         something of it: its position in the group, from 1, and a letter per place; ``0h`` when it is held.
+    :param over_ms: messages whose life ended by then are right as they are.
     """
     places: list[tuple[str | None, str]] = []
     owed: list[int] = []
     facts: set[tuple[Any, ...]] = set()
-    for names, (_, has_message, references, has_expiry, text) in zip(groups, rows, strict=True):
+    for names, (_, has_message, references, expires_at_ms, text) in zip(groups, rows, strict=True):
         words = text.decode().split()
         is_held = "0h" in words
-        facts.add((has_message, references, has_expiry, is_held))
+        facts.add((has_message, references, expires_at_ms, is_held))
         kinds = [(names[position - 1], kind) for position, kind in map(_place, words) if position]
         places += kinds
         owed.append(sum(kind != "n" for _, kind in kinds))
     if len(facts) > 1:
         return None
-    [(has_message, references, has_expiry, is_held)] = facts
-    findings = tuple(
-        _findings(message_id, bool(has_message), references, bool(has_expiry), sum(owed) + is_held, places)
-    )
+    [(has_message, references, expires_at_ms, is_held)] = facts
+    if 0 <= float(expires_at_ms) <= over_ms:
+        return _Verdict(message_id, references, owed, ())
+    has_expiry = float(expires_at_ms) >= 0
+    findings = tuple(_findings(message_id, bool(has_message), references, has_expiry, sum(owed) + is_held, places))
     return _Verdict(message_id, references, owed, findings)
 
 

@@ -35,7 +35,7 @@ class FanoutQueues:
         retry_for_s: float = lua.RETRY_FOR_S,
         counts_only: bool = False,
     ) -> None:
-        self.operations = FanoutOperations(prefix=prefix, rules=rules, clock=clock)
+        self.operations = FanoutOperations(prefix=prefix, rules=rules, clock=clock, counts_only=counts_only)
         self._caller = lua.ScriptCaller(
             client,
             replicas=replicas,
@@ -63,6 +63,8 @@ class FanoutQueues:
     extend = blocking(FanoutOperations.extend)
     return_claimed = blocking(FanoutOperations.return_claimed)
     reap = blocking(FanoutOperations.reap)
+    reap_leases = blocking(FanoutOperations.reap_leases)
+    reap_lists = blocking(FanoutOperations.reap_lists)
     list_dead = blocking(FanoutOperations.list_dead)
     retry_dead = blocking(FanoutOperations.retry_dead)
     purge_dead = blocking(FanoutOperations.purge_dead)

@@ -15,7 +15,6 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from heapq import nlargest
-from typing import Any
 
 from queuekeeper import __version__, lua
 from queuekeeper.clock import Clock, Pace
@@ -33,8 +32,6 @@ from queuekeeper.fanout.model import ConsumerView, QueueView
 from queuekeeper.fanout.operations import Step
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.keyspace import (
-    fanout_consumer_keys,
-    fanout_keys,
     fanout_part,
     fanout_queue_of,
     fanout_scan_pattern,
@@ -52,7 +49,7 @@ from queuekeeper.maintenance.fanout_repair_model import (
 from queuekeeper.maintenance.queue_shares import check_servers, parts_of, scan_hashes, server_clock
 from queuekeeper.maintenance.run_pace import TimeIsUp, run_pace
 from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
-from queuekeeper.redis_client import RedisClient, address_of, redis_errors
+from queuekeeper.redis_client import RedisClient
 
 PROOF_QUEUES = 10_000
 """The second look is at so many queues of the plan; where there are more, it says so."""
@@ -72,9 +69,16 @@ class PacedFanoutQueues(FanoutQueues):
     """
 
     def __init__(
-        self, client: RedisClient, prefix: str = "", *, clock: Clock | None = None, pace: Callable[[int], None]
+        self,
+        client: RedisClient,
+        prefix: str = "",
+        *,
+        clock: Clock | None = None,
+        pace: Callable[[int], None],
+        counts_only: bool = False,
     ) -> None:
-        super().__init__(client, prefix, clock=clock)
+        super().__init__(client, prefix, clock=clock, counts_only=counts_only)
+        self.counts_only = counts_only
         self._pace = pace
         self._passed = 0
 
@@ -204,11 +208,10 @@ def repair_share(
                 max_run_minutes=plan.parameters.max_run_minutes,
                 say=say,
             )
+            queues = PacedFanoutQueues(client, plan.parameters.key_prefix, clock=clock, pace=pace)
             work = _ShareWork(
-                parameters=plan.parameters,
-                queues=PacedFanoutQueues(client, plan.parameters.key_prefix, clock=clock, pace=pace),
+                repair=_Repair(parameters=plan.parameters, queues=queues, say=say),
                 counts=counts,
-                say=say,
                 save=lambda cursor, done: runs.save_progress(run_id, _progress(share, cursor, counts, done=done)),
             )
             parts = parts_of(share)
@@ -320,136 +323,47 @@ QUEUE_ERRORS = (ScriptError, UsageError, RefusedError, ValueError)
 """What a single queue may be at fault for."""
 
 
-class _Look:
-    """Goes through queues and counts what there is to do.
-
-    :ivar counts: what was found so far.
-    :ivar worst: queues in which most was found.
-    :ivar unseen: consumers that may be dead.
-    :ivar queues: those in which there is something to do, or that cannot be read.
-    """
-
-    def __init__(
-        self,
-        client: RedisClient,
-        parameters: FanoutRepairParameters,
-        *,
-        now_ms: int,
-        pace: Callable[[int], None],
-        say: Callable[[str], None],
-    ) -> None:
-        self._client: Any = client
-        self._parameters = parameters
-        self._now_ms = now_ms
-        self._say = say
-        self._pace = pace
-        self._store = PacedFanoutQueues(client, parameters.key_prefix, clock=lambda: now_ms, pace=pace)
-        self.counts = FanoutRepairCounts()
-        self.worst: list[WorstQueue] = []
-        self.unseen: list[UnseenConsumer] = []
-        self.queues: list[str] = []
-
-    def at(self, queue: str) -> bool:
-        """Count what there is to do in a queue; tell whether it exists."""
-        try:
-            view = self._store.inspect(queue)
-            if not view.exists:
-                return False
-            found = self._found(view)
-        except QUEUE_ERRORS as error:
-            note_broken(queue, error, self._say)
-            self.counts.add(FanoutRepairCounts(queues=1, broken_queues=1))
-            self.queues.append(queue)
-            return True
-        self.counts.add(found)
-        if found.changes:
-            self.queues.append(queue)
-            worst = WorstQueue(queue=queue, changes=found.changes, faults=found.faults, messages=found.messages)
-            self.worst = nlargest(_SHOWN, [*self.worst, worst], key=lambda each: each.changes)
-        unseen = [one for each in view.consumers if (one := self._unseen(queue, each)) is not None]
-        self.unseen = nlargest(_SHOWN, [*self.unseen, *unseen], key=lambda each: each.waiting)
-        return True
-
-    def _found(self, view: QueueView) -> FanoutRepairCounts:
-        parameters = self._parameters
-        found = FanoutRepairCounts(queues=1, consumers=len(view.consumers), messages=view.messages)
-        found.overdue_leases = sum(each.overdue for each in view.consumers if each.options is not None)
-        keys = fanout_keys(view.queue, prefix=parameters.key_prefix)
-        found.expired_messages = self._ended(keys.expiries, self._now_ms)
-        for each in view.consumers:
-            if each.options is None:
-                found.half_removed += 1
-            else:
-                found.half_registered += each.adopting
-                own = fanout_consumer_keys(view.queue, each.consumer, prefix=parameters.key_prefix)
-                found.expired_dead += self._ended(own.dead, self._now_ms - each.options.dead_retention_ms)
-        if parameters.unregister:
-            reports = self._store.unregister_idle(view.queue, idle_expiry_ms=parameters.idle_expiry_ms, dry_run=True)
-            found.idle_consumers = max(0, len(reports) - found.half_removed)
-        report = self._store.verify(view.queue, findings=0)
-        found.add_problems(report.counts)
-        found.expired_references = report.expired_references
-        found.changed_queues = int(found.changes > 0)
-        return found
-
-    def _ended(self, key: str, until_ms: int) -> int:
-        self._pace(1)
-        with redis_errors(address_of(self._client)):
-            return int(self._client.zcount(key, "-inf", until_ms))
-
-    def _unseen(self, queue: str, view: ConsumerView) -> UnseenConsumer | None:
-        unseen_ms = self._now_ms - view.last_seen_ms
-        waiting = view.ready + view.leased + view.delayed
-        if unseen_ms < UNSEEN_MS or not waiting:
-            return None
-        return UnseenConsumer(queue=queue, consumer=view.consumer, unseen_s=unseen_ms // 1_000, waiting=waiting)
-
-
 @dataclass(kw_only=True)
-class _ShareWork:
-    """One call of the repair on one share.
+class _Repair:
+    """Sets queues right, or counts what there is to do in them; what the queues are told to do is the same.
 
-    :ivar counts: what was done, by earlier calls of the run too.
+    :param queues: what only counts sees no step's effect in the next, so that each step says what others will have
+        done by then.
     """
 
     parameters: FanoutRepairParameters
     queues: PacedFanoutQueues
-    counts: FanoutRepairCounts
     say: Callable[[str], None]
-    save: Callable[[str, bool], None]
-    _cursor: str = field(default="", init=False)
 
-    def run(self, queues: Iterable[str]) -> None:
-        """Go through queues.
+    def at(self, queue: str) -> tuple[QueueView | None, FanoutRepairCounts]:
+        """Do what there is to do in a queue; a queue that cannot be read does not stop the others.
 
-        :raises TimeIsUp: when the run has taken as long as it may.
+        :returns: the queue as it was, none for one that is broken; and what was done, nothing for one that is not
+            there.
         """
-        for queue in queues:
-            try:
-                done = self._repair(queue)
-            except QUEUE_ERRORS as error:
-                note_broken(queue, error, self.say)
-                done = FanoutRepairCounts(queues=1, broken_queues=1)
-            self.counts.add(done)
-            self._cursor = queue
-            self.save(queue, False)
-        self.save(self._cursor, True)
+        try:
+            view = self.queues.inspect(queue)
+            return view, self._repair(view) if view.exists else FanoutRepairCounts()
+        except QUEUE_ERRORS as error:
+            note_broken(queue, error, self.say)
+            return None, FanoutRepairCounts(queues=1, broken_queues=1)
 
-    def _repair(self, queue: str) -> FanoutRepairCounts:
-        """Do what there is to do in a queue."""
-        view = self.queues.inspect(queue)
-        if not view.exists:
-            return FanoutRepairCounts()
-        done = FanoutRepairCounts(queues=1, consumers=len(view.consumers), messages=view.messages)
-        for each in view.consumers:
-            if each.options is not None and each.leased:
-                self._reap(queue, each.consumer, done)
-        expired = self.queues.expire(queue)
-        done.expired_messages, done.expired_dead = expired.expired, expired.dead
-        for each in view.consumers:
+    def _repair(self, view: QueueView) -> FanoutRepairCounts:
+        queue, done = view.queue, FanoutRepairCounts(queues=1, consumers=len(view.consumers), messages=view.messages)
+        members = [each for each in view.consumers if each.options is not None]
+        lives_on: set[int] = set()
+        for each in members:
+            if each.leased or each.delayed:
+                lives_on |= self._end_leases(queue, each.consumer, done)
+        expired = self.queues.expire(queue, messages_first=True)
+        done.expired_messages += expired.expired - (len(lives_on) if self.queues.counts_only else 0)
+        done.expired_dead += expired.dead
+        for each in members:
             # Ids of messages that are gone take room, and one that is full refuses publishes for all.
-            if each.options is not None and (each.ready or each.delayed):
-                self._reap(queue, each.consumer, done)
+            if each.ready or each.leased or each.delayed:
+                with suppress(UnknownConsumer):
+                    report = self.queues.reap_lists(queue, consumer=each.consumer, lives_on=lives_on)
+                    done.expired_references += report.skipped
         for each in view.consumers:
             if each.options is None:
                 done.half_removed += self._removed(queue, each.consumer)
@@ -457,16 +371,22 @@ class _ShareWork:
                 done.half_registered += self._registered(queue, each.consumer)
         if self.parameters.unregister:
             idle_expiry_ms = self.parameters.idle_expiry_ms
-            done.idle_consumers = len(self.queues.unregister_idle(queue, idle_expiry_ms=idle_expiry_ms))
-        done.add_problems(self.queues.repair(queue, dry_run=False).repaired)
+            leaving = {each.consumer for each in view.consumers if each.options is None}
+            removed = self.queues.unregister_idle(queue, idle_expiry_ms=idle_expiry_ms)
+            done.idle_consumers = sum(each.consumer not in leaving for each in removed)
+        done.add_problems(self.queues.repair(queue, dry_run=False, over_too=False).repaired)
         done.changed_queues = int(done.changes > 0)
         return done
 
-    def _reap(self, queue: str, consumer: str, done: FanoutRepairCounts) -> None:
+    def _end_leases(self, queue: str, consumer: str, done: FanoutRepairCounts) -> set[int]:
+        """End leases and put retries in line; return the messages that live on as dead letters."""
         with suppress(UnknownConsumer):
-            report = self.queues.reap(queue, consumer=consumer, max_stalls=self.parameters.max_stalls)
+            report = self.queues.reap_leases(queue, consumer=consumer, max_stalls=self.parameters.max_stalls)
             done.overdue_leases += report.requeued + report.dead
-            done.expired_references += report.skipped
+            # What only counts will not find them in line.
+            done.expired_references += report.gone_in_line if self.queues.counts_only else 0
+            return set(report.revived)
+        return set()
 
     def _registered(self, queue: str, consumer: str) -> int:
         try:
@@ -485,3 +405,76 @@ class _ShareWork:
         except UnknownConsumer:
             return 0
         return 1
+
+
+class _Look:
+    """Goes through queues and counts what there is to do.
+
+    :ivar counts: what was found so far.
+    :ivar worst: queues in which most was found.
+    :ivar unseen: consumers that may be dead.
+    :ivar queues: those in which there is something to do, or that cannot be read.
+    """
+
+    def __init__(
+        self,
+        client: RedisClient,
+        parameters: FanoutRepairParameters,
+        *,
+        now_ms: int,
+        pace: Callable[[int], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._now_ms = now_ms
+        queues = PacedFanoutQueues(client, parameters.key_prefix, clock=lambda: now_ms, pace=pace, counts_only=True)
+        self._repair = _Repair(parameters=parameters, queues=queues, say=say)
+        self.counts = FanoutRepairCounts()
+        self.worst: list[WorstQueue] = []
+        self.unseen: list[UnseenConsumer] = []
+        self.queues: list[str] = []
+
+    def at(self, queue: str) -> bool:
+        """Count what there is to do in a queue; tell whether it exists."""
+        view, found = self._repair.at(queue)
+        self.counts.add(found)
+        if view is None:
+            self.queues.append(queue)
+            return True
+        if found.changes:
+            self.queues.append(queue)
+            worst = WorstQueue(queue=queue, changes=found.changes, faults=found.faults, messages=found.messages)
+            self.worst = nlargest(_SHOWN, [*self.worst, worst], key=lambda each: each.changes)
+        unseen = [one for each in view.consumers if (one := self._unseen(queue, each)) is not None]
+        self.unseen = nlargest(_SHOWN, [*self.unseen, *unseen], key=lambda each: each.waiting)
+        return view.exists
+
+    def _unseen(self, queue: str, view: ConsumerView) -> UnseenConsumer | None:
+        unseen_ms = self._now_ms - view.last_seen_ms
+        waiting = view.ready + view.leased + view.delayed
+        if unseen_ms < UNSEEN_MS or not waiting:
+            return None
+        return UnseenConsumer(queue=queue, consumer=view.consumer, unseen_s=unseen_ms // 1_000, waiting=waiting)
+
+
+@dataclass(kw_only=True)
+class _ShareWork:
+    """One call of the repair on one share.
+
+    :ivar counts: what was done, by earlier calls of the run too.
+    """
+
+    repair: _Repair
+    counts: FanoutRepairCounts
+    save: Callable[[str, bool], None]
+    _cursor: str = field(default="", init=False)
+
+    def run(self, queues: Iterable[str]) -> None:
+        """Go through queues.
+
+        :raises TimeIsUp: when the run has taken as long as it may.
+        """
+        for queue in queues:
+            self.counts.add(self.repair.at(queue)[1])
+            self._cursor = queue
+            self.save(queue, False)
+        self.save(self._cursor, True)
