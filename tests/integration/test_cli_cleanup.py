@@ -77,8 +77,8 @@ def test_plan_apply_status_report_and_undo(world: World) -> None:
     assert as_json("undo", run_id, "--dry-run")["references"] == 10
     assert world.device("secret-1").references() == [3, 4]
     assert as_json("undo", run_id, "--yes") == {
-        "maintenance_run_id": run_id, "dry_run": False, "files": 1, "references": 10, "expiries": 5,
-        "wrong_type_keys": 0,
+        "maintenance_run_id": run_id, "dry_run": False, "files": 1, "noted": 15, "references": 10, "expiries": 5,
+        "left": 0, "wrong_type_keys": 0,
     }  # fmt: skip
     assert world.device("secret-1").references() == [1, 2, 3, 4]
 

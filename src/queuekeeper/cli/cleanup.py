@@ -143,7 +143,11 @@ def apply(
 
     show(
         asdict(outcome)
-        | {"clean": outcome.clean, "undo_files": [each.undo_file for each in reports if each.undo_file]},
+        | {
+            "clean": outcome.clean,
+            "moved_on": outcome.moved_on,
+            "undo_files": [each.undo_file for each in reports if each.undo_file],
+        },
         as_json=as_json,
         pretty=pretty,
     )
@@ -257,7 +261,11 @@ def report(
     with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
         run_id = _kind().chosen(runs, run_id)
         outcome = report_cleanup(client, runs=runs, run_id=run_id, now_ms=system_clock(), say=say)
-    show(asdict(outcome) | {"clean": outcome.clean}, as_json=as_json, pretty=lambda out: _outcome(out, outcome))
+    show(
+        asdict(outcome) | {"clean": outcome.clean, "moved_on": outcome.moved_on},
+        as_json=as_json,
+        pretty=lambda out: _outcome(out, outcome),
+    )
     if outcome.shards_open:
         raise CheckFailed(f"not done: {', '.join(outcome.shards_open)}; queuekeeper cleanup apply {run_id}")
 

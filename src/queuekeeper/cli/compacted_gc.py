@@ -210,7 +210,11 @@ def _show_outcome(outcome: CollectionOutcome, *, as_json: bool) -> None:
             )
         )
 
-    show(asdict(outcome) | {"clean": outcome.clean, "verdict": verdict(outcome)}, as_json=as_json, pretty=pretty)
+    show(
+        asdict(outcome) | {"clean": outcome.clean, "moved_on": outcome.moved_on, "verdict": verdict(outcome)},
+        as_json=as_json,
+        pretty=pretty,
+    )
     if outcome.open_shares:
         raise CheckFailed(f"not done: `queuekeeper compacted gc --go-on {outcome.maintenance_run_id}` goes on")
     if outcome.broken_queues:

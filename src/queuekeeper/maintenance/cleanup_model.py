@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import ClassVar
 
 from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import check_prefix
+from queuekeeper.maintenance.counts import Counts
 
 KIND = "expired_reference_cleanup"
 """What runs of it are called where all kinds of maintenance are kept."""
@@ -58,7 +60,7 @@ class CleanupParameters:
 
 
 @dataclass(kw_only=True)
-class CleanupCounts:
+class CleanupCounts(Counts):
     """What was found, and by an apply: what was done.
 
     :ivar keys: keys of sessions that were looked at.
@@ -80,6 +82,8 @@ class CleanupCounts:
     :ivar later_bytes: memory of the idle keys, which is freed when they expire.
     """
 
+    looked_at: ClassVar[frozenset[str]] = frozenset({"keys", "sessions", "references"})
+
     keys: int = 0
     sessions: int = 0
     references: int = 0
@@ -97,11 +101,6 @@ class CleanupCounts:
     held_sessions: int = 0
     freed_bytes: int = 0
     later_bytes: int = 0
-
-    def add(self, other: CleanupCounts) -> None:
-        """Add what was counted elsewhere."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     @property
     def removed(self) -> int:
@@ -197,6 +196,11 @@ class CleanupOutcome:
     counts: CleanupCounts
     left: CleanupCounts
     shards_open: tuple[str, ...]
+
+    @property
+    def moved_on(self) -> dict[str, int]:
+        """What was planned and not done, by name: planned = done + moved on; less than 0 where more has come since."""
+        return self.planned.moved_on(self.counts)
 
     @property
     def clean(self) -> bool:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import ClassVar
 
 from queuekeeper.compacted.model import Retention, RetentionPolicy, chosen
 from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, check_prefix
+from queuekeeper.maintenance.counts import Counts
 from queuekeeper.maintenance.queue_shares import share_names
 
 KIND = "compacted_queue_gc"
@@ -93,7 +95,7 @@ class CollectionParameters:
 
 
 @dataclass(kw_only=True)
-class CollectionCounts:
+class CollectionCounts(Counts):
     """What was found due, or was collected.
 
     :ivar queues: that were looked at.
@@ -107,6 +109,8 @@ class CollectionCounts:
     :ivar held_parts: parts of the registry that another collector was at; left to it.
     """
 
+    looked_at: ClassVar[frozenset[str]] = frozenset({"queues"})
+
     queues: int = 0
     due_queues: int = 0
     messages: int = 0
@@ -116,11 +120,6 @@ class CollectionCounts:
     kept: int = 0
     broken_queues: int = 0
     held_parts: int = 0
-
-    def add(self, other: CollectionCounts) -> None:
-        """Add what was counted elsewhere."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     @property
     def acked(self) -> int:
@@ -205,6 +204,11 @@ class CollectionOutcome:
     open_shares: tuple[str, ...]
     finished_ms: int | None
     generated_at_ms: int
+
+    @property
+    def moved_on(self) -> dict[str, int]:
+        """What was planned and not done, by name: planned = done + moved on; less than 0 where more has come since."""
+        return {} if self.dry_run or self.plan.empty else self.plan.counts.moved_on(self.counts)
 
     @property
     def clean(self) -> bool:

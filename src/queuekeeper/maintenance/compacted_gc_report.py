@@ -76,7 +76,7 @@ def write_report(outcome: CollectionOutcome, directory: Path) -> ReportFiles:
         directory,
         kind=ReportKind.COMPACTED,
         template=TEMPLATE,
-        facts=asdict(outcome) | {"clean": outcome.clean, "verdict": verdict(outcome)},
+        facts=asdict(outcome) | {"clean": outcome.clean, "moved_on": outcome.moved_on, "verdict": verdict(outcome)},
         columns=[count_rows(each) for each in (outcome.plan.counts, outcome.counts, second)],
         rules=rule_words(outcome.plan.parameters),
         finished=last_finished(outcome.finished_ms),

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from pathlib import Path
@@ -17,7 +18,7 @@ from typing import Any
 
 from queuekeeper.compacted.model import DueRow, QueueView, RestoreReport
 from queuekeeper.compacted.queue import CompactedQueues
-from queuekeeper.errors import RefusedError, StaleEpoch, UnknownQueue
+from queuekeeper.errors import RefusedError, ScriptError, StaleEpoch, UnknownQueue, UsageError
 from queuekeeper.maintenance.compacted_gc_model import KIND, Restoration
 from queuekeeper.maintenance.undo_file import read_undo_file, undo_paths, undo_paths_of
 from queuekeeper.redis_client import RedisClient
@@ -58,7 +59,9 @@ def undo_collection(
     queues = CompactedQueues(client, key_prefix, counts_only=dry_run)
     histories = _histories(paths, directory)
     for (client_id, _), history in histories.items():
-        history.judge(undo_mark(queues.inspect(client_id)))
+        # Of a queue that nobody can read by now nothing comes back; that of others does.
+        with suppress(ScriptError, UsageError):
+            history.judge(undo_mark(queues.inspect(client_id)))
     restored = kept = only_after_rewind = 0
     # What a run that was killed has tried twice comes back once.
     known: set[tuple[str, int, int]] = set()

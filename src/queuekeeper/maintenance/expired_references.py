@@ -219,7 +219,7 @@ def report_cleanup(
         left=plan_cleanup(client, parameters=plan.parameters, now_ms=now_ms, say=say).counts,
         shards_open=tuple(each.shard for each in plan.shards if each.shard not in done or not done[each.shard].done),
     )
-    runs.save_report(run_id, asdict(outcome) | {"clean": outcome.clean})
+    runs.save_report(run_id, asdict(outcome) | {"clean": outcome.clean, "moved_on": outcome.moved_on})
     return outcome
 
 

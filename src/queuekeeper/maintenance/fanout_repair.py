@@ -270,7 +270,7 @@ def report_fanout_repair(
     )
     kept = asdict(outcome)
     del kept["plan"]
-    runs.save_report(run_id, kept | {"clean": outcome.clean})
+    runs.save_report(run_id, kept | {"clean": outcome.clean, "moved_on": outcome.moved_on})
     return outcome
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
+from typing import ClassVar
 
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import DEFAULT_MAX_STALLS, MAX_MS, Problem, check_queue
 from queuekeeper.keyspace import FANOUT_PARTS, check_prefix
+from queuekeeper.maintenance.counts import Counts
 from queuekeeper.maintenance.queue_shares import share_names
 
 KIND = "fanout_repair"
@@ -75,7 +77,7 @@ class FanoutRepairParameters:
 
 
 @dataclass(kw_only=True)
-class FanoutRepairCounts:
+class FanoutRepairCounts(Counts):
     """What was found in queues, or was done to them.
 
     :ivar queues: that were looked at.
@@ -99,6 +101,8 @@ class FanoutRepairCounts:
     :ivar broken_queues: that could not be repaired; the log names why.
     """
 
+    looked_at: ClassVar[frozenset[str]] = frozenset({"queues", "consumers", "messages"})
+
     queues: int = 0
     changed_queues: int = 0
     consumers: int = 0
@@ -118,11 +122,6 @@ class FanoutRepairCounts:
     half_registered: int = 0
     idle_consumers: int = 0
     broken_queues: int = 0
-
-    def add(self, other: FanoutRepairCounts) -> None:
-        """Add what was counted elsewhere."""
-        for each in fields(self):
-            setattr(self, each.name, getattr(self, each.name) + getattr(other, each.name))
 
     def add_problems(self, problems: Mapping[Problem, int]) -> None:
         """Add what a look through a queue has found."""
@@ -224,6 +223,11 @@ class FanoutRepairOutcome:
     proved: bool
     open_shares: tuple[str, ...]
     generated_at_ms: int
+
+    @property
+    def moved_on(self) -> dict[str, int]:
+        """What was planned and not done, by name: planned = done + moved on; less than 0 where more has come since."""
+        return {} if self.dry_run or self.plan.empty else self.plan.counts.moved_on(self.counts)
 
     @property
     def clean(self) -> bool:

@@ -72,7 +72,7 @@ def verdict(outcome: FanoutRepairOutcome) -> str:
 
 def facts_of(outcome: FanoutRepairOutcome) -> dict[str, Any]:
     """Return what there is to say of a run as JSON can hold it; the plan's queues are its own."""
-    found = asdict(outcome) | {"clean": outcome.clean, "verdict": verdict(outcome)}
+    found = asdict(outcome) | {"clean": outcome.clean, "moved_on": outcome.moved_on, "verdict": verdict(outcome)}
     del found["plan"]["queues"]
     return found
 

@@ -199,7 +199,8 @@ class RemedyReport:
 
     :param queues: queues that were treated, earlier tries of the run included.
     :param done: effects by kind, likewise.
-    :param changed: effects that no longer fitted when their turn came: somebody else was faster.
+    :param moved_on: effects by kind that were planned and not done: planned = done + moved on.
+    :param changed: those of them that no longer fitted when their turn came: somebody else was faster.
     :param not_planned: effects found now that the plan did not have; plan again for them.
     :param refusals: queues by the reason why they could not be treated.
     :param undo_file: what takes it back; empty when there is nothing to take back.
@@ -208,6 +209,7 @@ class RemedyReport:
     remedy: str
     queues: int
     done: Mapping[str, int]
+    moved_on: Mapping[str, int]
     changed: int
     not_planned: int
     refusals: Mapping[str, int]

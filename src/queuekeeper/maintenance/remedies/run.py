@@ -162,6 +162,7 @@ def apply_remedy(
         remedy=plan.remedy,
         queues=treated,
         done=dict(sorted(done.items())),
+        moved_on={kind: count - done[kind] for kind, count in plan.effects.items() if count > done[kind]},
         changed=changed,
         not_planned=not_planned,
         refusals=dict(sorted(refusals.items())),

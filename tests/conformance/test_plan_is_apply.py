@@ -1,0 +1,555 @@
+"""What is said is what is then done: each job that changes data, its dry run and its undo, in a world that changes."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Protocol
+
+import pytest
+from lua_sessions import Session, messages
+
+from queuekeeper import lua, postgres
+from queuekeeper.compacted.model import Purge, Retention, RetentionPolicy
+from queuekeeper.embedded import PostgresServer
+from queuekeeper.fanout.model import ConsumerOptions, Start
+from queuekeeper.maintenance.cleanup_undo import undo_cleanup
+from queuekeeper.maintenance.expired_references import report_cleanup
+from queuekeeper.maintenance.fanout_repair_model import FanoutRepairCounts
+from queuekeeper.maintenance.remedies import plan_remedy, undo_remedy
+from queuekeeper.maintenance.remedies.model import RemedyParameters, RemedyPlan
+from queuekeeper.maintenance.remedies.queues import named_queues
+from queuekeeper.maintenance.remedies.run import apply_remedy
+from queuekeeper.migration.undo import drop_imports
+from queuekeeper.redis_client import RedisClient, connect, nodes
+from tests import cleanup_world, compacted_gc_world, fanout_repair_world
+from tests.cleanup_world import HOUR_MS, Device, record
+
+pytestmark = pytest.mark.conformance
+
+Counts = dict[str, Any]
+Change = Callable[[], object]
+KEY = b"k" * 32
+
+
+def both(*changes: Change) -> Change:
+    return lambda: [change() for change in changes]
+
+
+class Job(Protocol):
+    """A job in a world that has something of everything that it looks for."""
+
+    changes: dict[str, Change]
+
+    def say(self) -> Counts:
+        """Return what the job would do now."""
+
+    def plan(self) -> object:
+        """Make a plan to be carried out."""
+
+    def do(self, planned: Any) -> Counts:
+        """Carry it out."""
+
+    def valued(self) -> object:
+        """Return what nobody may lose: all that is alive, and how long it lives."""
+
+
+def agree(planned: Any, done: Any, moved_on: dict[str, int]) -> None:
+    """Check that what was planned was done or has moved on."""
+    to_do = asdict(planned).keys() - planned.looked_at
+    assert {each: getattr(done, each) + moved_on.get(each, 0) for each in to_do} == {
+        each: getattr(planned, each) for each in to_do
+    }
+
+
+@dataclass
+class Cleanup:
+    """Sessions, dead references, orphans, records without expiry, idle sessions; two of them held by PostgreSQL."""
+
+    world: cleanup_world.World
+    changes: dict[str, Change] = field(init=False)
+
+    def __post_init__(self) -> None:
+        device = self.world.device
+        for number in range(6):
+            device(f"meter-{number}").add(6)
+            device(f"meter-{number}").expire(1, 3, *range(4, 4 + number % 3))
+        device("meter-1").received(2)
+        device("meter-2").orphan(99, age_ms=3 * HOUR_MS, life_ms=HOUR_MS)
+        device("meter-3").client.hset(device("meter-3").keys.session, mapping={"owner": "postgres", "epoch": 1})
+        device("meter-4").client.set(device("meter-4").payload(98), "nobody can read this")
+        long = device("long")
+        long.add(1_500)
+        long.expire(*range(1, 1_500, 2))
+        idle = device("idle")
+        idle.add()
+        idle.acknowledge(1)
+        emptied = device("emptied")
+        emptied.add(2)
+        emptied.expire(1, 2)
+        one, two = device("meter-0"), device("meter-1")
+        server: Any = self.world.client
+        back = record("meter-0", time_ms=1, packet_id=1)
+        self.changes = {
+            "expire": lambda: one.expire(2),
+            "add": lambda: one.add(3),
+            "add to an emptied one": lambda: emptied.add(1),
+            "ack": lambda: one.acknowledge(2),
+            "remove": lambda: server.delete(one.keys.messages, *(one.payload(n) for n in range(1, 7))),
+            "new session": both(lambda: device("new").add(3), lambda: device("new").expire(2)),
+            "takeover": lambda: server.hset(one.keys.session, mapping={"owner": "postgres", "epoch": 2}),
+            "foreign writer": lambda: server.set(one.keys.session, "not ours"),
+            "life given": lambda: server.pexpire(two.payload(2), HOUR_MS),
+            "life taken": lambda: two.received(4),
+            "message is back": lambda: server.set(one.payload(1), back, px=HOUR_MS),
+            "idle one is used": lambda: idle.add(1),
+            "purge": lambda: server.delete(*one.keys, *(one.payload(n) for n in range(1, 7))),
+        }
+
+    def say(self) -> Counts:
+        return asdict(self.world.plan())
+
+    def plan(self) -> object:
+        return self.world.approved()
+
+    def do(self, planned: Any) -> Counts:
+        run_id, (shard,) = planned
+        done = self.world.apply(run_id, shard).counts
+        outcome = report_cleanup(self.world.client, runs=self.world.runs, run_id=run_id, now_ms=cleanup_world.now_ms())
+        agree(outcome.planned, done, outcome.moved_on)
+        return asdict(done)
+
+    def undo(self, planned: Any, *, dry_run: bool) -> Counts:
+        found = undo_cleanup(self.world.client, run_id=planned[0], directory=self.world.undo, dry_run=dry_run)
+        assert found.noted == found.references + found.expiries + found.left > 0
+        return asdict(replace(found, dry_run=False))
+
+    def valued(self) -> object:
+        names = [f"meter-{number}" for number in range(6)] + ["long", "idle", "emptied", "new"]
+        server: Any = self.world.client
+        devices = [self.world.device(name) for name in names if server.type(session_set(name)) == b"zset"]
+        return {
+            (each.client_id, packet_id): (server.get(each.payload(packet_id)), lives(each, packet_id))
+            for each in devices
+            for packet_id in each.live()
+        }
+
+
+def session_set(name: str) -> str:
+    return f"{{{name}}}_messages"
+
+
+def lives(device: Device, packet_id: int) -> int | None:
+    """Return when a message expires; one without an end may get one."""
+    end = int(device.client.pexpiretime(device.payload(packet_id)))
+    return None if end < 0 or packet_id in (2, 4) else end
+
+
+@dataclass
+class Collection:
+    """Compacted queues with rows of every age."""
+
+    world: compacted_gc_world.World
+    changes: dict[str, Change] = field(init=False)
+
+    def __post_init__(self) -> None:
+        world, queues = self.world, self.world.queues
+        for number in range(4):
+            world.append(f"meter-{number}", "a", "b", "c", "d")
+            world.append(f"meter-{number}", "gone", tombstone=True)
+        world.append("many", *(f"key-{number}" for number in range(450)))
+        self.fence = world.consume("meter-1", acks=3)
+        world.now_ms += 8 * compacted_gc_world.DAY_MS
+        world.append("meter-0", "fresh")
+        world.now_ms += compacted_gc_world.MINUTE_MS
+        keep = Retention(policy=RetentionPolicy.ACKED_ONLY, retention_ms=HOUR_MS, tombstone_ms=HOUR_MS)
+        server: Any = world.client
+        self.changes = {
+            "newer value": lambda: world.append("meter-0", "a", "b"),
+            "tombstone": lambda: world.append("meter-0", "a", tombstone=True),
+            "ack": lambda: queues.ack("meter-1", fence=self.fence, sequences=[4]),
+            "remove": lambda: queues.drop("meter-0"),
+            "new queue": lambda: world.append("new", "x"),
+            "takeover": lambda: queues.subscribe("meter-1", session="other"),
+            "foreign writer": lambda: server.set(world.keys("meter-3").order, "not ours"),
+            "retention": lambda: queues.configure("meter-0", retention=keep),
+            "purge": lambda: queues.purge("meter-0", what=Purge.everything()),
+            "many get newer values": lambda: world.append("many", *(f"key-{n}" for n in range(0, 450, 3))),
+        }
+
+    def say(self) -> Counts:
+        return asdict(self.world.plan().counts)
+
+    def plan(self) -> object:
+        return self.world.planned()
+
+    def do(self, planned: Any) -> Counts:
+        run_id, (share,) = planned
+        done = self.world.collect(run_id, share).counts
+        outcome = self.world.report(run_id)
+        agree(outcome.plan.counts, done, outcome.moved_on)
+        return asdict(done)
+
+    def undo(self, planned: Any, *, dry_run: bool) -> Counts:
+        found = self.world.take_back(planned[0], dry_run=dry_run)
+        assert found.restored + found.kept > 0
+        return asdict(replace(found, dry_run=False))
+
+    def valued(self) -> object:
+        found = {}
+        for name in ("meter-0", "meter-1", "meter-2", "new", "many"):
+            for message in self.world.queues.peek(name, limit=500):
+                if message.appended_ms > self.world.now_ms - compacted_gc_world.DAY_MS:
+                    found[name, message.key] = (message.sequence, message.value)
+        return found
+
+
+@dataclass
+class FanoutRepair:
+    """A fan-out queue with each fault, and all that time brings about."""
+
+    world: fanout_repair_world.World
+    changes: dict[str, Change] = field(init=False)
+
+    def __post_init__(self) -> None:
+        world, queues, q = self.world, self.world.queues, "orders"
+        client: Any = world.client
+        world.register(q, "a", options=ConsumerOptions(dead_retention_ms=HOUR_MS))
+        world.register(q, "b", "idle")
+        popped, missing, drifted, endless, *_ = world.publish(q, 12)
+        for consumer in ("a", "b", "idle"):
+            client.lrem(world.consumer_keys(q, consumer).ready[0], 0, popped)
+        client.hdel(world.keys(q).messages, missing)
+        client.hset(world.keys(q).references, drifted, 7)
+        client.zrem(world.keys(q).expiries, endless)
+        short = world.publish(q, 1_300, ttl_ms=10 * fanout_repair_world.MINUTE_MS)
+        world.kill(q, "b", 4)
+        claimed = world.claim(q, "a", 3)
+        queues.nack(
+            q, consumer="a", token=claimed.token, message_id=claimed.messages[0].id, max_attempts=1, reason="no"
+        )
+        queues.nack(q, consumer="a", token=claimed.token, message_id=claimed.messages[1].id, delay_ms=1_000)
+        world.now_ms += 2 * HOUR_MS
+        # Leases of messages whose time is over: one that comes back, one that has stalled too often.
+        world.publish(q, 3)
+        self.token = world.claim(q, "b", 2).token
+        client.hset(world.consumer_keys(q, "a").details, "77777", "1 0 0 -")
+        world.now_ms += fanout_repair_world.LEASE_MS + 1
+        own = world.consumer_keys(q, "a")
+        self.changes = {
+            "expire": lambda: queues.expire(q),
+            "publish": lambda: world.publish(q, 5),
+            "ack": lambda: world.process(q, "a", 2),
+            "claim": lambda: world.claim(q, "b", 3),
+            "new consumer": lambda: queues.register(q, consumer="new", start=Start.RETAINED),
+            "unregister": lambda: queues.unregister(q, consumer="idle"),
+            "takeover": lambda: queues.reap(q, consumer="b"),
+            "foreign writer": lambda: client.rpush(own.ready[0], short[0], short[1], 999_999),
+            "purge": lambda: queues.purge(q, consumer="a"),
+            "options": lambda: queues.configure(q, consumer="a", options=ConsumerOptions(dead_retention_ms=1)),
+            "pause": lambda: queues.pause(q),
+            "repair by somebody": lambda: queues.repair(q, dry_run=False),
+        }
+
+    def say(self) -> Counts:
+        plan = self.world.plan(idle_expiry_s=86_400)
+        # Queues in which nothing is to be done are not gone through again.
+        return asdict(FanoutRepairCounts() if plan.empty else plan.counts)
+
+    def plan(self) -> object:
+        return self.world.planned(idle_expiry_s=86_400)
+
+    def do(self, planned: Any) -> Counts:
+        run_id, (share,) = planned
+        done = self.world.repair(run_id, share).counts
+        outcome = self.world.report(run_id)
+        if not outcome.plan.empty:
+            agree(outcome.plan.counts, done, outcome.moved_on)
+        return asdict(done)
+
+    def valued(self) -> object:
+        """Return what each consumer is still owed of the messages whose time is not over."""
+        client: Any = self.world.client
+        q = "orders"
+        alive = {
+            member
+            for member, end in client.zrange(self.world.keys(q).expiries, 0, -1, withscores=True)
+            if end > self.world.now_ms and client.hexists(self.world.keys(q).messages, member)
+        }
+        found = set()
+        for each in self.world.queues.inspect(q).consumers:
+            own = self.world.consumer_keys(q, each.consumer)
+            held = [*client.zrange(own.leases, 0, -1), *client.zrange(own.delayed, 0, -1)]
+            held += [one for key in own.ready for one in client.lrange(key, 0, -1)]
+            found |= {(each.consumer, one) for one in alive.intersection(held)}
+        return found
+
+
+@dataclass
+class Remedy:
+    """One session with everything that a remedy mends."""
+
+    client: Any
+    folder: Path
+    remedy: str
+    changes: dict[str, Change] = field(init=False)
+
+    def __post_init__(self) -> None:
+        device = self.device = Device(self.client, "meter-7")
+        for number in range(12):
+            device.add(time_ms=cleanup_world.now_ms() + number)
+        device.expire(1, 2)
+        device.received(3)
+        twin = self.client.get(device.payload(6)).decode()
+        for packet_id in (7, 8):
+            text = twin.replace('"packetId":6', f'"packetId":{packet_id}')
+            self.client.set(device.payload(packet_id), text, keepttl=True)
+        for packet_id in (9, 10):
+            self.client.set(device.payload(packet_id), f"{{broken {packet_id}", keepttl=True)
+        self.client.zadd(device.keys.messages, {device.payload(10): 9})
+        self.client.zadd(device.keys.messages, {"{other}_messages_1": 0})
+        for packet_id in (90, 91):
+            device.orphan(packet_id, age_ms=3 * HOUR_MS, life_ms=HOUR_MS)
+        self.client.set(device.keys.last_packet_id, 5)
+        own = device.keys
+        self.changes = {
+            "expire": lambda: device.expire(6, 9),
+            "add": lambda: device.add(2),
+            "ack": lambda: device.acknowledge(7),
+            "remove": lambda: self.client.zrem(own.messages, device.payload(9)),
+            "takeover": lambda: self.client.hset(own.session, mapping={"owner": "postgres", "epoch": 1}),
+            "foreign writer": lambda: self.client.set(own.session, "not ours"),
+            "rekey": lambda: self.client.rename(own.messages, "{meter-7}_elsewhere"),
+            "life": lambda: self.client.pexpire(device.payload(3), HOUR_MS),
+            "repair by somebody": lambda: self.client.set(
+                device.payload(9), record("meter-7", time_ms=5, packet_id=9), px=HOUR_MS
+            ),
+            "record is referred to": lambda: self.client.zadd(own.messages, {device.payload(90): 77}),
+            "purge": lambda: self.client.delete(*own, *(device.payload(n) for n in range(1, 13))),
+        }
+
+    def _queues(self) -> Any:
+        return named_queues(["meter-7"], key=KEY)
+
+    def _parameters(self) -> RemedyParameters:
+        return RemedyParameters(limit=9)
+
+    def plan(self) -> RemedyPlan:
+        return plan_remedy(self.client, remedy=self.remedy, queues=self._queues(), parameters=self._parameters())
+
+    def say(self) -> Counts:
+        return dict(self.plan().effects)
+
+    def do(self, planned: Any) -> Counts:
+        report = apply_remedy(self.client, plan=planned, queues=self._queues(), undo_path=self.folder / "undo.jsonl")
+        assert sum(report.moved_on.values()) == sum(planned.effects.values()) - sum(report.done.values())
+        return dict(report.done)
+
+    def undo(self, planned: Any, *, dry_run: bool) -> Counts:
+        found = undo_remedy(self.client, path=self.folder / "undo.jsonl", key=KEY, dry_run=dry_run)
+        assert found.restored + sum(found.left.values()) > 0
+        return asdict(replace(found, dry_run=False))
+
+    def valued(self) -> object:
+        if self.client.type(self.device.keys.messages) != b"zset":
+            return {}
+        healthy = (4, 5, 11, 12, 13, 14) if self.remedy != "trim_dead_first" else (12, 13, 14)
+        return {n: self.client.get(self.device.payload(n)) for n in self.device.live() if n in healthy}
+
+
+@dataclass
+class MigrationUndo:
+    """Imports of a plan that a broker begins to use."""
+
+    client: Any
+    changes: dict[str, Change] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.names = [f"meter-{number}" for number in range(5)]
+        self.sessions = [Session(client=self.client, client_id=name) for name in self.names]
+        for session, count in zip(self.sessions, (3, 1_300, 2, 0, 4), strict=True):
+            session.import_session(messages(count), last_packet_id=count)
+        one, device = self.sessions[0], Device(self.client, "meter-0")
+        self.changes = {
+            "expire": lambda: device.expire(1),
+            "add": lambda: device.add(2),
+            "ack": lambda: device.acknowledge(1),
+            "remove": lambda: self.client.delete(one.keys.messages),
+            "new session": lambda: Device(self.client, "new").add(2),
+            "takeover": lambda: one.set_owner("redis", epoch=3),
+            "counter": lambda: self.client.set(one.keys.last_packet_id, 9),
+            "second copy of a used one": both(
+                lambda: device.acknowledge(2), lambda: one.import_session(messages(3), last_packet_id=3)
+            ),
+            "purge": lambda: self.client.delete(*one.keys),
+            "use of a long one": lambda: Device(self.client, "meter-1").acknowledge(7),
+        }
+
+    def _drop(self, *, dry_run: bool) -> Counts:
+        found = drop_imports(self.client, [*self.names, "new"], plan_id="plan-a", prefix="", dry_run=dry_run)
+        assert found.sessions_dropped + found.sessions_moved_on + found.sessions_absent == len(self.names) + 1
+        return asdict(replace(found, dry_run=False))
+
+    def say(self) -> Counts:
+        return self._drop(dry_run=True)
+
+    def plan(self) -> object:
+        return None
+
+    def do(self, planned: Any) -> Counts:
+        return self._drop(dry_run=False)
+
+    def valued(self) -> object:
+        """Return the messages of sessions that somebody has used."""
+        found = {}
+        for session in self.sessions:
+            count, noted = self.client.zcard(session.keys.messages), session.state().get("references")
+            last, known = self.client.get(session.keys.last_packet_id), session.state().get("imported_last_packet_id")
+            if noted is not None and str(count) == noted and (last or b"").decode() == known:
+                continue
+            found[session.client_id] = self.client.zrange(session.keys.messages, 0, -1, withscores=True)
+        return found
+
+
+REMEDIES = (
+    "repair_counter",
+    "repair_ttl",
+    "unlink_orphans",
+    "remove_duplicates",
+    "quarantine_messages",
+    "trim_dead_first",
+)
+UNDONE = ("cleanup", "collection", "repair_ttl", "unlink_orphans", "remove_duplicates", "quarantine_messages")
+JOBS = ("cleanup", "collection", "fanout_repair", "migration_undo", *REMEDIES)
+
+
+@pytest.fixture(scope="module")
+def shared_records(postgres_server: PostgresServer) -> Iterator[Any]:
+    """A database that all tests of this file keep their records in."""
+    name = f"plans_{os.getpid()}"
+    postgres_server.start()
+    with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
+        postgres.migrate(connection)
+        yield connection
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def world(valkey_url: str, shared_records: Any, tmp_path: Path) -> Iterator[Callable[[str], Any]]:
+    """Make worlds, each in an empty store and without runs of others."""
+    with connect(valkey_url) as client:
+        made: list[str] = []
+
+        def make(name: str) -> Any:
+            client.flushall()
+            shared_records.execute("TRUNCATE queuekeeper.maintenance_runs CASCADE")
+            made.append(name)
+            folder = tmp_path / str(len(made))
+            match name:
+                case "cleanup":
+                    return Cleanup(cleanup_world.World(client, shared_records, folder))
+                case "collection":
+                    return Collection(compacted_gc_world.World(client=client, connection=shared_records, undo=folder))
+                case "fanout_repair":
+                    return FanoutRepair(fanout_repair_world.World(client=client, connection=shared_records))
+                case "migration_undo":
+                    return MigrationUndo(client)
+                case _:
+                    return Remedy(client, folder, name)
+
+        yield make
+
+
+def contents(client: RedisClient) -> dict[bytes, Any]:
+    return {key: node.dump(key) for _, node in nodes(client) for key in node.scan_iter()}
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_in_a_world_that_stands_still_it_is_done_as_it_was_said(world: Any, name: str, valkey_url: str) -> None:
+    job: Job = world(name)
+    with connect(valkey_url) as client:
+        before = contents(client)
+        said = job.say()
+        planned = job.plan()
+        assert contents(client) == before
+    assert job.do(planned) == said
+    assert any(said.values())
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_changes_after_a_plan_is_done_as_a_dry_run_says_at_that_instant(world: Any, name: str) -> None:
+    for change in world(name).changes:
+        job = world(name)
+        planned, first = job.plan(), job.say()
+        job.changes[change]()
+        said, valued = job.say(), job.valued()
+        done = job.do(planned)
+        if isinstance(job, Remedy):
+            # No more is done than was planned.
+            said = {kind: min(count, first.get(kind, 0)) for kind, count in said.items() if kind in first}
+        assert done == said, change
+        assert valued_still(job, valued), change
+
+
+@pytest.mark.parametrize("name", JOBS)
+def test_what_changes_during_the_work_is_left_alone(world: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    execute = lua.ScriptCaller.execute
+    for change in world(name).changes:
+        job = world(name)
+        planned = job.plan()
+        waiting: list[Change] = [job.changes[change]]
+        valued: list[object] = []
+
+        def changing(
+            caller: lua.ScriptCaller, calls: Any, job: Any = job, waiting: Any = waiting, valued: Any = valued
+        ) -> Any:
+            # What was found has been noted, and is about to be done.
+            if waiting and not caller.counts_only and any(call.script.name in WORK for call in calls):
+                waiting.pop()()
+                valued.append(job.valued())
+            return execute(caller, calls)
+
+        monkeypatch.setattr(lua.ScriptCaller, "execute", changing)
+        job.do(planned)
+        monkeypatch.setattr(lua.ScriptCaller, "execute", execute)
+        assert valued_still(job, valued[0]), change
+        # What is left is done as it is said.
+        said, planned = job.say(), job.plan()
+        assert job.do(planned) == said, change
+
+
+@pytest.mark.parametrize("name", [name for name in JOBS if name in UNDONE])
+def test_an_undo_takes_back_what_its_dry_run_says(world: Any, name: str) -> None:
+    for change in world(name).changes:
+        job = world(name)
+        planned = job.plan()
+        job.do(planned)
+        job.changes[change]()
+        said, done = (job.undo(planned, dry_run=dry_run) for dry_run in (True, False))
+        assert said == done, change
+
+
+WORK = {
+    "sessions/remove_dead_references",
+    "compacted/collect",
+    "fanout/reap",
+    "fanout/expire",
+    "sessions/drop_import",
+    "sessions/set_last_packet_id",
+    "sessions/set_expiry",
+    "sessions/unlink_orphan",
+    "sessions/quarantine_duplicate",
+    "sessions/quarantine_message",
+    "sessions/trim_messages",
+}
+"""Scripts that each job does its work by."""
+
+
+def valued_still(job: Job, before: Any) -> bool:
+    """Tell whether nothing has been lost."""
+    after: Any = job.valued()
+    if isinstance(before, dict):
+        return {name: after.get(name) for name in before} == before
+    return bool(before <= after)
