@@ -935,7 +935,7 @@ def test_keys_that_no_message_claims_are_left_alone(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("fields", "reason"),
     [
-        ({"owner": "postgres"}, "the session belongs to PostgreSQL"),
+        ({"owner": "postgres"}, "the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy"),
         ({"owner": "fenced"}, "the session is on its way to PostgreSQL"),
         ({"import": "3"}, "its import is not complete"),
         ({"mirror": "7"}, "its changes still go to PostgreSQL too: end the online migration first"),

@@ -28,7 +28,7 @@ _OWN = frozenset({"publish", "pubrel"})
 _LEFT_BEHIND = frozenset(
     {
         "rekeyed", "saved_last_packet_id", "until_ms", "earliest_expiry_ms", "import", "plan", "references",
-        "imported_last_packet_id",
+        "imported_last_packet_id", "used",
     }
 )  # fmt: skip
 
