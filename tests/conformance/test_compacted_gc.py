@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import approvals, postgres
 from queuekeeper.compacted.model import Append, Retention, RetentionPolicy
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.embedded import PostgresServer
-from queuekeeper.errors import InvalidPolicy, RefusedError, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.errors import InvalidPolicy, RefusedError, ServerUnavailable, StalePlan, StoreFull, UsageError
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
 from queuekeeper.maintenance import compacted_gc, run_pace
 from queuekeeper.maintenance.compacted_gc_model import CollectionCounts, CollectionParameters
@@ -127,6 +127,21 @@ def test_plan_changes_nothing_and_says_what_will_go(valkey: World) -> None:
     assert valkey.plan().empty
     again = valkey.collected()
     assert (again.counts.queues, again.counts.messages) == (0, 0)
+
+
+def test_plan_that_is_too_old_or_of_another_release_collects_nothing(
+    valkey: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    valkey.append("meter-1", "a", "b")
+    run_id, (share, *_) = valkey.planned(retention_s=0)
+    valkey.now_ms += 9 * DAY_MS
+    with pytest.raises(StalePlan, match="and a plan counts for 8 days: plan again"):
+        valkey.collect(run_id, share)
+    valkey.now_ms -= 9 * DAY_MS
+    monkeypatch.setattr(approvals, "__version__", "9.9")
+    with pytest.raises(StalePlan, match=r"was planned by release .*, and this is release 9\.9: plan again"):
+        valkey.collect(run_id, share)
+    assert valkey.live("meter-1") == [b"a", b"b"]
 
 
 def test_report_of_a_dry_run_says_that_nothing_was_removed(valkey: World, tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import approvals, postgres
 from queuekeeper.embedded import PostgresServer
-from queuekeeper.errors import InvalidName, QueueFull, ServerUnavailable, UnknownQueue, UsageError
+from queuekeeper.errors import InvalidName, QueueFull, ServerUnavailable, StalePlan, UnknownQueue, UsageError
 from queuekeeper.fanout.model import ConsumerOptions, Mode, Start
 from queuekeeper.keyspace import FANOUT_PARTS, fanout_part
 from queuekeeper.maintenance import fanout_repair
@@ -124,6 +124,25 @@ def test_every_fault_is_found_planned_repaired_and_gone(world: World) -> None:
     assert world.queues.verify(Q).healthy
     assert len(world.process(Q, A, 10)) == 3
     assert len(world.process(Q, B, 10)) == 3
+
+
+def test_plan_that_is_too_old_or_of_another_release_repairs_nothing(
+    valkey: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    valkey.register("orders", "billing")
+    valkey.publish("orders", 2)
+    valkey.kill("orders", "billing")
+    valkey.now_ms += LEASE_MS + 1
+    run_id, (share, *_) = valkey.planned()
+    before = valkey.contents()
+    valkey.now_ms += 9 * DAY_MS
+    with pytest.raises(StalePlan, match="and a plan counts for 8 days: plan again"):
+        valkey.repair(run_id, share)
+    valkey.now_ms -= 9 * DAY_MS
+    monkeypatch.setattr(approvals, "__version__", "9.9")
+    with pytest.raises(StalePlan, match=r"was planned by release .*, and this is release 9\.9: plan again"):
+        valkey.repair(run_id, share)
+    assert valkey.contents() == before
 
 
 def test_what_has_run_out_is_taken_back_or_removed(world: World) -> None:

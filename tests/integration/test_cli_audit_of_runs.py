@@ -16,7 +16,7 @@ from typer.testing import CliRunner
 
 from queuekeeper import __version__, approvals, audit, postgres
 from queuekeeper.cli import app, context
-from queuekeeper.cli.run_control import agree
+from queuekeeper.cli.run_control import agree, take_back
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.maintenance.compacted_gc_model import KIND as COLLECTION
@@ -143,6 +143,52 @@ def test_answer_at_the_terminal_stands_in_the_audit_and_only_a_yes_approves(
 
     assert runs.load(run_id).approved_by == person
     assert entries(control, run_id) == [(person, "reject", {"kind": kind}), (person, "approve", {"kind": kind})]
+
+
+@pytest.mark.parametrize("kind", [*KINDS.values(), "repair_ttl"])
+def test_undo_stands_in_the_audit_with_what_it_took_back_and_a_no_takes_nothing_back(
+    control: Connection, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    undone: list[bool] = []
+
+    def undo(only_count: bool) -> dict[str, Any]:
+        undone.append(not only_count)
+        return {"restored": 7, "client": "meter-17"}
+
+    def take(connection: Connection | None) -> Any:
+        return take_back(
+            undo, lambda _: "Take it back?", subject="run-1", kind=kind, connection=connection, yes=False, as_json=False
+        )
+
+    person = context.person()
+    assert take(None)["restored"] == 7
+    answers(monkeypatch, yes=False)
+    with pytest.raises(RefusedError, match="not confirmed"):
+        take(control)
+    assert (any(undone), entries(control, "run-1", audit.Action.UNDO)) == (False, [])
+    answers(monkeypatch, yes=True)
+    take(control)
+
+    assert undone[-1]
+    assert [(actor, action) for actor, action, _ in entries(control, "run-1")] == [
+        (person, "reject"),
+        (person, "approve"),
+        (person, "undo"),
+    ]
+    assert entries(control, "run-1", audit.Action.UNDO) == [(person, "undo", {"kind": kind, "restored": 7})]
+
+
+def test_every_command_that_takes_back_puts_it_on_record() -> None:
+    found = {}
+    for path in sorted(COMMANDS.glob("*.py")):
+        calls = {
+            ast.unparse(node.func).rpartition(".")[2]
+            for node in ast.walk(ast.parse(path.read_text("utf-8")))
+            if isinstance(node, ast.Call)
+        }
+        if calls & {"undo_cleanup", "undo_collection", "undo_remedy", "drop_imports"}:
+            found[path.name] = bool(calls & {"take_back", "note_undo"})
+    assert found == dict.fromkeys(("cleanup.py", "compacted_gc.py", "migrate.py", "repair.py"), True)
 
 
 def test_yes_on_the_command_line_is_an_approval_that_says_so(control: Connection) -> None:

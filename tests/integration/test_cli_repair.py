@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from queuekeeper import assets, postgres, redis_client
+from queuekeeper import assets, audit, postgres, redis_client
 from queuekeeper.cli import app
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
@@ -111,6 +111,9 @@ def test_session_is_mended_and_taken_back(servers: Servers) -> None:
         "remedy": "repair_ttl", "dry_run": False, "restored": 2, "left": {},
     }  # fmt: skip
     assert servers.lasting() == 2
+    undone = audit.latest(servers.connection, wanted=audit.AuditFilter(subject=report["maintenance_run_id"]))
+    assert [each.action for each in reversed(undone)] == ["approve", "apply", "approve", "undo"]
+    assert {each.actor for each in undone} == {kept.approved_by}
 
 
 def test_people_read_plan_and_report(servers: Servers, tmp_path: Path) -> None:
