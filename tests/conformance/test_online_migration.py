@@ -155,6 +155,36 @@ def test_on_a_cluster_there_and_back_leaves_every_live_message_where_it_was(
         world.close()
 
 
+@pytest.mark.parametrize("server", ["valkey_url", "redis_cluster_url"])
+def test_client_of_any_id_moves_to_the_keys_that_tbmq_reads(
+    request: pytest.FixtureRequest, postgres_url: str, server: str
+) -> None:
+    world = OnlineWorld(postgres_url, request.getfixturevalue(server))
+    try:
+        client_ids = ("%x", "%7Dx", "%25x", "a%b", "}x", "a}b", "{}")
+        for client_id in client_ids:
+            save(world.at_postgres, client_id, client_id.encode(), b"2")
+        world.plan(count=1)
+        driver = world.driver()
+        driver.arm()
+        reports = [driver.catch_up(), driver.verify(), driver.cut_over()]
+
+        staying = [each for each in client_ids if is_cluster(world.client) and is_scattered(each)]
+        assert [report.kept for report in reports] == [len(staying)] * 3
+        assert [report.left for report in reports] == [{}, {}, {}]
+        for client_id in client_ids:
+            if client_id not in staying:
+                found = Broker(world.client, client_id).fetch()
+                assert [(each["clientId"], each["packetId"]) for each in found] == [(client_id, 1), (client_id, 2)]
+        with world.router() as router:
+            for client_id in client_ids:
+                save(router, client_id, b"3")
+                assert payloads(router, client_id) == [client_id.encode(), b"2", b"3"]
+        assert world.sql(QUARANTINE) == []
+    finally:
+        world.close()
+
+
 # --- clients that come in the middle, and what they do -----------------------------------------------------------
 
 

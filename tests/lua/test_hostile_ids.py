@@ -9,7 +9,7 @@ import pytest
 from lua_sessions import command, contents, now_ms
 from tbmq_broker import Broker
 
-from queuekeeper import redis_async
+from queuekeeper import postgres, redis_async
 from queuekeeper.compacted.model import Append
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import InvalidName, ScatteredClient, UsageError
@@ -17,8 +17,10 @@ from queuekeeper.fanout.model import NewMessage as NewFanoutMessage
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.keyspace import is_scattered
 from queuekeeper.maintenance.fanout_repair import find_queues
+from queuekeeper.quality.explain import read_queue
 from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
+from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 
 pytestmark = pytest.mark.lua
@@ -201,6 +203,21 @@ def test_cluster_refuses_an_id_that_begins_with_a_brace_and_serves_its_neighbour
 
     asyncio.run(work())
     assert {key for key in contents(cluster) if "before" not in key and "after" not in key} == set()
+
+
+def test_queue_that_a_cluster_refuses_is_explained_from_postgresql(cluster: RedisClient, postgres_url: str) -> None:
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        connection.execute(postgres.statement("sessions/vendor_schema"))
+        postgres.migrate(connection)
+        store = PostgresSessionStore(connection)
+        store.save_messages([SessionSave(client_id="}x", messages=(message("t"),))])
+
+        reading = read_queue("}x", connection=connection, client=cluster)
+
+        assert reading.source is not None
+        assert reading.source.messages == 1
+        assert reading.target is None
+        assert "begins with a closing brace" in reading.problems["Redis"]
 
 
 # What MQTT forbids.

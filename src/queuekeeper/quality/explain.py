@@ -14,7 +14,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from queuekeeper import audit
-from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
+from queuekeeper.errors import QueuekeeperError, RefusedError, ScatteredClient, UsageError
 from queuekeeper.migration.model import MigrationParameters
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.identity import client_hash
@@ -173,9 +173,10 @@ def read_queue(
     def attempt(name: str, read: Callable[[], Any]) -> Any:
         try:
             return read()
-        except UsageError:
-            raise
         except QueuekeeperError as error:
+            # What a cluster cannot serve may be in the other store all the same.
+            if isinstance(error, UsageError) and not isinstance(error, ScatteredClient):
+                raise
             found[name] = str(error)
             return None
 
