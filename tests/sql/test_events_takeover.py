@@ -391,6 +391,21 @@ def test_what_cannot_be_taken_over_is_refused_and_left_as_it_was(
     assert connection.execute("SELECT oid FROM pg_class ORDER BY oid").fetchall() == before
 
 
+def test_a_condition_that_takes_for_ever_is_named_and_keeps_publishers_waiting_no_longer(
+    connection: Connection, original: OriginalPgmb, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pairs = ", ".join(f"jsonb_array_elements(e.payload->'numbers') AS n{number}" for number in range(5))
+    subscribe(connection, "slow", condition=f"(SELECT count(*) FROM {pairs}) > 0")
+    original.publish({"numbers": list(range(1_000))})
+    monkeypatch.setattr(takeover, "TRIAL_TIMEOUT_S", 0.5)
+
+    with pytest.raises(
+        RefusedError, match=r"condition '\(SELECT .*: canceling statement due to statement timeout; correct"
+    ):
+        take_over(connection)
+    assert is_untouched(connection)
+
+
 @pytest.mark.parametrize("at_work", ["SELECT pgmb.poll_for_events()", "group lock"])
 def test_clients_at_work_are_to_be_stopped(
     connection: Connection, connect: Callable[[], Connection], original: OriginalPgmb, at_work: str

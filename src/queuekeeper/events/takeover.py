@@ -18,6 +18,7 @@ from psycopg import sql
 from queuekeeper.errors import CheckFailed, RefusedError
 from queuekeeper.events import schema
 from queuekeeper.events.broker import broker_errors
+from queuekeeper.events.operations import TRIAL_TIMEOUT_S
 from queuekeeper.postgres import Connection, address, server_words, statement
 
 SET_ASIDE = "pgmb_original"
@@ -297,7 +298,10 @@ def _copy_subscriptions(connection: Connection) -> list[str]:
     for (condition,) in _rows(connection, "conditions"):
         what = f"subscriptions with the condition {condition[:_SHOWN_CHARACTERS]!r}"
         with _collected(connection, problems, what):
+            # Each is tried on the latest events, as when somebody subscribes.
+            connection.execute(statement("events/queries/limit_trial"), {"timeout_ms": round(TRIAL_TIMEOUT_S * 1_000)})
             _run(connection, "copy_subscriptions", condition=condition)
+            connection.execute(statement("events/queries/end_trial"))
     return [f"{problem}; correct or delete them in pgmb.subscriptions first" for problem in problems]
 
 
@@ -307,7 +311,12 @@ def _collected(connection: Connection, problems: list[str], what: str) -> Iterat
     try:
         with connection.transaction():
             yield
-    except (psycopg.DataError, psycopg.IntegrityError, psycopg.errors.RaiseException) as error:
+    except (
+        psycopg.DataError,
+        psycopg.IntegrityError,
+        psycopg.errors.RaiseException,
+        psycopg.errors.QueryCanceled,
+    ) as error:
         problems.append(f"{what}: {server_words(error)}")
 
 
