@@ -1,7 +1,8 @@
-#!lua
+#!lua flags=allow-oom
 --[[
 Purpose
-    Give a queue a retention of its own, or take it away. The queue is created when it is not there.
+    Give a queue a retention of its own, or take it away. The queue is created when it is not there. A full server runs
+    it, too: a shorter retention makes room.
 KEYS
     [1]  state           fields of the queue
     [2]  order           sorted set: key -> sequence

@@ -1,7 +1,8 @@
-#!lua
+#!lua flags=allow-oom
 --[[
 Purpose
-    Give a member other options. Publishers learn of it by the membership.
+    Give a member other options. Publishers learn of it by the membership. A full server runs it, too: a lower bound
+    makes room.
 KEYS
     [1]  state           fields of the queue
     [2]  options         member -> options

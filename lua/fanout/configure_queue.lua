@@ -1,7 +1,8 @@
-#!lua
+#!lua flags=allow-oom
 --[[
 Purpose
-    Say how a queue behaves towards publishers. A queue that nobody has used comes into being.
+    Say how a queue behaves towards publishers. A queue that nobody has used comes into being. A full
+    server runs it, too: a lower bound makes room.
 KEYS
     [1]  state           fields of the queue
 ARGV
