@@ -18,6 +18,7 @@ Cost
 ]]
 --- @include "includes/integers"
 
+local FIRST_PAYLOAD = 1
 local PAYLOAD_KEYS_PER_CALL = 500
 local LEFT_OUT = -3
 
@@ -30,7 +31,8 @@ if ARGV[1] and (not max_bytes or max_bytes < 1) then
 end
 
 local reply, read, places, bytes = {}, {}, {}, 0
-for index, key in ipairs(KEYS) do
+for index = FIRST_PAYLOAD, #KEYS do
+    local key = KEYS[index]
     -- An error reply, which is a table, stands for a key of another type: MGET reads it as nothing.
     local size = max_bytes and redis.pcall('STRLEN', key)
     if type(size) == 'number' and bytes + size > max_bytes then
