@@ -65,7 +65,9 @@ class RedisUser:
         prefix = _literal(key_prefix)
         granted = {*_CLIENT, *self.commands}
         for name in self.scripts:
-            granted |= {*_SCRIPTS, *lua.commands_called(lua.load(name))}
+            script = lua.load(name)
+            # Whoever does something may also ask what it would do.
+            granted |= {*_SCRIPTS, *lua.commands_called(script), *lua.commands_called(script, counts_only=True)}
         return [
             *(f"~{prefix}{pattern}" for pattern in self.keys),
             *(f"+{command}" for command in sorted(granted - {command for command, _ in self.narrowed})),
@@ -118,7 +120,7 @@ def redis_users() -> Mapping[str, RedisUser]:
             keys=_SESSION_KEYS,
             scripts=(
                 *_sessions("find_orphans", "list_references", "remove_dead_references"),
-                *_area("maintenance", "finish_registry", "hold_registry", "rearm_queues"),
+                *_area("maintenance", "finish_registry", "hold_registry", "rearm_queues", "restore_references"),
             ),
             commands=("exists", "hget", "hmget", "memory|usage", "mget", "scan", "type", "zscore"),
         ),
