@@ -15,7 +15,8 @@ ARGV
     [4]  chunk           number of this chunk, from 0; chunk 0 starts an unfinished import again
     [5]  last            1 for the last chunk, else 0
     [6]  last_packet_id  0 to 65535, written with the last chunk; empty: the key is not written
-    [7+] message         a triple per message: serial, expires_at_ms, JSON
+    [7]  last_serial     serial given out last, noted with the last chunk; empty: unknown
+    [8+] message         a triple per message: serial, expires_at_ms, JSON
 Returns
     {"imported", written, expired}  the chunk is stored; messages whose life is over are counted, not written
     {"unchanged", 0, 0}             this plan has finished this session before; nothing was written
@@ -40,17 +41,17 @@ Cost
 
 local MESSAGES_PER_CALL = 5000
 local FIRST_PAYLOAD = 4
-local FIRST_TRIPLE = 7
+local FIRST_TRIPLE = 8
 
 local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
-local plan, owner, last_packet_id = ARGV[1], ARGV[3], ARGV[6]
+local plan, owner, last_packet_id, last_serial = ARGV[1], ARGV[3], ARGV[6], ARGV[7]
 local epoch, chunk = integer(ARGV[2]), integer(ARGV[4])
 local count = #KEYS - FIRST_PAYLOAD + 1
 
 -- Validation: nothing is written before all of it has passed.
 
 if count < 0 or #ARGV ~= FIRST_TRIPLE - 1 + 3 * count then
-    return redis.error_reply('INVALID 3 keys and a key per message, 6 arguments and 3 per message are expected')
+    return redis.error_reply('INVALID 3 keys and a key per message, 7 arguments and 3 per message are expected')
 end
 if count > MESSAGES_PER_CALL then
     return redis.error_reply('INVALID a chunk holds at most ' .. MESSAGES_PER_CALL .. ' messages')
@@ -72,6 +73,9 @@ if ARGV[5] ~= '0' and ARGV[5] ~= '1' then
 end
 if not is_last_packet_id(last_packet_id) then
     return redis.error_reply('INVALID last packet id is not an integer from 0 to 65535')
+end
+if last_serial ~= '' and (integer(last_serial) or -1) < 0 then
+    return redis.error_reply('INVALID last serial is neither empty nor an integer of 0 or more')
 end
 
 local now = now_ms()
@@ -180,6 +184,9 @@ if ARGV[5] == '1' then
     fields[6] = 'done'
     fields[9], fields[10] = 'owner', owner
     fields[11], fields[12] = 'imported_last_packet_id', last_packet_id
+    if last_serial ~= '' then
+        fields[13], fields[14] = 'last_serial', last_serial
+    end
     note_all(session_key)
     if last_packet_id ~= '' then
         redis.call('SET', last_packet_id_key, last_packet_id)

@@ -424,6 +424,21 @@ def test_refusals_are_counted_alike_alone_and_beside_others(world: World) -> Non
     assert store.inspect(C).counts == SessionCounts(expired=2, refused=2)
 
 
+def test_serials_go_on_after_an_export_and_an_import(world: World) -> None:
+    store = world.store()
+    saved = save(store, batch(world, b"1", b"2"))
+    store.ack(C, [Ack(packet_id=1), Ack(packet_id=2)])
+    assert store.set_last_packet_id(C, packet_id=60_000, expected=2)
+    page = store.export_session(C)
+    store.purge_session(C)
+    store.import_session(C, page.lines)
+
+    following = save(store, batch(world, b"3"))
+
+    assert following.packet_ids == (60_001,)
+    assert [following.serials[0]] == [serial + 1 for serial in saved.serials[1:] if serial is not None]
+
+
 def test_message_that_ends_at_once_is_refused_whatever_its_time(world: World) -> None:
     store = world.store()
     later = message(world, time_ms=world.now_ms() + 600_000, expiry_interval_s=0)

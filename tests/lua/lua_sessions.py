@@ -114,11 +114,12 @@ class Session:
         chunk: int | str = 0,
         last: bool = True,
         last_packet_id: int | str = "",
+        last_serial: int | str = "",
         owner: str = "redis",
     ) -> tuple[list[str], list[str | int]]:
         """Return keys and arguments of one call of ``import_session``."""
         keys = [*self.keys, *(self.payload(message.packet_id) for message in batch)]
-        args: list[str | int] = [self.plan, self.epoch, owner, chunk, int(last), last_packet_id]
+        args: list[str | int] = [self.plan, self.epoch, owner, chunk, int(last), last_packet_id, last_serial]
         for message in batch:
             args += [message.serial, message.expires_at_ms, message.json]
         return keys, args

@@ -304,10 +304,18 @@ def test_session_that_postgres_owns_is_imported_and_given_the_owner_that_was_ask
     assert session.state()["owner"] == "postgres"
 
 
+def test_last_serial_is_noted_with_the_last_chunk(client: RedisClient) -> None:
+    session = Session(client=client)
+    session.import_session(messages(1), last=False, last_serial=70_000)
+    assert "last_serial" not in session.state()
+    session.import_session([], chunk=1, last_packet_id=3, last_serial=70_000)
+    assert session.state()["last_serial"] == "70000"
+
+
 BAD_CALLS: dict[str, tuple[Callable[[list[Any], list[Any]], tuple[list[Any], list[Any]]], str]] = {
     "no message for a key": (lambda k, a: (k, a[:-3]), "3 keys and a key per message"),
     "half a triple": (lambda k, a: (k, a[:-1]), "3 keys and a key per message"),
-    "no keys": (lambda k, a: (k[:2], a[:6]), "3 keys and a key per message"),
+    "no keys": (lambda k, a: (k[:2], a[:7]), "3 keys and a key per message"),
     "plan empty": (lambda k, a: (k, ["", *a[1:]]), "the plan id is empty"),
     "epoch text": (lambda k, a: (k, [a[0], "x", *a[2:]]), "epoch is not an integer of 0 or more"),
     "epoch negative": (lambda k, a: (k, [a[0], -1, *a[2:]]), "epoch is not an integer of 0 or more"),
@@ -318,13 +326,14 @@ BAD_CALLS: dict[str, tuple[Callable[[list[Any], list[Any]], tuple[list[Any], lis
     "last unknown": (lambda k, a: (k, [*a[:4], "yes", *a[5:]]), "the mark of the last chunk is neither 0 nor 1"),
     "last packet id great": (lambda k, a: (k, [*a[:5], 65_536, *a[6:]]), "last packet id is not an integer"),
     "last packet id negative": (lambda k, a: (k, [*a[:5], -1, *a[6:]]), "last packet id is not an integer"),
-    "serial negative": (lambda k, a: (k, [*a[:6], -5, *a[7:]]), "serial of message 1 is not an integer of 0 or more"),
-    "serial hexadecimal": (lambda k, a: (k, [*a[:6], "0x10", *a[7:]]), "serial of message 1 is not an integer"),
-    "serial inexact": (lambda k, a: (k, [*a[:6], 2**53 + 2, *a[7:]]), "serial of message 1 is not an integer"),
-    "serial nan": (lambda k, a: (k, [*a[:6], "nan", *a[7:]]), "serial of message 1 is not an integer"),
-    "expiry empty": (lambda k, a: (k, [*a[:7], "", *a[8:]]), "expiry of message 1 is not an integer"),
-    "expiry endless": (lambda k, a: (k, [*a[:7], "9" * 19, *a[8:]]), "expiry of message 1 is not an integer"),
-    "key twice": (lambda k, a: ([*k, k[3]], [*a, *a[6:9]]), "payload key of message 3 comes twice in the chunk"),
+    "last serial negative": (lambda k, a: (k, [*a[:6], -1, *a[7:]]), "last serial is neither empty nor an integer"),
+    "serial negative": (lambda k, a: (k, [*a[:7], -5, *a[8:]]), "serial of message 1 is not an integer of 0 or more"),
+    "serial hexadecimal": (lambda k, a: (k, [*a[:7], "0x10", *a[8:]]), "serial of message 1 is not an integer"),
+    "serial inexact": (lambda k, a: (k, [*a[:7], 2**53 + 2, *a[8:]]), "serial of message 1 is not an integer"),
+    "serial nan": (lambda k, a: (k, [*a[:7], "nan", *a[8:]]), "serial of message 1 is not an integer"),
+    "expiry empty": (lambda k, a: (k, [*a[:8], "", *a[9:]]), "expiry of message 1 is not an integer"),
+    "expiry endless": (lambda k, a: (k, [*a[:8], "9" * 19, *a[9:]]), "expiry of message 1 is not an integer"),
+    "key twice": (lambda k, a: ([*k, k[3]], [*a, *a[7:10]]), "payload key of message 3 comes twice in the chunk"),
 }
 
 

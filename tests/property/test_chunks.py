@@ -27,6 +27,7 @@ class Client(NamedTuple):
     sizes: list[int]
     has_session: bool
     last_packet_id: int | None
+    last_serial: int | None
 
 
 SCHEMA = pa.schema(
@@ -35,6 +36,7 @@ SCHEMA = pa.schema(
         ("cohort", pa.int32()),
         ("kind", pa.string()),
         ("last_packet_id", pa.int32()),
+        ("last_serial", pa.int64()),
         ("keys_part", pa.string()),
         ("args_part", pa.string()),
     ]
@@ -46,6 +48,7 @@ clients = st.lists(
         st.lists(st.integers(1, 80), max_size=14),
         st.booleans(),
         st.one_of(st.none(), st.integers(1, 65_535)),
+        st.one_of(st.none(), st.integers(0, 2**53 - 1)),
     ).filter(lambda client: client.sizes or client.has_session),
     max_size=6,
 )
@@ -53,15 +56,16 @@ cuts = st.lists(st.integers(0, 60), max_size=8)
 
 
 def _table(found: list[Client]) -> pa.Table:
-    rows: list[tuple[str, int, str, int | None, str, str]] = []
+    rows: list[tuple[str, int, str, int | None, int | None, str, str]] = []
     for number, client in enumerate(found):
         name = f"client-{number}"
+        given = client.last_packet_id, client.last_serial
         for message, size in enumerate(client.sizes):
             # What a row holds tells where it comes from; a character of two bytes keeps offsets honest.
             text = f"é{number}.{message}|".ljust(size, "x")
-            rows.append((name, number, transforms.MESSAGE, client.last_packet_id, f"k{number}.{message}|", text))
+            rows.append((name, number, transforms.MESSAGE, *given, f"k{number}.{message}|", text))
         if client.has_session:
-            rows.append((name, number, transforms.SESSION, client.last_packet_id, "", ""))
+            rows.append((name, number, transforms.SESSION, *given, "", ""))
     return pa.table([list(column) for column in zip(*rows, strict=True)] or [[]] * len(SCHEMA), schema=SCHEMA)
 
 
@@ -99,6 +103,7 @@ def test_calls_carry_each_client_whole_in_order_and_within_bounds(found: list[Cl
         assert [call.last for call in own] == [False] * (len(own) - 1) + [True]
         assert sum(call.count for call in own) == len(client.sizes)
         assert own[-1].last_packet_id == ("" if client.last_packet_id is None else str(client.last_packet_id))
+        assert own[-1].last_serial == ("" if client.last_serial is None else str(client.last_serial))
         for call in own:
             assert call.cohort == number
             assert call.count <= MESSAGES_PER_CALL

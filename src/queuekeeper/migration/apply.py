@@ -91,6 +91,7 @@ class Chunk:
     args: bytes
     last: bool = False
     last_packet_id: str = ""
+    last_serial: str = ""
 
 
 @dataclass(slots=True)
@@ -117,7 +118,7 @@ def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
         keys, key_ends = _slices(batch.column("keys_part"))
         args, arg_ends = _slices(batch.column("args_part"))
         is_message = pc.equal(batch.column("kind"), transforms.MESSAGE).to_numpy(zero_copy_only=False)
-        last_packet_ids = batch.column("last_packet_id")
+        last_packet_ids, last_serials = batch.column("last_packet_id"), batch.column("last_serial")
         cohorts = batch.column("cohort")
         runs = pc.run_end_encode(batch.column("client_id"))
         start = 0
@@ -128,7 +129,7 @@ def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
                 pending.last = True
                 yield pending
                 pending = None
-            last_packet_id = last_packet_ids[end - 1].as_py()
+            last_packet_id, last_serial = last_packet_ids[end - 1].as_py(), last_serials[end - 1].as_py()
             cohort = cohorts[end - 1].as_py()
             first = start
             while first < stop or pending is None:
@@ -150,6 +151,7 @@ def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
                 )
                 first = until
             pending.last_packet_id = "" if last_packet_id is None else str(last_packet_id)
+            pending.last_serial = "" if last_serial is None else str(last_serial)
             start = end
     if pending is not None:
         pending.last = True
@@ -214,7 +216,7 @@ class SessionImporter:
         self.pace(chunk.count)
         lane = self._lane(chunk)
         keys = session_keys(chunk.client_id, prefix=self.prefix)
-        head = b"*%d\r\n" % (12 + 4 * chunk.count)
+        head = b"*%d\r\n" % (13 + 4 * chunk.count)
         body = (
             head,
             self._evalsha,
@@ -225,6 +227,7 @@ class SessionImporter:
             _bulk(str(chunk.number)),
             b"$1\r\n1\r\n" if chunk.last else b"$1\r\n0\r\n",
             _bulk(chunk.last_packet_id if chunk.last else ""),
+            _bulk(chunk.last_serial if chunk.last else ""),
             chunk.args,
         )
         lane.buffer.extend(body)
@@ -302,7 +305,8 @@ class SessionImporter:
         keys += _unpacked(chunk.keys, chunk.count)
         args: list[lua.Value] = [
             self.plan_id, EPOCH, self.owner, str(chunk.number), "1" if chunk.last else "0",
-            chunk.last_packet_id if chunk.last else "", *_unpacked(chunk.args, 3 * chunk.count),
+            chunk.last_packet_id if chunk.last else "", chunk.last_serial if chunk.last else "",
+            *_unpacked(chunk.args, 3 * chunk.count),
         ]  # fmt: skip
         try:
             try:

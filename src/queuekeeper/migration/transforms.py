@@ -20,7 +20,7 @@ from pyspark.sql import functions as F
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.migration.model import MigrationParameters
 from queuekeeper.sessions import judge
-from queuekeeper.sessions.judge import MAX_TIME_MS, Reason
+from queuekeeper.sessions.judge import MAX_SERIAL, MAX_TIME_MS, Reason
 from queuekeeper.sessions.wire import MAX_INTERVAL_S
 
 _PAIRS = "array<struct<k: string, v: string>>"
@@ -103,7 +103,9 @@ def classify(
         .otherwise("copied")
     )
     return (
-        judged.withColumn("fate", fate).withColumn("last_packet_id", _last_packet_id()).drop("live", "rank", "newest")
+        judged.withColumn("fate", fate)
+        .withColumns({"last_packet_id": _last_packet_id(), "last_serial": _last_serial()})
+        .drop("live", "rank", "newest")
     )
 
 
@@ -204,7 +206,8 @@ def interval_s() -> Column:
 def _last_packet_id() -> Column:
     """Return the packet id given out last: the session's counter, unless a stored message is newer than it knows.
 
-    TBMQ 1.x writes counter and messages in separate transactions, so either may be ahead.
+    TBMQ 1.x writes counter and messages in separate transactions, so either may be ahead. Online migrations decide the
+    same in ``sessions.snapshot.last_given``.
     """
     counter = F.when(F.col("last_packet_id").between(1, MAX_PACKET_ID), F.col("last_packet_id"))
     behind = F.col("newest.serial_number") > F.coalesce(F.col("last_serial_number"), F.lit(-1))
@@ -212,6 +215,14 @@ def _last_packet_id() -> Column:
     return F.when(
         (F.col("kind") == SESSION) & ~F.coalesce(behind, F.lit(False)), F.coalesce(counter, newest)
     ).otherwise(newest)
+
+
+def _last_serial() -> Column:
+    """Return the serial given out last, so that serials never start again."""
+    known = F.when(
+        (F.col("kind") == SESSION) & F.col("last_serial_number").between(0, MAX_SERIAL), F.col("last_serial_number")
+    )
+    return F.greatest(known, F.col("newest.serial_number"))
 
 
 # What TBMQ writes: pairs of texts. A number or a second member of the same name would mean different things to
@@ -296,7 +307,7 @@ def fragments(classified: DataFrame, *, prefix: str) -> DataFrame:
     per row (``docs/adr``, 0003).
 
     :param classified: see :func:`classify`; the order is kept.
-    :returns: ``client_id``, ``cohort``, ``kind``, ``last_packet_id``, ``keys_part``, ``args_part``.
+    :returns: ``client_id``, ``cohort``, ``kind``, ``last_packet_id``, ``last_serial``, ``keys_part``, ``args_part``.
     """
     json = message_json(F.base64("payload"), F.base64("correlation_data"))
     copied = F.col("kind") == MESSAGE
@@ -311,6 +322,7 @@ def fragments(classified: DataFrame, *, prefix: str) -> DataFrame:
         "cohort",
         "kind",
         "last_packet_id",
+        "last_serial",
         F.when(copied, _bulk(payload_key(prefix=prefix))).otherwise("").alias("keys_part"),
         F.when(copied, args).otherwise("").alias("args_part"),
     )

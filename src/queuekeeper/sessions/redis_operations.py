@@ -984,7 +984,10 @@ class RedisSessionOperations:
         for number, chunk in enumerate(chunks):
             last = number == len(chunks) - 1
             last_packet_id = "" if session.last_packet_id is None else session.last_packet_id
-            args: list[lua.Value] = [plan, self._epoch(keys) or 0, "redis", number, int(last), last_packet_id]
+            last_serial = "" if session.last_serial is None else session.last_serial
+            args: list[lua.Value] = [
+                plan, self._epoch(keys) or 0, "redis", number, int(last), last_packet_id, last_serial,
+            ]  # fmt: skip
             for message in chunk:
                 args += (message.serial, self._end_of_life(message), _imported_json(message, client_id))
             names = [*keys.three(), *(keys.payload(message.packet_id) for message in chunk)]

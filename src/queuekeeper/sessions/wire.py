@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from base64 import b64decode
 from binascii import b2a_base64
 from collections.abc import Sequence
@@ -102,8 +103,8 @@ def _json(
     retain: bool,
     rest: dict[str, Any],
 ) -> bytes:
-    """Return the fields that every message has, and the rest."""
-    return orjson.dumps(
+    """Return the fields that every message has, and the rest, byte for byte as an offline migration writes them."""
+    json = orjson.dumps(
         {
             "clientId": client_id,
             "topicName": topic,
@@ -116,6 +117,16 @@ def _json(
             **rest,
         }
     )
+    return _CONTROL.sub(_as_java, json) if b"\\u00" in json else json
+
+
+_CONTROL = re.compile(rb"(?<!\\)((?:\\\\)*)\\u(00[01][0-9a-f])")
+"""A control character as orjson escapes it; an even number of backslashes before it are escaped ones."""
+
+
+def _as_java(found: re.Match[bytes]) -> bytes:
+    """Return a control character as Spark, and any JSON writer of Java's, escapes it."""
+    return found[1] + b"\\u" + found[2].upper()
 
 
 FIELDS = frozenset(
