@@ -290,6 +290,9 @@ def test_rewind_asks_and_says_where_nothing_is(queues: CompactedQueues) -> None:
     assert queues.inspect(C).acked == 3
     assert "nearest place" in run("rewind", C, "99", "--yes").stdout
     assert as_json("rewind", C, "99", "--yes")["is_clamped"] is True
+    fails(
+        "rewind", "nobody", "earliest", code=2, words="nobody has no compacted queue: there is nothing to begin again"
+    )
     fails("rewind", C, "yesterday", code=2, words="write earliest, latest, a sequence number, or an instant")
     fails("rewind", C, "2026-11-22T08:00:00", code=2, words="with its time zone")
 

@@ -27,7 +27,7 @@ from queuekeeper.cli.output import (
     shown_bytes,
     table,
 )
-from queuekeeper.errors import CheckFailed, UnreadableRecord, UsageError
+from queuekeeper.errors import CheckFailed, UnknownQueue, UnreadableRecord, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -380,6 +380,8 @@ def rewind(
     position = forms.position(to)
     with _opened(redis_url, key_prefix) as queues:
         view = queues.inspect(client_id)
+        if not view.exists:
+            raise UnknownQueue(f"{printable(client_id)} has no compacted queue: there is nothing to begin again")
         context.confirm(
             f"The consumer of {printable(client_id)} will begin again at {to}. It has acknowledged up to {view.acked}, "
             f"and the newest message is {view.sequence}.",
