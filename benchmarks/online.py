@@ -114,8 +114,9 @@ SAME_COMMANDS = """
 local client = '{session-' .. ARGV[1] .. '}'
 local messages_key, session_key = client .. '_messages', client .. '_session'
 local fields = redis.call(
-    'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', 'mirror'
+    'HMGET', session_key, 'last_serial', 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms'
 )
+redis.call('PEXPIRETIME', client .. '_last_packet_id')
 local packet_id = string.format('%d', (fields[2] or 0) % 65535 + 1)
 local serial = string.format('%d', (fields[1] or 0) + 1)
 local key = messages_key .. '_' .. packet_id

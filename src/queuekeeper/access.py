@@ -26,10 +26,10 @@ _SESSION_STORE = (
     "save_messages", "set_last_packet_id", "set_owner", "sync_session", "trim_messages", "trim_outbox",
 )  # fmt: skip
 _REMEDIES = (
-    "export_messages", "find_orphans", "finish_rekey", "judge_messages", "list_references", "quarantine_duplicate",
-    "quarantine_message", "read_session", "rekey_messages", "remove_dead_references", "remove_references",
-    "reorder_messages", "restore_message", "set_expiry", "set_last_packet_id", "trim_messages", "unlink_copied",
-    "unlink_orphan",
+    "export_messages", "find_orphans", "finish_rekey", "judge_messages", "list_references", "mark_delivered",
+    "quarantine_duplicate", "quarantine_message", "read_session", "rekey_messages", "remove_dead_references",
+    "remove_references", "reorder_messages", "restore_message", "set_expiry", "set_last_packet_id", "trim_messages",
+    "unlink_copied", "unlink_orphan",
 )  # fmt: skip
 _COMPACTED_UPKEEP = ("collect", "find_due", "heartbeat", "repair")
 _FANOUT_UPKEEP = ("reap", "repair")

@@ -875,14 +875,14 @@ def test_move_leaves_no_note_behind(bench: Bench) -> None:
     as_earlier_builds_wrote(bench, "%percent", 3)
     bench.apply(bench.plan("rekey_clients", "%percent"), "%percent")
     session = session_keys("%percent").session
-    assert set(bench.any.hgetall(session)) == {b"last_serial", b"delivered_serial"}
+    assert set(bench.any.hgetall(session)) == {b"last_serial", b"delivered_serial", b"delivered_at"}
     # A kill right before the end.
     bench.any.hset(session, "rekeyed", 1)
 
     report = bench.apply(bench.plan("rekey_clients", "%percent"), "%percent")
 
     assert report.done == {"note of a move removed": 1}
-    assert set(bench.any.hgetall(session)) == {b"last_serial", b"delivered_serial"}
+    assert set(bench.any.hgetall(session)) == {b"last_serial", b"delivered_serial", b"delivered_at"}
     assert bench.plan("rekey_clients", "%percent").is_empty
 
 

@@ -24,6 +24,7 @@ _COPIED = "counter copied, as another client shares it"
 _NOTE = "note of a move removed"
 _ABSENT = -2
 _OWN = frozenset({"publish", "pubrel"})
+_NOTED_ANEW = frozenset({"delivered_serial", "delivered_at"})
 # What the next save finds out anew, and what belongs to the migration that wrote the session.
 _LEFT_BEHIND = frozenset(
     {
@@ -57,7 +58,7 @@ class RekeyClients(SimpleRemedy):
 
     name = "rekey_clients"
     looks_by = frozenset({"export_messages"})
-    writes_by = frozenset({"rekey_messages", "finish_rekey", "unlink_copied", "remove_references"})
+    writes_by = frozenset({"mark_delivered", "rekey_messages", "finish_rekey", "unlink_copied", "remove_references"})
     purpose = (
         "Moves sessions of client ids that begin with a closing brace or a percent sign from the encoded keys of "
         "builds before release 0.1 to the keys that TBMQ gives them. Messages of a client truly called like the "
@@ -193,8 +194,11 @@ class _Move:
         fields = self._world.state(self._old_queue).fields
         kept: list[lua.Value] = []
         for name, value in fields.items():
-            if name not in _LEFT_BEHIND:
+            if name not in _LEFT_BEHIND and name not in _NOTED_ANEW:
                 kept += (name, value)
+        if "delivered_serial" in fields:
+            # What has been sent is noted of the set as it is here, or it would not be believed.
+            self._world.call("mark_delivered", self._world.keys(self._target), ["", fields["delivered_serial"], ""])
         noted = bool(self._world.call("finish_rekey", [self._world.keys(self._target).session], kept))
         if is_emptied and fields:
             self._remove(self._session, _digest_of(fields))

@@ -151,6 +151,8 @@ class World:
         last, references, last_score, now_ms, *pairs = self.call("read_session", self.keys(queue), [])
         texts = [text.decode("utf-8", "replace") for text in pairs]
         fields = dict(zip(texts[::2], texts[1::2], strict=True))
+        # No field: what the script says about one.
+        fields.pop("sent_up_to", None)
         if fields.get("owner") == "postgres":
             raise QueueRefused("the session belongs to PostgreSQL: queuekeeper online catch-up mends its copy")
         if fields.get("owner") == "fenced":
