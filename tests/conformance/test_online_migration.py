@@ -435,8 +435,9 @@ def test_differences_stop_the_verification_and_the_cohort_stays_behind(few: Onli
     driver = few.driver()
     driver.arm()
     driver.catch_up()
+    # A payload that nobody can read is written over; a reference that names no key of its client is nobody's to remove.
     few.client.set(payload_key(C, 1), b"{", keepttl=True)
-    # A copy that nobody can read is refused of its client, and of no other.
+    few.client.zadd(session_keys(C).messages, {"no key": 50})
     with pytest.raises(CheckFailed, match="1 of 7 clients differ, the first 'meter-7'"):
         driver.verify()
     assert few.states() == {"caught_up"}
