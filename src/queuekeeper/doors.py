@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import types
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from enum import Enum
 from functools import cache, wraps
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -155,7 +155,7 @@ def _of_many(kind: type, inner: tuple[Any, ...]) -> Fits:
         # A text is a sequence of texts to Python, and hardly ever meant as one.
         return isinstance(value, kind) and not isinstance(value, str | bytes | bytearray | memoryview)
 
-    if not issubclass(kind, Sequence | Mapping | set | frozenset):
+    if not issubclass(kind, Collection):
         return is_kind
     if issubclass(kind, Mapping):
         keys, values = (_fitting(each) for each in (inner or (Any, Any)))

@@ -6,18 +6,51 @@ does the I/O knows nothing of sessions or events, and the operation nothing of s
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
 
 from queuekeeper.doors import wrong_argument
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import QueuekeeperError, UsageError
 
 P = ParamSpec("P")
 T = TypeVar("T")
 
 Operation: TypeAlias = Generator[Any, Any, T]
 """Yields steps, receives answers, returns ``T``. An answer that is an exception is thrown into it."""
+
+
+def errors_name(*kinds: type[QueuekeeperError], **words: str) -> Callable[[type[T]], type[T]]:
+    """Have the errors of a class of operations name what an operation is about.
+
+    :param kinds: of the errors to which the names are added.
+    :param words: what to call each argument, such as ``queue="queue"``.
+    """
+
+    def naming(form: Callable[..., Operation[Any]]) -> Callable[..., Operation[Any]]:
+        @wraps(form)
+        def named(*args: Any, **kwargs: Any) -> Operation[Any]:
+            try:
+                return (yield from form(*args, **kwargs))
+            except kinds as error:
+                given = inspect.signature(form).bind(*args, **kwargs).arguments
+                names = ", ".join(
+                    f"{word} {given[argument]!r}" for argument, word in words.items() if given.get(argument) is not None
+                )
+                if not names or names in str(error):
+                    raise
+                raise type(error)(f"{error} ({names})") from error
+
+        return named
+
+    def decorate(operations: type[T]) -> type[T]:
+        for name, form in list(vars(operations).items()):
+            if not name.startswith("_") and inspect.isgeneratorfunction(form):
+                setattr(operations, name, naming(form))
+        return operations
+
+    return decorate
 
 
 def refuse_wrong_types(

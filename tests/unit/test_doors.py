@@ -18,7 +18,7 @@ from queuekeeper.compacted.operations import CompactedOperations
 from queuekeeper.compacted.producer import CompactedProducer
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.compacted.topics import Topics
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import UnknownConsumer, UsageError
 from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.operations import EventOperations
 from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer
@@ -215,3 +215,15 @@ _fanout: Callable[[], Any] = partial(_store, FanoutQueues)
 _compacted: Callable[[], Any] = partial(_store, CompactedQueues)
 _async: Callable[[type], Any] = _store
 _async_fanout: Callable[[], Any] = partial(_store, AsyncFanoutQueues)
+
+
+def test_what_is_not_there_is_told_with_the_names_of_queue_and_consumer() -> None:
+    store = _fanout()
+    store.answer = lambda step: [UnknownConsumer("no consumer of this name is registered with the queue")]
+
+    with pytest.raises(UnknownConsumer) as caught:
+        store.touch("orders", consumer="billing")
+
+    assert str(caught.value) == (
+        "no consumer of this name is registered with the queue (queue 'orders', consumer 'billing')"
+    )

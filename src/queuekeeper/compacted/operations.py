@@ -57,7 +57,7 @@ from queuekeeper.compacted.model import (
     chosen,
 )
 from queuekeeper.compacted.records import HEADED_KINDS, RECORD_KINDS, digest_of, is_head, message_of, record_of
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import StaleEpoch, UnknownQueue, UsageError
 from queuekeeper.keyspace import (
     CompactedKeys,
     check_client_id,
@@ -66,7 +66,7 @@ from queuekeeper.keyspace import (
     compacted_keys,
     compacted_registry_key,
 )
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, errors_name
 
 ENTRIES_PER_CALL = 200
 ROWS_PER_CALL = 100
@@ -157,6 +157,7 @@ class _Noted:
                 self._until_s.popitem(last=False)
 
 
+@errors_name(UnknownQueue, StaleEpoch, client_id="queue of client")
 class CompactedOperations:
     """What ``store.QueueOperations`` says. An instance may be shared by threads.
 

@@ -19,12 +19,14 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from queuekeeper import lua
 from queuekeeper.clock import Clock
 from queuekeeper.errors import (
+    ConsumerLeaving,
     HasLeases,
     MembershipChanged,
     QueueFull,
     QueuekeeperError,
     ServerUnavailable,
     UnknownConsumer,
+    UnknownQueue,
     UsageError,
 )
 from queuekeeper.fanout.model import (
@@ -73,7 +75,7 @@ from queuekeeper.fanout.model import (
 from queuekeeper.fanout.records import read_record, write_record
 from queuekeeper.fanout.store import DEFAULT_FINDINGS, DEFAULT_LEASE_MS
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, check_prefix, fanout_consumer_keys, fanout_keys
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, errors_name
 
 MESSAGES_PER_CALL = 100
 REFERENCES_PER_CALL = 2_500
@@ -205,6 +207,7 @@ class _Judged(NamedTuple):
         return [finding for one in self.wrong for finding in one.findings]
 
 
+@errors_name(UnknownQueue, UnknownConsumer, HasLeases, ConsumerLeaving, queue="queue", consumer="consumer")
 class FanoutOperations:
     """What ``store.FanoutStore`` says, for Redis.
 
