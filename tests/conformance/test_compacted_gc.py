@@ -87,7 +87,7 @@ def fill(world: World) -> None:
     world.append("meter-7", "a", "b", "c")
     world.append("meter-7", "gone", tombstone=True)
     world.consume("meter-7", acks=2)
-    world.append("}odd/{id}*", b"\xff\x00", "")
+    world.append("{odd}/{id}*", b"\xff\x00", "")
     world.now_ms += WEEK_MS
     world.append("meter-7", "b", "fresh")
     world.append("meter-8", "fresh")
@@ -104,8 +104,8 @@ def test_what_is_due_goes_with_its_bytes_and_the_second_look_finds_nothing(world
     assert (counts.queues, counts.due_queues) == (3, 2)
     assert counts.freed_bytes > 0
     assert world.live("meter-7") == [b"b", b"fresh"]
-    assert world.live("}odd/{id}*") == []
-    for client_id in ("meter-7", "meter-8", "}odd/{id}*"):
+    assert world.live("{odd}/{id}*") == []
+    for client_id in ("meter-7", "meter-8", "{odd}/{id}*"):
         assert world.queues.verify(client_id).violations == ()
     assert world.queues.inspect("meter-7").counters["expired_unacked"] == 2
     run = world.runs.load(outcome.maintenance_run_id)
@@ -390,14 +390,14 @@ def test_queue_that_cannot_be_read_does_not_stop_the_others(valkey: World) -> No
 
 def test_removed_messages_come_back_unless_there_is_a_newer_value(world: World) -> None:
     fill(world)
-    lived = {client_id: world.queues.peek(client_id) for client_id in ("meter-7", "}odd/{id}*")}
+    lived = {client_id: world.queues.peek(client_id) for client_id in ("meter-7", "{odd}/{id}*")}
     outcome = world.collected()
     world.append("meter-7", "a")
     counted = world.take_back(outcome.maintenance_run_id, dry_run=True)
     assert (counted.restored, counted.kept, counted.files) == (4, 1, 1)
     done = world.take_back(outcome.maintenance_run_id)
     assert (done.restored, done.kept) == (4, 1)
-    assert world.queues.peek("}odd/{id}*") == lived["}odd/{id}*"]
+    assert world.queues.peek("{odd}/{id}*") == lived["{odd}/{id}*"]
     assert [message for message in world.queues.peek("meter-7") if message.key != b"a"] == [
         message for message in lived["meter-7"] if message.key != b"a"
     ]
@@ -552,7 +552,7 @@ def test_file_lists_what_went_and_holds_values_only_if_wanted(valkey: World) -> 
 
 def test_queue_that_no_registry_knows_is_found_by_hand(world: World) -> None:
     client: Any = world.client
-    for client_id in ("meter-7", "}odd/{id}*"):
+    for client_id in ("meter-7", "{odd}/{id}*"):
         world.append(client_id, "a")
         client.delete(compacted_registry_key(client_id))
     world.append("known", "a")

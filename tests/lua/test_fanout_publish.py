@@ -335,7 +335,7 @@ def test_message_without_a_life_or_with_a_bad_hash_is_refused(
 
 
 def test_payload_of_any_bytes_comes_back_as_it_was(client: RedisClient) -> None:
-    queue = Queue(client=client, name="}brace % {x}")
+    queue = Queue(client=client, name="{brace} % {x}")
     queue.register("смарт *")
     payload = bytes(range(256)) * 40
 

@@ -73,7 +73,7 @@ def mirrored(session: Session, *, epoch: int = 5) -> Session:
 
 def test_every_writing_script_of_the_store_is_tried_here() -> None:
     tried = {name.split()[0] for name in WRITES}
-    reading = {"fetch_messages", "list_references", "read_session"}
+    reading = {"fetch_messages", "find_missing", "list_references", "read_session"}
     # They make or take back a session as a whole, and have rules of their own.
     own_rules = {"import_session", "set_owner", "sync_session", "trim_outbox"}
     scripts = {name.removeprefix("sessions/") for name in redis_users()["sessions"].scripts}

@@ -71,7 +71,7 @@ def stage(
         world.append("busy", "gone", tombstone=True)
         world.consume("busy", acks=20)
         world.append("busy", "key-3", "key-60")
-        world.append("}odd/{id}*", b"\xff\x00", "")
+        world.append("{odd}/{id}*", b"\xff\x00", "")
         world.append("keeps", "a", "b")
         world.consume("keeps")
         world.queues.rewind("keeps", to=Position.earliest())

@@ -72,8 +72,8 @@ def stage(valkey_url: str, postgres_url: str, tmp_path: Path, monkeypatch: pytes
         world.publish("in order", 3)
         world.kill("in order", A)
         world.publish("held", 2)
-        world.register("}odd/{queue}*", A)
-        alive = (("busy", A), ("busy", B), ("in order", A), ("}odd/{queue}*", A))
+        world.register("{odd}/{queue}*", A)
+        alive = (("busy", A), ("busy", B), ("in order", A), ("{odd}/{queue}*", A))
         made = Stage(world=world, is_ours=False, alive=alive)
         made.urls = {"postgres_url": postgres_url, "redis_url": valkey_url}
         yield made

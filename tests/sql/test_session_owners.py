@@ -222,6 +222,11 @@ def test_every_write_begins_with_a_hold(database: Connection) -> None:
     database.execute("UPDATE device_publish_msg SET time = 0")
     store.fetch_pending("a")
     store.save_messages([save("a", 2), save("b", 2)])
+    # The packet id that is next belongs to a message whose life is over.
+    store.save_messages([save("d", 1)])
+    database.execute("UPDATE device_publish_msg SET time = 0 WHERE client_id = 'd'")
+    store.set_last_packet_id("d", packet_id=65_535, expected=1)
+    store.save_messages([save("d", 1)])
     for connection_rules in (StoreRules(limit=1), StoreRules(default_ttl_s=1, session_expiry_s=0)):
         other = Judged(database, rules=connection_rules)
         other.begun_with = store.begun_with
