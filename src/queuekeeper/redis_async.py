@@ -253,6 +253,21 @@ class AsyncScriptCaller:
         if b"cluster_enabled:1" in facts:
             self._take_slots(await self._first.ask("CLUSTER", "SLOTS"), self._first)
 
+    async def ping(self) -> None:
+        """Return when every master answers.
+
+        Nothing is sent again: unlike a call, it says at once what is wrong.
+
+        :raises ServerUnavailable: when one cannot be reached or does not serve.
+        """
+        masters: set[Connection | None] = {self._first} if self._slots is None else set(self._slots)
+        answers = await asyncio.gather(
+            *(connection.ask("PING") for connection in masters if connection is not None), return_exceptions=True
+        )
+        for answer in answers:
+            if isinstance(answer, ServerUnavailable):
+                raise answer
+
     async def close(self) -> None:
         """Give the connections up; calls that have not been answered fail."""
         self._closed = True

@@ -129,6 +129,8 @@ class MqttClient:
         self.lost = asyncio.Event()
         self.reason = ""
         self.session_present = False
+        self.suback_reason: str | None = None
+        self.disconnect_reason: str | None = None
         self._subscribed: dict[int, asyncio.Future[list[Any]]] = {}
         self._published: dict[int, asyncio.Future[Any]] = {}
         self._port = port
@@ -153,9 +155,9 @@ class MqttClient:
         if ca_file is not None:
             client.tls_set(str(ca_file))
         client.on_connect = lambda _c, _d, flags, reason, _p: self._say(self._on_connect, flags, reason)
-        client.on_disconnect = lambda _c, _d, _f, reason, _p: self._say(self._on_lost, reason)
+        client.on_disconnect = lambda _c, _d, _f, reason, said: self._say(self._on_lost, reason, said)
         client.on_message = lambda _c, _d, message: self._say(self.got.put_nowait, Got(message))
-        client.on_subscribe = lambda _c, _d, mid, reasons, _p: self._say(self._settle, self._subscribed, mid, reasons)
+        client.on_subscribe = lambda _c, _d, mid, reasons, said: self._say(self._on_subscribe, mid, reasons, said)
         client.on_unsubscribe = lambda _c, _d, mid, reasons, _p: self._say(self._settle, self._subscribed, mid, reasons)
         client.on_publish = lambda _c, _d, mid, reason, _p: self._say(self._settle, self._published, mid, reason)
 
@@ -167,9 +169,14 @@ class MqttClient:
         if not reason.is_failure:
             self.connected.set()
 
-    def _on_lost(self, reason: Any) -> None:
+    def _on_subscribe(self, mid: int, reasons: Any, said: Any) -> None:
+        self.suback_reason = getattr(said, "ReasonString", None)
+        self._settle(self._subscribed, mid, reasons)
+
+    def _on_lost(self, reason: Any, said: Any) -> None:
         if self.connected.is_set():
             self.reason = str(reason)
+            self.disconnect_reason = getattr(said, "ReasonString", None)
         self.lost.set()
 
     def _settle(self, waiting: dict[int, asyncio.Future[Any]], mid: int, result: Any) -> None:

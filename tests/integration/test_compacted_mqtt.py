@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
 
-from queuekeeper.compacted import mqtt_link
+from queuekeeper.compacted import consumer, mqtt, mqtt_health, mqtt_link, mqtt_relay
 from queuekeeper.compacted.model import Append, Position, QueueRules
 from queuekeeper.compacted.mqtt import MqttDoor
 from queuekeeper.compacted.mqtt_link import BrokerAddress
@@ -75,6 +75,11 @@ class World:
     async def stored(self, client_id: str, sequence: int) -> None:
         """Wait until a queue has given out a number."""
         await self.until(client_id, lambda view: view.sequence >= sequence)
+
+    async def reports(self, **state: Any) -> None:
+        """Wait until the door says so of itself."""
+        while any(getattr(self.door.report, name) != value for name, value in state.items()):
+            await asyncio.sleep(0.01)
 
     async def until(self, client_id: str, condition: Callable[[Any], bool]) -> None:
         while not condition(await self.queues.inspect(client_id)):
@@ -628,6 +633,148 @@ def test_publish_is_not_acknowledged_before_it_is_stored(
                 await asyncio.sleep(0.01)
 
     run(broker, server.url, test, settings=EcqSettings(write_timeout_ms=100))
+
+
+def test_redis_that_is_away_is_said_once_at_intervals_and_when_it_is_over(
+    broker: Mosquitto,
+    redis_server_factory: Callable[..., RedisServer],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = redis_server_factory(appendonly="yes")
+    monkeypatch.setattr(mqtt_health, "REMIND_S", 0.0)
+
+    def said(text: str) -> list[str]:
+        return [record.getMessage() for record in caplog.records if text in record.getMessage()]
+
+    async def test(world: World) -> None:
+        async with world.client("c") as client, world.stranger("p") as producer:
+            await client.subscribe(("$ECQ/c/#", 1))
+            await producer.publish("$ECQ/w/c/0", b"0")
+            await client.take(1)
+            report = world.door.report
+            assert (report.redis_answers, report.stores, report.outages) == (True, True, 0)
+            await asyncio.to_thread(server.stop)
+            for number in range(1, 50):
+                await producer.publish(f"$ECQ/w/c/{number}", b"%d" % number)
+            await world.reports(redis_answers=False, stores=False)
+            while not said("Redis does not answer, for"):
+                await asyncio.sleep(0.01)
+            await asyncio.to_thread(server.start)
+            await client.take(49)
+            while not said("Redis answers again, after"):
+                await asyncio.sleep(0.01)
+            await world.reports(redis_answers=True, stores=True)
+
+    run(broker, server.url, test, settings=EcqSettings(write_timeout_ms=100))
+    (begins,) = said("Redis does not answer:")
+    assert "nothing listens there" in begins or "closed the connection" in begins
+    assert "waits at the broker" in begins
+    assert len(said("Redis answers again")) == 1
+    assert not said("the broker at"), "nothing is wrong with the broker"
+
+
+@pytest.mark.parametrize(
+    ("version", "code", "properties", "why"),
+    [
+        (MQTT_3, 0x80, {}, None),
+        (MQTT_5, 0x83, {}, mqtt_relay.NO_REDIS),
+        (MQTT_5, 0x83, {"RequestProblemInformation": 0}, None),
+        (MQTT_5, 0x83, {"MaximumPacketSize": 40}, None),
+    ],
+    ids=["mqtt 3.1.1", "mqtt 5", "no reasons wanted", "no room for reasons"],
+)
+def test_subscription_to_a_queue_is_refused_with_a_reason_while_redis_is_away(
+    broker: Mosquitto,
+    redis_server_factory: Callable[..., RedisServer],
+    version: MQTTProtocolVersion,
+    code: int,
+    properties: dict[str, Any],
+    why: str | None,
+) -> None:
+    server = redis_server_factory()
+
+    async def test(world: World) -> None:
+        await asyncio.to_thread(server.stop)
+        await world.reports(redis_answers=False)
+        async with world.client("c", version=version, **properties) as client:
+            assert await client.subscribe(("$ECQ/c/#", 1)) == [code]
+            assert client.suback_reason == why
+            # What is the broker's goes on.
+            assert await client.subscribe(("free/a", 1), ("$ECQ/c/#", 1), ("$ECQ/d/#", 1)) == [
+                *(1, code, 0x87 if version == MQTT_5 else 0x80)
+            ]
+            assert client.suback_reason == why
+            await client.publish("free/a", b"1")
+            assert (await client.got.get()).payload == b"1"
+            assert world.door.report.unavailable == 2
+            await client.publish("$ECQ/w/c/k", b"2")
+            await asyncio.to_thread(server.start)
+            await world.reports(redis_answers=True)
+            assert await client.subscribe(("$ECQ/c/#", 1)) == [1]
+            assert client.suback_reason is None
+            assert (await client.got.get()).payload == b"2"
+
+    run(broker, server.url, test)
+
+
+def test_client_whose_queue_cannot_be_read_any_more_is_told_why(
+    broker: Mosquitto, redis_server_factory: Callable[..., RedisServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    server = redis_server_factory()
+    monkeypatch.setattr(consumer, "BEGIN_S", 0.1)
+
+    async def main() -> None:
+        async with asyncio.timeout(PATIENCE_S), await connect(server.url, retry_for_s=0) as caller:
+            door = MqttDoor(AsyncCompactedQueues(caller), BrokerAddress.parse(broker.url))
+            monkeypatch.setattr(mqtt, "ASK_EVERY_S", 3_600.0)
+            async with door:
+                await door.connected.wait()
+                async with MqttClient("c", door.port) as client:
+                    await asyncio.to_thread(server.stop)
+                    # It is not known yet, so the subscription is granted.
+                    assert await client.subscribe(("$ECQ/c/#", 1)) == [1]
+                    await client.lost.wait()
+                    assert client.reason == "Implementation specific error"
+                    assert client.disconnect_reason == mqtt_relay.NO_REDIS
+
+    asyncio.run(main())
+
+
+def test_redis_that_stores_nothing_is_said_once_and_when_it_is_over(
+    broker: Mosquitto,
+    redis_server_factory: Callable[..., RedisServer],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    server = redis_server_factory()
+    attempts: list[int] = []
+
+    def pause_s(attempt: int) -> float:
+        attempts.append(attempt)
+        return 0.02
+
+    monkeypatch.setattr(mqtt_link, "pause_s", pause_s)
+
+    async def test(world: World) -> None:
+        with connect_blocking(server.url) as admin:
+            admin.config_set("maxmemory-policy", "noeviction")
+            admin.config_set("maxmemory", 1)
+            async with world.stranger("p") as producer:
+                await producer.publish("$ECQ/w/c/a", b"1")
+                while len(attempts) < 4:
+                    await asyncio.sleep(0.01)
+                await world.reports(redis_answers=True, stores=False)
+                admin.config_set("maxmemory", 0)
+                await world.stored("c", 1)
+                await world.reports(stores=True)
+        assert (world.door.report.refused, world.door.report.outages) == (0, 1)
+
+    run(broker, server.url, test, settings=EcqSettings(write_timeout_ms=100))
+    told = [record.getMessage() for record in caplog.records]
+    (begins,) = [text for text in told if text.startswith("Redis does not store what is published:")]
+    assert "is full" in begins
+    assert len([text for text in told if text.startswith("Redis stores again what is published")]) == 1
 
 
 def test_queue_that_is_taken_or_rewound_is_taken_note_of(broker: Mosquitto, valkey_url: str) -> None:

@@ -17,20 +17,31 @@ from types import TracebackType
 from typing import Self
 
 from queuekeeper.compacted.model import MAX_SEQUENCE, Append, Properties, check_integer, check_name
-from queuekeeper.compacted.mqtt_link import BrokerAddress, BrokerLink, Published
+from queuekeeper.compacted.mqtt_health import Outage
+from queuekeeper.compacted.mqtt_link import BrokerAddress, BrokerLink, NotStored, Published
 from queuekeeper.compacted.mqtt_packets import Reason
 from queuekeeper.compacted.mqtt_relay import TOMBSTONE_PROPERTY, DoorReport, Relay, Surroundings
 from queuekeeper.compacted.producer import AsyncCompactedProducer
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.compacted.settings import EcqSettings
 from queuekeeper.compacted.topics import Topics
-from queuekeeper.errors import PayloadTooLarge, QueueFull, SequenceConflict, ServerUnavailable, UsageError
+from queuekeeper.errors import (
+    PayloadTooLarge,
+    QueueFull,
+    QueuekeeperError,
+    SequenceConflict,
+    ServerUnavailable,
+    UsageError,
+)
 
 EXPECTED_SEQUENCE_PROPERTY = "ecq-expected-sequence"
 OWN_PROPERTIES = "ecq-"
 MAX_PACKET_BYTES = 16_777_216
 DEFAULT_WRITER_POOL_SIZE = 1_000
 GRACE_S = 5.0
+ASK_EVERY_S = 1.0
+"""Time between two questions whether Redis answers."""
+
 REASON_CHARACTERS = 1_000
 
 _log = logging.getLogger(__name__)
@@ -70,6 +81,17 @@ class MqttDoor:
         self._topics = topics or Topics()
         self._settings = settings or EcqSettings()
         self._queues = queues
+        self._silence = Outage(
+            "Redis does not answer",
+            meanwhile="What is published waits at the broker, clients get nothing of their queues, and who subscribes "
+            "to one is refused.",
+            over="Redis answers again",
+        )
+        self._unstored = Outage(
+            "Redis does not store what is published",
+            meanwhile="It waits at the broker, which sends it again until it is stored.",
+            over="Redis stores again what is published",
+        )
         self._may_tell = True
         self._broker = broker
         self._listen = listen
@@ -93,11 +115,13 @@ class MqttDoor:
             max_packet_bytes=max_packet_bytes,
             open_broker=self._open_broker,
             knock=self._knock,
+            has_redis=lambda: not self._silence.is_on,
             report=self.report,
         )
         self._relays: dict[Relay, asyncio.Task[None]] = {}
         self._server: asyncio.Server | None = None
         self._linking: asyncio.Task[None] | None = None
+        self._asking: asyncio.Task[None] | None = None
 
     @property
     def port(self) -> int:
@@ -117,6 +141,7 @@ class MqttDoor:
         except OSError as error:
             raise UsageError(f"the door cannot listen at {host}:{port}: {error}") from None
         self._linking = asyncio.get_running_loop().create_task(self._link.run())
+        self._asking = asyncio.get_running_loop().create_task(self._ask())
         return self
 
     async def __aexit__(
@@ -124,14 +149,15 @@ class MqttDoor:
     ) -> None:
         assert self._server is not None
         assert self._linking is not None
+        assert self._asking is not None
         self._server.close()
         for relay in self._relays:
             relay.end(Reason.SERVER_SHUTTING_DOWN)
         if self._relays:
             await asyncio.wait(self._relays.values(), timeout=GRACE_S)
-        for task in [*self._relays.values(), self._linking]:
+        for task in [*self._relays.values(), self._linking, self._asking]:
             task.cancel()
-        await asyncio.gather(*self._relays.values(), self._linking, return_exceptions=True)
+        await asyncio.gather(*self._relays.values(), self._linking, self._asking, return_exceptions=True)
         await self._producer.close()
         await self._server.wait_closed()
 
@@ -155,10 +181,36 @@ class MqttDoor:
     async def _knock(self, topic: str) -> None:
         await self._link.publish(topic, qos=0)
 
+    async def _ask(self) -> None:
+        """Find out whether Redis answers, until it is cancelled: a call is tried again for long before it says so."""
+        timeout_s = self._settings.read_timeout_ms / 1_000
+        while True:
+            try:
+                async with asyncio.timeout(timeout_s):
+                    await self._queues.ping()
+            except TimeoutError:
+                self._meet(self._silence, ServerUnavailable(f"no answer has come within {timeout_s:g} s"))
+            except QueuekeeperError as error:
+                self._meet(self._silence, error)
+            else:
+                self._silence.end()
+            self._say_state()
+            await asyncio.sleep(ASK_EVERY_S)
+
+    def _meet(self, outage: Outage, error: Exception) -> None:
+        if outage.meet(error):
+            self.report.outages += 1
+
+    def _say_state(self) -> None:
+        self.report.redis_answers = not self._silence.is_on
+        self.report.stores = not (self._silence.is_on or self._unstored.is_on)
+
     async def _store(self, published: Published) -> None:
         """Store what was published; what never can be stored is told, so that nothing is lost in silence.
 
         All else that fails is the server's: the broker keeps the publish and sends it again.
+
+        :raises NotStored: when it is the server's; why was said.
         """
         try:
             client_id, append = self._read(published)
@@ -167,15 +219,28 @@ class MqttDoor:
             await self._refuse(published, error)
             return
         try:
+            refusal = await self._append(client_id, append, is_repeated=published.is_repeated)
+        except Exception as error:
+            if not self._silence.is_on:
+                self._meet(self._unstored, error)
+                self._say_state()
+            raise NotStored from error
+        self._unstored.end()
+        self._say_state()
+        if refusal is None:
+            self.report.appended += 1
+        else:
+            await self._refuse(published, refusal)
+
+    async def _append(self, client_id: str, append: Append, *, is_repeated: bool) -> Exception | None:
+        """Store a value; return why it never can be, or none."""
+        try:
             await self._producer.append(client_id, append)
         except SequenceConflict as error:
-            if not (published.is_repeated and await self._is_stored(client_id, append)):
-                await self._refuse(published, error)
-                return
+            return None if is_repeated and await self._is_stored(client_id, append) else error
         except (QueueFull, UsageError) as error:
-            await self._refuse(published, error)
-            return
-        self.report.appended += 1
+            return error
+        return None
 
     def _read(self, published: Published) -> tuple[str, Append]:
         """Return whose queue a publish is for, and what to append there."""

@@ -99,6 +99,10 @@ class Published:
     is_repeated: bool = False
 
 
+class NotStored(Exception):
+    """What was published could not be stored, which was said to whom it concerns."""
+
+
 Store = Callable[[Published], Awaitable[None]]
 
 
@@ -107,7 +111,8 @@ class BrokerLink:
 
     :param client_id: by which the broker knows what it keeps for the door.
     :param write_filter: what producers publish to; none to take nothing.
-    :param store: called for every publish, in order; what it raises gives the connection up.
+    :param store: called for every publish, in order; what it raises gives the connection up, and is logged, but for
+        :class:`NotStored`.
     """
 
     def __init__(self, address: BrokerAddress, *, client_id: str, write_filter: str | None, store: Store) -> None:
@@ -129,6 +134,9 @@ class BrokerLink:
                 self.connected.set()
                 _log.info("connected to the broker at %s as %r", self.address, self._client_id)
                 await session.lost
+            except NotStored:
+                # Nothing is wrong with the broker: it is to send again what it has.
+                _log.debug("the connection to the broker at %s is made anew: it sends again", self.address)
             except Exception as error:
                 _log.warning("the broker at %s: %s; trying again", self.address, str(error) or type(error).__name__)
             finally:

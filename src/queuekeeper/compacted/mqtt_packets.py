@@ -48,6 +48,7 @@ class Reason(IntEnum):
 
     GRANTED_QOS_1 = 0x01
     UNSPECIFIED = 0x80
+    IMPLEMENTATION_SPECIFIC = 0x83
     NOT_AUTHORIZED = 0x87
     SERVER_UNAVAILABLE = 0x88
     SERVER_SHUTTING_DOWN = 0x8B
@@ -109,12 +110,14 @@ class Connect(NamedTuple):
     :ivar level: 3, 4 for MQTT 3.1.1, or 5.
     :ivar receive_maximum: messages with QoS 1 or 2 that the client takes at once; none when it does not say.
     :ivar max_packet_bytes: largest packet that it takes.
+    :ivar takes_reasons: whether it takes reason strings with other packets than CONNACK and DISCONNECT.
     """
 
     level: int
     client_id: str
     receive_maximum: int | None
     max_packet_bytes: int
+    takes_reasons: bool
 
 
 def read_connect(packet: Packet) -> Connect:
@@ -130,6 +133,7 @@ def read_connect(packet: Packet) -> Connect:
         reader.text(),
         properties.get("ReceiveMaximum"),
         properties.get("MaximumPacketSize", ANY_PACKET_BYTES),
+        properties.get("RequestProblemInformation", 1) != 0,
     )
 
 
@@ -232,6 +236,12 @@ def read_suback(packet: Packet, level: int) -> Suback:
     return Suback(packet_id, properties, reader.rest())
 
 
+def reason_string(text: str) -> bytes:
+    """Return the properties of a packet of MQTT 5 that say why, and nothing else."""
+    packed = b"\x1f" + _text(text)
+    return _length(len(packed)) + packed
+
+
 def write_suback(packet_id: int, codes: Sequence[int], *, level: int, properties: bytes = b"") -> bytes:
     """Return a SUBACK; MQTT 3 knows but one code for what is refused."""
     if level == MQTT_5:
@@ -314,9 +324,9 @@ def is_refusal(packet: Packet) -> bool:
     return len(packet.raw) > packet.start + 2 and packet.raw[packet.start + 2] >= Reason.UNSPECIFIED
 
 
-def write_disconnect(reason: Reason, *, level: int) -> bytes:
+def write_disconnect(reason: Reason, *, level: int, properties: bytes = b"\0") -> bytes:
     """Return the DISCONNECT by which a server of MQTT 5 says why it ends; MQTT 3 has no such thing."""
-    return _packed(Kind.DISCONNECT << 4, bytes((reason, 0))) if level == MQTT_5 else b""
+    return _packed(Kind.DISCONNECT << 4, bytes((reason,)), properties) if level == MQTT_5 else b""
 
 
 class _Reader:

@@ -25,7 +25,7 @@ from queuekeeper.compacted.model import CompactedMessage, property_pairs
 from queuekeeper.compacted.mqtt_packets import Kind, MalformedPacket, Packet, Reason
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.compacted.topics import Topics
-from queuekeeper.errors import InvalidTopic, QueuekeeperError, StaleEpoch
+from queuekeeper.errors import InvalidTopic, QueuekeeperError, ServerUnavailable, StaleEpoch
 
 CONNECT_TIMEOUT_S = 10.0
 CLOSE_TIMEOUT_S = 2.0
@@ -35,6 +35,7 @@ KNOCK_PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 SEQUENCE_PROPERTY = "ecq-seqno"
 TOMBSTONE_PROPERTY = "ecq-tombstone"
 PACKET_IDS = 65_535
+NO_REDIS = "the queue cannot be read now, since Redis does not answer: try again later"
 _QUICK_ACK: int | None = getattr(socket, "TCP_QUICKACK", None)
 
 _log = logging.getLogger(__name__)
@@ -50,6 +51,10 @@ class DoorReport:
     :param untold: those of them that the broker let nobody know of.
     :param delivered: messages given to clients.
     :param acknowledged: those that the clients confirmed.
+    :param redis_answers: whether Redis answers now.
+    :param stores: whether what is published can be stored now, as far as is known.
+    :param unavailable: subscriptions to queues that were refused since Redis did not answer.
+    :param outages: how often Redis has begun not to answer, or not to store.
     """
 
     connections: int = 0
@@ -58,6 +63,10 @@ class DoorReport:
     untold: int = 0
     delivered: int = 0
     acknowledged: int = 0
+    redis_answers: bool = True
+    stores: bool = True
+    unavailable: int = 0
+    outages: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,6 +76,7 @@ class Surroundings:
     :param window: messages that a client gets before it has to acknowledge.
     :param open_broker: opens a connection to the broker.
     :param knock: publishes to a topic by the door's own connection.
+    :param has_redis: whether Redis answers, as far as is known.
     """
 
     queues: AsyncCompactedQueues
@@ -75,6 +85,7 @@ class Surroundings:
     max_packet_bytes: int
     open_broker: Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
     knock: Callable[[str], Awaitable[None]]
+    has_redis: Callable[[], bool]
     report: DoorReport
 
 
@@ -101,6 +112,7 @@ class Relay:
         self._own_filter: str | None = None
         self._window = world.window
         self._max_packet_bytes = packets.ANY_PACKET_BYTES
+        self._takes_reasons = False
         self._room = asyncio.Semaphore(world.window)
         self._injected: dict[int, _Injected] = {}
         # Packet ids of the broker's messages that the client has not confirmed.
@@ -151,9 +163,13 @@ class Relay:
                     # A peer that reads nothing has had its time.
                     writer.transport.abort()
 
-    def end(self, reason: Reason) -> None:
+    def end(self, reason: Reason, why: str | None = None) -> None:
         """End the connection, and say why where the client understands it."""
-        self._client.write(packets.write_disconnect(reason, level=self._level))
+        properties = b"\0" if why is None else packets.reason_string(why)
+        said = packets.write_disconnect(reason, level=self._level, properties=properties)
+        if len(said) > self._max_packet_bytes:
+            said = packets.write_disconnect(reason, level=self._level)
+        self._client.write(said)
         self._ended.set()
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
@@ -170,6 +186,7 @@ class Relay:
         connect = packets.read_connect(packet)
         self._level = connect.level
         self._max_packet_bytes = connect.max_packet_bytes
+        self._takes_reasons = connect.level == packets.MQTT_5 and connect.takes_reasons
         self._take_client_id(connect.client_id)
         if connect.receive_maximum is None:
             return packet.raw
@@ -241,7 +258,7 @@ class Relay:
             if verdict < 0
         )
         if not asked:
-            self._client.write(packets.write_suback(subscribe.packet_id, verdicts, level=self._level))
+            self._client.write(self._answer(subscribe.packet_id, verdicts))
             return b""
         self._subscribing[subscribe.packet_id] = verdicts
         return packets.write_subscribe(subscribe._replace(filters=asked))
@@ -250,6 +267,9 @@ class Relay:
         # $share/GROUP/FILTER
         shared = name.split("/", maxsplit=2)[-1] if name.startswith("$share/") else None
         if shared is None and name == self._own_filter and self._window:
+            if options & 3 and not self._world.has_redis():
+                self._world.report.unavailable += 1
+                return Reason.IMPLEMENTATION_SPECIFIC
             if options & 3:
                 return _OWN
             _log.warning("client %r subscribes to its queue with QoS 0, and is refused", self._client_id)
@@ -296,7 +316,16 @@ class Relay:
                 code = Reason.GRANTED_QOS_1
                 self._spawn(self._knock(is_expected=True))
             codes.append(code)
-        return packets.write_suback(suback.packet_id, codes, level=self._level, properties=suback.properties)
+        return self._answer(suback.packet_id, codes, suback.properties)
+
+    def _answer(self, packet_id: int, codes: list[int], properties: bytes = b"") -> bytes:
+        """Return a SUBACK; what the broker says in it stays, and where it says nothing the door says why it refuses."""
+        plain = packets.write_suback(packet_id, codes, level=self._level, properties=properties)
+        if Reason.IMPLEMENTATION_SPECIFIC not in codes or not self._takes_reasons or properties not in (b"", b"\0"):
+            return plain
+        why = packets.reason_string(NO_REDIS)
+        explained = packets.write_suback(packet_id, codes, level=self._level, properties=why)
+        return explained if len(explained) <= self._max_packet_bytes else plain
 
     def _publish(self, packet: Packet, broker: StreamWriter) -> bytes:
         publish = packets.read_publish(packet)
@@ -370,6 +399,9 @@ class Relay:
         except StaleEpoch as error:
             _log.warning("client %r: %s", self._client_id, error)
             self.end(Reason.SESSION_TAKEN_OVER)
+        except ServerUnavailable as error:
+            _log.warning("client %r: its queue cannot be read: %s", self._client_id, error)
+            self.end(Reason.IMPLEMENTATION_SPECIFIC, NO_REDIS)
         except QueuekeeperError as error:
             _log.warning("client %r: its queue cannot be read: %s", self._client_id, error)
             self.end(Reason.UNSPECIFIED)

@@ -111,6 +111,13 @@ class AsyncCompactedQueues:
         """Send the calls of a step."""
         return await self._caller.execute(step)
 
+    async def ping(self) -> None:
+        """Return when the server, or every master of the cluster, answers.
+
+        :raises ServerUnavailable: when one does not, with the cause.
+        """
+        await self._caller.ping()
+
     async def await_wake(self, client_id: str, *, timeout_s: float) -> bool:
         """Wait as :meth:`CompactedQueues.await_wake` does."""
         return await self._caller.await_wake(self.operations.wake_key(client_id), timeout_s=timeout_s)
