@@ -777,6 +777,60 @@ def test_redis_that_stores_nothing_is_said_once_and_when_it_is_over(
     assert len([text for text in told if text.startswith("Redis stores again what is published")]) == 1
 
 
+def test_client_that_goes_again_and_again_without_an_acknowledgement_is_an_error_from_a_threshold_on(
+    broker: Mosquitto, valkey_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    def levels(client_id: str) -> list[str]:
+        return [
+            record.levelname
+            for record in caplog.records
+            if record.getMessage().startswith(f"client {client_id!r} goes without an acknowledgement")
+        ]
+
+    async def test(world: World) -> None:
+        for client_id in ("poisoned", "well"):
+            await world.queues.append(client_id, [Append(key=b"k", value=b"v")])
+
+        async def come_and_go(client_id: str, *, met: int) -> None:
+            async with world.client(client_id, manual_ack=True) as client:
+                await client.subscribe((f"$ECQ/{client_id}/#", 1))
+                await client.got.get()
+                await client.vanish()
+            while len(levels(client_id)) < met:
+                await asyncio.sleep(0.01)
+
+        for met in (1, 2, 3):
+            await come_and_go("poisoned", met=met)
+        await come_and_go("well", met=1)
+        async with world.client("well") as client:
+            await client.subscribe(("$ECQ/well/#", 1))
+            await client.got.get()
+            await world.until("well", lambda view: view.acked == 1)
+        await world.queues.append("well", [Append(key=b"k", value=b"v")])
+        await come_and_go("well", met=2)
+        assert world.door.report.failed == 5
+
+    run(broker, valkey_url, test, error_after=2)
+    assert levels("poisoned") == ["WARNING", "ERROR", "ERROR"]
+    assert levels("well") == ["WARNING", "WARNING"], "an acknowledgement lets it begin anew"
+
+
+def test_queue_that_cannot_be_read_is_an_error_from_a_threshold_on(
+    broker: Mosquitto, valkey_url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    async def test(world: World) -> None:
+        with connect_blocking(valkey_url) as admin:
+            admin.set(compacted_keys("c").state, "no hash")
+        for _ in range(3):
+            async with world.client("c") as client:
+                await client.subscribe(("$ECQ/c/#", 1))
+                await client.lost.wait()
+
+    run(broker, valkey_url, test, error_after=3)
+    told = [record for record in caplog.records if "its queue cannot be read" in record.getMessage()]
+    assert [record.levelname for record in told] == ["WARNING", "WARNING", "ERROR"]
+
+
 def test_queue_that_is_taken_or_rewound_is_taken_note_of(broker: Mosquitto, valkey_url: str) -> None:
     async def test(world: World) -> None:
         await world.queues.append("c", [Append(key=b"%d" % n, value=b"%d" % n) for n in range(3)])

@@ -58,6 +58,12 @@ def serve_mqtt(
     empty_is_tombstone: Annotated[
         bool, typer.Option("--empty-is-tombstone", help="An empty payload deletes its key.")
     ] = False,
+    error_after: Annotated[
+        int,
+        typer.Option(
+            help="Failed deliveries to a client, none acknowledged between, from which the log says ERROR, not WARNING."
+        ),
+    ] = 3,
     reader_batch_size: Annotated[
         int, typer.Option(help="Messages that a client gets before it acknowledges, 1 to 31.")
     ] = 5,
@@ -108,7 +114,7 @@ def serve_mqtt(
         max_value_bytes=max_value_bytes,
         when_full=WhenFull(when_full),
     )
-    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     report = asyncio.run(
         _serve(
             BrokerAddress.parse(broker_url, ca_file=broker_ca),
@@ -122,6 +128,7 @@ def serve_mqtt(
             client_id=client_id,
             takes_writes=writes,
             empty_is_tombstone=empty_is_tombstone,
+            error_after=error_after,
         )
     )
     show(report, as_json=as_json, pretty=lambda out: out.print(record("Served", report)))
@@ -140,6 +147,7 @@ async def _serve(
     client_id: str,
     takes_writes: bool,
     empty_is_tombstone: bool,
+    error_after: int,
 ) -> DoorReport:
     from queuekeeper.compacted.mqtt import MqttDoor
     from queuekeeper.compacted.queue import AsyncCompactedQueues
@@ -159,6 +167,7 @@ async def _serve(
             client_id=client_id,
             takes_writes=takes_writes,
             empty_is_tombstone=empty_is_tombstone,
+            error_after=error_after,
         )
         async with door:
             screen(stderr=True).print(f"Serving at {listen[0]}:{door.port}; end it with Ctrl-C or SIGTERM.")

@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Self
 
 from queuekeeper.compacted.model import MAX_SEQUENCE, Append, Properties, check_integer, check_name
-from queuekeeper.compacted.mqtt_health import Outage
+from queuekeeper.compacted.mqtt_health import FailedDeliveries, Outage
 from queuekeeper.compacted.mqtt_link import BrokerAddress, BrokerLink, NotStored, Published
 from queuekeeper.compacted.mqtt_packets import Reason
 from queuekeeper.compacted.mqtt_relay import TOMBSTONE_PROPERTY, DoorReport, Relay, Surroundings
@@ -39,6 +39,7 @@ OWN_PROPERTIES = "ecq-"
 MAX_PACKET_BYTES = 16_777_216
 DEFAULT_WRITER_POOL_SIZE = 1_000
 GRACE_S = 5.0
+ERROR_AFTER = 3
 ASK_EVERY_S = 1.0
 """Time between two questions whether Redis answers."""
 
@@ -58,6 +59,8 @@ class MqttDoor:
     :param takes_writes: whether what producers publish is stored. Of doors to one broker one does that: two would store
         everything twice.
     :param empty_is_tombstone: an empty payload deletes its key, as with retained messages.
+    :param error_after: failed deliveries to a client, without an acknowledgement between them, from which each is an
+        ERROR in the log.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -73,10 +76,12 @@ class MqttDoor:
         client_id: str = "queuekeeper-compacted",
         takes_writes: bool = True,
         empty_is_tombstone: bool = False,
+        error_after: int = ERROR_AFTER,
         max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         check_name("client_id", client_id)
         check_integer("max_packet_bytes", max_packet_bytes, 1_024, 268_435_460, "MQTT 5 section 2.1.4")
+        check_integer("error_after", error_after, 1, 1_000_000, "failures of a client in a row")
         self.report = DoorReport()
         self._topics = topics or Topics()
         self._settings = settings or EcqSettings()
@@ -116,6 +121,7 @@ class MqttDoor:
             open_broker=self._open_broker,
             knock=self._knock,
             has_redis=lambda: not self._silence.is_on,
+            failures=FailedDeliveries(error_after=error_after),
             report=self.report,
         )
         self._relays: dict[Relay, asyncio.Task[None]] = {}

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 from queuekeeper.compacted import mqtt_packets as packets
 from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules, WhenUnreadable
 from queuekeeper.compacted.model import CompactedMessage, property_pairs
+from queuekeeper.compacted.mqtt_health import FailedDeliveries
 from queuekeeper.compacted.mqtt_packets import Kind, MalformedPacket, Packet, Reason
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.compacted.topics import Topics
@@ -51,6 +52,8 @@ class DoorReport:
     :param untold: those of them that the broker let nobody know of.
     :param delivered: messages given to clients.
     :param acknowledged: those that the clients confirmed.
+    :param failed: deliveries that failed: a queue that cannot be read or was lost, a message that was passed over, a
+        connection that has ended with nothing acknowledged.
     :param redis_answers: whether Redis answers now.
     :param stores: whether what is published can be stored now, as far as is known.
     :param unavailable: subscriptions to queues that were refused since Redis did not answer.
@@ -63,6 +66,7 @@ class DoorReport:
     untold: int = 0
     delivered: int = 0
     acknowledged: int = 0
+    failed: int = 0
     redis_answers: bool = True
     stores: bool = True
     unavailable: int = 0
@@ -77,6 +81,7 @@ class Surroundings:
     :param open_broker: opens a connection to the broker.
     :param knock: publishes to a topic by the door's own connection.
     :param has_redis: whether Redis answers, as far as is known.
+    :param failures: to deliver, by client.
     """
 
     queues: AsyncCompactedQueues
@@ -86,6 +91,7 @@ class Surroundings:
     open_broker: Callable[[], Awaitable[tuple[StreamReader, StreamWriter]]]
     knock: Callable[[str], Awaitable[None]]
     has_redis: Callable[[], bool]
+    failures: FailedDeliveries
     report: DoorReport
 
 
@@ -126,6 +132,9 @@ class Relay:
         self._subscription_ids: tuple[int, ...] = ()
         self._opened = asyncio.Event()
         self._delivering: asyncio.Task[None] | None = None
+        # Messages of the queue that the client was given by this connection, until it acknowledges one.
+        self._unanswered = 0
+        self._has_acknowledged = self._is_ended_by_us = False
         self._tasks: set[asyncio.Task[None]] = set()
         self._ended = asyncio.Event()
 
@@ -150,6 +159,8 @@ class Relay:
         except (MalformedPacket, ConnectionError, TimeoutError) as error:
             _log.info("connection of client %r ends: %s", self._client_id, error)
         finally:
+            if self._unanswered and not self._has_acknowledged and not self._is_ended_by_us:
+                self._failed(f"goes without an acknowledgement, having been given {self._unanswered} of its queue")
             await self._stop_delivering()
             for task in self._tasks:
                 task.cancel()
@@ -165,6 +176,7 @@ class Relay:
 
     def end(self, reason: Reason, why: str | None = None) -> None:
         """End the connection, and say why where the client understands it."""
+        self._is_ended_by_us = True
         properties = b"\0" if why is None else packets.reason_string(why)
         said = packets.write_disconnect(reason, level=self._level, properties=properties)
         if len(said) > self._max_packet_bytes:
@@ -222,6 +234,8 @@ class Relay:
             if kind == Kind.PUBACK and packet_id in self._injected:
                 injected = self._injected.pop(packet_id)
                 self._room.release()
+                self._has_acknowledged = True
+                self._world.failures.end(self._client_id)
                 if injected.consumer.ack_soon(injected.message):
                     self._world.report.acknowledged += 1
                 self._confirm_receipt()
@@ -397,13 +411,14 @@ class Relay:
                     self._inject(consumer, message)
                     await self._client.drain()
         except StaleEpoch as error:
-            _log.warning("client %r: %s", self._client_id, error)
+            self._failed(f"loses its queue: {error}")
             self.end(Reason.SESSION_TAKEN_OVER)
         except ServerUnavailable as error:
-            _log.warning("client %r: its queue cannot be read: %s", self._client_id, error)
+            if self._world.has_redis():
+                self._failed(f"gets nothing, since its queue cannot be read: {error}")
             self.end(Reason.IMPLEMENTATION_SPECIFIC, NO_REDIS)
         except QueuekeeperError as error:
-            _log.warning("client %r: its queue cannot be read: %s", self._client_id, error)
+            self._failed(f"gets nothing, since its queue cannot be read: {error}")
             self.end(Reason.UNSPECIFIED)
         except ConnectionError:
             self._ended.set()
@@ -437,12 +452,17 @@ class Relay:
             return
         self._injected[packet_id] = _Injected(consumer, message)
         self._client.write(raw)
+        self._unanswered += 1
         self._world.report.delivered += 1
 
     def _pass_over(self, consumer: AsyncCompactedConsumer, message: CompactedMessage, why: str) -> None:
-        _log.error("client %r does not get message %d of its queue: %s", self._client_id, message.sequence, why)
+        self._failed(f"does not get message {message.sequence} of its queue: {why}", level=logging.ERROR)
         consumer.ack_soon(message)
         self._room.release()
+
+    def _failed(self, why: str, *, level: int = logging.WARNING) -> None:
+        self._world.report.failed += 1
+        self._world.failures.meet(self._client_id, why, level=level)
 
     def _free_id(self) -> int:
         """Return a packet id as far from the broker's as can be: brokers count up."""
