@@ -568,7 +568,7 @@ class Stand:
         with self.redis.client() as client:
             sha1 = str(client.script_load(SAME_COMMANDS))
             # Its password is seen by every account of the machine, so it may do nothing but this.
-            commands = [f"+{verb}" for verb in ("evalsha", "hmget", "set", "zadd", "zcard", "hset")]
+            commands = [f"+{verb}" for verb in ("evalsha", "hmget", "hset", "pexpiretime", "set", "zadd", "zcard")]
             client.acl_setuser("benchmark", enabled=True, passwords=[f"+{word}"], commands=commands, keys=["*"])
         [call] = save_calls(RedisSessionOperations(), [save(0, message(bytes(payload_bytes)))])
         expires_at_ms, record = call.args[-2:]

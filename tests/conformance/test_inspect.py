@@ -69,7 +69,7 @@ class Filled:
     def _fill_redis(
         client: RedisClient, client_id: str, payloads: dict[int, bytes], last_packet_id: int | None
     ) -> None:
-        args: list[Any] = ["plan-a", 1, "redis", 0, 1, "" if last_packet_id is None else last_packet_id]
+        args: list[Any] = ["plan-a", 1, "redis", 0, 1, "" if last_packet_id is None else last_packet_id, ""]
         for packet_id, (serial, payload) in enumerate(payloads.items(), start=1):
             message = {
                 "clientId": client_id,

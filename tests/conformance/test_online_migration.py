@@ -886,9 +886,8 @@ def test_pause_throttle_and_resume_take_effect_within_two_seconds_and_say_why(wo
         work.result(timeout=resumed_s + 10 - time.monotonic())
     # Nothing is at work any more that could be held back.
     assert world.online.control(PLAN_ID).held_back == ""
-    effects = world.sql("SELECT actor, effect FROM queuekeeper.audit WHERE action = 'throttle' ORDER BY seq")
-    assert [actor for actor, _ in effects] == ["alice"] * 4
-    assert [effect for _, effect in effects][1:3] == [{"paused": True}, {"paused": False}]
+    changes = world.sql("SELECT action FROM queuekeeper.audit WHERE actor = 'alice' ORDER BY seq")
+    assert changes == [("throttle",), ("pause",), ("resume",), ("throttle",)]
 
 
 def test_rollback_is_refused_with_the_figures_while_the_mirror_is_behind(few: OnlineWorld) -> None:

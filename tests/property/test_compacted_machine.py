@@ -37,7 +37,7 @@ from queuekeeper.redis_client import connect
 from tests.conformance.compacted_worlds import SteppedClock
 from tests.property.compacted_model import ModelQueue, Refused, Row
 
-C = "}meter {7}"
+C = "{meter} {7}"
 KEYS = (b"", b"a", b"b/1", b"\xff\0", b"c", b"d")
 HOUR_MS = 3_600_000
 RULES = (
