@@ -34,7 +34,7 @@ from tests.conftest import REDIS_FLAVOURS
 
 pytestmark = pytest.mark.chaos
 
-CLIENTS = ("}brace first", "{}", "смарт-😀", "device-1", "device-2", "device-3")
+CLIENTS = ("{brace} first", "{}", "смарт-😀", "device-1", "device-2", "device-3")
 ROWS = int(os.environ.get("COMPACTED_ROWS") or 200_000)
 CALL_MS = 5.0
 

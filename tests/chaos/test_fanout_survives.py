@@ -256,7 +256,7 @@ def test_killed_server_has_every_message_that_was_answered_when_it_flushes_alway
 def test_resharding_loses_nothing_while_messages_are_published_and_worked_on(
     redis_cluster_url: str, dice: random.Random
 ) -> None:
-    names = ["}brace first", "смарт-😀", "orders"]
+    names = ["{brace} first", "смарт-😀", "orders"]
     with clients_of(redis_cluster_url) as nodes:
         for node in nodes:
             node.config_resetstat()
