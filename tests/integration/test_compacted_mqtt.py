@@ -948,6 +948,27 @@ def test_address_that_does_not_parse_is_refused_without_its_password(url: str) -
     assert "secret" not in str(refusal.value)
 
 
+@pytest.mark.parametrize("as_json", [True, False])
+def test_command_shows_its_settings_without_passwords_and_connects_nowhere(as_json: bool) -> None:
+    port = free_port()
+    command = [str(Path(sys.executable).with_name("queuekeeper")), "compacted", "serve-mqtt", "--show-config"]
+    command += ["--broker-url", f"mqtt://door:hidden@127.0.0.1:{port}", "--listen", f"127.0.0.1:{port}"]
+    command += ["--redis-url", f"redis://app:hushed@127.0.0.1:{port}/0?password=veiled", "--write-timeout", "2s"]
+    command += ["--max-keys", "7", *(["--json"] if as_json else [])]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE_S, check=False)
+    assert done.returncode == 0, done.stderr
+    assert not {"hidden", "hushed", "veiled"} & set(re.findall(r"\w+", done.stdout + done.stderr))
+    if as_json:
+        config = json.loads(done.stdout)
+        assert config["broker_url"] == f"mqtt://door@127.0.0.1:{port}"
+        assert f"app@127.0.0.1:{port}" in config["redis_url"]
+        assert "socket_timeout=5.0" in config["redis_url"], "what holds, not only what was given"
+        assert (config["max_keys"], config["write_timeout_ms"], config["writer_pool_size"]) == (7, 2_000, 1_000)
+        assert (config["error_after"], config["when_full"], config["topic_prefix"]) == (3, "reject", "$ECQ")
+    else:
+        assert f"mqtt://door@127.0.0.1:{port}" in done.stdout
+
+
 def test_command_serves_until_it_is_told_to_end(broker: Mosquitto, valkey_url: str) -> None:
     port = free_port()
     command = [str(Path(sys.executable).with_name("queuekeeper")), "compacted", "serve-mqtt", "--json"]

@@ -16,7 +16,7 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.compacted import MaxBytes, MaxKeys, WhenFullName
 from queuekeeper.cli.input import KeyPrefix, prefix
-from queuekeeper.cli.output import record, screen, show
+from queuekeeper.cli.output import pairs, record, screen, show
 from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -78,6 +78,9 @@ def serve_mqtt(
     when_full: WhenFullName = "reject",
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
+    show_config: Annotated[
+        bool, typer.Option("--show-config", help="Print the settings that would hold, without passwords, and end.")
+    ] = False,
     as_json: context.AsJson = False,
 ) -> None:
     """Let MQTT clients of a broker use compacted queues.
@@ -85,7 +88,7 @@ def serve_mqtt(
     What they publish to $ECQ/w/CLIENTID/KEY is stored. A client that connects here and subscribes to $ECQ/CLIENTID/#
     gets its queue, and its PUBACKs acknowledge; all else is passed on to the broker and back.
 
-    Until SIGTERM or Ctrl-C.
+    Until SIGTERM or Ctrl-C. `--show-config` connects nowhere.
 
     Example: `queuekeeper compacted serve-mqtt --broker-url mqtt://door:secret@broker --listen 0.0.0.0:1884`
     """
@@ -114,17 +117,52 @@ def serve_mqtt(
         max_value_bytes=max_value_bytes,
         when_full=WhenFull(when_full),
     )
+    address = BrokerAddress.parse(broker_url, ca_file=broker_ca)
+    target = _patient(context.redis_address(redis_url), settings.read_timeout_ms)
+    place = _host_and_port("--listen", listen)
+    stem = prefix(key_prefix)
+    topics = Topics(prefix=topic_prefix)
+    tls = _tls(certificate, private_key)
+    if show_config:
+        from queuekeeper.compacted.mqtt import DEFAULT_WRITER_POOL_SIZE
+        from queuekeeper.embedded.stack import without_password
+
+        config = {
+            "broker_url": without_password(broker_url),
+            "broker": str(address),
+            "broker_ca": broker_ca,
+            "listen": listen,
+            "certificate": certificate,
+            "private_key": private_key,
+            "client_id": client_id,
+            "writes": writes,
+            "topic_prefix": topics.prefix,
+            "empty_is_tombstone": empty_is_tombstone,
+            "error_after": error_after,
+            "reader_batch_size": settings.reader_batch_size,
+            "write_timeout_ms": settings.write_timeout_ms,
+            "read_timeout_ms": settings.read_timeout_ms,
+            "writer_pool_size": settings.writer_pool_size or DEFAULT_WRITER_POOL_SIZE,
+            "max_keys": rules.max_keys,
+            "max_bytes": rules.max_bytes,
+            "max_value_bytes": rules.max_value_bytes,
+            "when_full": rules.when_full.value,
+            "key_prefix": stem,
+            "redis_url": without_password(target),
+        }
+        show(config, as_json=as_json, pretty=lambda out: out.print(pairs("Settings of the MQTT door", config)))
+        return
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
     report = asyncio.run(
         _serve(
-            BrokerAddress.parse(broker_url, ca_file=broker_ca),
-            redis_url=_patient(context.redis_address(redis_url), settings.read_timeout_ms),
-            key_prefix=prefix(key_prefix),
+            address,
+            redis_url=target,
+            key_prefix=stem,
             rules=rules,
-            topics=Topics(prefix=topic_prefix),
+            topics=topics,
             settings=settings,
-            listen=_host_and_port(listen),
-            tls=_tls(certificate, private_key),
+            listen=place,
+            tls=tls,
             client_id=client_id,
             takes_writes=writes,
             empty_is_tombstone=empty_is_tombstone,
@@ -175,10 +213,10 @@ async def _serve(
     return door.report
 
 
-def _host_and_port(text: str) -> tuple[str, int]:
+def _host_and_port(option: str, text: str) -> tuple[str, int]:
     host, _, port = text.rpartition(":")
     if not host or not port.isascii() or not port.isdecimal() or int(port) > 65_535:
-        raise UsageError(f"--listen is {text!r}: write HOST:PORT, such as 127.0.0.1:1884")
+        raise UsageError(f"{option} is {text!r}: write HOST:PORT, such as 127.0.0.1:1884")
     return host.strip("[]"), int(port)
 
 
