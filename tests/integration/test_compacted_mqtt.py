@@ -12,19 +12,23 @@ import socket
 import ssl
 import subprocess
 import sys
+import urllib.request
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import asynccontextmanager
+from dataclasses import fields
 from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from paho.mqtt.enums import MQTTProtocolVersion
+from prometheus_client.parser import text_string_to_metric_families
 
 from queuekeeper.compacted import consumer, mqtt, mqtt_health, mqtt_link, mqtt_relay
 from queuekeeper.compacted.model import Append, Position, QueueRules
 from queuekeeper.compacted.mqtt import MqttDoor
 from queuekeeper.compacted.mqtt_link import BrokerAddress
+from queuekeeper.compacted.mqtt_relay import DoorReport
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.compacted.settings import EcqSettings
 from queuekeeper.compacted.topics import Topics
@@ -948,6 +952,70 @@ def test_address_that_does_not_parse_is_refused_without_its_password(url: str) -
     assert "secret" not in str(refusal.value)
 
 
+def scraped(port: int) -> dict[str, float]:
+    """What Prometheus reads, by name with labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=PATIENCE_S) as answer:
+        text = answer.read().decode()
+    samples = [sample for family in text_string_to_metric_families(text) for sample in family.samples]
+    assert {label for sample in samples for label in sample.labels} <= {"le"}, "no client, topic or payload is named"
+    return {sample.name: sample.value for sample in samples if not sample.labels}
+
+
+def test_prometheus_reads_figures_and_durations_while_messages_flow(
+    broker: Mosquitto, redis_server_factory: Callable[..., RedisServer]
+) -> None:
+    server = redis_server_factory()
+
+    async def test(world: World) -> None:
+        port = world.door.metrics_port
+
+        async def read() -> dict[str, float]:
+            return await asyncio.to_thread(scraped, port)
+
+        first = await read()
+        assert {name.removesuffix("_total") for name in first if "_seconds" not in name} == {
+            f"queuekeeper_mqtt_{field.name}" for field in fields(DoorReport)
+        }
+        async with world.client("c") as client, world.stranger("p") as producer:
+            await client.subscribe(("$ECQ/c/#", 1))
+            for number in range(5):
+                await producer.publish(f"$ECQ/w/c/{number}", b"%d" % number)
+            await producer.publish("$ECQ/w/c", b"no key")
+            await client.take(5)
+            await world.until("c", lambda view: view.acked == 5)
+            await world.reports(refused=1, appended=5, delivered=5, acknowledged=5)
+            while (said := await read())["queuekeeper_mqtt_delivery_seconds_count"] < 5:
+                await asyncio.sleep(0.05)
+            for name in ("appended", "delivered", "acknowledged"):
+                assert said[f"queuekeeper_mqtt_{name}_total"] == 5, name
+            assert said["queuekeeper_mqtt_refused_total"] == 1
+            assert (said["queuekeeper_mqtt_redis_answers"], said["queuekeeper_mqtt_stores"]) == (1, 1)
+            for name in ("append", "delivery", "ack"):
+                assert said[f"queuekeeper_mqtt_{name}_seconds_count"] == 5, name
+                assert 0 < said[f"queuekeeper_mqtt_{name}_seconds_sum"] < PATIENCE_S * 5, name
+            await asyncio.to_thread(server.stop)
+            while (await read())["queuekeeper_mqtt_redis_answers"]:
+                await asyncio.sleep(0.05)
+            assert (await read())["queuekeeper_mqtt_outages_total"] == 1
+            await asyncio.to_thread(server.start)
+            while not (await read())["queuekeeper_mqtt_redis_answers"]:
+                await asyncio.sleep(0.05)
+
+    run(broker, server.url, test, metrics=("127.0.0.1", 0))
+
+
+def test_metrics_that_cannot_be_served_are_refused_with_their_address(broker: Mosquitto, valkey_url: str) -> None:
+    async def main() -> None:
+        async with await connect(valkey_url) as caller:
+            with socket.create_server(("127.0.0.1", 0)) as taken:
+                place = taken.getsockname()
+                door = MqttDoor(AsyncCompactedQueues(caller), BrokerAddress.parse(broker.url), metrics=place)
+                with pytest.raises(UsageError, match=f"metrics cannot be served at 127.0.0.1:{place[1]}"):
+                    await door.__aenter__()
+
+    asyncio.run(main())
+
+
 @pytest.mark.parametrize("as_json", [True, False])
 def test_command_shows_its_settings_without_passwords_and_connects_nowhere(as_json: bool) -> None:
     port = free_port()
@@ -973,7 +1041,8 @@ def test_command_serves_until_it_is_told_to_end(broker: Mosquitto, valkey_url: s
     port = free_port()
     command = [str(Path(sys.executable).with_name("queuekeeper")), "compacted", "serve-mqtt", "--json"]
     command += ["--broker-url", broker.url, "--listen", f"127.0.0.1:{port}", "--redis-url", valkey_url]
-    command += ["--reader-batch-size", "2", "--write-timeout", "2s"]
+    metrics_port = free_port()
+    command += ["--reader-batch-size", "2", "--write-timeout", "2s", "--metrics", f"127.0.0.1:{metrics_port}"]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
     async def test() -> None:
@@ -990,6 +1059,7 @@ def test_command_serves_until_it_is_told_to_end(broker: Mosquitto, valkey_url: s
             for number in range(5):
                 await client.publish(f"$ECQ/w/c/{number}", b"%d" % number)
             assert payloads(await client.take(5)) == [b"%d" % number for number in range(5)]
+        assert (await asyncio.to_thread(scraped, metrics_port))["queuekeeper_mqtt_delivered_total"] == 5
 
     async def main() -> None:
         async with asyncio.timeout(PATIENCE_S):

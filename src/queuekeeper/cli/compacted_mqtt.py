@@ -78,6 +78,12 @@ def serve_mqtt(
     when_full: WhenFullName = "reject",
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
+    metrics: Annotated[
+        str | None,
+        typer.Option(
+            metavar="HOST:PORT", help="Serve figures to Prometheus here, such as 127.0.0.1:9464; nowhere if left out."
+        ),
+    ] = None,
     show_config: Annotated[
         bool, typer.Option("--show-config", help="Print the settings that would hold, without passwords, and end.")
     ] = False,
@@ -120,6 +126,7 @@ def serve_mqtt(
     address = BrokerAddress.parse(broker_url, ca_file=broker_ca)
     target = _patient(context.redis_address(redis_url), settings.read_timeout_ms)
     place = _host_and_port("--listen", listen)
+    metrics_place = None if metrics is None else _host_and_port("--metrics", metrics)
     stem = prefix(key_prefix)
     topics = Topics(prefix=topic_prefix)
     tls = _tls(certificate, private_key)
@@ -139,6 +146,7 @@ def serve_mqtt(
             "topic_prefix": topics.prefix,
             "empty_is_tombstone": empty_is_tombstone,
             "error_after": error_after,
+            "metrics": metrics,
             "reader_batch_size": settings.reader_batch_size,
             "write_timeout_ms": settings.write_timeout_ms,
             "read_timeout_ms": settings.read_timeout_ms,
@@ -167,6 +175,7 @@ def serve_mqtt(
             takes_writes=writes,
             empty_is_tombstone=empty_is_tombstone,
             error_after=error_after,
+            metrics=metrics_place,
         )
     )
     show(report, as_json=as_json, pretty=lambda out: out.print(record("Served", report)))
@@ -186,6 +195,7 @@ async def _serve(
     takes_writes: bool,
     empty_is_tombstone: bool,
     error_after: int,
+    metrics: tuple[str, int] | None,
 ) -> DoorReport:
     from queuekeeper.compacted.mqtt import MqttDoor
     from queuekeeper.compacted.queue import AsyncCompactedQueues
@@ -206,6 +216,7 @@ async def _serve(
             takes_writes=takes_writes,
             empty_is_tombstone=empty_is_tombstone,
             error_after=error_after,
+            metrics=metrics,
         )
         async with door:
             screen(stderr=True).print(f"Serving at {listen[0]}:{door.port}; end it with Ctrl-C or SIGTERM.")

@@ -12,6 +12,7 @@ import asyncio
 import logging
 import socket
 import ssl
+import time
 from asyncio import StreamReader, StreamWriter
 from types import TracebackType
 from typing import Self
@@ -19,6 +20,7 @@ from typing import Self
 from queuekeeper.compacted.model import MAX_SEQUENCE, Append, Properties, check_integer, check_name
 from queuekeeper.compacted.mqtt_health import FailedDeliveries, Outage
 from queuekeeper.compacted.mqtt_link import BrokerAddress, BrokerLink, NotStored, Published
+from queuekeeper.compacted.mqtt_metrics import DoorMetrics
 from queuekeeper.compacted.mqtt_packets import Reason
 from queuekeeper.compacted.mqtt_relay import TOMBSTONE_PROPERTY, DoorReport, Relay, Surroundings
 from queuekeeper.compacted.producer import AsyncCompactedProducer
@@ -61,6 +63,7 @@ class MqttDoor:
     :param empty_is_tombstone: an empty payload deletes its key, as with retained messages.
     :param error_after: failed deliveries to a client, without an acknowledgement between them, from which each is an
         ERROR in the log.
+    :param metrics: host and port where Prometheus reads figures; port 0 for a free one, none for nowhere.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -77,12 +80,15 @@ class MqttDoor:
         takes_writes: bool = True,
         empty_is_tombstone: bool = False,
         error_after: int = ERROR_AFTER,
+        metrics: tuple[str, int] | None = None,
         max_packet_bytes: int = MAX_PACKET_BYTES,
     ) -> None:
         check_name("client_id", client_id)
         check_integer("max_packet_bytes", max_packet_bytes, 1_024, 268_435_460, "MQTT 5 section 2.1.4")
         check_integer("error_after", error_after, 1, 1_000_000, "failures of a client in a row")
         self.report = DoorReport()
+        self._metrics = DoorMetrics(self.report)
+        self._metrics_listen = metrics
         self._topics = topics or Topics()
         self._settings = settings or EcqSettings()
         self._queues = queues
@@ -122,6 +128,7 @@ class MqttDoor:
             knock=self._knock,
             has_redis=lambda: not self._silence.is_on,
             failures=FailedDeliveries(error_after=error_after),
+            durations=self._metrics.durations,
             report=self.report,
         )
         self._relays: dict[Relay, asyncio.Task[None]] = {}
@@ -136,15 +143,23 @@ class MqttDoor:
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
+    def metrics_port(self) -> int:
+        """Where Prometheus reads figures."""
+        return self._metrics.port
+
+    @property
     def connected(self) -> asyncio.Event:
         """Set while the door itself is connected to the broker."""
         return self._link.connected
 
     async def __aenter__(self) -> Self:
+        if self._metrics_listen is not None:
+            self._metrics.open(self._metrics_listen)
         host, port = self._listen
         try:
             self._server = await asyncio.start_server(self._let_in, host, port, ssl=self._tls)
         except OSError as error:
+            await self._metrics.close()
             raise UsageError(f"the door cannot listen at {host}:{port}: {error}") from None
         self._linking = asyncio.get_running_loop().create_task(self._link.run())
         self._asking = asyncio.get_running_loop().create_task(self._ask())
@@ -166,6 +181,7 @@ class MqttDoor:
         await asyncio.gather(*self._relays.values(), self._linking, self._asking, return_exceptions=True)
         await self._producer.close()
         await self._server.wait_closed()
+        await self._metrics.close()
 
     async def _let_in(self, reader: StreamReader, writer: StreamWriter) -> None:
         _stay_awake(writer)
@@ -218,6 +234,7 @@ class MqttDoor:
 
         :raises NotStored: when it is the server's; why was said.
         """
+        began_at_s = time.monotonic()
         try:
             client_id, append = self._read(published)
         except Exception as error:
@@ -235,6 +252,7 @@ class MqttDoor:
         self._say_state()
         if refusal is None:
             self.report.appended += 1
+            self._world.durations.append(time.monotonic() - began_at_s)
         else:
             await self._refuse(published, refusal)
 

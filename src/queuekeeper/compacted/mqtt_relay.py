@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
+import time
 import uuid
 from asyncio import StreamReader, StreamWriter
 from collections.abc import Awaitable, Callable, Coroutine
@@ -74,6 +75,20 @@ class DoorReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Durations:
+    """Who is told how long something took, in seconds.
+
+    :param append: from taking a publish until it is stored.
+    :param delivery: from having a message until the client's connection has taken it.
+    :param ack: from giving it until the client's PUBACK.
+    """
+
+    append: Callable[[float], None]
+    delivery: Callable[[float], None]
+    ack: Callable[[float], None]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Surroundings:
     """What all connections of a door share.
 
@@ -92,12 +107,14 @@ class Surroundings:
     knock: Callable[[str], Awaitable[None]]
     has_redis: Callable[[], bool]
     failures: FailedDeliveries
+    durations: Durations
     report: DoorReport
 
 
 class _Injected(NamedTuple):
     consumer: AsyncCompactedConsumer
     message: CompactedMessage
+    given_at_s: float
 
 
 # What becomes of a filter of a SUBSCRIBE: the broker answers, it is the client's own, or the door refuses it.
@@ -235,6 +252,7 @@ class Relay:
                 injected = self._injected.pop(packet_id)
                 self._room.release()
                 self._has_acknowledged = True
+                self._world.durations.ack(time.monotonic() - injected.given_at_s)
                 self._world.failures.end(self._client_id)
                 if injected.consumer.ack_soon(injected.message):
                     self._world.report.acknowledged += 1
@@ -407,9 +425,12 @@ class Relay:
                 self._world.queues, self._client_id, rules=rules, session=session
             ) as consumer:
                 async for message in consumer:
+                    began_at_s = time.monotonic()
                     await self._room.acquire()
-                    self._inject(consumer, message)
+                    is_given = self._inject(consumer, message)
                     await self._client.drain()
+                    if is_given:
+                        self._world.durations.delivery(time.monotonic() - began_at_s)
         except StaleEpoch as error:
             self._failed(f"loses its queue: {error}")
             self.end(Reason.SESSION_TAKEN_OVER)
@@ -427,10 +448,11 @@ class Relay:
             _log.exception("client %r: its queue cannot be delivered", self._client_id)
             self.end(Reason.UNSPECIFIED)
 
-    def _inject(self, consumer: AsyncCompactedConsumer, message: CompactedMessage) -> None:
+    def _inject(self, consumer: AsyncCompactedConsumer, message: CompactedMessage) -> bool:
+        """Give a message to the client; return false for one that it cannot have."""
         if not message.is_readable:
             self._pass_over(consumer, message, "what is stored cannot be read")
-            return
+            return False
         packet_id = self._free_id()
         try:
             raw = packets.write_publish(
@@ -445,15 +467,16 @@ class Relay:
             )
         except InvalidTopic as error:
             self._pass_over(consumer, message, str(error))
-            return
+            return False
         if len(raw) > self._max_packet_bytes:
             # As if it had been sent (MQTT 5 section 3.1.2.11.4).
             self._pass_over(consumer, message, f"it takes no packet of {len(raw)} bytes")
-            return
-        self._injected[packet_id] = _Injected(consumer, message)
+            return False
+        self._injected[packet_id] = _Injected(consumer, message, time.monotonic())
         self._client.write(raw)
         self._unanswered += 1
         self._world.report.delivered += 1
+        return True
 
     def _pass_over(self, consumer: AsyncCompactedConsumer, message: CompactedMessage, why: str) -> None:
         self._failed(f"does not get message {message.sequence} of its queue: {why}", level=logging.ERROR)
