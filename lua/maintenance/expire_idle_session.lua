@@ -13,7 +13,7 @@ ARGV
     [3]  all_dead        1: the set holds dead references only, all of which would be gone by then; for who only counts
 Returns
     {"expires", expires_at_ms, last_packet_id, session, as_of_ms}  instant that is set; the memory that each key takes,
-                            0 where it does not exist or has an expiry; the instant for which it is said
+                            0 where it does not exist or has an end of life; the instant for which it is said
     {"kept"}                a message waits, or every key has an expiry; nothing was written
     {"held"}                the session is to last for ever, is being imported or moved, belongs to PostgreSQL or has
                             a mirror there
@@ -24,6 +24,7 @@ Cost
     O(1); about 8 us.
 ]]
 --- @include "includes/as_of"
+--- @include "includes/kept_for_ever"
 --- @include "includes/last_packet_id"
 --- @include "includes/ownership"
 
@@ -40,7 +41,9 @@ if all_dead == '0' and redis.call('EXISTS', messages_key) == 1 then
 end
 local going = {}
 for _, key in ipairs({ last_packet_id_key, session_key }) do
-    if redis.call('PEXPIRETIME', key) == -1 then
+    local until_ms = redis.call('PEXPIRETIME', key)
+    -- That of an import is no end of life.
+    if until_ms == -1 or until_ms == tonumber(KEPT_MS) then
         going[#going + 1] = key
     end
 end
@@ -70,7 +73,7 @@ if session_type == 'hash' then
     if fields[3] == 'never' or not takes_messages(fields[1], fields[2]) then
         return { 'held' }
     end
-    expires_at_ms = math.max(expires_at_ms, integer(fields[3]) or 0)
+    expires_at_ms = math.max(expires_at_ms, integer(fields[3] or '') or 0)
 end
 local bytes = { [last_packet_id_key] = 0, [session_key] = 0 }
 for _, key in ipairs(going) do

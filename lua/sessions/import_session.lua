@@ -14,7 +14,8 @@ ARGV
     [3]  owner           store that owns the session after the last chunk: redis or postgres
     [4]  chunk           number of this chunk, from 0; chunk 0 starts an unfinished import again
     [5]  last            1 for the last chunk, else 0
-    [6]  last_packet_id  0 to 65535, written with the last chunk; empty: the key is not written
+    [6]  last_packet_id  0 to 65535, written with the last chunk, with an expiry in the year 144,683, which the
+                         next save of any program takes off; empty: the key is not written
     [7]  last_serial     serial given out last, noted with the last chunk; empty: unknown
     [8+] message         a triple per message: serial, expires_at_ms, JSON
 Returns
@@ -33,6 +34,7 @@ Cost
     5,000 messages.
 ]]
 --- @include "includes/import_state"
+--- @include "includes/kept_for_ever"
 --- @include "includes/last_packet_id"
 --- @include "includes/mirrored"
 --- @include "includes/slices"
@@ -189,7 +191,9 @@ if ARGV[5] == '1' then
     end
     note_all(session_key)
     if last_packet_id ~= '' then
-        redis.call('SET', last_packet_id_key, last_packet_id)
+        redis.call('SET', last_packet_id_key, last_packet_id, 'PXAT', KEPT_MS)
+        fields[#fields + 1] = 'imported_until_ms'
+        fields[#fields + 1] = KEPT_MS
     end
 end
 redis.call('HSET', session_key, unpack(fields))

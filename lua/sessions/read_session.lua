@@ -12,13 +12,15 @@ Returns
     {last_packet_id, references, highest, now_ms, field, value, ...}  packet id given out last, empty for none;
                               members of the set; highest score as text, empty for an empty set; the server's time;
                               the fields of the session; beside delivered_serial also sent_up_to: up to which serial
-                              that holds for the messages of the set, -1 for none
+                              that holds for the messages of the set, -1 for none; of an imported session also
+                              import_used: 1 when somebody has used it since, else 0
 Errors
     INVALID  3 keys and no arguments are expected
 Cost
     O(F + log N) for F fields and N references; about 7 us.
 ]]
 --- @include "includes/time"
+--- @include "includes/touched"
 
 if #KEYS ~= 3 or #ARGV ~= 0 then
     return redis.error_reply('INVALID 3 keys and no arguments are expected')
@@ -39,5 +41,10 @@ if memory[1] then
     --- @include "includes/delivered"
     reply[#reply + 1] = 'sent_up_to'
     reply[#reply + 1] = string.format('%d', delivered_up_to(KEYS[1], reply[1], memory))
+end
+local imported = import_state(KEYS[3])
+if imported.plan ~= '' then
+    reply[#reply + 1] = 'import_used'
+    reply[#reply + 1] = touched(imported, KEYS[1], KEYS[2]) and '1' or '0'
 end
 return reply

@@ -29,6 +29,7 @@ Cost
     O(log N) for N references; about 15 us.
 ]]
 --- @include "includes/import_state"
+--- @include "includes/kept_for_ever"
 --- @include "includes/last_packet_id"
 --- @include "includes/time"
 
@@ -82,10 +83,14 @@ end
 redis.call('SET', payload_key, ARGV[7], 'PXAT', ARGV[6])
 redis.call('ZADD', messages_key, ARGV[5], payload_key)
 if last_packet_id ~= '' then
-    redis.call('SET', last_packet_id_key, last_packet_id)
     -- A session that was used before stays recognisable as used.
+    redis.call('SET', last_packet_id_key, last_packet_id, 'KEEPTTL')
     if current == state.last_packet_id then
         redis.call('HSET', session_key, 'imported_last_packet_id', last_packet_id)
+        if current == '' then
+            redis.call('PEXPIREAT', last_packet_id_key, KEPT_MS)
+            redis.call('HSET', session_key, 'imported_until_ms', KEPT_MS)
+        end
     end
 end
 redis.call('HSET', session_key, note, payload_key)

@@ -54,7 +54,7 @@ redis.call('HSET', session_key, 'owner', owner, 'epoch', ARGV[1])
 -- From now on no import may take the session back. One that is not complete stays so, and keeps everybody out.
 if not fields[5] or fields[5] == 'done' then
     redis.call('HSET', session_key, 'import', 'done')
-    redis.call('HDEL', session_key, 'plan', 'references', 'imported_last_packet_id', 'used')
+    redis.call('HDEL', session_key, 'plan', 'references', 'imported_last_packet_id', 'imported_until_ms', 'used')
 end
 -- Without the note of the last save the next one looks at the owner. What has been sent stays known without it.
 if fields[8] and not fields[9] and fields[7] and fields[6] then

@@ -148,7 +148,8 @@ end
 -- The next save of Redis's own looks at owner and messages, and an import may not take back what it has not left.
 redis.call(
     'HDEL', session_key, 'saved_last_packet_id', 'until_ms', 'earliest_expiry_ms', 'mirror', 'outbox',
-    'outbox_version', 'outbox_ms', 'plan', 'references', 'imported_last_packet_id', 'used', unpack(forgotten)
+    'outbox_version', 'outbox_ms', 'plan', 'references', 'imported_last_packet_id', 'imported_until_ms', 'used',
+    unpack(forgotten)
 )
 redis.call('PERSIST', session_key)
 redis.call('PERSIST', messages_key)

@@ -89,7 +89,7 @@ def test_migration(admin: RedisClient) -> None:
     with working_as(admin, "migration") as client:
         caller = lua.ScriptCaller(client)
         end_ms = 4_000_000_000_000
-        args = ["plan", "1", "redis", "0", "1", "1", "7", str(end_ms), "{}"]
+        args = ["plan", "1", "redis", "0", "1", "1", "", "7", str(end_ms), "{}"]
         caller.call(lua.load("sessions/import_session"), [*keys, payload], args)
         reader = TargetReader(client, prefix=PREFIX)
         rows = [row for batch in reader.read({CLIENT: (0, 0)}) for row in batch.to_pylist()]

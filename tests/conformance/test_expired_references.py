@@ -251,6 +251,20 @@ def test_idle_session_gets_an_expiry_that_the_next_message_takes_off(world: Worl
     assert world.clean()[1].to_do == 0
 
 
+def test_idle_session_that_was_imported_gets_an_expiry_and_can_be_undone(world: World) -> None:
+    session = Session(client=world.client)
+    session.import_session([], last_packet_id=7)
+    device = world.device("meter-7")
+    _, done = world.clean(idle_days=30)
+    assert done.idle_keys == 2
+    for key in (device.keys.last_packet_id, device.keys.session):
+        assert pttl(device, key) == pytest.approx(30 * DAY_MS, abs=5_000)
+    assert world.plan(idle_days=1).to_do == 0
+    assert session.import_session([], last_packet_id=7) == [b"unchanged", 0, 0]
+    assert session.drop_import() == [0, 0]
+    assert world.contents() == {}
+
+
 def test_last_packet_id_stays_while_a_message_waits(world: World) -> None:
     device = world.device("meter-7")
     device.add(2)

@@ -36,6 +36,9 @@ def served_by(client: Any) -> list[str]:
 
 HOUR_MS = 3_600_000
 
+KEPT_MS = 2**52
+"""Expiry by which an import knows its last packet id again."""
+
 
 class Message(NamedTuple):
     """One message as ``import_session`` takes it; ``save_messages`` gives it a serial itself."""

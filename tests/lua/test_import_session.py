@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lua_sessions import HOSTILE_IDS, Message, Session, contents, messages, now_ms
+from lua_sessions import HOSTILE_IDS, KEPT_MS, Message, Session, contents, messages, now_ms
 
 from queuekeeper.errors import (
     ImportedBefore,
@@ -34,7 +34,7 @@ def test_session_of_any_client_id_is_stored_whole(client: RedisClient, client_id
 
     assert contents(client) == {
         session.keys.messages: ([(session.payload(m.packet_id).encode(), float(m.serial)) for m in batch], -1),
-        session.keys.last_packet_id: (b"3", -1),
+        session.keys.last_packet_id: (b"3", KEPT_MS),
         session.keys.session: (
             {
                 b"owner": b"redis",
@@ -43,6 +43,7 @@ def test_session_of_any_client_id_is_stored_whole(client: RedisClient, client_id
                 b"import": b"done",
                 b"references": b"3",
                 b"imported_last_packet_id": b"3",
+                b"imported_until_ms": b"%d" % KEPT_MS,
             },
             -1,
         ),

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 from base64 import b64encode
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from lua_sessions import HOSTILE_IDS, Message, Session, contents, now_ms
 from tbmq_broker import Broker
 
 from queuekeeper.errors import MovedOn
+from queuekeeper.migration.undo import drop_imports
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
@@ -113,6 +117,117 @@ def test_session_that_the_broker_has_used_is_never_written_again(client: RedisCl
     assert session.state()["used"] == "1"
     client.hdel(session.keys.session, "used")
     assert contents(client) == before
+
+
+def confirm_and_go_around(broker: Broker) -> None:
+    broker.acknowledge(3)
+    broker.add_many("new/", 65_535, limit=5)
+
+
+def purge_and_add(broker: Broker) -> None:
+    broker.purge()
+    broker.save(PACK)
+
+
+def confirm_all_and_go_around(broker: Broker) -> None:
+    for packet_id in range(1, 6):
+        broker.acknowledge(packet_id)
+    broker.add_many("new/", 65_535, limit=5)
+
+
+SAME_AGAIN: dict[str, Callable[[Broker], object]] = {
+    "adds once around all packet ids": lambda broker: broker.add_many("new/", 65_535, limit=5),
+    "adds twice around all packet ids": lambda broker: broker.add_many("new/", 2 * 65_535, limit=5),
+    "a confirmation, and adds once around": confirm_and_go_around,
+    "a purge, and as many adds": purge_and_add,
+    "confirmations of all, and adds once around": confirm_all_and_go_around,
+}
+"""Uses after which count and last packet id are what the import has left, and often the greatest score too."""
+
+PACK: list[dict[str, Any]] = [{"topicName": f"new/{number}", "qos": 1, "msgExpiryInterval": 600} for number in range(5)]
+
+
+def imported_as_the_broker_counts(client: RedisClient) -> tuple[Session, Broker, list[Message]]:
+    """Import a session whose packet ids, serials and count are what the broker gives to five messages."""
+    session = Session(client=client)
+    batch = [publish(number, number, "meter-7") for number in range(1, 6)]
+    session.import_session(batch, last_packet_id=5)
+    return session, Broker(client, "meter-7"), batch
+
+
+@pytest.mark.parametrize("use", SAME_AGAIN)
+def test_session_that_was_used_until_its_counts_were_the_same_again_is_left_alone(
+    client: RedisClient, use: str
+) -> None:
+    session, broker, batch = imported_as_the_broker_counts(client)
+    SAME_AGAIN[use](broker)
+    assert (len(session.references()), client.get(session.keys.last_packet_id)) == (5, b"5")
+    before = contents(client)
+
+    said = drop_imports(client, ["meter-7"], plan_id="plan-a", prefix="", dry_run=True)
+    assert (said.sessions_dropped, said.sessions_moved_on) == (0, 1)
+    assert drop_imports(client, ["meter-7"], plan_id="plan-a", prefix="", dry_run=False) == replace(said, dry_run=False)
+    with pytest.raises(MovedOn):
+        replace(session, plan="plan-b").import_session(batch, last_packet_id=5)
+    view = RedisSessionStore(client).inspect("meter-7")
+    assert view.imported is not None
+    assert view.imported.touched
+    assert contents(client) == before
+    assert session.import_session(batch, last_packet_id=5) == [b"used", 0, 0]
+    client.hdel(session.keys.session, "used")
+    assert contents(client) == before
+
+
+def test_session_that_was_imported_without_a_last_packet_id_is_known_as_used(client: RedisClient) -> None:
+    session, broker = Session(client=client), Broker(client, "meter-7")
+    session.import_session([publish(number, number, "meter-7") for number in range(1, 6)])
+    broker.add_many("new/", 65_535, limit=5)
+    with pytest.raises(MovedOn):
+        session.drop_import(range(1, 6))
+
+
+@pytest.mark.parametrize("size", [5, 1_300])
+def test_session_in_which_the_broker_was_sent_pubrec_is_not_dropped_and_loses_no_page(
+    client: RedisClient, size: int
+) -> None:
+    session, broker = Session(client=client), Broker(client, "meter-7")
+    session.import_session([publish(number, number, "meter-7") for number in range(1, size + 1)], last_packet_id=size)
+    broker.received(size)
+    before = contents(client)
+    for dry_run in (True, False):
+        report = drop_imports(client, ["meter-7"], plan_id="plan-a", prefix="", dry_run=dry_run)
+        assert (report.sessions_moved_on, report.messages_dropped) == (1, 0)
+        assert contents(client) == before
+
+
+def test_session_from_which_our_store_has_sent_messages_is_not_dropped(client: RedisClient) -> None:
+    session, _, batch = imported_as_the_broker_counts(client)
+    session.mark_delivered(2)
+    with pytest.raises(MovedOn):
+        session.drop_import(range(1, 6))
+    assert session.import_session(batch, last_packet_id=5) == [b"used", 0, 0]
+
+
+def test_import_of_an_earlier_build_is_judged_by_count_and_last_packet_id(client: RedisClient) -> None:
+    session, _, batch = imported_as_the_broker_counts(client)
+    client.hdel(session.keys.session, "imported_until_ms")
+    client.persist(session.keys.last_packet_id)
+    assert session.import_session(batch, last_packet_id=5) == [b"unchanged", 0, 0]
+    assert session.drop_import(range(1, 6)) == [5, 0]
+    assert contents(client) == {}
+
+
+def test_message_that_is_replayed_leaves_an_import_as_unused_as_it_was(client: RedisClient) -> None:
+    session, broker, _ = imported_as_the_broker_counts(client)
+    session.replay_message(publish(6, 6, "meter-7"), expected=5, last_packet_id=6)
+    broker.add_many("new/", 65_535, limit=6)
+    with pytest.raises(MovedOn):
+        session.drop_import(range(1, 7))
+    client.flushall()
+    session.import_session([])
+    session.replay_message(publish(1, 1, "meter-7"), last_packet_id=1)
+    assert session.drop_import([1]) == [1, 0]
+    assert contents(client) == {}
 
 
 def test_session_that_the_broker_has_written_is_inspected(client: RedisClient) -> None:

@@ -165,6 +165,10 @@ class World:
             node.flushall()
 
 
+IMPORTED_UNTIL_MS = 2**52
+"""Expiry by which an import knows its last packet id again."""
+
+
 def sessions_in(contents: dict[bytes, tuple[Any, int]], names: set[str], *, prefix: str = "") -> dict[str, Target]:
     """Return the sessions that a dump holds, and fail over any key that belongs to none of the names."""
     left = dict(contents)
@@ -181,7 +185,7 @@ def sessions_in(contents: dict[bytes, tuple[Any, int]], names: set[str], *, pref
             text, end = left.pop(member, (b"null", -2))
             messages[int(member[len(stem) :])] = Stored(score, json.loads(text), end)
         counter, end = left.pop(keys.last_packet_id.encode(), (None, -1))
-        assert end == -1
+        assert end == (-1 if counter is None else IMPORTED_UNTIL_MS)
         found[name] = Target(messages=messages, last_packet_id=None if counter is None else int(counter))
     assert left == {}
     return found

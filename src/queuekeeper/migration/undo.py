@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from queuekeeper import lua
 from queuekeeper.errors import MovedOn
-from queuekeeper.keyspace import session_keys
+from queuekeeper.keyspace import SessionKeys, session_keys
 from queuekeeper.redis_client import RedisClient
 
 PAGE = 500
@@ -50,15 +50,23 @@ class _Drop:
         :raises MovedOn: when the session has been used since it was imported.
         """
         keys = session_keys(client_id, prefix=self.prefix)
+        # A call sees a use of its own page only: none may go before all have been asked for.
+        if self.client.zcard(keys.messages) > PAGE:
+            for _ in self._pages(lua.ScriptCaller(self.client, counts_only=True), keys, plan_id):
+                pass
+        for removed in self._pages(self.caller, keys, plan_id):
+            self.messages += removed
+
+    def _pages(self, caller: lua.ScriptCaller, keys: SessionKeys, plan_id: str) -> Iterator[int]:
         script = lua.load("sessions/drop_import")
         behind = 0
         while True:
             references: Any = self.client.zrange(keys.messages, behind, behind + PAGE - 1)
-            removed, remaining = self.caller.call(script, [*keys, *references], [plan_id])
-            self.messages += removed
+            removed, remaining = caller.call(script, [*keys, *references], [plan_id])
+            yield removed
             if remaining == behind:
                 return
-            behind += self.caller.still_there(removed)
+            behind += caller.still_there(removed)
 
 
 def drop_import(client: RedisClient, client_id: str, *, prefix: str) -> int:

@@ -1582,14 +1582,12 @@ def _import_view(state: _State) -> ImportView | None:
     if plan_id is None:
         return None
     references = _integer(fields.get(b"references"))
-    imported_last = fields.get(b"imported_last_packet_id", b"")
     return ImportView(
         plan_id=plan_id,
         state=_text(fields.get(b"import")) or "",
         references=references,
-        last_packet_id=_integer(imported_last),
-        # The same rule as lua/includes/touched.lua.
-        touched=(references or 0) != state.references or imported_last != state.last_packet_id,
+        last_packet_id=_integer(fields.get(b"imported_last_packet_id", b"")),
+        touched=fields.get(b"import_used") == b"1",
     )
 
 

@@ -29,7 +29,7 @@ _NOTED_ANEW = frozenset({"delivered_serial", "delivered_at"})
 _LEFT_BEHIND = frozenset(
     {
         "rekeyed", "saved_last_packet_id", "until_ms", "earliest_expiry_ms", "import", "plan", "references",
-        "imported_last_packet_id", "used",
+        "imported_last_packet_id", "imported_until_ms", "used",
     }
 )  # fmt: skip
 
