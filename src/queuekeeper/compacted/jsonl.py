@@ -100,6 +100,7 @@ def verify_facts(report: VerifyReport) -> dict[str, Any]:
     return {
         "client_id": report.client_id,
         "checked": report.checked,
+        "healthy": report.healthy,
         "found": report.found,
         "violations": [
             {"rule": each.rule, **({} if each.key is None else encoded("key", each.key)), "sequence": each.sequence}

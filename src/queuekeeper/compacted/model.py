@@ -560,6 +560,11 @@ class VerifyReport:
     violations: tuple[Violation, ...]
     found: int
 
+    @property
+    def healthy(self) -> bool:
+        """Whether nothing is wrong."""
+        return not self.found
+
 
 MAX_VIOLATIONS = 1_000
 """Most violations that a report names."""

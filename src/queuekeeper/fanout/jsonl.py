@@ -87,7 +87,8 @@ def verify_facts(queue: str, report: VerifyReport) -> dict[str, Any]:
     return {
         "queue": queue,
         "checked": report.checked,
-        "found": sum(report.counts.values()),
+        "healthy": report.healthy,
+        "found": report.found,
         "counts": {problem.value: count for problem, count in report.counts.items()},
         "findings": [
             {
