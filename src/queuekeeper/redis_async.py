@@ -261,6 +261,9 @@ class AsyncScriptCaller:
         :raises ServerUnavailable: when one cannot be reached or does not serve.
         """
         masters: set[Connection | None] = {self._first} if self._slots is None else set(self._slots)
+        if None in masters:
+            self._refresh()
+            raise from_redis(ClusterDownError("some slots are served by no node"), self.address)
         answers = await asyncio.gather(
             *(connection.ask("PING") for connection in masters if connection is not None), return_exceptions=True
         )

@@ -22,9 +22,10 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from lua_sessions import command
 from script_callers import APPEND, AwaitedCaller, BlockingCaller, Caller, eventually, script
 
+from queuekeeper.embedded import RedisCluster
 from queuekeeper.errors import MovedOn, RefusedError, ScriptError, ServerUnavailable, StoreFull, UsageError
 from queuekeeper.lua import Call, Script
-from queuekeeper.redis_async import connect
+from queuekeeper.redis_async import AsyncScriptCaller, connect
 from queuekeeper.redis_client import connect as connect_blocking
 from queuekeeper.redis_client import nodes
 from queuekeeper.redis_connection import Limits
@@ -293,6 +294,55 @@ def test_demoted_master_is_waited_for_and_not_for_ever(
             with pytest.raises(ServerUnavailable, match="is a replica and takes no writes"):
                 caller.call(append, ["{a}"], ["x"])
             assert time.monotonic() - began < 5
+
+
+async def _answers(caller: AsyncScriptCaller) -> bool:
+    try:
+        await caller.ping()
+    except ServerUnavailable:
+        return False
+    return True
+
+
+def test_ping_says_at_once_that_a_server_is_away_and_when_it_is_back(redis_server_factory: Callable[..., Any]) -> None:
+    server = redis_server_factory()
+
+    async def test() -> None:
+        # By default a call would be tried for half a minute before it said so.
+        async with asyncio.timeout(20), await connect(server.url) as caller:
+            assert await _answers(caller)
+            await asyncio.to_thread(server.stop)
+            while await _answers(caller):
+                await asyncio.sleep(0.01)
+            with pytest.raises(ServerUnavailable, match="nothing listens there"):
+                await caller.ping()
+            await asyncio.to_thread(server.start)
+            while not await _answers(caller):
+                await asyncio.sleep(0.01)
+
+    asyncio.run(test())
+
+
+def test_ping_asks_every_master_and_follows_a_failover(server_home: Path) -> None:
+    cluster = RedisCluster(
+        server_home / "ping", replicas=1, config={"cluster-node-timeout": 1_000}, die_with_parent=True
+    )
+    cluster.start()
+
+    async def test() -> None:
+        async with asyncio.timeout(60), await connect(cluster.url) as caller:
+            assert await _answers(caller)
+            await asyncio.to_thread(cluster.nodes[1].kill)
+            while await _answers(caller):
+                await asyncio.sleep(0.01)
+            # Nothing but the ping finds out about the replica that has taken over.
+            while not await _answers(caller):
+                await asyncio.sleep(0.1)
+
+    try:
+        asyncio.run(test())
+    finally:
+        cluster.stop()
 
 
 def test_slot_is_followed_through_every_stage_of_its_move(
