@@ -29,6 +29,7 @@ _FUNCTIONS = "sql/queuekeeper/functions/"
 _MOVER = "src/queuekeeper/migration/online/mover.py"
 _names = count(1)
 
+_EQUAL = "            if not left and not bad:\n                moved"
 _RAISED = "                if left:"
 _HELD_FIRST = """\
         async with self._transaction():
@@ -129,8 +130,8 @@ MUTATIONS = (
         file=_MOVER,
         pieces=(
             (
-                "            left = self._differences(source, found)\n            if not left:\n                moved",
-                "            left = []\n            if not left:\n                moved",
+                "left = await self._copy_differences(source)\n" + _EQUAL,
+                "left = []\n" + _EQUAL,
             ),
         ),
         scenario="copy_that_was_damaged_is_not_served",

@@ -48,7 +48,7 @@ from tests.conftest import REDIS_FLAVOURS
 
 pytestmark = pytest.mark.chaos
 
-CLIENTS = ("}brace first", "{}", "смарт-😀", *(f"device-{number}" for number in range(9)))
+CLIENTS = ("{brace} first", "{}", "смарт-😀", *(f"device-{number}" for number in range(9)))
 NODE_TIMEOUT_MS = 2_000
 STORES: tuple[Kind, ...] = ("blocking", "asyncio")
 
