@@ -205,7 +205,9 @@ def _look_at_queues(
     _say(console, began, f"Triggered the DAG {QUALITY_DAG_ID}: [link]{page}[/]")
     state = follow(client, connection, QUALITY_DAG_ID, run_id, options, console, began=began)
     client.pause(QUALITY_DAG_ID)
-    return f"{page} ended as {state}"
+    if state == "success":
+        return f"{page}: nothing critical was found"
+    return f"{page}: something critical was found; its report names the queues and the remedy"
 
 
 def follow(
