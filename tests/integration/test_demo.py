@@ -86,7 +86,9 @@ def test_an_interrupted_demo_stops_what_it_started_and_the_next_one_balances_and
     with connect(urls["postgres"], autocommit=True) as connection, redis_client.connect(urls["redis"]) as client:
         (plans,) = connection.execute("SELECT count(*) FROM queuekeeper.plans").fetchone() or (0,)
         (runs,) = connection.execute("SELECT count(*) FROM queuekeeper.quality_runs").fetchone() or (0,)
-        assert (plans, runs) == (1, 1)
+        assert plans == 1
+        # The schedule may have begun one of its own before the demo has paused the DAG again.
+        assert runs in (1, 2)
         assert client.dbsize() > 1_000
 
 
