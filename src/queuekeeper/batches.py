@@ -1,4 +1,4 @@
-"""Gathers what many tasks or threads store into batches, each part with its own result; storing is somebody else's job.
+"""Gathers what many tasks or threads store into batches, each part with its own result.
 
 Nothing waits for company unless it is told to linger. What has arrived leaves at once, and while it is under way the
 next batch of its queue gathers, so batches grow with the load.

@@ -1,4 +1,4 @@
-"""Durations as people write them; what they limit is others' business."""
+"""Durations as people write them."""
 
 from __future__ import annotations
 

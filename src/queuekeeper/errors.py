@@ -1,4 +1,4 @@
-"""Every exception that Queuekeeper raises on purpose, and the one table of Lua error words; no logic lives here.
+"""Every exception that Queuekeeper raises on purpose, and the one table of Lua error words.
 
 ::
 

@@ -1,4 +1,4 @@
-"""Every Redis key name and its hash slot; what the keys hold is the stores' business.
+"""Every Redis key name and its hash slot.
 
 The layout of DEVICE sessions is the one that TBMQ 2.x reads and writes:
 

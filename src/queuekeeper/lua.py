@@ -1,4 +1,4 @@
-"""Lua scripts: bundle includes, read header contracts, call by digest, recover lost scripts; what they do is theirs.
+"""Lua scripts: bundle includes, read header contracts, call by digest, recover lost scripts.
 
 ``python -m queuekeeper.lua --bundle DIRECTORY`` writes every bundled script to a directory, for a linter to read.
 The format of a header is described in ``lua/README.md``.

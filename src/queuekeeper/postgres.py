@@ -1,4 +1,4 @@
-"""PostgreSQL connections, statement files and schema migrations; what a statement means is its caller's business."""
+"""PostgreSQL connections, statement files and schema migrations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Calling Lua scripts from asyncio, on a single server or a cluster; the socket is ``redis_connection``'s."""
+"""Calling Lua scripts from asyncio, on a single server or a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Connections to a Redis or Valkey server or cluster, and what it says about itself; key names are in ``keyspace``."""
+"""Connections to a Redis or Valkey server or cluster, and what it says about itself."""
 
 from __future__ import annotations
 

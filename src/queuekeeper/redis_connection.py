@@ -1,4 +1,4 @@
-"""One asyncio connection to one server: commands of many tasks in few writes; what they mean is their sender's."""
+"""One asyncio connection to one server: commands of many tasks in few writes."""
 
 from __future__ import annotations
 

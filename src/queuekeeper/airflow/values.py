@@ -1,4 +1,4 @@
-"""What a rendered template says, and what Airflow keeps of a report; what is done with them is the operators'."""
+"""What a rendered template says, and what Airflow keeps of a report."""
 
 from __future__ import annotations
 

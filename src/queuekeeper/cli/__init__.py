@@ -1,4 +1,4 @@
-"""The command ``queuekeeper``: what the DAGs call, for people and scripts; it decides nothing itself."""
+"""The command ``queuekeeper``: what the DAGs call, for people and scripts."""
 
 from __future__ import annotations
 

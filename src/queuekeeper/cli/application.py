@@ -1,4 +1,4 @@
-"""Puts the commands together and starts them; what they do is in the modules beside this one."""
+"""Puts the commands together and starts them."""
 
 from __future__ import annotations
 

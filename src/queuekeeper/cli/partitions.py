@@ -1,4 +1,4 @@
-"""``queuekeeper partitions``: policies, coverage, plans, and doing what they say; how is the library's business."""
+"""``queuekeeper partitions``: policies, coverage, plans, and doing what they say."""
 
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations

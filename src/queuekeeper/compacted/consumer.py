@@ -1,4 +1,4 @@
-"""Consuming a queue message by message: subscribing, fetching, acknowledging, waiting; what to do with them is others'.
+"""Consuming a queue message by message: subscribing, fetching, acknowledging, waiting.
 
 A consumer subscribes as the queue's only one, holds a window of messages, and waits to be woken when there are none;
 a wake-up that was lost costs at most the time between two heartbeats. A server that is away is waited for, and what

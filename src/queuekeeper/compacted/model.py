@@ -1,4 +1,4 @@
-"""What compacted queues take and say, and the rules of what may be asked; how they are stored is the operations'."""
+"""What compacted queues take and say, and the rules of what may be asked."""
 
 from __future__ import annotations
 

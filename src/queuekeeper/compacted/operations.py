@@ -1,4 +1,4 @@
-"""The operations of compacted queues, as steps of script calls; sending them is the business of ``queue``.
+"""The operations of compacted queues, as steps of script calls.
 
 A step is a list of calls; its answer is the list of their replies, in order, with an exception in the place of a reply
 that is an error. The calls of one queue are never in flight together.

@@ -1,4 +1,4 @@
-"""Compacted queues for blocking and for asyncio callers; what is asked of the server is in the operations."""
+"""Compacted queues for blocking and for asyncio callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The configuration of EMQX's exclusive compacted queue, by its names and limits; what is made of it is others'."""
+"""The configuration of EMQX's exclusive compacted queue, by its names and limits."""
 
 from __future__ import annotations
 

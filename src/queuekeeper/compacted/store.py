@@ -1,4 +1,4 @@
-"""The contract of compacted queues, as operations; what they take and say is in ``model``.
+"""The contract of compacted queues, as operations.
 
 A blocking object offers each as a method that returns the result, an asyncio object as a coroutine method.
 """

@@ -1,4 +1,4 @@
-"""Topics of compacted queues, taken apart and put together in one place; what is published on them is not known here.
+"""Topics of compacted queues, taken apart and put together in one place.
 
 =========================  ===========================================================
 ``$ECQ/w/{client}/{key}``  producers publish a value for a key of a client's queue

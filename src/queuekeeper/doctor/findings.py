@@ -1,4 +1,4 @@
-"""What an examination says of one thing that it looked at; looking is done by the modules beside this one."""
+"""What an examination says of one thing that it looked at."""
 
 from __future__ import annotations
 

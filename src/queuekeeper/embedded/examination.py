@@ -1,4 +1,4 @@
-"""What an examination of this machine says of Java and of the private Airflow; servers are ``doctor``'s subject."""
+"""What an examination of this machine says of Java and of the private Airflow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds a Java runtime that Spark can use; starting Spark is ``queuekeeper.migration.spark``'s work."""
+"""Finds a Java runtime that Spark can use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A private PostgreSQL on loopback; schemas and migrations belong to ``queuekeeper.postgres``."""
+"""A private PostgreSQL on loopback."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Starts, recognises and ends one background process; what the process serves is its caller's business."""
+"""Starts, recognises and ends one background process."""
 
 from __future__ import annotations
 

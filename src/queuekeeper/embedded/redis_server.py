@@ -1,4 +1,4 @@
-"""A private Valkey or Redis on loopback, alone or as a cluster; keys and scripts are not its business."""
+"""A private Valkey or Redis on loopback, alone or as a cluster."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the private stores have in common: password, port and life; what each of them is belongs to its own module."""
+"""What the private stores have in common: password, port and life."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is asked of schema ``pgmb``, as operations; connections, transactions and errors are the brokers'.
+"""What is asked of schema ``pgmb``, as operations.
 
 What an event is, which subscription it is for and what a cursor may pass is decided by the functions of ``sql/events``.
 """

@@ -1,4 +1,4 @@
-"""Installs, upgrades and removes the event broker's schema ``pgmb``; what its functions do stands in ``sql/events``."""
+"""Installs, upgrades and removes the event broker's schema ``pgmb``."""
 
 from __future__ import annotations
 

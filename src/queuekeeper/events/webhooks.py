@@ -1,4 +1,4 @@
-"""Handlers that post deliveries to a web address; when they come again is the consumer's business.
+"""Handlers that post deliveries to a web address.
 
 A request is what clients written for PGMB send: a JSON object of items, compressed when it is large, with a key that is
 the same at every attempt, and signed as Standard Webhooks wants it when there is a secret.

@@ -1,4 +1,4 @@
-"""Consuming a fan-out queue with handlers: claiming, renewing leases, settling, waiting; storing is the queues'.
+"""Consuming a fan-out queue with handlers: claiming, renewing leases, settling, waiting.
 
 The work is one operation (:class:`Consumption`). :class:`FanoutConsumer` runs it in a thread and handlers in others,
 :class:`AsyncFanoutConsumer` in the event loop. Any number of both, in any number of processes, may share a consumer's

@@ -1,4 +1,4 @@
-"""What fan-out queues take and say, and what is refused before a server is asked; storing is the scripts' business."""
+"""What fan-out queues take and say, and what is refused before a server is asked."""
 
 from __future__ import annotations
 

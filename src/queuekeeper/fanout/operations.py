@@ -1,4 +1,4 @@
-"""The operations of fan-out queues, as steps of script calls; sending them is the queues' business.
+"""The operations of fan-out queues, as steps of script calls.
 
 A step is a list of calls, whose answer is the list of their replies with an exception in the place of a reply that is
 an error; or it is a :class:`Wake`, whose answer is whether it came.

@@ -1,4 +1,4 @@
-"""Publishing so that a message whose answer was lost is sent again and is one message; storing is the queues'.
+"""Publishing so that a message whose answer was lost is sent again and is one message.
 
 Every message that has no deduplication id gets one, so that the queue knows it again. How batches of many tasks gather
 is the business of ``batches``.

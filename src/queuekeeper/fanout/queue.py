@@ -1,4 +1,4 @@
-"""Fan-out queues for blocking and for asyncio callers; what is asked of the server is in the operations."""
+"""Fan-out queues for blocking and for asyncio callers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The contract of a store of fan-out queues; what it takes and says is in ``model``."""
+"""The contract of a store of fan-out queues."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Cleans and mends queues that are in use, with a plan, an approval and a way back; finding faults is quality's job."""
+"""Cleans and mends queues that are in use, with a plan, an approval and a way back."""

@@ -1,4 +1,4 @@
-"""Copies planned sessions into Redis: Spark tasks stream ready-made script calls; what to copy is decided elsewhere."""
+"""Copies planned sessions into Redis: Spark tasks stream ready-made script calls."""
 
 from __future__ import annotations
 

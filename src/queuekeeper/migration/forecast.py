@@ -1,4 +1,4 @@
-"""Forecasts the Redis memory of imported sessions as a DataFrame expression; measuring what it became is the report's.
+"""Forecasts the Redis memory of imported sessions as a DataFrame expression.
 
 Strings, sets and hashes are sums of allocations, and an allocator hands out sizes from a list. The constants were
 measured on Redis 7.0 with jemalloc and Valkey 9.1 with the C library's allocator (``docs/performance.md``).

@@ -1,4 +1,4 @@
-"""What migrations write down in schema ``queuekeeper``: plans, progress, ledger, quarantine; it decides nothing."""
+"""What migrations write down in schema ``queuekeeper``: plans, progress, ledger, quarantine."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Measures what imported sessions take in Redis, from a random sample of their keys; forecasts are made elsewhere."""
+"""Measures what imported sessions take in Redis, from a random sample of their keys."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a migration is made of: parameters, plan, ledger and reports as frozen records; computing them is elsewhere."""
+"""What a migration is made of: parameters, plan, ledger and reports as frozen records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tells a person how far a step has come, about once a second, and keeps the curve; counting is the tasks' business."""
+"""Tells a person how far a step has come, about once a second, and keeps the curve."""
 
 from __future__ import annotations
 

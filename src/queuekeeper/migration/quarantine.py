@@ -1,4 +1,4 @@
-"""Puts repaired messages of the quarantine into sessions that were imported; finding bad rows is the plan's job."""
+"""Puts repaired messages of the quarantine into sessions that were imported."""
 
 from __future__ import annotations
 

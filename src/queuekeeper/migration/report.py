@@ -1,4 +1,4 @@
-"""Gathers what a migration left behind into one record and writes it as files; how the page looks is elsewhere."""
+"""Gathers what a migration left behind into one record and writes it as files."""
 
 from __future__ import annotations
 

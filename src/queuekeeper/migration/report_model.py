@@ -1,4 +1,4 @@
-"""What a migration report says, as frozen records that serialise to JSON; gathering and drawing it are elsewhere."""
+"""What a migration report says, as frozen records that serialise to JSON."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Divides a rate among the tasks that are at work now, wherever Spark runs them; what the rate is stands elsewhere."""
+"""Divides a rate among the tasks that are at work now, wherever Spark runs them."""
 
 from __future__ import annotations
 

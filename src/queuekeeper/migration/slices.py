@@ -1,4 +1,4 @@
-"""Reads a table into Spark as Arrow batches of one snapshot, slice by slice; what rows mean is decided elsewhere."""
+"""Reads a table into Spark as Arrow batches of one snapshot, slice by slice."""
 
 from __future__ import annotations
 

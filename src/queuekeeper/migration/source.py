@@ -1,4 +1,4 @@
-"""Reads a TBMQ 1.x database into Spark as Arrow batches of one snapshot; what the rows mean is decided elsewhere."""
+"""Reads a TBMQ 1.x database into Spark as Arrow batches of one snapshot."""
 
 from __future__ import annotations
 

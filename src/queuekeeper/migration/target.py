@@ -1,4 +1,4 @@
-"""Reads imported sessions out of Redis page by page, as Arrow batches; comparing them is the verification's job."""
+"""Reads imported sessions out of Redis page by page, as Arrow batches."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Computes a row per queue of TBMQ's tables, as DataFrame functions; opening and writing is the profile's job."""
+"""Computes a row per queue of TBMQ's tables, as DataFrame functions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Profiles stores with Spark: a row per queue with all that checks need to know; how bad it is, is theirs to say."""
+"""Profiles stores with Spark: a row per queue with all that checks need to know."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a profile is asked for and what it reports, as frozen records; reading the stores is left to the profile."""
+"""What a profile is asked for and what it reports, as frozen records."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Finds the sessions of one Redis master by SCAN, as Arrow batches of clients with their packet ids; judges nothing."""
+"""Finds the sessions of one Redis master by SCAN, as Arrow batches of clients with their packet ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Charts as inline SVG in the colours of the page, light or dark; which figures they show is each report's own."""
+"""Charts as inline SVG in the colours of the page, light or dark."""
 
 from __future__ import annotations
 

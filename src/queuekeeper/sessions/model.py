@@ -1,4 +1,4 @@
-"""What the stores of DEVICE sessions take and say, and the rules that hold in each; how they store it is theirs."""
+"""What the stores of DEVICE sessions take and say, and the rules that hold in each."""
 
 from __future__ import annotations
 

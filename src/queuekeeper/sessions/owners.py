@@ -1,4 +1,4 @@
-"""Who owns a session while sessions move between the stores, as PostgreSQL has it written down; it moves no messages.
+"""Who owns a session while sessions move between the stores, as PostgreSQL has it written down.
 
 Every change of a session's owner or fence gives the session a greater epoch, so that whoever knows an epoch knows the
 owner, and what was begun under an earlier one is refused. Writers hold the row of ``queuekeeper.session_owners`` until

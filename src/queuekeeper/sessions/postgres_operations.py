@@ -1,4 +1,4 @@
-"""What a store of sessions does in the tables of TBMQ 1.x, as operations; connections and transactions are the stores'.
+"""What a store of sessions does in the tables of TBMQ 1.x, as operations.
 
 The vendor's tables stay as they are. What they have no column for is kept in schema ``queuekeeper``. Locks are taken
 in one order, so that our own writers never wait for each other in a circle: sessions by client id, then messages by

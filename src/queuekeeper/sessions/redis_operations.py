@@ -1,4 +1,4 @@
-"""The operations of DEVICE sessions in Redis, as steps of script calls; sending them is the stores' business.
+"""The operations of DEVICE sessions in Redis, as steps of script calls.
 
 A step is a list of calls; its answer is the list of their replies, in order, with an exception in the place of a reply
 that is an error. Calls of different sessions share steps, a session has one call that writes in flight.

@@ -1,4 +1,4 @@
-"""DEVICE sessions in Redis, for blocking and for asyncio callers; what is asked of the server is in the operations."""
+"""DEVICE sessions in Redis, for blocking and for asyncio callers."""
 
 from __future__ import annotations
 

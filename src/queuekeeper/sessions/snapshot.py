@@ -1,4 +1,4 @@
-"""A session as both stores know it, and in what two of them differ; reading and writing it is the stores' business."""
+"""A session as both stores know it, and in what two of them differ."""
 
 from __future__ import annotations
 

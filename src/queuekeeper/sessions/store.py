@@ -1,4 +1,4 @@
-"""The contract of a store of DEVICE sessions, which every store keeps; what it takes and says is in ``model``."""
+"""The contract of a store of DEVICE sessions, which every store keeps."""
 
 from __future__ import annotations
 

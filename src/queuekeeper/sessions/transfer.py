@@ -1,4 +1,4 @@
-"""A whole session to a file and back, page by page; what a line holds is the business of ``jsonl`` and the stores."""
+"""A whole session to a file and back, page by page."""
 
 from __future__ import annotations
 

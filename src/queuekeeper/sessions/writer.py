@@ -1,4 +1,4 @@
-"""Saving for many publishers at once, one message each: what arrives together is sent together. Storing is the store's.
+"""Saving for many publishers at once, one message each: what arrives together is sent together.
 
 Nothing waits for company. What has arrived leaves at the next turn of the event loop, and while it is under way the
 next batch gathers, so batches grow with the load.

@@ -1,4 +1,4 @@
-"""Reads a retired partition out to Parquet by Spark, and proves that the files hold its rows; dropping is for others.
+"""Reads a retired partition out to Parquet by Spark, and proves that the files hold its rows.
 
 The table is read twice, each time in one snapshot, and the files once. Before an archive gets its name, counts and
 hashes have to agree: PostgreSQL's of the table before and after, and Spark's of what it reads from the files with those

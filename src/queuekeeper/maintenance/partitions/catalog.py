@@ -1,4 +1,4 @@
-"""Reads partitioned tables from the catalog: key, owner, bounds, pending detaches, data; it decides nothing.
+"""Reads partitioned tables from the catalog: key, owner, bounds, pending detaches, data.
 
 Bounds come from ``pg_get_expr`` and partitions are known by OID. Their names mean nothing.
 """

@@ -1,4 +1,4 @@
-"""The record of retired partitions, from detach to drop or return; archives are verified and loaded by others."""
+"""The record of retired partitions, from detach to drop or return."""
 
 from __future__ import annotations
 

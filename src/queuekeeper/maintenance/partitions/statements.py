@@ -1,4 +1,4 @@
-"""The statements that change partitioned tables, and the locks each takes; sending them is for others.
+"""The statements that change partitioned tables, and the locks each takes.
 
 A plan shows what these functions return, and an apply sends what they return: nothing that came in from outside is ever
 sent, so a plan that somebody has altered on its way does no harm.

@@ -1,4 +1,4 @@
-"""A plan for partitions in a few lines of Markdown, with each statement and its locks; it decides nothing."""
+"""A plan for partitions in a few lines of Markdown, with each statement and its locks."""
 
 from __future__ import annotations
 

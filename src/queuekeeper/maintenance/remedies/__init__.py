@@ -1,4 +1,4 @@
-"""Mends one kind of fault per remedy in sessions that may be in use; which queues are faulty is quality's to say."""
+"""Mends one kind of fault per remedy in sessions that may be in use."""
 
 from __future__ import annotations
 

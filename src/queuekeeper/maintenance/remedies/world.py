@@ -1,4 +1,4 @@
-"""What a remedy reads of a session, by read-only scripts in bounded pages; what follows from it is the remedy's."""
+"""What a remedy reads of a session, by read-only scripts in bounded pages."""
 
 from __future__ import annotations
 

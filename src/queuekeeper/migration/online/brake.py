@@ -1,4 +1,4 @@
-"""Holds a migration back while servers or people want it so, and says why; what is moved is the driver's business."""
+"""Holds a migration back while servers or people want it so, and says why."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leads cohorts to Redis and back, client by client, with several movers side by side; a single move is ``mover``'s.
+"""Leads cohorts to Redis and back, client by client, with several movers side by side.
 
 A driver takes its cohorts over first and stops at its next write when another has taken them. Every step can be
 repeated; what is done already is found done.

@@ -1,4 +1,4 @@
-"""Where a cohort stands on its way to Redis, which steps lead on and back, and what undoes each; it does nothing."""
+"""Where a cohort stands on its way to Redis, which steps lead on and back, and what undoes each."""
 
 from __future__ import annotations
 
