@@ -22,10 +22,10 @@ from typing import Any
 from queuekeeper import postgres
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.maintenance.cleanup_model import CleanupParameters
 from queuekeeper.maintenance.expired_references import apply_cleanup, plan_cleanup, report_cleanup, save_cleanup_plan
-from queuekeeper.maintenance.runs import MaintenanceRuns
 from queuekeeper.redis_client import connect
 
 PAGE = 2_000

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from queuekeeper import postgres
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.maintenance.cleanup_model import CleanupCounts, CleanupParameters, CleanupReport
 from queuekeeper.maintenance.expired_references import apply_cleanup, plan_cleanup, save_cleanup_plan
-from queuekeeper.maintenance.runs import MaintenanceRuns
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, nodes
 

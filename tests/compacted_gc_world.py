@@ -9,6 +9,7 @@ from typing import Any
 
 from queuekeeper.compacted.model import Append, Fence, Purge
 from queuekeeper.compacted.queue import CompactedQueues
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import CompactedKeys, compacted_keys, compacted_registry_key
 from queuekeeper.maintenance.compacted_gc import (
     collect_share,
@@ -25,7 +26,6 @@ from queuekeeper.maintenance.compacted_gc_model import (
 )
 from queuekeeper.maintenance.compacted_gc_undo import undo_collection
 from queuekeeper.maintenance.compacted_registry import Registry
-from queuekeeper.maintenance.runs import MaintenanceRuns
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient
 

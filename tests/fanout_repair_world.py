@@ -8,6 +8,7 @@ from typing import Any
 
 from queuekeeper.fanout.model import Claimed, ConsumerOptions, NewMessage
 from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, fanout_consumer_keys, fanout_keys
 from queuekeeper.maintenance.fanout_repair import (
     plan_fanout_repair,
@@ -21,7 +22,6 @@ from queuekeeper.maintenance.fanout_repair_model import (
     FanoutRepairPlan,
     FanoutShareReport,
 )
-from queuekeeper.maintenance.runs import MaintenanceRuns
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, nodes
 

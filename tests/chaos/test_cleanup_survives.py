@@ -23,9 +23,9 @@ import pytest
 from queuekeeper import postgres
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import ServerUnavailable
+from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.cleanup_model import CleanupCounts
 from queuekeeper.maintenance.expired_references import report_cleanup
-from queuekeeper.maintenance.runs import RunState
 from queuekeeper.redis_client import connect
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore

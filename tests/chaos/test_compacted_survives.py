@@ -63,7 +63,7 @@ import sys
 from pathlib import Path
 from queuekeeper import postgres
 from queuekeeper.maintenance.compacted_gc import collect_share
-from queuekeeper.maintenance.runs import MaintenanceRuns
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.redis_client import connect
 
 redis_url, postgres_url, run_id, share, undo = sys.argv[1:]

@@ -17,13 +17,14 @@ from queuekeeper.compacted.model import Append, Retention, RetentionPolicy
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import InvalidPolicy, RefusedError, ServerUnavailable, StalePlan, StoreFull, UsageError
+from queuekeeper.jobs import pace
+from queuekeeper.jobs.store import RunState
+from queuekeeper.jobs.undo import UndoFile
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
-from queuekeeper.maintenance import compacted_gc, run_pace
+from queuekeeper.maintenance import compacted_gc
 from queuekeeper.maintenance.compacted_gc_model import CollectionCounts, CollectionParameters
 from queuekeeper.maintenance.compacted_gc_report import write_report
 from queuekeeper.maintenance.compacted_registry import Registry, rebuild_registry
-from queuekeeper.maintenance.runs import RunState
-from queuekeeper.maintenance.undo_file import UndoFile
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests.compacted_gc_world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, World
 from tests.conftest import REDIS_FLAVOURS
@@ -353,7 +354,7 @@ def test_time_limit_stops_a_share_that_can_go_on(valkey: World, monkeypatch: pyt
     valkey.now_ms += WEEK_MS + 1
     run_id, [share] = valkey.planned(max_run_minutes=1)
     late = iter([0.0])
-    monkeypatch.setattr(run_pace, "time", SimpleNamespace(monotonic=lambda: next(late, 61.0), sleep=lambda _: None))
+    monkeypatch.setattr(pace, "time", SimpleNamespace(monotonic=lambda: next(late, 61.0), sleep=lambda _: None))
     report = valkey.collect(run_id, share)
     assert (report.done, report.stopped.startswith("its 1 minutes are over")) == (False, True)
     assert valkey.runs.load(run_id).state is RunState.STOPPED

@@ -19,13 +19,13 @@ from lua_sessions import Session, messages, served_by
 from queuekeeper import approvals, lua, postgres
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, UsageError
+from queuekeeper.jobs.store import RunState, ShardProgress
+from queuekeeper.jobs.undo import UndoFile, remove_old_undo_files
 from queuekeeper.maintenance import expired_references
 from queuekeeper.maintenance.cleanup_model import KIND, CleanupCounts, CleanupParameters
 from queuekeeper.maintenance.cleanup_summary import count_rows
 from queuekeeper.maintenance.cleanup_undo import undo_cleanup
 from queuekeeper.maintenance.expired_references import acl_rules, plan_cleanup, report_cleanup
-from queuekeeper.maintenance.runs import RunState, ShardProgress
-from queuekeeper.maintenance.undo_file import UndoFile, remove_old_undo_files
 from queuekeeper.redis_client import connect, facts, nodes
 from tests.cleanup_world import DAY_MS, HOUR_MS, Device, World, now_ms, record, with_records
 from tests.conftest import REDIS_FLAVOURS

@@ -17,12 +17,12 @@ from queuekeeper import approvals, postgres
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import InvalidName, QueueFull, ServerUnavailable, StalePlan, UnknownQueue, UsageError
 from queuekeeper.fanout.model import ConsumerOptions, Mode, Start
+from queuekeeper.jobs.store import RunState
 from queuekeeper.keyspace import FANOUT_PARTS, fanout_part
 from queuekeeper.maintenance import fanout_repair
 from queuekeeper.maintenance.fanout_repair import find_queues
 from queuekeeper.maintenance.fanout_repair_model import FanoutRepairCounts, FanoutRepairParameters
 from queuekeeper.maintenance.fanout_repair_report import verdict, write_report
-from queuekeeper.maintenance.runs import RunState
 from queuekeeper.redis_client import connect, nodes
 from tests.conftest import REDIS_FLAVOURS
 from tests.fanout_repair_world import DAY_MS, HOUR_MS, LEASE_MS, MINUTE_MS, START_MS, World

@@ -16,6 +16,7 @@ from queuekeeper import assets, postgres
 from queuekeeper.clock import Pace, system_clock
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
+from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.keyspace import earlier_tag, is_scattered, orphan_key, payload_key, quarantined_key, session_keys
 from queuekeeper.maintenance.remedies import (
     REMEDY_NAMES,
@@ -30,7 +31,6 @@ from queuekeeper.maintenance.remedies.queues import Selection, named_queues
 from queuekeeper.maintenance.remedies.records import apply_recorded, record_plan
 from queuekeeper.maintenance.remedies.registry import REMEDIES
 from queuekeeper.maintenance.remedies.world import World
-from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
 from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore

@@ -19,12 +19,12 @@ from queuekeeper import __version__, audit, postgres
 from queuekeeper.airflow import operators
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.cleanup_model import KIND, CleanupCounts, CleanupParameters, CleanupPlan
 from queuekeeper.maintenance.expired_references import save_cleanup_plan
 from queuekeeper.maintenance.remedies import RemedyParameters, RemedyPlan
 from queuekeeper.maintenance.remedies.queues import Selection
 from queuekeeper.maintenance.remedies.records import record_plan
-from queuekeeper.maintenance.runs import MaintenanceRuns
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.postgres import Connection
 from tests import report_samples

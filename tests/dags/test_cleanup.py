@@ -20,8 +20,8 @@ from queuekeeper.airflow.operators.cleanup import (
     PlanCleanupOperator,
 )
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
+from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.cleanup_model import CleanupParameters, CleanupReport
-from queuekeeper.maintenance.runs import RunState
 from queuekeeper.redis_client import connect
 from tests.cleanup_world import World
 

@@ -19,8 +19,8 @@ from queuekeeper.airflow.operators.compacted_gc import (
     ReportCollectionOperator,
 )
 from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.compacted_gc_model import CollectionParameters, CollectionReport
-from queuekeeper.maintenance.runs import RunState
 from queuekeeper.redis_client import connect
 from tests.compacted_gc_world import World
 

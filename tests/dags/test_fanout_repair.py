@@ -18,8 +18,8 @@ from queuekeeper.airflow.operators.fanout_repair import (
     ReportFanoutRepairOperator,
 )
 from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.fanout_repair_model import FanoutRepairParameters, FanoutShareReport
-from queuekeeper.maintenance.runs import RunState
 from queuekeeper.redis_client import connect
 from tests.fanout_repair_world import World
 

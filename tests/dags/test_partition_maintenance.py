@@ -21,12 +21,12 @@ from airflow.utils.session import create_session
 
 from queuekeeper import postgres
 from queuekeeper.airflow.operators.partitions import ArchivePartitionsOperator
+from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.partitions.model import Purpose, RetiredState
 from queuekeeper.maintenance.partitions.policies import load_policy, save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.questions import kind_of
 from queuekeeper.maintenance.partitions.retired import retired_partitions
-from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG

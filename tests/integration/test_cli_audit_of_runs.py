@@ -19,9 +19,9 @@ from queuekeeper.cli import app, context
 from queuekeeper.cli.run_control import agree, take_back
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.compacted_gc_model import KIND as COLLECTION
 from queuekeeper.maintenance.fanout_repair_model import KIND as FANOUT_REPAIR
-from queuekeeper.maintenance.runs import MaintenanceRuns
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection

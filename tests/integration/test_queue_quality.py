@@ -12,8 +12,8 @@ from playwright.sync_api import Browser, FrameLocator, Page, expect
 from queuekeeper import postgres, redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import AirflowServer, PostgresServer, RedisServer
+from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
 from queuekeeper.quality.report import compose_report, write_report
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore

@@ -13,7 +13,7 @@ import pytest
 
 from queuekeeper import audit, postgres
 from queuekeeper.errors import UsageError
-from queuekeeper.maintenance.runs import MaintenanceRuns
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.postgres import Connection
 
 pytestmark = pytest.mark.sql

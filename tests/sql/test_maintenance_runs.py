@@ -8,7 +8,7 @@ import pytest
 
 from queuekeeper import postgres
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunControl, RunState, ShardProgress
+from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunControl, RunState, ShardProgress
 from queuekeeper.postgres import Connection
 
 pytestmark = pytest.mark.sql

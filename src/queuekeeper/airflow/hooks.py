@@ -20,7 +20,7 @@ from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import FanoutRules
 from queuekeeper.fanout.queue import FanoutQueues
-from queuekeeper.maintenance.runs import MaintenanceRuns
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.migration.ledger import MigrationLedger
 
 if TYPE_CHECKING:

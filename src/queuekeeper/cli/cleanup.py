@@ -59,9 +59,9 @@ def plan(
     Example: `queuekeeper cleanup plan --idle-days 90`
     """
     from queuekeeper.clock import system_clock
+    from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.maintenance.cleanup_model import CleanupParameters
     from queuekeeper.maintenance.expired_references import plan_cleanup, save_cleanup_plan
-    from queuekeeper.maintenance.runs import MaintenanceRuns
     from queuekeeper.postgres import migrate
     from queuekeeper.quality.identity import client_hash, hash_key
 
@@ -285,8 +285,8 @@ def undo(
 
     Example: `queuekeeper cleanup undo 0123456789abcdef --dry-run`
     """
+    from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.maintenance.cleanup_undo import undo_cleanup
-    from queuekeeper.maintenance.runs import MaintenanceRuns
 
     directory = undo_directory or context.settings().undo
     with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:

@@ -80,6 +80,7 @@ def gc(
     Example: `queuekeeper compacted gc --dry-run`
     """
     from queuekeeper.compacted.settings import EcqSettings
+    from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.maintenance.compacted_gc import (
         collect_share,
         load_collection_plan,
@@ -88,7 +89,6 @@ def gc(
         save_collection_plan,
     )
     from queuekeeper.maintenance.compacted_gc_model import CollectionParameters
-    from queuekeeper.maintenance.runs import MaintenanceRuns
     from queuekeeper.postgres import migrate
     from queuekeeper.quality.identity import client_hash, hash_key
 
@@ -231,9 +231,9 @@ def _take_back(
     yes: bool,
     as_json: bool,
 ) -> None:
+    from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.maintenance.compacted_gc import load_collection_plan
     from queuekeeper.maintenance.compacted_gc_undo import undo_collection
-    from queuekeeper.maintenance.runs import MaintenanceRuns
 
     prefix = load_collection_plan(MaintenanceRuns(connection), run_id).parameters.key_prefix
     found = take_back(
@@ -324,8 +324,8 @@ def gc_rebuild(
 
     Example: `queuekeeper compacted gc-rebuild --dry-run`
     """
+    from queuekeeper.jobs.shares import server_clock
     from queuekeeper.maintenance.compacted_registry import rebuild_registry
-    from queuekeeper.maintenance.queue_shares import server_clock
 
     prefix = context.settings().key_prefix if key_prefix is None else key_prefix
     with context.redis_connection(redis_url) as client:

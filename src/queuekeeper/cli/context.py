@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
     from queuekeeper.audit import Answer
     from queuekeeper.config import Settings
-    from queuekeeper.maintenance.runs import MaintenanceRuns
+    from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.migration.ledger import MigrationLedger
     from queuekeeper.postgres import Connection
     from queuekeeper.redis_client import RedisClient
@@ -257,7 +257,7 @@ def open_ledger(url: str | None) -> Iterator[MigrationLedger]:
 @contextmanager
 def open_maintenance_runs(url: str | None) -> Iterator[MaintenanceRuns]:
     """Open the records of cleanups and remedies for the block."""
-    from queuekeeper.maintenance.runs import MaintenanceRuns
+    from queuekeeper.jobs.store import MaintenanceRuns
 
     with postgres_connection(url) as connection:
         yield MaintenanceRuns(connection)

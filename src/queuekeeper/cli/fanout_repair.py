@@ -65,6 +65,7 @@ def repair_all(
 
     Example: `queuekeeper fanout repair-all --dry-run`
     """
+    from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.maintenance.fanout_repair import (
         load_fanout_repair_plan,
         plan_fanout_repair,
@@ -74,7 +75,6 @@ def repair_all(
     )
     from queuekeeper.maintenance.fanout_repair_model import FanoutRepairParameters
     from queuekeeper.maintenance.fanout_repair_report import write_report
-    from queuekeeper.maintenance.runs import MaintenanceRuns
     from queuekeeper.postgres import migrate
 
     parameters = FanoutRepairParameters(

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from queuekeeper.audit import Answer
-    from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, ShardProgress
+    from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, ShardProgress
     from queuekeeper.postgres import Connection
 
 Undone = TypeVar("Undone")

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.counts import Counts
 from queuekeeper.keyspace import check_prefix
-from queuekeeper.maintenance.counts import Counts
 
 KIND = "expired_reference_cleanup"
 """What runs of it are called where all kinds of maintenance are kept."""

@@ -7,9 +7,9 @@ from hashlib import blake2b
 from pathlib import Path
 
 from queuekeeper import lua
+from queuekeeper.jobs.undo import read_undo_file, undo_paths
+from queuekeeper.jobs.writer import Writer
 from queuekeeper.maintenance.cleanup_model import KIND, UndoReport
-from queuekeeper.maintenance.undo_file import read_undo_file, undo_paths
-from queuekeeper.maintenance.writer import Writer
 from queuekeeper.redis_client import RedisClient
 
 

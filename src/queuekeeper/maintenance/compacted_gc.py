@@ -23,6 +23,11 @@ from queuekeeper.clock import Clock, Pace
 from queuekeeper.compacted.model import CollectReport, DuePage, DueRow
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScriptError, UsageError
+from queuekeeper.jobs.pace import TimeIsUp, run_pace
+from queuekeeper.jobs.shares import check_servers, parts_of, server_clock
+from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
+from queuekeeper.jobs.undo import UndoFile, undo_path
+from queuekeeper.jobs.writer import Writer
 from queuekeeper.keyspace import COMPACTED_REGISTRIES
 from queuekeeper.maintenance.compacted_gc_model import (
     KIND,
@@ -35,11 +40,6 @@ from queuekeeper.maintenance.compacted_gc_model import (
 )
 from queuekeeper.maintenance.compacted_gc_undo import undo_mark
 from queuekeeper.maintenance.compacted_registry import QUEUES_PER_STEP, Registry
-from queuekeeper.maintenance.queue_shares import check_servers, parts_of, server_clock
-from queuekeeper.maintenance.run_pace import TimeIsUp, run_pace
-from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
-from queuekeeper.maintenance.undo_file import UndoFile, undo_path
-from queuekeeper.maintenance.writer import Writer
 from queuekeeper.redis_client import RedisClient
 
 ROWS_PER_STEP = 100

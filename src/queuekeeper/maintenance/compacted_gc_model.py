@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from queuekeeper.compacted.model import Retention, RetentionPolicy, chosen
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.counts import Counts
+from queuekeeper.jobs.shares import share_names
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, check_prefix
-from queuekeeper.maintenance.counts import Counts
-from queuekeeper.maintenance.queue_shares import share_names
 
 KIND = "compacted_queue_gc"
 """What runs of it are called where all kinds of maintenance are kept."""

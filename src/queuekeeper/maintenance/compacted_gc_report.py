@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from queuekeeper.jobs.report import write_run_report
 from queuekeeper.maintenance.compacted_gc_model import CollectionCounts, CollectionOutcome, CollectionParameters
-from queuekeeper.maintenance.run_report import write_run_report
 from queuekeeper.report.figures import duration, instant, number, size
 from queuekeeper.report.files import ReportFiles, ReportKind
 

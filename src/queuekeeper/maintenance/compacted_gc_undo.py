@@ -19,8 +19,8 @@ from typing import Any
 from queuekeeper.compacted.model import DueRow, QueueView, RestoreReport
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import RefusedError, ScriptError, StaleEpoch, UnknownQueue, UsageError
+from queuekeeper.jobs.undo import read_undo_file, undo_paths, undo_paths_of
 from queuekeeper.maintenance.compacted_gc_model import KIND, Restoration
-from queuekeeper.maintenance.undo_file import read_undo_file, undo_paths, undo_paths_of
 from queuekeeper.redis_client import RedisClient
 
 

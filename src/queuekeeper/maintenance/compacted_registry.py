@@ -10,6 +10,7 @@ from queuekeeper import lua
 from queuekeeper.compacted.model import Retention, RetentionPolicy
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import ScriptError, UsageError
+from queuekeeper.jobs.shares import scan_hashes
 from queuekeeper.keyspace import (
     COMPACTED_REGISTRIES,
     compacted_client_id,
@@ -19,7 +20,6 @@ from queuekeeper.keyspace import (
     compacted_scan_pattern,
 )
 from queuekeeper.maintenance.compacted_gc_model import PartHeartbeat, RebuildReport, RegistryStatus
-from queuekeeper.maintenance.queue_shares import scan_hashes
 from queuekeeper.redis_client import RedisClient, address_of, redis_errors
 
 QUEUES_PER_STEP = 100

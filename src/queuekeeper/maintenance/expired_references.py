@@ -27,6 +27,10 @@ import redis
 from queuekeeper import __version__, lua
 from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
+from queuekeeper.jobs.pace import TimeIsUp, run_pace
+from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
+from queuekeeper.jobs.undo import UndoFile, undo_path
+from queuekeeper.jobs.writer import Writer
 from queuekeeper.keyspace import SLOTS, hash_slot, session_scan_pattern
 from queuekeeper.maintenance.cleanup_model import (
     KIND,
@@ -38,11 +42,7 @@ from queuekeeper.maintenance.cleanup_model import (
     CrowdedQueue,
     ShardPlan,
 )
-from queuekeeper.maintenance.run_pace import TimeIsUp, run_pace
-from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.maintenance.sweep import WORST_QUEUES, Sweep
-from queuekeeper.maintenance.undo_file import UndoFile, undo_path
-from queuekeeper.maintenance.writer import Writer
 from queuekeeper.redis_client import RedisClient, address_of, facts, nodes, redis_errors, unfit
 
 KEYS_PER_PAGE = 1_000

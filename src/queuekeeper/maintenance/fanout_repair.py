@@ -31,6 +31,9 @@ from queuekeeper.errors import (
 from queuekeeper.fanout.model import ConsumerView, QueueView
 from queuekeeper.fanout.operations import Step
 from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.jobs.pace import TimeIsUp, run_pace
+from queuekeeper.jobs.shares import check_servers, parts_of, scan_hashes, server_clock
+from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.keyspace import (
     fanout_part,
     fanout_queue_of,
@@ -46,9 +49,6 @@ from queuekeeper.maintenance.fanout_repair_model import (
     UnseenConsumer,
     WorstQueue,
 )
-from queuekeeper.maintenance.queue_shares import check_servers, parts_of, scan_hashes, server_clock
-from queuekeeper.maintenance.run_pace import TimeIsUp, run_pace
-from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.redis_client import RedisClient
 
 PROOF_QUEUES = 10_000

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import DEFAULT_MAX_STALLS, MAX_MS, Problem, check_queue
+from queuekeeper.jobs.counts import Counts
+from queuekeeper.jobs.shares import share_names
 from queuekeeper.keyspace import FANOUT_PARTS, check_prefix
-from queuekeeper.maintenance.counts import Counts
-from queuekeeper.maintenance.queue_shares import share_names
 
 KIND = "fanout_repair"
 """What runs of it are called where all kinds of maintenance are kept."""

@@ -6,12 +6,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from queuekeeper.jobs.report import write_run_report
 from queuekeeper.maintenance.fanout_repair_model import (
     FanoutRepairCounts,
     FanoutRepairOutcome,
     FanoutRepairParameters,
 )
-from queuekeeper.maintenance.run_report import write_run_report
 from queuekeeper.report.figures import duration, number
 from queuekeeper.report.files import ReportFiles, ReportKind
 

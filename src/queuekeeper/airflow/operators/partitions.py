@@ -23,6 +23,7 @@ from queuekeeper.airflow.run_index import remember
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
+from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.manifest import check_archive
@@ -42,7 +43,6 @@ from queuekeeper.maintenance.partitions.report import PartitionsReport, TableRep
 from queuekeeper.maintenance.partitions.restore import archive_folder, retired_name
 from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions
 from queuekeeper.maintenance.partitions.summary import plan_markdown
-from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
 from queuekeeper.postgres import Connection, migrate
 from queuekeeper.report.figures import number, size
 from queuekeeper.report.files import ReportKind

@@ -16,10 +16,10 @@ from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.clock import Pace, system_clock
 from queuekeeper.config import Settings
+from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.remedies import Queue, RemedyParameters, RemedyPlan, plan_remedy
 from queuekeeper.maintenance.remedies.queues import Selection, failed_queues
 from queuekeeper.maintenance.remedies.records import apply_recorded, in_short, record_plan, recorded_plan
-from queuekeeper.maintenance.runs import MaintenanceRuns, RunState
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

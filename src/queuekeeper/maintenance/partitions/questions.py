@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 
 from queuekeeper import __version__
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.partitions.model import PartitionPlan, Purpose, to_json
-from queuekeeper.maintenance.runs import MaintenanceRuns
 
 
 def kind_of(purpose: Purpose) -> str:

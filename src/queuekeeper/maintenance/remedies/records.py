@@ -11,11 +11,11 @@ from typing import Any
 from queuekeeper import __version__
 from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.maintenance.remedies.model import Progress, Queue, RemedyParameters, RemedyPlan, RemedyReport
 from queuekeeper.maintenance.remedies.queues import Selection
 from queuekeeper.maintenance.remedies.registry import remedy_named
 from queuekeeper.maintenance.remedies.run import apply_remedy
-from queuekeeper.maintenance.runs import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient
 

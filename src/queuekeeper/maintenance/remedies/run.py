@@ -13,6 +13,7 @@ from typing import Any
 
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, UsageError
+from queuekeeper.jobs.undo import UndoFile, read_undo_file
 from queuekeeper.maintenance.remedies.access import check_access
 from queuekeeper.maintenance.remedies.model import (
     EXAMPLES,
@@ -29,7 +30,6 @@ from queuekeeper.maintenance.remedies.model import (
 )
 from queuekeeper.maintenance.remedies.registry import remedy_named
 from queuekeeper.maintenance.remedies.world import KEYS_PER_CALL, World, batches
-from queuekeeper.maintenance.undo_file import UndoFile, read_undo_file
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.identity import client_hash
 from queuekeeper.redis_client import RedisClient

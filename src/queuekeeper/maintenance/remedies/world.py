@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 from queuekeeper import lua
 from queuekeeper.clock import Clock
 from queuekeeper.errors import ScatteredClient, ScriptError
+from queuekeeper.jobs.writer import Writer
 from queuekeeper.keyspace import (
     MAX_PACKET_ID,
     SessionKeys,
@@ -20,7 +21,6 @@ from queuekeeper.keyspace import (
     session_scan_pattern,
 )
 from queuekeeper.maintenance.remedies.model import Queue, QueueRefused, RemedyParameters
-from queuekeeper.maintenance.writer import Writer
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, nodes, redis_errors
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from queuekeeper import lua
-from queuekeeper.maintenance.undo_file import UndoFile
+from queuekeeper.jobs.undo import UndoFile
 from queuekeeper.redis_client import RedisClient
 
 

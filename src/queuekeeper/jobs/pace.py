@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 
 from queuekeeper.clock import Pace
-from queuekeeper.maintenance.runs import MaintenanceRuns
+from queuekeeper.jobs.store import MaintenanceRuns
 
 
 class TimeIsUp(Exception):

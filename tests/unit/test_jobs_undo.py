@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.maintenance.undo_file import UndoFile, read_undo_file
+from queuekeeper.jobs.undo import UndoFile, read_undo_file
 
 pytestmark = pytest.mark.unit
 
