@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Print users and roles with the least that each job needs.")
 
 Job = Annotated[
-    list[str] | None, typer.Option("--job", metavar="JOB", help="Of this job only; may be given several times.")
+    list[str] | None,
+    typer.Option("--job", metavar="JOB", help="Print only what this job needs. Repeat the option for more."),
 ]
 
 
@@ -29,7 +30,9 @@ def _group() -> None:
 def redis(
     *,
     job: Job = None,
-    key_prefix: Annotated[str | None, typer.Option("--key-prefix", help="Else QUEUEKEEPER_KEY_PREFIX.")] = None,
+    key_prefix: Annotated[
+        str | None, typer.Option("--key-prefix", help="Prefix of the Redis keys. [default: QUEUEKEEPER_KEY_PREFIX]")
+    ] = None,
     as_json: context.AsJson = False,
 ) -> None:
     """Print `ACL SETUSER` for each job.
@@ -67,10 +70,10 @@ def postgres(
     *,
     job: Job = None,
     role_prefix: Annotated[
-        str | None, typer.Option("--role-prefix", help="Before the names of roles; queuekeeper_ otherwise.")
+        str | None, typer.Option("--role-prefix", help="Prefix of the names of roles. [default: queuekeeper_]")
     ] = None,
     sessions_schema: Annotated[
-        str, typer.Option("--sessions-schema", help="Schema of TBMQ's tables, if they are there.")
+        str, typer.Option("--sessions-schema", help="Schema that holds TBMQ's tables.")
     ] = "public",
     as_json: context.AsJson = False,
 ) -> None:

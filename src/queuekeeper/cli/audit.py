@@ -25,9 +25,9 @@ def _group() -> None:
 @app.command("list")
 def list_entries(
     *,
-    actor: Annotated[str | None, typer.Option(help="Of this person only.")] = None,
-    subject: Annotated[str | None, typer.Option(help="About this plan, run or hash of a client only.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Entries to show, the latest first.")] = 50,
+    actor: Annotated[str | None, typer.Option(help="Show only what this person did.")] = None,
+    subject: Annotated[str | None, typer.Option(help="Show only entries about this plan, run or client hash.")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of entries to show, newest first.")] = 50,
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,
 ) -> None:

@@ -37,13 +37,14 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True)
 
-ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="Client whose queue it is.")]
-KeyEncoding = Annotated[Literal["utf-8", "base64"], typer.Option(help="How KEY is written.")]
-ShowValues = Annotated[bool, typer.Option("--show-values", help="Show values and properties too.")]
-MaxKeys = Annotated[int, typer.Option(help="Most keys of a queue; 0 for no limit.")]
-MaxBytes = Annotated[int, typer.Option(help="Most bytes of a queue's keys and values; 0 for no limit.")]
+ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="Client id that owns the queue.")]
+KeyEncoding = Annotated[Literal["utf-8", "base64"], typer.Option(help="Encoding of KEY on the command line.")]
+ShowValues = Annotated[bool, typer.Option("--show-values", help="Also show values and user properties.")]
+MaxKeys = Annotated[int, typer.Option(help="Largest number of keys in a queue; 0 is no limit.")]
+MaxBytes = Annotated[int, typer.Option(help="Largest size of a queue's keys and values in bytes; 0 is no limit.")]
 WhenFullName = Annotated[
-    Literal["reject", "drop_oldest"], typer.Option("--when-full", help="What happens at these limits.")
+    Literal["reject", "drop_oldest"],
+    typer.Option("--when-full", help="What an append does when --max-keys or --max-bytes is reached."),
 ]
 _PLACES = frozenset({"acked", "acked_up_to", "epoch", "incarnation", "new_acked", "old_acked", "sent"})
 """Numbers that name something and count nothing."""
@@ -76,38 +77,55 @@ def _key(text: str, encoding: str) -> bytes:
 @app.command()
 def append(
     client_id: ClientId,
-    key: Annotated[str | None, typer.Argument(metavar="[KEY]", help="Key of the one value; may hold slashes.")] = None,
-    *,
-    value: Annotated[str | None, typer.Option(help="The value, as text. Others on the machine may see it.")] = None,
-    value_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The value is a file's, or stdin's by -.")
+    key: Annotated[
+        str | None, typer.Argument(metavar="[KEY]", help="Key of the value. It may contain slashes.")
     ] = None,
-    tombstone: Annotated[bool, typer.Option("--tombstone", help="Delete the key, and tell the consumer.")] = False,
+    *,
+    value: Annotated[
+        str | None,
+        typer.Option(help="The value as text. Other users of this machine can see it in the list of processes."),
+    ] = None,
+    value_file: Annotated[
+        str | None, typer.Option(metavar="FILE", help="File to read the value from; - is stdin.")
+    ] = None,
+    tombstone: Annotated[
+        bool, typer.Option("--tombstone", help="Delete the key. The consumer gets the deletion as a message.")
+    ] = False,
     key_encoding: KeyEncoding = "utf-8",
     properties: Annotated[
         list[str] | None,
         typer.Option(
-            "--property", metavar="NAME=TEXT", help="Goes with the value; may be repeated, also with one name."
+            "--property",
+            metavar="NAME=TEXT",
+            help="User property of the value. Repeat the option for more, also with the same name.",
         ),
     ] = None,
-    content_type: Annotated[str | None, typer.Option(help="What the value is, as MQTT has it.")] = None,
+    content_type: Annotated[
+        str | None, typer.Option(help="MQTT content type of the value, such as application/json.")
+    ] = None,
     expected_sequence: Annotated[
-        int | None, typer.Option(help="Only if the key's value has this number; 0: only if it has none.")
+        int | None,
+        typer.Option(
+            help="Append only if the key's newest value has this sequence number; 0: only if the key has no value."
+        ),
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--input",
             metavar="FILE",
-            help='Append the lines of a file, or of stdin by -: {"key": .., "value": ..} each, as `consume --json '
+            help='Append each line of a file, or of stdin with -: {"key": .., "value": ..}, as `consume --json '
             "--show-values` writes them.",
         ),
     ] = None,
     producer: Annotated[
-        str | None, typer.Option(help="Who appends: with --number, a repetition stores nothing.")
+        str | None, typer.Option(help="Name of the producer. With --number, a repeated append stores nothing.")
     ] = None,
     number: Annotated[
-        int | None, typer.Option(help="Of this append, or of the first 200 lines; it grows from append to append.")
+        int | None,
+        typer.Option(
+            help="The producer's number of this append, or of the first 200 lines. It must grow with each append."
+        ),
     ] = None,
     max_keys: MaxKeys = 0,
     max_bytes: MaxBytes = 0,
@@ -182,11 +200,17 @@ def _shown(facts: dict[str, Any]) -> dict[str, Any]:
 def consume(
     client_id: ClientId,
     *,
-    limit: Annotated[int | None, typer.Option(min=1, help="Messages to consume; all that wait if left out.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until SIGTERM or Ctrl-C.")] = False,
-    takeover: Annotated[bool, typer.Option("--takeover", help="Also while another consumer is at work.")] = False,
-    session: Annotated[str | None, typer.Option(help="Name for others to see; made up if left out.")] = None,
-    window: Annotated[int, typer.Option(help="Most messages in flight, up to 500.")] = 5,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of messages after which to end. Without it, all that wait.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more messages until SIGTERM or Ctrl-C.")] = False,
+    takeover: Annotated[
+        bool, typer.Option("--takeover", help="Take the queue over from a consumer that is at work.")
+    ] = False,
+    session: Annotated[
+        str | None, typer.Option(help="Name of this consumer that others see. Without it, a random name.")
+    ] = None,
+    window: Annotated[int, typer.Option(help="Largest number of unacknowledged messages, up to 500.")] = 5,
     show_values: ShowValues = False,
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
@@ -260,8 +284,10 @@ def inspect(
 def peek(
     client_id: ClientId,
     *,
-    after_sequence: Annotated[int, typer.Option("--after", metavar="SEQUENCE", help="Number to begin behind.")] = 0,
-    limit: Annotated[int, typer.Option(help="Messages to show, up to 500.")] = 20,
+    after_sequence: Annotated[
+        int, typer.Option("--after", metavar="SEQUENCE", help="Show messages after this sequence number.")
+    ] = 0,
+    limit: Annotated[int, typer.Option(help="Number of messages to show, up to 500.")] = 20,
     show_values: ShowValues = False,
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
@@ -314,11 +340,11 @@ def _row(message: CompactedMessage, *, content: bool) -> list[Any]:
 @app.command()
 def get(
     client_id: ClientId,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the value; '' is one, too.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the value; '' is a key like any other.")],
     *,
     key_encoding: KeyEncoding = "utf-8",
     show_values: ShowValues = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Write the value alone, byte for byte.")] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write only the bytes of the value.")] = False,
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
@@ -359,7 +385,10 @@ def rewind(
     client_id: ClientId,
     to: Annotated[
         str,
-        typer.Argument(metavar="POSITION", help="earliest, latest, a sequence number, or an instant with a time zone."),
+        typer.Argument(
+            metavar="POSITION",
+            help="Where to read on: earliest, latest, a sequence number, or a time with a time zone.",
+        ),
     ],
     *,
     yes: context.Yes = False,
@@ -403,7 +432,7 @@ def rewind(
 def skip(
     client_id: ClientId,
     sequence: Annotated[
-        int, typer.Argument(metavar="SEQUENCE", help="Number of the message that holds all others up.")
+        int, typer.Argument(metavar="SEQUENCE", help="Sequence number of the message that blocks the others.")
     ],
     *,
     yes: context.Yes = False,
@@ -432,7 +461,8 @@ def skip(
 def purge(
     client_id: ClientId,
     what: Annotated[
-        str, typer.Argument(metavar="WHAT", help="all, acked, or the sequence number up to which messages go.")
+        str,
+        typer.Argument(metavar="WHAT", help="What to remove: all, acked, or every message up to a sequence number."),
     ],
     *,
     dry_run: context.DryRun = False,
@@ -572,13 +602,19 @@ def configure(
     client_id: ClientId,
     *,
     policy: Annotated[
-        Literal["delete", "acked_only", "compact"] | None, typer.Option(help="What goes when it is old enough.")
+        Literal["delete", "acked_only", "compact"] | None,
+        typer.Option(help="Which messages the collector may remove once they are older than --retention."),
     ] = None,
     retention: Annotated[
-        str | None, typer.Option(help="Age at which it goes: 10s, 30m, 1h, 7d, or milliseconds.")
+        str | None,
+        typer.Option(help="Age at which a message may be removed: 10s, 30m, 1h, 7d, or a number of milliseconds."),
     ] = None,
-    tombstone_life: Annotated[str | None, typer.Option(help="Age at which an acknowledged tombstone goes.")] = None,
-    inherit: Annotated[bool, typer.Option("--inherit", help="Give up its own retention for the collector's.")] = False,
+    tombstone_life: Annotated[
+        str | None, typer.Option(help="Age at which an acknowledged tombstone may be removed.")
+    ] = None,
+    inherit: Annotated[
+        bool, typer.Option("--inherit", help="Drop the queue's own retention. The collector's applies again.")
+    ] = False,
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,

@@ -34,58 +34,67 @@ def serve_mqtt(
         typer.Option(
             envvar="QUEUEKEEPER_MQTT_URL",
             metavar="URL",
-            help="The broker, mqtt://user:password@host:port or mqtts://..; the user is the door's own.",
+            help="URL of the broker, mqtt://user:password@host:port or mqtts://... The door signs in as this user.",
         ),
     ],
     broker_ca: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Certificates to trust for mqtts, instead of the system's.")
+        str | None,
+        typer.Option(metavar="FILE", help="File of certificates to trust for mqtts, instead of the system's."),
     ] = None,
-    listen: Annotated[str, typer.Option(metavar="HOST:PORT", help="Where clients connect.")] = "127.0.0.1:1884",
+    listen: Annotated[
+        str, typer.Option(metavar="HOST:PORT", help="Address at which clients connect.")
+    ] = "127.0.0.1:1884",
     certificate: Annotated[
-        str | None, typer.Option(metavar="FILE", help="For clients: serve TLS with this certificate.")
+        str | None,
+        typer.Option(metavar="FILE", help="Certificate with which to serve TLS to clients. Without it, plain TCP."),
     ] = None,
     private_key: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Its key, if it is not in the same file.")
+        str | None, typer.Option(metavar="FILE", help="Key of the certificate, if it is in another file.")
     ] = None,
     client_id: Annotated[
-        str, typer.Option(help="By which the broker knows the door; each door has its own.")
+        str, typer.Option(help="MQTT client id of the door. Each door needs its own.")
     ] = "queuekeeper-compacted",
     writes: Annotated[
         bool,
-        typer.Option("--writes/--no-writes", help="Store what is published; of several doors to a broker, one does."),
+        typer.Option(
+            "--writes/--no-writes",
+            help="Whether this door stores what is published. Of several doors to one broker exactly one must.",
+        ),
     ] = True,
-    topic_prefix: Annotated[str, typer.Option(help="What the topics begin with.")] = "$ECQ",
+    topic_prefix: Annotated[str, typer.Option(help="First level of the topics.")] = "$ECQ",
     empty_is_tombstone: Annotated[
-        bool, typer.Option("--empty-is-tombstone", help="An empty payload deletes its key.")
+        bool, typer.Option("--empty-is-tombstone", help="Treat an empty payload as a deletion of its key.")
     ] = False,
     error_after: Annotated[
         int,
         typer.Option(
-            help="Failed deliveries to a client, none acknowledged between, from which the log says ERROR, not WARNING."
+            help="Failed deliveries to a client in a row, without an acknowledgement, from which the log says "
+            "ERROR instead of WARNING."
         ),
     ] = 3,
     reader_batch_size: Annotated[
-        int, typer.Option(help="Messages that a client gets before it acknowledges, 1 to 31.")
+        int, typer.Option(help="Largest number of unacknowledged messages per client, 1 to 31.")
     ] = 5,
-    write_timeout: Annotated[str, typer.Option(help="How long a value may take to be stored, such as 5s.")] = "5s",
-    read_timeout: Annotated[str, typer.Option(help="How long Redis may take to answer, such as 5s.")] = "5s",
+    write_timeout: Annotated[str, typer.Option(help="Time within which a value must be stored, such as 5s.")] = "5s",
+    read_timeout: Annotated[str, typer.Option(help="Time within which Redis must answer a read, such as 5s.")] = "5s",
     writer_pool_size: Annotated[
-        int, typer.Option(help="Queues that are written to at once, up to 10,240; 0 for the default.")
+        int, typer.Option(help="Number of queues written to at the same time, up to 10,240; 0 is the default.")
     ] = 0,
     max_keys: MaxKeys = 0,
     max_bytes: MaxBytes = 0,
-    max_value_bytes: Annotated[int, typer.Option(help="Most bytes of a value.")] = 1_048_576,
+    max_value_bytes: Annotated[int, typer.Option(help="Largest size of a value in bytes.")] = 1_048_576,
     when_full: WhenFullName = "reject",
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
     metrics: Annotated[
         str | None,
         typer.Option(
-            metavar="HOST:PORT", help="Serve figures to Prometheus here, such as 127.0.0.1:9464; nowhere if left out."
+            metavar="HOST:PORT",
+            help="Address at which to serve Prometheus metrics, such as 127.0.0.1:9464. Without it, none are served.",
         ),
     ] = None,
     show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print the settings that would hold, without passwords, and end.")
+        bool, typer.Option("--show-config", help="Print the settings in force, without passwords, and exit.")
     ] = False,
     as_json: context.AsJson = False,
 ) -> None:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from queuekeeper.postgres import Connection
     from queuekeeper.redis_client import RedisClient
 
-AsJson = Annotated[bool, typer.Option("--json", help="Write the result as JSON to stdout, and nothing else there.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Write the result as JSON to stdout.")]
 PostgresUrl = Annotated[
     str | None,
     typer.Option(
@@ -51,10 +51,13 @@ RedisUrl = Annotated[
 ]
 SparkMaster = Annotated[
     str | None,
-    typer.Option("--spark-master", help="Such as spark://host:7077; else QUEUEKEEPER_SPARK_MASTER, else local[*]."),
+    typer.Option(
+        "--spark-master",
+        help="URL of the Spark master, such as spark://host:7077. [default: QUEUEKEEPER_SPARK_MASTER, else local[*]]",
+    ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Say what would be done, and write nothing.")]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Go ahead without asking.")]
+DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")]
 
 
 @dataclass

@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 app = typer.Typer(no_args_is_help=True, help="Publish, dispatch and follow events in PostgreSQL.")
 
-GroupId = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumers that read together.")]
-OneGroup = Annotated[str | None, typer.Option("--group", help="Of one group; of all if left out.")]
+GroupId = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
+OneGroup = Annotated[str | None, typer.Option("--group", help="Show one group only. Without it, all groups.")]
 STANDARD_STREAM = "-"
 SHOWN_CHARACTERS = 60
 
@@ -47,21 +47,24 @@ def _opened(postgres_url: str | None) -> Iterator[EventBroker]:
 
 @app.command()
 def publish(
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Topic of the one event.")] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Topic of the event.")] = None,
     *,
-    payload: Annotated[str, typer.Option(help="Its payload, as JSON.")] = "null",
-    metadata: Annotated[str | None, typer.Option(help="Its metadata, as JSON.")] = None,
+    payload: Annotated[str, typer.Option(help="Payload of the event as JSON.")] = "null",
+    metadata: Annotated[str | None, typer.Option(help="Metadata of the event as JSON.")] = None,
     due: Annotated[
         datetime | None,
-        typer.Option(formats=["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M%z"], help="Publish it then, with a time zone."),
+        typer.Option(
+            formats=["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M%z"],
+            help="Publish the event at this time; a time zone is required.",
+        ),
     ] = None,
-    to: Annotated[str | None, typer.Option(help="Subscription that alone gets it.")] = None,
+    to: Annotated[str | None, typer.Option(help="Publish to this subscription only.")] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--input",
             metavar="FILE",
-            help='Publish the events of a file, or of stdin by -: a line {"topic": .., "payload": .., "metadata": ..} '
+            help='Publish each line of a file, or of stdin with -: {"topic": .., "payload": .., "metadata": ..} '
             "for each.",
         ),
     ] = None,
@@ -124,9 +127,11 @@ def _lines(stream: BinaryIO) -> Iterator[NewEvent]:
 def read(
     group: GroupId,
     *,
-    cursor: Annotated[str | None, typer.Option(help="Where to begin; where the group is if left out.")] = None,
-    limit: Annotated[int, typer.Option(help="Events to show, up to 10,000.")] = 20,
-    content: Annotated[bool, typer.Option("--content", help="Show payloads and metadata.")] = False,
+    cursor: Annotated[
+        str | None, typer.Option(help="Event id after which to begin. Without it, the group's cursor.")
+    ] = None,
+    limit: Annotated[int, typer.Option(help="Number of events to show, up to 10,000.")] = 20,
+    content: Annotated[bool, typer.Option("--content", help="Also show payloads and metadata.")] = False,
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
@@ -182,13 +187,16 @@ def _short(value: Any) -> str:
 @app.command()
 def dispatch(
     *,
-    once: Annotated[bool, typer.Option("--once", help="Dispatch what is there, then end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Dispatch what waits, then exit.")] = False,
     poll_interval_s: Annotated[
-        float, typer.Option(help="Seconds after which to poll though nothing was notified; up to a day.")
+        float, typer.Option(help="Seconds after which to poll even without a notification, up to 86,400.")
     ] = 1.0,
-    statement_timeout_s: Annotated[float, typer.Option(help="Seconds after which the server ends a poll.")] = 10.0,
+    statement_timeout_s: Annotated[float, typer.Option(help="Seconds after which the server cancels a poll.")] = 10.0,
     condition_timeout_s: Annotated[
-        float, typer.Option(help="Seconds that one condition may take for the latest events once a poll took too long.")
+        float,
+        typer.Option(
+            help="Seconds that one condition may take for the newest events, measured after a poll that took too long."
+        ),
     ] = 1.0,
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,
@@ -221,9 +229,11 @@ def dispatch(
 def dead_letters(
     *,
     group: OneGroup = None,
-    after: Annotated[int, typer.Option(help="Last number of the page before.")] = 0,
-    limit: Annotated[int, typer.Option(help="Dead letters to show, up to 10,000.")] = 50,
-    content: Annotated[bool, typer.Option("--content", help="Show payloads and metadata.")] = False,
+    after: Annotated[
+        int, typer.Option(help="Show dead letters after this number: the last one of the page before.")
+    ] = 0,
+    limit: Annotated[int, typer.Option(help="Number of dead letters to show, up to 10,000.")] = 50,
+    content: Annotated[bool, typer.Option("--content", help="Also show payloads and metadata.")] = False,
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
@@ -271,11 +281,12 @@ def dead_letters(
 @app.command()
 def replay(
     numbers: Annotated[
-        list[int] | None, typer.Argument(metavar="[NUMBER]...", help="Numbers that `events dead-letters` shows.")
+        list[int] | None,
+        typer.Argument(metavar="[NUMBER]...", help="Numbers of dead letters, as `events dead-letters` shows them."),
     ] = None,
     *,
-    group: Annotated[str | None, typer.Option("--group", help="All dead letters of this group.")] = None,
-    to: Annotated[str | None, typer.Option(help="Another subscription, for when theirs is gone.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="Take all dead letters of this group.")] = None,
+    to: Annotated[str | None, typer.Option(help="Subscription to redeliver to, when their own is gone.")] = None,
     dry_run: context.DryRun = False,
     yes: context.Yes = False,
     postgres_url: context.PostgresUrl = None,
@@ -313,7 +324,7 @@ def subscriptions(
     group: OneGroup = None,
     release: Annotated[
         str | None,
-        typer.Option(metavar="ID", help="Take this one out of quarantine, and dispatch to it what it has missed."),
+        typer.Option(metavar="ID", help="Take this subscription out of quarantine, and dispatch what it has missed."),
     ] = None,
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,

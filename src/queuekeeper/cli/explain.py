@@ -33,8 +33,10 @@ _STYLES = {
 def explain(
     client_id: ClientId,
     *,
-    gaps: Annotated[bool, typer.Option("--gaps", help="Show only messages that are not delivered any more.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Messages to read of each store.")] = 1_000,
+    gaps: Annotated[
+        bool, typer.Option("--gaps", help="Show only messages that will not be delivered any more.")
+    ] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of messages to read from each store.")] = 1_000,
     key_prefix: KeyPrefix = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,

@@ -40,39 +40,50 @@ dead = typer.Typer(no_args_is_help=True, help="Look at dead letters, retry them,
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", help="Name of the consumer.")]
 ConsumerOrAll = Annotated[
-    str | None, typer.Argument(metavar="[CONSUMER]", help="Name of the consumer; the whole queue if left out.")
+    str | None, typer.Argument(metavar="[CONSUMER]", help="Name of the consumer. Without it, the whole queue.")
 ]
-DeadIds = Annotated[list[int] | None, typer.Argument(metavar="ID", help="Numbers of dead letters.")]
-AllDead = Annotated[bool, typer.Option("--all", help="All dead letters of the consumer.")]
-Offset = Annotated[int, typer.Option(help="Messages to pass over.")]
+DeadIds = Annotated[
+    list[int] | None, typer.Argument(metavar="ID", help="Ids of dead letters, as `fanout dead list` shows them.")
+]
+AllDead = Annotated[bool, typer.Option("--all", help="Take all dead letters of the consumer.")]
+Offset = Annotated[int, typer.Option(help="Number of messages to skip before the first one shown.")]
 ShowBodies = Annotated[bool, typer.Option("--show-bodies", help="Show bodies and headers too.")]
 ModeName = Annotated[
     Literal["fifo", "ordered"] | None,
     typer.Option(
-        "--mode", help="fifo: many messages are worked on at once; ordered: one at a time per lane. [default: fifo]"
+        "--mode",
+        help="fifo: workers handle many messages at once. ordered: each lane hands out one message at a time. "
+        "[default: fifo]",
     ),
 ]
 WhenFailedName = Annotated[
     Literal["skip", "halt"] | None,
-    typer.Option("--when-failed", help="What an ordered consumer does behind a dead letter. [default: skip]"),
+    typer.Option(
+        "--when-failed",
+        help="What an ordered consumer does after a message has become a dead letter: go on, or stop until it "
+        "is retried or purged. [default: skip]",
+    ),
 ]
 Lanes = Annotated[
-    int | None, typer.Option(help="Lanes of an ordered consumer, 1 to 64, by order key. [default: 1]")
+    int | None, typer.Option(help="Number of lanes of an ordered consumer, 1 to 64. The order key chooses the "
+    "lane. [default: 1]")
 ]  # fmt: skip
 MaxLength = Annotated[
-    int | None, typer.Option(help="Most messages that may wait, per lane; 0 for no bound. [default: 0]")
+    int | None, typer.Option(help="Largest number of messages that may wait in a lane; 0 is no limit. [default: 0]")
 ]
 WhenFullName = Annotated[
     Literal["reject", "drop_oldest"] | None,
-    typer.Option("--when-full", help="What a publish does at this bound. [default: reject]"),
+    typer.Option("--when-full", help="What a publish does when --max-length is reached. [default: reject]"),
 ]
 DeadRetention = Annotated[
-    str | None, typer.Option(metavar="DURATION", help="How long a dead letter is kept: 1h, 7d. [default: 7d]")
+    str | None,
+    typer.Option(metavar="DURATION", help="Time after which a dead letter is deleted, such as 1h or 7d. [default: 7d]"),
 ]
 IdleExpiry = Annotated[
     str | None,
     typer.Option(
-        metavar="DURATION", help="Unseen for so long, the consumer may be removed; none for never. [default: none]"
+        metavar="DURATION",
+        help="Time without a sign of life after which upkeep may remove the consumer; none is never. [default: none]",
     ),
 ]
 _DURATIONS = frozenset({"dead_retention_ms", "deduplication_ms", "idle_expiry_ms"})
@@ -117,34 +128,44 @@ def _shown(facts: dict[str, Any]) -> dict[str, Any]:
 def publish(
     queue: QueueName,
     *,
-    body: Annotated[str | None, typer.Option(help="The payload, as text. Others on the machine may see it.")] = None,
+    body: Annotated[
+        str | None,
+        typer.Option(help="The payload as text. Other users of this machine can see it in the list of processes."),
+    ] = None,
     body_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="The payload is a file's, or stdin's by -.")
+        str | None, typer.Option(metavar="FILE", help="File to read the payload from; - is stdin.")
     ] = None,
     source: Annotated[
         str | None,
         typer.Option(
             "--input",
             metavar="FILE",
-            help='Publish the lines of a file, or of stdin by -: {"body": .., "content_type": .., "order_key": ..} '
-            "each, as `consume --json --show-bodies` writes them.",
+            help='Publish each line of a file, or of stdin with -: {"body": .., "content_type": .., "order_key": ..}, '
+            "as `consume --json --show-bodies` writes it.",
         ),
     ] = None,
-    to: Annotated[str | None, typer.Option(metavar="CONSUMER", help="For this consumer alone.")] = None,
-    ttl: Annotated[str, typer.Option(metavar="DURATION", help="Life from now on: 10s, 30m, 1h, 7d.")] = "1d",
-    content_type: Annotated[str | None, typer.Option(help="What the payload is, such as application/json.")] = None,
-    order_key: Annotated[
-        str | None, typer.Option(help="Messages with the same one stay in order, also over several lanes.")
+    to: Annotated[str | None, typer.Option(metavar="CONSUMER", help="Publish to this consumer only.")] = None,
+    ttl: Annotated[
+        str, typer.Option(metavar="DURATION", help="Time after which the message expires, such as 10s, 30m, 1h or 7d.")
+    ] = "1d",
+    content_type: Annotated[
+        str | None, typer.Option(help="Content type of the payload, such as application/json.")
     ] = None,
+    order_key: Annotated[str | None, typer.Option(help="Order key. Messages with the same key stay in order.")] = None,
     headers: Annotated[
-        list[str] | None, typer.Option("--header", metavar="NAME=TEXT", help="Goes with it; may be repeated.")
+        list[str] | None,
+        typer.Option("--header", metavar="NAME=TEXT", help="Header of the message. Repeat the option for more."),
     ] = None,
     deduplication_id: Annotated[
-        str | None, typer.Option(help="A publish that is repeated with the same one is one message.")
+        str | None, typer.Option(help="Deduplication id. A second publish with the same id stores nothing.")
     ] = None,
     deduplicate_as: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="With --input: the same file, published again by this name, is the same."),
+        typer.Option(
+            metavar="NAME",
+            help="With --input: name under which the lines are remembered. Publishing the file again under "
+            "this name stores nothing twice.",
+        ),
     ] = None,
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
@@ -197,10 +218,18 @@ def consume(
     queue: QueueName,
     consumer: ConsumerName,
     *,
-    limit: Annotated[int | None, typer.Option(min=1, help="Messages to consume; all that wait if left out.")] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for more, until SIGTERM or Ctrl-C.")] = False,
-    batch: Annotated[int, typer.Option(min=1, max=1_000, help="Most messages to take at once.")] = 10,
-    lease: Annotated[str, typer.Option(metavar="DURATION", help="How long others are kept from them.")] = "30s",
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Number of messages after which to end. Without it, all that wait.")
+    ] = None,
+    follow: Annotated[bool, typer.Option("--follow", help="Wait for more messages until SIGTERM or Ctrl-C.")] = False,
+    batch: Annotated[int, typer.Option(min=1, max=1_000, help="Largest number of messages to claim at once.")] = 10,
+    lease: Annotated[
+        str,
+        typer.Option(
+            metavar="DURATION",
+            help="Time for which claimed messages belong to this worker. When it is over, another worker gets them.",
+        ),
+    ] = "30s",
     show_bodies: ShowBodies = False,
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
@@ -364,8 +393,10 @@ def peek(
     consumer: ConsumerName,
     *,
     offset: Offset = 0,
-    limit: Annotated[int, typer.Option(help="Messages to show, up to 1,000.")] = 20,
-    lane: Annotated[int, typer.Option(help="Lane of an ordered consumer with several, from 0.")] = 0,
+    limit: Annotated[int, typer.Option(help="Number of messages to show, up to 1,000.")] = 20,
+    lane: Annotated[
+        int, typer.Option(help="Lane to show, for an ordered consumer that has several; the first is 0.")
+    ] = 0,
     show_bodies: ShowBodies = False,
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
@@ -428,7 +459,7 @@ def list_dead(
     consumer: ConsumerName,
     *,
     offset: Offset = 0,
-    limit: Annotated[int, typer.Option(help="Dead letters to show, up to 1,000.")] = 20,
+    limit: Annotated[int, typer.Option(help="Number of dead letters to show, up to 1,000.")] = 20,
     show_bodies: ShowBodies = False,
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
@@ -543,7 +574,8 @@ def register(
     start: Annotated[
         Literal["new", "held", "retained"],
         typer.Option(
-            help="What it gets of before: nothing, what is held since nobody was registered, or all that is there."
+            help="Which earlier messages the consumer gets: none, those held because nobody was registered, or "
+            "all that are stored."
         ),
     ] = "new",
     mode: ModeName = None,
@@ -593,13 +625,13 @@ def register(
 def unregister(
     queue: QueueName,
     consumer: Annotated[
-        str | None, typer.Argument(metavar="[CONSUMER]", help="Name of the consumer; left out with --idle.")
+        str | None, typer.Argument(metavar="[CONSUMER]", help="Name of the consumer. Leave it out with --idle.")
     ] = None,
     *,
-    idle: Annotated[
-        bool, typer.Option("--idle", help="All consumers that were not seen for as long as their options allow.")
+    idle: Annotated[bool, typer.Option("--idle", help="Remove every consumer whose idle expiry is over.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Remove the consumer even while a worker holds messages of it.")
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Also while somebody works on messages of it.")] = False,
     dry_run: context.DryRun = False,
     yes: context.Yes = False,
     key_prefix: KeyPrefix = None,
@@ -681,11 +713,14 @@ def configure(
     idle_expiry: IdleExpiry = None,
     when_nobody: Annotated[
         Literal["hold", "refuse"] | None,
-        typer.Option(help="Of the queue: what a publish does while nobody is registered."),
+        typer.Option(help="What a publish to the queue does while no consumer is registered."),
     ] = None,
-    max_held: Annotated[int | None, typer.Option(help="Of the queue: most messages that are held.")] = None,
+    max_held: Annotated[
+        int | None,
+        typer.Option(help="Largest number of messages that the queue holds while no consumer is registered."),
+    ] = None,
     deduplication_window: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Of the queue: how long deduplication ids are remembered.")
+        str | None, typer.Option(metavar="DURATION", help="Time for which the queue remembers deduplication ids.")
     ] = None,
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
@@ -817,7 +852,7 @@ def purge(
 def verify(
     queue: QueueName,
     *,
-    findings: Annotated[int, typer.Option(help="Most findings to name.")] = 100,
+    findings: Annotated[int, typer.Option(help="Largest number of findings to list.")] = 100,
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,

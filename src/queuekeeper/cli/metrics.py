@@ -19,7 +19,9 @@ def metrics(
     redis_url: context.RedisUrl = None,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="Write to this file, for node_exporter's textfile collector."),
+        typer.Option(
+            "--output", "-o", help="File to write, for node_exporter's textfile collector. Without it, stdout."
+        ),
     ] = None,
 ) -> None:
     """Print figures for Prometheus.

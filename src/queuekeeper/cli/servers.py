@@ -20,7 +20,7 @@ _STYLES = {"running": "green", "stopped": "dim", "external": "cyan"}
 
 def up(
     *,
-    airflow: Annotated[bool, typer.Option("--airflow", help="Start Airflow too.")] = False,
+    airflow: Annotated[bool, typer.Option("--airflow", help="Also start Airflow.")] = False,
     as_json: context.AsJson = False,
 ) -> None:
     """Start private servers on free loopback ports. What runs already is left as it is.

@@ -26,8 +26,10 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Look at DEVICE sessions, move one by a file, end one.")
 
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The MQTT client id.")]
-StoreName = Annotated[Literal["redis", "postgres"], typer.Option("--store", help="Where the session is.")]
-DefaultTtl = Annotated[int, typer.Option(help="Life in seconds of a message without an expiry, as its broker has it.")]
+StoreName = Annotated[Literal["redis", "postgres"], typer.Option("--store", help="Store that holds the session.")]
+DefaultTtl = Annotated[
+    int, typer.Option(help="Seconds after which a message without an expiry expires, as set in the broker.")
+]
 DEFAULT_TTL_S = 604_800
 STANDARD_STREAM = "-"
 
@@ -66,13 +68,19 @@ def _product(store: str) -> str:
 
 def sample(
     *,
-    messages: Annotated[int, typer.Option(help="Healthy messages; hostile rows come on top.")] = 200_000,
-    sessions: Annotated[int, typer.Option(help="Healthy sessions, a fifth of them without messages.")] = 20_000,
-    seed: Annotated[int, typer.Option(help="The same seed gives the same rows.")] = 1,
-    long_queues: Annotated[int, typer.Option(help="Sessions with a very long queue.")] = 3,
-    long_queue_messages: Annotated[int, typer.Option(help="Messages in each of those.")] = 12_000,
-    hostile: Annotated[bool, typer.Option("--hostile", help="Add the bad rows that an old database holds.")] = False,
-    replace: Annotated[bool, typer.Option("--replace", help="Empty tables that hold rows first.")] = False,
+    messages: Annotated[int, typer.Option(help="Number of healthy messages. --hostile adds more rows.")] = 200_000,
+    sessions: Annotated[
+        int, typer.Option(help="Number of healthy sessions. A fifth of them have no messages.")
+    ] = 20_000,
+    seed: Annotated[int, typer.Option(help="Seed of the random numbers. The same seed makes the same rows.")] = 1,
+    long_queues: Annotated[int, typer.Option(help="Number of sessions with a very long queue.")] = 3,
+    long_queue_messages: Annotated[int, typer.Option(help="Number of messages in each very long queue.")] = 12_000,
+    hostile: Annotated[
+        bool, typer.Option("--hostile", help="Add bad rows of every kind that old databases hold.")
+    ] = False,
+    replace: Annotated[
+        bool, typer.Option("--replace", help="Empty the tables first. Without it, tables with rows are refused.")
+    ] = False,
     postgres_url: context.PostgresUrl = None,
     yes: context.Yes = False,
     as_json: context.AsJson = False,
@@ -118,8 +126,8 @@ def sample(
 def inspect(
     client_id: ClientId,
     *,
-    offset: Annotated[int, typer.Option(min=0, help="Messages to skip.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Messages to show.")] = 20,
+    offset: Annotated[int, typer.Option(min=0, help="Number of messages to skip before the first one shown.")] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of messages to show.")] = 20,
     key_prefix: KeyPrefix = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
@@ -149,7 +157,7 @@ def peek(
     packet_id: Annotated[int, typer.Argument(metavar="PACKET_ID", help="The MQTT packet id of the message.")],
     *,
     content: Annotated[
-        bool, typer.Option("--payload", help="Show payload, correlation data and user properties too.")
+        bool, typer.Option("--payload", help="Also show payload, correlation data and user properties.")
     ] = False,
     store: StoreName = "redis",
     default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
@@ -189,7 +197,7 @@ def peek(
 def export_session(
     client_id: ClientId,
     *,
-    output: Annotated[str, typer.Option(help="File to write, or - for stdout.", metavar="FILE")] = STANDARD_STREAM,
+    output: Annotated[str, typer.Option(help="File to write; - is stdout.", metavar="FILE")] = STANDARD_STREAM,
     store: StoreName = "redis",
     default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
     key_prefix: KeyPrefix = None,
@@ -237,7 +245,7 @@ def _check_whole(report: ExportReport) -> None:
 def import_session(
     client_id: ClientId,
     *,
-    source: Annotated[str, typer.Option("--input", help="File to read, or - for stdin.", metavar="FILE")],
+    source: Annotated[str, typer.Option("--input", help="File to read; - is stdin.", metavar="FILE")],
     store: StoreName = "redis",
     default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
     key_prefix: KeyPrefix = None,
