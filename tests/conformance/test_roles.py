@@ -29,8 +29,9 @@ from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.consumer import EventConsumer
 from queuekeeper.events.dispatcher import Dispatcher
 from queuekeeper.events.model import Delivery, Interest, NewEvent
-from queuekeeper.maintenance.event_remedies import apply_event_remedy, plan_event_remedy
-from queuekeeper.maintenance.event_upkeep import UpkeepLimits, expire_subscriptions, watch_broker
+from queuekeeper.maintenance.events.broker import read_event_broker
+from queuekeeper.maintenance.events.remedies import apply_event_remedy, plan_event_remedy
+from queuekeeper.maintenance.events.upkeep import UpkeepLimits, expire_subscriptions, watch_broker
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.broker import broker_policies
 from queuekeeper.maintenance.partitions.coverage import coverage
@@ -42,7 +43,6 @@ from queuekeeper.metrics import gather
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.event_broker import read_event_broker
 from queuekeeper.quality.partitioned_tables import read_partitioned_tables
 from queuekeeper.quality.profile_preflight import check_profiled_source
 from queuekeeper.quality.run import run_quality

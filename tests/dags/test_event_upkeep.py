@@ -14,8 +14,8 @@ from airflow.utils.db import initdb
 
 from queuekeeper import postgres
 from queuekeeper.events.schema import install
-from queuekeeper.maintenance import event_upkeep
-from queuekeeper.maintenance.event_upkeep import UpkeepLimits, watch_broker
+from queuekeeper.maintenance.events import upkeep as event_upkeep
+from queuekeeper.maintenance.events.upkeep import UpkeepLimits, watch_broker
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag

@@ -23,13 +23,13 @@ from queuekeeper.clock import Clock, system_clock
 from queuekeeper.config import Settings
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import ServerUnavailable
+from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import CohortState, PlanState
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.identity import client_hash, hash_key
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.sample import SampleParameters, fill

@@ -17,13 +17,14 @@ from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.run_index import PREFIX, remember
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
-from queuekeeper.maintenance import compacted_gc_report, event_upkeep, fanout_repair_report
+from queuekeeper.maintenance import compacted_gc_report, fanout_repair_report
 from queuekeeper.maintenance.compacted_gc_model import (
     CollectionCounts,
     CollectionOutcome,
     CollectionParameters,
     CollectionPlan,
 )
+from queuekeeper.maintenance.events import upkeep as event_upkeep
 from queuekeeper.maintenance.fanout_repair_model import (
     FanoutRepairCounts,
     FanoutRepairOutcome,

@@ -20,10 +20,10 @@ from queuekeeper.airflow.operators.repair import ApplyRepairOperator, PlanRepair
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
+from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.keyspace import payload_key
 from queuekeeper.maintenance.remedies import REMEDY_NAMES
-from queuekeeper.quality.identity import client_hash, hash_key
 from queuekeeper.redis_client import connect
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore

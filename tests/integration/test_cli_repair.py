@@ -17,10 +17,10 @@ from queuekeeper import assets, audit, postgres, redis_client
 from queuekeeper.cli import app
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
+from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.maintenance.remedies import REMEDY_NAMES
-from queuekeeper.quality.identity import client_hash, hash_key
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.quality_rows import queue, save_profile

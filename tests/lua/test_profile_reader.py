@@ -28,8 +28,8 @@ from planted_queues import (
 
 from queuekeeper.clock import Pace
 from queuekeeper.errors import RefusedError
+from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import client_slot
-from queuekeeper.quality.identity import client_hash
 from queuekeeper.quality.profile_model import ProfileParameters, in_sample
 from queuekeeper.quality.profile_preflight import check_profiled
 from queuekeeper.quality.queue_reader import QueueReader

@@ -9,8 +9,8 @@ import pytest
 
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.events.schema import install
-from queuekeeper.maintenance import event_remedies
-from queuekeeper.maintenance.event_remedies import apply_event_remedy, plan_event_remedy
+from queuekeeper.maintenance.events import remedies as event_remedies
+from queuekeeper.maintenance.events.remedies import apply_event_remedy, plan_event_remedy
 from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.quality.run import run_quality
 from tests.golden_defects.event_defects import POISON

@@ -13,11 +13,11 @@ import pytest
 from queuekeeper.compacted.model import Position, Retention, RetentionPolicy
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
+from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality.checks import check
 from queuekeeper.quality.compacted_queues import profile_compacted_queues
-from queuekeeper.quality.identity import client_hash, hash_key
 from queuekeeper.quality.live_queues import part_of_turn
 from queuekeeper.quality.profile_model import TURNS
 from queuekeeper.quality.run import QualityReport, run_quality

@@ -13,10 +13,10 @@ import pytest
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import ConsumerOptions, Mode
+from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.keyspace import FANOUT_PARTS, fanout_part
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality.fanout_queues import profile_fanout_queues
-from queuekeeper.quality.identity import client_hash, hash_key
 from queuekeeper.quality.live_queues import PARTS, part_of_turn
 from queuekeeper.quality.profile_model import TURNS
 from queuekeeper.quality.run import QualityReport, run_quality

@@ -12,9 +12,10 @@ import pytest
 from queuekeeper import assets
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.maintenance.remedies.queues import Selection, failed_queues
+from queuekeeper.maintenance.remedies.queues import Selection
 from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.quality import run, suites
+from queuekeeper.quality.failed_queues import failed_queues
 from queuekeeper.quality.known_issues import KnownIssues
 from queuekeeper.quality.profile_model import ProfileParameters
 from queuekeeper.quality.profile_preflight import check_profiled

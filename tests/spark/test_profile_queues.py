@@ -16,10 +16,10 @@ from pyspark.sql import SparkSession
 
 from queuekeeper import postgres
 from queuekeeper.errors import UsageError
+from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration.job import Environment
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.identity import client_hash
 from queuekeeper.quality.profile import profile_postgres, profile_redis
 from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport, in_sample
 from queuekeeper.redis_client import nodes

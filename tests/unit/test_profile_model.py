@@ -13,8 +13,8 @@ from pydantic import SecretStr
 from queuekeeper import assets
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
+from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.keyspace import SLOTS
-from queuekeeper.quality.identity import client_hash, hash_key
 from queuekeeper.quality.profile_model import FAULTS, ProfileParameters, in_sample
 from queuekeeper.quality.profile_tables import QUEUE_ROWS
 

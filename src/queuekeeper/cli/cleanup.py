@@ -59,11 +59,11 @@ def plan(
     Example: `queuekeeper cleanup plan --idle-days 90`
     """
     from queuekeeper.clock import system_clock
+    from queuekeeper.identity import client_hash, hash_key
     from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.maintenance.cleanup_model import CleanupParameters
     from queuekeeper.maintenance.expired_references import plan_cleanup, save_cleanup_plan
     from queuekeeper.postgres import migrate
-    from queuekeeper.quality.identity import client_hash, hash_key
 
     settings = context.settings()
     parameters = CleanupParameters(

@@ -80,6 +80,7 @@ def gc(
     Example: `queuekeeper compacted gc --dry-run`
     """
     from queuekeeper.compacted.settings import EcqSettings
+    from queuekeeper.identity import client_hash, hash_key
     from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.maintenance.compacted_gc import (
         collect_share,
@@ -90,7 +91,6 @@ def gc(
     )
     from queuekeeper.maintenance.compacted_gc_model import CollectionParameters
     from queuekeeper.postgres import migrate
-    from queuekeeper.quality.identity import client_hash, hash_key
 
     if undo is not None and go_on is not None:
         raise UsageError("name a run to go on with, or one to take back, not both")

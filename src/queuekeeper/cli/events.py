@@ -382,7 +382,7 @@ def mend(
     Example: `queuekeeper events mend reenqueue_events --dry-run`
     """
     from queuekeeper.audit import record_answer
-    from queuekeeper.maintenance.event_remedies import (
+    from queuekeeper.maintenance.events.remedies import (
         KIND,
         REMEDIES,
         apply_event_remedy,

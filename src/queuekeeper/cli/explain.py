@@ -51,9 +51,9 @@ def explain(
     """
     from queuekeeper.clock import system_clock
     from queuekeeper.errors import RefusedError
+    from queuekeeper.identity import hash_key
     from queuekeeper.quality.explain import explain as judge
     from queuekeeper.quality.explain import read_queue
-    from queuekeeper.quality.identity import hash_key
 
     problems: dict[str, str] = {}
     connection: Connection | None = None

@@ -127,12 +127,13 @@ def _repair(
     as_json: bool,
 ) -> None:
     from queuekeeper.clock import Pace, system_clock
+    from queuekeeper.identity import hash_key
     from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.maintenance.remedies import RemedyParameters, plan_remedy
-    from queuekeeper.maintenance.remedies.queues import Selection, failed_queues, named_queues
+    from queuekeeper.maintenance.remedies.queues import Selection, named_queues
     from queuekeeper.maintenance.remedies.records import apply_recorded, record_plan
     from queuekeeper.maintenance.remedies.registry import remedy_named
-    from queuekeeper.quality.identity import hash_key
+    from queuekeeper.quality.failed_queues import failed_queues
 
     if bool(client_ids) == (quality_run is not None):
         raise UsageError("name either client ids or --quality-run: whose sessions are to be looked at?")
@@ -206,9 +207,9 @@ def undo(
     Example: `queuekeeper repair undo 3f2a9c0d11e47b58.repair.undo.jsonl --dry-run`
     """
     from queuekeeper.clock import Pace
+    from queuekeeper.identity import hash_key
     from queuekeeper.jobs.undo import read_undo_file
     from queuekeeper.maintenance.remedies import undo_remedy
-    from queuekeeper.quality.identity import hash_key
 
     key = hash_key(context.settings())
     header, _ = read_undo_file(file)

@@ -15,9 +15,9 @@ from typing import Any, Literal
 
 from queuekeeper import audit
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScatteredClient, UsageError
+from queuekeeper.identity import client_hash
 from queuekeeper.migration.model import MigrationParameters
 from queuekeeper.postgres import Connection, statement, translated_errors
-from queuekeeper.quality.identity import client_hash
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import MessageView, PendingMessage, Problem, SessionView
 from queuekeeper.sessions.postgres_store import PostgresSessionStore

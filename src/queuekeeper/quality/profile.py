@@ -18,13 +18,13 @@ from queuekeeper import keyspace
 from queuekeeper.clock import Pace
 from queuekeeper.config import Settings
 from queuekeeper.errors import ServerUnavailable, UsageError
+from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.migration.shared_rate import shared_rate
 from queuekeeper.migration.source import Layout, layout, open_source, task_count
 from queuekeeper.migration.spark import our_errors
 from queuekeeper.postgres import Connection, address, migrate, statement, translated_errors
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.quality import postgres_queues, scan
-from queuekeeper.quality.identity import client_hash, hash_key
 from queuekeeper.quality.profile_model import TURNS, ProfileParameters, ProfileReport, Store, in_sample
 from queuekeeper.quality.profile_preflight import check_profiled, check_profiled_source
 from queuekeeper.quality.profile_tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables

@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from queuekeeper import lua
 from queuekeeper.clock import Pace
+from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import MAX_PACKET_ID, SessionKeys, encoded_client_id, session_keys
-from queuekeeper.quality.identity import client_hash
 from queuekeeper.quality.profile_model import ProfileParameters
 from queuekeeper.quality.profile_tables import HOUR_MS, ODD_CHARACTERS, ROWS
 from queuekeeper.redis_client import RedisClient

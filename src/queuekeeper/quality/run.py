@@ -11,12 +11,12 @@ from typing import Any
 from queuekeeper.clock import Pace
 from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.identity import hash_key
+from queuekeeper.maintenance.events.broker import read_event_broker
 from queuekeeper.postgres import Connection, connect, statement, translated_errors
 from queuekeeper.quality.checks import Priority, Severity, Store, check
 from queuekeeper.quality.compacted_queues import profile_compacted_queues
-from queuekeeper.quality.event_broker import read_event_broker
 from queuekeeper.quality.fanout_queues import profile_fanout_queues
-from queuekeeper.quality.identity import hash_key
 from queuekeeper.quality.known_issues import KnownIssue, KnownIssues
 from queuekeeper.quality.live_queues import QueueSums, part_of_turn
 from queuekeeper.quality.partitioned_tables import read_partitioned_tables

@@ -12,6 +12,7 @@ from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
+from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.jobs.undo import remove_old_undo_files
 from queuekeeper.maintenance.cleanup_model import KIND, CleanupParameters
 from queuekeeper.maintenance.cleanup_summary import plan_rows
@@ -23,7 +24,6 @@ from queuekeeper.maintenance.expired_references import (
     save_cleanup_plan,
 )
 from queuekeeper.postgres import migrate
-from queuekeeper.quality.identity import client_hash, hash_key
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -13,6 +13,7 @@ from queuekeeper.airflow.values import flag
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
+from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.jobs.undo import remove_old_undo_files
 from queuekeeper.maintenance.compacted_gc import (
     collect_share,
@@ -23,7 +24,6 @@ from queuekeeper.maintenance.compacted_gc import (
 from queuekeeper.maintenance.compacted_gc_model import KIND, CollectionParameters
 from queuekeeper.maintenance.compacted_gc_report import last_finished, verdict, write_report
 from queuekeeper.postgres import migrate
-from queuekeeper.quality.identity import client_hash, hash_key
 from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:

@@ -1,4 +1,4 @@
-"""Upkeep of the event broker as tasks; what is done is in ``queuekeeper.maintenance.event_upkeep``."""
+"""Upkeep of the event broker as tasks; what is done is in ``queuekeeper.maintenance.events.upkeep``."""
 
 from __future__ import annotations
 
@@ -18,8 +18,13 @@ from queuekeeper.airflow.run_index import remember
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed, RefusedError
-from queuekeeper.maintenance.event_remedies import EventRemedyReport, apply_event_remedy, note_upkeep, plan_event_remedy
-from queuekeeper.maintenance.event_upkeep import (
+from queuekeeper.maintenance.events.remedies import (
+    EventRemedyReport,
+    apply_event_remedy,
+    note_upkeep,
+    plan_event_remedy,
+)
+from queuekeeper.maintenance.events.upkeep import (
     BrokerWatch,
     ExpiryReport,
     UpkeepLimits,

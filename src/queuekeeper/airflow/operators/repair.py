@@ -18,8 +18,9 @@ from queuekeeper.clock import Pace, system_clock
 from queuekeeper.config import Settings
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.remedies import Queue, RemedyParameters, RemedyPlan, plan_remedy
-from queuekeeper.maintenance.remedies.queues import Selection, failed_queues
+from queuekeeper.maintenance.remedies.queues import Selection
 from queuekeeper.maintenance.remedies.records import apply_recorded, in_short, record_plan, recorded_plan
+from queuekeeper.quality.failed_queues import failed_queues
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

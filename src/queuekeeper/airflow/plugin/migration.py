@@ -20,6 +20,7 @@ from queuekeeper.airflow.plugin.security import MIGRATION_DAG, Guards, check_ori
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, data
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.errors import UsageError
+from queuekeeper.identity import client_hash
 from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, QuarantineCount, StoredReport
 from queuekeeper.migration.model import CohortPlan, Difference, LedgerRow, PlanState
 from queuekeeper.migration.online.cohorts import OnlineCohorts
@@ -38,7 +39,6 @@ from queuekeeper.migration.status import (
     migration_status,
 )
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.identity import client_hash
 from queuekeeper.report.figures import number
 
 T = TypeVar("T")

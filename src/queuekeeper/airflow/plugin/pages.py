@@ -23,7 +23,7 @@ from queuekeeper.airflow.plugin.security import Guards, check_origin
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.config import Settings
-from queuekeeper.quality.identity import hash_key
+from queuekeeper.identity import hash_key
 from queuekeeper.report.files import ReportKind, report_name
 
 _MEDIA = {"html": "text/html; charset=utf-8", "json": "application/json"}

@@ -16,9 +16,9 @@ from queuekeeper.airflow.plugin.security import Guards, check_origin
 from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Stores, panel
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.identity import HASH_DIGITS
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.explain import Explanation, Fate, explain, read_queue, reveal_message
-from queuekeeper.quality.identity import HASH_DIGITS
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import PendingMessage
 

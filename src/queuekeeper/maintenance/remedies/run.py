@@ -13,6 +13,7 @@ from typing import Any
 
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, UsageError
+from queuekeeper.identity import client_hash
 from queuekeeper.jobs.undo import UndoFile, read_undo_file
 from queuekeeper.maintenance.remedies.access import check_access
 from queuekeeper.maintenance.remedies.model import (
@@ -31,7 +32,6 @@ from queuekeeper.maintenance.remedies.model import (
 from queuekeeper.maintenance.remedies.registry import remedy_named
 from queuekeeper.maintenance.remedies.world import KEYS_PER_CALL, World, batches
 from queuekeeper.postgres import Connection
-from queuekeeper.quality.identity import client_hash
 from queuekeeper.redis_client import RedisClient
 
 _NOT_TREATED = (QueueRefused, MovedOn, NotOwner, PacketIdInUse)
@@ -182,7 +182,7 @@ def undo_remedy(
 ) -> UndoReport:
     """Take back what an undo file tells, the last change first, where nobody has touched the place since.
 
-    :param key: secret of :func:`queuekeeper.quality.identity.hash_key`.
+    :param key: secret of :func:`queuekeeper.identity.hash_key`.
     :param dry_run: the scripts decide all the same, and only count.
     :raises UsageError: when it is no undo file of a remedy.
     """

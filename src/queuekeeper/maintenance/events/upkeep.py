@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from queuekeeper import __version__
-from queuekeeper.maintenance.event_remedies import EventRemedyReport
+from queuekeeper.maintenance.events.broker import read_event_broker
+from queuekeeper.maintenance.events.remedies import EventRemedyReport
 from queuekeeper.postgres import Connection, statement, translated_errors
-from queuekeeper.quality.event_broker import read_event_broker
 from queuekeeper.report.figures import duration, number
 from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from queuekeeper.report.page import render_page

@@ -13,8 +13,8 @@ from psycopg import sql
 
 from queuekeeper import audit
 from queuekeeper.errors import UsageError
+from queuekeeper.maintenance.events.broker import failing_conditions, undispatched_events
 from queuekeeper.postgres import Connection, schema_version, statement, translated_errors
-from queuekeeper.quality.event_broker import failing_conditions, undispatched_events
 
 REMEDIES: Mapping[str, str] = {
     "reenqueue_events": "Have stored events dispatched again that were never dispatched and that no poll would find.",

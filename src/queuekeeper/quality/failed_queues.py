@@ -1,0 +1,68 @@
+"""The queues that failed a check, for the remedy that belongs to it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.keyspace import parse_cohorts
+from queuekeeper.maintenance.remedies.model import Queue
+from queuekeeper.maintenance.remedies.queues import Selection
+from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.quality.store import QualityStore
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Queues of a judgement of quality, and the rules that it went by.
+
+    :param limit: messages that a session may hold.
+    :param default_ttl_s: life of a message whose publisher set no expiry.
+    """
+
+    quality_run_id: str
+    queues: tuple[Queue, ...]
+    limit: int
+    default_ttl_s: int
+
+
+def failed_queues(connection: Connection, *, remedy: str, selection: Selection) -> Judged:
+    """Return the queues of Redis that a judgement of quality found in need of a remedy, in the order of their hashes.
+
+    :raises UsageError: when there is no such judgement, cohort or client hash.
+    :raises RefusedError: when its queues have been dropped since.
+    """
+    with translated_errors(connection, missing="run `queuekeeper database migrate`"):
+        run = connection.execute(
+            statement("quality/judged_profiles"), {"quality_run_id": selection.quality_run_id or None}
+        ).fetchone()
+        if run is None:
+            wanted = f"quality run {selection.quality_run_id!r}" if selection.quality_run_id else "quality run yet"
+            raise UsageError(f"there is no {wanted} with a profile of Redis: run `queuekeeper quality run` first")
+        quality_run_id, profile_ids, cohort_count, limit, default_ttl_s = run
+        if any(profile.is_forgotten for profile in QualityStore(connection).profiles(profile_ids)):
+            raise RefusedError(
+                f"the queues of quality run {quality_run_id} have been dropped since, as newer profiles are there: "
+                "name a newer run, or make one by `queuekeeper quality run`"
+            )
+        cohorts = parse_cohorts(selection.cohorts, count=cohort_count)
+        rows = connection.execute(
+            statement("quality/queues_to_repair"),
+            {
+                "remedy": remedy,
+                "profile_ids": profile_ids,
+                "cohorts": cohorts,
+                "client_hashes": list(selection.client_hashes) or None,
+            },
+        ).fetchall()
+    queues = tuple(Queue(client_id=client_id, client_hash=digest) for client_id, digest in rows)
+    missing = sorted(set(selection.client_hashes) - {queue.client_hash for queue in queues})
+    if missing:
+        raise UsageError(f"quality run {quality_run_id} knows no queue {_listed(missing)} in these cohorts")
+    return Judged(quality_run_id=quality_run_id, queues=queues, limit=limit, default_ttl_s=default_ttl_s)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"
