@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from queuekeeper import assets
 from queuekeeper.errors import UsageError
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality import suites
@@ -38,37 +39,56 @@ COLUMN_KINDS = SPARK_ROWS.partition(", hours")[0]
 COLUMNS = [field.split()[0] for field in COLUMN_KINDS.split(", ")]
 
 
-def expectation(kind: str, **kwargs: Any) -> dict[str, Any]:
-    return {"type": f"expect_{kind}", "kwargs": kwargs, "severity": "critical", "description": "d"}
+def rule_of(rule: str, *columns: str, ours: dict[str, Any] | None = None, **kwargs: Any) -> dict[str, Any]:
+    return {
+        "type": "expect_queue_to_keep_rule",
+        "kwargs": {"rule": rule, "column_list": list(columns), **kwargs},
+        "meta": {"queuekeeper": ours or {}},
+        "severity": "critical",
+        "description": "d",
+    }
 
+
+ORPHANS = rule_of("orphans = 0", "messages", "orphans")
+EXPIRE = rule_of("without_ttl = 0", "messages", "without_ttl")
 
 # What is asked, and whom it finds.
 ASKED: list[tuple[dict[str, Any], set[str]]] = [
-    (expectation("queue_serials_to_increase"), {"tied"}),
-    (expectation("queue_serials_to_increase", tolerated_share=0.05), set()),
-    (expectation("queue_serials_to_increase", mostly=0.9), set()),
-    (expectation("packet_ids_to_step_with_serials"), {"steps", "endless"}),
-    (expectation("packet_ids_to_step_with_serials", tolerated_share=0.3), {"endless"}),
-    (expectation("queue_to_keep_within_limit"), {"long"}),
-    (expectation("queue_to_keep_within_limit", limit=15), {"tied", "long", "endless"}),
-    (expectation("references_to_have_payloads"), {"dead"}),
-    (expectation("references_to_have_payloads", tolerated_share=0.5), set()),
-    (expectation("dead_references_to_leave_room"), {"dead"}),
-    (expectation("payloads_to_be_referenced"), {"orphan"}),
-    (expectation("payloads_to_expire"), {"for ever"}),
-    (expectation("ttl_to_end_with_expiry"), {"for ever"}),
-    (expectation("hash_tag_to_hold_client_together"), {"}tag"}),
-    (expectation("keys_to_be_the_clients_own"), {"mixed"}),
-    (expectation("last_packet_id_to_cover_queue"), {"counter"}),
-    (expectation("stores_to_agree", column_list=["messages", "last_packet_id"]),
+    (rule_of("dead = 0", "messages", "dead"), {"dead"}),
+    (rule_of("dead <= 0.5 * messages", "messages", "dead"), set()),
+    (rule_of("dead = 0", "messages", "dead", mostly=0.9), set()),
+    (rule_of("live <= 15", "messages", "live"), {"tied", "long", "endless"}),
+    (rule_of("step_errors = 0 OR orphans = 0", "step_errors", "orphans"), set()),
+    (rule_of("messages IS NOT DISTINCT FROM last_packet_id", "messages", "last_packet_id"),
      {each["client_id"] for each in QUEUES}),
-    (expectation("stores_to_agree", column_list=["messages", "messages"]), set()),
+    (rule_of("messages IS NOT DISTINCT FROM messages", "messages", "live"), set()),
+    # A value that is not known breaks no rule.
+    (ORPHANS, {"orphan"}),
 ]  # fmt: skip
 
+# Whom the suite of Redis finds, by the check and the severity of the finding.
+FOUND_IN_REDIS = {
+    ("Q1", "critical"): {"tied"},
+    ("Q3", "warning"): {"steps", "endless"},
+    ("Q7", "warning"): {"long"},
+    ("Q9", "warning"): {"dead"},
+    ("Q9", "info"): {"dead"},
+    ("Q10", "info"): {"orphan"},
+    ("Q11", "critical"): {"counter"},
+    ("Q13", "info"): {"for ever"},
+    ("Q14", "warning"): {"for ever"},
+    ("Q18", "critical"): {"}tag"},
+    ("Q19", "critical"): {"mixed"},
+}
 
-def suite(*expectations: dict[str, Any]) -> suites.Suite:
-    text = {"name": "own", "description": "d", "identity": ["client_hash"], "expectations": list(expectations)}
-    return suites.parse(json.dumps(text), name="own")
+
+def text_of(*expectations: dict[str, Any], **ours: Any) -> str:
+    meta = {"queuekeeper": {"identity": ["client_hash"], **ours}}
+    return json.dumps({"name": "own", "expectations": list(expectations), "meta": meta, "notes": "d"})
+
+
+def suite(*expectations: dict[str, Any], **ours: Any) -> suites.Suite:
+    return suites.parse(text_of(*expectations, **ours), name="own")
 
 
 def outcome(report: suites.SuiteReport) -> list[tuple[bool, int, set[str], str]]:
@@ -92,7 +112,7 @@ def profiled(postgres_url: str) -> str:
     return postgres_url
 
 
-def test_each_expectation_finds_its_queues_beyond_what_is_tolerated(profiled: str) -> None:
+def test_a_rule_finds_the_queues_that_break_it_beyond_what_is_tolerated(profiled: str) -> None:
     report = suites.validate(
         suite(*(asked for asked, _ in ASKED)),
         postgres_url=profiled,
@@ -120,10 +140,15 @@ def test_spark_finds_in_parquet_what_is_found_in_postgres(profiled: str, spark: 
     )
     chosen = suites.load("sessions_redis")
     assert outcome(in_spark) == outcome(suites.validate(chosen, postgres_url=profiled, query=with_neighbours))
-    assert {result.expectation.check for result in in_spark.failures} >= {"Q1", "Q3", "Q7", "Q9", "Q11", "Q18", "Q19"}
+    found = {
+        (result.expectation.check, str(result.expectation.severity)): {row["client_hash"] for row in result.examples}
+        for result in in_spark.failures
+    }
+    wanted = {key: {hash_of(client_id) for client_id in clients} for key, clients in FOUND_IN_REDIS.items()}
+    assert {key: found.get(key) for key in wanted} == wanted
     two = suite(
-        expectation("stores_to_agree", column_list=["messages", "last_packet_id"]),
-        expectation("references_to_have_payloads", tolerated_share=0.4),
+        rule_of("messages IS NOT DISTINCT FROM last_packet_id", "messages", "last_packet_id"),
+        rule_of("dead <= 0.4 * messages", "messages", "dead"),
     )
     assert [result.unexpected_count for result in suites.validate(two, frame=frame).results] == [len(QUEUES), 1]
 
@@ -137,7 +162,7 @@ def test_what_is_no_parquet_of_a_profile_is_refused(spark: SparkSession, tmp_pat
 
 def test_a_missing_column_is_a_broken_check_that_names_it(postgres_url: str) -> None:
     report = suites.validate(
-        suite(expectation("payloads_to_be_referenced"), expectation("payloads_to_expire")),
+        suite(ORPHANS, EXPIRE),
         postgres_url=postgres_url,
         query="SELECT 'ab' AS client_hash, 1 AS messages, 0 AS without_ttl",
     )
@@ -147,49 +172,83 @@ def test_a_missing_column_is_a_broken_check_that_names_it(postgres_url: str) -> 
 
 
 def test_rows_that_cannot_be_told_apart_are_refused(postgres_url: str) -> None:
-    chosen = suite(expectation("payloads_to_expire"))
+    chosen = suite(EXPIRE)
     with pytest.raises(UsageError, match="the rows to check have no column 'client_hash', which tells them apart"):
         suites.validate(chosen, postgres_url=postgres_url, query="SELECT 1 AS a")
     with pytest.raises(UsageError, match=r"the query to check does not run: .*nowhere"):
-        suites.validate(
-            suite(expectation("payloads_to_expire")), postgres_url=postgres_url, query="SELECT * FROM nowhere"
-        )
+        suites.validate(suite(EXPIRE), postgres_url=postgres_url, query="SELECT * FROM nowhere")
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (expectation("payloads_to_expire", tolerated_share=2), "tolerated_share"),
-        (expectation("queue_to_keep_within_limit", limit=0), "limit"),
-        (expectation("stores_to_agree", column_list=["messages"]), "column_list"),
+        (rule_of("", "messages", "live"), "rule"),
+        (rule_of("messages = 0", "messages"), "column_list"),
+        (rule_of("messages = 0", "messages", "live", tolerated_share=0.1), "tolerated_share"),
     ],
 )
-def test_a_threshold_that_makes_no_sense_is_refused(postgres_url: str, asked: dict[str, Any], message: str) -> None:
+def test_an_argument_that_makes_no_sense_is_refused(postgres_url: str, asked: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=f"(?s)expectation 1, {asked['type']}: .*{message}"):
         suites.validate(suite(asked), postgres_url=postgres_url, query="SELECT 'ab' AS client_hash")
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("ours", "message"),
     [
         ({"check": "Q99"}, "expectation 1: there is no check 'Q99'"),
-        ({"check": "Q1", "severity": "info"}, "expectation 1: Q1 has no finding of severity info"),
+        ({"check": "Q10"}, "expectation 1: Q10 has no finding of severity critical"),
+        ({"check": "Q1", "title": "Ordre"}, "expectation 1: title is 'Ordre': of Q1 it is 'Order', or left out"),
+        ({"check": "Q1", "priority": "P1"}, "expectation 1: priority is 'P1': of Q1 it is 'P0'"),
+        ({"check": "Q2", "remedy": "repair_ttl"}, "expectation 1: remedy is 'repair_ttl': of Q2 it is '', or left out"),
         ({"needs_contents": 1}, "field 'needs_contents' is missing or not a bool"),
+        ({"chek": "Q1"}, "expectation 1, meta, queuekeeper: unknown field 'chek'"),
     ],
 )
-def test_a_suite_that_misnames_a_check_is_refused(change: dict[str, Any], message: str) -> None:
+def test_a_suite_that_misnames_a_check_is_refused(ours: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        suite(expectation("payloads_to_expire") | change)
+        suite(rule_of("orphans = 0", "orphans", ours=ours))
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    ("ours", "message"),
     [
         ({"rows": "nothing"}, "rows is 'nothing': there is no statement sql/quality/nothing.sql"),
         ({"stores": ["mysql"]}, "stores is 'mysql': one of redis, postgres"),
     ],
 )
-def test_a_suite_whose_rows_cannot_be_found_is_refused(change: dict[str, Any], message: str) -> None:
-    text = {"name": "own", "description": "d", "identity": ["a"], "expectations": [expectation("payloads_to_expire")]}
+def test_a_suite_whose_rows_cannot_be_found_is_refused(ours: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError, match=message):
-        suites.parse(json.dumps(text | change), name="own")
+        suite(EXPIRE, **ours)
+
+
+def test_a_suite_of_the_old_shape_is_refused_with_where_to_read_how_it_is_written_now() -> None:
+    text = {"name": "own", "description": "d", "identity": ["client_hash"], "expectations": [EXPIRE]}
+
+    with pytest.raises(UsageError, match=r"'identity' stands at its top: rewrite it as docs/upgrading\.md says"):
+        suites.parse(json.dumps(text), name="own")
+
+
+@pytest.mark.parametrize("name", suites.names())
+def test_a_user_of_great_expectations_opens_and_saves_a_suite_without_losing_a_word(name: str, tmp_path: Path) -> None:
+    import great_expectations as gx
+
+    import queuekeeper.quality.expectations  # noqa: F401 - makes ours known
+
+    text = assets.read("expectations", f"{name}.json")
+    context = gx.get_context(mode="file", project_root_dir=tmp_path)
+    file = tmp_path / "gx" / "expectations" / f"{name}.json"
+    file.write_text(text, "utf-8")
+
+    opened = context.suites.get(name)
+    opened.save()
+
+    given, saved = json.loads(text), json.loads(file.read_text("utf-8"))
+    assert [without_id(each) for each in saved["expectations"]] == given["expectations"]
+    assert saved["meta"] == given["meta"]
+    assert saved["notes"] == given["notes"]
+    # What they have saved is still ours to read.
+    assert suites.parse(file.read_text("utf-8"), name=name) == suites.load(name)
+
+
+def without_id(expectation: Any) -> dict[str, Any]:
+    return {field: value for field, value in expectation.items() if field != "id"}

@@ -238,7 +238,9 @@ def test_every_suite_loads(name: str) -> None:
     [
         ({"name": "other"}, r"expectations/migration_ledger.json: name is 'other', it must be 'migration_ledger'"),
         ({"expectations": []}, "expectations is empty: such a suite would always pass"),
-        ({"identity": "plan_id"}, "field 'identity' is missing or not a list"),
+        ({"notes": None}, "field 'notes' is missing or not a str"),
+        ({"meta": {"queuekeeper": {"identity": "plan_id"}}}, "field 'identity' is missing or not a list"),
+        ({"suite_parameters": {"limit": 1}}, "suite_parameters is not empty: nothing fills them in"),
         ({"extra": 1}, "unknown field 'extra'"),
     ],
 )

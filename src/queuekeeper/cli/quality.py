@@ -105,6 +105,12 @@ ParquetDirectory = Annotated[
 ShowClientIds = Annotated[
     bool, typer.Option("--show-client-ids", help="Name clients in examples as they are, not only by hash.")
 ]
+DataDocs = Annotated[
+    Path | None,
+    typer.Option(
+        "--data-docs", help="Folder for Great Expectations' own pages of each suite and what it found; none by default."
+    ),
+]
 _TONES = {
     "passed": "green", "warned": "yellow", "failed": "red", "broken": "red", "known": "blue",
     "P0": "bold red", "P1": "yellow",
@@ -302,6 +308,7 @@ def run_command(
     throttle_references_per_s: Throttle = None,
     parquet_directory: ParquetDirectory = None,
     show_client_ids: ShowClientIds = False,
+    data_docs: DataDocs = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
     spark_master: context.SparkMaster = None,
@@ -379,6 +386,7 @@ def run_command(
             turn=(turn_of(now) if turn is None else turn) if on_queues and mode is Mode.FAST else None,
             throttle_references_per_s=throttle_references_per_s,
             show_client_ids=show_client_ids,
+            data_docs=data_docs,
         )
     show(_report_facts(report), as_json=as_json, pretty=lambda out: _report(out, report))
     if report.verdict is Verdict.FAILED:
@@ -398,6 +406,7 @@ def judge(
         bool, typer.Option("--clustered", help="The queues are on a Redis cluster, where a bad hash tag is worse.")
     ] = False,
     show_client_ids: ShowClientIds = False,
+    data_docs: DataDocs = None,
     spark_master: context.SparkMaster = None,
     as_json: context.AsJson = False,
 ) -> None:
@@ -417,6 +426,7 @@ def judge(
             contents=contents,
             is_clustered=clustered,
             show_client_ids=show_client_ids,
+            data_docs=data_docs,
         )
 
     def pretty(out: Console) -> None:

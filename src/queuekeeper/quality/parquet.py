@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pyspark.errors import AnalysisException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -18,6 +20,7 @@ def judge_parquet(
     contents: bool,
     is_clustered: bool = False,
     show_client_ids: bool = False,
+    data_docs: Path | None = None,
 ) -> SuiteReport:
     """Judge the queues of a profile by a suite of one store's sessions.
 
@@ -26,6 +29,7 @@ def judge_parquet(
     :param contents: whether the profile has read messages' contents.
     :param is_clustered: whether the queues are on a Redis cluster, where a bad hash tag is worse.
     :param show_client_ids: name clients in examples as they are, not only by hash.
+    :param data_docs: folder for the pages that Great Expectations draws of suite and result.
     :raises UsageError: when the suite does not judge the sessions of one store, or there is no Parquet.
     """
     chosen = load(suite)
@@ -38,7 +42,8 @@ def judge_parquet(
     # Each expectation looks at the rows a few times.
     frame = _with_neighbours(queues, is_clustered=is_clustered).persist()
     try:
-        return validate(chosen if contents else chosen.without_contents(), frame=frame, show_client_ids=show_client_ids)
+        asked = chosen if contents else chosen.without_contents()
+        return validate(asked, frame=frame, show_client_ids=show_client_ids, data_docs=data_docs)
     finally:
         frame.unpersist()
 

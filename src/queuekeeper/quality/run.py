@@ -6,6 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, date, datetime
+from pathlib import Path
 from typing import Any
 
 from queuekeeper.clock import Pace
@@ -117,6 +118,7 @@ def run_quality(
     turn: int | None = None,
     throttle_references_per_s: int | None = None,
     show_client_ids: bool = False,
+    data_docs: Path | None = None,
 ) -> QualityReport:
     """Judge profiles by suites; made again under the same id, it takes the place of what was found before.
 
@@ -127,6 +129,7 @@ def run_quality(
     :param turn: which part of these queues to read; none for all of them.
     :param throttle_references_per_s: how many of their members to read per second; none for as many as come.
     :param show_client_ids: name clients in examples as they are, not only by hash.
+    :param data_docs: folder for pages of Great Expectations' own, one per suite; none for no such pages.
     :raises UsageError: when a suite or profile does not exist, or a suite has nothing to look at.
     :raises RefusedError: when a profile is not complete, or its queues have been dropped.
     """
@@ -178,6 +181,7 @@ def run_quality(
         issues=issues,
         today=now.astimezone(UTC).date(),
         show_client_ids=show_client_ids,
+        data_docs=data_docs,
     )
     results = sorted((result for suite in chosen for result in judge.judge(suite)), key=lambda result: result.urgency)
     verdict = _verdict(results)
@@ -301,6 +305,7 @@ class _Judge:
         issues: Sequence[KnownIssue],
         today: date,
         show_client_ids: bool,
+        data_docs: Path | None,
     ) -> None:
         self._postgres_url = postgres_url
         self._profiles = profiles
@@ -308,6 +313,7 @@ class _Judge:
         self._key_prefix = key_prefix
         self._issues = [issue for issue in issues if not issue.is_overdue(today)]
         self._show_client_ids = show_client_ids
+        self._data_docs = data_docs
         self.today = today
         self.not_judged: set[str] = set()
 
@@ -324,6 +330,7 @@ class _Judge:
             show_client_ids=self._show_client_ids,
             # As many more as may be known: whoever is left is somebody nobody answers for.
             shown=SHOWN_VALUES + len({issue.client_hash for issue in self._issues if issue.client_hash}),
+            data_docs=self._data_docs,
         )
         return [self._result(suite, number, result) for (number, _), result in zip(asked, report.results, strict=True)]
 

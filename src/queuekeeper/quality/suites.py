@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import psycopg
@@ -33,6 +34,9 @@ SHOWN_VALUES = 5
 COMPARED_VALUES = 1_000
 """So many offending rows are fetched to show the worst of them: all of them, unless very many queues are faulty."""
 
+OURS = "queuekeeper"
+"""Field of ``meta`` that holds our words."""
+
 CLIENT_ID = "client_id"
 """Column that is shown only to those who ask for it."""
 
@@ -47,6 +51,7 @@ class Expectation:
     :param description: what holds when it passes.
     :param check: number of the check that it is part of, see :mod:`queuekeeper.quality.checks`; empty for none.
     :param needs_contents: whether it looks at what is only known when messages' contents were read.
+    :param worst_by: columns that say how badly a row breaks it: the more, the worse.
     """
 
     type: str
@@ -55,6 +60,7 @@ class Expectation:
     description: str
     check: str = ""
     needs_contents: bool = False
+    worst_by: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,7 +149,7 @@ def load(name: str) -> Suite:
 
 
 def parse(text: str, *, name: str) -> Suite:
-    """Read a suite from the text of its file.
+    """Read a suite as Great Expectations writes it, with our words under ``meta``, ``queuekeeper``.
 
     :raises UsageError: naming the file, the check and what is wrong with it.
     """
@@ -152,29 +158,37 @@ def parse(text: str, *, name: str) -> Suite:
         raw = json.loads(text)
     except ValueError as error:
         raise UsageError(f"{where} is not JSON: {error}") from error
+    if isinstance(raw, dict) and "identity" in raw:
+        raise UsageError(
+            f"{where}: it is written as before release 0.1, 'identity' stands at its top: rewrite it as "
+            "docs/upgrading.md says under 'Expectation suites'"
+        )
     fields = _fields(
         raw,
         where,
-        {"name": str, "description": str, "identity": list, "expectations": list},
-        optional={"rows": str, "stores": list},
+        {"name": str, "expectations": list, "meta": dict, "notes": str},
+        optional={"id": str, "suite_parameters": dict},
     )
     if fields["name"] != name:
         raise UsageError(f"{where}: name is {fields['name']!r}, it must be {name!r} like the file")
     if not fields["expectations"]:
         raise UsageError(f"{where}: expectations is empty: such a suite would always pass")
-    rows = fields.get("rows", "")
+    if fields.get("suite_parameters"):
+        raise UsageError(f"{where}: suite_parameters is not empty: nothing fills them in. Write the values themselves")
+    ours = _ours(fields, where, {"identity": list}, optional={"rows": str, "stores": list})
+    rows = ours.get("rows", "")
     if rows and not (assets.directory("sql") / "quality" / f"{rows}.sql").is_file():
         raise UsageError(f"{where}: rows is {rows!r}: there is no statement sql/quality/{rows}.sql")
     return Suite(
         name=name,
-        description=fields["description"],
-        identity=tuple(str(column) for column in fields["identity"]),
+        description=fields["notes"],
+        identity=tuple(str(column) for column in ours["identity"]),
         expectations=tuple(
             _expectation(entry, f"{where}: expectation {number}")
             for number, entry in enumerate(fields["expectations"], start=1)
         ),
         rows=rows,
-        stores=tuple(_one_of(Store, store, where, "stores") for store in fields.get("stores", [])),
+        stores=tuple(_one_of(Store, store, where, "stores") for store in ours.get("stores", [])),
     )
 
 
@@ -183,25 +197,38 @@ def _expectation(raw: object, where: str) -> Expectation:
         raw,
         where,
         {"type": str, "kwargs": dict, "severity": str, "description": str},
-        optional={"check": str, "needs_contents": bool},
+        optional={"meta": dict, "id": str, "notes": (str, list), "rendered_content": list, "expectation_context": dict},
     )
     severity = _one_of(Severity, fields["severity"], where, "severity")
-    number = fields.get("check", "")
-    if number:
-        try:
-            known = check(number)
-        except UsageError as error:
-            raise UsageError(f"{where}: {error}") from error
-        if severity not in {known.severity, *([known.milder.severity] if known.milder else [])}:
-            raise UsageError(f"{where}: {number} has no finding of severity {severity}")
+    known = {"check": str, "title": str, "priority": str, "remedy": str, "needs_contents": bool, "worst_by": list}
+    ours = _ours(fields, where, {}, optional=known)
+    if "check" in ours:
+        _check_words(ours, severity, where)
     return Expectation(
         type=fields["type"],
         kwargs=fields["kwargs"],
         severity=severity,
         description=fields["description"],
-        check=number,
-        needs_contents=fields.get("needs_contents", False),
+        check=ours.get("check", ""),
+        needs_contents=ours.get("needs_contents", False),
+        worst_by=tuple(str(column) for column in ours.get("worst_by", ())),
     )
+
+
+def _check_words(ours: Mapping[str, Any], severity: Severity, where: str) -> None:
+    """Refuse an expectation that says of its check what the catalogue does not."""
+    try:
+        known = check(ours["check"])
+    except UsageError as error:
+        raise UsageError(f"{where}: {error}") from error
+    priority = known.priority_of(severity)
+    if priority.severity is not severity:
+        raise UsageError(f"{where}: {known.id} has no finding of severity {severity}")
+    remedy = known.remedy_of(severity)
+    words = {"title": known.title, "priority": str(priority), "remedy": "" if remedy is None else remedy.name}
+    for field, word in words.items():
+        if ours.get(field, word) != word:
+            raise UsageError(f"{where}: {field} is {ours[field]!r}: of {known.id} it is {word!r}, or left out")
 
 
 _Choice = TypeVar("_Choice", bound=StrEnum)
@@ -214,20 +241,29 @@ def _one_of(kind: type[_Choice], value: object, where: str, field: str) -> _Choi
         raise UsageError(f"{where}: {field} is {value!r}: one of {', '.join(kind)}") from error
 
 
-def _fields(
-    raw: object, where: str, kinds: Mapping[str, type], *, optional: Mapping[str, type] | None = None
+def _ours(
+    fields: Mapping[str, Any], where: str, kinds: Mapping[str, type], *, optional: Mapping[str, type]
 ) -> dict[str, Any]:
-    """Return an object's fields, which must be these and of these kinds."""
+    """Return what ``meta`` says to us; what it says to others stays theirs."""
+    return _fields(fields.get("meta", {}).get(OURS, {}), f"{where}, meta, {OURS}", kinds, optional=optional)
+
+
+_Kinds = type | tuple[type, ...]
+
+
+def _fields(raw: object, where: str, kinds: Mapping[str, _Kinds], *, optional: Mapping[str, _Kinds]) -> dict[str, Any]:
+    """Return an object's fields, which must be these and of these kinds; an optional one may be null."""
     if not isinstance(raw, dict):
         raise UsageError(f"{where} is not an object")
-    known = {**kinds, **(optional or {})}
-    for name, kind in known.items():
-        if not isinstance(raw.get(name), kind) and (name in kinds or name in raw):
-            raise UsageError(f"{where}: field {name!r} is missing or not a {kind.__name__}")
-    strangers = sorted(set(raw) - set(known))
+    given = {name: value for name, value in raw.items() if value is not None or name not in optional}
+    for name, kind in {**kinds, **optional}.items():
+        if not isinstance(given.get(name), kind) and (name in kinds or name in given):
+            wanted = " or ".join(each.__name__ for each in (kind if isinstance(kind, tuple) else (kind,)))
+            raise UsageError(f"{where}: field {name!r} is missing or not a {wanted}")
+    strangers = sorted(set(given) - {*kinds, *optional})
     if strangers:
         raise UsageError(f"{where}: unknown field {strangers[0]!r}")
-    return raw
+    return given
 
 
 def check_expectations(suite: Suite) -> None:
@@ -247,14 +283,16 @@ def validate(
     frame: DataFrame | None = None,
     show_client_ids: bool = False,
     shown: int = SHOWN_VALUES,
+    data_docs: Path | None = None,
 ) -> SuiteReport:
-    """Check data in PostgreSQL or in Spark by a checkpoint; nothing is written anywhere.
+    """Check data in PostgreSQL or in Spark by a checkpoint; nothing is written but Data Docs, where asked for.
 
     :param table: ``schema.table``, all of whose rows are checked.
     :param query: a ``SELECT`` whose rows are checked, in place of a table. Its text is run as it is.
     :param frame: rows in Spark, in place of PostgreSQL.
     :param show_client_ids: show examples with the client's id, not only with its hash.
     :param shown: how many offending rows a result shows, the worst of the first :data:`COMPARED_VALUES` or more.
+    :param data_docs: folder for the pages that Great Expectations draws of suite and result.
     :raises UsageError: when not exactly one of table, query and frame is given, the table does not exist, a column is
         missing that tells rows apart, or the suite names an expectation or an argument that Great Expectations does not
         know.
@@ -279,6 +317,7 @@ def validate(
             batch.add_batch_definition_whole_dataframe("all"),
             result_format,
             parameters={"dataframe": frame},
+            data_docs=data_docs,
         )
     else:
         url = postgres_url or ""
@@ -286,7 +325,8 @@ def validate(
         context = _quiet_context()
         source = context.data_sources.add_postgres("postgres", connection_string=_sqlalchemy_url(url, table=table))
         try:
-            raw = _run(context, suite.name, expectations, _batch(source, table=table, query=query), result_format)
+            subject = _batch(source, table=table, query=query)
+            raw = _run(context, suite.name, expectations, subject, result_format, data_docs=data_docs)
         finally:
             source.get_execution_engine().close()
             source.get_engine().dispose()
@@ -296,7 +336,7 @@ def validate(
         suite=suite.name,
         subject=table or query or "a frame in Spark",
         results=tuple(
-            _result(expectation, found[number], identity=identity, faults=_faults(expectations[number]), shown=shown)
+            _result(expectation, found[number], identity=identity, faults=_faults(expectation), shown=shown)
             for number, expectation in enumerate(suite.expectations)
         ),
     )
@@ -322,12 +362,12 @@ def _run(
     result_format: Mapping[str, Any],
     *,
     parameters: Mapping[str, Any] | None = None,
+    data_docs: Path | None,
 ) -> dict[str, Any]:
     import great_expectations as gx
 
-    definition = gx.ValidationDefinition(
-        name=name, data=batch, suite=context.suites.add(gx.ExpectationSuite(name=name, expectations=expectations))
-    )
+    suite = context.suites.add(gx.ExpectationSuite(name=name, expectations=expectations))
+    definition = gx.ValidationDefinition(name=name, data=batch, suite=suite)
     checkpoint = gx.Checkpoint(
         name=name,
         validation_definitions=[context.validation_definitions.add(definition)],
@@ -335,6 +375,10 @@ def _run(
     )
     outcome = context.checkpoints.add(checkpoint).run(batch_parameters=dict(parameters or {}) or None)
     (result,) = outcome.run_results.values()
+    if data_docs is not None:
+        from queuekeeper.quality.data_docs import write_data_docs  # noqa: PLC0415 - takes seconds
+
+        write_data_docs(data_docs, suite=suite, result=result)
     raw: dict[str, Any] = result.to_json_dict()  # type: ignore[no-untyped-call]
     return raw
 
@@ -416,11 +460,10 @@ def _batch(source: PostgresDatasource, *, table: str | None, query: str | None) 
     return source.add_table_asset("table", table_name=name).add_batch_definition_whole_table("all")
 
 
-def _faults(theirs: GxExpectation) -> tuple[str, ...]:
+def _faults(expectation: Expectation) -> tuple[str, ...]:
     """Return the columns that say how badly a row breaks an expectation: the more, the worse."""
-    ours: tuple[str, ...] = getattr(theirs, "faults", ())
-    name = getattr(theirs, "column", None) or getattr(theirs, "column_B", None)
-    return ours or ((name,) if name else ())
+    name = expectation.kwargs.get("column") or expectation.kwargs.get("column_B")
+    return expectation.worst_by or ((name,) if name else ())
 
 
 def _result(
