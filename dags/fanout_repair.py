@@ -26,12 +26,14 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TriggerRule
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.fanout_repair import (
     PlanFanoutRepairOperator,
     RepairFanoutShareOperator,
     ReportFanoutRepairOperator,
 )
-from queuekeeper.airflow.params import fanout_repair_params
+from queuekeeper.jobs.common import Connections, DryRun
+from queuekeeper.maintenance.fanout_repair_model import FanoutRepairParameters
 
 CONNECTIONS = {
     "postgres_conn_id": "{{ params.postgres_conn_id }}",
@@ -47,7 +49,7 @@ with DAG(
     catchup=False,
     is_paused_upon_creation=True,
     max_active_runs=1,
-    params=fanout_repair_params(),
+    params=form(DryRun, FanoutRepairParameters, Connections),
     default_args={**default_args(), **CONNECTIONS},
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
 ):

@@ -8,7 +8,7 @@ import pytest
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError
 
-from queuekeeper.airflow.params import reject_unknown
+from queuekeeper.airflow.forms import reject_unknown
 from queuekeeper.errors import UsageError
 from queuekeeper.migration.model import MigrationParameters
 

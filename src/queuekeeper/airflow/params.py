@@ -1,33 +1,22 @@
-"""Forms of the DAGs: typed parameters with units and limits, and the check for names that no form has."""
+"""Forms of the DAGs whose jobs have no model yet: typed parameters with units and limits."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
-from difflib import get_close_matches
-from typing import TYPE_CHECKING
 
 from airflow.sdk import Param
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION, SPARK_CONNECTION
 from queuekeeper.compacted.model import RetentionPolicy
-from queuekeeper.errors import UsageError
-from queuekeeper.fanout.model import MAX_MS
-from queuekeeper.keyspace import COMPACTED_REGISTRIES, FANOUT_PARTS, MAX_PACKET_ID, SLOTS
+from queuekeeper.keyspace import COMPACTED_REGISTRIES, MAX_PACKET_ID, SLOTS
 from queuekeeper.maintenance.cleanup_model import CleanupParameters
 from queuekeeper.maintenance.compacted_gc_model import CollectionParameters
-from queuekeeper.maintenance.fanout_repair_model import MAX_QUEUES, FanoutRepairParameters
 from queuekeeper.maintenance.remedies import REMEDY_NAMES
 from queuekeeper.maintenance.remedies.registry import REMEDIES
 from queuekeeper.migration.model import BadRows, MigrationParameters
 from queuekeeper.quality.profile_model import LARGEST_PAYLOAD_BYTES, TURNS, ProfileParameters
 
-if TYPE_CHECKING:
-    from airflow.sdk import Context
-
 _DEFAULTS = MigrationParameters()
 _CLEANUP = CleanupParameters()
 _COLLECTION = CollectionParameters()
-_FANOUT = FanoutRepairParameters()
 _PROFILE = ProfileParameters()
 _CONNECTION = r"^[A-Za-z0-9_.\-]+$"
 _COHORTS = r"^\s*(all|\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)\s*$"
@@ -784,92 +773,6 @@ def compacted_queue_gc_params() -> dict[str, Param]:
     }
 
 
-def fanout_repair_params() -> dict[str, Param]:
-    """Return the form of ``fanout_repair``."""
-    return {
-        "dry_run": Param(
-            False,
-            type="boolean",
-            title="Dry run",
-            description="Stop after the plan and its report. Nothing is changed.",
-        ),
-        "queues": Param(
-            None,
-            type=["null", "array"],
-            items={"type": "string", "minLength": 1, "maxLength": 255},
-            maxItems=MAX_QUEUES,
-            title="Queues",
-            description="Names of queues, one per line; empty is all that the server has.",
-            examples=[None, ["orders"]],
-        ),
-        "unregister": Param(
-            _FANOUT.unregister,
-            type="boolean",
-            title="Remove dead consumers",
-            description="Remove consumers that were unseen for as long as their own options say, with what waits for "
-            "them alone. Otherwise, and where their options say nothing, they are only shown.",
-        ),
-        "idle_expiry_s": Param(
-            _FANOUT.idle_expiry_s,
-            type=["null", "integer"],
-            minimum=1,
-            maximum=MAX_MS // 1_000,
-            title="Dead after (seconds)",
-            description="How long a consumer may be unseen whose options do not say; empty: such a one is never "
-            "removed. Only together with the choice above.",
-            examples=[None, 604_800],
-        ),
-        "max_stalls": Param(
-            _FANOUT.max_stalls,
-            type="integer",
-            minimum=0,
-            maximum=1_000_000,
-            title="Stalls",
-            description="A message whose lease ran out more often than this becomes a dead letter.",
-        ),
-        "max_operations_per_s": Param(
-            _FANOUT.max_operations_per_s,
-            type=["null", "integer"],
-            minimum=1,
-            maximum=2_147_483_647,
-            title="Throttle (operations per second)",
-            description="Calls, and ids that come back, per second, over all tasks; empty is as fast as the servers "
-            "allow. It can be changed while the repair runs, see the runbook.",
-            examples=[None, 10_000, 50_000],
-        ),
-        "max_run_minutes": Param(
-            _FANOUT.max_run_minutes,
-            type=["null", "integer"],
-            minimum=1,
-            maximum=10_080,
-            title="Time limit (minutes)",
-            description="How long a task repairs before it stops, fails and can be cleared to go on; empty is no "
-            "limit.",
-            examples=[None, 30, 240],
-        ),
-        "shares": Param(
-            _FANOUT.shares,
-            type="integer",
-            minimum=1,
-            maximum=FANOUT_PARTS,
-            title="Shares",
-            description="How many tasks share the queues.",
-            examples=[1, 4, 16],
-        ),
-        "key_prefix": _key_prefix_param(),
-        "postgres_conn_id": _connection_param(
-            POSTGRES_CONNECTION,
-            title="PostgreSQL connection",
-            description="Database in which plan and progress are kept, in schema queuekeeper.",
-        ),
-        "redis_conn_id": _connection_param(
-            REDIS_CONNECTION,
-            title="Redis connection",
-            description="Redis or Valkey with the queues: a single server, or any node of a cluster.",
-        ),
-    }
-
-
 def session_repair_params() -> dict[str, Param]:
     """Return the form of ``session_repair``."""
     return {
@@ -937,26 +840,3 @@ def session_repair_params() -> dict[str, Param]:
             description="Redis or Valkey with the sessions: a single server, or any node of a cluster.",
         ),
     }
-
-
-def reject_unknown(conf: Mapping[str, object] | None, known: Mapping[str, object]) -> None:
-    """Refuse a run that was given parameters which the form does not have; Airflow itself lets them pass.
-
-    :param conf: what the run was triggered with.
-    :param known: the DAG's parameters.
-    :raises UsageError: naming each, with the nearest name that exists.
-    """
-    unknown = sorted(set(conf or {}) - set(known))
-    if not unknown:
-        return
-    words = []
-    for name in unknown:
-        nearest = get_close_matches(name, known, n=1)
-        words.append(f"{name!r} (did you mean {nearest[0]!r}?)" if nearest else f"{name!r}")
-    raise UsageError(f"unknown parameter {', '.join(words)}: this DAG has {', '.join(sorted(known))}")
-
-
-def reject_unknown_of(context: Context) -> None:
-    """Refuse the run of a task's context as :func:`reject_unknown` does."""
-    run = context["dag_run"]
-    reject_unknown(run.conf, context["dag"].params)

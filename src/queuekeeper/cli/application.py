@@ -31,6 +31,7 @@ from queuekeeper.cli import (
     sessions,
 )
 from queuekeeper.cli.context import CommandGroup, begin
+from queuekeeper.cli.options import JobCommand
 
 EPILOG = """
 Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 the plan is stale, 4 refused.
@@ -88,11 +89,11 @@ for schema_command in (event_schema.install, event_schema.uninstall, event_schem
     events.app.command(schema_command.__name__)(schema_command)
 app.add_typer(compacted.app, name="compacted")
 for name, collector_command in compacted_gc.COMMANDS:
-    compacted.app.command(name)(collector_command)
+    compacted.app.command(name, cls=JobCommand)(collector_command)
 compacted.app.command("serve-mqtt")(compacted_mqtt.serve_mqtt)
 app.add_typer(fanout.app, name="fanout")
 for name, repair_command in fanout_repair.COMMANDS:
-    fanout.app.command(name)(repair_command)
+    fanout.app.command(name, cls=JobCommand)(repair_command)
 app.add_typer(database.app, name="database")
 app.add_typer(access.app, name="acl")
 app.add_typer(audit.app, name="audit")

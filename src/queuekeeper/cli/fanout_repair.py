@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.input import KeyPrefix
+from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import cell, duration, instant, pairs, show, table
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, RunKind, agree, say, show_status
 from queuekeeper.errors import CheckFailed
@@ -18,41 +18,30 @@ from queuekeeper.errors import CheckFailed
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from queuekeeper.maintenance.fanout_repair_model import FanoutRepairOutcome, FanoutRepairPlan
+    from queuekeeper.maintenance.fanout_repair_model import (
+        FanoutRepairOutcome,
+        FanoutRepairParameters,
+        FanoutRepairPlan,
+    )
 
 
+def _parameters() -> type[FanoutRepairParameters]:
+    from queuekeeper.maintenance.fanout_repair_model import FanoutRepairParameters
+
+    return FanoutRepairParameters
+
+
+@takes(_parameters, argument="queues", fixed={"shares": 1})
 def repair_all(
-    queues: Annotated[
-        list[str] | None, typer.Argument(metavar="[QUEUE]...", help="Names of queues; all of the server if left out.")
-    ] = None,
     *,
+    parameters: FanoutRepairParameters,
     dry_run: context.DryRun = False,
     go_on: Annotated[
         str | None, typer.Option("--go-on", metavar="RUN", help="Go on with a run that was stopped or killed.")
     ] = None,
-    unregister: Annotated[
-        bool,
-        typer.Option(
-            "--unregister/--no-unregister",
-            help="Whether consumers go that were unseen for as long as their options say.",
-        ),
-    ] = True,
-    idle_expiry_s: Annotated[
-        int | None, typer.Option(help="How many seconds that is where they do not; these stay if left out.")
-    ] = None,
-    max_stalls: Annotated[
-        int, typer.Option(help="A message whose lease ran out more often becomes a dead letter.")
-    ] = 3,
-    max_operations_per_s: Annotated[str, typer.Option(help="Calls, and ids that come back, per second, or none.")] = (
-        "50000"
-    ),
-    max_run_minutes: Annotated[
-        int | None, typer.Option(help="Minutes after which it stops and can go on; no limit if left out.")
-    ] = None,
     report_directory: Annotated[
         Path | None, typer.Option("--report-directory", help="Folder for a report as HTML and JSON, too.")
     ] = None,
-    key_prefix: KeyPrefix = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
     yes: context.Yes = False,
@@ -73,20 +62,9 @@ def repair_all(
         report_fanout_repair,
         save_fanout_repair_plan,
     )
-    from queuekeeper.maintenance.fanout_repair_model import FanoutRepairParameters
     from queuekeeper.maintenance.fanout_repair_report import write_report
     from queuekeeper.postgres import migrate
 
-    parameters = FanoutRepairParameters(
-        key_prefix=context.settings().key_prefix if key_prefix is None else key_prefix,
-        queues=tuple(queues or ()),
-        unregister=unregister,
-        idle_expiry_s=idle_expiry_s,
-        max_stalls=max_stalls,
-        max_operations_per_s=context.rate_of(max_operations_per_s, "operations"),
-        max_run_minutes=max_run_minutes,
-        shares=1,
-    )
     with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
         migrate(connection)
         runs = MaintenanceRuns(connection)

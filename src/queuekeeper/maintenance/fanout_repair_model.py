@@ -4,13 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, Self
+
+from pydantic import field_validator, model_validator
 
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import DEFAULT_MAX_STALLS, MAX_MS, Problem, check_queue
+from queuekeeper.jobs import common
 from queuekeeper.jobs.counts import Counts
+from queuekeeper.jobs.parameters import Parameters, Section, parameter
 from queuekeeper.jobs.shares import share_names
-from queuekeeper.keyspace import FANOUT_PARTS, check_prefix
+from queuekeeper.keyspace import FANOUT_PARTS
 
 KIND = "fanout_repair"
 """What runs of it are called where all kinds of maintenance are kept."""
@@ -19,52 +23,64 @@ MAX_QUEUES = 10_000
 """Most queues that one run names; all of a server are not named."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class FanoutRepairParameters:
-    """What a repair is asked to do.
+class FanoutRepairParameters(Parameters):
+    """What a repair is asked to do."""
 
-    :param key_prefix: put before every key.
-    :param queues: names of queues; none for all that the server has, found by the names of their keys.
-    :param unregister: remove consumers that were not seen for as long as their own options allow.
-    :param idle_expiry_s: how long that is for consumers whose options do not say; none: these stay.
-    :param max_stalls: a message whose lease ran out more often becomes a dead letter.
-    :param max_operations_per_s: calls, and ids that come back, per second to begin with, over all shares; none for no
-        limit.
-    :param max_run_minutes: how long one call works on a share; none for no limit.
-    :param shares: how many tasks share the queues.
-    """
+    queues: tuple[str, ...] = parameter(
+        (),
+        title="Queues",
+        help="Names of the queues to repair.",
+        unset="all queues of the server",
+        noun="QUEUE",
+        most=MAX_QUEUES,
+        longest=255,
+        check=check_queue,
+        examples=[None, ["orders"]],
+    )
+    unregister: bool = parameter(
+        True,
+        title="Remove dead consumers",
+        help="Remove consumers that were unseen for as long as their own options say, with what waits for them alone. "
+        "Otherwise, and where their options say nothing, they are only shown.",
+        section=Section.RULES,
+    )
+    idle_expiry_s: int | None = parameter(
+        None,
+        title="Dead after (seconds)",
+        help="Seconds after which an unseen consumer is dead whose options name no time. Goes with unregister.",
+        unset="such a consumer is never removed",
+        section=Section.RULES,
+        least=1,
+        most=MAX_MS // 1_000,
+        examples=[None, 604_800],
+    )
+    max_stalls: int = parameter(
+        DEFAULT_MAX_STALLS,
+        title="Stalls",
+        help="A message whose lease ran out more often than this becomes a dead letter.",
+        section=Section.RULES,
+        least=0,
+        most=1_000_000,
+    )
+    max_operations_per_s: int | None = common.max_operations_per_s(
+        50_000, counted="Calls, and ids of messages that come back,", examples=(None, 10_000, 50_000)
+    )
+    max_run_minutes: int | None = common.max_run_minutes()
+    shares: int = common.shares(4, most=FANOUT_PARTS, shared="How many tasks share the queues.")
+    key_prefix: str = common.key_prefix()
 
-    key_prefix: str = ""
-    queues: tuple[str, ...] = ()
-    unregister: bool = True
-    idle_expiry_s: int | None = None
-    max_stalls: int = DEFAULT_MAX_STALLS
-    max_operations_per_s: int | None = 50_000
-    max_run_minutes: int | None = None
-    shares: int = 4
+    @field_validator("queues")
+    @classmethod
+    def _each_once(cls, queues: tuple[str, ...]) -> tuple[str, ...]:
+        return tuple(sorted(set(queues)))
 
-    def __post_init__(self) -> None:
-        check_prefix(self.key_prefix)
-        object.__setattr__(self, "queues", tuple(sorted(set(self.queues))))
-        for queue in self.queues:
-            check_queue(queue)
-        if len(self.queues) > MAX_QUEUES:
-            raise UsageError(f"queues has {len(self.queues):,} names: at most {MAX_QUEUES:,}; name none for all")
+    @model_validator(mode="after")
+    def _no_expiry_where_nobody_goes(self) -> Self:
         if self.idle_expiry_s is not None and not self.unregister:
-            raise UsageError("idle_expiry_s says which consumers to remove, and unregister not to remove any")
-        bounds = {
-            "idle_expiry_s": (1, MAX_MS // 1_000),
-            "max_stalls": (0, 1_000_000),
-            "max_operations_per_s": (1, 2_147_483_647),
-            "max_run_minutes": (1, 10_080),
-            "shares": (1, FANOUT_PARTS),
-        }
-        for name, (lowest, highest) in bounds.items():
-            value = getattr(self, name)
-            if value is None and name not in ("max_stalls", "shares"):
-                continue
-            if type(value) is not int or not lowest <= value <= highest:
-                raise UsageError(f"{name} is {value!r}: it must be an integer from {lowest} to {highest:,}")
+            raise UsageError(
+                "idle_expiry_s says which consumers to remove, and unregister not to remove any: leave one of them out"
+            )
+        return self
 
     @property
     def idle_expiry_ms(self) -> int | None:

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.operators.maintenance import MaintenanceOperator
-from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed

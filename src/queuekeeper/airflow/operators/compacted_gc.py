@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.maintenance import MaintenanceOperator, RunReportOperator, ShareOperator
-from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.airflow.values import flag
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings

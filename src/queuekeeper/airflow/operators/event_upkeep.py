@@ -11,9 +11,9 @@ from airflow.sdk import BaseOperator
 from pydantic import TypeAdapter
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
+from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
-from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings

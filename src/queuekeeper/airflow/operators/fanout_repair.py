@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.links import ReportLink
-from queuekeeper.airflow.operators.maintenance import MaintenanceOperator, RunReportOperator, ShareOperator
-from queuekeeper.airflow.params import reject_unknown_of
+from queuekeeper.airflow.operators.maintenance import PlanOperator, RunReportOperator, ShareOperator
 from queuekeeper.airflow.values import flag
 from queuekeeper.errors import CheckFailed
 from queuekeeper.maintenance.fanout_repair import (
@@ -26,73 +25,18 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class PlanFanoutRepairOperator(MaintenanceOperator):
+class PlanFanoutRepairOperator(PlanOperator):
     """Look through fan-out queues for what is to be repaired and write it down; nothing is changed.
 
     As the first task of its DAG it also refuses parameters that the form does not have.
-
-    :param key_prefix: put before every key (templated).
-    :param queues: names, one per line; empty for all (templated).
-    :param unregister: remove consumers that were unseen for too long (templated).
-    :param idle_expiry_s: how long that is where their options do not say; empty: these stay (templated).
-    :param max_stalls: beyond these a message becomes a dead letter (templated).
-    :param max_operations_per_s: rate; empty for none (templated).
-    :param max_run_minutes: time limit of a task; empty for none (templated).
-    :param shares: tasks that share the queues (templated).
-    :param dry_run: nothing is to be repaired (templated).
     """
 
-    template_fields: Sequence[str] = (
-        *MaintenanceOperator.template_fields,
-        "key_prefix",
-        "queues",
-        "unregister",
-        "idle_expiry_s",
-        "max_stalls",
-        "max_operations_per_s",
-        "max_run_minutes",
-        "shares",
-        "plan_only",
-    )
-
-    def __init__(
-        self,
-        *,
-        key_prefix: str = "{{ params.key_prefix or '' }}",
-        queues: str = "{{ (params.queues or []) | join('\n') }}",
-        unregister: bool | str = "{{ params.unregister }}",
-        idle_expiry_s: int | str = "{{ params.idle_expiry_s or '' }}",
-        max_stalls: int | str = "{{ params.max_stalls }}",
-        max_operations_per_s: int | str = "{{ params.max_operations_per_s or '' }}",
-        max_run_minutes: int | str = "{{ params.max_run_minutes or '' }}",
-        shares: int | str = "{{ params.shares }}",
-        plan_only: bool | str = "{{ params.dry_run }}",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.key_prefix = key_prefix
-        self.queues = queues
-        self.unregister = unregister
-        self.idle_expiry_s = idle_expiry_s
-        self.max_stalls = max_stalls
-        self.max_operations_per_s = max_operations_per_s
-        self.max_run_minutes = max_run_minutes
-        self.shares = shares
-        self.plan_only = plan_only
+    parameters_model = FanoutRepairParameters
 
     def execute(self, context: Context) -> list[dict[str, str]]:
         """Return run and share of each task that is to repair; none in a dry run, or when there is nothing to do."""
         reject_unknown_of(context)
-        parameters = FanoutRepairParameters(
-            key_prefix=self.key_prefix,
-            queues=tuple(name for name in self.queues.split("\n") if name),
-            unregister=flag("unregister", self.unregister),
-            idle_expiry_s=int(self.idle_expiry_s) if self.idle_expiry_s else None,
-            max_stalls=int(self.max_stalls),
-            max_operations_per_s=int(self.max_operations_per_s) if self.max_operations_per_s else None,
-            max_run_minutes=int(self.max_run_minutes) if self.max_run_minutes else None,
-            shares=int(self.shares),
-        )
+        parameters = FanoutRepairParameters.of_texts(self.parameters)
         with self.postgres_hook.connect() as connection, self.redis_hook.connect() as client:
             migrate(connection)
             plan = plan_fanout_repair(client, parameters=parameters, say=self.say)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.forms import templates
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
+from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.report.files import ReportFiles
 
 if TYPE_CHECKING:
@@ -62,6 +64,30 @@ class MaintenanceOperator(BaseOperator):
         """Return run and share of each task that is to work on a plan, and leave the run's id for the report."""
         context["ti"].xcom_push(key=RUN_KEY, value=run_id)
         return [{RUN_KEY: run_id, "share": share} for share in shares]
+
+
+class PlanOperator(MaintenanceOperator):
+    """Finds what is to be done and writes it down.
+
+    :param parameters: of the job by name, each as its model reads it from a text; what is not named is taken from the
+        DAG's form (templated).
+    :param plan_only: nothing is to be done (templated).
+    """
+
+    template_fields: Sequence[str] = (*MaintenanceOperator.template_fields, "parameters", "plan_only")
+
+    parameters_model: ClassVar[type[Parameters]]
+
+    def __init__(
+        self,
+        *,
+        parameters: Mapping[str, Any] | None = None,
+        plan_only: bool | str = "{{ params.dry_run }}",
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.parameters = templates(self.parameters_model) | dict(parameters or {})
+        self.plan_only = plan_only
 
 
 class ShareOperator(MaintenanceOperator):

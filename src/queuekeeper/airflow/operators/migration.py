@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
+from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
-from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.migration.model import Mode
 
 if TYPE_CHECKING:

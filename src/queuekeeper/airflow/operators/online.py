@@ -13,9 +13,9 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.operators.approval import take_answer
-from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.airflow.values import flag
 from queuekeeper.audit import record_answer
 from queuekeeper.errors import CheckFailed, UsageError

@@ -14,11 +14,11 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from pydantic import TypeAdapter
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
+from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
-from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings

@@ -13,10 +13,10 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from queuekeeper.airflow.assets import SESSION_QUALITY
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
-from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.airflow.run_index import forms_url, remember
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings

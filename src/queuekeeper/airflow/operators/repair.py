@@ -11,9 +11,9 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.operators.approval import take_answer
-from queuekeeper.airflow.params import reject_unknown_of
 from queuekeeper.clock import Pace, system_clock
 from queuekeeper.config import Settings
 from queuekeeper.jobs.store import MaintenanceRuns, RunState

@@ -1,0 +1,93 @@
+"""Forms of DAGs, and the templates by which operators read them; both are made of the models of the jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk import Param
+
+from queuekeeper.errors import UsageError
+from queuekeeper.jobs.parameters import Described, Kind, Parameters, Section, describe, unknown
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+
+def form(*models: type[Parameters]) -> dict[str, Param]:
+    """Return the form of a DAG: the parameters of these models, in the order of the form's sections.
+
+    :raises ValueError: when two of the models declare the same parameter.
+    """
+    found: dict[str, Described] = {}
+    for model in models:
+        for name, each in describe(model).items():
+            if name in found:
+                raise ValueError(f"{name} is declared by two models of one form")
+            found[name] = each
+    order = list(Section)
+    return {
+        each.name: field_of(each) for each in sorted(found.values(), key=lambda each: order.index(each.said.section))
+    }
+
+
+def field_of(each: Described) -> Param:
+    """Return one field of a form. Its schema holds the rule in the words of every other surface.
+
+    A text or a list that names nothing by default is an empty field.
+    """
+    said = each.said
+    default = str(each.default.value) if each.enum is not None else each.default
+    empty = default in ("", ()) and not each.optional
+    optional = each.optional or empty
+    schema: dict[str, Any] = {"type": ["null", each.kind.value] if optional else each.kind.value, "title": said.title}
+    texts = {"pattern": said.pattern, "maxLength": said.longest}
+    if each.kind is Kind.LIST:
+        items = {"type": "string", "minLength": 1} | texts
+        schema |= {"items": {name: value for name, value in items.items() if value is not None}, "maxItems": said.most}
+        default = list(default)
+    elif each.choices is not None:
+        schema |= {"enum": list(each.choices)}
+        if any(words != value for value, words in each.choices.items()):
+            schema |= {"values_display": dict(each.choices)}
+    else:
+        schema |= {"minimum": said.least, "maximum": said.most, **texts}
+    schema |= {
+        "examples": list(said.examples) or None,
+        "section": said.section.value or None,
+        "errorMessage": f"{each.name}: {each.rule}",
+    }
+    words = said.help + (f" Empty: {said.unset}." if said.unset else "")
+    return Param(
+        None if empty else default,
+        description=words,
+        **{name: value for name, value in schema.items() if value is not None},
+    )
+
+
+def templates(model: type[Parameters]) -> dict[str, str]:
+    """Return what Airflow renders for an operator: each parameter as :meth:`Parameters.of_texts` reads it."""
+    return {
+        name: f"{{{{ (params.{name} or []) | join('\\n') }}}}"
+        if each.kind is Kind.LIST
+        else f"{{{{ '' if params.{name} is none else params.{name} }}}}"
+        for name, each in describe(model).items()
+    }
+
+
+def reject_unknown(conf: Mapping[str, object] | None, known: Mapping[str, object]) -> None:
+    """Refuse a run that was given parameters which the form does not have; Airflow itself lets them pass.
+
+    :param conf: what the run was triggered with.
+    :param known: the DAG's parameters.
+    :raises UsageError: naming each, with the nearest name that exists.
+    """
+    names = sorted(set(conf or {}) - set(known))
+    if names:
+        raise UsageError(unknown(names, known, owner="this DAG"))
+
+
+def reject_unknown_of(context: Context) -> None:
+    """Refuse the run of a task's context as :func:`reject_unknown` does."""
+    run = context["dag_run"]
+    reject_unknown(run.conf, context["dag"].params)

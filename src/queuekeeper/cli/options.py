@@ -1,0 +1,176 @@
+"""Options and arguments of commands, made of a job's model: name, type, default, unit and help stand there only.
+
+The model is imported when its command is called or asked for its help, so that the help of all others answers at once.
+"""
+
+# ruff: noqa: PLC0415 - see above
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+
+import typer
+from typer.core import TyperCommand
+from typer.main import get_command
+
+from queuekeeper.cli import context
+
+if TYPE_CHECKING:
+    from queuekeeper.jobs.parameters import Described, Parameters
+
+_TAKEN = "queuekeeper_parameters"
+"""Under this name a call carries the parameters to its command."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Taken:
+    """What a command takes of a model.
+
+    :param model: imports and returns it.
+    :param argument: the parameter that is given by position; the others are options.
+    :param fixed: values of parameters that the command decides, which are no options.
+    :param names: of parameters, the options besides those of their own names.
+    """
+
+    model: Callable[[], type[Parameters]]
+    argument: str
+    fixed: Mapping[str, Any]
+    names: Mapping[str, Collection[str]]
+
+    def described(self) -> dict[str, Described]:
+        """Return the parameters that the command asks for."""
+        from queuekeeper.jobs.parameters import describe
+
+        return {name: each for name, each in describe(self.model()).items() if name not in self.fixed}
+
+    def options(self) -> list[Any]:
+        """Return the options and the argument, as the command line parses them."""
+        kept = [
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
+            for each in self.described().values()
+            for name, annotation in self._annotations(each)
+        ]
+
+        def given(**_: Any) -> None:
+            """Stand for the command, whose own options are known already."""
+
+        given.__signature__ = inspect.Signature(kept)  # type: ignore[attr-defined]
+        given.__annotations__ = {}
+        app = typer.Typer(add_completion=False, rich_markup_mode=None)
+        app.command()(given)
+        return list(get_command(app).params)
+
+    def read(self, given: Mapping[str, Any]) -> Parameters:
+        """Return the parameters of a call; what it does not say has its default, the key prefix that of the settings.
+
+        :raises UsageError: when a value is refused.
+        """
+        said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        if "key_prefix" in self.described():
+            said.setdefault("key_prefix", context.settings().key_prefix)
+        return self.model().of_texts({**said, **self.fixed})
+
+    def _annotations(self, each: Described) -> Iterator[tuple[str, Any]]:
+        """Yield the parameter, and its names of earlier releases, which the help leaves out."""
+        if each.name == self.argument:
+            yield each.name, _argument(each)
+            return
+        option = f"--{each.name.replace('_', '-')}"
+        names = [f"{option}/--no-{option[2:]}"] if each.kind == "boolean" else [option]
+        yield each.name, _option(each, [*names, *self.names.get(each.name, ())])
+        for old in each.said.aliases or ():
+            yield old, _option(each, [f"--{old.replace('_', '-')}"], hidden=True)
+
+
+def takes(
+    model: Callable[[], type[Parameters]],
+    *,
+    argument: str = "",
+    fixed: Mapping[str, Any] = MappingProxyType({}),
+    names: Mapping[str, Collection[str]] = MappingProxyType({}),
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command take a job's parameters; it is called with the checked model as ``parameters``.
+
+    The command is registered with ``cls=JobCommand``. See :class:`Taken` for the arguments.
+    """
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        def checked(ctx: typer.Context, **given: Any) -> None:
+            command(parameters=ctx.meta[_TAKEN], **given)
+
+        call: Any = checked
+        call.__name__, call.__doc__, call.__module__ = command.__name__, command.__doc__, command.__module__
+        # The model's own name is known to the type checker only.
+        call.__annotations__ = {name: each for name, each in command.__annotations__.items() if name != "parameters"}
+        hints = get_type_hints(call, globalns=command.__globals__, include_extras=True)
+        own = [
+            each.replace(annotation=hints[each.name], kind=inspect.Parameter.KEYWORD_ONLY)
+            for each in inspect.signature(command).parameters.values()
+            if each.name != "parameters"
+        ]
+        ctx = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
+        call.__signature__ = inspect.Signature([ctx, *own])
+        call.__annotations__ = {"ctx": typer.Context, **hints}
+        call.taken = Taken(model=model, argument=argument, fixed=fixed, names=names)
+        return checked
+
+    return decorate
+
+
+class JobCommand(TyperCommand):
+    """A command that takes parameters, if it says so by :func:`takes`, or any other."""
+
+    _options: list[Any] | None = None
+
+    @property
+    def params(self) -> list[Any]:
+        """What the command is asked with; its model is imported when somebody wants to know."""
+        if self._taken is None:
+            return self._own
+        if self._options is None:
+            self._options = [*self._taken.options(), *self._own]
+        return self._options
+
+    @params.setter
+    def params(self, own: list[Any]) -> None:
+        self._own = own
+
+    @property
+    def _taken(self) -> Taken | None:
+        return getattr(self.callback, "taken", None)
+
+    def invoke(self, ctx: Any) -> Any:
+        """Check the parameters and call the command with them."""
+        if self._taken is not None:
+            own = {each.name for each in self._own}
+            given = {name: ctx.params.pop(name) for name in [*ctx.params] if name not in own}
+            ctx.meta[_TAKEN] = self._taken.read(given)
+        return super().invoke(ctx)
+
+
+def _help(each: Described) -> str:
+    words, said = each.said.help, each.said
+    if each.kind == "boolean":
+        words += f" Default: {'yes' if each.default else 'no'}."
+    elif each.default not in (None, "", ()):
+        words += f" Default: {getattr(each.default, 'value', each.default)}."
+    if said.unset:
+        empty = "none" if each.optional and each.kind != "string" else "Left out"
+        words += f" {empty}: {said.unset}."
+    return words
+
+
+def _argument(each: Described) -> Any:
+    wanted: Any = list[str] if each.kind == "array" else str
+    return Annotated[wanted | None, typer.Argument(metavar=each.said.noun or each.name.upper(), help=_help(each))]
+
+
+def _option(each: Described, names: list[str], *, hidden: bool = False) -> Any:
+    wanted: Any = {"boolean": bool, "array": list[str]}.get(each.kind, str)
+    metavar = {"integer": "INTEGER", "number": "NUMBER", "boolean": None}.get(each.kind, each.said.noun or "TEXT")
+    if each.choices is not None:
+        metavar = "|".join(each.choices)
+    return Annotated[wanted | None, typer.Option(*names, metavar=metavar, help=_help(each), hidden=hidden)]

@@ -1,0 +1,394 @@
+"""Parameters of jobs, each declared once: type, default, bounds and words of a value, and the check that refuses it.
+
+A job's parameters are a model::
+
+    class Renaming(Parameters):
+        batch_size: int = parameter(
+            100, title="Batch size (keys)", help="Keys renamed by one call.", least=1, most=1_000
+        )
+
+The DAG's form (``queuekeeper.airflow.forms``), the options of the command (``queuekeeper.cli.options``), the arguments
+of the operator and of the Spark job are made of the model, and all of them refuse a wrong value in the same words.
+"""
+
+from __future__ import annotations
+
+import re
+import types
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import Field as RecordField
+from dataclasses import dataclass, make_dataclass
+from difflib import get_close_matches
+from enum import Enum, StrEnum
+from functools import cache
+from typing import Any, ClassVar, Self, Union, cast, get_args, get_origin, get_type_hints
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from queuekeeper.errors import UsageError
+
+MAX_RATE_PER_S = 2_147_483_647
+"""Fastest rate that a throttle can name."""
+
+
+class Section(StrEnum):
+    """Parts of a form, in their order. What has no section stands on top and is open from the beginning."""
+
+    TOP = ""
+    RULES = "Rules"
+    PACE = "Speed and time"
+    APPROVAL = "Approval"
+    RECORDS = "Files and records"
+    CONNECTIONS = "Connections and keys"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Declaration:
+    """What is said of a parameter once, besides its type.
+
+    :param title: heading of the form's field; it names the unit.
+    :param help: what the parameter does, in whole sentences.
+    :param unset: what holds without a value, for a parameter that may have none.
+    :param section: part of the form.
+    :param least: smallest number.
+    :param most: greatest number; of a list, most entries.
+    :param choices: values that are allowed, each with its words.
+    :param pattern: what a text, or every entry of a list, has to match.
+    :param longest: most characters of a text, or of every entry of a list.
+    :param rule: the rule in words, where type and bounds do not say it: "it must ...".
+    :param check: refuses a text, or an entry of a list, with a :class:`UsageError` of its own.
+    :param examples: values that a form proposes.
+    :param noun: what an entry of a list is called, for the command's usage.
+    :param aliases: names that the parameter had in earlier releases, each with what turns a value of then into one of
+        now.
+    """
+
+    title: str
+    help: str
+    unset: str = ""
+    section: Section = Section.TOP
+    least: float | None = None
+    most: float | None = None
+    choices: Mapping[str, str] | None = None
+    pattern: str | None = None
+    longest: int | None = None
+    rule: str = ""
+    check: Callable[[str], object] | None = None
+    examples: tuple[Any, ...] = ()
+    noun: str = ""
+    aliases: Mapping[str, Callable[[Any], Any]] | None = None
+
+
+def same(value: Any) -> Any:
+    """Return the value: what an alias does whose values mean what those of the new name mean."""
+    return value
+
+
+def parameter(
+    default: Any,
+    *,
+    title: str,
+    help: str,  # noqa: A002 - the word that every surface uses
+    unset: str = "",
+    section: Section = Section.TOP,
+    least: float | None = None,
+    most: float | None = None,
+    choices: Mapping[str, str] | None = None,
+    pattern: str | None = None,
+    longest: int | None = None,
+    rule: str = "",
+    check: Callable[[str], object] | None = None,
+    examples: Iterable[Any] = (),
+    noun: str = "",
+    aliases: Mapping[str, Callable[[Any], Any]] | None = None,
+) -> Any:
+    """Declare a parameter: the default of a model's field; see :class:`Declaration` for the rest.
+
+    :param default: what holds when nobody says anything.
+    """
+    declaration = Declaration(
+        title=title,
+        help=help,
+        unset=unset,
+        section=section,
+        least=least,
+        most=most,
+        choices=choices,
+        pattern=pattern,
+        longest=longest,
+        rule=rule,
+        check=check,
+        examples=tuple(examples),
+        noun=noun,
+        aliases=aliases,
+    )
+    return Field(default, title=title, description=help, json_schema_extra=cast(Any, {"declaration": declaration}))
+
+
+class Kind(StrEnum):
+    """Types that a parameter may have."""
+
+    FLAG = "boolean"
+    INTEGER = "integer"
+    NUMBER = "number"
+    TEXT = "string"
+    LIST = "array"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Described:
+    """A parameter as its renderings need it.
+
+    :param optional: whether it may have no value.
+    :param enum: type of its choices, where they have one.
+    """
+
+    name: str
+    kind: Kind
+    optional: bool
+    enum: type[Enum] | None
+    default: Any
+    said: Declaration
+
+    @property
+    def choices(self) -> Mapping[str, str] | None:
+        """Values that are allowed, with their words."""
+        if self.said.choices is not None or self.enum is None:
+            return self.said.choices
+        return {str(each.value): str(each.value) for each in self.enum}
+
+    @property
+    def rule(self) -> str:
+        """What a value has to be, as a refusal says it."""
+        return self._rule + (", or none" if self.optional else "")
+
+    @property
+    def _rule(self) -> str:
+        said = self.said
+        if said.rule:
+            return said.rule
+        if self.choices is not None:
+            *others, last = self.choices
+            return (
+                f"it must be {others[0]} or {last}"
+                if len(others) == 1
+                else f"it must be one of {', '.join(self.choices)}"
+            )
+        if self.kind is Kind.FLAG:
+            return "it must be true or false"
+        if self.kind in {Kind.INTEGER, Kind.NUMBER}:
+            bounds = _bounds(said.least, said.most)
+            return f"it must be {'an integer' if self.kind is Kind.INTEGER else 'a number'}{bounds}"
+        if self.kind is Kind.LIST:
+            return "it must be a list of texts" + ("" if said.most is None else f", at most {said.most:,}")
+        return "it must be text" + ("" if said.longest is None else f" of at most {said.longest:,} characters")
+
+    def refuse(self, value: Any) -> UsageError:
+        """Return what refuses a value."""
+        return UsageError(f"{self.name} is {_shown(value)}: {self.rule}")
+
+    def of_text(self, text: str) -> Any:
+        """Return the value that a text stands for; an empty text, and of a number ``none``, stands for no value.
+
+        What no value can be made of is returned as it is, for the model to refuse.
+        """
+        if self.kind is Kind.LIST:
+            return tuple(line for line in text.split("\n") if line)
+        if self.optional and (not text or (text == "none" and self.kind is not Kind.TEXT)):
+            return None
+        digits = text.strip().replace(",", "").replace("_", "")
+        if self.kind is Kind.FLAG:
+            return {"true": True, "false": False}.get(text.strip().lower(), text)
+        if self.kind is Kind.INTEGER and re.fullmatch(r"-?\d+", digits):
+            return int(digits)
+        if self.kind is Kind.NUMBER and re.fullmatch(r"-?\d+(\.\d+)?([eE]-?\d+)?", digits):
+            return float(digits)
+        return text
+
+    def to_text(self, value: Any) -> str:
+        """Return the text that :meth:`of_text` makes the value of."""
+        if value is None:
+            return ""
+        if self.kind is Kind.LIST:
+            return "\n".join(value)
+        return str(value)
+
+    def settled(self, value: Any) -> Any:
+        """Return a value as the model keeps it, where JSON has kept it differently."""
+        if self.kind is Kind.LIST and isinstance(value, list):
+            return tuple(value)
+        if self.kind is Kind.NUMBER and type(value) is int:
+            return float(value)
+        if self.enum is not None and isinstance(value, str):
+            return next((each for each in self.enum if each.value == value), value)
+        return value
+
+    def check(self, value: Any) -> None:
+        """Refuse a value of the right type that breaks a rule.
+
+        :raises UsageError: in one sentence.
+        """
+        said = self.said
+        if value is None:
+            return
+        if self.kind in {Kind.INTEGER, Kind.NUMBER} and not _between(said.least, value, said.most):
+            raise self.refuse(value)
+        if self.kind is Kind.LIST and said.most is not None and len(value) > said.most:
+            raise UsageError(
+                f"{self.name} has {len(value):,} entries: at most {said.most:,}; {said.unset or self.rule}"
+            )
+        if self.kind is Kind.TEXT and self.enum is None and self.choices is not None and value not in self.choices:
+            raise self.refuse(value)
+        texts = value if self.kind is Kind.LIST else (value,) if isinstance(value, str) else ()
+        for text in texts:
+            if said.check is not None and (text or self.kind is Kind.LIST):
+                said.check(text)
+            if (said.longest is not None and len(text) > said.longest) or (
+                said.pattern is not None and (text or not self._may_be_empty) and not re.search(said.pattern, text)
+            ):
+                raise self.refuse(text)
+
+    @property
+    def _may_be_empty(self) -> bool:
+        """Whether the empty text is a value: it is where it is the default, for whatever is not named."""
+        return self.kind is Kind.TEXT and self.default == ""
+
+
+class Parameters(BaseModel):
+    """What somebody asks a job to do; wrong values are refused by one sentence that names the value and the rule.
+
+    A record like any other: :func:`dataclasses.asdict` and :func:`dataclasses.replace` work on it.
+
+    :raises UsageError: when a value is wrong, or a name is not known.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    __dataclass_fields__: ClassVar[dict[str, RecordField[Any]]] = {}
+
+    def __init__(self, **values: Any) -> None:
+        known = describe(type(self))
+        values = dict(_renamed(known, values, Described.settled))
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            name = str(error.errors(include_url=False)[0]["loc"][0])
+            if name not in known:
+                raise UsageError(unknown([name], known, owner="this job")) from None
+            raise known[name].refuse(values[name]) from None
+
+    @classmethod
+    def __pydantic_init_subclass__(cls, **kwargs: Any) -> None:
+        """Let the functions for dataclasses work on the model."""
+        super().__pydantic_init_subclass__(**kwargs)
+        record: Any = make_dataclass(cls.__name__, [(name, Any, None) for name in cls.model_fields])
+        cls.__dataclass_fields__ = record.__dataclass_fields__
+
+    @model_validator(mode="after")
+    def _rules_hold(self) -> Self:
+        for each in describe(type(self)).values():
+            each.check(getattr(self, each.name))
+        return self
+
+    @classmethod
+    def of_texts(cls, texts: Mapping[str, Any]) -> Self:
+        """Return the parameters that texts stand for, as templates and command lines have them.
+
+        :param texts: by name; what is no text is taken as it is.
+        :raises UsageError: as the model itself refuses a value.
+        """
+        known = describe(cls)
+
+        def read(each: Described, value: Any) -> Any:
+            return each.of_text(value) if isinstance(value, str) else value
+
+        return cls(**dict(_renamed(known, texts, read)))
+
+    def to_argv(self) -> list[str]:
+        """Return the arguments from which a program of its own makes the same parameters, by :meth:`of_argv`."""
+        return [
+            f"--{name.replace('_', '-')}={each.to_text(getattr(self, name))}"
+            for name, each in describe(type(self)).items()
+        ]
+
+    @classmethod
+    def of_argv(cls, arguments: Iterable[str]) -> Self:
+        """Return the parameters that arguments such as ``--batch-size=100`` stand for; the others have their defaults.
+
+        :raises UsageError: when an argument is not of this form, or is refused by the model.
+        """
+        texts: dict[str, str] = {}
+        for argument in arguments:
+            option, equals, text = argument.partition("=")
+            if not option.startswith("--") or not equals:
+                raise UsageError(f"the argument is {argument!r}: it must be --NAME=VALUE")
+            texts[option[2:].replace("-", "_")] = text
+        return cls.of_texts(texts)
+
+
+@cache
+def describe(model: type[Parameters]) -> dict[str, Described]:
+    """Return the parameters of a model by name, in their order."""
+    hints = get_type_hints(model)
+    found = {}
+    for name, field in model.model_fields.items():
+        extra: Any = field.json_schema_extra
+        wanted, optional = hints[name], False
+        if get_origin(wanted) in {Union, types.UnionType}:
+            [wanted] = [each for each in get_args(wanted) if each is not types.NoneType]
+            optional = True
+        kind = Kind.LIST if get_origin(wanted) is tuple else _KINDS.get(wanted, Kind.TEXT)
+        is_enum = isinstance(wanted, type) and issubclass(wanted, Enum)
+        found[name] = Described(
+            name=name,
+            kind=kind,
+            optional=optional,
+            enum=wanted if is_enum else None,
+            default=field.default,
+            said=extra["declaration"],
+        )
+    return found
+
+
+_KINDS: dict[Any, Kind] = {bool: Kind.FLAG, int: Kind.INTEGER, float: Kind.NUMBER, str: Kind.TEXT}
+
+
+def unknown(names: Iterable[str], known: Iterable[str], *, owner: str) -> str:
+    """Return the sentence that refuses names of parameters, with the nearest name that exists.
+
+    :param owner: what has the parameters that are known.
+    """
+    known = sorted(known)
+    words = []
+    for name in names:
+        nearest = get_close_matches(name, known, n=1)
+        words.append(f"{name!r} (did you mean {nearest[0]!r}?)" if nearest else f"{name!r}")
+    return f"unknown parameter {', '.join(words)}: {owner} has {', '.join(known)}"
+
+
+def _renamed(
+    known: Mapping[str, Described], values: Mapping[str, Any], read: Callable[[Described, Any], Any]
+) -> Iterable[tuple[str, Any]]:
+    """Yield values as they are read, by the names of now."""
+    old = {alias: (each, turned) for each in known.values() for alias, turned in (each.said.aliases or {}).items()}
+    for name, value in values.items():
+        if name in old:
+            each, turned = old[name]
+            if each.name in values:
+                raise UsageError(f"{name} is the old name of {each.name}: name one of them")
+            yield each.name, turned(read(each, value))
+        else:
+            yield name, read(known[name], value) if name in known else value
+
+
+def _between(least: float | None, value: float, most: float | None) -> bool:
+    return (least is None or least <= value) and (most is None or value <= most)
+
+
+def _bounds(least: float | None, most: float | None) -> str:
+    if most is None:
+        return "" if least is None else f" of {least:,} or more"
+    return f" from {least or 0:,} to {most:,}"
+
+
+def _shown(value: Any) -> str:
+    return repr(value.value if isinstance(value, Enum) else list(value) if isinstance(value, tuple) else value)

@@ -1,0 +1,166 @@
+"""A parameter is declared once; whoever gives its value, a wrong one is refused by the same sentence."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import asdict, replace
+from enum import StrEnum
+from typing import Any, Self
+
+import pytest
+import typer
+from pydantic import model_validator
+from typer.testing import CliRunner
+
+from queuekeeper.cli.context import CommandGroup
+from queuekeeper.cli.options import JobCommand, takes
+from queuekeeper.errors import UsageError
+from queuekeeper.jobs.parameters import Parameters, Section, describe, parameter
+
+pytestmark = pytest.mark.unit
+
+
+class Order(StrEnum):
+    OLDEST = "oldest"
+    NEWEST = "newest"
+
+
+def _refuse_tabs(name: str) -> None:
+    if "\t" in name:
+        raise UsageError(f"name {name!r} holds a tab: leave it out")
+
+
+class Renaming(Parameters):
+    """What a made-up job is asked to do."""
+
+    keys: tuple[str, ...] = parameter((), title="Keys", help="Which keys.", noun="KEY", most=3, check=_refuse_tabs)
+    order: Order = parameter(Order.OLDEST, title="Order", help="Which first.")
+    suffix: str = parameter("", title="Suffix", help="What is added.", pattern="^[a-z]+$", rule="it must be lower case")
+    cap_percent: float = parameter(
+        5.0,
+        title="Cap (percent)",
+        help="How many may fail.",
+        least=0,
+        most=100,
+        aliases={"cap": lambda share: share * 100},
+    )
+    batch_size: int = parameter(100, title="Batch", help="How many.", least=1, most=1_000, section=Section.PACE)
+    rate_per_s: int | None = parameter(50, title="Rate", help="How fast.", unset="no limit", least=1, most=9_000)
+    overwrite: bool = parameter(False, title="Overwrite", help="Replace what is there.")
+
+    @model_validator(mode="after")
+    def _newest_goes_slowly(self) -> Self:
+        if self.order is Order.NEWEST and self.rate_per_s is None:
+            raise UsageError("order is 'newest' and rate_per_s is none: name a rate, or take the oldest first")
+        return self
+
+
+WRONG: list[tuple[dict[str, str], str]] = [
+    ({"batch_size": "0"}, "batch_size is 0: it must be an integer from 1 to 1,000"),
+    ({"batch_size": "1001"}, "batch_size is 1001: it must be an integer from 1 to 1,000"),
+    ({"batch_size": "many"}, "batch_size is 'many': it must be an integer from 1 to 1,000"),
+    ({"batch_size": ""}, "batch_size is '': it must be an integer from 1 to 1,000"),
+    ({"rate_per_s": "0"}, "rate_per_s is 0: it must be an integer from 1 to 9,000, or none"),
+    ({"cap_percent": "100.5"}, "cap_percent is 100.5: it must be a number from 0 to 100"),
+    ({"cap": "1.5"}, "cap_percent is 150.0: it must be a number from 0 to 100"),
+    ({"order": "any"}, "order is 'any': it must be oldest or newest"),
+    ({"suffix": "A1"}, "suffix is 'A1': it must be lower case"),
+    ({"keys": "a\nb\nc\nd"}, "keys has 4 entries: at most 3; it must be a list of texts, at most 3"),
+    ({"keys": "a\tb"}, r"name 'a\tb' holds a tab: leave it out"),
+    ({"order": "newest", "rate_per_s": "none"}, "order is 'newest' and rate_per_s is none: name a rate, or"),
+]  # fmt: skip
+
+
+def _values(texts: dict[str, str]) -> dict[str, Any]:
+    """Return the texts as somebody would write them who calls the library."""
+    known = describe(Renaming)
+    return {"cap": float(text)} if (text := texts.get("cap")) else {n: known[n].of_text(t) for n, t in texts.items()}
+
+
+@pytest.mark.parametrize(("texts", "words"), WRONG)
+def test_library_texts_and_arguments_refuse_in_the_same_words(texts: dict[str, str], words: str) -> None:
+    argv = [f"--{name.replace('_', '-')}={text}" for name, text in texts.items()]
+    calls: list[Callable[[], Renaming]] = [
+        lambda: Renaming(**_values(texts)),
+        lambda: Renaming.of_texts(texts),
+        lambda: Renaming.of_argv(argv),
+    ]
+    for call in calls:
+        with pytest.raises(UsageError, match=f"^{re.escape(words)}"):
+            call()
+
+
+@pytest.mark.parametrize("value", [True, 1.0, "7", None, [1]])
+def test_value_of_another_type_is_refused_and_never_turned_into_one(value: Any) -> None:
+    with pytest.raises(UsageError, match=rf"^batch_size is {re.escape(repr(value))}: it must be an integer from 1 to"):
+        Renaming(batch_size=value)
+
+
+def test_unknown_name_is_refused_with_the_nearest() -> None:
+    with pytest.raises(
+        UsageError, match=r"^unknown parameter 'batch' \(did you mean 'batch_size'\?\): this job has batch"
+    ):
+        Renaming.of_texts({"batch": "5"})
+
+
+def test_old_name_still_means_what_it_meant_and_does_not_go_with_the_new_one() -> None:
+    assert Renaming.of_texts({"cap": "0.25"}).cap_percent == 25.0
+    with pytest.raises(UsageError, match="cap is the old name of cap_percent: name one of them"):
+        Renaming.of_texts({"cap": "0.25", "cap_percent": "25"})
+
+
+def test_record_of_parameters_is_read_back_as_it_was() -> None:
+    wish = Renaming(keys=("a", "b"), order=Order.NEWEST, cap_percent=0.5, rate_per_s=9, overwrite=True)
+
+    assert Renaming(**{**asdict(wish), "keys": ["a", "b"], "order": "newest"}) == wish
+    assert Renaming.of_argv(wish.to_argv()) == wish
+    assert Renaming.of_argv(replace(wish, order=Order.OLDEST, rate_per_s=None).to_argv()).rate_per_s is None
+    assert replace(wish, batch_size=7).batch_size == 7
+    with pytest.raises(Exception, match="frozen"):
+        wish.batch_size = 8
+
+
+app = typer.Typer(cls=CommandGroup, rich_markup_mode=None)
+seen: list[tuple[Parameters, bool]] = []
+
+
+@app.callback()
+def _root() -> None:
+    """Stand for the command line."""
+
+
+@app.command("rename", cls=JobCommand)
+@takes(lambda: Renaming, argument="keys", fixed={"overwrite": True})
+def rename(*, parameters: Renaming, loud: bool = False) -> None:
+    """Rename keys."""
+    seen.append((parameters, loud))
+
+
+def test_command_asks_for_what_the_model_has_and_gets_it_checked() -> None:
+    words = ["rename", "a", "b", "--order", "newest", "--rate-per-s", "1,000", "--cap", "0.25", "--loud"]
+    assert CliRunner().invoke(app, words).exit_code == 0
+    expected = Renaming(keys=("a", "b"), order=Order.NEWEST, rate_per_s=1_000, cap_percent=25.0, overwrite=True)
+    assert seen.pop() == (expected, True)
+    assert CliRunner().invoke(app, ["rename", "--rate-per-s", "none"]).exit_code == 0
+    assert seen.pop() == (Renaming(rate_per_s=None, overwrite=True), False)
+
+
+def test_help_of_a_command_has_bounds_and_defaults_of_the_model_and_no_old_names() -> None:
+    text = " ".join(CliRunner().invoke(app, ["rename", "--help"]).stdout.split())
+    for words in (
+        "[KEY]...",
+        "--batch-size INTEGER How many. Default: 100.",
+        "--order oldest|newest",
+        "none: no limit.",
+    ):
+        assert words in text, words
+    assert "--overwrite" not in text
+    assert "--cap " not in text
+
+
+@pytest.mark.parametrize(("texts", "words"), [each for each in WRONG if "keys" not in each[0]])
+def test_command_refuses_in_the_same_words(texts: dict[str, str], words: str) -> None:
+    done = CliRunner().invoke(app, ["rename", *(f"--{n.replace('_', '-')}={text}" for n, text in texts.items())])
+    assert done.exit_code == 2
+    assert f"queuekeeper: {words}" in " ".join(done.stderr.split())
