@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow.sdk import ExceptionRetryPolicy, RetryAction, RetryRule
 
+from queuekeeper.airflow.notifiers import Event, notifiers
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable
 
 POSTGRES_CONNECTION = "queuekeeper_postgres"
@@ -87,6 +88,7 @@ def default_args(*, owner: str = "queuekeeper") -> dict[str, Any]:
         # A driver whose task was killed ends itself within two seconds; the next try must not meet it.
         "retry_delay": timedelta(seconds=15),
         "retry_policy": retry_policy(),
+        "on_failure_callback": notifiers(Event.FAILURE),
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
@@ -15,9 +15,11 @@ from airflow.sdk.log import mask_secret
 
 from queuekeeper import audit, postgres, redis_client
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.provider import POSTGRES_TYPE, REDIS_TYPE
 from queuekeeper.compacted.model import QueueRules
 from queuekeeper.compacted.queue import CompactedQueues
-from queuekeeper.errors import UsageError
+from queuekeeper.doctor import Examination, Finding, State, examine_postgres, examine_redis
+from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.fanout.model import FanoutRules
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.jobs.store import MaintenanceRuns
@@ -39,6 +41,8 @@ _REDIS_EXTRAS = frozenset({"ssl_ca_certs", "ssl_cert_reqs", "ssl_certfile", "ssl
 _POSTGRES_IGNORED = frozenset({"cursor", "sqlalchemy_query", "sqlalchemy_scheme"})
 _REDIS_IGNORED = frozenset({"cluster", "startup_nodes"})
 _REDIS_READ = frozenset({"db", "ssl"})
+_REDIS_DEFAULTS = {"ssl_cert_reqs": "required", "ssl_check_hostname": "true"}
+"""A form sends these with TLS on or off: they are no sign that somebody believes in TLS."""
 
 _NO_PASSWORD = frozenset({"", "none", "false"})
 """Words that Airflow's own Redis hook takes for the absence of a password."""
@@ -78,7 +82,8 @@ def _allowed_extras(
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
         for name, value in sorted(extras.items())
-        if name in allowed
+        # A form sends the fields that were left empty, too.
+        if name in allowed and value not in (None, "")
     }
 
 
@@ -97,6 +102,26 @@ def _authority(connection: Connection, password: str | None, *, port: int) -> st
     return f"{login}{host}:{connection.port or port}"
 
 
+def _tested(conn_id: str, url: Callable[[], str], examine: Callable[[str], list[Finding]]) -> tuple[bool, str]:
+    """Say what Airflow's Test button shows; errors and findings hold no password."""
+    try:
+        found = Examination(findings=tuple(examine(url())))
+    except QueuekeeperError as error:
+        # The button tests a copy under a name that nobody has chosen.
+        return False, str(error).replace(f"connection {conn_id!r}", "this connection")
+    versions = [
+        f"{finding.subject}: {finding.found}" for finding in found.findings if finding.check.startswith("version")
+    ]
+    wrong = [
+        f"{finding.check}: {finding.found}" + (f" ({finding.remedy})" if finding.remedy else "")
+        for state in (State.FAILED, State.WARNING)
+        for finding in found.findings
+        if finding.state is state
+    ]
+    verdict = "Not fit for Queuekeeper" if not found.fit else "Fit for Queuekeeper, with warnings" if wrong else "Fit"
+    return found.fit, ". ".join([*versions, verdict, *wrong])
+
+
 def _current_run() -> audit.AirflowRun | None:
     try:
         run = get_current_context()["dag_run"]
@@ -113,6 +138,12 @@ class QueuekeeperPostgresHook(PostgresHook):
     """Source and control database, reached as every other part of Queuekeeper reaches it."""
 
     default_conn_name = POSTGRES_CONNECTION
+    conn_type = POSTGRES_TYPE
+    hook_name = "Queuekeeper PostgreSQL"
+
+    def test_connection(self) -> tuple[bool, str]:  # type: ignore[override]
+        """Say which server answers, and whether it is fit; this is Airflow's Test button."""
+        return _tested(self.get_conn_id(), lambda: self.url, examine_postgres)
 
     @property
     def url(self) -> str:
@@ -122,7 +153,9 @@ class QueuekeeperPostgresHook(PostgresHook):
         """
         conn_id = self.get_conn_id()
         connection = get_connection(
-            conn_id, kinds=("postgres",), example="postgresql://user:password@host:5432/thingsboard_mqtt_broker"
+            conn_id,
+            kinds=("postgres", POSTGRES_TYPE),
+            example="postgresql://user:password@host:5432/thingsboard_mqtt_broker",
         )
         extras = _allowed_extras(conn_id, connection.extra_dejson, allowed=_POSTGRES_EXTRAS, ignored=_POSTGRES_IGNORED)
         database = quote(connection.schema or "", safe="")
@@ -152,9 +185,15 @@ class QueuekeeperRedisHook(RedisHook):
     """Target server or cluster, reached as every other part of Queuekeeper reaches it."""
 
     default_conn_name = REDIS_CONNECTION
+    conn_type = REDIS_TYPE
+    hook_name = "Queuekeeper Redis or Valkey"
 
     def __init__(self, redis_conn_id: str = REDIS_CONNECTION, **kwargs: Any) -> None:
         super().__init__(redis_conn_id, **kwargs)
+
+    def test_connection(self) -> tuple[bool, str]:
+        """Say which servers answer, and whether they are fit; this is Airflow's Test button."""
+        return _tested(self.redis_conn_id, lambda: self.url, examine_redis)
 
     @property
     def url(self) -> str:
@@ -163,16 +202,19 @@ class QueuekeeperRedisHook(RedisHook):
         :raises UsageError: when the connection is missing, of another type, or has an extra that is not known.
         """
         connection = get_connection(
-            self.redis_conn_id, kinds=("redis", "rediss"), example="redis://:password@host:6379/0"
+            self.redis_conn_id, kinds=("redis", "rediss", REDIS_TYPE), example="redis://:password@host:6379/0"
         )
         found = connection.extra_dejson
         extras = _allowed_extras(self.redis_conn_id, found, allowed=_REDIS_EXTRAS, ignored=_REDIS_IGNORED | _REDIS_READ)
         encrypted = connection.conn_type == "rediss" or str(found.get("ssl", False)).lower() in ("true", "1")
-        if extras and not encrypted:
-            raise UsageError(
-                f"connection {self.redis_conn_id!r} has TLS options ({', '.join(extras)}) but TLS is off: "
-                'add "ssl": true to its extras'
-            )
+        if not encrypted:
+            believed = [name for name, value in extras.items() if value != _REDIS_DEFAULTS.get(name)]
+            if believed:
+                raise UsageError(
+                    f"connection {self.redis_conn_id!r} has TLS options ({', '.join(believed)}) but TLS is off: "
+                    'add "ssl": true to its extras'
+                )
+            extras = {}
         password = connection.password
         if password is None or password.lower() in _NO_PASSWORD:
             password = None

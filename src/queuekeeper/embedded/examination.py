@@ -68,5 +68,5 @@ def _examine(notes: Notes, client: AirflowClient) -> None:
         "pages",
         State.OK if PLUGIN in loaded and not errors else State.FAILED,
         "; ".join(errors) or ("the plugin is loaded" if PLUGIN in loaded else "the plugin is not loaded"),
-        "put plugins/queuekeeper.py into Airflow's plugins folder and restart the API server",
+        "install the package queuekeeper where Airflow's API server runs, and restart that",
     )

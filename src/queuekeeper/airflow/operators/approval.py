@@ -8,11 +8,13 @@ from datetime import datetime, timedelta
 from typing import TYPE_CHECKING, Any
 
 from airflow.providers.standard.operators.hitl import HITLOperator
-from airflow.sdk import BaseOperator
+from airflow.sdk import BaseNotifier, BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.notifiers import Event
+from queuekeeper.airflow.notifiers import notifiers as configured_notifiers
 from queuekeeper.airflow.summary import cohort_groups, summarise
 from queuekeeper.airflow.values import flag
 from queuekeeper.audit import Action, Answer, current_run
@@ -81,6 +83,7 @@ class ApprovePlanOperator(HITLOperator):
     :param timeout_minutes: how long to wait for an answer (templated).
     :param plan_only: skip the question and all that follows; ``True`` after rendering (templated).
     :param store: what was not written to when the answer is no.
+    :param notifiers: who is told that a person is asked; those of Airflow's configuration when absent.
     """
 
     template_fields: Collection[str] = (*HITLOperator.template_fields, "timeout_minutes", "plan_only")
@@ -93,10 +96,17 @@ class ApprovePlanOperator(HITLOperator):
         timeout_minutes: int | str = "{{ params.approval_timeout_minutes }}",
         plan_only: bool | str = "{{ params.dry_run }}",
         store: str = "Redis",
+        notifiers: Sequence[BaseNotifier] | BaseNotifier | None = None,
         **kwargs: Any,
     ) -> None:
         super().__init__(
-            subject=subject, body=body, options=[APPROVE, REJECT], defaults=REJECT, multiple=False, **kwargs
+            subject=subject,
+            body=body,
+            options=[APPROVE, REJECT],
+            defaults=REJECT,
+            multiple=False,
+            notifiers=configured_notifiers(Event.APPROVAL) if notifiers is None else notifiers,
+            **kwargs,
         )
         self.timeout_minutes = timeout_minutes
         self.plan_only = plan_only

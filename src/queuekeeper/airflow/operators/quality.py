@@ -16,6 +16,7 @@ from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.links import ReportLink
+from queuekeeper.airflow.notifiers import Event, notifiers
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.run_index import forms_url, remember
 from queuekeeper.clock import system_clock
@@ -338,6 +339,8 @@ class PublishQualityOperator(BaseOperator):
 
     def __init__(self, *, judgement: Any, postgres_conn_id: str = POSTGRES_CONNECTION, **kwargs: Any) -> None:
         super().__init__(outlets=[SESSION_QUALITY], **kwargs)
+        told = [each for each in notifiers(Event.QUALITY_GATE) if each not in self.on_failure_callback]
+        self.on_failure_callback = [*self.on_failure_callback, *told]
         self.judgement = judgement
         self.postgres_conn_id = postgres_conn_id
 
