@@ -53,6 +53,8 @@ local MAX_PACKET_ID = '65535'
 local HOUR_MS = 3600000
 local MAX_INTEGER = 9007199254740992
 
+-- A global is looked up by its name each time.
+local string, KEYS, ARGV = string, KEYS, ARGV
 local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
 local epoch, expected, last_packet_id, batch = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
 local count = #KEYS - FIRST_PAYLOAD + 1
@@ -65,20 +67,29 @@ end
 if count > MESSAGES_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. MESSAGES_PER_CALL .. ' messages')
 end
+local session_expiry_ms, callers_now_ms = ARGV[4], ARGV[6]
+-- One look at all numbers costs less than one at each, and serves most calls: of one message, all in digits. What it
+-- does not fit is looked at one by one.
+local expiry = count == 1 and #ARGV[FIRST_PAIR] < 16 and ARGV[FIRST_PAIR]
+local plain = expiry and string.find(
+    last_packet_id .. ':' .. session_expiry_ms .. ':' .. callers_now_ms .. ':' .. expiry,
+    '^[1-9]%d*:%d*:%d+:[1-9]%d*$'
+)
 -- Compared as texts: to read a number costs more than the rest of the check.
-if count > 0 and (not string.find(last_packet_id, '^[1-9]%d*$') or #last_packet_id > 5
+if count > 0 and (not (plain or string.find(last_packet_id, '^[1-9]%d*$')) or #last_packet_id > 5
     or (#last_packet_id == 5 and last_packet_id > MAX_PACKET_ID))
 then
     return redis.error_reply('INVALID packet id of the last message is not an integer from 1 to 65535')
 end
--- It is only counted with, so that any way to write a number will do.
-local session_expiry_ms = tonumber(ARGV[4])
-if ARGV[4] ~= '' and not (session_expiry_ms and session_expiry_ms >= 0 and session_expiry_ms % 1 == 0) then
-    return redis.error_reply('INVALID session expiry is neither empty nor an integer of 0 or more')
-end
-local callers_now_ms = tonumber(ARGV[6])
-if not (callers_now_ms and callers_now_ms >= 0) then
-    return redis.error_reply('INVALID time of the caller is not a number of 0 or more')
+if not plain then
+    -- They are only counted with, so that any way to write a number will do.
+    local session_expiry, callers_now = tonumber(session_expiry_ms), tonumber(callers_now_ms)
+    if session_expiry_ms ~= '' and not (session_expiry and session_expiry >= 0 and session_expiry % 1 == 0) then
+        return redis.error_reply('INVALID session expiry is neither empty nor an integer of 0 or more')
+    end
+    if not (callers_now and callers_now >= 0) then
+        return redis.error_reply('INVALID time of the caller is not a number of 0 or more')
+    end
 end
 local refused, over, offset, chunk, packet_ids, source = 0, 0, '', '', '', ''
 if batch ~= '' then
@@ -98,7 +109,7 @@ local expired
 local live = count
 local earliest, latest = MAX_INTEGER, 0
 for index = 1, count do
-    local expires_at_ms = integer(ARGV[FIRST_PAIR + 2 * index - 2])
+    local expires_at_ms = plain and expiry + 0 or integer(ARGV[FIRST_PAIR + 2 * index - 2])
     if not expires_at_ms then
         return redis.error_reply('INVALID expiry of message ' .. index .. ' is not an integer')
     end
@@ -212,7 +223,10 @@ local replaced = 0
 local kept = true
 if live > 0 then
     -- Numbers of the session's fields are read before the first write, so that none can stop the script behind it.
-    local old_earliest_ms = earliest_text ~= '' and earliest_text + 0
+    -- Texts of one length compare as their numbers do.
+    local is_sooner = earliest_text ~= ''
+        and not (plain and #expiry == #earliest_text and expiry >= earliest_text)
+        and earliest < earliest_text + 0
     local old_until_ms = fields[3] and fields[3] ~= 'never' and fields[3] + 0
     -- One call looks and writes. It seldom finds another value, which is put back then: nobody can have seen it gone.
     if ours then
@@ -277,7 +291,7 @@ if live > 0 then
 
     -- Messages of another program may live longer than we know. Then the keys stay until the set has been empty.
     local until_text = 'never'
-    if session_expiry_ms and (was_empty or (ours and old_until_ms)) then
+    if session_expiry_ms ~= '' and (was_empty or (ours and old_until_ms)) then
         local until_ms = latest + session_expiry_ms
         if old_until_ms and old_until_ms >= until_ms then
             until_text = fields[3]
@@ -310,7 +324,7 @@ if live > 0 then
         end
     end
 
-    if was_empty or (old_earliest_ms and earliest < old_earliest_ms) then
+    if was_empty or is_sooner then
         earliest_text = string.format('%d', earliest)
     end
     if source ~= '' then
