@@ -333,6 +333,23 @@ def facts(client: RedisClient) -> list[ServerFacts]:
     return result
 
 
+def value_bounds(client: RedisClient) -> list[tuple[str, str, int]]:
+    """Return address, setting and bytes of what bounds one value that a client sends, for each master.
+
+    A master that may not be asked is left out: by default it takes 512 MB, and the largest MQTT packet makes 358.
+    """
+    found: list[tuple[str, str, int]] = []
+    for address, node in nodes(client):
+        for setting in ("proto-max-bulk-len", "client-query-buffer-limit"):
+            with redis_errors(address):
+                try:
+                    answer: Any = node.config_get(setting)
+                except ResponseError:  # no permission, or a service that has no CONFIG
+                    continue
+            found += [(address, setting, int(value)) for value in answer.values()]
+    return found
+
+
 def unfit(server: ServerFacts) -> list[str]:
     """Return why nothing of ours can work on a server, each reason with its remedy."""
     problems = []

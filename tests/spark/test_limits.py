@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit, urlunsplit
 
 import pytest
+from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from queuekeeper import postgres
@@ -27,6 +28,8 @@ from queuekeeper.errors import (
 )
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration.model import BadRows, MigrationParameters, Mode, PlanState, plan_id
+from queuekeeper.migration.preflight import HEAP_PER_PAYLOAD
+from queuekeeper.migration.spark import our_errors, task_memory
 from queuekeeper.redis_client import facts
 from tests.conftest import REDIS_FLAVOURS
 from tests.spark.world import PARAMETERS, World
@@ -137,6 +140,67 @@ def test_too_little_memory_is_on_record_as_a_refusal(
     assert world.plan(run_id="wide").state is PlanState.PLANNED
     assert re.search(r"^warning: Redis at 127\S+ keeps no append-only file, so a crash", capsys.readouterr().out, re.M)
     assert world.ledger.plan_of_run("wide") == plan.plan_id
+
+
+def _large(world: World, payload_bytes: int) -> None:
+    """Give the source one message of a size."""
+    world.connection.execute(postgres.statement("sessions/vendor_schema"))
+    world.connection.execute(
+        "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos, payload)"
+        " VALUES ('meter-7', 1, 't', %s, 1, 'PUBLISH', 1, convert_to(repeat('ab', %s), 'UTF8'))",
+        (time.time_ns() // 1_000_000, payload_bytes // 2),
+    )
+
+
+def test_payload_that_sparks_memory_does_not_carry_is_refused_by_plan_and_copy(
+    make_world: Callable[..., World],
+) -> None:
+    world = make_world()
+    heap_bytes = task_memory(world.spark).heap_bytes
+    _large(world, heap_bytes // HEAP_PER_PAYLOAD + 2)
+    with pytest.raises(
+        RefusedError,
+        match=r"the largest payload has [\d,]+ bytes: the .* MiB of Spark's heap carry [\d,]+\. Set spark",
+    ):
+        world.plan(run_id="large")
+    plan = world.ledger.load_plan(world.ledger.plan_of_run("large"))
+    assert plan.state is PlanState.REFUSED
+    with pytest.raises(RefusedError, match=f"plan {plan.plan_id} was refused: the largest payload has"):
+        world.copy(plan.plan_id)
+    assert world.contents() == {}
+
+    # Planned where there was more memory than there is for the copy.
+    world.ledger.set_plan_state(plan.plan_id, PlanState.PLANNED)
+    with pytest.raises(RefusedError, match=r"the largest payload has .* Set spark\.driver\.memory to \d+m"):
+        world.copy(plan.plan_id)
+    assert world.contents() == {}
+
+
+def test_task_that_runs_out_of_memory_says_what_to_raise() -> None:
+    # A real one ends the JVM that all tests share.
+    with (
+        pytest.raises(RefusedError, match=r"has run out of memory: raise spark\.driver\.memory with a local master"),
+        our_errors(),
+    ):
+        raise PySparkException("Job aborted: Lost task 1.0: java.lang.OutOfMemoryError: Java heap space")
+
+
+def test_payload_that_redis_does_not_take_is_refused_by_the_plan_and_copied_by_its_remedy(
+    make_world: Callable[..., World], redis_server_factory: Callable[..., RedisServer]
+) -> None:
+    world = make_world(target=redis_server_factory(proto_max_bulk_len=2**20).url)
+    client: Any = world.client
+    _large(world, 1_000_000)
+    with pytest.raises(
+        RefusedError, match=r"makes a value of 1,333,\d+ bytes, and Redis at .* takes 1,048,576"
+    ) as refused:
+        world.plan()
+    assert world.contents() == {}
+
+    client.config_set(*str(refused.value).split(": CONFIG SET ")[1].partition(",")[0].split())
+    plan = world.plan()
+    assert world.copy(plan.plan_id).messages_written == 1
+    assert world.verify(plan.plan_id).balanced
 
 
 def test_row_that_comes_while_a_copy_starts_makes_its_plan_stale(

@@ -6,12 +6,21 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 import pytest
+from redis.exceptions import RedisError
 
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import RefusedError, SchemaMismatch
 from queuekeeper.keyspace import SLOTS
-from queuekeeper.migration.model import CohortPlan
-from queuekeeper.migration.preflight import check_source, check_target, forecast_by_master, source_fingerprint
+from queuekeeper.migration.model import CohortPlan, TaskMemory
+from queuekeeper.migration.preflight import (
+    HEAP_PER_PAYLOAD,
+    check_payloads,
+    check_source,
+    check_target,
+    check_values,
+    forecast_by_master,
+    source_fingerprint,
+)
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import address_of, facts, shards
 from queuekeeper.redis_client import connect as connect_redis
@@ -231,6 +240,29 @@ def test_fingerprint_differs_between_databases(source: Connection) -> None:
     assert before.split("/")[2:] == [f"messages-0-{0:016x}", f"sessions-0-{0:016x}"]
 
 
+def _memory(*, payload_bytes: int, tasks: int) -> TaskMemory:
+    return TaskMemory(heap_bytes=HEAP_PER_PAYLOAD * payload_bytes, tasks=tasks, setting="spark.driver.memory")
+
+
+def test_heap_has_to_carry_the_largest_payloads_that_tasks_may_hold_at_once(source: Connection) -> None:
+    check_payloads(source, _memory(payload_bytes=0, tasks=2))  # no rows
+    source.execute(MESSAGES)
+    source.execute("ALTER TABLE device_publish_msg ALTER COLUMN payload DROP NOT NULL")
+    source.execute("UPDATE device_publish_msg SET payload = NULL WHERE serial_number < 100")
+    check_payloads(source, _memory(payload_bytes=4_000, tasks=1))
+    check_payloads(source, _memory(payload_bytes=4_000 + 3_980, tasks=2))
+
+    with pytest.raises(RefusedError) as refused:
+        check_payloads(source, _memory(payload_bytes=7_970, tasks=2))
+    assert str(refused.value) == (
+        "the largest payload has 4,000 bytes, and the 2 that may be copied at once have 7,980: the 124.5 KiB of "
+        "Spark's heap carry 7,970. Set spark.driver.memory to 1m (docs/migration.md, 4), or take rows of "
+        "device_publish_msg with octet_length(payload) > 3985 out of the source"
+    )
+    source.execute("DELETE FROM device_publish_msg WHERE octet_length(payload) > 3985")
+    check_payloads(source, _memory(payload_bytes=7_970, tasks=2))
+
+
 # --- target ----------------------------------------------------------------------------------------------------
 
 
@@ -342,3 +374,33 @@ def test_replica_is_refused(redis_server_factory: Callable[..., RedisServer]) ->
 
         with pytest.raises(RefusedError, match="is a replica: name its master instead, or REPLICAOF NO ONE"):
             check_target(client)
+
+
+@pytest.mark.parametrize("setting", ["proto-max-bulk-len", "client-query-buffer-limit"])
+def test_server_that_takes_no_value_as_large_is_refused(
+    redis_server_factory: Callable[..., RedisServer], setting: str
+) -> None:
+    server = redis_server_factory(**{setting.replace("-", "_"): 2**20})
+    with connect_redis(server.url) as client:
+        check_values(client, largest_bytes=2**20 - 2)
+        with pytest.raises(
+            RefusedError, match=rf"takes 1,048,576 \({setting}\): CONFIG SET {setting} 2000002"
+        ) as refused:
+            check_values(client, largest_bytes=2_000_000)
+        remedy = str(refused.value).split(": CONFIG SET ")[1].partition(",")[0].split()
+        with pytest.raises(RedisError):
+            client.set("large", bytes(2_000_000))
+        client.config_set(*remedy)
+
+        check_values(client, largest_bytes=2_000_000)
+        assert client.set("large", bytes(2_000_000))
+
+
+def test_server_that_may_not_be_asked_takes_the_largest_packet_by_default(
+    redis_server_factory: Callable[..., RedisServer],
+) -> None:
+    server = redis_server_factory()
+    with connect_redis(server.url) as client:
+        client.execute_command("ACL", "SETUSER", "default", "-config")
+
+        check_values(client, largest_bytes=400_000_000)

@@ -42,7 +42,7 @@ from queuekeeper.migration.source import (
     open_source,
     task_count,
 )
-from queuekeeper.migration.spark import our_errors
+from queuekeeper.migration.spark import our_errors, task_memory
 from queuekeeper.migration.undo import drop_import
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import RedisClient, address_of, from_redis, is_cluster
@@ -402,6 +402,7 @@ def copy_sessions(
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
         # In the very snapshot that is copied: what comes later is not in it.
         preflight.check_same_source(source.connection, plan)
+        preflight.check_payloads(source.connection, task_memory(spark))
         ledger.set_plan_state(plan_id, PlanState.COPYING)
         ledger.set_cohort_state(plan_id, wanted, CohortState.COPYING)
         for name in names:

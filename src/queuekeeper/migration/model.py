@@ -116,6 +116,28 @@ class MigrationParameters:
         return {name: value for name, value in asdict(self).items() if name != "throttle_messages_per_s"}
 
 
+HEAP_USABLE = 8 / 9
+"""Share of a heap that objects may take: the collector that copies are given keeps a ninth free to move them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TaskMemory:
+    """What Spark's tasks share.
+
+    :param heap_bytes: what objects may take of the heap of the JVM in which they run.
+    :param tasks: how many run in it at once.
+    :param setting: Spark's name for the size of that heap.
+    """
+
+    heap_bytes: int
+    tasks: int
+    setting: str
+
+    def setting_for(self, needed_bytes: int) -> str:
+        """Return what the setting must be for a heap in which so many bytes fit."""
+        return f"{-(-needed_bytes // (2**20 * HEAP_USABLE)):.0f}m"
+
+
 @dataclass(frozen=True, kw_only=True)
 class CohortPlan(Cohort):
     """What the plan found in one cohort.

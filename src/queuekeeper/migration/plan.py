@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from typing import Any
 
@@ -34,7 +34,7 @@ from queuekeeper.migration.source import (
     open_source,
     task_count,
 )
-from queuekeeper.migration.spark import our_errors
+from queuekeeper.migration.spark import our_errors, task_memory
 from queuekeeper.postgres import Connection, migrate, statement
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import clocks_ms, is_cluster, shards
@@ -120,6 +120,8 @@ def plan_migration(
                     try:
                         if refusal:
                             raise RefusedError(refusal)
+                        preflight.check_payloads(source.connection, task_memory(spark))
+                        preflight.check_values(client, largest_bytes=_largest(found, plan.chosen))
                         forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
                         warn(preflight.check_target(client, forecast_bytes=forecast))
                     except RefusedError as error:
@@ -160,7 +162,7 @@ def _reason_column(reason: Reason) -> str:
 
 
 def _count(judged: DataFrame, *, model: MemoryModel) -> DataFrame:
-    """Return a row per cohort with all counts of :class:`CohortPlan`."""
+    """Return a row per cohort with all counts of :class:`CohortPlan`, and the largest value that a copy would send."""
     is_message = F.col("kind") == transforms.MESSAGE
     copied = F.col("fate") == "copied"
 
@@ -178,6 +180,7 @@ def _count(judged: DataFrame, *, model: MemoryModel) -> DataFrame:
             "message_memory"
         ),
         F.max(F.when(copied, F.col("key_bytes"))).alias("key_bytes"),
+        F.max(F.when(copied, F.col("json_bytes"))).alias("largest_bytes"),
     )
     references = model.references(count=F.col("to_copy"), key_bytes=F.coalesce("key_bytes", F.lit(0)))
     imported = (F.col("sessions") > 0) | (F.col("to_copy") > 0)
@@ -187,6 +190,7 @@ def _count(judged: DataFrame, *, model: MemoryModel) -> DataFrame:
         *(F.sum(_reason_column(reason)).alias(_reason_column(reason)) for reason in Reason),
         rows(F.col("messages") > 0).alias("clients"),
         F.max("messages").alias("longest_queue"),
+        F.max("largest_bytes").alias("largest_bytes"),
         F.sum(memory).alias("forecast_bytes"),
     )
 
@@ -215,6 +219,11 @@ def _cohort_plan(cohort: keyspace.Cohort, row: Row | None) -> CohortPlan:
         forecast_bytes=count("forecast_bytes"),
         longest_queue=count("longest_queue"),
     )
+
+
+def _largest(found: Mapping[int, Row], chosen: Iterable[int]) -> int:
+    """Return the bytes of the largest value that a copy of the chosen cohorts would send."""
+    return max((int(found[cohort]["largest_bytes"] or 0) for cohort in chosen if cohort in found), default=0)
 
 
 def _over_the_cap(plan: MigrationPlan) -> str | None:

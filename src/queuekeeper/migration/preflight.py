@@ -9,12 +9,15 @@ import humanize
 
 from queuekeeper.approvals import check_release
 from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
-from queuekeeper.migration.model import CohortPlan, MigrationPlan, Mode
+from queuekeeper.migration.model import CohortPlan, MigrationPlan, Mode, TaskMemory
 from queuekeeper.postgres import Connection, address, statement, translated_errors
-from queuekeeper.redis_client import RedisClient, ServerFacts, facts, shards, unfit
+from queuekeeper.redis_client import RedisClient, ServerFacts, facts, shards, unfit, value_bounds
 
 MEMORY_SHARE = 0.9
 """Share of a server's memory that forecast and present use may take together; the rest is for clients and buffers."""
+
+HEAP_PER_PAYLOAD = 16
+"""Bytes of heap for a byte of payload that is copied: 256 MB went through 4 GiB and not through 2.8."""
 
 _TEXT = frozenset({"character varying", "text"})
 
@@ -187,6 +190,45 @@ def check_target(client: RedisClient, *, forecast_bytes: Mapping[str, int] | Non
     if problems:
         raise RefusedError("; ".join(problems))
     return tuple(warnings)
+
+
+def check_payloads(connection: Connection, memory: TaskMemory) -> None:
+    """Check that Spark's tasks have the memory for the largest payloads of the source, whatever becomes of their rows.
+
+    :param connection: the source, in the snapshot that is copied.
+    :raises RefusedError: naming sizes, the memory that carries them, and how to find the rows.
+    """
+    with translated_errors(connection, missing=_WRONG_SOURCE):
+        rows = connection.execute(statement("migration/largest_payloads"), {"limit": memory.tasks}).fetchall()
+    sizes = [int(size or 0) for (size,) in rows]
+    # Each of them may be in a task of its own, at the same time.
+    needed_bytes = HEAP_PER_PAYLOAD * sum(sizes)
+    if not sizes or needed_bytes <= memory.heap_bytes:
+        return
+    carried_bytes = memory.heap_bytes // HEAP_PER_PAYLOAD
+    together = "" if len(sizes) == 1 else f", and the {len(sizes)} that may be copied at once have {sum(sizes):,}"
+    raise RefusedError(
+        f"the largest payload has {sizes[0]:,} bytes{together}: the {_bytes(memory.heap_bytes)} of Spark's heap carry "
+        f"{carried_bytes:,}. Set {memory.setting} to {memory.setting_for(needed_bytes)} (docs/migration.md, 4), or "
+        f"take rows of {_MESSAGES} with octet_length(payload) > {carried_bytes // len(sizes)} out of the source"
+    )
+
+
+def check_values(client: RedisClient, *, largest_bytes: int) -> None:
+    """Check that every master takes the largest value that a copy would send.
+
+    :raises RefusedError: naming the setting that is too low and what it must be.
+    """
+    problems = [
+        f"the largest message makes a value of {largest_bytes:,} bytes, and Redis at {address} takes {bound:,} "
+        f"({setting}): CONFIG SET {setting} {largest_bytes + 2}, or take rows of {_MESSAGES} with "
+        f"octet_length(payload) > {bound // 4 * 3} out of the source"
+        for address, setting, bound in value_bounds(client)
+        # The end of the line is read with the value.
+        if bound < largest_bytes + 2
+    ]
+    if problems:
+        raise RefusedError("; ".join(problems))
 
 
 def forecast_by_master(client: RedisClient, cohorts: Iterable[CohortPlan]) -> dict[str, int]:

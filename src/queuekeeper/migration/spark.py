@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from py4j.protocol import Py4JError
+from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark import SparkConf, SparkContext
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -25,7 +25,7 @@ from queuekeeper import errors, postgres, redis_client
 from queuekeeper.config import DRIVER_JAVA_OPTIONS
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.hosts import is_loopback
-from queuekeeper.migration.model import code_version
+from queuekeeper.migration.model import HEAP_USABLE, TaskMemory, code_version
 
 SUPERVISOR_VARIABLE = "QUEUEKEEPER_SUPERVISOR_PID"
 
@@ -104,6 +104,21 @@ def runs_here(master: str) -> bool:
     """Return whether all executors run on this machine, as far as the master's address tells."""
     places = _addresses(master)
     return master.startswith("local") or (bool(places) and all(is_loopback(host) for host, _ in places))
+
+
+def task_memory(session: SparkSession) -> TaskMemory:
+    """Return the memory in which the session's tasks run: the driver's own where there are no executors."""
+    context = session.sparkContext
+    master = context.master or ""
+    if master == "local" or master.startswith("local["):
+        heap_bytes = int(context._jvm.java.lang.Runtime.getRuntime().maxMemory())  # type: ignore[union-attr]
+        return TaskMemory(heap_bytes=heap_bytes, tasks=context.defaultParallelism, setting="spark.driver.memory")
+    cores = context.getConf().get("spark.executor.cores")
+    return TaskMemory(
+        heap_bytes=int(context._jsc.sc().executorMemory() * 2**20 * HEAP_USABLE),
+        tasks=int(cores or context.defaultParallelism),
+        setting="spark.executor.memory",
+    )
 
 
 def refuse_loopback(master: str, stores: Sequence[str]) -> None:
@@ -245,10 +260,18 @@ _RAISED = re.compile(r"^queuekeeper\.errors\.(\w+): (.*)$", re.MULTILINE)
 
 @contextmanager
 def our_errors() -> Iterator[None]:
-    """Raise again, as itself, an exception of ours that was raised inside a Spark task."""
+    """Raise again, as itself, an exception of ours that was raised inside a Spark task; say what a full heap asks for.
+
+    :raises RefusedError: when a task has run out of memory.
+    """
     try:
         yield
-    except PySparkException as error:
+    except (PySparkException, Py4JJavaError) as error:
+        if _out_of_memory(error):
+            raise RefusedError(
+                "a task of Spark has run out of memory: raise spark.driver.memory with a local master, else "
+                "spark.executor.memory, then repeat the step"
+            ) from None
         # A worker's traceback arrives as text; an exception of ours stands on its last line.
         found = _RAISED.findall(str(error))
         for name, message in found:
@@ -256,6 +279,14 @@ def our_errors() -> Iterator[None]:
             if isinstance(cls, type) and issubclass(cls, errors.QueuekeeperError):
                 raise cls(message) from None
         raise
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Return whether a task has run out of memory; a local one takes its JVM along, which then explains nothing."""
+    try:
+        return "java.lang.OutOfMemoryError" in str(error)
+    except (Py4JError, OSError):
+        return True
 
 
 def _started_at(pid: int) -> str | None:
