@@ -25,12 +25,14 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TriggerRule
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.compacted_gc import (
     CollectShareOperator,
     PlanCollectionOperator,
     ReportCollectionOperator,
 )
-from queuekeeper.airflow.params import compacted_queue_gc_params
+from queuekeeper.jobs.common import Connections, DryRun, UndoRetention
+from queuekeeper.maintenance.compacted_gc_model import CollectionParameters
 
 CONNECTIONS = {
     "postgres_conn_id": "{{ params.postgres_conn_id }}",
@@ -46,7 +48,7 @@ with DAG(
     catchup=False,
     is_paused_upon_creation=True,
     max_active_runs=1,
-    params=compacted_queue_gc_params(),
+    params=form(DryRun, CollectionParameters, UndoRetention, Connections),
     default_args={**default_args(), **CONNECTIONS},
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
 ):

@@ -23,6 +23,7 @@ from typing import Any
 from airflow.sdk import DAG, TriggerRule
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.event_upkeep import (
     CheckUpkeepOperator,
     ExpireSubscriptionsOperator,
@@ -30,7 +31,8 @@ from queuekeeper.airflow.operators.event_upkeep import (
     ReportUpkeepOperator,
     WatchBrokerOperator,
 )
-from queuekeeper.airflow.params import event_upkeep_params
+from queuekeeper.jobs.common import DryRun, PostgresConnection
+from queuekeeper.maintenance.events.upkeep import UpkeepLimits
 
 POSTGRES: dict[str, Any] = {"pool": Pool.POSTGRES.value, "execution_timeout": timedelta(hours=1)}
 
@@ -43,7 +45,7 @@ with DAG(
     catchup=False,
     is_paused_upon_creation=True,
     max_active_runs=1,
-    params=event_upkeep_params(),
+    params=form(DryRun, UpkeepLimits, PostgresConnection),
     default_args={**default_args(), "postgres_conn_id": "{{ params.postgres_conn_id }}"},
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.POSTGRES.value],
 ):

@@ -28,6 +28,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TriggerRule
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.cleanup import (
     ApplyCleanupOperator,
@@ -36,7 +37,8 @@ from queuekeeper.airflow.operators.cleanup import (
     ReportCleanupOperator,
     SummariseCleanupOperator,
 )
-from queuekeeper.airflow.params import expired_reference_cleanup_params
+from queuekeeper.jobs.common import Approval, Connections, DryRun, UndoRetention
+from queuekeeper.maintenance.cleanup_model import CleanupParameters
 
 CONNECTIONS = {
     "postgres_conn_id": "{{ params.postgres_conn_id }}",
@@ -53,7 +55,7 @@ with DAG(
     start_date=START,
     catchup=False,
     max_active_runs=1,
-    params=expired_reference_cleanup_params(),
+    params=form(DryRun, CleanupParameters, UndoRetention, Approval, Connections),
     default_args={**default_args(), **CONNECTIONS},
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
 ):

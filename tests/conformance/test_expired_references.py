@@ -144,7 +144,7 @@ def test_queue_in_which_dead_references_crowd_out_live_messages_is_counted(world
         device.expire(*range(1, dead + 1))
     plan = plan_cleanup(
         world.client,
-        parameters=CleanupParameters(session_limit=10),
+        parameters=CleanupParameters(limit=10),
         now_ms=now_ms(),
         name_client=lambda client_id: client_id.upper(),
     )
@@ -706,7 +706,7 @@ def test_cursor_of_a_server_that_was_started_again_is_not_used(
         ({"default_ttl_s": 0}, "default_ttl_s is 0: it must be an integer from 1 to 4,294,967,295"),
         ({"idle_days": 0}, "idle_days is 0: it must be an integer from 1 to 3,650"),
         ({"grace_s": -5}, "grace_s is -5: it must be an integer from 1 to 31,536,000"),
-        ({"session_limit": 65_536}, "session_limit is 65536: it must be an integer from 1 to 65,535"),
+        ({"session_limit": 65_536}, "limit is 65536: it must be an integer from 1 to 65,535"),
         ({"max_operations_per_s": 0}, "max_operations_per_s is 0: it must be an integer from 1 to 2,147,483,647"),
         ({"max_run_minutes": 1.5}, "max_run_minutes is 1.5: it must be an integer from 1 to 10,080"),
         ({"shares": 65}, "shares is 65: it must be an integer from 1 to 64"),

@@ -172,7 +172,7 @@ def test_defaults_are_those_of_the_cleanup_itself(cleanup: DAG) -> None:
     params, defaults = cleanup.params.dump(), CleanupParameters()
     for name in ("default_ttl_s", "grace_s", "idle_days", "max_operations_per_s", "max_run_minutes", "shares"):
         assert params[name] == getattr(defaults, name)
-    assert params["limit"] == defaults.session_limit
+    assert params["limit"] == defaults.limit
 
 
 def test_it_is_wired_as_it_is_drawn(cleanup: DAG) -> None:

@@ -37,7 +37,8 @@ def field_of(each: Described) -> Param:
     A text or a list that names nothing by default is an empty field.
     """
     said = each.said
-    default = str(each.default.value) if each.enum is not None else each.default
+    default = each.default if said.proposed is None else said.proposed
+    default = str(default.value) if each.enum is not None else default
     empty = default in ("", ()) and not each.optional
     optional = each.optional or empty
     schema: dict[str, Any] = {"type": ["null", each.kind.value] if optional else each.kind.value, "title": said.title}

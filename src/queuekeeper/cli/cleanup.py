@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.cli import context
+from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import cell, instant, pairs, plain, printable, record, show, table
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, RunKind, agree, say, take_back
 from queuekeeper.errors import CheckFailed
@@ -17,7 +18,7 @@ from queuekeeper.errors import CheckFailed
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from queuekeeper.maintenance.cleanup_model import CleanupOutcome, CleanupPlan
+    from queuekeeper.maintenance.cleanup_model import CleanupOutcome, CleanupParameters, CleanupPlan
 
 app = typer.Typer(no_args_is_help=True)
 
@@ -31,25 +32,17 @@ def _group() -> None:
     """Clean Redis of what has expired, in sessions in use."""
 
 
-@app.command()
+def _parameters() -> type[CleanupParameters]:
+    from queuekeeper.maintenance.cleanup_model import CleanupParameters
+
+    return CleanupParameters
+
+
+@app.command(cls=JobCommand)
+@takes(_parameters)
 def plan(
     *,
-    default_ttl_s: Annotated[int, typer.Option(help="Life in seconds of a message without an expiry.")] = 604_800,
-    limit: Annotated[int, typer.Option(help="Messages that the broker keeps per session, up to 65,535.")] = 10_000,
-    grace_s: Annotated[
-        int, typer.Option(help="Age in seconds from which a message without reference may be removed.")
-    ] = 3_600,
-    idle_days: Annotated[
-        int, typer.Option(help="Days to keep packet id and fields of a session without messages.")
-    ] = 30,
-    max_operations_per_s: Annotated[
-        int | None, typer.Option(help="Keys and references looked at per second; no limit if left out.")
-    ] = None,
-    max_run_minutes: Annotated[
-        int | None, typer.Option(help="Minutes after which an apply stops in a shard; no limit if left out.")
-    ] = None,
-    shares: Annotated[int, typer.Option(help="Parts in which a single server is cleaned.")] = 1,
-    key_prefix: Annotated[str | None, typer.Option(help="Prefix of the Redis keys (TBMQ: CACHE_PREFIX).")] = None,
+    parameters: CleanupParameters,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
     as_json: context.AsJson = False,
@@ -61,22 +54,10 @@ def plan(
     from queuekeeper.clock import system_clock
     from queuekeeper.identity import client_hash, hash_key
     from queuekeeper.jobs.store import MaintenanceRuns
-    from queuekeeper.maintenance.cleanup_model import CleanupParameters
     from queuekeeper.maintenance.expired_references import plan_cleanup, save_cleanup_plan
     from queuekeeper.postgres import migrate
 
-    settings = context.settings()
-    parameters = CleanupParameters(
-        key_prefix=settings.key_prefix if key_prefix is None else key_prefix,
-        default_ttl_s=default_ttl_s,
-        session_limit=limit,
-        grace_s=grace_s,
-        idle_days=idle_days,
-        max_operations_per_s=max_operations_per_s,
-        max_run_minutes=max_run_minutes,
-        shares=shares,
-    )
-    key = hash_key(settings)
+    key = hash_key(context.settings())
     with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
         migrate(connection)
         made = plan_cleanup(

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from queuekeeper.cli import context
+from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import cell, instant, pairs, printable, record, show, table
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, RunKind, agree, say, show_status, take_back
 from queuekeeper.errors import CheckFailed, QueuekeeperError, UsageError
@@ -28,33 +29,26 @@ if TYPE_CHECKING:
 KeyPrefix = Annotated[str | None, typer.Option(help="Prefix of the Redis keys.")]
 
 
+def _parameters() -> type[CollectionParameters]:
+    from queuekeeper.maintenance.compacted_gc_model import CollectionParameters
+
+    return CollectionParameters
+
+
+@takes(
+    _parameters,
+    fixed={"shares": 1, "max_jitter_s": 0},
+    names={"client_filter": ["--clients"], "key_filter": ["--keys"]},
+)
 def gc(
     *,
+    parameters: CollectionParameters,
     dry_run: context.DryRun = False,
     go_on: Annotated[
         str | None, typer.Option("--go-on", metavar="RUN", help="Go on with a run that was stopped or killed.")
     ] = None,
     undo: Annotated[
         str | None, typer.Option("--undo", metavar="RUN", help="Bring back what a run has removed, instead.")
-    ] = None,
-    policy: Annotated[
-        str, typer.Option(help="What may go of queues without rules of their own: delete, acked_only or compact.")
-    ] = "delete",
-    retention_s: Annotated[int, typer.Option(help="Age in seconds at which it may.")] = 604_800,
-    tombstone_s: Annotated[int, typer.Option(help="Age in seconds at which an acknowledged tombstone may.")] = 86_400,
-    override: Annotated[
-        bool, typer.Option("--override", help="Hold queues to these rules that have their own, too.")
-    ] = False,
-    client_filter: Annotated[str, typer.Option("--clients", help="Only clients like this, such as 'meter-*'.")] = "",
-    key_filter: Annotated[str, typer.Option("--keys", help="Only keys like this, such as 'config/*'.")] = "",
-    keep_values: Annotated[
-        bool, typer.Option(help="Write values to the undo file, so that what is removed can come back.")
-    ] = True,
-    max_operations_per_s: Annotated[str, typer.Option(help="Queues and messages looked at per second, or none.")] = (
-        "20000"
-    ),
-    max_run_minutes: Annotated[
-        int | None, typer.Option(help="Minutes after which it stops and can go on; no limit if left out.")
     ] = None,
     undo_directory: Annotated[
         Path | None, typer.Option("--undo-directory", help="Folder of the undo files; else QUEUEKEEPER_UNDO_DIR.")
@@ -66,7 +60,6 @@ def gc(
             help="Collect now and again so long after, such as 1h, until SIGTERM or Ctrl-C. With --yes only.",
         ),
     ] = None,
-    key_prefix: KeyPrefix = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
     yes: context.Yes = False,
@@ -89,7 +82,6 @@ def gc(
         report_collection,
         save_collection_plan,
     )
-    from queuekeeper.maintenance.compacted_gc_model import CollectionParameters
     from queuekeeper.postgres import migrate
 
     if undo is not None and go_on is not None:
@@ -100,19 +92,6 @@ def gc(
             raise UsageError("--gc-interval goes with --yes: nobody is there to be asked; --undo and --go-on are once")
     settings = context.settings()
     directory = undo_directory or settings.undo
-    parameters = CollectionParameters(
-        key_prefix=settings.key_prefix if key_prefix is None else key_prefix,
-        policy=policy,
-        retention_s=retention_s,
-        tombstone_s=tombstone_s,
-        override=override,
-        client_filter=client_filter,
-        key_filter=key_filter,
-        keep_values=keep_values,
-        max_operations_per_s=context.rate_of(max_operations_per_s, "operations"),
-        max_run_minutes=max_run_minutes,
-        shares=1,
-    )
 
     def collect() -> None:
         with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, parameter
-from queuekeeper.keyspace import check_prefix
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, MAX_SECONDS, Parameters, Section, parameter, same
+from queuekeeper.keyspace import MAX_PACKET_ID, check_prefix
 
 
 def key_prefix() -> Any:
@@ -19,6 +19,34 @@ def key_prefix() -> Any:
         pattern=r"^[^{}]*$",
         check=check_prefix,
         examples=["tbmq:"],
+    )
+
+
+def limit() -> Any:
+    """Declare how many messages a session holds; earlier releases called it ``session_limit`` in some places."""
+    return parameter(
+        10_000,
+        title="Limit (messages per session)",
+        help="Most messages that a session holds. Set it to what TBMQ has in persisted-messages.limit.",
+        section=Section.RULES,
+        least=1,
+        most=MAX_PACKET_ID,
+        examples=[1_000, 10_000, MAX_PACKET_ID],
+        aliases={"session_limit": same},
+    )
+
+
+def default_ttl_s() -> Any:
+    """Declare how long a message lives whose publisher did not say."""
+    return parameter(
+        604_800,
+        title="Default life (seconds)",
+        help="Seconds that a message lives whose publisher set no expiry, counted from the message's own time. Set it "
+        "to what TBMQ has in persisted-messages.ttl.",
+        section=Section.RULES,
+        least=1,
+        most=MAX_SECONDS,
+        examples=[86_400, 604_800, 2_592_000],
     )
 
 
@@ -90,6 +118,35 @@ class DryRun(Parameters):
     """Whether the run ends with its plan."""
 
     dry_run: bool = dry_run()
+
+
+class Approval(Parameters):
+    """How a person is asked."""
+
+    approval_timeout_minutes: int = parameter(
+        1_440,
+        title="Time to answer (minutes)",
+        help="Minutes that the run waits for a person to approve the plan. Without an answer the plan is rejected.",
+        section=Section.APPROVAL,
+        least=1,
+        most=10_080,
+        examples=[60, 1_440],
+    )
+
+
+class UndoRetention(Parameters):
+    """How long undo files are kept."""
+
+    undo_retention_days: int = parameter(
+        7,
+        title="Keep undo files (days)",
+        help="When a run starts, it removes undo files that are older than so many days. They name clients, and may "
+        "hold values.",
+        section=Section.RECORDS,
+        least=1,
+        most=365,
+        examples=[1, 7, 30],
+    )
 
 
 class PostgresConnection(Parameters):

@@ -30,6 +30,9 @@ from queuekeeper.errors import UsageError
 MAX_RATE_PER_S = 2_147_483_647
 """Fastest rate that a throttle can name."""
 
+MAX_SECONDS = 4_294_967_295
+"""Longest life of a message: an expiry interval of MQTT has 32 bits."""
+
 
 class Section(StrEnum):
     """Parts of a form, in their order. What has no section stands on top and is open from the beginning."""
@@ -48,6 +51,7 @@ class Declaration:
 
     :param title: heading of the form's field; it names the unit.
     :param help: what the parameter does, in whole sentences.
+    :param proposed: what a form begins with, where that is another value than the default.
     :param unset: what holds without a value, for a parameter that may have none.
     :param section: part of the form.
     :param least: smallest number.
@@ -65,6 +69,7 @@ class Declaration:
 
     title: str
     help: str
+    proposed: Any = None
     unset: str = ""
     section: Section = Section.TOP
     least: float | None = None
@@ -89,6 +94,7 @@ def parameter(
     *,
     title: str,
     help: str,  # noqa: A002 - the word that every surface uses
+    proposed: Any = None,
     unset: str = "",
     section: Section = Section.TOP,
     least: float | None = None,
@@ -109,6 +115,7 @@ def parameter(
     declaration = Declaration(
         title=title,
         help=help,
+        proposed=proposed,
         unset=unset,
         section=section,
         least=least,
@@ -237,12 +244,12 @@ class Described:
             raise UsageError(
                 f"{self.name} has {len(value):,} entries: at most {said.most:,}; {said.unset or self.rule}"
             )
-        if self.kind is Kind.TEXT and self.enum is None and self.choices is not None and value not in self.choices:
-            raise self.refuse(value)
         texts = value if self.kind is Kind.LIST else (value,) if isinstance(value, str) else ()
         for text in texts:
             if said.check is not None and (text or self.kind is Kind.LIST):
                 said.check(text)
+            if said.choices is not None and self.enum is None and text not in said.choices:
+                raise self.refuse(text)
             if (said.longest is not None and len(text) > said.longest) or (
                 said.pattern is not None and (text or not self._may_be_empty) and not re.search(said.pattern, text)
             ):

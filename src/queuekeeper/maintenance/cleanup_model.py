@@ -5,58 +5,50 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from queuekeeper.errors import UsageError
+from queuekeeper.jobs import common
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.keyspace import check_prefix
+from queuekeeper.jobs.parameters import Parameters, Section, parameter
 
 KIND = "expired_reference_cleanup"
 """What runs of it are called where all kinds of maintenance are kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CleanupParameters:
-    """What a cleanup is asked to do.
+class CleanupParameters(Parameters):
+    """What a cleanup is asked to do."""
 
-    :param key_prefix: put before every key (TBMQ: ``CACHE_PREFIX``).
-    :param default_ttl_s: life of a message without an expiry interval; at least the broker's.
-    :param session_limit: messages that the broker keeps per session: a fuller one counts as crowded.
-    :param grace_s: a message without reference that is younger is left alone; a message without expiry whose life is
-        over already gets this much more.
-    :param idle_days: how long the packet id and the fields of a session are kept in which no message waits, from the
-        first cleanup that sees it so; more than the longest session expiry of the broker.
-    :param max_operations_per_s: keys and references looked at per second to begin with, over all shards; none for no
-        limit.
-    :param max_run_minutes: how long one call of the cleanup works in a shard; none for no limit.
-    :param shares: how many tasks share a single server, by ranges of hash slots; in a cluster each
-        master is one.
-    """
-
-    key_prefix: str = ""
-    default_ttl_s: int = 604_800
-    session_limit: int = 10_000
-    grace_s: int = 3_600
-    idle_days: int = 30
-    max_operations_per_s: int | None = None
-    max_run_minutes: int | None = None
-    shares: int = 1
-
-    def __post_init__(self) -> None:
-        check_prefix(self.key_prefix)
-        bounds = {
-            "default_ttl_s": 4_294_967_295,
-            "session_limit": 65_535,
-            "grace_s": 31_536_000,
-            "idle_days": 3_650,
-            "max_operations_per_s": 2_147_483_647,
-            "max_run_minutes": 10_080,
-            "shares": 64,
-        }
-        for name, highest in bounds.items():
-            value = getattr(self, name)
-            if value is None and name.startswith("max_"):
-                continue
-            if type(value) is not int or not 1 <= value <= highest:
-                raise UsageError(f"{name} is {value!r}: it must be an integer from 1 to {highest:,}")
+    default_ttl_s: int = common.default_ttl_s()
+    limit: int = common.limit()
+    grace_s: int = parameter(
+        3_600,
+        title="Grace (seconds)",
+        help="A message without reference is removed once it is older than so many seconds. A message without expiry "
+        "whose life is over goes so many seconds after the cleanup.",
+        section=Section.RULES,
+        least=1,
+        most=31_536_000,
+        examples=[3_600, 86_400],
+    )
+    idle_days: int = parameter(
+        30,
+        title="Idle sessions (days)",
+        help="Days that packet id and fields of a session without messages are kept, from the first cleanup that finds "
+        "it without. A message ends the count. Set it to more than the broker's longest session expiry.",
+        section=Section.RULES,
+        least=1,
+        most=3_650,
+        examples=[8, 30, 90],
+    )
+    max_operations_per_s: int | None = common.max_operations_per_s(
+        None, counted="Keys and references looked at", examples=(None, 5_000, 20_000)
+    )
+    max_run_minutes: int | None = common.max_run_minutes()
+    shares: int = common.shares(
+        1,
+        most=64,
+        shared="How many tasks share a single server, by ranges of hash slots. In a cluster each master has one task, "
+        "whatever this says.",
+    )
+    key_prefix: str = common.key_prefix()
 
 
 @dataclass(kw_only=True)

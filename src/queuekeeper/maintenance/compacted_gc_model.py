@@ -4,68 +4,100 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import ClassVar
 
 from queuekeeper.compacted.model import Retention, RetentionPolicy, chosen
-from queuekeeper.errors import UsageError
+from queuekeeper.jobs import common
 from queuekeeper.jobs.counts import Counts
+from queuekeeper.jobs.parameters import MAX_SECONDS, Parameters, Section, parameter
 from queuekeeper.jobs.shares import share_names
-from queuekeeper.keyspace import COMPACTED_REGISTRIES, check_prefix
+from queuekeeper.keyspace import COMPACTED_REGISTRIES
 
 KIND = "compacted_queue_gc"
 """What runs of it are called where all kinds of maintenance are kept."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CollectionParameters:
-    """What a collection is asked to do.
+class CollectionParameters(Parameters):
+    """What a collection is asked to do."""
 
-    :param key_prefix: put before every key.
-    :param policy: what may go of queues that have no retention of their own: ``delete``, ``acked_only``, ``compact``.
-    :param retention_s: age at which it may.
-    :param tombstone_s: age at which an acknowledged tombstone may.
-    :param override: hold queues to these rules that have their own, too.
-    :param client_filter: only queues whose client id matches this pattern with ``*``, ``?`` and ``[]``; empty: all.
-    :param key_filter: only messages whose key matches; empty: all.
-    :param keep_values: write what is removed to the undo file with its value, so that it can come back; else the file
-        only lists it.
-    :param max_operations_per_s: queues and messages looked at per second to begin with, over all shares; none for no
-        limit.
-    :param max_run_minutes: how long one call works on a share; none for no limit.
-    :param max_jitter_s: each share begins up to so many seconds later, so that collectors do not start together.
-    :param shares: how many tasks share the registry.
-    """
-
-    key_prefix: str = ""
-    policy: str = RetentionPolicy.DELETE.value
-    retention_s: int = 604_800
-    tombstone_s: int = 86_400
-    override: bool = False
-    client_filter: str = ""
-    key_filter: str = ""
-    keep_values: bool = True
-    max_operations_per_s: int | None = 20_000
-    max_run_minutes: int | None = None
-    max_jitter_s: int = 0
-    shares: int = 4
-
-    def __post_init__(self) -> None:
-        check_prefix(self.key_prefix)
-        object.__setattr__(self, "policy", chosen(RetentionPolicy, "retention policy", self.policy).value)
-        bounds = {
-            "retention_s": (0, 4_294_967_295),
-            "tombstone_s": (0, 4_294_967_295),
-            "max_operations_per_s": (1, 2_147_483_647),
-            "max_run_minutes": (1, 10_080),
-            "max_jitter_s": (0, 3_600),
-            "shares": (1, COMPACTED_REGISTRIES),
-        }
-        for name, (lowest, highest) in bounds.items():
-            value = getattr(self, name)
-            if value is None and name in ("max_operations_per_s", "max_run_minutes"):
-                continue
-            if type(value) is not int or not lowest <= value <= highest:
-                raise UsageError(f"{name} is {value!r}: it must be an integer from {lowest} to {highest:,}")
+    policy: str = parameter(
+        RetentionPolicy.DELETE.value,
+        title="Policy",
+        help="Which messages are removed at the age below, of queues that have no rules of their own.",
+        choices={
+            "delete": "delete: every message, acknowledged or not",
+            "acked_only": "acked_only: what has been acknowledged",
+            "compact": "compact: tombstones alone, the newest value of a key stays",
+        },
+        check=partial(chosen, RetentionPolicy, "retention policy"),
+    )
+    retention_s: int = parameter(
+        604_800,
+        title="Retention (seconds)",
+        help="Age in seconds at which the policy removes a message, of queues without rules of their own.",
+        least=0,
+        most=MAX_SECONDS,
+        examples=[86_400, 604_800, 2_592_000],
+    )
+    tombstone_s: int = parameter(
+        86_400,
+        title="Life of tombstones (seconds)",
+        help="Age in seconds at which a tombstone is removed that the consumer has acknowledged.",
+        section=Section.RULES,
+        least=0,
+        most=MAX_SECONDS,
+        examples=[3_600, 86_400],
+    )
+    override: bool = parameter(
+        False,
+        title="Override own rules",
+        help="Apply the rules above to queues that have their own, too, and look at all queues, due or not.",
+        section=Section.RULES,
+    )
+    client_filter: str = parameter(
+        "",
+        title="Clients",
+        help="Look only at queues whose client id matches this pattern with *, ? and [], such as 'meter-*'.",
+        unset="all clients",
+        section=Section.RULES,
+        longest=1_000,
+        noun="PATTERN",
+        examples=[None, "meter-*"],
+    )
+    key_filter: str = parameter(
+        "",
+        title="Keys",
+        help="Remove only messages whose key matches this pattern with *, ? and [], such as 'config/*'.",
+        unset="all keys",
+        section=Section.RULES,
+        longest=1_000,
+        noun="PATTERN",
+        examples=[None, "config/*"],
+    )
+    keep_values: bool = parameter(
+        True,
+        title="Keep values for an undo",
+        help="Write what is removed to the undo file with its value, so that it can be restored. Otherwise the file "
+        "only lists it.",
+        section=Section.RECORDS,
+    )
+    max_operations_per_s: int | None = common.max_operations_per_s(
+        20_000, counted="Queues and messages looked at", examples=(None, 5_000, 20_000)
+    )
+    max_run_minutes: int | None = common.max_run_minutes()
+    max_jitter_s: int = parameter(
+        0,
+        proposed=30,
+        title="Late start (seconds)",
+        help="Each task starts after a random delay of at most so many seconds, so that not all start together.",
+        section=Section.PACE,
+        least=0,
+        most=3_600,
+        examples=[0, 30],
+    )
+    shares: int = common.shares(4, most=COMPACTED_REGISTRIES, shared="How many tasks share the registry of queues.")
+    key_prefix: str = common.key_prefix()
 
     @property
     def retention(self) -> Retention:

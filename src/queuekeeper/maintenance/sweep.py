@@ -206,7 +206,7 @@ class Sweep:
     def _end(self, queue: _Queue, counts: CleanupCounts) -> bool:
         """Count a set that was gone through to its end; tell whether all its references were dead."""
         if queue.dead:
-            if queue.seen >= CROWDED_SHARE * self._parameters.session_limit:
+            if queue.seen >= CROWDED_SHARE * self._parameters.limit:
                 counts.crowded_queues += 1
             self.worst = nlargest(WORST_QUEUES, [*self.worst, (queue.dead, queue.seen, queue.stem)])
         return 0 < queue.seen == queue.dead

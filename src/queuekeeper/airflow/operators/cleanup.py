@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.operators.approval import take_answer
+from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.maintenance import MaintenanceOperator
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
 from queuekeeper.identity import client_hash, hash_key
+from queuekeeper.jobs.common import UndoRetention
 from queuekeeper.jobs.undo import remove_old_undo_files
 from queuekeeper.maintenance.cleanup_model import KIND, CleanupParameters
 from queuekeeper.maintenance.cleanup_summary import plan_rows
@@ -29,76 +31,23 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class PlanCleanupOperator(MaintenanceOperator):
+class PlanCleanupOperator(AskedOperator, MaintenanceOperator):
     """Count what a cleanup would do and write it down; nothing is written to Redis.
 
     As the first task of its DAG it also refuses parameters that the form does not have.
-
-    :param key_prefix: put before every key (templated).
-    :param default_ttl_s: life of a message without expiry (templated).
-    :param session_limit: messages that the broker keeps per session (templated).
-    :param grace_s: age from which a message without reference may go (templated).
-    :param idle_days: how long what is left of an idle session is kept (templated).
-    :param max_operations_per_s: rate; empty for none (templated).
-    :param max_run_minutes: time limit of a task; empty for none (templated).
-    :param shares: tasks that share a single server (templated).
-    :param undo_retention_days: age from which undo files are removed (templated).
     """
 
-    template_fields: Sequence[str] = (
-        *MaintenanceOperator.template_fields,
-        "key_prefix",
-        "default_ttl_s",
-        "session_limit",
-        "grace_s",
-        "idle_days",
-        "max_operations_per_s",
-        "max_run_minutes",
-        "shares",
-        "undo_retention_days",
-    )
-
-    def __init__(
-        self,
-        *,
-        key_prefix: str = "{{ params.key_prefix or '' }}",
-        default_ttl_s: int | str = "{{ params.default_ttl_s }}",
-        session_limit: int | str = "{{ params.limit }}",
-        grace_s: int | str = "{{ params.grace_s }}",
-        idle_days: int | str = "{{ params.idle_days }}",
-        max_operations_per_s: int | str = "{{ params.max_operations_per_s or '' }}",
-        max_run_minutes: int | str = "{{ params.max_run_minutes or '' }}",
-        shares: int | str = "{{ params.shares }}",
-        undo_retention_days: int | str = "{{ params.undo_retention_days }}",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.key_prefix = key_prefix
-        self.default_ttl_s = default_ttl_s
-        self.session_limit = session_limit
-        self.grace_s = grace_s
-        self.idle_days = idle_days
-        self.max_operations_per_s = max_operations_per_s
-        self.max_run_minutes = max_run_minutes
-        self.shares = shares
-        self.undo_retention_days = undo_retention_days
+    template_fields: Sequence[str] = (*AskedOperator.template_fields, *MaintenanceOperator.template_fields)
+    models = (CleanupParameters, UndoRetention)
 
     def execute(self, context: Context) -> str:
         """Return the id of the run that waits for approval."""
         reject_unknown_of(context)
-        parameters = CleanupParameters(
-            key_prefix=self.key_prefix,
-            default_ttl_s=int(self.default_ttl_s),
-            session_limit=int(self.session_limit),
-            grace_s=int(self.grace_s),
-            idle_days=int(self.idle_days),
-            max_operations_per_s=int(self.max_operations_per_s) if self.max_operations_per_s else None,
-            max_run_minutes=int(self.max_run_minutes) if self.max_run_minutes else None,
-            shares=int(self.shares),
-        )
+        parameters = self.asked(CleanupParameters)
         settings = Settings()
         now_ms = system_clock()
-        old = remove_old_undo_files(settings.undo, kind=KIND, days=int(self.undo_retention_days), now_ms=now_ms)
+        days = self.asked(UndoRetention).undo_retention_days
+        old = remove_old_undo_files(settings.undo, kind=KIND, days=days, now_ms=now_ms)
         self.log.info("Looking for what has expired; %s undo files were old and are gone", old)
         key = hash_key(settings)
         with self.postgres_hook.connect() as connection, self.redis_hook.connect() as client:

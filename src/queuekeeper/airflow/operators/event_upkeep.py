@@ -14,6 +14,7 @@ from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
+from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
@@ -100,41 +101,15 @@ class ReenqueueEventsOperator(EventOperator):
         return asdict(report)
 
 
-class WatchBrokerOperator(EventOperator):
-    """Look at the heartbeat of polls, conditions, wraparound ages and bloat; nothing is written.
+class WatchBrokerOperator(AskedOperator, EventOperator):
+    """Look at the heartbeat of polls, conditions, wraparound ages and bloat; nothing is written."""
 
-    :param max_stall_s: how long ago the last poll may be (templated).
-    :param max_freeze_percent: of the age at which autovacuum freezes a table at the latest (templated).
-    :param max_bloat_percent: of a table's rows that may be dead (templated).
-    """
-
-    template_fields: Sequence[str] = (
-        *EventOperator.template_fields,
-        "max_stall_s",
-        "max_freeze_percent",
-        "max_bloat_percent",
-    )
-
-    def __init__(
-        self,
-        *,
-        max_stall_s: int | str = "{{ params.max_stall_s }}",
-        max_freeze_percent: int | str = "{{ params.max_freeze_percent }}",
-        max_bloat_percent: int | str = "{{ params.max_bloat_percent }}",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.max_stall_s = max_stall_s
-        self.max_freeze_percent = max_freeze_percent
-        self.max_bloat_percent = max_bloat_percent
+    template_fields: Sequence[str] = (*AskedOperator.template_fields, *EventOperator.template_fields)
+    models = (UpkeepLimits,)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how the broker stands, and what needs a look."""
-        limits = UpkeepLimits(
-            max_stall_s=int(self.max_stall_s),
-            max_freeze_percent=int(self.max_freeze_percent),
-            max_bloat_percent=int(self.max_bloat_percent),
-        )
+        limits = self.asked(UpkeepLimits)
         with self.connect() as connection:
             watch = watch_broker(connection, limits=limits)
         for finding in watch.findings:

@@ -31,12 +31,12 @@ class PlanFanoutRepairOperator(PlanOperator):
     As the first task of its DAG it also refuses parameters that the form does not have.
     """
 
-    parameters_model = FanoutRepairParameters
+    models = (FanoutRepairParameters,)
 
     def execute(self, context: Context) -> list[dict[str, str]]:
         """Return run and share of each task that is to repair; none in a dry run, or when there is nothing to do."""
         reject_unknown_of(context)
-        parameters = FanoutRepairParameters.of_texts(self.parameters)
+        parameters = self.asked(FanoutRepairParameters)
         with self.postgres_hook.connect() as connection, self.redis_hook.connect() as client:
             migrate(connection)
             plan = plan_fanout_repair(client, parameters=parameters, say=self.say)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
-from queuekeeper.airflow.forms import templates
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
-from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.report.files import ReportFiles
 
 if TYPE_CHECKING:
@@ -66,27 +65,16 @@ class MaintenanceOperator(BaseOperator):
         return [{RUN_KEY: run_id, "share": share} for share in shares]
 
 
-class PlanOperator(MaintenanceOperator):
+class PlanOperator(AskedOperator, MaintenanceOperator):
     """Finds what is to be done and writes it down.
 
-    :param parameters: of the job by name, each as its model reads it from a text; what is not named is taken from the
-        DAG's form (templated).
     :param plan_only: nothing is to be done (templated).
     """
 
-    template_fields: Sequence[str] = (*MaintenanceOperator.template_fields, "parameters", "plan_only")
+    template_fields: Sequence[str] = (*AskedOperator.template_fields, *MaintenanceOperator.template_fields, "plan_only")
 
-    parameters_model: ClassVar[type[Parameters]]
-
-    def __init__(
-        self,
-        *,
-        parameters: Mapping[str, Any] | None = None,
-        plan_only: bool | str = "{{ params.dry_run }}",
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, plan_only: bool | str = "{{ params.dry_run }}", **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.parameters = templates(self.parameters_model) | dict(parameters or {})
         self.plan_only = plan_only
 
 

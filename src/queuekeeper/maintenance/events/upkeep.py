@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from queuekeeper import __version__
+from queuekeeper.jobs.parameters import Parameters, Section, parameter
 from queuekeeper.maintenance.events.broker import read_event_broker
 from queuekeeper.maintenance.events.remedies import EventRemedyReport
 from queuekeeper.postgres import Connection, statement, translated_errors
@@ -21,18 +22,36 @@ FEWEST_DEAD_ROWS = 10_000
 """A table with fewer dead rows than this is not bloated, whatever their share: autovacuum leaves small tables alone."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpkeepLimits:
-    """What is too much.
+class UpkeepLimits(Parameters):
+    """What is too much."""
 
-    :param max_stall_s: how long ago the last poll may be, while anybody subscribes.
-    :param max_freeze_percent: of the age at which autovacuum freezes a table at the latest.
-    :param max_bloat_percent: of a table's rows that may be dead.
-    """
-
-    max_stall_s: int = 60
-    max_freeze_percent: int = 150
-    max_bloat_percent: int = 50
+    max_stall_s: int = parameter(
+        60,
+        title="Longest pause between polls (seconds)",
+        help="The run fails when the last poll is more than so many seconds ago, while anybody subscribes.",
+        least=1,
+        most=86_400,
+        examples=[10, 60, 600],
+    )
+    max_freeze_percent: int = parameter(
+        150,
+        title="Wraparound age (percent)",
+        help="The run fails when a table is older than this percent of the age at which autovacuum freezes it at last.",
+        section=Section.RULES,
+        least=1,
+        most=1_000,
+        examples=[100, 150],
+    )
+    max_bloat_percent: int = parameter(
+        50,
+        title="Bloat (percent)",
+        help="A table is reported when more than this percent of its rows are dead. Tables with few dead rows do not "
+        "count.",
+        section=Section.RULES,
+        least=1,
+        most=100,
+        examples=[20, 50],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
