@@ -62,6 +62,9 @@ _TABLES: dict[str, dict[str, _Column]] = {
         "last_packet_id": _column("integer"),
     },
 }
+SOURCE_TABLES = tuple(_TABLES)
+"""Tables of the vendor that a migration reads."""
+
 _KEYS = {_MESSAGES: "client_id, serial_number", _SESSIONS: "client_id"}
 
 

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
 
+from queuekeeper.airflow.defaults import REDIS_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
+from queuekeeper.airflow.lineage import lineage, postgres_table, redis_sessions
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.migration.model import Mode
+from queuekeeper.migration.preflight import SOURCE_TABLES
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from queuekeeper.airflow.lineage import Lineage
 
 
 class PlanMigrationOperator(QueuekeeperSparkOperator):
@@ -112,6 +118,23 @@ class CopySessionsOperator(QueuekeeperSparkOperator):
     def arguments(self, context: Context) -> list[str]:
         """Return plan and cohorts."""
         return [f"--plan-id={self.plan_id}", f"--cohorts={self.cohorts}"]
+
+    def get_openlineage_facets_on_start(self) -> Lineage:
+        """Return the tables that are read and the sessions that are written, for OpenLineage."""
+        return self._lineage()
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Lineage:
+        """Return the same, with the number of messages that were written."""
+        return self._lineage(rows=self.result.get("messages_written"))
+
+    def _lineage(self, *, rows: int | None = None) -> Lineage:
+        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger:
+            key_prefix = ledger.load_plan(self.plan_id).parameters.key_prefix
+        sessions = redis_sessions(self.redis_conn_id or REDIS_CONNECTION, key_prefix=key_prefix, rows=rows)
+        return lineage(
+            inputs=[postgres_table(self.postgres_conn_id, f"public.{table}") for table in SOURCE_TABLES],
+            outputs=[sessions],
+        )
 
 
 class VerifyMigrationOperator(QueuekeeperSparkOperator):

@@ -16,6 +16,7 @@ from pydantic import TypeAdapter
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
+from queuekeeper.airflow.lineage import lineage, parquet_files, postgres_table
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
@@ -49,6 +50,8 @@ from queuekeeper.report.files import ReportKind
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
+
+    from queuekeeper.airflow.lineage import Lineage
 
 STORE = "PostgreSQL"
 ASKED = "asked"
@@ -476,6 +479,21 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
         """Return which partitions to archive, and where."""
         directory = Path(self.directory) if self.directory else Settings().archives
         return [f"--directory={directory}", "--retired-ids", *map(str, self.retired["to_archive"])]
+
+    def get_openlineage_facets_on_start(self) -> Lineage:
+        """Return the table whose partitions are read, for OpenLineage."""
+        return lineage(inputs=[postgres_table(self.postgres_conn_id, self.retired["table"])], outputs=[])
+
+    def get_openlineage_facets_on_complete(self, task_instance: Any) -> Lineage:
+        """Return each partition with its rows, and the folder of files that it is in now."""
+        archives = self.result.get("archives", ())
+        return lineage(
+            inputs=[postgres_table(self.postgres_conn_id, each["partition"], rows=each["rows"]) for each in archives],
+            outputs=[
+                parquet_files(each["path"], rows=each["rows"], size_bytes=each["size_bytes"], files=each["files"])
+                for each in archives
+            ],
+        )
 
 
 class VerifyArchivesOperator(AnsweredOperator):

@@ -163,6 +163,11 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
         self.log.info("%s ended well", self.job)
         return hook.result
 
+    @property
+    def result(self) -> dict[str, Any]:
+        """What the application has reported; empty until it has ended."""
+        return (self._hook.result if isinstance(self._hook, QueuekeeperSparkHook) else None) or {}
+
     def on_kill(self) -> None:
         """Stop ``spark-submit`` when the task is stopped; there may be none yet."""
         if self._hook is not None:

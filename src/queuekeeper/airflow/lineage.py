@@ -1,0 +1,83 @@
+"""Names what a task reads and writes as OpenLineage does; only its provider for Airflow calls this, where installed.
+
+Names are made of hosts, ports, databases and tables: no user and no password is among them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+from urllib.parse import unquote, urlsplit
+
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+
+if TYPE_CHECKING:
+    from airflow.providers.openlineage.extractors import OperatorLineage
+    from openlineage.client.generated.base import InputDataset, InputDatasetFacet, OutputDataset
+
+    Lineage: TypeAlias = OperatorLineage[Any, Any]
+
+
+def lineage(*, inputs: Sequence[InputDataset], outputs: Sequence[OutputDataset]) -> Lineage:
+    """Return what OpenLineage's provider asks an operator for."""
+    from airflow.providers.openlineage.extractors import OperatorLineage  # noqa: PLC0415 - an option
+
+    return OperatorLineage(inputs=list(inputs), outputs=list(outputs))
+
+
+def postgres_table(conn_id: str, table: str, *, rows: int | None = None) -> InputDataset:
+    """Return a table that is read.
+
+    :param conn_id: connection of the database.
+    :param table: as ``schema.name``.
+    :param rows: how many were read, once that is known.
+    """
+    from openlineage.client.generated.base import InputDataset  # noqa: PLC0415
+    from openlineage.client.generated.input_statistics_input_dataset import (  # noqa: PLC0415
+        InputStatisticsInputDatasetFacet,
+    )
+
+    parts = urlsplit(QueuekeeperPostgresHook(postgres_conn_id=conn_id).url)
+    facets: dict[str, InputDatasetFacet] = {}
+    if rows is not None:
+        facets["inputStatistics"] = InputStatisticsInputDatasetFacet(rowCount=rows)
+    return InputDataset(
+        namespace=f"postgres://{_address(parts.hostname, parts.port)}",
+        name=f"{unquote(parts.path[1:])}.{table}",
+        inputFacets=facets,
+    )
+
+
+def redis_sessions(conn_id: str, *, key_prefix: str, rows: int | None = None) -> OutputDataset:
+    """Return the sessions below a key prefix, which are written.
+
+    :param conn_id: connection of the server or cluster.
+    :param rows: how many messages were written, once that is known.
+    """
+    parts = urlsplit(QueuekeeperRedisHook(conn_id).url)
+    namespace = f"redis://{_address(parts.hostname, parts.port)}"
+    return _written(namespace, f"{parts.path[1:]}/{key_prefix}sessions", rows=rows)
+
+
+def parquet_files(path: str, *, rows: int, size_bytes: int, files: int) -> OutputDataset:
+    """Return a folder of files that were written."""
+    return _written("file", path, rows=rows, size_bytes=size_bytes, files=files)
+
+
+def _written(
+    namespace: str, name: str, *, rows: int | None, size_bytes: int | None = None, files: int | None = None
+) -> OutputDataset:
+    from openlineage.client.generated.base import OutputDataset  # noqa: PLC0415
+    from openlineage.client.generated.output_statistics_output_dataset import (  # noqa: PLC0415
+        OutputStatisticsOutputDatasetFacet,
+    )
+
+    facet = OutputStatisticsOutputDatasetFacet(rowCount=rows, size=size_bytes, fileCount=files)
+    return OutputDataset(
+        namespace=namespace, name=name, outputFacets={} if rows is None else {"outputStatistics": facet}
+    )
+
+
+def _address(host: str | None, port: int | None) -> str:
+    shown = unquote(host or "")
+    return f"[{shown}]:{port}" if ":" in shown else f"{shown}:{port}"

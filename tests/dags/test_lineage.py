@@ -1,0 +1,116 @@
+"""OpenLineage is told which tables a copy and an archive read, what they write and how many rows, and no secret."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+from airflow.providers.openlineage.extractors.base import DefaultExtractor
+from openlineage.client.serde import Serde
+
+from queuekeeper import postgres
+from queuekeeper.airflow.operators.migration import CopySessionsOperator
+from queuekeeper.airflow.operators.partitions import ArchivePartitionsOperator
+from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.embedded import java_home
+from queuekeeper.migration.ledger import MigrationLedger
+from tests.dags.test_approval import make_plan
+
+pytestmark = pytest.mark.dags
+
+ARCHIVE = {
+    "partition": "queuekeeper_retired.messages_p1",
+    "path": "/archives/messages_p1",
+    "rows": 7,
+    "size_bytes": 900,
+    "files": 2,
+}
+
+
+@pytest.fixture
+def plan_id(postgres_url: str, connections: Callable[..., None]) -> str:
+    """A plan with a key prefix, and the connections of the tasks."""
+    connections(
+        queuekeeper_postgres=postgres_url,
+        queuekeeper_redis="rediss://u:geheim@redis.example:6380/2?ssl=true",
+        queuekeeper_spark="spark://local%5B1%5D?deploy-mode=client",
+    )
+    made = make_plan()
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        plan = replace(made, parameters=replace(made.parameters, key_prefix="tbmq:"))
+        return MigrationLedger(connection).save_plan(plan, run_id="run-1").plan_id
+
+
+@pytest.fixture
+def run(server_home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., QueuekeeperSparkOperator]:
+    """Carry an operator out with an application that only reports; ``spark-submit`` is real."""
+    java = java_home(server_home)
+    monkeypatch.setenv("JAVA_HOME", str(java))
+    monkeypatch.setenv("PATH", os.pathsep.join([str(java / "bin"), os.environ["PATH"]]))
+
+    def execute(operator: type[QueuekeeperSparkOperator], *, report: Any, **arguments: Any) -> QueuekeeperSparkOperator:
+        (tmp_path / "probe.py").write_text(f"print({json.dumps(report)!r})\n", "utf-8")
+        made = operator(task_id="task", job="probe.py", spark_jobs=str(tmp_path), **arguments)
+        made.execute({})
+        return made
+
+    return execute
+
+
+def told(operator: QueuekeeperSparkOperator, *, ended: bool) -> tuple[list[Any], list[Any]]:
+    """Return inputs and outputs as OpenLineage's own extractor takes them, as it would send them."""
+    extractor = DefaultExtractor(operator)
+    found = extractor.extract_on_complete(None) if ended else extractor.extract()
+    assert found is not None
+    sent = [[json.loads(Serde.to_json(each)) for each in kind] for kind in (found.inputs, found.outputs)]
+    assert "geheim" not in json.dumps(sent)
+    return sent[0], sent[1]
+
+
+def names(datasets: list[Any]) -> list[tuple[str, str]]:
+    return [(each["namespace"], each["name"]) for each in datasets]
+
+
+def test_a_copy_reads_the_tables_and_writes_sessions_below_the_prefix(
+    plan_id: str, postgres_url: str, run: Callable[..., QueuekeeperSparkOperator]
+) -> None:
+    source = urlsplit(postgres_url)
+    tables = [
+        (f"postgres://{source.hostname}:{source.port}", f"{source.path[1:]}.public.{table}")
+        for table in ("device_publish_msg", "device_session_ctx")
+    ]
+    sessions = [("redis://redis.example:6380", "2/tbmq:sessions")]
+    begun = CopySessionsOperator(task_id="copy", spark_jobs="", plan_id=plan_id, cohorts="0")
+    inputs, outputs = told(begun, ended=False)
+    assert (names(inputs), names(outputs), outputs[0]["outputFacets"]) == (tables, sessions, {})
+    copied = run(CopySessionsOperator, report={"messages_written": 12}, plan_id=plan_id, cohorts="0")
+    inputs, outputs = told(copied, ended=True)
+    assert (names(inputs), names(outputs)) == (tables, sessions)
+    assert outputs[0]["outputFacets"]["outputStatistics"]["rowCount"] == 12
+
+
+def test_an_archive_reads_partitions_and_writes_their_files(
+    plan_id: str, postgres_url: str, run: Callable[..., QueuekeeperSparkOperator]
+) -> None:
+    source = urlsplit(postgres_url)
+    database = source.path[1:]
+    retired = {"table": "public.messages", "to_archive": [1]}
+    begun = ArchivePartitionsOperator(task_id="archive", spark_jobs="", retired=retired, directory="/archives")
+    inputs, outputs = told(begun, ended=False)
+    assert (names(inputs)[0][1], outputs) == (f"{database}.public.messages", [])
+    archived = run(ArchivePartitionsOperator, report={"archives": [ARCHIVE]}, retired=retired, directory="/archives")
+    inputs, outputs = told(archived, ended=True)
+    assert names(inputs) == [
+        (f"postgres://{source.hostname}:{source.port}", f"{database}.queuekeeper_retired.messages_p1")
+    ]
+    assert inputs[0]["inputFacets"]["inputStatistics"]["rowCount"] == 7
+    assert names(outputs) == [("file", "/archives/messages_p1")]
+    facet = outputs[0]["outputFacets"]["outputStatistics"]
+    assert (facet["rowCount"], facet["size"], facet["fileCount"]) == (7, 900, 2)
