@@ -1,4 +1,5 @@
--- Reads bundled scripts (python -m queuekeeper.lua --bundle DIR). The globals are what a Redis 7.0 script has, no more.
+-- Reads bundled scripts (python -m queuekeeper.lua --bundle DIR). The globals are what a Redis 7.0 script has, and how
+-- Valkey says what it is; no more.
 std = {
     read_globals = {
         KEYS = { other_fields = true },
@@ -9,7 +10,7 @@ std = {
                 LOG_DEBUG = {}, LOG_VERBOSE = {}, LOG_NOTICE = {}, LOG_WARNING = {},
                 setresp = {}, set_repl = {}, REPL_ALL = {}, REPL_NONE = {}, REPL_AOF = {}, REPL_SLAVE = {},
                 REPL_REPLICA = {}, acl_check_cmd = {}, breakpoint = {}, debug = {},
-                REDIS_VERSION = {}, REDIS_VERSION_NUM = {},
+                REDIS_VERSION = {}, REDIS_VERSION_NUM = {}, VALKEY_VERSION_NUM = {},
             },
         },
         cjson = { fields = { encode = {}, decode = {}, null = {} } },

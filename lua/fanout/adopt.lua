@@ -34,7 +34,7 @@ Cost
 --- @include "includes/fanout_consumer"
 --- @include "includes/fanout_lanes"
 --- @include "includes/fanout_ids"
---- @include "includes/fanout_release"
+--- @include "includes/fanout_let_go"
 
 local PER_CALL = 500
 local FIRST_READY = 9
@@ -79,7 +79,7 @@ else
         end
     end
 end
-local adopted, gone = 0, {}
+local adopted, gone, life_ends = 0, {}, {}
 for _, id in ipairs(wanted) do
     local message = redis.call('HGET', keys.messages, id)
     local expires_at, order_hash = string.match(message or '', '^%d+:(%d+):(%d+):')
@@ -91,6 +91,7 @@ for _, id in ipairs(wanted) do
         adopted = adopted + 1
     elseif start == 'held' then
         gone[#gone + 1] = id
+        life_ends[id] = expires_at
     end
 end
 local more
@@ -105,7 +106,7 @@ else
     end
     more = ARGV[3] == '0'
 end
-release(keys, gone)
+let_go(keys, gone, life_ends, now)
 if adopted > 0 then
     redis.call('HINCRBY', details_key, 'adopted', adopted)
 end

@@ -3,7 +3,8 @@
 Purpose
     Take the next messages of a consumer under a lease, and count an attempt of each. Leases that have run out end first
     and messages whose retry is due get in line, at most 100 of each; while more have run out nothing is handed out. A
-    message that has expired before its first attempt, or whose payload is gone, is passed over; one that is handed out
+    message that has expired before its first attempt, or whose payload is gone, is passed over, and freed when nobody
+    else works on it; one that is handed out
     is kept until the deadline at least. A message whose lease ran out twice is handed out alone: it may be what ends
     its workers, and is to end no work on others. An ordered consumer gets at most one message per lane, and none from
     a lane whose last one is not done.
@@ -47,7 +48,7 @@ Cost
 --- @include "includes/fanout_entries"
 --- @include "includes/fanout_new_entries"
 --- @include "includes/fanout_tokens"
---- @include "includes/fanout_release"
+--- @include "includes/fanout_let_go"
 --- @include "includes/fanout_reclaim"
 
 local MOVED_PER_CALL = 100
@@ -121,7 +122,7 @@ if #due > 0 then
     redis.call('ZREM', delayed_key, unpack(due))
 end
 
-local skipped, taken, is_leased = {}, 0, {}
+local skipped, life_ends, taken, is_leased = {}, {}, 0, {}
 local bytes, is_full = 0, false
 -- Whether the answer has room for one more; a single larger message travels alone.
 local function fits(id)
@@ -140,7 +141,7 @@ local is_alone = false
 local function lease(ids, lane)
     local payloads = redis.call('HMGET', keys.messages, unpack(ids))
     local entries = redis.call('HMGET', keys.details, unpack(ids))
-    local noted, leased, looked_at = {}, {}, 0
+    local noted, leased, short_lived, looked_at = {}, {}, {}, 0
     for position, id in ipairs(ids) do
         if is_alone then
             break
@@ -150,6 +151,7 @@ local function lease(ids, lane)
         local expires_at = are_ids({ id }, 1) and message and string.match(message, '^%d+:(%d+):') or '0'
         if not message or (not entry and tonumber(expires_at) <= now) then
             skipped[#skipped + 1] = id
+            life_ends[id] = message and expires_at
         else
             local attempts, stalls = read_entry(entry)
             is_alone = stalls >= suspect_stalls
@@ -162,6 +164,9 @@ local function lease(ids, lane)
             leased[#leased + 1] = deadline
             leased[#leased + 1] = id
             is_leased[id] = true
+            if tonumber(expires_at) < now + lease_ms then
+                short_lived[#short_lived + 1] = id
+            end
             local size = #reply
             reply[size + 1], reply[size + 2], reply[size + 3], reply[size + 4] = id, attempts + 1, stalls, message
         end
@@ -170,6 +175,9 @@ local function lease(ids, lane)
         redis.call('HSET', keys.details, unpack(noted))
         redis.call('ZADD', keys.leases, unpack(leased))
         redis.call('ZADD', keys.expiries, 'XX', 'GT', unpack(leased))
+        if #short_lived > 0 then
+            keep_payloads(keys.messages, now + lease_ms, short_lived)
+        end
     end
     return #noted / 2, looked_at
 end
@@ -261,7 +269,7 @@ end
 if #skipped > 0 then
     redis.call('HDEL', keys.details, unpack(skipped))
     redis.call('HINCRBY', keys.details, 'expired', #skipped)
-    release(keys, skipped)
+    let_go(keys, skipped, life_ends, now)
 end
 reply[4] = #skipped
 

@@ -27,6 +27,7 @@ Cost
 ]]
 --- @include "includes/instant"
 --- @include "includes/fanout_forget"
+--- @include "includes/fanout_remove"
 
 local PER_CALL = 1000
 
@@ -59,15 +60,8 @@ if gone > 0 then
 end
 local forgotten = forget(KEYS[6], KEYS[7], now, limit, behind)
 if #ids > 0 then
-    local bytes = 0
-    for _, id in ipairs(ids) do
-        bytes = bytes + redis.call('HSTRLEN', KEYS[2], id)
-    end
-    redis.call('HINCRBY', KEYS[1], 'bytes', string.format('%d', -bytes))
     redis.call('HINCRBY', KEYS[1], 'expired', #ids)
-    redis.call('HDEL', KEYS[2], unpack(ids))
-    redis.call('HDEL', KEYS[3], unpack(ids))
-    redis.call('ZREM', KEYS[4], unpack(ids))
+    remove({ state = KEYS[1], messages = KEYS[2], references = KEYS[3], expiries = KEYS[4] }, ids, 0)
 end
 local more = #ids == limit or #held == limit or forgotten == limit
 return { #ids, more and 1 or 0, held_at + #held - gone, gone }

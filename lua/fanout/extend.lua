@@ -3,9 +3,10 @@
 Purpose
     Keep messages under lease for longer, from now on, and their payloads as long at least.
 KEYS
-    [1]  expiries        end of each message's life
-    [2]  leases          id -> deadline
-    [3]  details         fields of the consumer
+    [1]  messages        id -> message
+    [2]  expiries        end of each message's life
+    [3]  leases          id -> deadline
+    [4]  details         fields of the consumer
 ARGV
     [1]  token           of the lease
     [2]  lease_ms        how long it lasts, 1 or more
@@ -23,15 +24,16 @@ Cost
 --- @include "includes/fanout_entries"
 --- @include "includes/fanout_tokens"
 --- @include "includes/fanout_ids"
+--- @include "includes/fanout_keep"
 
 local IDS_PER_CALL = 1000
 local FIRST_ID = 4
 
-local expiries_key, leases_key, details_key = KEYS[1], KEYS[2], KEYS[3]
+local keys, leases_key, details_key = { messages = KEYS[1], expiries = KEYS[2] }, KEYS[3], KEYS[4]
 local token, lease_ms = ARGV[1], integer(ARGV[2])
 local count = #ARGV - FIRST_ID + 1
-if #KEYS ~= 3 or count < 1 or count > IDS_PER_CALL or not are_ids(ARGV, FIRST_ID) then
-    return redis.error_reply('INVALID 3 keys, 3 arguments and 1 to ' .. IDS_PER_CALL .. ' ids are expected')
+if #KEYS ~= 4 or count < 1 or count > IDS_PER_CALL or not are_ids(ARGV, FIRST_ID) then
+    return redis.error_reply('INVALID 4 keys, 3 arguments and 1 to ' .. IDS_PER_CALL .. ' ids are expected')
 end
 local now = instant(ARGV[3])
 if not is_token(token) or not lease_ms or lease_ms < 1 or not now then
@@ -39,15 +41,18 @@ if not is_token(token) or not lease_ms or lease_ms < 1 or not now then
 end
 
 local deadline = string.format('%d', now + lease_ms)
-local reply = { deadline }
+local reply, extended = { deadline }, {}
 for position, entry in ipairs(redis.call('HMGET', details_key, unpack(ARGV, FIRST_ID))) do
     local id = ARGV[FIRST_ID - 1 + position]
     local _, _, _, owner = read_entry(entry)
     if owner == token then
         redis.call('ZADD', leases_key, 'XX', deadline, id)
-        redis.call('ZADD', expiries_key, 'XX', 'GT', deadline, id)
+        extended[#extended + 1] = id
     else
         reply[#reply + 1] = id
     end
+end
+if #extended > 0 then
+    keep(keys, now + lease_ms, extended)
 end
 return reply

@@ -7,13 +7,14 @@ Purpose
 KEYS
     [1]  state           fields of the queue
     [2]  options         member -> options
-    [3]  expiries        end of each message's life
-    [4]  leases          id -> deadline
-    [5]  delayed         id -> when its retry is due
-    [6]  dead            id -> when it died
-    [7]  details         fields of the consumer
-    [8]  wake            has a member when there may be something to claim
-    [9+] ready           list of ids per lane
+    [3]  messages        id -> message
+    [4]  expiries        end of each message's life
+    [5]  leases          id -> deadline
+    [6]  delayed         id -> when its retry is due
+    [7]  dead            id -> when it died
+    [8]  details         fields of the consumer
+    [9]  wake            has a member when there may be something to claim
+    [10+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
     [2]  token           of the lease
@@ -43,18 +44,20 @@ Cost
 --- @include "includes/fanout_tokens"
 --- @include "includes/fanout_ids"
 --- @include "includes/fanout_bury"
+--- @include "includes/fanout_keep"
 
-local FIRST_READY = 9
+local FIRST_READY = 10
 
 local keys = {
     state = KEYS[1],
-    expiries = KEYS[3],
-    leases = KEYS[4],
-    dead = KEYS[6],
-    details = KEYS[7],
+    messages = KEYS[3],
+    expiries = KEYS[4],
+    leases = KEYS[5],
+    dead = KEYS[7],
+    details = KEYS[8],
     ready = { unpack(KEYS, FIRST_READY) },
 }
-local options_key, delayed_key, wake_key = KEYS[2], KEYS[5], KEYS[8]
+local options_key, delayed_key, wake_key = KEYS[2], KEYS[6], KEYS[9]
 
 local consumer, token, id, reason, place = ARGV[1], ARGV[2], ARGV[3], ARGV[6], ARGV[7]
 local delay_ms, max_attempts = integer(ARGV[4]), integer(ARGV[5])
@@ -90,7 +93,7 @@ end
 redis.call('HINCRBY', keys.details, 'retried', 1)
 redis.call('HSET', keys.details, id, write_entry(attempts, stalls, lane, '-'))
 local due = string.format('%d', now + delay_ms)
-redis.call('ZADD', keys.expiries, 'XX', 'GT', due, id)
+keep(keys, now + delay_ms, { id })
 if lane > 0 then
     redis.call('HSET', keys.details, 'l' .. lane, 'blocked ' .. due)
     redis.call('LPUSH', keys.ready[lane], id)

@@ -2,7 +2,8 @@
 --[[
 Purpose
     Store messages once, and put a reference to each into the list of every member, of all or of none; in order.
-    While nobody is a member they are held for whoever adopts them.
+    While nobody is a member they are held for whoever adopts them. With each sixteenth message go up to 32 whose lives
+    are over. Where the server can, a payload has an expiry of its own, unless the caller says what time it is.
 KEYS
     [1]  state           fields of the queue
     [2]  messages        id -> "published_ms:expires_at_ms:order_hash:record"
@@ -39,6 +40,9 @@ Cost
 --- @include "includes/instant"
 --- @include "includes/fanout_options"
 --- @include "includes/fanout_release"
+--- @include "includes/fanout_over"
+--- @include "includes/fanout_field_expiry"
+--- @include "includes/fanout_late"
 --- @include "includes/fanout_unblock"
 --- @include "includes/fanout_forget"
 
@@ -46,6 +50,8 @@ local MESSAGES_PER_CALL = 100
 local REFERENCES_PER_CALL = 2500
 local HELD = 100000
 local DEDUPLICATION_MS = 86400000
+local OVER_BYTES_PER_CALL = 100000
+local MESSAGES_PER_TURN = 16
 local FIRST_CONSUMER_KEY = 8
 local FIRST_VALUE = 5
 local VALUES_PER_MESSAGE = 5
@@ -77,7 +83,8 @@ for index = first_message, #ARGV, VALUES_PER_MESSAGE do
     end
 end
 local fields = redis.call(
-    'HMGET', keys.state, 'membership', 'next_id', 'members', 'when_nobody', 'max_held', 'deduplication_ms'
+    'HMGET', keys.state, 'membership', 'next_id', 'members', 'when_nobody', 'max_held', 'deduplication_ms', 'published',
+    'bytes'
 )
 local next_id = tonumber(fields[2]) or 1
 if (tonumber(fields[1]) or 0) ~= membership then
@@ -197,18 +204,44 @@ if consumers == 0 and #fresh > 0 then
     push_keys[1], push_ids[1] = held_key, fresh_ids
 end
 
+-- Stores ids and records in turn.
+local function store(messages_key, values, expires_at)
+    local ends_ms = expires_at and string.format('%d', tonumber(expires_at) + LATE_MS)
+    local fields_of = #values / 2
+    if ends_ms and redis.pcall('HSETEX', messages_key, 'PXAT', ends_ms, 'FIELDS', fields_of, unpack(values)) == 1 then
+        return
+    end
+    redis.call('HSET', messages_key, unpack(values))
+end
+
 local dropped = 0
 if #fresh > 0 then
-    local stored, bytes = {}, 0
+    local stored, ends, records, bytes = {}, {}, {}, tonumber(fields[8]) or 0
     local owed = string.format('%d', math.max(consumers, 1))
-    redis.call('HSET', keys.state, 'version', 1, 'next_id', string.format('%d', next_id + #fresh))
-    for _, position in ipairs(fresh) do
+    for number, position in ipairs(fresh) do
         local index = first_message + VALUES_PER_MESSAGE * (position - 1)
         local expires_at = string.format('%d', now + tonumber(ARGV[index]))
-        local record = string.format('%d:', now) .. expires_at .. ':' .. ARGV[index + 1] .. ':' .. ARGV[index + 4]
-        bytes = bytes + #record
-        redis.call('HSET', keys.messages, ids[position], record)
-        redis.call('ZADD', keys.expiries, expires_at, ids[position])
+        ends[2 * number - 1], ends[2 * number] = expires_at, ids[position]
+        records[number] = string.format('%d:', now) .. expires_at .. ':' .. ARGV[index + 1] .. ':' .. ARGV[index + 4]
+        bytes = bytes + #records[number]
+    end
+    redis.call(
+        'HSET', keys.state, 'version', 1, 'next_id', string.format('%d', next_id + #fresh),
+        'published', string.format('%d', (tonumber(fields[7]) or 0) + #fresh), 'bytes', string.format('%d', bytes)
+    )
+    -- Where the instant is the caller's, the server's clock has no say.
+    local has_own_expiry = HAS_FIELD_EXPIRY and ARGV[3] == ''
+    local first = 1
+    for number, position in ipairs(fresh) do
+        local index = first_message + VALUES_PER_MESSAGE * (position - 1)
+        if number == #fresh or ends[2 * number - 1] ~= ends[2 * number + 1] then
+            local values = {}
+            for each = first, number do
+                values[#values + 1], values[#values + 2] = ends[2 * each], records[each]
+            end
+            store(keys.messages, values, has_own_expiry and ends[2 * number - 1])
+            first = number + 1
+        end
         stored[#stored + 1] = ids[position]
         stored[#stored + 1] = owed
         if ARGV[index + 2] ~= '' then
@@ -219,6 +252,7 @@ if #fresh > 0 then
             redis.call('ZADD', remembered_key, string.format('%d', now + for_ms), name)
         end
     end
+    redis.call('ZADD', keys.expiries, unpack(ends))
     redis.call('HSET', keys.references, unpack(stored))
     for push, key in ipairs(push_keys) do
         redis.call('RPUSH', key, unpack(push_ids[push]))
@@ -226,8 +260,6 @@ if #fresh > 0 then
     for _, wake in ipairs(wakes) do
         redis.call('ZADD', wake, 0, 'w')
     end
-    redis.call('HINCRBY', keys.state, 'published', #fresh)
-    redis.call('HINCRBY', keys.state, 'bytes', string.format('%d', bytes))
 end
 
 for _, drop in ipairs(drops) do
@@ -240,6 +272,24 @@ for _, drop in ipairs(drops) do
 end
 if dropped > 0 then
     redis.call('HINCRBY', keys.state, 'dropped', dropped)
+end
+-- More may go than come. To look each time would cost as much as to store a reference.
+local turns = math.floor((next_id + #fresh - 1) / MESSAGES_PER_TURN) - math.floor((next_id - 1) / MESSAGES_PER_TURN)
+if turns > 0 then
+    local instants, most = string.format('%d', now), 2 * MESSAGES_PER_TURN * turns
+    local found = redis.call('ZRANGEBYSCORE', keys.expiries, '-inf', instants, 'WITHSCORES', 'LIMIT', 0, most)
+    local over, bytes = {}, 0
+    for index = 1, #found, 2 do
+        bytes = bytes + redis.call('HSTRLEN', keys.messages, found[index])
+        if index > 1 and bytes > OVER_BYTES_PER_CALL then
+            break
+        end
+        local message = redis.call('HGET', keys.messages, found[index])
+        if is_over(found[index + 1], string.match(message or '', '^%d+:(%d+):'), now) then
+            over[#over + 1] = found[index]
+        end
+    end
+    release(keys, {}, over)
 end
 -- More go than come, so that the memory of ids is bounded by the time that they are remembered for.
 forget(remembered_key, deduplications_key, now, 2 * count)

@@ -7,14 +7,15 @@ Purpose
 KEYS
     [1]  state           fields of the queue
     [2]  options         member -> options
-    [3]  references      id -> consumers that owe an ack
-    [4]  expiries        end of each message's life
-    [5]  leases          id -> deadline
-    [6]  delayed         id -> when its retry is due
-    [7]  dead            id -> when it died
-    [8]  details         fields of the consumer
-    [9]  wake            has a member when there may be something to claim
-    [10+] ready          list of ids per lane
+    [3]  messages        id -> message
+    [4]  references      id -> consumers that owe an ack
+    [5]  expiries        end of each message's life
+    [6]  leases          id -> deadline
+    [7]  delayed         id -> when its retry is due
+    [8]  dead            id -> when it died
+    [9]  details         fields of the consumer
+    [10] wake            has a member when there may be something to claim
+    [11+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
     [2]  max_stalls      a message whose lease ran out more often becomes a dead letter
@@ -48,18 +49,19 @@ Cost
 
 local PER_CALL = 1000
 local REACH = 250000
-local FIRST_READY = 10
+local FIRST_READY = 11
 local FIRST_ID = 9
 
 local keys = {
     state = KEYS[1],
-    expiries = KEYS[4],
-    leases = KEYS[5],
-    dead = KEYS[7],
-    details = KEYS[8],
+    messages = KEYS[3],
+    expiries = KEYS[5],
+    leases = KEYS[6],
+    dead = KEYS[8],
+    details = KEYS[9],
     ready = { unpack(KEYS, FIRST_READY) },
 }
-local options_key, references_key, delayed_key, wake_key = KEYS[2], KEYS[3], KEYS[6], KEYS[9]
+local options_key, references_key, delayed_key, wake_key = KEYS[2], KEYS[4], KEYS[7], KEYS[10]
 local max_stalls, limit, now = integer(ARGV[2]), integer(ARGV[3]), instant(ARGV[6])
 local first_lane, offset = integer(ARGV[4]), integer(ARGV[5])
 local part, behind = ARGV[7], ARGV[8] ~= '' and integer(ARGV[8]) or nil

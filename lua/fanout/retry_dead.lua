@@ -32,6 +32,7 @@ Cost
 --- @include "includes/fanout_lanes"
 --- @include "includes/fanout_new_entries"
 --- @include "includes/fanout_ids"
+--- @include "includes/fanout_keep"
 
 local IDS_PER_CALL = 500
 local FIRST_READY = 8
@@ -70,9 +71,7 @@ for position, died in ipairs(redis.call('ZMSCORE', dead_key, unpack(ids))) do
         local lane = is_ordered and tonumber(order_hash) % options.lanes + 1 or 0
         redis.call('HSET', details_key, id, write_entry(0, 0, lane, '-'))
         redis.call('HDEL', details_key, 'e' .. id)
-        redis.call(
-            'ZADD', expiries_key, 'XX', 'GT', string.format('%d', now + options.dead_retention_ms), id
-        )
+        keep({ messages = messages_key, expiries = expiries_key }, now + options.dead_retention_ms, { id })
         if is_ordered then
             redis.call('LPUSH', ready[lane], id)
         else

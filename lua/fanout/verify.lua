@@ -16,10 +16,11 @@ ARGV
     [4+] value           per consumer its lanes, 0 when it is not ordered and has one list; then 1 to 100 different ids
 Returns
     {id, has_message, references, expires_at_ms, places, ...}  five values per id; the count and the end of its life, as
-                         text, are -1 when there is none; places has a word per consumer that has something: its
-                         position in the call, from 1, and a letter per place: r ready, d delayed, l leased, u leased
-                         without a token and not overdue, x dead letter, n only notes; "0h" for held. There may be fewer
-                         ids than were asked about: go on behind the last
+                         text, are -1 when there is none, and when the payload has gone by its own expiry; places has
+                         a word per consumer that has something: its position in the call, from 1, and a letter per
+                         place: r ready, d delayed, l leased, u leased without a token and not overdue, x dead letter,
+                         n only notes; "0h" for held. There may be fewer ids than were asked about: go on behind the
+                         last
 Errors
     INVALID   an argument breaks the rules above
     VERSION   the membership is another one
@@ -58,9 +59,11 @@ for _, id in ipairs(ids) do
         end
     end
     local size = #reply
-    reply[size + 1], reply[size + 2] = id, redis.call('HEXISTS', KEYS[2], id)
-    reply[size + 3] = tonumber(redis.call('HGET', KEYS[3], id) or -1)
-    reply[size + 4] = redis.call('ZSCORE', KEYS[4], id) or '-1'
+    local has_message, ends = redis.call('HEXISTS', KEYS[2], id), redis.call('ZSCORE', KEYS[4], id)
+    local has_expired = has_message == 0 and ends and tonumber(ends) <= now
+    reply[size + 1], reply[size + 2] = id, has_message
+    reply[size + 3] = not has_expired and tonumber(redis.call('HGET', KEYS[3], id) or nil) or -1
+    reply[size + 4] = not has_expired and ends or '-1'
     reply[size + 5] = table.concat(places, ' ')
 end
 return reply

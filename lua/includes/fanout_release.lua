@@ -1,28 +1,29 @@
--- Takes one reference of each of at most 1,000 different ids away. A message that nobody owes any longer goes: payload,
--- count and expiry. One whose payload has expired has no count any more, and none is made.
-local function release(keys, ids)
-    if #ids == 0 then
-        return 0
-    end
+--- @include "includes/fanout_remove"
+-- Takes one reference of each of at most 1,000 different ids away. A message that nobody owes any longer goes; it
+-- counts as expired where its payload was gone before. One that has been removed has no count any more, and none is
+-- made. Messages that are over, if there are any, go with them, whoever owes an ack for them.
+local function release(keys, ids, over)
     local gone = {}
-    for position, count in ipairs(redis.call('HMGET', keys.references, unpack(ids))) do
-        if count and tonumber(count) > 1 then
-            redis.call('HINCRBY', keys.references, ids[position], -1)
-        elseif count then
-            gone[#gone + 1] = ids[position]
+    if #ids > 0 then
+        for position, count in ipairs(redis.call('HMGET', keys.references, unpack(ids))) do
+            if count and tonumber(count) > 1 then
+                redis.call('HINCRBY', keys.references, ids[position], -1)
+            elseif count then
+                gone[#gone + 1] = ids[position]
+            end
         end
+    end
+    local released = #gone
+    for _, id in ipairs(over or {}) do
+        gone[#gone + 1] = id
     end
     if #gone == 0 then
         return 0
     end
-    local bytes = 0
-    for _, id in ipairs(gone) do
-        bytes = bytes + redis.call('HSTRLEN', keys.messages, id)
-    end
-    local freed = redis.call('HDEL', keys.messages, unpack(gone))
-    redis.call('HDEL', keys.references, unpack(gone))
-    redis.call('ZREM', keys.expiries, unpack(gone))
-    redis.call('HINCRBY', keys.state, 'bytes', string.format('%d', -bytes))
+    local freed = remove(keys, gone, released)
     redis.call('HINCRBY', keys.state, 'freed', freed)
+    if freed < #gone then
+        redis.call('HINCRBY', keys.state, 'expired', #gone - freed)
+    end
     return freed
 end

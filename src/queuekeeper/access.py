@@ -18,6 +18,8 @@ _CLIENT = (
 """What our connections say, to a server and to a cluster. That redis-py may not tell its version does no harm."""
 
 _SCRIPTS = ("evalsha", "script|load", "wait")
+_NOT_EVERYWHERE = frozenset({"hpexpireat", "hsetex"})
+"""A rule that names a command which the server does not know is refused; its category is known everywhere."""
 
 _SESSION_KEYS = ("{*}_messages*", "{*}_last_packet_id", "{*}_session")
 _SESSION_STORE = (
@@ -68,6 +70,8 @@ class RedisUser:
             script = lua.load(name)
             # Whoever does something may also ask what it would do.
             granted |= {*_SCRIPTS, *lua.commands_called(script), *lua.commands_called(script, counts_only=True)}
+        if granted & _NOT_EVERYWHERE:
+            granted = (granted - _NOT_EVERYWHERE) | {"@hash"}
         return [
             *(f"~{prefix}{pattern}" for pattern in self.keys),
             *(f"+{command}" for command in sorted(granted - {command for command, _ in self.narrowed})),

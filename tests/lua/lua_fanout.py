@@ -100,7 +100,7 @@ class Queue:
         self,
         *records: str | bytes,
         to: str = "",
-        ttl_ms: int = DAY_MS,
+        ttl_ms: int | Sequence[int] = DAY_MS,
         order_hashes: Sequence[int] = (),
         deduplication_ids: Sequence[str] = (),
         remembered_ms: int | str = "",
@@ -132,7 +132,8 @@ class Queue:
         for position, record in enumerate(records):
             order_hash = order_hashes[position] if order_hashes else 0
             deduplication_id = deduplication_ids[position] if deduplication_ids else ""
-            args += [ttl_ms, order_hash, deduplication_id, remembered_ms, record]
+            life_ms = ttl_ms if isinstance(ttl_ms, int) else ttl_ms[position]
+            args += [life_ms, order_hash, deduplication_id, remembered_ms, record]
         return self.call("publish", keys, args)
 
     def claim(
@@ -188,6 +189,7 @@ class Queue:
         keys = [
             shared.state,
             shared.options,
+            shared.messages,
             shared.expiries,
             own.leases,
             own.delayed,
@@ -202,7 +204,8 @@ class Queue:
 
     def extend(self, consumer: str, *ids: int, token: str = "t1", lease_ms: int = 30_000) -> Any:
         own = self.of(consumer)
-        return self.call("extend", [self.keys.expiries, own.leases, own.details], [token, lease_ms, self.now, *ids])
+        keys = [self.keys.messages, self.keys.expiries, own.leases, own.details]
+        return self.call("extend", keys, [token, lease_ms, self.now, *ids])
 
     def list_consumers(self) -> Any:
         return self.call("list_consumers", [self.keys.state, self.keys.options, self.keys.consumers], [])
@@ -282,6 +285,7 @@ class Queue:
         keys = [
             shared.state,
             shared.options,
+            shared.messages,
             shared.references,
             shared.expiries,
             own.leases,

@@ -10,6 +10,9 @@ from queuekeeper.fanout.model import SUSPECT_STALLS, ConsumerOptions, Mode, Star
 HELD = "(held)"
 """Stands for the consumers to come among those who owe an ack."""
 
+LATE_MS = 600_000
+"""What was worked on behind the end of its life stays for so long, except for upkeep."""
+
 
 @dataclass
 class Message:
@@ -25,6 +28,11 @@ class Message:
     expires_at_ms: int
     kept_until_ms: int
     owed_by: set[str]
+
+    def is_over(self, now: int) -> bool:
+        """Tell whether whoever meets it removes it."""
+        late_ms = LATE_MS if self.kept_until_ms > self.expires_at_ms else 0
+        return self.kept_until_ms + late_ms <= now
 
 
 @dataclass
@@ -100,6 +108,13 @@ class QueueModel:
         self.messages[message_id] = Message(body, order_hash, now + ttl_ms, now + ttl_ms, owed_by)
         return message_id, False
 
+    def remove_over(self, *, most: int, now: int) -> None:
+        """Remove those messages whose lives are over that a publish meets."""
+        met = sorted((message.kept_until_ms, str(one)) for one, message in self.messages.items())[:most]
+        for _, text in met:
+            if self.messages[int(text)].is_over(now):
+                del self.messages[int(text)]
+
     def register(self, name: str, options: ConsumerOptions, start: Start, *, now: int) -> int:
         """Return how many messages it adopts."""
         consumer = self.consumers[name] = Consumer(name, options)
@@ -116,7 +131,7 @@ class QueueModel:
                 message.owed_by.add(name)
                 adopted += 1
             if start is Start.HELD:
-                self._release(HELD, message_id)
+                self._pass_over(HELD, message_id, now=now)
         return adopted
 
     def unregister(self, name: str) -> tuple[int, int]:
@@ -310,7 +325,7 @@ class QueueModel:
         if message is not None and (message_id in consumer.notes or message.expires_at_ms > now):
             return [message_id]
         consumer.notes.pop(message_id, None)
-        self._release(consumer.name, message_id)
+        self._pass_over(consumer.name, message_id, now=now)
         return []
 
     @staticmethod
@@ -345,6 +360,13 @@ class QueueModel:
         message = self.messages.get(message_id)
         if message is not None:
             message.kept_until_ms = max(message.kept_until_ms, until_ms)
+
+    def _pass_over(self, name: str, message_id: int, *, now: int) -> None:
+        message = self.messages.get(message_id)
+        if message is not None and message.is_over(now):
+            del self.messages[message_id]
+        else:
+            self._release(name, message_id)
 
     def _release(self, name: str, message_id: int) -> bool:
         """Return whether the message is gone."""

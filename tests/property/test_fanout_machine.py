@@ -162,7 +162,7 @@ class FanoutMachine(RuleBasedStateMachine):
 
     # Upkeep, and time.
 
-    @rule(milliseconds=st.sampled_from([1, 60, 100, 100, 1_000, 2_500]))
+    @rule(milliseconds=st.sampled_from([1, 60, 100, 100, 1_000, 2_500, 601_000]))
     def pass_time(self, milliseconds: int) -> None:
         self.world.pass_ms(milliseconds)
 
@@ -339,6 +339,8 @@ class FanoutMachine(RuleBasedStateMachine):
                 now=self.now,
             )
             assert (report.id, report.duplicate) == expected
+        turns = sum(report.id % 16 == 0 for report in reports if not report.duplicate)
+        self.model.remove_over(most=32 * turns, now=self.now)
 
     def _claim(self, worker: int, name: str, *, count: int, lease_ms: int) -> tuple[str, list[int]]:
         self._note_stalls(name)

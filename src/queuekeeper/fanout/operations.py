@@ -630,6 +630,7 @@ class FanoutOperations:
                 [
                     keys.state,
                     keys.options,
+                    keys.messages,
                     keys.expiries,
                     own.leases,
                     own.delayed,
@@ -664,7 +665,7 @@ class FanoutOperations:
         stale: list[int] = []
         for part in _parts(ids):
             deadline, *stale_now = yield from _ask(
-                "extend", [keys.expiries, own.leases, own.details], [token, lease_ms, self._now(), *part]
+                "extend", [keys.messages, keys.expiries, own.leases, own.details], [token, lease_ms, self._now(), *part]
             )
             deadline_ms = int(deadline)
             stale += map(int, stale_now)
@@ -735,6 +736,7 @@ class FanoutOperations:
             [
                 keys.state,
                 keys.options,
+                keys.messages,
                 keys.references,
                 keys.expiries,
                 own.leases,
