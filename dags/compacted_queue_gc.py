@@ -26,14 +26,11 @@ from airflow.sdk import DAG, TriggerRule
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
 from queuekeeper.airflow.forms import form
-from queuekeeper.airflow.operators.compacted_gc import (
-    CollectShareOperator,
-    PlanCollectionOperator,
-    ReportCollectionOperator,
-)
+from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
 from queuekeeper.jobs.common import Connections, DryRun, UndoRetention
-from queuekeeper.maintenance.compacted_gc_model import CollectionParameters
+from queuekeeper.maintenance.compacted.model import CollectionParameters
 
+JOB = Path(__file__).stem
 CONNECTIONS = {
     "postgres_conn_id": "{{ params.postgres_conn_id }}",
     "redis_conn_id": "{{ params.redis_conn_id }}",
@@ -49,18 +46,18 @@ with DAG(
     is_paused_upon_creation=True,
     max_active_runs=1,
     params=form(DryRun, CollectionParameters, UndoRetention, Connections),
-    default_args={**default_args(), **CONNECTIONS},
+    default_args={**default_args(), **CONNECTIONS, "job": JOB},
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
 ):
-    plan = PlanCollectionOperator(task_id="plan", pool=Pool.REDIS, execution_timeout=timedelta(hours=6))
-    collect = CollectShareOperator.partial(
+    plan = PlanJobOperator(task_id="plan", job=JOB, pool=Pool.REDIS, execution_timeout=timedelta(hours=6))
+    collect = ApplyJobShareOperator.partial(
         task_id="collect",
         map_index_template="{{ task.share }}",
         pool=Pool.REDIS,
         execution_timeout=timedelta(days=1),
     ).expand_kwargs(plan.output)
     # What was done is of interest most when a share was not finished; in a dry run the plan is all there is.
-    report = ReportCollectionOperator(
+    report = ReportJobOperator(
         task_id="report",
         maintenance_run_id="{{ ti.xcom_pull(task_ids='plan', key='maintenance_run_id') or '' }}",
         pool=Pool.REDIS,

@@ -27,14 +27,11 @@ from airflow.sdk import DAG, TriggerRule
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
 from queuekeeper.airflow.forms import form
-from queuekeeper.airflow.operators.fanout_repair import (
-    PlanFanoutRepairOperator,
-    RepairFanoutShareOperator,
-    ReportFanoutRepairOperator,
-)
+from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
 from queuekeeper.jobs.common import Connections, DryRun
-from queuekeeper.maintenance.fanout_repair_model import FanoutRepairParameters
+from queuekeeper.maintenance.fanout.model import FanoutRepairParameters
 
+JOB = Path(__file__).stem
 CONNECTIONS = {
     "postgres_conn_id": "{{ params.postgres_conn_id }}",
     "redis_conn_id": "{{ params.redis_conn_id }}",
@@ -50,11 +47,11 @@ with DAG(
     is_paused_upon_creation=True,
     max_active_runs=1,
     params=form(DryRun, FanoutRepairParameters, Connections),
-    default_args={**default_args(), **CONNECTIONS},
+    default_args={**default_args(), **CONNECTIONS, "job": JOB},
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
 ):
-    plan = PlanFanoutRepairOperator(task_id="plan", pool=Pool.REDIS, execution_timeout=timedelta(hours=6))
-    repair = RepairFanoutShareOperator.partial(
+    plan = PlanJobOperator(task_id="plan", job=JOB, pool=Pool.REDIS, execution_timeout=timedelta(hours=6))
+    repair = ApplyJobShareOperator.partial(
         task_id="repair",
         map_index_template="{{ task.share }}",
         pool=Pool.REDIS,
@@ -62,7 +59,7 @@ with DAG(
     ).expand_kwargs(plan.output)
     # What was done is of interest most when a share was not finished; where there was nothing to do, the plan is all
     # there is.
-    report = ReportFanoutRepairOperator(
+    report = ReportJobOperator(
         task_id="report",
         maintenance_run_id="{{ ti.xcom_pull(task_ids='plan', key='maintenance_run_id') or '' }}",
         pool=Pool.REDIS,

@@ -9,23 +9,13 @@ from typing import Any
 
 from queuekeeper.compacted.model import Append, Fence, Purge
 from queuekeeper.compacted.queue import CompactedQueues
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import CompactedKeys, compacted_keys, compacted_registry_key
-from queuekeeper.maintenance.compacted_gc import (
-    collect_share,
-    plan_collection,
-    report_collection,
-    save_collection_plan,
-)
-from queuekeeper.maintenance.compacted_gc_model import (
-    CollectionOutcome,
-    CollectionParameters,
-    CollectionPlan,
-    CollectionReport,
-    Restoration,
-)
-from queuekeeper.maintenance.compacted_gc_undo import undo_collection
-from queuekeeper.maintenance.compacted_registry import Registry
+from queuekeeper.maintenance.compacted.collection import Collection, CollectionOutcome, CollectionPlan
+from queuekeeper.maintenance.compacted.model import CollectionCounts, CollectionParameters, Restoration
+from queuekeeper.maintenance.compacted.registry import Registry
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient
 
@@ -83,20 +73,21 @@ class World:
         found = anything.zscore(compacted_registry_key(client_id, prefix=self.prefix), client_id)
         return None if found is None else int(found)
 
+    def engine(self, say: Callable[[str], None] = lambda _: None, **others: Any) -> Engine:
+        return Engine(job=Collection, client=self.client, clock=self.clock, undo_directory=self.undo, say=say, **others)
+
     def plan(self, **wishes: Any) -> CollectionPlan:
-        return plan_collection(
-            self.client, parameters=CollectionParameters(**self._wishes(wishes)), clock=self.clock, say=lambda _: None
-        )
+        return self.engine().plan(CollectionParameters(**self._wishes(wishes)))
 
     def planned(self, **wishes: Any) -> tuple[str, list[str]]:
         """Return run and shares of a plan that was saved."""
         plan = self.plan(**wishes)
-        return save_collection_plan(self.runs, plan).maintenance_run_id, plan.parameters.share_names()
+        return self.engine().save(self.runs, plan).maintenance_run_id, plan.share_names()
 
-    def collect(self, run_id: str, share: str, say: Callable[[str], None] = lambda _: None) -> CollectionReport:
-        return collect_share(
-            self.client, runs=self.runs, run_id=run_id, share=share, undo_directory=self.undo, clock=self.clock, say=say
-        )
+    def collect(
+        self, run_id: str, share: str, say: Callable[[str], None] = lambda _: None, **others: Any
+    ) -> ShareReport[CollectionCounts]:
+        return self.engine(say, **others).apply(self.runs, run_id, share)
 
     def collected(self, **wishes: Any) -> CollectionOutcome:
         """Plan, collect and look again."""
@@ -106,15 +97,15 @@ class World:
         return self.report(run_id)
 
     def report(self, run_id: str, *, dry_run: bool = False) -> CollectionOutcome:
-        return report_collection(
-            self.client, runs=self.runs, run_id=run_id, dry_run=dry_run, clock=self.clock, say=lambda _: None
-        )
+        return self.engine().report(self.runs, run_id, dry_run=dry_run)
 
     def take_back(self, run_id: str, *, dry_run: bool = False) -> Restoration:
-        return undo_collection(self.client, run_id=run_id, key_prefix=self.prefix, directory=self.undo, dry_run=dry_run)
+        parameters = CollectionParameters(key_prefix=self.prefix)
+        restored: Restoration = self.engine().undo(run_id=run_id, parameters=parameters, dry_run=dry_run)
+        return restored
 
     def purge(self, client_id: str) -> None:
         self.queues.purge(client_id, what=Purge.everything())
 
     def _wishes(self, wishes: dict[str, Any]) -> dict[str, Any]:
-        return {"key_prefix": self.prefix, "shares": 1, "max_operations_per_s": None} | wishes
+        return {"key_prefix": self.prefix, "shares": 1, "max_operations_per_s": None, "max_jitter_s": 0} | wishes

@@ -8,20 +8,12 @@ from typing import Any
 
 from queuekeeper.fanout.model import Claimed, ConsumerOptions, NewMessage
 from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, fanout_consumer_keys, fanout_keys
-from queuekeeper.maintenance.fanout_repair import (
-    plan_fanout_repair,
-    repair_share,
-    report_fanout_repair,
-    save_fanout_repair_plan,
-)
-from queuekeeper.maintenance.fanout_repair_model import (
-    FanoutRepairOutcome,
-    FanoutRepairParameters,
-    FanoutRepairPlan,
-    FanoutShareReport,
-)
+from queuekeeper.maintenance.fanout.model import FanoutRepairCounts, FanoutRepairParameters
+from queuekeeper.maintenance.fanout.repair import FanoutRepair, FanoutRepairOutcome, FanoutRepairPlan
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, nodes
 
@@ -82,18 +74,21 @@ class World:
         """Return all there is."""
         return {key: node.dump(key) for _, node in nodes(self.client) for key in node.scan_iter()}
 
+    def engine(self, say: Callable[[str], None] = lambda _: None) -> Engine:
+        return Engine(job=FanoutRepair, client=self.client, clock=self.clock, say=say)
+
     def plan(self, **wishes: Any) -> FanoutRepairPlan:
-        return plan_fanout_repair(
-            self.client, parameters=FanoutRepairParameters(**self._wishes(wishes)), clock=self.clock
-        )
+        return self.engine().plan(FanoutRepairParameters(**self._wishes(wishes)))
 
     def planned(self, **wishes: Any) -> tuple[str, list[str]]:
         """Return run and shares of a plan that was saved."""
         plan = self.plan(**wishes)
-        return save_fanout_repair_plan(self.runs, plan).maintenance_run_id, plan.parameters.share_names()
+        return self.engine().save(self.runs, plan).maintenance_run_id, plan.share_names()
 
-    def repair(self, run_id: str, share: str, say: Callable[[str], None] = lambda _: None) -> FanoutShareReport:
-        return repair_share(self.client, runs=self.runs, run_id=run_id, share=share, clock=self.clock, say=say)
+    def repair(
+        self, run_id: str, share: str, say: Callable[[str], None] = lambda _: None
+    ) -> ShareReport[FanoutRepairCounts]:
+        return self.engine(say).apply(self.runs, run_id, share)
 
     def repaired(self, **wishes: Any) -> FanoutRepairOutcome:
         """Plan, repair and look again."""
@@ -103,7 +98,7 @@ class World:
         return self.report(run_id)
 
     def report(self, run_id: str, *, dry_run: bool = False) -> FanoutRepairOutcome:
-        return report_fanout_repair(self.client, runs=self.runs, run_id=run_id, dry_run=dry_run, clock=self.clock)
+        return self.engine().report(self.runs, run_id, dry_run=dry_run)
 
     def _wishes(self, wishes: dict[str, Any]) -> dict[str, Any]:
         return {"key_prefix": self.prefix, "shares": 1, "max_operations_per_s": None} | wishes

@@ -6,7 +6,9 @@ import hashlib
 import hmac
 import os
 import secrets
+from collections.abc import Callable
 from contextlib import suppress
+from functools import cache
 from pathlib import Path
 
 from queuekeeper.config import Settings
@@ -40,6 +42,16 @@ def hash_key(settings: Settings) -> bytes:
     else:
         text = _kept(settings.home / "hash_key")
     return hashlib.sha256(text.encode()).digest()
+
+
+def client_namer(settings: Settings) -> Callable[[str], str]:
+    """Return what names a client in reports; the key is read, or made, when the first one is named."""
+
+    @cache
+    def key() -> bytes:
+        return hash_key(settings)
+
+    return lambda client_id: client_hash(client_id, key=key())
 
 
 def _kept(path: Path) -> str:

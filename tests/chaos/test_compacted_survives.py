@@ -62,13 +62,15 @@ COLLECTOR = """
 import sys
 from pathlib import Path
 from queuekeeper import postgres
-from queuekeeper.maintenance.compacted_gc import collect_share
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.maintenance.compacted.collection import Collection
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.redis_client import connect
 
 redis_url, postgres_url, run_id, share, undo = sys.argv[1:]
 with connect(redis_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
-    collect_share(client, runs=MaintenanceRuns(connection), run_id=run_id, share=share, undo_directory=Path(undo))
+    engine = Engine(job=Collection, client=client, undo_directory=Path(undo))
+    engine.apply(MaintenanceRuns(connection), run_id, share)
 """
 
 

@@ -16,15 +16,15 @@ from queuekeeper import approvals, postgres
 from queuekeeper.compacted.model import Append, Retention, RetentionPolicy
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.embedded import PostgresServer
-from queuekeeper.errors import InvalidPolicy, RefusedError, ServerUnavailable, StalePlan, StoreFull, UsageError
-from queuekeeper.jobs import pace
+from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, StoreFull, UsageError
+from queuekeeper.jobs import engine, pace
+from queuekeeper.jobs.report import write_report
 from queuekeeper.jobs.store import RunState
 from queuekeeper.jobs.undo import UndoFile
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
-from queuekeeper.maintenance import compacted_gc
-from queuekeeper.maintenance.compacted_gc_model import CollectionCounts, CollectionParameters
-from queuekeeper.maintenance.compacted_gc_report import write_report
-from queuekeeper.maintenance.compacted_registry import Registry, rebuild_registry
+from queuekeeper.maintenance.compacted.collection import Collection
+from queuekeeper.maintenance.compacted.model import CollectionCounts, CollectionParameters
+from queuekeeper.maintenance.compacted.registry import Registry, rebuild_registry
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests.compacted_gc_world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, World
 from tests.conftest import REDIS_FLAVOURS
@@ -111,7 +111,7 @@ def test_what_is_due_goes_with_its_bytes_and_the_second_look_finds_nothing(world
     assert world.queues.inspect("meter-7").counters["expired_unacked"] == 2
     run = world.runs.load(outcome.maintenance_run_id)
     assert (run.state, run.report and run.report["clean"]) == (RunState.DONE, True)
-    files = write_report(outcome, tmp_path / "reports")
+    files = write_report(Collection, outcome, tmp_path / "reports")
     page = files.html.read_text("utf-8")
     assert "clean: a second look finds nothing that was due" in page
     assert json.loads(files.json.read_text("utf-8"))["counts"]["messages"] == 5
@@ -123,7 +123,7 @@ def test_plan_changes_nothing_and_says_what_will_go(valkey: World) -> None:
     before = contents(valkey.client)
     planned = valkey.plan()
     assert contents(valkey.client) == before
-    assert planned.registered == 3
+    assert planned.found.registered == 3
     assert asdict(valkey.collected().counts) == asdict(planned.counts)
     assert valkey.plan().empty
     again = valkey.collected()
@@ -151,8 +151,10 @@ def test_report_of_a_dry_run_says_that_nothing_was_removed(valkey: World, tmp_pa
     run_id, _ = valkey.planned()
     outcome = valkey.report(run_id, dry_run=True)
     assert contents(valkey.client) == before
-    assert (outcome.left, outcome.clean, outcome.finished_ms) == (None, False, None)
-    assert "5 messages are due, nothing was removed" in write_report(outcome, tmp_path).html.read_text("utf-8")
+    assert (outcome.left, outcome.clean, outcome.facts["finished_ms"]) == (None, False, None)
+    assert "5 messages are due, nothing was removed" in write_report(Collection, outcome, tmp_path).html.read_text(
+        "utf-8"
+    )
 
 
 def test_newer_value_of_a_key_never_goes(valkey: World, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,7 +176,7 @@ def test_newer_value_of_a_key_never_goes(valkey: World, monkeypatch: pytest.Monk
 
 
 def test_many_messages_and_queues_go_in_bounded_steps(valkey: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queuekeeper.maintenance.compacted_registry.QUEUES_PER_STEP", 2)
+    monkeypatch.setattr("queuekeeper.maintenance.compacted.registry.QUEUES_PER_STEP", 2)
     part = client_slot("queue-0") % COMPACTED_REGISTRIES
     names = [name for number in range(600) if client_slot(name := f"queue-{number}") % COMPACTED_REGISTRIES == part]
     for name in names[:5]:
@@ -316,13 +318,13 @@ def test_run_that_is_killed_goes_on_where_it_was(valkey: World, monkeypatch: pyt
     assert report.done
     assert sum(len(valkey.live(f"meter-{number}")) for number in range(30)) == 0
     outcome = valkey.report(run_id)
-    assert (outcome.clean, outcome.finished_ms) == (True, valkey.now_ms)
+    assert (outcome.clean, outcome.facts["finished_ms"]) == (True, valkey.now_ms)
     assert valkey.collect(run_id, share).counts == report.counts
 
 
 def test_heartbeat_says_when_every_part_was_last_finished(valkey: World) -> None:
     valkey.append("meter-7", "a")
-    assert valkey.collected().finished_ms == START_MS
+    assert valkey.collected().facts["finished_ms"] == START_MS
     part = client_slot("meter-7") % COMPACTED_REGISTRIES
     valkey.now_ms += WEEK_MS + 1
     outcome = valkey.collected(retention_s=604_800, policy="delete")
@@ -365,12 +367,9 @@ def test_time_limit_stops_a_share_that_can_go_on(valkey: World, monkeypatch: pyt
 
 def test_start_is_put_off_by_chance(valkey: World, monkeypatch: pytest.MonkeyPatch) -> None:
     slept: list[float] = []
-    monkeypatch.setattr(compacted_gc, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append))
+    monkeypatch.setattr(engine, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append))
     run_id, [share] = valkey.planned(max_jitter_s=30)
-    compacted_gc.collect_share(
-        valkey.client, runs=valkey.runs, run_id=run_id, share=share, undo_directory=valkey.undo, clock=valkey.clock,
-        uniform=lambda low, high: low + high / 2,
-    )  # fmt: skip
+    valkey.collect(run_id, share, uniform=lambda low, high: low + high / 2)
     assert slept == [15.0]
 
 
@@ -514,7 +513,7 @@ def test_rate_counts_what_is_looked_at_and_an_old_queue_is_asked_once(
     valkey.append("meter-7", *(f"key-{number}" for number in range(250)))
     valkey.now_ms += WEEK_MS + 1
     paced: list[int] = []
-    monkeypatch.setattr(compacted_gc, "run_pace", lambda *_, **__: paced.append)
+    monkeypatch.setattr(engine, "run_pace", lambda *_, **__: paced.append)
     collect = CompactedQueues.collect
     calls: list[Any] = []
 
@@ -584,7 +583,7 @@ def test_full_server_is_collected(redis_server_factory: Callable[..., Any], reco
         outcome = world.collected()
         assert outcome.clean
         assert outcome.counts.messages > 100
-        assert outcome.finished_ms == world.now_ms
+        assert outcome.facts["finished_ms"] == world.now_ms
         world.append("meter-1", "there is room again")
 
 
@@ -604,7 +603,7 @@ def test_bad_wishes_are_named(wishes: dict[str, Any], message: str) -> None:
 
 
 def test_unknown_policy_run_and_share_are_named(valkey: World) -> None:
-    with pytest.raises(InvalidPolicy, match="retention policy is 'all': it must be one of delete, acked_only, compact"):
+    with pytest.raises(UsageError, match="policy is 'all': it must be one of delete, acked_only, compact"):
         CollectionParameters(policy="all")
     run_id, [share] = valkey.planned()
     with pytest.raises(UsageError, match=f"run {run_id} has no share '00-01': it has {share}"):

@@ -17,12 +17,13 @@ from queuekeeper import approvals, postgres
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import InvalidName, QueueFull, ServerUnavailable, StalePlan, UnknownQueue, UsageError
 from queuekeeper.fanout.model import ConsumerOptions, Mode, Start
+from queuekeeper.jobs import engine
+from queuekeeper.jobs.report import verdict, write_report
 from queuekeeper.jobs.store import RunState
 from queuekeeper.keyspace import FANOUT_PARTS, fanout_part
-from queuekeeper.maintenance import fanout_repair
-from queuekeeper.maintenance.fanout_repair import find_queues
-from queuekeeper.maintenance.fanout_repair_model import FanoutRepairCounts, FanoutRepairParameters
-from queuekeeper.maintenance.fanout_repair_report import verdict, write_report
+from queuekeeper.maintenance.fanout.model import FanoutRepairCounts, FanoutRepairParameters
+from queuekeeper.maintenance.fanout.queues import PacedFanoutQueues, find_queues
+from queuekeeper.maintenance.fanout.repair import FanoutRepair
 from queuekeeper.redis_client import connect, nodes
 from tests.conftest import REDIS_FLAVOURS
 from tests.fanout_repair_world import DAY_MS, HOUR_MS, LEASE_MS, MINUTE_MS, START_MS, World
@@ -117,7 +118,7 @@ def test_every_fault_is_found_planned_repaired_and_gone(world: World) -> None:
 
     outcome = world.repaired()
 
-    assert (outcome.clean, outcome.proved, verdict(outcome)) == (
+    assert (outcome.clean, outcome.proved, verdict(FanoutRepair, outcome)) == (
         True, True, "clean: a second look finds nothing that was to be done",
     )  # fmt: skip
     assert work(outcome.counts) == planned
@@ -190,11 +191,11 @@ def test_healthy_queues_are_left_as_they_are_and_the_run_says_so(world: World, t
     forced = world.repaired()
 
     assert (outcome.clean, outcome.plan.empty, outcome.left) == (True, True, None)
-    assert verdict(outcome) == "healthy: there was nothing to do, and nothing was changed"
+    assert verdict(FanoutRepair, outcome) == "healthy: there was nothing to do, and nothing was changed"
     assert work(forced.counts) == {}
     assert world.contents() == before
     assert (outcome.plan.counts.queues, outcome.plan.counts.consumers) == (3, 4)
-    files = write_report(outcome, tmp_path)
+    files = write_report(FanoutRepair, outcome, tmp_path)
     assert "nothing was changed" in files.html.read_text("utf-8")
     assert json.loads(files.json.read_text("utf-8"))["clean"]
 
@@ -210,7 +211,7 @@ def test_dead_consumers_are_shown_and_removed_when_their_options_or_the_run_say_
     world.process(Q, B, 5)
 
     plan = world.plan()
-    assert [(each.consumer, each.unseen_s, each.waiting) for each in plan.unseen] == [
+    assert [(each.consumer, each.unseen_s, each.waiting) for each in plan.found.unseen] == [
         ("does <not>", 259_200, 5), ("tells when", 259_200, 5),
     ]  # fmt: skip
     assert work(world.repaired(unregister=False).counts) == {"overdue_leases": 1}
@@ -223,7 +224,7 @@ def test_dead_consumers_are_shown_and_removed_when_their_options_or_the_run_say_
     assert (work(outcome.counts), outcome.clean) == ({"idle_consumers": 1}, True)
     assert [each.consumer for each in world.queues.inspect(Q).consumers] == [B]
     assert world.queues.size(Q) == 0
-    page = write_report(outcome, tmp_path).html.read_text("utf-8")
+    page = write_report(FanoutRepair, outcome, tmp_path).html.read_text("utf-8")
     assert "does &lt;not&gt;" in page
     assert "or 24 h 00 min where they do not" in page
 
@@ -341,7 +342,7 @@ def test_run_that_is_killed_goes_on_behind_the_last_queue_that_it_was_done_with(
         valkey.kill(name, A)
     valkey.now_ms += LEASE_MS
     run_id, [share] = valkey.planned()
-    expire = fanout_repair.PacedFanoutQueues.expire
+    expire = PacedFanoutQueues.expire
     seen: list[str] = []
 
     def killed(queues: Any, queue: str, **how: Any) -> Any:
@@ -352,7 +353,7 @@ def test_run_that_is_killed_goes_on_behind_the_last_queue_that_it_was_done_with(
             raise KeyboardInterrupt
         return expire(queues, queue, **how)
 
-    monkeypatch.setattr(fanout_repair.PacedFanoutQueues, "expire", killed)
+    monkeypatch.setattr(PacedFanoutQueues, "expire", killed)
     with pytest.raises(KeyboardInterrupt):
         valkey.repair(run_id, share)
     assert valkey.report(run_id).open_shares == (share,)
@@ -413,7 +414,7 @@ def test_work_keeps_to_its_rate(valkey: World, monkeypatch: pytest.MonkeyPatch) 
     valkey.kill(Q, A)
     valkey.now_ms += LEASE_MS
     passed: list[int] = []
-    monkeypatch.setattr(fanout_repair, "run_pace", lambda *_, **__: passed.append)
+    monkeypatch.setattr(engine, "run_pace", lambda *_, **__: passed.append)
     run_id, [share] = valkey.planned()
     valkey.repair(run_id, share)
     # Payloads, ends of lives, counts, and the lists of two consumers.
@@ -445,7 +446,7 @@ def test_search_and_second_look_keep_to_the_rate_of_the_run_and_wait_while_it_is
         asked.append(given)
         return passed.append
 
-    monkeypatch.setattr(fanout_repair, "run_pace", watched)
+    monkeypatch.setattr(engine, "run_pace", watched)
     assert valkey.report(run_id).clean
     assert [given["run_id"] for given in asked] == [run_id]
     # Several calls for each queue of the plan, and none to find them.
@@ -468,10 +469,10 @@ def test_queue_that_cannot_be_read_does_not_stop_the_others(valkey: World, tmp_p
 
     outcome = valkey.repaired()
 
-    assert (outcome.counts.queues, outcome.counts.overdue_leases, outcome.broken_queues) == (4, 1, 3)
-    assert (verdict(outcome), outcome.clean) == ("3 queues cannot be repaired", False)
+    assert (outcome.counts.queues, outcome.counts.overdue_leases, outcome.broken) == (4, 1, 3)
+    assert (verdict(FanoutRepair, outcome), outcome.clean) == ("3 queues cannot be repaired", False)
     assert valkey.process(Q, A) == [1]
-    assert "3 queues cannot be repaired" in write_report(outcome, tmp_path).html.read_text("utf-8")
+    assert "3 queues cannot be repaired" in write_report(FanoutRepair, outcome, tmp_path).html.read_text("utf-8")
 
 
 @pytest.mark.parametrize(

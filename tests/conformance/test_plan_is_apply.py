@@ -18,7 +18,7 @@ from queuekeeper.embedded import PostgresServer
 from queuekeeper.fanout.model import ConsumerOptions, Start
 from queuekeeper.maintenance.cleanup_undo import undo_cleanup
 from queuekeeper.maintenance.expired_references import report_cleanup
-from queuekeeper.maintenance.fanout_repair_model import FanoutRepairCounts
+from queuekeeper.maintenance.fanout.model import FanoutRepairCounts
 from queuekeeper.maintenance.remedies import plan_remedy, undo_remedy
 from queuekeeper.maintenance.remedies.model import RemedyParameters, RemedyPlan
 from queuekeeper.maintenance.remedies.queues import named_queues

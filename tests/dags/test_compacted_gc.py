@@ -13,14 +13,12 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.utils.db import initdb
 
 from queuekeeper import postgres
-from queuekeeper.airflow.operators.compacted_gc import (
-    CollectShareOperator,
-    PlanCollectionOperator,
-    ReportCollectionOperator,
-)
+from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
 from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import RunState
-from queuekeeper.maintenance.compacted_gc_model import CollectionParameters, CollectionReport
+from queuekeeper.maintenance.compacted.model import CollectionParameters
 from queuekeeper.redis_client import connect
 from tests.compacted_gc_world import World
 
@@ -99,8 +97,9 @@ def test_dry_run_reports_what_is_due_and_removes_nothing(collection: DAG, world:
 
 
 def test_unknown_parameter_is_named(collection: DAG, world: World) -> None:
+    plan = PlanJobOperator(job="compacted_queue_gc", task_id="plan")
     with pytest.raises(UsageError, match=r"unknown parameter 'retention' \(did you mean 'retention_s'\?\)"):
-        PlanCollectionOperator(task_id="plan").execute({"dag_run": FakeRun({"retention": 3}), "dag": collection})  # type: ignore[typeddict-item]
+        plan.execute({"dag_run": FakeRun({"retention": 3}), "dag": collection})  # type: ignore[typeddict-item]
 
 
 class FakeRun:
@@ -114,13 +113,15 @@ def test_share_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest
     postgres.migrate(world.connection)
     run_id, [share] = world.planned()
     done = world.collect(run_id, share)
-    stopped = CollectionReport(
+    stopped = ShareReport(
         maintenance_run_id=run_id, share=share, done=False, stopped="its 5 minutes are over", counts=done.counts,
         seconds=1.0, undo_file="",
     )  # fmt: skip
-    monkeypatch.setattr("queuekeeper.airflow.operators.compacted_gc.collect_share", lambda *_, **__: stopped)
+    monkeypatch.setattr(Engine, "apply", lambda *_, **__: stopped)
     with pytest.raises(CheckFailed, match=f"^{share} is not done: its 5 minutes are over$"):
-        CollectShareOperator(task_id="collect", maintenance_run_id=run_id, share=share).execute({})
+        ApplyJobShareOperator(
+            job="compacted_queue_gc", task_id="collect", maintenance_run_id=run_id, share=share
+        ).execute({})
 
 
 def test_queue_that_cannot_be_collected_turns_the_report_red_once_it_is_written(world: World, tmp_path: Path) -> None:
@@ -131,8 +132,8 @@ def test_queue_that_cannot_be_collected_turns_the_report_red_once_it_is_written(
     world.now_ms += 30 * 86_400_000
     run_id, [share] = world.planned()
     world.collect(run_id, share)
-    report = ReportCollectionOperator(task_id="report", maintenance_run_id=run_id, plan_only="False")
-    with pytest.raises(CheckFailed, match=r"2 queues cannot be collected: `queuekeeper quality run --store compacted`"):
+    report = ReportJobOperator(job="compacted_queue_gc", task_id="report", maintenance_run_id=run_id, plan_only="False")
+    with pytest.raises(CheckFailed, match=r"1 queues cannot be collected: `queuekeeper quality run --store compacted`"):
         report.execute({"dag_run": FakeRun({})})  # type: ignore[typeddict-item]
     assert len(list((tmp_path / "reports").glob("compacted-*.html"))) == 1
 

@@ -12,14 +12,12 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.utils.db import initdb
 
 from queuekeeper import postgres
-from queuekeeper.airflow.operators.fanout_repair import (
-    PlanFanoutRepairOperator,
-    RepairFanoutShareOperator,
-    ReportFanoutRepairOperator,
-)
+from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
 from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import RunState
-from queuekeeper.maintenance.fanout_repair_model import FanoutRepairParameters, FanoutShareReport
+from queuekeeper.maintenance.fanout.model import FanoutRepairParameters
 from queuekeeper.redis_client import connect
 from tests.fanout_repair_world import World
 
@@ -114,21 +112,22 @@ class FakeRun:
 
 
 def test_unknown_parameter_is_named(repair: DAG, world: World) -> None:
+    plan = PlanJobOperator(job="fanout_repair", task_id="plan")
     with pytest.raises(UsageError, match=r"unknown parameter 'queue' \(did you mean 'queues'\?\)"):
-        PlanFanoutRepairOperator(task_id="plan").execute({"dag_run": FakeRun({"queue": "a"}), "dag": repair})  # type: ignore[typeddict-item]
+        plan.execute({"dag_run": FakeRun({"queue": "a"}), "dag": repair})  # type: ignore[typeddict-item]
 
 
 def test_share_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
     postgres.migrate(world.connection)
     run_id, [share] = world.planned()
     done = world.repair(run_id, share)
-    stopped = FanoutShareReport(
+    stopped = ShareReport(
         maintenance_run_id=run_id, share=share, done=False, stopped="its 5 minutes are over", counts=done.counts,
-        seconds=1.0,
+        seconds=1.0, undo_file="",
     )  # fmt: skip
-    monkeypatch.setattr("queuekeeper.airflow.operators.fanout_repair.repair_share", lambda *_, **__: stopped)
+    monkeypatch.setattr(Engine, "apply", lambda *_, **__: stopped)
     with pytest.raises(CheckFailed, match=f"^{share} is not done: its 5 minutes are over$"):
-        RepairFanoutShareOperator(task_id="repair", maintenance_run_id=run_id, share=share).execute({})
+        ApplyJobShareOperator(job="fanout_repair", task_id="repair", maintenance_run_id=run_id, share=share).execute({})
 
 
 def test_queue_that_cannot_be_repaired_turns_the_report_red_once_it_is_written(world: World, tmp_path: Path) -> None:
@@ -137,7 +136,7 @@ def test_queue_that_cannot_be_repaired_turns_the_report_red_once_it_is_written(w
     client.hset(world.keys("orders of 1").options, "billing", "of another kind")
     run_id, [share] = world.planned()
     world.repair(run_id, share)
-    report = ReportFanoutRepairOperator(task_id="report", maintenance_run_id=run_id, plan_only="False")
+    report = ReportJobOperator(job="fanout_repair", task_id="report", maintenance_run_id=run_id, plan_only="False")
     with pytest.raises(CheckFailed, match=r"1 queues cannot be repaired: the log of the plan says why"):
         report.execute({"dag_run": FakeRun({})})  # type: ignore[typeddict-item]
     assert len(list((tmp_path / "reports").glob("fanout-*.html"))) == 1

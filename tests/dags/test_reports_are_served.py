@@ -13,30 +13,23 @@ import pytest
 from fastapi import FastAPI
 
 from queuekeeper.airflow.links import ReportLink
+from queuekeeper.airflow.operators.jobs import ReportJobOperator
 from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.run_index import PREFIX, remember
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
-from queuekeeper.maintenance import compacted_gc_report, fanout_repair_report
-from queuekeeper.maintenance.compacted_gc_model import (
-    CollectionCounts,
-    CollectionOutcome,
-    CollectionParameters,
-    CollectionPlan,
-)
+from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan
+from queuekeeper.jobs.report import write_report
+from queuekeeper.maintenance.compacted.collection import Collection
 from queuekeeper.maintenance.events import upkeep as event_upkeep
-from queuekeeper.maintenance.fanout_repair_model import (
-    FanoutRepairCounts,
-    FanoutRepairOutcome,
-    FanoutRepairParameters,
-    FanoutRepairPlan,
-)
+from queuekeeper.maintenance.fanout.repair import FanoutRepair
 from queuekeeper.maintenance.partitions import report as partitions_report
 from queuekeeper.migration import report as migration_report
 from queuekeeper.quality import report as quality_report
 from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from tests import quality_samples, report_samples
 from tests.dags.test_plugin_pages import OPEN
+from tests.sample_job import Renaming
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
@@ -85,52 +78,36 @@ def _events(directory: Path) -> ReportFiles:
 
 
 def _compacted(directory: Path) -> ReportFiles:
-    plan = CollectionPlan(
-        parameters=CollectionParameters(),
-        code_version="1",
-        as_of_ms=NOW_MS,
-        registered=0,
-        complete=True,
-        counts=CollectionCounts(),
-        worst=(),
-        seconds=0.0,
-    )
-    made = CollectionOutcome(
-        maintenance_run_id=RUN,
-        dry_run=True,
-        plan=plan,
-        counts=CollectionCounts(),
-        left=None,
-        proved=False,
-        open_shares=(),
-        finished_ms=None,
-        generated_at_ms=NOW_MS,
-    )
-    return compacted_gc_report.write_report(made, directory)
+    return _job(Collection, directory)
 
 
 def _fanout(directory: Path) -> ReportFiles:
-    plan = FanoutRepairPlan(
-        parameters=FanoutRepairParameters(),
+    return _job(FanoutRepair, directory)
+
+
+def _job(job: type[AnyJob], directory: Path) -> ReportFiles:
+    plan: AnyPlan = Plan(
+        parameters=job.Parameters(),
         code_version="1",
         as_of_ms=NOW_MS,
-        counts=FanoutRepairCounts(),
-        worst=(),
-        unseen=(),
-        queues=(),
+        shares=(),
+        counts=job.Counts(),
+        found=job.Found(),
+        steps=(),
         seconds=0.0,
     )
-    made = FanoutRepairOutcome(
+    made: AnyOutcome = Outcome(
         maintenance_run_id=RUN,
         dry_run=True,
         plan=plan,
-        counts=FanoutRepairCounts(),
+        counts=job.Counts(),
         left=None,
         proved=False,
         open_shares=(),
+        facts=dict.fromkeys(job.fact_names),
         generated_at_ms=NOW_MS,
     )
-    return fanout_repair_report.write_report(made, directory)
+    return write_report(job, made, directory)
 
 
 WRITERS: dict[ReportKind, Callable[[Path], ReportFiles]] = {
@@ -140,6 +117,7 @@ WRITERS: dict[ReportKind, Callable[[Path], ReportFiles]] = {
     ReportKind.EVENTS: _events,
     ReportKind.COMPACTED: _compacted,
     ReportKind.FANOUT: _fanout,
+    ReportKind.JOB: lambda directory: _job(Renaming, directory),
 }
 
 
@@ -152,6 +130,10 @@ def linked(dag_bag: DagBag) -> dict[ReportKind, list[tuple[Any, ReportLink]]]:
             for link in getattr(task, "operator_extra_links", ()):
                 if isinstance(link, ReportLink):
                     found[link.kind].append((task, link))
+    report = ReportJobOperator(task_id="report", job=Renaming.kind, maintenance_run_id=RUN)
+    stand_in = SimpleNamespace(dag_id=Renaming.kind, task_id=report.task_id)
+    found[ReportKind.JOB] += [(stand_in, ReportLink(Renaming.report))]
+    assert [link.name for link in report.operator_extra_links] == [ReportKind.JOB.words]
     return found
 
 

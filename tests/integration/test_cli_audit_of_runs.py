@@ -20,8 +20,8 @@ from queuekeeper.cli.run_control import agree, take_back
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.store import MaintenanceRuns
-from queuekeeper.maintenance.compacted_gc_model import KIND as COLLECTION
-from queuekeeper.maintenance.fanout_repair_model import KIND as FANOUT_REPAIR
+from queuekeeper.maintenance.compacted.model import KIND as COLLECTION
+from queuekeeper.maintenance.fanout.repair import FanoutRepair
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
@@ -33,7 +33,8 @@ COMMANDS = Path(context.__file__).parent
 DAY_MS = 86_400_000
 
 # Group of commands -> kind of the runs that it controls.
-KINDS = {"cleanup": "expired_reference_cleanup", "compacted": COLLECTION, "fanout": FANOUT_REPAIR}
+KINDS = {"cleanup": "expired_reference_cleanup", "compacted": COLLECTION, "fanout": FanoutRepair.kind}
+KINDS["run"] = COLLECTION
 PLANS = {"migrate", "online"}
 
 # What is asked there is about messages and queues themselves, and belongs to no run.
@@ -97,7 +98,7 @@ def entries(connection: Connection, subject: str, *actions: audit.Action) -> lis
 def test_every_kind_of_run_can_be_paused_resumed_and_slowed() -> None:
     assert {path[0] for path in CONTROLS} == {*KINDS, *PLANS}
     # A copy with the broker stopped has a throttle, which also brings it to a stand.
-    assert len(CONTROLS) == 3 * 4 + 1
+    assert len(CONTROLS) == 3 * 5 + 1
 
 
 @pytest.mark.parametrize("path", CONTROLS, ids=" ".join)
@@ -182,13 +183,14 @@ def test_every_command_that_takes_back_puts_it_on_record() -> None:
     found = {}
     for path in sorted(COMMANDS.glob("*.py")):
         calls = {
-            ast.unparse(node.func).rpartition(".")[2]
+            name
             for node in ast.walk(ast.parse(path.read_text("utf-8")))
             if isinstance(node, ast.Call)
+            for name in (ast.unparse(node.func), ast.unparse(node.func).rpartition(".")[2])
         }
-        if calls & {"undo_cleanup", "undo_collection", "undo_remedy", "drop_imports"}:
+        if calls & {"undo_cleanup", "engine.undo", "undo_remedy", "drop_imports"}:
             found[path.name] = bool(calls & {"take_back", "note_undo"})
-    assert found == dict.fromkeys(("cleanup.py", "compacted_gc.py", "migrate.py", "repair.py"), True)
+    assert found == dict.fromkeys(("cleanup.py", "jobs.py", "migrate.py", "repair.py"), True)
 
 
 def test_yes_on_the_command_line_is_an_approval_that_says_so(control: Connection) -> None:

@@ -14,8 +14,8 @@ from typer.testing import CliRunner, Result
 
 from queuekeeper.cli import app
 from queuekeeper.errors import ServerUnavailable
+from queuekeeper.jobs.engine import Engine
 from queuekeeper.keyspace import compacted_registry_key
-from queuekeeper.maintenance import compacted_gc
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.postgres import migrate
 from queuekeeper.redis_client import connect
@@ -81,7 +81,7 @@ def test_status_says_how_many_queues_there_are_and_which_have_messages(world: Wo
 
 
 def test_status_of_more_queues_than_it_looks_at_says_so(world: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("queuekeeper.maintenance.compacted_registry.LOOKED_AT_QUEUES", 1)
+    monkeypatch.setattr("queuekeeper.maintenance.compacted.registry.LOOKED_AT_QUEUES", 1)
     for client_id in ("aaa", "zzz"):
         world.append(client_id, "a")
         world.purge(client_id)
@@ -111,7 +111,7 @@ def test_collector_goes_on_at_its_interval_though_a_server_was_away(
 ) -> None:
     """The first collection finds no server, the second one collects, and the third one is ended in its middle."""
     rounds: list[int] = []
-    collect_share = compacted_gc.collect_share
+    apply = Engine.apply
 
     def watched(*args: Any, **options: Any) -> Any:
         rounds.append(len(world.live("meter-7")))
@@ -119,9 +119,9 @@ def test_collector_goes_on_at_its_interval_though_a_server_was_away(
             raise ServerUnavailable("it is away")
         if len(rounds) == 3:
             os.kill(os.getpid(), signal.SIGTERM)
-        return collect_share(*args, **options)
+        return apply(*args, **options)
 
-    monkeypatch.setattr(compacted_gc, "collect_share", watched)
+    monkeypatch.setattr(Engine, "apply", watched)
     result = run("compacted", "gc", "--gc-interval", "1ms", "--yes")
     assert (result.exit_code, rounds) == (0, [2, 2, 0]), result.stderr
     assert "it is away" in result.stderr

@@ -16,7 +16,7 @@ from queuekeeper.errors import InvalidName, ScatteredClient, UsageError
 from queuekeeper.fanout.model import NewMessage as NewFanoutMessage
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.keyspace import is_scattered
-from queuekeeper.maintenance.fanout_repair import find_queues
+from queuekeeper.maintenance.fanout.queues import find_queues
 from queuekeeper.quality.explain import read_queue
 from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave

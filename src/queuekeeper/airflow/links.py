@@ -24,6 +24,10 @@ class ReportLink(BaseOperatorLink):
     def __init__(self, kind: ReportKind) -> None:
         self.kind = kind
 
+    def __reduce__(self) -> tuple[type[ReportLink], tuple[ReportKind]]:
+        """Copy with the kind, which Airflow's own class would leave out."""
+        return ReportLink, (self.kind,)
+
     @property
     def name(self) -> str:
         """Words on the button."""

@@ -20,7 +20,7 @@ from queuekeeper.cli import (
     events,
     explain,
     fanout,
-    fanout_repair,
+    jobs,
     metrics,
     migrate,
     online,
@@ -38,6 +38,14 @@ Exit codes: 0 done, 1 a check failed, 2 wrong usage, 3 the plan is stale, 4 refu
 
 Servers are found in this order: --postgres-url and --redis-url, QUEUEKEEPER_POSTGRES_URL and QUEUEKEEPER_REDIS_URL,
 the private servers that `queuekeeper up` started.
+"""
+
+REPAIR_ALL = """Set right what is wrong in fan-out queues.
+
+What ran out, drifted or was left; then it looks again. Asks before anything changes. Exit code 1 when it was
+stopped or a queue cannot be repaired; --go-on goes on.
+
+Example: `queuekeeper fanout repair-all --dry-run`
 """
 
 app = typer.Typer(
@@ -92,8 +100,11 @@ for name, collector_command in compacted_gc.COMMANDS:
     compacted.app.command(name, cls=JobCommand)(collector_command)
 compacted.app.command("serve-mqtt")(compacted_mqtt.serve_mqtt)
 app.add_typer(fanout.app, name="fanout")
-for name, repair_command in fanout_repair.COMMANDS:
-    fanout.app.command(name, cls=JobCommand)(repair_command)
+fanout.app.command("repair-all", cls=JobCommand)(jobs.command_of("fanout_repair", REPAIR_ALL, argument="queues"))
+_CONTROLS = ("status", "pause", "resume", "throttle")
+jobs.add_aliases(compacted.app, "compacted_queue_gc", {f"gc-{name}": name for name in _CONTROLS})
+jobs.add_aliases(fanout.app, "fanout_repair", {f"repair-{name}": name for name in _CONTROLS})
+app.add_typer(jobs.app, name="run")
 app.add_typer(database.app, name="database")
 app.add_typer(access.app, name="acl")
 app.add_typer(audit.app, name="audit")

@@ -114,6 +114,15 @@ def connection(default: str, *, title: str, help: str) -> Any:  # noqa: A002 - a
     )
 
 
+class RunParameters(Parameters):
+    """What every job is asked that the engine itself keeps to."""
+
+    max_operations_per_s: int | None = max_operations_per_s(None, counted="Operations", examples=(None, 10_000, 50_000))
+    max_run_minutes: int | None = max_run_minutes()
+    shares: int = shares(1, most=64, shared="How many tasks share the work.")
+    key_prefix: str = key_prefix()
+
+
 class DryRun(Parameters):
     """Whether the run ends with its plan."""
 

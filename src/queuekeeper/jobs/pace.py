@@ -1,12 +1,20 @@
-"""Holds the work of a run to what a person has set for it: paused, slower, or over; what the work is, others say."""
+"""Holds the work of a run to what a person has set for it, and makes its steps smaller while the server struggles."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 
 from queuekeeper.clock import Pace
 from queuekeeper.jobs.store import MaintenanceRuns
+
+SLOW_S = 1.0
+"""An answer that takes longer is slow: steps are made to take milliseconds."""
+
+_SLOW_IN_A_ROW = 3
+_QUICK_IN_A_ROW = 20
+_MOST_HALVINGS = 6
 
 
 class TimeIsUp(Exception):
@@ -51,3 +59,46 @@ def run_pace(
         return control.operations_per_s / max(1, shards - done)
 
     return Pace(allowed)
+
+
+@dataclass
+class Breaker:
+    """Halves the steps of a job after three slow answers in a row, and doubles them again after twenty quick ones.
+
+    :param say: told when steps get smaller.
+    """
+
+    say: Callable[[str], None]
+    now_s: Callable[[], float] = time.perf_counter
+    _halvings: int = field(default=0, init=False)
+    _slow: int = field(default=0, init=False)
+    _quick: int = field(default=0, init=False)
+    _sent_s: float | None = field(default=None, init=False)
+
+    def size(self, full: int) -> int:
+        """Return how much a step may take in now.
+
+        :param full: how much it takes in while answers are quick.
+        """
+        return max(1, full >> self._halvings)
+
+    def sent(self) -> None:
+        """Note that a call goes out now."""
+        self._sent_s = self.now_s()
+
+    def answered(self) -> None:
+        """Note that the answer to the last call is there."""
+        if self._sent_s is None:
+            return
+        took_s, self._sent_s = self.now_s() - self._sent_s, None
+        if took_s > SLOW_S:
+            self._slow, self._quick = self._slow + 1, 0
+        else:
+            self._slow, self._quick = 0, self._quick + 1
+        if self._slow == _SLOW_IN_A_ROW and self._halvings < _MOST_HALVINGS:
+            self._halvings += 1
+            self.say(f"three answers in a row took longer than {SLOW_S:g} s: steps are 1/{2**self._halvings} from now")
+        elif self._quick == _QUICK_IN_A_ROW and self._halvings:
+            self._halvings -= 1
+        if self._slow == _SLOW_IN_A_ROW or self._quick == _QUICK_IN_A_ROW:
+            self._slow = self._quick = 0

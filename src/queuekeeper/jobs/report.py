@@ -1,51 +1,78 @@
-"""Writes what a run of maintenance over shares planned, did and left; what its lines say is its own business."""
+"""Says what a run planned, did and left: a verdict, JSON, and one page whose template serves every job."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from queuekeeper import __version__
-from queuekeeper.report.files import ReportFiles, ReportKind, write_files
+from queuekeeper.jobs.engine import outcome_facts
+from queuekeeper.jobs.model import AnyJob, AnyOutcome
+from queuekeeper.report.figures import number
+from queuekeeper.report.files import ReportFiles, write_files
 from queuekeeper.report.page import render_page
 
 FORMAT = 1
+TEMPLATE = "report.html.j2"
 
 
-def write_run_report(
-    directory: Path,
-    *,
-    kind: ReportKind,
-    template: str,
-    facts: Mapping[str, Any],
-    columns: Sequence[Sequence[tuple[str, str]]],
-    **words: Any,
-) -> ReportFiles:
+def verdict(job: type[AnyJob], outcome: AnyOutcome) -> str:
+    """Return what a run came to, in a sentence."""
+    words = job.words
+    if outcome.broken:
+        return words.broken.format(count=number(outcome.broken))
+    if outcome.left is None and outcome.plan.empty:
+        return "healthy: there was nothing to do, and nothing was changed"
+    if outcome.dry_run:
+        return words.planned.format(count=number(outcome.plan.counts.changes))
+    if outcome.open_shares:
+        return f"not done: {', '.join(outcome.open_shares)}"
+    if outcome.clean:
+        return words.clean + ("" if outcome.proved else f", in a part of the {words.units}")
+    assert outcome.left is not None
+    return words.left.format(count=number(outcome.left.changes))
+
+
+def facts_of(job: type[AnyJob], outcome: AnyOutcome) -> dict[str, Any]:
+    """Return what there is to say of a run as JSON can hold it."""
+    return outcome_facts(outcome) | {"verdict": verdict(job, outcome)}
+
+
+def columns_of(outcome: AnyOutcome) -> list[tuple[str, ...]]:
+    """Return a line per count: its name, what was planned, and after a second look what was done and left."""
+    sides = [outcome.plan.counts] if outcome.left is None else [outcome.plan.counts, outcome.counts, outcome.left]
+    texts = [dict(each.rows()) for each in sides]
+    return [(name, *(column[name] for column in texts)) for name in texts[0]]
+
+
+def write_report(job: type[AnyJob], outcome: AnyOutcome, directory: Path) -> ReportFiles:
     """Write a report as JSON and as one HTML page; a reader sees a whole file or none.
 
     :param directory: made when it is not there.
-    :param facts: of the run, with its id and the instant.
-    :param columns: names and texts: what was planned, done, and left at the second look; the same names in each.
-    :param words: what else the page says.
     :raises RefusedError: when it cannot be written to.
     """
-    report = dict(facts) | {"generated_by": f"queuekeeper {__version__}", "format": FORMAT}
-    texts = [dict(column) for column in columns]
+    facts = facts_of(job, outcome) | {"generated_by": f"queuekeeper {__version__}", "format": FORMAT}
+    plan = outcome.plan
     return write_files(
         directory,
-        kind=kind,
-        subject_id=facts["maintenance_run_id"],
-        at_ms=facts["generated_at_ms"],
-        text=json.dumps(report, ensure_ascii=False, indent=1),
+        kind=job.report,
+        subject_id=outcome.maintenance_run_id,
+        at_ms=outcome.generated_at_ms,
+        text=json.dumps(facts, ensure_ascii=False, indent=1),
         page=lambda name, digest: render_page(
-            "queuekeeper.maintenance",
-            template=template,
-            report=report,
+            "queuekeeper.jobs",
+            template=TEMPLATE,
+            report=facts,
             json_name=name,
             json_sha256=digest,
-            lines=[(line, *(column[line] for column in texts)) for line in texts[0]],
-            **words,
+            words=job.words,
+            rules=job.rule_words(plan.parameters),
+            changes=(plan.counts if outcome.dry_run else outcome.counts).changes,
+            healthy=plan.empty,
+            broken=bool(outcome.broken),
+            figures=job.figures(outcome),
+            lines=[(*line, "–", "–")[:4] for line in columns_of(outcome)],
+            tables=job.tables(plan),
         ),
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -10,7 +10,7 @@ from queuekeeper.clock import Clock
 from queuekeeper.errors import RefusedError
 from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors, unfit
 
-_KEYS_PER_PAGE = 1_000
+KEYS_PER_PAGE = 1_000
 
 
 def share_names(shares: int, *, parts: int) -> list[str]:
@@ -48,16 +48,20 @@ def server_clock(client: RedisClient) -> Clock:
     return now_ms
 
 
-def scan_hashes(client: RedisClient, pattern: str) -> Iterator[list[str]]:
+def scan_hashes(
+    client: RedisClient, pattern: str, *, count: Callable[[], int] = lambda: KEYS_PER_PAGE
+) -> Iterator[list[str]]:
     """Yield the names of the hashes that match a pattern, in pages, by the names of all keys; one may come twice.
 
     Names that are not UTF-8 are left out: ours are made of text.
+
+    :param count: says how many keys the next page looks at.
     """
     for address, node in nodes(client):
         cursor = 0
         while True:
             with redis_errors(address):
-                answer: Any = node.scan(cursor, match=pattern, count=_KEYS_PER_PAGE, _type="hash")
+                answer: Any = node.scan(cursor, match=pattern, count=count(), _type="hash")
             cursor, keys = answer
             yield [text for key in keys if (text := _text(key)) is not None]
             if cursor == 0:

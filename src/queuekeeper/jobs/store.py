@@ -187,6 +187,13 @@ class MaintenanceRuns:
         row = self._row("known_runs", {"kind": kind, "maximum": 1})
         return None if row is None else str(row[0])
 
+    def newest(self, *, kind: str | None = None, limit: int) -> list[MaintenanceRun]:
+        """Return the newest runs, newest first.
+
+        :param kind: of this kind only.
+        """
+        return [self.load(str(name)) for (name,) in self._rows("known_runs", {"kind": kind, "maximum": limit})]
+
     def check_current(self, run_id: str, *, now_ms: int) -> None:
         """Check that a run may be approved, or carried out.
 

@@ -24,7 +24,7 @@ class Writer:
         self.client = client
         self.caller = lua.ScriptCaller(client, counts_only=counts_only)
         self.counts_only = counts_only
-        self._undo = undo
+        self.undo = undo
 
     def execute(self, calls: Sequence[lua.Call]) -> lua.Replies:
         """Run scripts and return what they did, or would do; see :meth:`queuekeeper.lua.ScriptCaller.execute`."""
@@ -32,8 +32,8 @@ class Writer:
 
     def note(self, lines: Iterable[Mapping[str, Any]]) -> None:
         """Have lines on disk before what they tell of is changed."""
-        if self._undo is not None and not self.counts_only:
-            self._undo.write(lines)
+        if self.undo is not None and not self.counts_only:
+            self.undo.write(lines)
 
     def still_there(self, count: int) -> int:
         """Return how many of what scripts say to have removed is there yet: where a next page begins behind it."""

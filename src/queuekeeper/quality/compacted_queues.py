@@ -11,8 +11,8 @@ from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import ScriptError, UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
-from queuekeeper.maintenance.compacted_gc_model import PartHeartbeat
-from queuekeeper.maintenance.compacted_registry import Registry, scan_queues
+from queuekeeper.maintenance.compacted.model import PartHeartbeat
+from queuekeeper.maintenance.compacted.registry import Registry, scan_queues
 from queuekeeper.postgres import Connection, statement
 from queuekeeper.quality.live_queues import QueueSums, save_rows
 from queuekeeper.redis_client import RedisClient, address_of, redis_errors

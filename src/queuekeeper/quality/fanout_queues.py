@@ -10,7 +10,7 @@ from queuekeeper.errors import ServerUnavailable
 from queuekeeper.fanout.model import ConsumerView, Finding, Problem, QueueView
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import fanout_consumer_keys, fanout_part
-from queuekeeper.maintenance.fanout_repair import QUEUE_ERRORS, PacedFanoutQueues, find_queues
+from queuekeeper.maintenance.fanout.queues import QUEUE_ERRORS, PacedFanoutQueues, find_queues
 from queuekeeper.postgres import Connection, statement
 from queuekeeper.quality.live_queues import QueueSums, save_rows
 from queuekeeper.redis_client import RedisClient, address_of, redis_errors

@@ -24,6 +24,7 @@ class ReportKind(StrEnum):
     EVENTS = "events"
     COMPACTED = "compacted"
     FANOUT = "fanout"
+    JOB = "job"
 
     @property
     def words(self) -> str:
@@ -38,6 +39,7 @@ _WORDS = {
     ReportKind.EVENTS: "Event report",
     ReportKind.COMPACTED: "Collection report",
     ReportKind.FANOUT: "Fan-out report",
+    ReportKind.JOB: "Report of the run",
 }
 _SUBJECT = "[0-9a-f]{16}"
 _NAME = re.compile(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, TypeVar
+from typing import Any, TypeVar
 
 from airflow.sdk import BaseOperator
 
@@ -23,7 +23,7 @@ class AskedOperator(BaseOperator):
 
     template_fields: Sequence[str] = ("parameters",)
 
-    models: ClassVar[tuple[type[Parameters], ...]]
+    models: tuple[type[Parameters], ...]
 
     def __init__(self, *, parameters: Mapping[str, Any] | None = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)

@@ -13,6 +13,7 @@ from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.parameters import MAX_SECONDS, Parameters, Section, parameter
 from queuekeeper.jobs.shares import share_names
 from queuekeeper.keyspace import COMPACTED_REGISTRIES
+from queuekeeper.report.figures import number, size
 
 KIND = "compacted_queue_gc"
 """What runs of it are called where all kinds of maintenance are kept."""
@@ -158,6 +159,35 @@ class CollectionCounts(Counts):
         """Messages that had been acknowledged."""
         return self.messages - self.unacked
 
+    @property
+    def changes(self) -> int:
+        """Everything that there is to do, or was done."""
+        return self.messages
+
+    @property
+    def broken(self) -> int:
+        """Queues that cannot be collected."""
+        return self.broken_queues
+
+    @property
+    def removed(self) -> int:
+        """Messages that go."""
+        return self.messages
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the counts as names and texts."""
+        return [
+            ("Queues looked at", f"{number(self.queues)}, {number(self.due_queues)} with something due"),
+            ("Messages", number(self.messages)),
+            ("Acknowledged", number(self.acked)),
+            ("Not acknowledged", number(self.unacked)),
+            ("Tombstones", number(self.tombstones)),
+            ("Keys and values", size(self.freed_bytes)),
+            ("Newer by then, left alone", number(self.kept)),
+            ("Queues that cannot be collected", number(self.broken_queues)),
+            ("Parts left to another collector", number(self.held_parts)),
+        ]
+
 
 @dataclass(frozen=True, kw_only=True)
 class DueQueue:
@@ -173,84 +203,17 @@ class DueQueue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CollectionPlan:
-    """What a collection would do; nothing was written.
+class CollectionFound:
+    """What a plan has found besides counts.
 
-    :param as_of_ms: the server's time: what is due then goes, however long the run takes.
     :param registered: queues that the registry knows.
     :param complete: whether every queue was looked at that there was to look at.
     :param worst: queues in which most is due, worst first.
     """
 
-    parameters: CollectionParameters
-    code_version: str
-    as_of_ms: int
-    registered: int
-    complete: bool
-    counts: CollectionCounts
-    worst: tuple[DueQueue, ...]
-    seconds: float
-
-    @property
-    def empty(self) -> bool:
-        """Whether nothing is due."""
-        return self.counts.messages == 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectionReport:
-    """What was done in one share, over all calls of the run.
-
-    :param done: whether the whole share was gone through; else the run can go on.
-    :param stopped: why it was not; empty when it was.
-    :param undo_file: what was removed; empty when nothing was.
-    """
-
-    maintenance_run_id: str
-    share: str
-    done: bool
-    stopped: str
-    counts: CollectionCounts
-    seconds: float
-    undo_file: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CollectionOutcome:
-    """A whole run, judged by a second look at the queues themselves.
-
-    :param planned: what the plan said.
-    :param counts: what was done; all 0 in a dry run.
-    :param left: what the second look still finds due as of the plan; none in a dry run.
-    :param proved: whether that look took in every registered queue.
-    :param open_shares: shares that were not gone through to the end.
-    :param finished_ms: when the collector had last finished every part of the registry; none when it never has.
-    """
-
-    maintenance_run_id: str
-    dry_run: bool
-    plan: CollectionPlan
-    counts: CollectionCounts
-    left: CollectionCounts | None
-    proved: bool
-    open_shares: tuple[str, ...]
-    finished_ms: int | None
-    generated_at_ms: int
-
-    @property
-    def moved_on(self) -> dict[str, int]:
-        """What was planned and not done, by name: planned = done + moved on; less than 0 where more has come since."""
-        return {} if self.dry_run or self.plan.empty else self.plan.counts.moved_on(self.counts)
-
-    @property
-    def clean(self) -> bool:
-        """Whether all was done, and a second collection would find nothing."""
-        return not self.open_shares and self.left is not None and not self.left.messages and not self.broken_queues
-
-    @property
-    def broken_queues(self) -> int:
-        """Queues that could not be collected."""
-        return self.counts.broken_queues + (0 if self.left is None else self.left.broken_queues)
+    registered: int = 0
+    complete: bool = True
+    worst: tuple[DueQueue, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -19,7 +19,7 @@ from queuekeeper.keyspace import (
     compacted_registry_keys,
     compacted_scan_pattern,
 )
-from queuekeeper.maintenance.compacted_gc_model import PartHeartbeat, RebuildReport, RegistryStatus
+from queuekeeper.maintenance.compacted.model import PartHeartbeat, RebuildReport, RegistryStatus
 from queuekeeper.redis_client import RedisClient, address_of, redis_errors
 
 QUEUES_PER_STEP = 100

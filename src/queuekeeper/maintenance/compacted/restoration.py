@@ -20,8 +20,7 @@ from queuekeeper.compacted.model import DueRow, QueueView, RestoreReport
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import RefusedError, ScriptError, StaleEpoch, UnknownQueue, UsageError
 from queuekeeper.jobs.undo import read_undo_file, undo_paths, undo_paths_of
-from queuekeeper.maintenance.compacted_gc_model import KIND, Restoration
-from queuekeeper.redis_client import RedisClient
+from queuekeeper.maintenance.compacted.model import KIND, Restoration
 
 
 def undo_mark(view: QueueView) -> dict[str, Any]:
@@ -38,16 +37,14 @@ def undo_mark(view: QueueView) -> dict[str, Any]:
     }
 
 
-def undo_collection(
-    client: RedisClient, *, run_id: str, key_prefix: str, directory: Path, dry_run: bool
-) -> Restoration:
+def restore_collected(queues: CompactedQueues, *, run_id: str, directory: Path, dry_run: bool) -> Restoration:
     """Put messages back whose key has no value now; each has the place in the order that it had.
 
     They are as old as they were: the next collection removes them again, unless the queue has another retention by
     then.
 
     :param directory: folder of the undo files.
-    :param dry_run: the script decides all the same, and only counts.
+    :param queues: they only count in a dry run, in which the script decides all the same.
     :raises UsageError: when there is no file of this run on this machine.
     :raises RefusedError: when the run kept no values.
     """
@@ -56,7 +53,6 @@ def undo_collection(
         header, _ = read_undo_file(path, kind=KIND)
         if not header["values"]:
             raise RefusedError(f"run {run_id} was told to keep no values: {path} only lists what was removed")
-    queues = CompactedQueues(client, key_prefix, counts_only=dry_run)
     histories = _histories(paths, directory)
     for (client_id, _), history in histories.items():
         # Of a queue that nobody can read by now nothing comes back; that of others does.

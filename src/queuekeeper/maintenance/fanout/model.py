@@ -15,12 +15,28 @@ from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.parameters import Parameters, Section, parameter
 from queuekeeper.jobs.shares import share_names
 from queuekeeper.keyspace import FANOUT_PARTS
-
-KIND = "fanout_repair"
-"""What runs of it are called where all kinds of maintenance are kept."""
+from queuekeeper.report.figures import number
 
 MAX_QUEUES = 10_000
 """Most queues that one run names; all of a server are not named."""
+
+_NAMES = {
+    "overdue_leases": "Leases that had run out",
+    "expired_messages": "Messages whose life was over",
+    "expired_dead": "Dead letters past their retention",
+    "expired_references": "Ids that waited for expired messages",
+    "missing_payload": "References without payload",
+    "unreferenced_payload": "Payloads without reference",
+    "wrong_count": "Reference counts that had drifted",
+    "wrong_expiry": "Lives without an end, or the other way round",
+    "lost_lease": "Leases that nobody could end",
+    "doubled": "Messages that a consumer had twice",
+    "left_notes": "Notes on messages that are gone",
+    "half_removed": "Consumers half removed",
+    "half_registered": "Consumers half registered",
+    "idle_consumers": "Consumers unseen for too long",
+    "broken_queues": "Queues that cannot be repaired",
+}
 
 
 class FanoutRepairParameters(Parameters):
@@ -152,8 +168,22 @@ class FanoutRepairCounts(Counts):
     @property
     def changes(self) -> int:
         """Everything that there is to do, or was done."""
-        ended = self.overdue_leases + self.expired_messages + self.expired_dead + self.expired_references
-        return self.faults + ended + self.half_removed + self.half_registered + self.idle_consumers
+        return super().changes - self.changed_queues - self.broken_queues
+
+    @property
+    def broken(self) -> int:
+        """Queues that cannot be repaired."""
+        return self.broken_queues
+
+    @property
+    def removed(self) -> int:
+        """Messages that go."""
+        return self.expired_messages + self.expired_dead + self.unreferenced_payload
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the counts as names and texts."""
+        looked_at = f"{number(self.queues)}, {number(self.changed_queues)} with something to do"
+        return [("Queues looked at", looked_at), *((_NAMES[name], number(getattr(self, name))) for name in _NAMES)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,77 +211,12 @@ class UnseenConsumer:
 
 
 @dataclass(frozen=True, kw_only=True)
-class FanoutRepairPlan:
-    """What a repair would do; nothing was written.
+class FanoutRepairFound:
+    """What a plan has found besides counts.
 
-    :param as_of_ms: the server's time of the plan.
     :param worst: queues in which most is to be done.
     :param unseen: consumers that may be dead, with the most messages first, whether or not they are to be removed.
-    :param queues: those in which there is something to do, or that cannot be read; nobody looks for others again.
     """
 
-    parameters: FanoutRepairParameters
-    code_version: str
-    as_of_ms: int
-    counts: FanoutRepairCounts
-    worst: tuple[WorstQueue, ...]
-    unseen: tuple[UnseenConsumer, ...]
-    queues: tuple[str, ...]
-    seconds: float
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to do, in any queue."""
-        return not self.counts.changes and not self.counts.broken_queues
-
-
-@dataclass(frozen=True, kw_only=True)
-class FanoutShareReport:
-    """What was done in one share, over all calls of the run.
-
-    :param done: whether the whole share was gone through; else the run can go on.
-    :param stopped: why it was not; empty when it was.
-    """
-
-    maintenance_run_id: str
-    share: str
-    done: bool
-    stopped: str
-    counts: FanoutRepairCounts
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class FanoutRepairOutcome:
-    """A whole run, judged by a second look at the queues.
-
-    :param counts: what was done; all 0 in a dry run, and when there was nothing to do.
-    :param left: what the second look still finds to do as of the plan; none when nothing was to be done.
-    :param proved: whether that look took in every queue of the plan.
-    :param open_shares: shares that were not gone through to the end.
-    """
-
-    maintenance_run_id: str
-    dry_run: bool
-    plan: FanoutRepairPlan
-    counts: FanoutRepairCounts
-    left: FanoutRepairCounts | None
-    proved: bool
-    open_shares: tuple[str, ...]
-    generated_at_ms: int
-
-    @property
-    def moved_on(self) -> dict[str, int]:
-        """What was planned and not done, by name: planned = done + moved on; less than 0 where more has come since."""
-        return {} if self.dry_run or self.plan.empty else self.plan.counts.moved_on(self.counts)
-
-    @property
-    def clean(self) -> bool:
-        """Whether nothing is left to do."""
-        left = self.plan.counts if self.left is None else self.left
-        return not self.open_shares and not left.changes and not self.broken_queues
-
-    @property
-    def broken_queues(self) -> int:
-        """Queues that could not be looked at or repaired."""
-        return max(each.broken_queues for each in (self.plan.counts, self.counts, self.left or self.counts))
+    worst: tuple[WorstQueue, ...] = ()
+    unseen: tuple[UnseenConsumer, ...] = ()

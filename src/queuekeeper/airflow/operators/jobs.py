@@ -1,0 +1,214 @@
+"""Any job as tasks: plan, question, shares, report. Which job it is, is said by its name; the engine does the rest."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from airflow.sdk.exceptions import AirflowSkipException
+
+from queuekeeper.airflow.forms import reject_unknown_of
+from queuekeeper.airflow.links import ReportLink
+from queuekeeper.airflow.operators.approval import take_answer
+from queuekeeper.airflow.operators.asked import AskedOperator
+from queuekeeper.airflow.operators.maintenance import MaintenanceOperator
+from queuekeeper.airflow.run_index import remember
+from queuekeeper.airflow.values import flag
+from queuekeeper.clock import system_clock
+from queuekeeper.config import Settings
+from queuekeeper.errors import CheckFailed
+from queuekeeper.identity import client_namer
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.model import AnyJob
+from queuekeeper.jobs.registry import job_of
+from queuekeeper.jobs.report import verdict, write_report
+from queuekeeper.jobs.undo import remove_old_undo_files
+from queuekeeper.postgres import migrate
+from queuekeeper.redis_client import RedisClient
+
+if TYPE_CHECKING:
+    from airflow.sdk import Context
+
+RUN_KEY = "maintenance_run_id"
+"""Under this name the plan hands the id of its run on."""
+
+
+class JobOperator(MaintenanceOperator):
+    """What all tasks of a job are given.
+
+    :param job: its name, such as ``fanout_repair``.
+    """
+
+    def __init__(self, *, job: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.job = job
+
+    @property
+    def kind(self) -> type[AnyJob]:
+        """The job."""
+        return job_of(self.job)
+
+    def engine(self, client: RedisClient) -> Engine:
+        """Return the engine, at work on a store."""
+        settings = Settings()
+        return Engine(
+            job=self.kind,
+            client=client,
+            undo_directory=settings.undo,
+            name_client=client_namer(settings),
+            say=self.say,
+        )
+
+
+class PlanJobOperator(AskedOperator, JobOperator):
+    """Count what a job would do and write it down; nothing is changed.
+
+    As the first task of its DAG it also refuses parameters that the form does not have.
+
+    :param job: its name, such as ``fanout_repair``.
+    :param plan_only: nothing is to be done (templated).
+    :param undo_retention_days: age from which undo files of the job are removed; empty: they stay (templated).
+    """
+
+    template_fields: Sequence[str] = (
+        *AskedOperator.template_fields,
+        *JobOperator.template_fields,
+        "plan_only",
+        "undo_retention_days",
+    )
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        plan_only: bool | str = "{{ params.dry_run }}",
+        undo_retention_days: int | str = "{{ params.undo_retention_days | default('') }}",
+        **kwargs: Any,
+    ) -> None:
+        self.models = (job_of(job).Parameters,)
+        super().__init__(job=job, **kwargs)
+        self.plan_only = plan_only
+        self.undo_retention_days = undo_retention_days
+
+    def execute(self, context: Context) -> list[dict[str, str]]:
+        """Return run and share of each task that is to work; none in a dry run, or when there is nothing to do."""
+        reject_unknown_of(context)
+        job = self.kind
+        parameters = self.asked(job.Parameters)
+        if job.undoes and self.undo_retention_days:
+            days = int(self.undo_retention_days)
+            old = remove_old_undo_files(Settings().undo, kind=job.kind, days=days, now_ms=system_clock())
+            self.log.info("%s undo files were old and are gone", old)
+        with self.postgres_hook.connect() as connection, self.redis_hook.connect() as client:
+            migrate(connection)
+            plan = self.engine(client).plan(parameters)
+            with self.postgres_hook.maintenance_runs() as runs:
+                run_id = self.engine(client).save(runs, plan).maintenance_run_id
+        self.log.info("Run %s: %s", run_id, plan.counts)
+        for table in job.tables(plan):
+            for row in table.rows:
+                self.log.info("%s: %s", table.heading, dict(zip(table.heads, row, strict=True)))
+        is_over = flag("dry_run", self.plan_only) or (plan.empty and not job.works_when_empty)
+        context["ti"].xcom_push(key=RUN_KEY, value=run_id)
+        return [] if is_over else [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
+
+
+class CheckJobApprovalOperator(JobOperator):
+    """Read the answer, check that the plan may still be carried out, note who agreed, and share out the work.
+
+    :param maintenance_run_id: run that was put before the person (templated).
+    :param decision: what :class:`~queuekeeper.airflow.operators.approval.ApprovePlanOperator` returned (templated).
+    """
+
+    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "decision")
+
+    def __init__(self, *, maintenance_run_id: str, decision: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.maintenance_run_id = maintenance_run_id
+        self.decision = decision
+
+    def execute(self, context: Context) -> list[dict[str, str]]:
+        """Return run and share of each task that is to work."""
+        run_id = self.maintenance_run_id
+        with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
+            plan = self.engine(client).load(runs, run_id)
+            answer = take_answer(run_id, self.decision, note=lambda given: runs.note_answer(run_id, given))
+            runs.approve_current(run_id, answer, now_ms=system_clock())
+        self.log.info("Run %s was approved by %s; shares: %s", run_id, answer.actor, ", ".join(plan.share_names()))
+        return [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
+
+
+class ApplyJobShareOperator(JobOperator):
+    """Do one share of a plan; repeating it goes on where it stopped.
+
+    :param maintenance_run_id: the run (templated).
+    :param share: one of the plan's; mapped (templated).
+    """
+
+    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "share")
+
+    def __init__(self, *, maintenance_run_id: str, share: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.maintenance_run_id = maintenance_run_id
+        self.share = share
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return what was done; a share that is not done fails the task once that is noted."""
+        self.log.info("%s %s for run %s", self.kind.words.title, self.share, self.maintenance_run_id)
+        with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
+            report = self.engine(client).apply(runs, self.maintenance_run_id, self.share)
+        self.log.info("%s: %s", self.share, report.counts)
+        if report.undo_file:
+            self.log.info("What can be taken back stands in %s", report.undo_file)
+        if not report.done:
+            raise CheckFailed(f"{self.share} is not done: {report.stopped}")
+        return asdict(report)
+
+
+class ReportJobOperator(JobOperator):
+    """Look a second time, and write what was planned, done and left as HTML and JSON.
+
+    :param maintenance_run_id: the run; empty when there is no plan (templated).
+    :param plan_only: nothing was to be done (templated).
+    """
+
+    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "plan_only")
+
+    def __init__(
+        self, *, maintenance_run_id: str, plan_only: bool | str = "{{ params.dry_run }}", **kwargs: Any
+    ) -> None:
+        super().__init__(**kwargs)
+        self.maintenance_run_id = maintenance_run_id
+        self.plan_only = plan_only
+        self.operator_extra_links = (ReportLink(self.kind.report),)
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return what it came to, and where the files are.
+
+        :raises CheckFailed: once the report is written, when there was something that could not be worked on.
+        """
+        if not self.maintenance_run_id:
+            raise AirflowSkipException("there is no plan, so there is nothing to report")
+        job = self.kind
+        with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
+            outcome = self.engine(client).report(runs, self.maintenance_run_id, dry_run=flag("dry_run", self.plan_only))
+        directory = Settings().reports
+        files = write_report(job, outcome, directory)
+        run = context["dag_run"]
+        remember(directory, dag_id=run.dag_id, run_id=run.run_id, files=files)
+        words = verdict(job, outcome)
+        self.log.info("Run %s: %s; report %s", outcome.maintenance_run_id, words, files.html)
+        if outcome.broken:
+            raise CheckFailed(f"{words}: {job.words.hint}; report: {files.html}")
+        return {
+            "maintenance_run_id": outcome.maintenance_run_id,
+            "verdict": words,
+            "clean": outcome.clean,
+            "planned": asdict(outcome.plan.counts),
+            "counts": asdict(outcome.counts),
+            "left": None if outcome.left is None else asdict(outcome.left),
+            "html": str(files.html),
+            "json": str(files.json),
+            **outcome.facts,
+        }

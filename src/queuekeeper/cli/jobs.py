@@ -1,0 +1,420 @@
+"""Commands of jobs: plan, question, work, second look; and ``queuekeeper run`` for runs of every job."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from functools import wraps
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from queuekeeper.cli import context
+from queuekeeper.cli.options import takes
+from queuekeeper.cli.output import cell, instant, pairs, plain, record, show, table
+from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, agree, say, take_back, throttle_words
+from queuekeeper.errors import CheckFailed, UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from queuekeeper.jobs.engine import Engine
+    from queuekeeper.jobs.model import AnyJob, AnyOutcome
+    from queuekeeper.jobs.parameters import Parameters
+    from queuekeeper.jobs.store import MaintenanceRuns
+    from queuekeeper.redis_client import RedisClient
+
+Kind = Annotated[str | None, typer.Option(help="Only runs of this job, such as fanout_repair.")]
+GoOn = Annotated[
+    str | None, typer.Option("--go-on", metavar="RUN", help="Go on with a run that was stopped or killed.")
+]
+ReportDirectory = Annotated[
+    Path | None, typer.Option("--report-directory", help="Folder for a report as HTML and JSON, too.")
+]
+UndoDirectory = Annotated[
+    Path | None, typer.Option("--undo-directory", help="Folder of the undo files; else QUEUEKEEPER_UNDO_DIR.")
+]
+
+ALONE = {"shares": 1}
+"""A command works on all there is by itself."""
+
+app = typer.Typer(
+    cls=context.CommandGroup,
+    no_args_is_help=True,
+    help="Runs of all jobs: list, status, pause, resume, throttle, undo, report.",
+)
+
+
+def engine_for(job: type[AnyJob], client: RedisClient, undo_directory: Path | None = None) -> Engine:
+    """Return the engine, at work on a store for a command."""
+    from queuekeeper.identity import client_namer
+    from queuekeeper.jobs.engine import Engine
+
+    settings = context.settings()
+    return Engine(
+        job=job,
+        client=client,
+        undo_directory=undo_directory or settings.undo,
+        name_client=client_namer(settings),
+        say=say,
+    )
+
+
+def carry_out(
+    kind: str,
+    parameters: Parameters,
+    *,
+    dry_run: bool,
+    go_on: str | None,
+    report_directory: Path | None,
+    undo_directory: Path | None = None,
+    postgres_url: str | None,
+    redis_url: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Plan, ask, work on all shares, and look again.
+
+    :param parameters: of the job.
+    :param go_on: run to go on with; then there is no new plan.
+    :raises CheckFailed: when it was stopped, or there was something that could not be worked on.
+    """
+    from queuekeeper.jobs.registry import job_of
+    from queuekeeper.jobs.report import write_report
+    from queuekeeper.jobs.store import MaintenanceRuns
+    from queuekeeper.postgres import migrate
+
+    job = job_of(kind)
+    with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
+        migrate(connection)
+        runs = MaintenanceRuns(connection)
+        engine = engine_for(job, client, undo_directory)
+        if go_on is None:
+            plan = engine.plan(parameters)
+            run_id = engine.save(runs, plan).maintenance_run_id
+        else:
+            run_id, plan = go_on, engine.load(runs, go_on)
+        if not dry_run and (not plan.empty or job.works_when_empty):
+            if not plan.empty:
+                agree(runs, run_id, job.question(run_id, plan), yes=yes, as_json=as_json)
+            for share in plan.share_names():
+                engine.apply(runs, run_id, share)
+        outcome = engine.report(runs, run_id, dry_run=dry_run)
+    if report_directory is not None:
+        say(f"Report: {write_report(job, outcome, report_directory.absolute()).html}")
+    _show_outcome(job, outcome, as_json=as_json)
+
+
+def command_of(kind: str, help_text: str, *, argument: str = "") -> Callable[..., None]:
+    """Return the command that plans and carries out a job; its model says which options it has.
+
+    :param argument: the parameter that is given by position.
+    """
+
+    def command(
+        *,
+        parameters: Parameters,
+        dry_run: context.DryRun = False,
+        go_on: GoOn = None,
+        report_directory: ReportDirectory = None,
+        postgres_url: context.PostgresUrl = None,
+        redis_url: context.RedisUrl = None,
+        yes: context.Yes = False,
+        as_json: context.AsJson = False,
+    ) -> None:
+        carry_out(
+            kind,
+            parameters,
+            dry_run=dry_run,
+            go_on=go_on,
+            report_directory=report_directory,
+            postgres_url=postgres_url,
+            redis_url=redis_url,
+            yes=yes,
+            as_json=as_json,
+        )
+
+    command.__doc__ = help_text
+    return takes(lambda: model_of(kind), argument=argument, fixed=ALONE)(command)
+
+
+def model_of(kind: str) -> type[Parameters]:
+    """Return the model of a job's parameters."""
+    from queuekeeper.jobs.registry import job_of
+
+    model: type[Parameters] = job_of(kind).Parameters
+    return model
+
+
+def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool) -> None:
+    from queuekeeper.jobs.report import columns_of, facts_of, verdict
+
+    run_id, words = outcome.maintenance_run_id, verdict(job, outcome)
+
+    def pretty(out: Console) -> None:
+        tone = "red" if outcome.open_shares or outcome.broken else "green" if outcome.clean else "yellow"
+        out.print(cell(words, style=f"bold {tone}"))
+        lines = columns_of(outcome)
+        heads = ("", "planned", "done", "second look")[: len(lines[0])]
+        out.print(table(f"{job.words.title} {run_id}", heads, lines))
+        for each in job.tables(outcome.plan):
+            if each.rows:
+                out.print(table(each.heading, each.heads, each.rows))
+        facts = {name.lower(): text for name, text, _ in job.figures(outcome)}
+        asked = {"what": job.rule_words(outcome.plan.parameters), "as of": instant(outcome.plan.as_of_ms)}
+        out.print(pairs("Asked for", asked | facts))
+
+    show(facts_of(job, outcome), as_json=as_json, pretty=pretty)
+    if outcome.open_shares:
+        raise CheckFailed(f"not done: `queuekeeper {job.words.command} --go-on {run_id}` goes on")
+    if outcome.broken:
+        raise CheckFailed(f"{words}: the lines above say why; {job.words.hint}")
+
+
+# --- runs ------------------------------------------------------------------------------------------------------------
+
+
+def chosen(runs: MaintenanceRuns, run_id: str | None, kind: str | None = None) -> str:
+    """Return the run that a command is about: the one named, else the newest.
+
+    :param kind: of this job only.
+    :raises UsageError: when there is none, or it is of another job.
+    """
+    from queuekeeper.jobs.registry import job_of
+
+    found = run_id or runs.latest_id(kind)
+    words = job_of(kind).words if kind else None
+    if found is None:
+        if words is None:
+            raise UsageError("there is no run yet: a job's own command makes one")
+        raise UsageError(f"there is no {words.noun} yet: make one by `queuekeeper {words.command}`")
+    is_of = runs.load(found).kind
+    if words is not None and is_of != kind:
+        raise UsageError(f"run {found} is a {is_of}, not a {words.noun}")
+    return found
+
+
+@app.command("list")
+def list_runs(
+    *,
+    kind: Kind = None,
+    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many at most, newest first.")] = 20,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """List the newest runs of all jobs.
+
+    Example: `queuekeeper run list --kind fanout_repair`
+    """
+    with context.open_maintenance_runs(postgres_url) as runs:
+        found = runs.newest(kind=kind, limit=limit)
+    heads = ("run", "job", "state", "paused", "approved by", "planned")
+    lines = [
+        (one.maintenance_run_id, one.kind, one.state.value, one.paused, one.approved_by, str(one.created_at))
+        for one in found
+    ]
+    names = [head.replace(" ", "_") for head in heads]
+    show(
+        [dict(zip(names, line, strict=True)) for line in lines],
+        as_json=as_json,
+        pretty=lambda out: out.print(table("Runs", heads, lines)),
+    )
+
+
+def status(
+    run_id: RunIdOrNewest = None,
+    *,
+    kind: Kind = None,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Say how far a run is, share by share.
+
+    Example: `queuekeeper run status`
+    """
+    from queuekeeper.jobs.registry import fact_names
+
+    with context.open_maintenance_runs(postgres_url) as runs:
+        run = runs.load(chosen(runs, run_id, kind))
+        progress = runs.progress(run.maintenance_run_id)
+
+    names = fact_names(run.kind)
+    facts_told = {name: (run.report or {}).get(name) for name in names}
+
+    def pretty(out: Console) -> None:
+        throttle = run.throttle_operations_per_s
+        facts = {
+            "job": run.kind,
+            "run": run.state.value,
+            "paused": run.paused,
+            "approved by": run.approved_by,
+            "throttle": "none" if throttle is None else throttle_words(throttle),
+        }
+        notes = {names[name]: instant(at_ms) or "never" for name, at_ms in facts_told.items()}
+        out.print(pairs(f"Run {run.maintenance_run_id}", facts | notes))
+        heads = ("share", "where it is", "looked at", "removed", "repaired", "done")
+        lines = [(one.shard, one.cursor, one.scanned, one.removed, one.repaired, one.done) for one in progress]
+        out.print(table("Shares", heads, lines))
+
+    told = {
+        "maintenance_run_id": run.maintenance_run_id,
+        "kind": run.kind,
+        "state": run.state.value,
+        "paused": run.paused,
+        "approved_by": run.approved_by,
+        "throttle_operations_per_s": run.throttle_operations_per_s,
+        "progress": [plain(each) for each in progress],
+        "report": run.report,
+    }
+    show(told | facts_told, as_json=as_json, pretty=pretty)
+
+
+def set_paused(run_id: str, *, paused: bool, kind: str | None, postgres_url: str | None, as_json: bool) -> None:
+    """Let a run wait, or go on, and say so."""
+    with context.open_maintenance_runs(postgres_url) as runs:
+        runs.set_paused(chosen(runs, run_id, kind), paused, actor=context.person())
+    show(
+        {"maintenance_run_id": run_id, "paused": paused},
+        as_json=as_json,
+        pretty=lambda out: out.print(f"Run {run_id}: {'paused' if paused else 'goes on'}."),
+    )
+
+
+def pause(
+    run_id: RunId, *, kind: Kind = None, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False
+) -> None:
+    """Let a run wait. It notices within seconds.
+
+    Example: `queuekeeper run pause 0123456789abcdef`
+    """
+    set_paused(run_id, paused=True, kind=kind, postgres_url=postgres_url, as_json=as_json)
+
+
+def resume(
+    run_id: RunId, *, kind: Kind = None, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False
+) -> None:
+    """Let a paused run go on.
+
+    Example: `queuekeeper run resume 0123456789abcdef`
+    """
+    set_paused(run_id, paused=False, kind=kind, postgres_url=postgres_url, as_json=as_json)
+
+
+def throttle(
+    run_id: RunId,
+    rate: Rate,
+    *,
+    kind: Kind = None,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Slow a run down or let it go. It follows within seconds.
+
+    Example: `queuekeeper run throttle 0123456789abcdef 5000`
+    """
+    operations_per_s = context.rate_of(rate, "operations")
+    with context.open_maintenance_runs(postgres_url) as runs:
+        runs.set_throttle(chosen(runs, run_id, kind), operations_per_s, actor=context.person())
+    words = f"at most {throttle_words(operations_per_s)}" if operations_per_s else "no throttle"
+    show(
+        {"maintenance_run_id": run_id, "throttle_operations_per_s": operations_per_s},
+        as_json=as_json,
+        pretty=lambda out: out.print(f"Run {run_id}: {words}."),
+    )
+
+
+def undo(
+    run_id: RunId,
+    *,
+    kind: Kind = None,
+    dry_run: context.DryRun = False,
+    undo_directory: UndoDirectory = None,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    yes: context.Yes = False,
+    as_json: context.AsJson = False,
+) -> None:
+    """Take back what a run has changed, where nobody has gone on from it.
+
+    Run it on the machine that has the undo files of the run. What a job cannot bring back, its page in the docs says.
+
+    Example: `queuekeeper run undo 0123456789abcdef --dry-run`
+    """
+    from queuekeeper.jobs.registry import job_of
+    from queuekeeper.jobs.store import MaintenanceRuns
+
+    with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
+        runs = MaintenanceRuns(connection)
+        run = runs.load(chosen(runs, run_id, kind))
+        job = job_of(run.kind)
+        engine = engine_for(job, client, undo_directory)
+        parameters = job.Parameters(**run.parameters)
+        found = take_back(
+            lambda only_count: engine.undo(run_id=run_id, parameters=parameters, dry_run=only_count),
+            lambda counted: f"{job.undo_words(counted)} Take run {run_id} back?",
+            subject=run_id,
+            kind=run.kind,
+            connection=None if dry_run else connection,
+            yes=yes,
+            as_json=as_json,
+        )
+    show(found, as_json=as_json, pretty=lambda out: out.print(record("Undo", found)))
+
+
+def report(
+    run_id: RunIdOrNewest = None,
+    *,
+    kind: Kind = None,
+    report_directory: ReportDirectory = None,
+    postgres_url: context.PostgresUrl = None,
+    redis_url: context.RedisUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Look again, and say what a run planned, did and left. Exit code 1 when a share is not done.
+
+    Example: `queuekeeper run report --report-directory reports`
+    """
+    from queuekeeper.jobs.registry import job_of
+    from queuekeeper.jobs.report import write_report
+
+    with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
+        found = chosen(runs, run_id, kind)
+        job = job_of(runs.load(found).kind)
+        outcome = engine_for(job, client).report(runs, found, dry_run=False)
+    if report_directory is not None:
+        say(f"Report: {write_report(job, outcome, report_directory.absolute()).html}")
+    _show_outcome(job, outcome, as_json=as_json)
+
+
+_CONTROLS: dict[str, Callable[..., None]] = {
+    "status": status,
+    "pause": pause,
+    "resume": resume,
+    "throttle": throttle,
+    "undo": undo,
+    "report": report,
+}
+for _name, _command in _CONTROLS.items():
+    app.command(_name)(_command)
+
+
+def add_aliases(group: typer.Typer, kind: str, names: dict[str, str]) -> None:
+    """Let commands of earlier releases do what ``queuekeeper run`` does, for runs of one job; help does not show them.
+
+    :param names: of the commands, each with its name in ``queuekeeper run``.
+    """
+    for name, control in names.items():
+        group.command(name, hidden=True)(_of_kind(_CONTROLS[control], kind))
+
+
+def _of_kind(command: Callable[..., None], kind: str) -> Callable[..., None]:
+    @wraps(command)
+    def alias(**given: Any) -> None:
+        command(kind=kind, **given)
+
+    signature = inspect.signature(command, eval_str=True)
+    kept = [each for each in signature.parameters.values() if each.name != "kind"]
+    vars(alias)["__signature__"] = signature.replace(parameters=kept)
+    return alias

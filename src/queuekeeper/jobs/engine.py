@@ -1,0 +1,305 @@
+"""Leads a job from its plan to its report: plan, approval, shares, second look; the same for every job."""
+
+from __future__ import annotations
+
+import json
+import logging
+import random
+import time
+from collections.abc import Callable
+from contextlib import ExitStack, closing
+from dataclasses import asdict, dataclass, field
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from queuekeeper import __version__
+from queuekeeper.clock import Clock, Pace
+from queuekeeper.errors import RefusedError, StalePlan, UsageError
+from queuekeeper.jobs.counts import Counts
+from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan, SharePlan, ShareReport, World
+from queuekeeper.jobs.pace import Breaker, TimeIsUp, run_pace
+from queuekeeper.jobs.shares import server_clock
+from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
+from queuekeeper.jobs.undo import UndoFile, undo_path
+from queuekeeper.jobs.writer import Writer
+from queuekeeper.redis_client import RedisClient
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Engine:
+    """Plans and carries out runs of one job.
+
+    :param job: the job.
+    :param clock: none for the clock of the server that is worked on.
+    :param undo_directory: folder of the undo files; none for jobs without a way back.
+    :param name_client: gives the name of a client for reports, a keyed hash of its id.
+    :param uniform: chooses how long the start of a share is put off.
+    :param say: told how far it has come, and what cannot be worked on.
+    """
+
+    job: type[AnyJob]
+    client: RedisClient
+    clock: Clock | None = None
+    undo_directory: Path | None = None
+    name_client: Callable[[str], str] = lambda _: ""
+    uniform: Callable[[float, float], float] = random.uniform
+    say: Callable[[str], None] = field(default=_log.info)
+
+    # --- plan ----------------------------------------------------------------------------------------------------
+
+    def plan(self, parameters: Any) -> AnyPlan:
+        """Count what a run would do: it goes the run's own way, with a writer that only counts.
+
+        :raises RefusedError: when a server or the rights on it do not do.
+        """
+        self.job.check(self.client, parameters, writing=False)
+        now_ms = self._now_ms()
+        rate: int | None = parameters.max_operations_per_s
+        work = self._pass(parameters, now_ms=now_ms, wait=Pace(lambda: rate))
+        total, shares, steps = self.job.Counts(), list[SharePlan[Any]](), list[str]()
+        started = time.monotonic()
+        for share in work.shares():
+            counts = self.job.Counts()
+            for step in work.find(share):
+                found = work.apply(step)
+                counts.add(found)
+                if self.job.keeps_steps and (found.changes or found.broken):
+                    steps.append(step.cursor)
+            shares.append(SharePlan(share=share, counts=counts))
+            total.add(counts)
+        return Plan(
+            parameters=parameters,
+            code_version=__version__,
+            as_of_ms=now_ms,
+            shares=tuple(shares),
+            counts=total,
+            found=work.found(),
+            steps=tuple(steps),
+            seconds=round(time.monotonic() - started, 3),
+        )
+
+    def save(self, runs: MaintenanceRuns, plan: AnyPlan) -> MaintenanceRun:
+        """Store a plan, so that it can be approved and carried out."""
+        facts = plan.facts()
+        return runs.save_plan(
+            kind=self.job.kind,
+            parameters=facts.pop("parameters"),
+            # Names that others made up may hold what PostgreSQL's text cannot.
+            plan=facts | {"steps": json.dumps(plan.steps)},
+            operations_per_s=plan.parameters.max_operations_per_s,
+        )
+
+    def load(self, runs: MaintenanceRuns, run_id: str) -> AnyPlan:
+        """Return a stored plan.
+
+        :raises UsageError: when there is none of this id, or it is of another job.
+        :raises StalePlan: when an earlier release made it, which wrote plans in another form.
+        """
+        run = runs.load(run_id)
+        if run.kind != self.job.kind:
+            raise UsageError(f"run {run_id} is a {run.kind}, not a {self.job.words.noun}")
+        plan = run.plan
+        if "steps" not in plan:
+            raise StalePlan(f"run {run_id} was planned by an earlier release, and this is {__version__}: plan again")
+        counts = self.job.Counts
+        return Plan(
+            parameters=self.job.Parameters(**run.parameters),
+            code_version=plan["code_version"],
+            as_of_ms=plan["as_of_ms"],
+            shares=tuple(SharePlan(share=one["share"], counts=counts(**one["counts"])) for one in plan["shares"]),
+            counts=counts(**plan["counts"]),
+            found=TypeAdapter(self.job.Found).validate_python(plan),
+            steps=tuple(json.loads(plan["steps"])),
+            seconds=plan["seconds"],
+        )
+
+    # --- work ----------------------------------------------------------------------------------------------------
+
+    def apply(self, runs: MaintenanceRuns, run_id: str, share: str) -> ShareReport[Any]:
+        """Do one share of a plan. Repeated, it goes on where it was stopped or killed.
+
+        :raises RefusedError: when nobody has approved what needs it, another process works on the share, or the server
+            refuses.
+        :raises StalePlan: when the plan or its approval are too old, or another release made it.
+        """
+        plan = self.load(runs, run_id)
+        if share not in plan.share_names():
+            raise UsageError(f"run {run_id} has no share {share!r}: it has {', '.join(plan.share_names())}")
+        if self.job.asks and runs.load(run_id).approved_by is None:
+            raise RefusedError(f"nobody has approved run {run_id}: nothing was written")
+        self.job.check(self.client, plan.parameters, writing=True)
+        runs.check_current(run_id, now_ms=self._now_ms())
+        started = time.monotonic()
+        with runs.shard_lock(run_id, share):
+            before = runs.shard_progress(run_id, share)
+            counts = self.job.Counts(**before.counts)
+            stopped = ""
+            if not before.done:
+                runs.set_state(run_id, RunState.RUNNING)
+                try:
+                    self._work(runs, run_id, plan, share, before, counts)
+                except TimeIsUp as up:
+                    stopped = str(up)
+                    runs.set_state(run_id, RunState.STOPPED)
+                except Exception:
+                    runs.set_state(run_id, RunState.FAILED)
+                    raise
+        if not _open_shares(runs, run_id, plan):
+            runs.set_state(run_id, RunState.DONE)
+        return ShareReport(
+            maintenance_run_id=run_id,
+            share=share,
+            done=not stopped,
+            stopped=stopped,
+            counts=counts,
+            seconds=round(time.monotonic() - started, 3),
+            undo_file=str(self._undo_path(run_id, share)) if self.job.undoes and counts.changes else "",
+        )
+
+    def _work(
+        self, runs: MaintenanceRuns, run_id: str, plan: AnyPlan, share: str, before: ShardProgress, counts: Counts
+    ) -> None:
+        max_jitter_s = float(getattr(plan.parameters, "max_jitter_s", 0))
+        if max_jitter_s:
+            time.sleep(self.uniform(0.0, max_jitter_s))
+        wait = run_pace(
+            runs,
+            run_id=run_id,
+            shard=share,
+            shards=len(plan.shares),
+            max_run_minutes=plan.parameters.max_run_minutes,
+            say=self.say,
+        )
+        with ExitStack() as stack:
+            work = self._pass(plan.parameters, now_ms=plan.as_of_ms, wait=wait, planned=plan, writes=True)
+            work.world.run_id, work.world.token = run_id, f"{run_id}:{share}"
+            if self.job.undoes:
+                header = {"kind": self.job.kind, "maintenance_run_id": run_id, "share": share} | work.undo_header()
+                work.world.writer.undo = stack.enter_context(UndoFile(self._undo_path(run_id, share), header))
+            cursor = before.cursor if before.updated_at else ""
+            for step in stack.enter_context(closing(work.find(share, cursor))):
+                counts.add(work.apply(step))
+                cursor = step.cursor
+                runs.save_progress(run_id, _progress(share, cursor, counts))
+        runs.save_progress(run_id, _progress(share, cursor, counts, done=True))
+        self.say(f"{share}: {counts.changes:,} {self.job.words.done}, {counts.scanned:,} {self.job.words.units}")
+
+    def undo(self, *, run_id: str, parameters: Any, dry_run: bool) -> Any:
+        """Take back what a run has changed, from the undo files of its shares on this machine, or only count it.
+
+        :raises UsageError: when there is none, or the job has no way back.
+        """
+        if not self.job.undoes:
+            raise UsageError(f"a {self.job.words.noun} has no way back")
+        work = self._pass(parameters, now_ms=self._now_ms(), wait=lambda _: None, writes=not dry_run)
+        return work.undo(run_id, self._directory())
+
+    # --- report --------------------------------------------------------------------------------------------------
+
+    def report(self, runs: MaintenanceRuns, run_id: str, *, dry_run: bool) -> AnyOutcome:
+        """Look a second time, and keep the outcome with the run, to whose rate and pauses it holds.
+
+        :param dry_run: nothing was to be done: there is no second look, as there is none when the plan was empty.
+        """
+        plan = self.load(runs, run_id)
+        counts = self.job.Counts()
+        for each in runs.progress(run_id):
+            counts.add(self.job.Counts(**each.counts))
+        is_over = dry_run or (plan.empty and not self.job.works_when_empty)
+        if is_over and not dry_run:
+            runs.set_state(run_id, RunState.DONE)
+        wait = run_pace(
+            runs, run_id=run_id, shard="second look", shards=len(plan.shares), max_run_minutes=None, say=self.say
+        )
+        look = self._pass(plan.parameters, now_ms=plan.as_of_ms, wait=wait, planned=plan)
+        left, proved = (None, True) if is_over else self._second_look(look)
+        outcome = Outcome(
+            maintenance_run_id=run_id,
+            dry_run=dry_run,
+            plan=plan,
+            counts=counts,
+            left=left,
+            proved=proved,
+            open_shares=() if is_over else _open_shares(runs, run_id, plan),
+            facts=look.facts(),
+            generated_at_ms=self._now_ms(),
+        )
+        kept = outcome_facts(outcome)
+        del kept["plan"]
+        runs.save_report(run_id, kept)
+        return outcome
+
+    def _second_look(self, look: AnyJob) -> tuple[Any, bool]:
+        left = self.job.Counts()
+        steps = look.look_again()
+        for step in islice(steps, self.job.proof_steps):
+            left.add(look.apply(step))
+        return left, look.proved and next(steps, None) is None
+
+    # --- inside --------------------------------------------------------------------------------------------------
+
+    def _pass(
+        self,
+        parameters: Any,
+        *,
+        now_ms: int,
+        wait: Callable[[float], None],
+        planned: AnyPlan | None = None,
+        writes: bool = False,
+    ) -> AnyJob:
+        world = World(
+            client=self.client,
+            parameters=parameters,
+            now_ms=now_ms,
+            clock=self.clock or server_clock(self.client),
+            writer=Writer(self.client, counts_only=not writes),
+            wait=wait,
+            breaker=Breaker(self.say),
+            say=self.say,
+            name_client=self.name_client,
+            planned=planned,
+        )
+        return self.job(world)
+
+    def _now_ms(self) -> int:
+        return (self.clock or server_clock(self.client))()
+
+    def _directory(self) -> Path:
+        if self.undo_directory is None:
+            raise UsageError(f"a {self.job.words.noun} needs a folder for its undo files: name one")
+        return self.undo_directory
+
+    def _undo_path(self, run_id: str, share: str) -> Path:
+        return undo_path(self._directory(), run_id=run_id, shard=share)
+
+
+def outcome_facts(outcome: AnyOutcome) -> dict[str, Any]:
+    """Return what a run came to as JSON can hold it."""
+    facts: dict[str, Any] = asdict(outcome)
+    facts |= {"plan": outcome.plan.facts(), "clean": outcome.clean, "moved_on": outcome.moved_on}
+    return {**facts, **facts.pop("facts")}
+
+
+def _open_shares(runs: MaintenanceRuns, run_id: str, plan: AnyPlan) -> tuple[str, ...]:
+    """Return the shares that were not gone through to the end."""
+    done = {each.shard for each in runs.progress(run_id) if each.done}
+    return tuple(share for share in plan.share_names() if share not in done)
+
+
+def _progress(share: str, cursor: str, counts: Counts, *, done: bool = False) -> ShardProgress:
+    kept: Any = counts
+    return ShardProgress(
+        shard=share,
+        cursor=cursor,
+        scanned=counts.scanned,
+        removed=counts.removed,
+        repaired=counts.repaired,
+        freed_bytes=getattr(counts, "freed_bytes", 0),
+        counts=asdict(kept),
+        done=done,
+    )

@@ -1,0 +1,45 @@
+"""Which jobs there are, by name. A job is imported when it is asked for, so that naming them costs nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+
+from queuekeeper.errors import UsageError
+from queuekeeper.jobs.model import AnyJob
+
+_PLACES = {
+    "compacted_queue_gc": "queuekeeper.maintenance.compacted.collection:Collection",
+    "fanout_repair": "queuekeeper.maintenance.fanout.repair:FanoutRepair",
+}
+_added: dict[str, type[AnyJob]] = {}
+
+
+def add_job(job: type[AnyJob]) -> type[AnyJob]:
+    """Make a job of somebody else's known by its name; used as a decorator."""
+    _added[job.kind] = job
+    return job
+
+
+def job_of(kind: str) -> type[AnyJob]:
+    """Return a job.
+
+    :raises UsageError: when there is none of this name; names those that there are.
+    """
+    if kind in _added:
+        return _added[kind]
+    if kind not in _PLACES:
+        raise UsageError(f"there is no job {kind!r}: there are {', '.join(job_names())}")
+    module, _, name = _PLACES[kind].partition(":")
+    found: type[AnyJob] = getattr(import_module(module), name)
+    return found
+
+
+def fact_names(kind: str) -> Mapping[str, str]:
+    """Return the instants that reports of a job name besides; none of what is no job of the engine's."""
+    return job_of(kind).fact_names if kind in job_names() else {}
+
+
+def job_names() -> list[str]:
+    """Return the names of all jobs."""
+    return sorted({*_PLACES, *_added})

@@ -1,0 +1,1 @@
+"""Keeps compacted queues in order."""

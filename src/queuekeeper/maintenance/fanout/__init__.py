@@ -1,0 +1,1 @@
+"""Keeps fan-out queues in order."""

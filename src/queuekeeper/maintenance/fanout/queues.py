@@ -1,0 +1,77 @@
+"""Finds fan-out queues and goes over them at a pace; what is looked for in them is the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from queuekeeper import lua
+from queuekeeper.clock import Clock
+from queuekeeper.errors import QueuekeeperError, RefusedError, ScriptError, ServerUnavailable, UsageError
+from queuekeeper.fanout.operations import Step
+from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.jobs.shares import KEYS_PER_PAGE, scan_hashes
+from queuekeeper.keyspace import fanout_queue_of, fanout_scan_pattern
+from queuekeeper.redis_client import RedisClient
+
+QUEUE_ERRORS = (ScriptError, UsageError, RefusedError, ValueError)
+"""What a single queue may be at fault for."""
+
+
+class PacedFanoutQueues(FanoutQueues):
+    """Fan-out queues that keep to a pace.
+
+    :param pace: told of each call, and of what comes back, before the next one is sent.
+    """
+
+    def __init__(
+        self,
+        client: RedisClient,
+        prefix: str = "",
+        *,
+        clock: Clock | None = None,
+        pace: Callable[[int], None],
+        counts_only: bool = False,
+    ) -> None:
+        super().__init__(client, prefix, clock=clock, counts_only=counts_only)
+        self.counts_only = counts_only
+        self._pace = pace
+        self._passed = 0
+
+    def answer(self, step: Step) -> lua.Replies | bool:
+        """Send the calls of a step when it is time to."""
+        passed, self._passed = self._passed, 0
+        self._pace(passed)
+        replies = super().answer(step)
+        if not isinstance(replies, bool):
+            self._passed = sum(1 + (len(reply) if isinstance(reply, list) else 0) for reply in replies)
+        return replies
+
+
+def find_queues(
+    client: RedisClient,
+    *,
+    prefix: str,
+    pace: Callable[[int], None] = lambda _: None,
+    size: Callable[[int], int] = lambda full: full,
+) -> list[str]:
+    """Return the names of all fan-out queues in order, by the names of all keys.
+
+    :param pace: told of each call and the names that came back, before the next one is sent.
+    :param size: says how many keys a call looks at, given how many are usual.
+    """
+    found: set[str] = set()
+    for keys in scan_hashes(client, fanout_scan_pattern(prefix), count=lambda: size(KEYS_PER_PAGE)):
+        pace(1 + len(keys))
+        found.update(fanout_queue_of(key, prefix=prefix) for key in keys)
+    return sorted(found)
+
+
+def note_broken(queue: str, error: Exception, say: Callable[[str], None]) -> None:
+    """Say why a queue cannot be read or repaired; one such queue does not stop the others.
+
+    :raises ServerUnavailable: the error, when it is not the queue's.
+    """
+    if isinstance(error, ServerUnavailable):
+        raise error
+    words = str(error) if isinstance(error, QueuekeeperError) else "its fields cannot be read"
+    say(f"queue {queue!r} cannot be repaired: {words}")
