@@ -15,10 +15,10 @@ from queuekeeper import redis_async
 from queuekeeper.compacted.model import Append, CompactedMessage, Fence, Retention, RetentionPolicy
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.errors import ServerUnavailable
+from tests.patience import PATIENCE_S
 
 PRODUCERS = ("one", "two")
 WINDOW = 20
-_PATIENCE_S = 60.0
 _PAUSE_S = 0.01
 _KEYS = 12
 _DELETED = 0.1
@@ -112,7 +112,7 @@ class Load:
     async def proceeds(self, *, messages: int = 50) -> None:
         """Return when so many more messages of every queue were received."""
         wanted = [(books, len(books.appended) + messages, len(books.received) + messages) for books in self.books]
-        give_up_at = time.monotonic() + _PATIENCE_S
+        give_up_at = time.monotonic() + PATIENCE_S
         while any(
             len(each.appended) < appended or len(each.received) < received for each, appended, received in wanted
         ):
@@ -223,7 +223,7 @@ class Load:
 
     async def _repeated(self, attempt: Callable[[], Awaitable[Any]]) -> tuple[Any, int]:
         """Repeat what a lost server has not answered; return the answer, and how often it was repeated."""
-        give_up_at = time.monotonic() + _PATIENCE_S
+        give_up_at = time.monotonic() + PATIENCE_S
         repeated = 0
         while True:
             try:

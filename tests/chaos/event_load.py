@@ -14,11 +14,11 @@ import psycopg
 
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.postgres import Connection, connect
+from tests.patience import PATIENCE_S
 
 GROUPS = {"all": "TRUE", "thirds": "(e.payload ->> 'n')::int % 3 = 0"}
 """Name of a group -> the condition of its subscription."""
 
-PATIENCE_S = 180.0
 _PAUSE_S = 0.005
 _UNAVAILABLE = (psycopg.Error, QueuekeeperError)
 

@@ -15,8 +15,8 @@ from queuekeeper.fanout.handlers import Handler, RetryRules
 from queuekeeper.fanout.model import ConsumerOptions, FanoutMessage, Mode, NewMessage
 from queuekeeper.fanout.producer import AsyncFanoutProducer
 from queuekeeper.fanout.queue import AsyncFanoutQueues
+from tests.patience import PATIENCE_S
 
-PATIENCE_S = 120.0
 LEASE_MS = 2_000
 FIFO, ORDERED = "any order", "in order"
 PRODUCERS = ("one", "two")

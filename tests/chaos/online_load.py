@@ -27,12 +27,12 @@ from queuekeeper.errors import NotOwner, ServerUnavailable, SessionFenced, Stale
 from queuekeeper.sessions.model import Ack, NewMessage, PendingMessage, Release, SessionSave
 from queuekeeper.sessions.router import AsyncSessionRouter, SessionRouter
 from tests.chaos.session_load import THREADS, Threaded, now_ms
+from tests.patience import PATIENCE_S
 
 SHORT_LIFE_S = 2
 LONG_LIFE_S = 3_600
 PAGE = 40
 MOST_PER_BATCH = 4
-_PATIENCE_S = 60.0
 _CONNECTIONS = 8
 _FORKED = get_context("forkserver")
 _PRELOADED = (
@@ -424,7 +424,7 @@ class Broker:
                 found = await attempt()
             except (ServerUnavailable, SessionFenced, NotOwner, StaleEpoch) as error:
                 self._journal.note("failed", client_id, call=call, kind=type(error).__name__, text=str(error))
-                if time.monotonic() - begun_s > _PATIENCE_S:
+                if time.monotonic() - begun_s > PATIENCE_S:
                     raise
             else:
                 seconds = time.monotonic() - begun_s
@@ -457,7 +457,7 @@ async def _router(settings: BrokerSettings) -> AsyncIterator[Any]:
 
 
 async def _work(settings: BrokerSettings) -> None:
-    give_up_s = time.monotonic() + _PATIENCE_S
+    give_up_s = time.monotonic() + PATIENCE_S
     while True:
         try:
             async with _router(settings) as store:

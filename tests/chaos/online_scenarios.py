@@ -27,6 +27,7 @@ from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
 from queuekeeper.sessions.router import AsyncSessionRouter
 from queuekeeper.sessions.snapshot import differences
 from tests.chaos.online_world import PLAN_ID, save_plan
+from tests.patience import PATIENCE_S
 
 CLIENT = "meter-7"
 LEASE_MS = 1_000
@@ -583,7 +584,7 @@ async def play(name: str, *, postgres_url: str, redis_url: str) -> None:
 
     :raises Violation: when its promise is broken.
     """
-    async with asyncio.timeout(30), stage_of(postgres_url, redis_url) as stage:
+    async with asyncio.timeout(PATIENCE_S), stage_of(postgres_url, redis_url) as stage:
         await SCENARIOS[name](stage)
 
 

@@ -18,6 +18,7 @@ from queuekeeper.sessions.model import Ack, NewMessage, PendingMessage, Refusal,
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.writer import MessageRefused, SessionWriter
 from tests.chaos.support import refusals
+from tests.patience import PATIENCE_S
 
 Kind: TypeAlias = Literal["blocking", "asyncio", "writer"]
 KINDS: tuple[Kind, ...] = ("blocking", "asyncio", "writer")
@@ -25,7 +26,6 @@ KINDS: tuple[Kind, ...] = ("blocking", "asyncio", "writer")
 
 SHORT_LIFE_S = 1
 THREADS = 16
-_PATIENCE_S = 60.0
 _FEW_ACKS = 15
 _PENDING = 150
 _READ_PAUSE_S = 0.1
@@ -218,7 +218,7 @@ class Load:
     async def proceeds(self, *, messages: int = 50) -> None:
         """Return when so many further messages of every session have been saved."""
         wanted = [session.next + messages for session in self.sessions]
-        give_up_at = time.monotonic() + _PATIENCE_S
+        give_up_at = time.monotonic() + PATIENCE_S
         while any(session.next < least for session, least in zip(self.sessions, wanted, strict=True)):
             assert time.monotonic() < give_up_at, "the load stands still"
             await asyncio.sleep(0.02)
@@ -334,7 +334,7 @@ class Load:
 
     async def _repeated(self, attempt: Callable[[], Awaitable[Any]]) -> Any:
         """Repeat what a lost server has not answered, if the load may do so."""
-        give_up_at = time.monotonic() + _PATIENCE_S
+        give_up_at = time.monotonic() + PATIENCE_S
         while True:
             store = self._store
             try:

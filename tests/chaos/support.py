@@ -19,6 +19,7 @@ import redis
 from queuekeeper.embedded import RedisServer
 from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.migration.spark import SUPERVISOR_VARIABLE
+from tests.patience import PATIENCE_S
 
 ROOT = Path(__file__).parents[2]
 Value = tuple[Any, ...]
@@ -26,7 +27,6 @@ Value = tuple[Any, ...]
 
 # Runs of seconds: a JVM that optimises less is done earlier, and takes less of other tests' time.
 JAVA_OPTIONS = "-XX:TieredStopAtLevel=1 -XX:+UseParallelGC"
-PATIENCE_S = 180.0
 _PAGE = 1_000
 
 
@@ -92,7 +92,7 @@ class Driver:
         jvm.kill()
         driver.kill()
         self._process.wait()
-        _, alive = psutil.wait_procs(others, timeout=20)
+        _, alive = psutil.wait_procs(others, timeout=PATIENCE_S)
         assert not alive, f"workers outlive their driver: {alive}"
 
     def running(self) -> bool:

@@ -33,6 +33,7 @@ from tests.chaos.support import until
 from tests.cleanup_world import HOUR_MS, Device, World, now_ms, with_records
 from tests.cluster_slots import slot_of
 from tests.conftest import REDIS_FLAVOURS
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.chaos
 
@@ -304,7 +305,7 @@ def test_cleanup_goes_on_when_its_server_was_killed_and_started_again(
             thread.start()
             until(lambda: watcher.runs.shard_progress(run_id, shard).scanned > 0, what="the cleanup begins")
             server.kill()
-            thread.join(timeout=60)
+            thread.join(timeout=PATIENCE_S)
         assert len(errors) == 1
         assert world.runs.load(run_id).state is RunState.FAILED
         server.start()

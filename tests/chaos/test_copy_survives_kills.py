@@ -17,7 +17,7 @@ from queuekeeper.migration.spark import our_errors
 from tests.chaos.conftest import THROTTLE, Laboratory, Undisturbed
 from tests.chaos.support import append_only_file, differing
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.chaos
 
 
 def assert_as_undisturbed(laboratory: Laboratory, undisturbed: Undisturbed) -> None:

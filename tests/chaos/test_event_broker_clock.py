@@ -13,7 +13,7 @@ from queuekeeper.postgres import Connection, connect
 from tests.chaos.event_load import publish, read, subscribe
 from tests.event_clock import install_with_clock, move_clock
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.chaos
 
 MINUTE = timedelta(minutes=1)
 HOUR = timedelta(hours=1)

@@ -17,7 +17,7 @@ from queuekeeper.events.schema import install
 from queuekeeper.postgres import Connection, connect
 from tests.chaos.event_load import Load, publish, read, subscribe
 
-pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.chaos
 
 
 @pytest.fixture

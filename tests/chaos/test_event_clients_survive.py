@@ -24,6 +24,7 @@ from queuekeeper.events.dispatcher import Dispatcher
 from queuekeeper.events.model import Delivery, Interest, NewEvent, ReadRules
 from queuekeeper.postgres import Connection
 from tests.chaos.support import until
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.chaos
 
@@ -66,7 +67,7 @@ class Service:
         assert self._process is not None
         assert self._process.poll() is None, self._log.read_text("utf-8")
         self._process.send_signal(number)
-        return self._process.wait(60)
+        return self._process.wait(PATIENCE_S)
 
 
 @contextmanager
@@ -210,7 +211,7 @@ def test_all_connections_ended_between_two_events_lose_none(
         for name, each in handled.items():
             until(lambda: set(each) == set(range(count)), what=f"all events {name}")  # noqa: B023
         while set(heard) != set(range(count)):
-            delivery = listener.get(timeout_s=60)
+            delivery = listener.get(timeout_s=PATIENCE_S)
             assert delivery is not None
             heard += [event.payload for event in delivery.events]
     assert list(dict.fromkeys(handled["in order"])) == list(range(count))

@@ -34,6 +34,7 @@ from tests.chaos.session_load import clients_of, met_a_moving_slot
 from tests.chaos.support import set_maxmemory, until
 from tests.cluster_slots import slot_of
 from tests.conftest import REDIS_FLAVOURS
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.chaos
 
@@ -162,7 +163,7 @@ class Service:
     def close(self) -> None:
         """Leave none behind."""
         # At the end of its input it kills those that are left.
-        self._process.communicate(timeout=60)
+        self._process.communicate(timeout=PATIENCE_S)
 
     def notes(self) -> list[tuple[str, str, int]]:
         """Return what they have noted, in order: what, whose, message."""

@@ -155,6 +155,11 @@ def test_commands_lead_a_migration_there_and_back(world: Callable[[int], OnlineW
     def run(*words: str) -> str:
         command = [str(Path(sys.executable).parent / "queuekeeper"), "online", *words]
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        # Clients that a busy machine could not change over within their lease are named, to be tried again.
+        for _ in range(20):
+            if "try again" not in done.stdout or done.returncode == 0:
+                break
+            done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
@@ -166,8 +171,8 @@ def test_commands_lead_a_migration_there_and_back(world: Callable[[int], OnlineW
         assert online.owners() == {"redis"}
         run("mirror", PLAN_ID)
         assert "on_redis" in run("status", PLAN_ID, "--json")
-        # On a busy machine the commands themselves take seconds to start, and meanwhile nobody mirrors.
-        run("roll-back", PLAN_ID, "--yes", "--lease-ms", "500", "--max-lag-s", "60")
+        # On a busy machine the commands themselves take long to start, and meanwhile nobody mirrors.
+        run("roll-back", PLAN_ID, "--yes", "--lease-ms", "500", "--max-lag-s", "3600")
 
     assert online.owners() == {"postgres"}
     assert online.balance(online.snapshots()["postgres"]).failures == {}

@@ -16,10 +16,10 @@ from queuekeeper.events.dispatcher import AsyncDispatcher, Dispatcher, DispatchR
 from queuekeeper.events.handlers import AsyncListener, Listener
 from queuekeeper.events.model import Delivery, Interest, ReadRules
 from queuekeeper.events.sse import StreamRules, open_stream, open_stream_async
+from tests.patience import PATIENCE_S
 
 Kind = Literal["blocking", "asyncio"]
 KINDS: tuple[Kind, ...] = ("blocking", "asyncio")
-PATIENCE_S = 60.0
 
 
 async def until(condition: Callable[[], bool], *, what: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 
-pytestmark = [pytest.mark.conformance, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.conformance
 
 ONE_OF_EACH = "|".join(
     [

@@ -18,7 +18,8 @@ from queuekeeper import postgres
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events import operations
 from queuekeeper.events.model import Delivery, FellBehind, Interest, NewEvent, Rejected
-from tests.conformance.event_worlds import KINDS, PATIENCE_S, TRANSIENT, Kind, World, allow, refuse, until
+from tests.conformance.event_worlds import KINDS, TRANSIENT, Kind, World, allow, refuse, until
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
 

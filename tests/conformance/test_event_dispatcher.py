@@ -14,7 +14,8 @@ from queuekeeper.events.dispatcher import DispatchRules
 from queuekeeper.events.model import Interest, NewEvent
 from queuekeeper.events.operations import Query
 from queuekeeper.events.service import AsyncService, BlockingService, Happened, Open, Wait
-from tests.conformance.event_worlds import KINDS, PATIENCE_S, TRANSIENT, Kind, World, allow, refuse, until
+from tests.conformance.event_worlds import KINDS, TRANSIENT, Kind, World, allow, refuse, until
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
 

@@ -13,7 +13,8 @@ import pytest
 
 from queuekeeper.events.model import Interest, NewEvent, ResumeRefused
 from queuekeeper.events.sse import HEADERS, NO_RESUME, POSITION, StreamRules
-from tests.conformance.event_worlds import KINDS, PATIENCE_S, Consumer, Kind, World, until
+from tests.conformance.event_worlds import KINDS, Consumer, Kind, World, until
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
 

@@ -29,6 +29,7 @@ from queuekeeper.maintenance.expired_references import acl_rules, plan_cleanup, 
 from queuekeeper.redis_client import connect, facts, nodes
 from tests.cleanup_world import DAY_MS, HOUR_MS, Device, World, now_ms, record, with_records
 from tests.conftest import REDIS_FLAVOURS
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
 
@@ -620,7 +621,7 @@ def test_pause_throttle_and_resume_while_it_runs(
         assert not at.done
         valkey.runs.set_throttle(run_id, None)
         valkey.runs.set_paused(run_id, False)
-        thread.join(timeout=30)
+        thread.join(timeout=PATIENCE_S)
     assert results[0].done
     assert results[0].counts.dead_references == len(devices)
     assert said[-1].startswith(f"{shard}: cleaned 360/360 keys")

@@ -1081,18 +1081,18 @@ def test_whoever_waits_is_woken_by_what_can_be_claimed(queues: Queues, world: Fa
     queues.register(Q, consumer=A)
     assert not queues.await_wake(Q, consumer=A, timeout_s=0.01)
     first = publish(queues)
-    assert queues.await_wake(Q, consumer=A, timeout_s=5.0)
+    assert queues.await_wake(Q, consumer=A, timeout_s=30.0)
     assert not queues.await_wake(Q, consumer=A, timeout_s=0.01)
     claimed = queues.claim(Q, consumer=A)
     assert ids(claimed.messages) == first
 
     queues.nack(Q, consumer=A, token=claimed.token, message_id=first[0])
 
-    assert queues.await_wake(Q, consumer=A, timeout_s=5.0)
+    assert queues.await_wake(Q, consumer=A, timeout_s=30.0)
     queues.pause(Q)
     queues.claim(Q, consumer=A)
     queues.resume(Q)
-    assert queues.await_wake(Q, consumer=A, timeout_s=5.0)
+    assert queues.await_wake(Q, consumer=A, timeout_s=30.0)
 
 
 @pytest.mark.parametrize("server", ["valkey_url", "redis_cluster_url"])

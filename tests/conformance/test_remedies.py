@@ -34,6 +34,7 @@ from queuekeeper.maintenance.remedies.world import World
 from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
 
@@ -1203,13 +1204,13 @@ def test_paused_run_waits_and_goes_on(bench: Bench, postgres_url: str) -> None:
 
         worker = threading.Thread(target=mend)
         worker.start()
-        assert paused.wait(20)
+        assert paused.wait(PATIENCE_S)
         assert said == [f"run {run_id} is paused"]
         assert bench.any.pexpiretime(bench.payload(1)) == -1
         with pytest.raises(RefusedError, match="another process works on queues"):
             apply_recorded(bench.client, runs=runs, run_id=run_id, queues=queues, undo_directory=bench.folder)
         runs.set_paused(run_id, False)
-        worker.join(20)
+        worker.join(PATIENCE_S)
         assert bench.any.pexpiretime(bench.payload(1)) > 0
         assert runs.load(run_id).state is RunState.DONE
 

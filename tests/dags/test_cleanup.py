@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
 
-pytestmark = [pytest.mark.dags, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.dags
 
 ANSWER = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}
 

@@ -22,7 +22,7 @@ from queuekeeper.sessions.sample import SampleParameters, fill
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
-pytestmark = [pytest.mark.dags, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.dags
 
 
 def test_dry_run_plans_and_asks_nobody(

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
     from queuekeeper.postgres import Connection
 
-pytestmark = [pytest.mark.dags, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.dags
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
 
-pytestmark = [pytest.mark.dags, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.dags
 
 LONG_AGO_MS = 1_600_000_000_000
 FOR_EVER_MS = 3_650 * 86_400_000

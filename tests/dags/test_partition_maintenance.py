@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
     from queuekeeper.postgres import Connection
 
-pytestmark = [pytest.mark.dags, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.dags
 
 QUESTION = kind_of(Purpose.DROP)
 ANSWER = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
 
-pytestmark = [pytest.mark.dags, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.dags
 
 CLIENTS = [f"meter/{number}" for number in range(40)]
 FULL = {"suite": "full", "cohort_count": 4}

@@ -192,7 +192,6 @@ with DAG("session_tasks", start_date=START, schedule=None, params=parameters):
 """
 
 
-@pytest.mark.timeout(300)
 def test_tasks_run_in_a_dag_with_rendered_arguments(
     client: redis_client.RedisClient, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

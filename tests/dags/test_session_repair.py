@@ -32,7 +32,7 @@ from tests.quality_rows import queue, save_profile
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
-pytestmark = [pytest.mark.dags, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.dags
 
 ANSWER = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}
 DEVICES = ("secret-device-1", "secret-device-2")

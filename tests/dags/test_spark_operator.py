@@ -24,6 +24,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.embedded import java_home
 from queuekeeper.errors import UsageError
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.dags
 
@@ -255,7 +256,7 @@ def _end(process: subprocess.Popen[bytes] | psutil.Process) -> None:
 
 
 def _gone(processes: Sequence[psutil.Process]) -> None:
-    _, alive = psutil.wait_procs(processes, timeout=20)
+    _, alive = psutil.wait_procs(processes, timeout=PATIENCE_S)
     assert alive == []
 
 

@@ -18,9 +18,9 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 
 from queuekeeper.embedded.process import ManagedProcess
+from tests.patience import PATIENCE_S
 
 PROGRAM = shutil.which("mosquitto") or "/usr/sbin/mosquitto"
-PATIENCE_S = 60.0
 QUIET_S = 0.4
 """How long nothing has to come for a test to say that nothing comes."""
 

@@ -237,7 +237,6 @@ def process(*arguments: str, home: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.timeout(600)
 def test_a_migration_from_sample_to_undo(postgres_url: str, valkey_url: str, tmp_path: Path) -> None:
     servers = servers_of(postgres_url, valkey_url)
     sizes = ("--messages", "2000", "--sessions", "300", "--long-queues", "1", "--long-queue-messages", "400")

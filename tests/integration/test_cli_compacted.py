@@ -17,6 +17,7 @@ from queuekeeper import keyspace, redis_client
 from queuekeeper.compacted.model import Append, Properties, RetentionPolicy
 from queuekeeper.compacted.queue import CompactedQueues
 from tests.integration.command_line import CommandLine
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 
@@ -207,7 +208,7 @@ def test_consumer_that_follows_gets_what_comes_until_it_is_told_to_end(queues: C
             assert process.stdout.readline().split(b"\t")[0] == b"%d" % number
         assert queues.inspect(C).session == "follower"
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
 
     view = queues.inspect(C)
     assert (view.acked, view.lease_left_ms) == (2, 0)

@@ -16,6 +16,7 @@ from queuekeeper import keyspace, redis_client
 from queuekeeper.fanout.model import ConsumerOptions, Mode, NewMessage
 from queuekeeper.fanout.queue import FanoutQueues
 from tests.integration.command_line import CommandLine
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 
@@ -209,7 +210,7 @@ def test_reader_that_leaves_gets_what_it_has_not_read_again(both: FanoutQueues) 
     )
     assert process.stdout is not None
     process.stdout.close()
-    process.wait(60)
+    process.wait(PATIENCE_S)
 
     [view, _] = both.inspect(Q).consumers
     assert (view.ready, view.leased) == (3, 0)
@@ -225,7 +226,7 @@ def test_consumer_that_follows_gets_what_comes_until_it_is_told_to_end(queues: F
             fill(queues, 1)
             assert process.stdout.readline().split(b"\t")[0] == b"%d" % number
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0
+        assert process.wait(PATIENCE_S) == 0
 
     assert queues.size(Q) == 0
 

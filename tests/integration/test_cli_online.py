@@ -14,6 +14,7 @@ import pytest
 from queuekeeper.sessions.model import SessionSave
 from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message
 from tests.integration.command_line import CommandLine
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 
@@ -166,6 +167,6 @@ def test_followed_mirror_goes_on_until_a_signal_ends_it(world: OnlineWorld) -> N
                 passes.append(next_pass())
         finally:
             process.terminate()
-        assert process.wait(10) == 0
+        assert process.wait(PATIENCE_S) == 0
     assert {each["clients"] for each in passes} == {len(CLIENTS)}
     assert ("meter-3", 1) in world.rows()

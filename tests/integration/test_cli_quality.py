@@ -237,7 +237,6 @@ def test_the_access_rules_of_the_guide_are_enough_to_read_and_to_ask_the_server(
     assert server["replicas"] == 0
 
 
-@pytest.mark.timeout(600)
 def test_a_session_that_lost_its_expiry_is_found_from_the_server_to_the_shell(
     url: str, valkey_url: str, spark: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -38,7 +38,8 @@ from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import compacted_keys
 from queuekeeper.redis_async import connect
 from queuekeeper.redis_client import connect as connect_blocking
-from tests.integration.mosquitto import MQTT_3, MQTT_5, PATIENCE_S, Got, Mosquitto, MqttClient, free_port, payloads
+from tests.integration.mosquitto import MQTT_3, MQTT_5, Got, Mosquitto, MqttClient, free_port, payloads
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 

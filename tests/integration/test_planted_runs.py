@@ -38,9 +38,10 @@ from tests import planted
 from tests.event_samples import publish, subscribe
 from tests.integration.airflow_runs import log, states
 from tests.integration.otlp import Collector, collector
+from tests.patience import PATIENCE_S
 from tests.postgres_roles import role_url
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(1_800)]
+pytestmark = pytest.mark.integration
 
 ROOT = Path(__file__).parents[2]
 DATABASE = "integration_planted"
@@ -265,7 +266,7 @@ def test_nothing_of_it_is_on_pages(world: World) -> None:
         paths += [f"/{page}?dag_id={dag_id}&run_id={quote(run_id)}" for page in ("run", "run/progress")]
         paths.append(f"/task?dag_id={dag_id}&run_id={quote(run_id)}&task_id=report")
     paths += [f"/reports/{report.name}" for report in (world.home / "reports").glob("*.*")]
-    with httpx.Client(base_url=world.airflow.url, timeout=60, follow_redirects=True) as client:
+    with httpx.Client(base_url=world.airflow.url, timeout=PATIENCE_S, follow_redirects=True) as client:
         token = client.post("/auth/token", json={"username": user.name, "password": user.password}).json()
         client.headers["Authorization"] = f"Bearer {token['access_token']}"
         client.headers["Accept"] = "text/html"

@@ -18,6 +18,7 @@ from queuekeeper import embedded
 from queuekeeper.config import Settings
 from queuekeeper.embedded import AirflowClient, AirflowServer
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
 
@@ -143,7 +144,7 @@ def test_a_user_triggers_approves_and_reads_the_result(admin: AirflowClient, set
     assert question is not None
     assert question["subject"] == "Go on?"
     admin.answer("probe", run, "approve", options=["Approve"])
-    assert admin.wait_for_run("probe", run, timeout_s=120) == "success"
+    assert admin.wait_for_run("probe", run, timeout_s=PATIENCE_S) == "success"
     assert {task.task_id: task.state for task in admin.tasks("probe", run)} == {"work": "success", "approve": "success"}
     found = admin.returned("probe", run, "work")
     assert found["queuekeeper_postgres"] == found["queuekeeper_redis"] == "127.0.0.1"

@@ -21,9 +21,10 @@ from tests import quality_samples as samples
 from tests.browser import chromium
 from tests.integration.airflow_pages import PATIENCE_MS, signed_in
 from tests.integration.airflow_runs import asked, decide, log, states
+from tests.patience import PATIENCE_S
 from tests.quality_rows import hash_of, queue, save_profile
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+pytestmark = pytest.mark.integration
 
 DATABASE = "integration_quality"
 expect.set_options(timeout=PATIENCE_MS)
@@ -166,7 +167,9 @@ def test_cleanup_and_repair_do_what_a_person_approves_and_nothing_that_one_rejec
             assert (redis.zcard(keys.messages), redis.get(keys.last_packet_id)) == (3, b"2")
             for dag_id, run_id in runs.items():
                 decide(dag_id, client, run_id, option)
-            ends = {dag_id: client.wait_for_run(dag_id, run_id, timeout_s=240) for dag_id, run_id in runs.items()}
+            ends = {
+                dag_id: client.wait_for_run(dag_id, run_id, timeout_s=PATIENCE_S) for dag_id, run_id in runs.items()
+            }
             found[option] = ends, runs
 
         ends, runs = found["Reject"]

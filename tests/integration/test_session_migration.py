@@ -33,8 +33,9 @@ from tests import planted
 from tests.browser import chromium, pictured
 from tests.integration import airflow_runs
 from tests.integration.airflow_pages import signed_in
+from tests.patience import PATIENCE_S
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.integration
 
 DAG = "session_migration"
 DATABASE = "integration_migration"
@@ -134,7 +135,7 @@ def client(world: World) -> Iterator[AirflowClient]:
 
 def finished(client: AirflowClient, run_id: str) -> str:
     """Wait until a run has ended."""
-    return client.wait_for_run(DAG, run_id, timeout_s=540)
+    return client.wait_for_run(DAG, run_id, timeout_s=PATIENCE_S)
 
 
 def test_user_triggers_approves_and_gets_a_balanced_ledger_and_a_report(world: World, client: AirflowClient) -> None:
@@ -237,7 +238,7 @@ def test_rejected_plan_ends_the_run_and_writes_nothing(world: World, client: Air
         assert (client.question(DAG, run_id, "approve") or {})["response_received"] is False
 
         decide(client, run_id, "Reject")
-        state = demo.result(timeout=540)
+        state = demo.result(timeout=PATIENCE_S)
 
     assert state == "failed"
     assert question["subject"] in said.getvalue()
@@ -377,7 +378,7 @@ def test_copy_whose_task_and_then_its_redis_are_killed_leaves_no_driver_and_is_f
     assert jvm is not None
     task = psutil.Process(int(driver.environ()["QUEUEKEEPER_SUPERVISOR_PID"]))
     task.send_signal(signal.SIGKILL)
-    _, alive = psutil.wait_procs([driver, jvm], timeout=15)
+    _, alive = psutil.wait_procs([driver, jvm], timeout=PATIENCE_S)
     assert alive == []
 
     copy_driver(client, run_id)
@@ -450,7 +451,7 @@ def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
         question = airflow_runs.asked("session_rollback", client, back)
         assert question["subject"] == f"Give {clients:,} clients back to PostgreSQL?"
         airflow_runs.decide("session_rollback", client, back, "Approve")
-        assert client.wait_for_run("session_rollback", back, timeout_s=300) == "success"
+        assert client.wait_for_run("session_rollback", back, timeout_s=PATIENCE_S) == "success"
 
         # Nobody commits what has gone back; the report is written all the same.
         client.answer(DAG, run, "approve_commit", options=["Reject"])

@@ -30,6 +30,7 @@ from queuekeeper.redis_client import connect as connect_blocking
 from queuekeeper.redis_client import nodes
 from queuekeeper.redis_connection import Limits
 from tests.cluster_slots import slot_of
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.lua
 
@@ -309,7 +310,7 @@ def test_ping_says_at_once_that_a_server_is_away_and_when_it_is_back(redis_serve
 
     async def test() -> None:
         # By default a call would be tried for half a minute before it said so.
-        async with asyncio.timeout(20), await connect(server.url) as caller:
+        async with asyncio.timeout(PATIENCE_S), await connect(server.url) as caller:
             assert await _answers(caller)
             await asyncio.to_thread(server.stop)
             while await _answers(caller):
@@ -330,7 +331,7 @@ def test_ping_asks_every_master_and_follows_a_failover(server_home: Path) -> Non
     cluster.start()
 
     async def test() -> None:
-        async with asyncio.timeout(60), await connect(cluster.url) as caller:
+        async with asyncio.timeout(PATIENCE_S), await connect(cluster.url) as caller:
             assert await _answers(caller)
             await asyncio.to_thread(cluster.nodes[1].kill)
             while await _answers(caller):

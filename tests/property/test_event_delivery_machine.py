@@ -24,7 +24,7 @@ from queuekeeper.events.schema import install
 from queuekeeper.postgres import Connection, connect
 from tests.property.event_model import BrokerModel, Event, Group, Transaction
 
-pytestmark = [pytest.mark.property, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.property
 
 TOPICS = ("door", "lamp", "100%")
 CHUNK = 5

@@ -15,7 +15,7 @@ from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.quality.run import run_quality
 from tests.golden_defects.event_defects import POISON
 
-pytestmark = [pytest.mark.quality, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.quality
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from tests.compacted_gc_world import DAY_MS, HOUR_MS, World
 from tests.golden_defects.compacted_defects import COMPACTED, DEFECTS, CompactedStage
 from tests.golden_defects.defect import Finding, act_out
 
-pytestmark = [pytest.mark.quality, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.quality
 
 PREFIX = "tenant:"
 

@@ -15,7 +15,7 @@ from tests.event_clock import install_with_clock
 from tests.golden_defects.defect import Defect, Finding, act_out
 from tests.golden_defects.event_defects import DEFECTS, DISPATCHING, EventStage
 
-pytestmark = [pytest.mark.quality, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.quality
 
 
 @pytest.fixture

@@ -26,7 +26,7 @@ from tests.fanout_repair_world import HOUR_MS, World
 from tests.golden_defects.defect import Finding, act_out
 from tests.golden_defects.fanout_defects import DEFECTS, FANOUT, A, B, FanoutStage
 
-pytestmark = [pytest.mark.quality, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.quality
 
 PREFIX = "tenant:"
 

@@ -16,6 +16,7 @@ import pytest
 
 from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.migration.spark import SUPERVISOR_VARIABLE
+from tests.patience import PATIENCE_S
 from tests.spark.world import World
 
 ROOT = Path(__file__).parents[2]
@@ -51,7 +52,7 @@ def _submitted(
 
 def _run(world: World, job: str, *arguments: str) -> tuple[int, dict[str, Any]]:
     with _submitted(world, job, *arguments) as process:
-        out, err = process.communicate(timeout=240)
+        out, err = process.communicate(timeout=PATIENCE_S)
     assert out.strip(), err
     result: dict[str, Any] = json.loads(out.strip().splitlines()[-1])
     return process.returncode, result
@@ -64,7 +65,6 @@ def _command(process: psutil.Process) -> str:
         return "ended already"
 
 
-@pytest.mark.timeout(600)
 def test_jobs_report_by_exit_code_and_last_line(world: World) -> None:
     code, plan = _run(world, "plan_migration", "--run-id", "nightly", "--cohort-count", "12", "--quarantine-cap", "0.5")
     assert code == 0
@@ -76,7 +76,6 @@ def test_jobs_report_by_exit_code_and_last_line(world: World) -> None:
     assert missing["message"].startswith("source and target differ: ")
 
 
-@pytest.mark.timeout(600)
 def test_driver_and_jvm_end_with_their_supervisor(world: World) -> None:
     plan = world.plan()
     world.ledger.set_throttle(plan.plan_id, 1)  # it would take most of an hour
@@ -89,8 +88,8 @@ def test_driver_and_jvm_end_with_their_supervisor(world: World) -> None:
             assert any("copy_sessions.py" in _command(each) for each in below)
             supervisor.kill()
             supervisor.wait()
-            assert process.wait(timeout=15) < 0
-            _, alive = psutil.wait_procs(below, timeout=15)
+            assert process.wait(timeout=PATIENCE_S) < 0
+            _, alive = psutil.wait_procs(below, timeout=PATIENCE_S)
             assert [_command(each) for each in alive if each.status() != psutil.STATUS_ZOMBIE] == []
     finally:
         if supervisor.poll() is None:

@@ -18,7 +18,7 @@ from queuekeeper.embedded import PostgresServer, RedisServer
 ROOT = Path(__file__).parents[2]
 _POLICY = "import os, sys; sys.exit(os.sched_getscheduler(0))"
 
-pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
+pytestmark = pytest.mark.spark
 
 
 @pytest.fixture

@@ -12,6 +12,7 @@ import pytest
 
 from queuekeeper.postgres import Connection
 from tests.event_samples import delivered, poll, publish, subscribe
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
 
@@ -279,7 +280,7 @@ def test_what_can_be_dispatched_at_once_wakes_the_dispatcher(
     ):
         scalar(broker, statement, parameter)
 
-    assert len(list(listener.notifies(timeout=60, stop_after=3))) == 3
+    assert len(list(listener.notifies(timeout=PATIENCE_S, stop_after=3))) == 3
     assert list(listener.notifies(timeout=0)) == []
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from queuekeeper.postgres import Connection
 from tests.event_samples import delivered, poll, publish, subscribe
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
 
@@ -533,7 +534,7 @@ def test_publishers_do_not_wait_for_maintenance_that_waits_for_one_of_them(
     assert maintenance.is_alive()
 
     holder.execute("COMMIT")
-    maintenance.join(120)
+    maintenance.join(PATIENCE_S)
 
     assert not maintenance.is_alive()
     assert bounds(holder)[-1][0] >= datetime.now(UTC) + timedelta(hours=4)

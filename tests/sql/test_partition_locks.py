@@ -27,6 +27,7 @@ from queuekeeper.maintenance.partitions.model import (
 from queuekeeper.maintenance.partitions.plan import plan_creation, plan_drop, plan_reattachment, plan_retirement
 from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.postgres import Connection
+from tests.patience import PATIENCE_S
 from tests.sql.test_partitions import DAY_MS, NOW, POLICY, bounds, create, days, insert, retire, table
 
 pytestmark = [pytest.mark.sql, pytest.mark.slow]
@@ -77,7 +78,7 @@ def test_creation_with_a_default_gives_way_and_tries_again(table: Connection, co
         assert {each.pid for each in plan.blockers} == {reader.info.backend_pid}
         tried = threading.Event()
         with beside(table, plan, sleep=lambda _: tried.set()) as work:
-            assert tried.wait(20)
+            assert tried.wait(PATIENCE_S)
             publisher.execute("SET lock_timeout = '1s'")
             insert(publisher, "2026-11-21 01:00:00")
             report = work.result()
@@ -334,7 +335,7 @@ def test_drain_waits_for_its_moment_and_copies_once(spilled: Connection, connect
             say=lambda line: copies.append(line) if "copied" in line else None,
             sleep=lambda seconds: tried.set(),
         ) as work:
-            assert tried.wait(30)
+            assert tried.wait(PATIENCE_S)
             publisher.execute("SET lock_timeout = '2s'")
             insert(publisher, "2026-11-20 13:00:00")
             reader.execute("COMMIT")
@@ -556,7 +557,7 @@ def test_default_forbids_a_concurrent_detach_unless_a_blocking_one_is_allowed(
     with reader.transaction():
         reader.execute("SELECT count(*) FROM readings").fetchone()
         with beside(table, plan, sleep=lambda _: tried.set()) as work:
-            assert tried.wait(20)
+            assert tried.wait(PATIENCE_S)
             publisher.execute("SET lock_timeout = '1s'")
             insert(publisher, "2026-12-02 13:00:00")
             reader.execute("COMMIT")

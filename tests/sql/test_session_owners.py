@@ -24,6 +24,7 @@ from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership, OwnerStore
 from queuekeeper.sessions.postgres_operations import CleanupReport, Query, Step
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
 
@@ -738,7 +739,7 @@ def test_arming_waits_for_writers_that_have_looked_before(
                 # Whoever comes now sees that the cohort is armed, and is not waited for.
                 late.execute(HOLD, [["b"]])
                 early.execute("COMMIT")
-                waiting.result(timeout=20)
+                waiting.result(timeout=PATIENCE_S)
                 early.execute("BEGIN")
 
 

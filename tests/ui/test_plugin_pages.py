@@ -27,9 +27,10 @@ from queuekeeper.postgres import Connection
 from queuekeeper.sessions.sample import SampleParameters, fill
 from tests import report_samples
 from tests.browser import CONTRASTS, chromium, pictured
+from tests.patience import PATIENCE_S
 from tests.plugin_world import fill_migration, fill_quality
 
-pytestmark = [pytest.mark.ui, pytest.mark.timeout(900)]
+pytestmark = pytest.mark.ui
 
 DATABASE = "ui_pages"
 DAG = "session_migration"
@@ -127,10 +128,10 @@ def site(world: World) -> Iterator[str]:
     port = server.servers[0].sockets[0].getsockname()[1]
     address = f"http://127.0.0.1:{port}/queuekeeper"
     # The first look loads the library of charts, once in the life of a server.
-    httpx.get(f"{address}/", timeout=300).raise_for_status()
+    httpx.get(f"{address}/", timeout=PATIENCE_S).raise_for_status()
     yield address
     server.should_exit = True
-    thread.join(10)
+    thread.join(PATIENCE_S)
 
 
 @pytest.fixture(scope="module")
@@ -157,7 +158,7 @@ def token(airflow: AirflowServer, name: str) -> str:
     """Return what the browser of somebody who is signed in sends."""
     user = airflow.user(name)
     body = {"username": user.name, "password": user.password}
-    return str(httpx.post(f"{airflow.url}/auth/token", json=body, timeout=60).json()["access_token"])
+    return str(httpx.post(f"{airflow.url}/auth/token", json=body, timeout=PATIENCE_S).json()["access_token"])
 
 
 @pytest.fixture(scope="module")
@@ -224,15 +225,15 @@ def test_pages_are_for_who_is_signed_in_and_actions_for_who_may_act(airflow: Air
     paths = [*PAGES.values(), "/trigger/session_migration", "/static/pages.css", "/static/pages.js", "/audit/export"]
     form = {"Origin": airflow.url, "Content-Type": "application/x-www-form-urlencoded"}
     for path in paths:
-        assert httpx.get(f"{base}{path}", timeout=60).status_code == 401, path
-    with httpx.Client(cookies={"_token": token(airflow, "viewer")}, base_url=base, timeout=60) as viewer:
+        assert httpx.get(f"{base}{path}", timeout=PATIENCE_S).status_code == 401, path
+    with httpx.Client(cookies={"_token": token(airflow, "viewer")}, base_url=base, timeout=PATIENCE_S) as viewer:
         for path in paths:
             assert viewer.get(path).status_code in (200, 404), path
         for path in ("/queue/reveal", f"/migration/{report_samples.PLAN_ID}/throttle"):
             assert viewer.post(path, headers=form).status_code == 403, path
         started = viewer.post("/trigger/session_migration", headers=form, content=b"dry_run=true")
         assert started.status_code == 403
-    expired = httpx.get(f"{base}/", headers={"Accept": "text/html"}, cookies={"_token": "x.y.z"}, timeout=60)
+    expired = httpx.get(f"{base}/", headers={"Accept": "text/html"}, cookies={"_token": "x.y.z"}, timeout=PATIENCE_S)
     assert expired.status_code in (401, 403)
     assert report_samples.PLAN_ID not in expired.text
 

@@ -23,6 +23,7 @@ import redis
 from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer, java_home
 from queuekeeper.embedded.process import ManagedProcess
 from queuekeeper.errors import RefusedError, ServerUnavailable
+from tests.patience import PATIENCE_S
 
 pytestmark = [pytest.mark.unit, pytest.mark.slow]
 
@@ -171,7 +172,7 @@ def test_stopping_ends_children_and_orphans_of_the_process(tmp_path: Path) -> No
     script = "sleep 600 & (sleep 600 & echo $!) ; exec sleep 600"
     process = ManagedProcess("family", tmp_path, die_with_parent=True)
     process.start(["/bin/sh", "-c", script])
-    process.wait_ready(lambda: process.log_tail().strip().isdigit(), timeout_s=10)
+    process.wait_ready(lambda: process.log_tail().strip().isdigit(), timeout_s=PATIENCE_S)
     orphan = psutil.Process(int(process.log_tail()))
     assert process.stop() is True
     assert not orphan.is_running() or orphan.status() == psutil.STATUS_ZOMBIE
@@ -239,7 +240,7 @@ def test_servers_end_with_the_process_that_started_them(server_home: Path) -> No
     server = psutil.Process(int(parent.stdout.readline()))
     os.kill(parent.pid, signal.SIGKILL)
     parent.communicate()
-    psutil.wait_procs([server], timeout=10)
+    psutil.wait_procs([server], timeout=PATIENCE_S)
     assert not server.is_running() or server.status() == psutil.STATUS_ZOMBIE
 
 
@@ -253,7 +254,7 @@ def test_servers_end_even_when_their_starter_dies_before_its_guardian_is_awake()
     )
     subprocess.run([sys.executable, "-c", script, str(server.pid)], check=True)
     try:
-        assert server.wait(10) == -signal.SIGKILL
+        assert server.wait(PATIENCE_S) == -signal.SIGKILL
     finally:
         server.kill()
         server.wait()
