@@ -10,7 +10,9 @@ from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.report import Evidence
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.checks import Severity
-from queuekeeper.quality.store import QualityResult, QualityStore, Status, Verdict
+from queuekeeper.quality.findings import Finding, Status
+from queuekeeper.quality.incidents import Incidents, Look
+from queuekeeper.quality.store import QualityStore, Verdict
 from tests import report_samples
 
 RUN_ID = "manual__2026-01-31T12:00:00+00:00"
@@ -107,7 +109,7 @@ def fill_quality(connection: Connection, *, now_ms: int, queues: int = 50, runs:
             started_at=at,
         )
         results = [
-            QualityResult(
+            Finding(
                 suite="sessions",
                 expectation=at_,
                 check_id=check,
@@ -118,6 +120,10 @@ def fill_quality(connection: Connection, *, now_ms: int, queues: int = 50, runs:
             )
             for at_, check in enumerate(("Q1", "Q2", "Q3", "Q11"), start=1)
         ]
+        if failed:
+            Incidents(connection).note(
+                Look(place="127.0.0.1:6379/0"), results, quality_run_id=name, at=at, not_judged=()
+            )
         quality.finish(
             quality_run_id=name, verdict=Verdict.FAILED if failed else Verdict.PASSED, results=results, numbers=numbers
         )

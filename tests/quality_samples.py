@@ -7,7 +7,9 @@ from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from queuekeeper.quality.checks import CHECKS, Severity
+from queuekeeper.quality.checks import CHECKS, Priority, Severity
+from queuekeeper.quality.findings import Finding, Status
+from queuekeeper.quality.incidents import Incident, State
 from queuekeeper.quality.known_issues import KnownIssue
 from queuekeeper.quality.report import Evidence
 from queuekeeper.quality.report_model import CohortLine
@@ -15,9 +17,7 @@ from queuekeeper.quality.store import (
     DepthBucket,
     ExpiryHour,
     Profile,
-    QualityResult,
     QualityRun,
-    Status,
     TrendCell,
     TrendRun,
     Verdict,
@@ -97,7 +97,27 @@ def _run(number: int, *, verdict: Verdict, used_bytes: int) -> QualityRun:
     )
 
 
-def result(check_id: str, status: Status = Status.PASSED, *, number: int = 1, **more: Any) -> QualityResult:
+INCIDENT = Incident(
+    incident_id=4,
+    check_id="Q11",
+    title=CHECKS["Q11"].title,
+    priority=Priority.P0,
+    severity=Severity.CRITICAL,
+    place="redis.example.org:6379/0",
+    state=State.KNOWN,
+    owner="platform team",
+    known_until=NOW.date() + timedelta(days=20),
+    unexpected_count=5,
+    first_seen_at=NOW - timedelta(days=9, hours=1),
+    first_run_id="q-1",
+    last_seen_at=NOW - timedelta(hours=1),
+    last_run_id=RUN_ID,
+    cohorts_left=96,
+    closed_at=None,
+)
+
+
+def result(check_id: str, status: Status = Status.PASSED, *, number: int = 1, **more: Any) -> Finding:
     """Return the outcome of one expectation."""
     check = CHECKS[check_id]
     values: dict[str, Any] = {
@@ -113,7 +133,7 @@ def result(check_id: str, status: Status = Status.PASSED, *, number: int = 1, **
             quality_run_id=RUN_ID, cohorts="0-3,7", key_prefix="", limit=10_000, default_ttl_s=604_800
         )
         values |= {"remedy": check.remedy.dag_id, "remedy_conf": filled}
-    return QualityResult(**(values | more))
+    return Finding(**(values | more))
 
 
 def _trend() -> tuple[TrendRun, ...]:
@@ -243,6 +263,7 @@ def failed() -> Evidence:
         profiles=profiles,
         results=results,
         known_issues=issues,
+        incidents=(INCIDENT,),
         trend=trend,
         queues={redis: _queues("redis"), postgres: _queues("postgres")},
         depths={redis: _depths(), postgres: _depths()},
@@ -261,6 +282,7 @@ def hostile() -> Evidence:
     )
     return replace(
         evidence,
+        incidents=(replace(INCIDENT, owner=HOSTILE, place=HOSTILE),),
         results=results,
         known_issues=tuple(
             replace(issue, owner=FORMULA, reason=HOSTILE, client_hash=HOSTILE) for issue in evidence.known_issues
@@ -283,6 +305,7 @@ def passed() -> Evidence:
     return replace(
         evidence,
         run=run,
+        incidents=(),
         results=tuple(result(check_id, number=at) for at, check_id in enumerate(("Q1", "Q9", "Q11"), start=1)),
         known_issues=(),
         queues={},

@@ -171,7 +171,7 @@ _SESSION_STATES = ("session_states", "session_sources", "session_quarantine")
 _ONLINE = ("online_cohorts", "online_control", "session_owners")
 _QUALITY = (
     "profiles", "queue_profiles", "cohort_profiles", "expiry_hours", "quality_runs", "quality_results", "known_issues",
-    "compacted_profiles", "fanout_profiles",
+    "incidents", "compacted_profiles", "fanout_profiles",
 )  # fmt: skip
 _RUNS = ("maintenance_runs", "maintenance_progress")
 _PARTITIONS = ("partition_policies", "partition_observations", "retired_partitions")

@@ -477,6 +477,7 @@ def test_quality_shows_checks_run_by_run_and_leads_to_the_worst_queues(servers: 
     shown = text_of(answer)
     assert "Checks over the last 5 runs" in shown
     assert "failed, critical, 1,234 queues" in shown
+    assert "P0 Q1 Order open nobody 4 days" in shown
     assert answer.text.count("<svg") == 2
     assert re.search(r'href="/queuekeeper/queue/[0-9a-f]{16}"', answer.text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner
@@ -48,6 +49,36 @@ def test_report_of_the_newest_run_is_written_and_ends_with_1_when_it_failed(post
     assert linked.exit_code == 1
     pages = "".join(path.read_text("utf-8") for path in tmp_path.glob("*.html"))
     assert f"http://airflow.example.org{FORMS_PATH}/session_repair?conf=" in pages
+
+
+def test_a_finding_is_the_same_record_on_every_surface(postgres_url: str, tmp_path: Path) -> None:
+    with connect(postgres_url, autocommit=True) as connection:
+        migrate(connection)
+    save_profile(postgres_url, queue("device-1"), queue("meter-17", counter_behind=1))
+    run_quality(
+        postgres_url=postgres_url,
+        profile_ids=["redis-1"],
+        suites=["sessions_redis"],
+        quality_run_id="q-1",
+        now=NOW,
+    )
+
+    def as_json(*words: str) -> dict[str, Any]:
+        answer: dict[str, Any] = json.loads(CliRunner().invoke(app, ("quality", *words, "--json")).stdout)
+        return answer
+
+    shown = as_json("results", "q-1", "--postgres-url", postgres_url)["results"]
+    written = as_json("report", "q-1", "--directory", str(tmp_path), "--postgres-url", postgres_url)
+    report = json.loads(Path(written["json"]).read_text("utf-8"))
+
+    assert report["format"] == 2
+    assert sorted(report["results"], key=lambda each: each["expectation"]) == sorted(
+        shown, key=lambda each: each["expectation"]
+    )
+    finding = shown[0]
+    assert (finding["check_id"], finding["title"], finding["priority"]) == ("Q11", "Last packet id", "P0")
+    assert finding["command"] == ("queuekeeper repair repair_counter --quality-run q-1 --cohorts all --dry-run")
+    assert finding["trigger"].startswith("airflow dags trigger session_repair --conf")
 
 
 def test_report_without_a_run_says_how_to_make_one(postgres_url: str, tmp_path: Path) -> None:

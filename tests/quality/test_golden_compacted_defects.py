@@ -18,10 +18,11 @@ from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_re
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality.checks import check
 from queuekeeper.quality.compacted_queues import profile_compacted_queues
+from queuekeeper.quality.findings import Status
 from queuekeeper.quality.live_queues import part_of_turn
 from queuekeeper.quality.profile_model import TURNS
 from queuekeeper.quality.run import QualityReport, run_quality
-from queuekeeper.quality.store import QualityStore, Status, Verdict
+from queuekeeper.quality.store import QualityStore, Verdict
 from queuekeeper.redis_client import connect as connect_redis
 from tests.compacted_gc_world import DAY_MS, HOUR_MS, World
 from tests.golden_defects.compacted_defects import COMPACTED, DEFECTS, CompactedStage

@@ -17,10 +17,11 @@ from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.keyspace import FANOUT_PARTS, fanout_part
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality.fanout_queues import profile_fanout_queues
+from queuekeeper.quality.findings import Status
 from queuekeeper.quality.live_queues import PARTS, part_of_turn
 from queuekeeper.quality.profile_model import TURNS
 from queuekeeper.quality.run import QualityReport, run_quality
-from queuekeeper.quality.store import QualityStore, Status, Verdict
+from queuekeeper.quality.store import QualityStore, Verdict
 from queuekeeper.redis_client import connect as connect_redis
 from tests.fanout_repair_world import HOUR_MS, World
 from tests.golden_defects.defect import Finding, act_out

@@ -13,10 +13,11 @@ from pyspark.sql import SparkSession
 
 from queuekeeper import postgres, redis_client
 from queuekeeper.clock import system_clock
+from queuekeeper.quality.findings import Status
 from queuekeeper.quality.profile import profile_postgres, profile_redis
 from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport
 from queuekeeper.quality.run import run_quality
-from queuekeeper.quality.store import Status, Verdict
+from queuekeeper.quality.store import Verdict
 from queuekeeper.sessions import sample
 from tests.golden_defects import healthy
 

@@ -58,9 +58,8 @@ def test_what_a_run_found_is_on_the_page_and_no_client_id_is(postgres_url: str, 
     assert report.verdict is Verdict.FAILED
     (finding,) = [line for line in report.findings if line.check_id == "Q11"]
     assert [row["client_hash"] for row in finding.examples] == [hash_of("meter <17>")]
-    assert finding.remedy is not None
-    assert finding.remedy.conf["redis_conn_id"] == "other"
-    assert finding.remedy.conf["quality_run_id"] == "00112233445566aa"
+    assert finding.remedy_conf["redis_conn_id"] == "other"
+    assert finding.remedy_conf["quality_run_id"] == "00112233445566aa"
     assert [(line.client_hash, line.faults) for line in report.worst_queues] == [
         (hash_of("meter <17>"), {"counter_behind": 1})
     ]

@@ -16,12 +16,13 @@ from queuekeeper.maintenance.remedies.queues import Selection
 from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.quality import run, suites
 from queuekeeper.quality.failed_queues import failed_queues
+from queuekeeper.quality.findings import Status
 from queuekeeper.quality.known_issues import KnownIssues
 from queuekeeper.quality.profile_model import ProfileParameters
 from queuekeeper.quality.profile_preflight import check_profiled
 from queuekeeper.quality.report import build_report
 from queuekeeper.quality.run import QualityReport, run_quality, suites_for
-from queuekeeper.quality.store import QualityStore, Status, Verdict
+from queuekeeper.quality.store import QualityStore, Verdict
 from queuekeeper.redis_client import connect as connect_redis
 from tests.quality_rows import AS_OF_MS, NOW, hash_of, queue, save_profile
 

@@ -9,9 +9,10 @@ import pytest
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.quality.checks import Priority, Severity
+from queuekeeper.quality.findings import Finding, Status
 from queuekeeper.quality.known_issues import KnownIssues
 from queuekeeper.quality.profile_tables import ProfileTables
-from queuekeeper.quality.store import QualityResult, QualityStore, Status, Verdict
+from queuekeeper.quality.store import QualityStore, Verdict
 from tests.quality_rows import NOW, hash_of, queue, save_expiry_hours, save_profile
 
 TODAY = NOW.date()
@@ -24,18 +25,18 @@ def connection(postgres_url: str) -> Iterator[Connection]:
         yield opened
 
 
-def result(number: int = 1, **changes: object) -> QualityResult:
+def result(number: int = 1, **changes: object) -> Finding:
     values = {
         "suite": "sessions_redis", "expectation": number, "check_id": "Q9", "severity": Severity.INFO,
         "status": Status.PASSED, "description": "Each reference names a payload.",
     }  # fmt: skip
-    return QualityResult(**{**values, **changes})  # type: ignore[arg-type]
+    return Finding(**{**values, **changes})  # type: ignore[arg-type]
 
 
 def judged(
     store: QualityStore,
     run_id: str,
-    *results: QualityResult,
+    *results: Finding,
     age_h: int = 0,
     finish: bool = True,
     profile_id: str | None = "redis-1",

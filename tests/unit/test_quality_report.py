@@ -54,9 +54,8 @@ def test_failed_run_says_what_failed_and_that_dependents_wait(failed: PublishedR
 def test_finding_shows_evidence_priority_and_a_link_that_fills_in_the_form(failed: PublishedReport, page: str) -> None:
     (finding,) = [line for line in failed.findings if line.check_id == "Q11"]
 
-    assert (finding.priority, finding.severity, finding.unexpected) == ("P0", "critical", 5)
-    assert finding.remedy is not None
-    url = urlsplit(finding.remedy.url)
+    assert (finding.priority, finding.severity, finding.unexpected_count) == ("P0", "critical", 5)
+    url = urlsplit(finding.remedy_url)
     assert f"{url.scheme}://{url.netloc}{url.path}" == f"{FORMS}/session_repair"
     filled = json.loads(parse_qs(url.query)["conf"][0])
     assert filled == {
@@ -66,7 +65,7 @@ def test_finding_shows_evidence_priority_and_a_link_that_fills_in_the_form(faile
         "key_prefix": "",
         "dry_run": True,
     }
-    words = shlex.split(finding.remedy.command)
+    words = shlex.split(finding.trigger)
     assert words[:4] == ["airflow", "dags", "trigger", "session_repair"]
     assert json.loads(words[5]) == filled
     assert "Open session_repair (repair counter) with its form filled in" in text_of(page)
@@ -76,7 +75,7 @@ def test_finding_shows_evidence_priority_and_a_link_that_fills_in_the_form(faile
 def test_broken_check_offers_no_remedy_for_what_nobody_knows(failed: PublishedReport) -> None:
     (broken,) = [line for line in failed.findings if line.check_id == "Q14"]
 
-    assert broken.remedy is None
+    assert (broken.remedy_url, broken.trigger) == ("", "")
     assert broken.advice.startswith("The check could not be made, so nothing is known")
 
 
@@ -91,6 +90,13 @@ def test_known_issue_names_owner_and_end_and_an_overdue_one_stands_out(failed: P
     assert [(issue.check_id, issue.overdue) for issue in failed.known_issues] == [("Q20", False), ("Q13", True)]
     assert "Known until 2026-03-21, platform team answers for it" in text_of(page)
     assert "Q13 00112233445566aa night shift 2026-02-26, overdue kept for an audit" in text_of(page)
+
+
+def test_incident_says_since_when_it_stands_and_who_answers_for_it(failed: PublishedReport, page: str) -> None:
+    assert [(line.incident_id, line.state, line.days) for line in failed.incidents] == [(4, "known", 9)]
+    assert "4 P0 Q11 Last packet id known until" in text_of(page)
+    assert "platform team 9 days" in text_of(page)
+    assert "None stands." in text_of(rendered(compose_report(samples.passed(), now_ms=samples.NOW_MS)))
 
 
 def test_nothing_that_comes_from_outside_does_harm() -> None:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import hashlib
-import shlex
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
 from enum import StrEnum
@@ -24,14 +23,20 @@ if TYPE_CHECKING:
     from rich.text import Text
 
     from queuekeeper.quality.checks import Check
+    from queuekeeper.quality.findings import Finding
+    from queuekeeper.quality.incidents import Incident
     from queuekeeper.quality.known_issues import KnownIssue
     from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport
     from queuekeeper.quality.run import QualityReport
-    from queuekeeper.quality.store import QualityResult, QualityRun, QualityStore, TrendRun
+    from queuekeeper.quality.store import QualityRun, QualityStore, TrendRun
 
 app = typer.Typer(no_args_is_help=True, help="Find every way in which a queue can be wrong.")
 known = typer.Typer(no_args_is_help=True, help="Failures that somebody answers for until a day.")
 app.add_typer(known, name="known")
+incidents = typer.Typer(
+    no_args_is_help=True, help="Findings of one cause over runs: since when, and who answers for them."
+)
+app.add_typer(incidents, name="incidents")
 
 
 class Stores(StrEnum):
@@ -105,6 +110,9 @@ ParquetDirectory = Annotated[
 ShowClientIds = Annotated[
     bool, typer.Option("--show-client-ids", help="Name clients in examples as they are, not only by hash.")
 ]
+Owner = Annotated[str, typer.Option(help="Who answers for it.")]
+Reason = Annotated[str, typer.Option(help="Why it may be so until then.")]
+Until = Annotated[str, typer.Option(help="Last day on which it is excused, such as 2026-12-31.", metavar="DATE")]
 DataDocs = Annotated[
     Path | None,
     typer.Option(
@@ -455,14 +463,10 @@ def _report_facts(report: QualityReport) -> Any:
     return plain(
         facts
         | {
-            "results": [_result_facts(result) for result in report.results],
+            "results": [result.facts() for result in report.results],
             "overdue": [_issue_facts(issue) for issue in report.overdue],
         }
     )
-
-
-def _result_facts(result: QualityResult) -> Any:
-    return plain(result) | {"priority": result.priority.value}
 
 
 def _report(out: Console, report: QualityReport) -> None:
@@ -488,12 +492,11 @@ def _verdict(word: str) -> Text:
     return cell(word, style=_TONES.get(word, ""))
 
 
-def _results(out: Console, results: Sequence[QualityResult], *, if_none: str = _NOTHING_TO_SEE) -> None:
+def _results(out: Console, results: Sequence[Finding], *, if_none: str = _NOTHING_TO_SEE) -> None:
     """Show what did not pass, with evidence and remedy."""
     from rich.text import Text
 
-    from queuekeeper.quality.checks import CHECKS, COMMANDS
-    from queuekeeper.quality.store import Status
+    from queuekeeper.quality.findings import Status
 
     if not results:
         out.print(cell(if_none, style="yellow"), soft_wrap=True)
@@ -514,14 +517,15 @@ def _results(out: Console, results: Sequence[QualityResult], *, if_none: str = _
         for result in trouble
     ]
     out.print(table("What was found", ("check", "", "status", "what should hold", "found", "for example"), rows))
-    worst: dict[str, QualityResult] = {}
+    worst: dict[str, Finding] = {}
     for result in trouble:
         worst.setdefault(result.check_id, result)
-    out.print(table("What to do", ("check", "advice"), [(number, CHECKS[number].advice) for number in worst]))
+    advice = [(number, result.check.advice) for number, result in worst.items()]
+    out.print(table("What to do", ("check", "advice"), advice))
     commands: dict[str, list[str]] = {}
     for number, result in worst.items():
-        if result.remedy or number in COMMANDS:
-            commands.setdefault(_command(result), []).append(number)
+        if command := result.command(shell_prefix=context.settings().key_prefix):
+            commands.setdefault(command, []).append(number)
     for command, numbers in commands.items():
         # Outside of the table, which would break it: it is there to be copied.
         out.print(Text(f"\nNext for {', '.join(numbers)}: {printable(command)}"), soft_wrap=True)
@@ -530,35 +534,6 @@ def _results(out: Console, results: Sequence[QualityResult], *, if_none: str = _
 def _evidence(example: Any) -> str:
     name, *rest = (f"{key} {value}" if key != "client_hash" else str(value) for key, value in example.items())
     return f"{name} ({', '.join(rest)})" if rest else name
-
-
-def _command(result: QualityResult) -> str:
-    """Return the command that begins to mend a finding, with the form of its remedy filled in; it plans first."""
-    from queuekeeper.quality.checks import COMMANDS
-
-    form = result.remedy_conf
-    if result.remedy == "expired_reference_cleanup":
-        words = ["cleanup", "plan"]
-        # A finding of an older release does not say by which limits it was judged.
-        for name in ("limit", "default_ttl_s"):
-            if name in form:
-                words += [f"--{name.replace('_', '-')}", str(form[name])]
-    elif result.remedy == "partition_maintenance":
-        return "queuekeeper partitions plan"
-    elif result.check_id in COMMANDS:
-        return f"queuekeeper {COMMANDS[result.check_id]}"
-    elif result.remedy == "compacted_queue_gc":
-        words = ["compacted", "gc", "--dry-run"]
-    elif result.remedy == "fanout_repair":
-        words = ["fanout", "repair-all", "--dry-run"]
-    else:
-        words = ["repair", form["remedy"], "--quality-run", form["quality_run_id"], "--cohorts", form["cohorts"]]
-        words.append("--dry-run")
-    prefix = form.get("key_prefix") or ""
-    # Without a prefix only where a shell would otherwise add its own.
-    if prefix or context.settings().key_prefix:
-        words += ["--key-prefix", prefix]
-    return shlex.join(["queuekeeper", *words])
 
 
 @app.command()
@@ -598,7 +573,7 @@ def results(
             )
         )
 
-    facts = plain(run) | {"results": [_result_facts(result) for result in found]}
+    facts = plain(run) | {"results": plain([result.facts() for result in found])}
     show(facts, as_json=as_json, pretty=pretty)
 
 
@@ -769,9 +744,9 @@ def _trend(out: Console, found: Sequence[TrendRun]) -> None:
 def known_add(
     check_id: Annotated[str, typer.Argument(metavar="CHECK", help="Number of the check, such as Q9.")],
     *,
-    owner: Annotated[str, typer.Option(help="Who answers for it.")],
-    reason: Annotated[str, typer.Option(help="Why it may be so until then.")],
-    until: Annotated[str, typer.Option(help="Last day on which it is excused, such as 2026-12-31.", metavar="DATE")],
+    owner: Owner,
+    reason: Reason,
+    until: Until,
     client_hash: Annotated[
         str | None, typer.Option("--client-hash", help="Only this queue, as results name it; all if left out.")
     ] = None,
@@ -784,13 +759,9 @@ def known_add(
     """
     from queuekeeper.quality.known_issues import KnownIssues
 
-    try:
-        ends_on = date.fromisoformat(until)
-    except ValueError:
-        raise UsageError(f"the day is {until!r}: write it as year-month-day, such as 2026-12-31") from None
     with context.postgres_connection(postgres_url) as connection:
         issue = KnownIssues(connection).add(
-            check_id=check_id, owner=owner, reason=reason, ends_on=ends_on, today=_today(), client_hash=client_hash
+            check_id=check_id, owner=owner, reason=reason, ends_on=_day(until), today=_today(), client_hash=client_hash
         )
     show(_issue_facts(issue), as_json=as_json, pretty=lambda out: out.print(_issues("Known issue", [issue])))
 
@@ -832,6 +803,85 @@ def known_remove(
         as_json=as_json,
         pretty=lambda out: out.print(f"Known issue {known_issue_id} is forgotten."),
     )
+
+
+@incidents.callback()
+def _incidents_group() -> None:
+    """Show findings of one cause over runs: since when, and who answers for them."""
+
+
+@incidents.command("list")
+def incidents_list(
+    *,
+    closed: Annotated[bool, typer.Option("--closed", help="Those that have closed, too.")] = False,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """List the incidents that stand, the latest seen first.
+
+    Example: `queuekeeper quality incidents list`
+    """
+    from queuekeeper.quality.incidents import Incidents
+
+    with context.postgres_connection(postgres_url) as connection:
+        found = Incidents(connection).all(today=_today(), closed=closed)
+    show(
+        found, as_json=as_json, pretty=lambda out: out.print(_incident_table(found) if found else "No incident stands.")
+    )
+
+
+@incidents.command("own")
+def incidents_own(
+    incident_id: Annotated[int, typer.Argument(metavar="NUMBER", help="As `incidents list` shows it.")],
+    *,
+    owner: Owner,
+    reason: Reason,
+    until: Until,
+    postgres_url: context.PostgresUrl = None,
+    as_json: context.AsJson = False,
+) -> None:
+    """Answer for an incident until a day, by a known issue of its check. Afterwards the check fails runs again.
+
+    Example: `queuekeeper quality incidents own 4 --owner ops --reason "cleanup on Monday" --until 2026-12-31`
+    """
+    from queuekeeper.quality.incidents import Incidents
+
+    with context.postgres_connection(postgres_url) as connection:
+        incident = Incidents(connection).own(
+            incident_id, owner=owner, reason=reason, ends_on=_day(until), today=_today()
+        )
+    show(incident, as_json=as_json, pretty=lambda out: out.print(_incident_table([incident])))
+
+
+def _incident_table(found: Sequence[Incident]) -> Any:
+    from queuekeeper.clock import system_clock
+
+    now = datetime.fromtimestamp(system_clock() / 1_000, UTC)
+    rows = [
+        (
+            str(each.incident_id),
+            each.check_id,
+            cell(each.priority.value, style=_TONES.get(each.priority.value, "")),
+            each.title,
+            each.state.value,
+            each.owner or "nobody",
+            None if each.known_until is None else str(each.known_until),
+            f"{each.days(now)} d",
+            instant(int(each.first_seen_at.timestamp() * 1_000)),
+            instant(int(each.last_seen_at.timestamp() * 1_000)),
+            each.place,
+        )
+        for each in found
+    ]
+    columns = ("number", "check", "", "title", "state", "owner", "until", "age", "first seen", "last seen", "where")
+    return table("Incidents", columns, rows)
+
+
+def _day(text: str) -> date:
+    try:
+        return date.fromisoformat(text)
+    except ValueError:
+        raise UsageError(f"the day is {text!r}: write it as year-month-day, such as 2026-12-31") from None
 
 
 def _today() -> date:

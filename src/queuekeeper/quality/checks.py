@@ -5,6 +5,7 @@ Numbers are for good: reports, known issues and trends name a check by them.
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -65,10 +66,14 @@ class Remedy:
     """A DAG that mends what a check found.
 
     :param conf: its form; a value in braces is filled in by the run that found the fault.
+    :param command: of ``queuekeeper``, which does the same: its words before the options.
+    :param options: its options, each with the field of the form that holds its value.
     :param connections: fields of its form that name connections.
     """
 
     dag_id: str
+    command: str
+    options: Mapping[str, str] = field(default_factory=dict)
     conf: Mapping[str, Any] = field(default_factory=dict)
     connections: tuple[str, ...] = ("postgres_conn_id", "redis_conn_id")
 
@@ -87,10 +92,35 @@ class Remedy:
             for name, value in self.conf.items()
         }
 
+    def command_line(self, form: Mapping[str, Any], *, shell_prefix: str = "") -> str:
+        """Return the command that begins to mend a finding, and plans first.
+
+        A word in braces is taken from the form.
+
+        :param form: the form, filled in; a finding of an older release may lack fields.
+        :param shell_prefix: prefix of keys that the shell would add by itself.
+        """
+        words = [
+            "queuekeeper",
+            *(str(form.get(word[1:-1], "")) if word[0] == "{" else word for word in self.command.split()),
+        ]
+        for option, name in self.options.items():
+            if name in form:
+                words += [option, str(form[name])]
+        if form.get("dry_run") and self.command.split()[-1] != "plan":
+            words.append("--dry-run")
+        prefix = form.get("key_prefix") or ""
+        # Without a prefix only where a shell would otherwise add its own.
+        if "key_prefix" in self.conf and (prefix or shell_prefix):
+            words += ["--key-prefix", prefix]
+        return shlex.join(words)
+
 
 def _repair(remedy: str) -> Remedy:
     return Remedy(
         dag_id="session_repair",
+        command="repair {remedy}",
+        options={"--quality-run": "quality_run_id", "--cohorts": "cohorts"},
         conf={
             "remedy": remedy,
             "quality_run_id": "{quality_run_id}",
@@ -103,6 +133,8 @@ def _repair(remedy: str) -> Remedy:
 
 CLEANUP = Remedy(
     dag_id="expired_reference_cleanup",
+    command="cleanup plan",
+    options={"--limit": "limit", "--default-ttl-s": "default_ttl_s"},
     conf={
         "limit": "{limit}",
         "default_ttl_s": "{default_ttl_s}",
@@ -112,19 +144,25 @@ CLEANUP = Remedy(
 )
 
 
-PARTITIONS = Remedy(dag_id="partition_maintenance", conf={"dry_run": True}, connections=("postgres_conn_id",))
-UPKEEP = Remedy(dag_id="event_upkeep", conf={"dry_run": True}, connections=("postgres_conn_id",))
+PARTITIONS = Remedy(
+    dag_id="partition_maintenance",
+    command="partitions plan",
+    conf={"dry_run": True},
+    connections=("postgres_conn_id",),
+)
+UPKEEP = Remedy(
+    dag_id="event_upkeep",
+    command="events mend reenqueue_events",
+    conf={"dry_run": True},
+    connections=("postgres_conn_id",),
+)
 
-COLLECTION = Remedy(dag_id="compacted_queue_gc", conf={"key_prefix": "{key_prefix}", "dry_run": True})
-FANOUT = Remedy(dag_id="fanout_repair", conf={"key_prefix": "{key_prefix}", "dry_run": True})
-
-COMMANDS: Mapping[str, str] = {
-    "Q23": "compacted repair CLIENT --dry-run",
-    "Q31": "events mend reenqueue_events --dry-run",
-    "Q32": "events mend quarantine_subscription --dry-run",
-    "Q33": "events mend freeze_partition --dry-run",
-}
-"""Number of a check -> command of ``queuekeeper`` that mends what it finds, where it is not a DAG's form."""
+COLLECTION = Remedy(
+    dag_id="compacted_queue_gc", command="compacted gc", conf={"key_prefix": "{key_prefix}", "dry_run": True}
+)
+FANOUT = Remedy(
+    dag_id="fanout_repair", command="fanout repair-all", conf={"key_prefix": "{key_prefix}", "dry_run": True}
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,6 +177,7 @@ class Check:
     :param remedy: what mends its worst finding in Redis; none where a person has to look.
     :param milder_remedy: what mends its lesser finding.
     :param advice: what to do, in a sentence.
+    :param command: of ``queuekeeper`` that mends what it finds where no form of a DAG does; empty for none.
     """
 
     id: str
@@ -152,6 +191,7 @@ class Check:
     milder: Priority | None = None
     remedy: Remedy | None = None
     milder_remedy: Remedy | None = None
+    command: str = ""
 
     @property
     def severity(self) -> Severity:
@@ -311,6 +351,7 @@ _ALL = (
         "out follow each other, and the cursor never comes back without a rewind.",
         cost="each key of the queue once, by pages of 200",
         advice="Repair the queue: `queuekeeper compacted repair` says first what it would do.",
+        command="compacted repair CLIENT --dry-run",
     ),
     Check(
         id="Q24", title="Retention", stores=_REDIS, priority=Priority.P2, area=Area.COMPACTED,
@@ -373,11 +414,13 @@ _ALL = (
         cost="a hundred events per distinct condition",
         advice="See that `queuekeeper events dispatch` runs. Put what fails into quarantine, mend the condition, then "
         "release the subscription.",
+        command="events mend quarantine_subscription --dry-run",
     ),
     Check(
         id="Q33", title="Wraparound", stores=_POSTGRES, priority=Priority.P1, area=Area.EVENTS,
         computation="Partitions and the broker's tables are far from the wraparound of transaction ids.",
         cost="catalogue only", advice="Freeze the tables.",
+        command="events mend freeze_partition --dry-run",
     ),
     Check(
         id="Q34", title="Source against target", stores=_BOTH, priority=Priority.P0, area=Area.MIGRATION,

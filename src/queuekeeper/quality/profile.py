@@ -29,7 +29,8 @@ from queuekeeper.quality.profile_model import TURNS, ProfileParameters, ProfileR
 from queuekeeper.quality.profile_preflight import check_profiled, check_profiled_source
 from queuekeeper.quality.profile_tables import HOURS, SPARK_HOURS, SPARK_ROWS, ProfileTables
 from queuekeeper.quality.queue_reader import QueueReader
-from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster, nodes, read_url, redis_errors, shards
+from queuekeeper.quality.servers import redis_target
+from queuekeeper.redis_client import RedisClient, clocks_ms, is_cluster, nodes, redis_errors, shards
 from queuekeeper.redis_client import connect as connect_redis
 
 Batches = Iterator[pa.RecordBatch]
@@ -141,12 +142,6 @@ def profile_postgres(
                 connection, profile, placement=placement, found=queues, read=_named(profile), hours=hours,
                 started=started,
             )  # fmt: skip
-
-
-def redis_target(redis_url: str, *, key_prefix: str) -> str:
-    """Return what profiles of a Redis have in common: address, database, prefix of keys; never a password."""
-    place, _, options = read_url(redis_url)
-    return f"{place}/{options.get('db', 0)} {key_prefix}".rstrip()
 
 
 # --- both stores ----------------------------------------------------------------------------------------------

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import re
-import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, date, datetime
@@ -13,11 +11,12 @@ from math import ceil, sqrt
 from pathlib import Path
 from statistics import fmean
 from typing import Any
-from urllib.parse import urlencode
 
 from queuekeeper import __version__
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.checks import CHECKS, Check, Severity
+from queuekeeper.quality.findings import Finding, Status
+from queuekeeper.quality.incidents import Incident, Incidents
 from queuekeeper.quality.known_issues import KnownIssue, KnownIssues
 from queuekeeper.quality.report_model import (
     FORMAT,
@@ -29,6 +28,7 @@ from queuekeeper.quality.report_model import (
     HeatMap,
     HeatRow,
     HeatRun,
+    IncidentLine,
     KnownIssueLine,
     MemoryForecast,
     MemoryPoint,
@@ -37,18 +37,14 @@ from queuekeeper.quality.report_model import (
     PublishedReport,
     QuarantineCount,
     QueueLine,
-    RemedyLink,
-    ResultLine,
 )
 from queuekeeper.quality.report_page import render
 from queuekeeper.quality.store import (
     DepthBucket,
     ExpiryHour,
     Profile,
-    QualityResult,
     QualityRun,
     QualityStore,
-    Status,
     TrendCell,
     TrendRun,
     Verdict,
@@ -77,7 +73,6 @@ POINTS_NEEDED = 5
 """Fewer measurements make no line with a margin that could be believed."""
 
 _SCORE = 1.96
-_BROKEN = "The check could not be made, so nothing is known: mend what stands above, then run queue_quality again."
 _COHORT = ("cohort", "queues", "messages", "dead", "payload_bytes", "faulty_queues")
 
 
@@ -91,8 +86,9 @@ class Evidence:
 
     run: QualityRun
     profiles: tuple[Profile, ...]
-    results: tuple[QualityResult, ...]
+    results: tuple[Finding, ...]
     known_issues: tuple[KnownIssue, ...] = ()
+    incidents: tuple[Incident, ...] = ()
     trend: tuple[TrendRun, ...] = ()
     queues: Mapping[str, tuple[WorstQueue, ...]] = field(default_factory=dict)
     depths: Mapping[str, tuple[DepthBucket, ...]] = field(default_factory=dict)
@@ -134,6 +130,7 @@ def build_report(
         profiles=profiles,
         results=store.results(quality_run_id),
         known_issues=KnownIssues(connection).all(),
+        incidents=Incidents(connection).all(today=_moment(now_ms).date()),
         trend=store.trend(runs=RUNS_SHOWN, same_servers_as=quality_run_id),
         queues={profile_id: store.worst_queues(profile_id, n=QUEUES_SHOWN) for profile_id in ids},
         depths={profile_id: store.depth_histogram(profile_id) for profile_id in ids},
@@ -148,10 +145,11 @@ def compose_report(
 ) -> PublishedReport:
     """Work out what the evidence says; parameters as for :func:`build_report`."""
     run, profiles = evidence.run, evidence.profiles
-    today = datetime.fromtimestamp(now_ms / 1_000, UTC).date()
+    today = _moment(now_ms).date()
     known = tuple(_known_line(issue, today=today) for issue in evidence.known_issues)
     results = tuple(
-        _result_line(result, known=known, forms_url=forms_url, form_values=form_values or {})
+        # A client id must not get out by way of an example, whoever wrote it.
+        result.without_client_ids().with_form(form_values or {}, forms_url=forms_url)
         for result in sorted(evidence.results, key=lambda result: (*result.urgency, -result.unexpected_count))
     )
     cohorts = tuple(line for profile in profiles for line in evidence.cohorts.get(profile.profile_id, ()))
@@ -173,6 +171,7 @@ def compose_report(
         results=results,
         not_run=_not_run(results, not_judged=run.numbers.get("not_judged", ())),
         known_issues=known,
+        incidents=tuple(_incident_line(incident, now=_moment(now_ms)) for incident in evidence.incidents),
         heat=heat_map(evidence.trend),
         worst_queues=_worst(evidence),
         depths=tuple(
@@ -189,6 +188,26 @@ def compose_report(
         memory=forecast_memory(evidence.trend, run=run),
         quarantine=tuple(QuarantineCount(**line) for line in run.numbers.get("quarantine", ())),
         cohorts=cohorts,
+    )
+
+
+def _moment(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms / 1_000, UTC)
+
+
+def _incident_line(incident: Incident, *, now: datetime) -> IncidentLine:
+    return IncidentLine(
+        incident_id=incident.incident_id,
+        check_id=incident.check_id,
+        title=incident.title,
+        priority=str(incident.priority),
+        place=incident.place,
+        state=str(incident.state),
+        owner=incident.owner,
+        known_until=None if incident.known_until is None else incident.known_until.isoformat(),
+        first_seen_ms=_ms(incident.first_seen_at),
+        last_seen_ms=_ms(incident.last_seen_at),
+        days=incident.days(now),
     )
 
 
@@ -234,7 +253,7 @@ def _worst(evidence: Evidence) -> tuple[QueueLine, ...]:
     return tuple(sorted(lines, key=lambda line: -sum(line.faults.values()))[:QUEUES_SHOWN])
 
 
-def explain(verdict: Verdict, *, results: Sequence[ResultLine]) -> str:
+def explain(verdict: Verdict, *, results: Sequence[Finding]) -> str:
     """Return the verdict in a sentence or two, with what to do next."""
     failed = [line for line in results if line.status is Status.FAILED]
     broken = sum(line.status is Status.BROKEN for line in results)
@@ -275,52 +294,7 @@ def _known_line(issue: KnownIssue, *, today: date) -> KnownIssueLine:
     )
 
 
-def _result_line(
-    result: QualityResult, *, known: Sequence[KnownIssueLine], forms_url: str, form_values: Mapping[str, Any]
-) -> ResultLine:
-    check, passed = CHECKS[result.check_id], result.status is Status.PASSED
-    remedy = check.remedy_of(Severity(result.severity))
-    connections = remedy.connections if remedy else ()
-    broken = result.status is Status.BROKEN
-    return ResultLine(
-        suite=result.suite,
-        check_id=result.check_id,
-        title=check.title,
-        priority=str(result.priority),
-        severity=str(result.severity),
-        status=result.status,
-        description=result.description,
-        unexpected=result.unexpected_count,
-        observed=result.observed,
-        # A client id must not get out by way of an example, whoever wrote it.
-        examples=tuple({name: row[name] for name in row if name != "client_id"} for row in result.examples),
-        advice="" if passed else _BROKEN if broken else check.advice,
-        remedy=None
-        if passed or broken or not result.remedy
-        else remedy_link(
-            result.remedy,
-            {**result.remedy_conf, **{name: form_values[name] for name in connections if name in form_values}},
-            forms_url=forms_url,
-        ),
-        known=()
-        if passed
-        else tuple(issue for issue in known if issue.check_id == result.check_id and not issue.overdue),
-    )
-
-
-def remedy_link(dag_id: str, conf: Mapping[str, Any], *, forms_url: str) -> RemedyLink:
-    """Return the ways to start a remedy with its form filled in."""
-    text = json.dumps(conf, ensure_ascii=False)
-    return RemedyLink(
-        dag_id=dag_id,
-        name=str(conf.get("remedy", dag_id)),
-        conf=dict(conf),
-        url=f"{forms_url}/{dag_id}?{urlencode({'conf': text})}" if forms_url else "",
-        command=f"airflow dags trigger {shlex.quote(dag_id)} --conf {shlex.quote(text)}",
-    )
-
-
-def _not_run(results: Sequence[ResultLine], *, not_judged: Sequence[str]) -> tuple[NotRun, ...]:
+def _not_run(results: Sequence[Finding], *, not_judged: Sequence[str]) -> tuple[NotRun, ...]:
     ran = {line.check_id for line in results}
 
     def why(check: Check) -> str:

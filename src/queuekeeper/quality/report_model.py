@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
 
-from queuekeeper.quality.store import DepthBucket, Status, Verdict
+from queuekeeper.quality.findings import Finding, Status
+from queuekeeper.quality.store import DepthBucket, Verdict
 from queuekeeper.report.servers import ServerMemory
 
-FORMAT = 1
+FORMAT = 2
 """Version of the JSON file's shape; grows when a field changes its meaning or goes."""
 
 
@@ -59,44 +59,25 @@ class KnownIssueLine:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemedyLink:
-    """A DAG that mends a finding.
+class IncidentLine:
+    """Findings of one cause over runs.
 
-    :param conf: its form, filled in.
-    :param url: opens the form; empty where no Airflow is known.
-    :param command: starts it from a shell.
+    :param owner: who answers for it; empty for nobody.
+    :param known_until: last day on which that counts.
+    :param days: how many whole days it has lasted.
     """
 
-    dag_id: str
-    name: str
-    conf: Mapping[str, Any]
-    url: str
-    command: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class ResultLine:
-    """What became of one expectation.
-
-    :param priority: P0 to P3.
-    :param unexpected: rows that break it, most often queues.
-    :param examples: hashed clients with the checked value; never a payload, never a client id.
-    :param known: who answers for it, if somebody does.
-    """
-
-    suite: str
+    incident_id: int
     check_id: str
     title: str
     priority: str
-    severity: str
-    status: Status
-    description: str
-    unexpected: int
-    observed: str
-    examples: tuple[Mapping[str, Any], ...]
-    advice: str
-    remedy: RemedyLink | None
-    known: tuple[KnownIssueLine, ...]
+    place: str
+    state: str
+    owner: str
+    known_until: str | None
+    first_seen_ms: int
+    last_seen_ms: int
+    days: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -277,6 +258,7 @@ class PublishedReport:
     :param explanation: the verdict in a sentence or two, with what to do next.
     :param results: every expectation, worst first.
     :param known_issues: all that are on record, those that have ended included.
+    :param incidents: all that stand, whichever run has found them, the latest seen first.
     """
 
     format: int
@@ -293,9 +275,10 @@ class PublishedReport:
     queues: int
     messages: int
     faulty_queues: int
-    results: tuple[ResultLine, ...]
+    results: tuple[Finding, ...]
     not_run: tuple[NotRun, ...]
     known_issues: tuple[KnownIssueLine, ...]
+    incidents: tuple[IncidentLine, ...]
     heat: HeatMap
     worst_queues: tuple[QueueLine, ...]
     depths: tuple[Depths, ...]
@@ -305,15 +288,20 @@ class PublishedReport:
     cohorts: tuple[CohortLine, ...]
 
     @property
-    def findings(self) -> tuple[ResultLine, ...]:
+    def findings(self) -> tuple[Finding, ...]:
         """What did not pass and nobody answers for, worst first."""
         return tuple(line for line in self.results if line.status in (Status.FAILED, Status.BROKEN))
 
     @property
-    def excused(self) -> tuple[ResultLine, ...]:
+    def excused(self) -> tuple[Finding, ...]:
         """What did not pass, and somebody answers for."""
         return tuple(line for line in self.results if line.status is Status.KNOWN)
 
     def to_json(self) -> str:
         """Return the report as JSON text."""
-        return json.dumps(asdict(self), ensure_ascii=False, indent=2) + "\n"
+        facts = asdict(self) | {"results": [result.facts() for result in self.results]}
+        return json.dumps(facts, ensure_ascii=False, indent=2) + "\n"
+
+    def known_of(self, finding: Finding) -> tuple[KnownIssueLine, ...]:
+        """Return who answers for a finding."""
+        return tuple(each for each in self.known_issues if each.check_id == finding.check_id and not each.overdue)

@@ -8,6 +8,7 @@ from typing import Any
 
 from markupsafe import Markup
 
+from queuekeeper.quality.findings import Status
 from queuekeeper.quality.report_model import (
     CohortLine,
     Depths,
@@ -16,7 +17,7 @@ from queuekeeper.quality.report_model import (
     MemoryForecast,
     PublishedReport,
 )
-from queuekeeper.quality.store import DepthBucket, Status, Verdict
+from queuekeeper.quality.store import DepthBucket, Verdict
 from queuekeeper.report.charts import WIDE_PX, axis, chart_of, pictures
 from queuekeeper.report.figures import harmless, number, size
 from queuekeeper.report.page import render_page

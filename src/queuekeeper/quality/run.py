@@ -18,11 +18,13 @@ from queuekeeper.postgres import Connection, connect, statement, translated_erro
 from queuekeeper.quality.checks import Priority, Severity, Store, check
 from queuekeeper.quality.compacted_queues import profile_compacted_queues
 from queuekeeper.quality.fanout_queues import profile_fanout_queues
+from queuekeeper.quality.findings import Finding, Status
+from queuekeeper.quality.incidents import Incidents, Look
 from queuekeeper.quality.known_issues import KnownIssue, KnownIssues
-from queuekeeper.quality.live_queues import QueueSums, part_of_turn
+from queuekeeper.quality.live_queues import PARTS, QueueSums, part_of_turn
 from queuekeeper.quality.partitioned_tables import read_partitioned_tables
-from queuekeeper.quality.servers import read_servers
-from queuekeeper.quality.store import Profile, QualityResult, QualityStore, Status, Verdict
+from queuekeeper.quality.servers import read_servers, redis_target
+from queuekeeper.quality.store import Profile, QualityStore, Verdict
 from queuekeeper.quality.suites import SHOWN_VALUES, ExpectationResult, Suite, check_expectations, load, validate
 from queuekeeper.redis_client import connect as connect_redis
 
@@ -50,7 +52,7 @@ class QualityReport:
     mode: str
     suites: tuple[str, ...]
     profile_ids: tuple[str, ...]
-    results: tuple[QualityResult, ...]
+    results: tuple[Finding, ...]
     not_judged: tuple[str, ...]
     overdue: tuple[KnownIssue, ...]
     queues: int
@@ -58,7 +60,7 @@ class QualityReport:
     seconds: float
 
     @property
-    def findings(self) -> tuple[QualityResult, ...]:
+    def findings(self) -> tuple[Finding, ...]:
         """What did not pass and nobody answers for, worst first."""
         return tuple(result for result in self.results if result.status in {Status.FAILED, Status.BROKEN})
 
@@ -183,13 +185,23 @@ def run_quality(
         show_client_ids=show_client_ids,
         data_docs=data_docs,
     )
-    results = sorted((result for suite in chosen for result in judge.judge(suite)), key=lambda result: result.urgency)
+    by_suite = {suite.name: judge.judge(suite) for suite in chosen}
+    results = sorted((result for found in by_suite.values() for result in found), key=lambda result: result.urgency)
     verdict = _verdict(results)
     not_judged = sorted(judge.not_judged, key=lambda number: int(number[1:]))
     unexpected: dict[str, int] = {}
     for result in results:
         unexpected[result.check_id] = max(unexpected.get(result.check_id, 0), result.unexpected_count)
-    with connect(postgres_url, autocommit=True) as connection:
+    redis = "" if redis_url is None else redis_target(redis_url, key_prefix=key_prefix)
+    with connect(postgres_url, autocommit=True) as connection, connection.transaction():
+        for suite in chosen:
+            Incidents(connection).note(
+                _look(suite, profiles=profiles, redis=redis, turn=turn),
+                by_suite[suite.name],
+                quality_run_id=quality_run_id,
+                at=now,
+                not_judged=not_judged,
+            )
         QualityStore(connection).finish(
             quality_run_id=quality_run_id,
             verdict=verdict,
@@ -239,6 +251,22 @@ def _check_choice(chosen: Sequence[Suite], profiles: Mapping[Store, Profile], pr
                 )
 
 
+def _look(suite: Suite, *, profiles: Mapping[Store, Profile], redis: str, turn: int | None) -> Look:
+    """Return where a suite looks, and at how much of it."""
+    if suite.stores:
+        read = [profiles[store] for store in suite.stores]
+        return Look(
+            place=", ".join(profile.target for profile in read),
+            cohorts=read[0].cohorts,
+            cohort_count=read[0].cohort_count,
+            sample_percent=read[0].sample_percent,
+        )
+    if suite.name in QUEUE_SUITES:
+        parts = tuple(range(PARTS)) if turn is None else (part_of_turn(turn),)
+        return Look(place=redis, cohorts=parts, cohort_count=PARTS)
+    return Look(place=redis if suite.name == SERVERS_SUITE else "control database")
+
+
 def _share(profile: Profile) -> tuple[object, ...]:
     return profile.cohort_count, profile.cohorts, profile.sample_percent
 
@@ -284,7 +312,7 @@ def _quarantine(connection: Connection) -> list[dict[str, Any]]:
     return [dict(zip(_QUARANTINE, row, strict=True)) for row in rows]
 
 
-def _verdict(results: Sequence[QualityResult]) -> Verdict:
+def _verdict(results: Sequence[Finding]) -> Verdict:
     """Return what results come to; a broken check proves nothing, so it fails."""
     failed = {result.severity for result in results if result.status is Status.FAILED}
     if Severity.CRITICAL in failed or any(result.status is Status.BROKEN for result in results):
@@ -317,7 +345,7 @@ class _Judge:
         self.today = today
         self.not_judged: set[str] = set()
 
-    def judge(self, suite: Suite) -> list[QualityResult]:
+    def judge(self, suite: Suite) -> list[Finding]:
         """Return what a suite finds."""
         read = all(self._profiles[store].contents for store in suite.stores)
         numbered = list(enumerate(suite.expectations, start=1))
@@ -344,13 +372,13 @@ class _Judge:
         }
         return statement(f"quality/{suite.rows}") % literals
 
-    def _result(self, suite: Suite, number: int, found: ExpectationResult) -> QualityResult:
+    def _result(self, suite: Suite, number: int, found: ExpectationResult) -> Finding:
         expectation = found.expectation
         status = self._status(found)
         # Of the queues only those in Redis are mended.
         mended = status is not Status.PASSED and suite.stores != (Store.POSTGRES,)
         remedy = check(expectation.check).remedy_of(expectation.severity) if mended else None
-        return QualityResult(
+        return Finding(
             suite=suite.name,
             expectation=number,
             check_id=expectation.check,

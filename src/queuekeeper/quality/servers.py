@@ -8,7 +8,7 @@ from typing import Any
 import redis
 from redis.exceptions import NoPermissionError
 
-from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors
+from queuekeeper.redis_client import RedisClient, facts, nodes, read_url, redis_errors
 
 
 def read_servers(client: RedisClient) -> tuple[dict[str, Any], ...]:
@@ -44,3 +44,9 @@ def _text(configured: dict[Any, Any]) -> str | None:
     for value in configured.values():
         return value.decode() if isinstance(value, bytes) else str(value)
     return None
+
+
+def redis_target(redis_url: str, *, key_prefix: str) -> str:
+    """Return what profiles of a Redis have in common: address, database, prefix of keys; never a password."""
+    place, _, options = read_url(redis_url)
+    return f"{place}/{options.get('db', 0)} {key_prefix}".rstrip()

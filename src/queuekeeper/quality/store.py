@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from enum import StrEnum
 from typing import Any
@@ -12,11 +12,13 @@ from psycopg.types.json import Jsonb
 
 from queuekeeper.errors import UsageError
 from queuekeeper.postgres import Connection, statement, translated_errors
-from queuekeeper.quality.checks import Priority, Severity, check
+from queuekeeper.quality.checks import Severity
+from queuekeeper.quality.findings import Finding, Status
 from queuekeeper.quality.profile_model import FAULTS
 
 _MISSING = "run `queuekeeper database migrate` first"
 _KNOWN = 5
+_STORED = tuple(each.name for each in fields(Finding) if each.name != "remedy_url")
 
 DEPTHS = (0, *(2**power for power in range(17)))
 """Lower ends of the buckets of a depth histogram: none, 1, 2 to 3, 4 to 7, up to 65,536 and more."""
@@ -29,15 +31,6 @@ class Verdict(StrEnum):
     PASSED = "passed"  # nothing to do
     WARNED = "warned"  # somebody should look; dependents may go on
     FAILED = "failed"  # something critical failed, or a check could not be made
-
-
-class Status(StrEnum):
-    """What became of an expectation."""
-
-    PASSED = "passed"
-    FAILED = "failed"
-    KNOWN = "known"  # failed, and somebody answers for it until a day
-    BROKEN = "broken"  # the check could not be made: it proves nothing
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,43 +80,6 @@ class QualityRun:
     numbers: Mapping[str, Any]
     started_at: datetime
     finished_at: datetime | None
-
-
-@dataclass(frozen=True, kw_only=True)
-class QualityResult:
-    """What became of one expectation, as stored.
-
-    :param expectation: its place in the suite, from 1.
-    :param unexpected_count: rows that break it, most often queues.
-    :param observed: the same in words; for a broken check, why it could not be made.
-    :param examples: hashed client ids with the values that were looked at; never a payload. The client's own id, where
-        somebody asked for it, is not stored.
-    :param remedy: DAG that mends it, empty where a person has to look.
-    :param remedy_conf: its form, filled in.
-    """
-
-    suite: str
-    expectation: int
-    check_id: str
-    severity: Severity
-    status: Status
-    description: str
-    unexpected_count: int = 0
-    observed: str = ""
-    examples: tuple[Mapping[str, Any], ...] = ()
-    remedy: str = ""
-    remedy_conf: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def priority(self) -> Priority:
-        """How urgent a failure is."""
-        return check(self.check_id).priority_of(self.severity)
-
-    @property
-    def urgency(self) -> tuple[int, int]:
-        """Sorts results: what fails a run first, what passed last."""
-        order = (Status.BROKEN, Status.FAILED, Status.KNOWN, Status.PASSED)
-        return order.index(self.status), list(Priority).index(self.priority)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -234,33 +190,17 @@ class QualityStore:
         *,
         quality_run_id: str,
         verdict: Verdict,
-        results: Iterable[QualityResult],
+        results: Iterable[Finding],
         numbers: Mapping[str, Any],
     ) -> None:
         """Keep what a judgement found, and its verdict."""
         name = {"quality_run_id": quality_run_id}
         with translated_errors(self._connection, missing=_MISSING), self._connection.transaction():
             for result in results:
-                self._execute(
-                    "save_result",
-                    name
-                    | {
-                        "suite": result.suite,
-                        "expectation": result.expectation,
-                        "check_id": result.check_id,
-                        "severity": str(result.severity),
-                        "status": str(result.status),
-                        "description": result.description,
-                        "unexpected_count": result.unexpected_count,
-                        "observed": result.observed,
-                        # Whoever may read results need not be allowed to know who the clients are.
-                        "examples": Jsonb(
-                            [{name: row[name] for name in row if name != "client_id"} for row in result.examples]
-                        ),
-                        "remedy": result.remedy,
-                        "remedy_conf": Jsonb(dict(result.remedy_conf)),
-                    },
-                )
+                # Whoever may read results need not be allowed to know who the clients are.
+                row = asdict(result.without_client_ids())
+                given = {"examples": Jsonb(list(row["examples"])), "remedy_conf": Jsonb(dict(row["remedy_conf"]))}
+                self._execute("save_result", name | row | given)
             self._execute("save_numbers", name | {"numbers": Jsonb(dict(numbers))})
             self._execute("finish_run", name | {"verdict": str(verdict)})
 
@@ -287,25 +227,21 @@ class QualityStore:
         wanted = {"maximum": limit, "finished": finished, "same_servers_as": same_servers_as}
         return tuple(_run(row) for row in self._rows("known_runs", wanted))
 
-    def results(self, quality_run_id: str) -> tuple[QualityResult, ...]:
+    def results(self, quality_run_id: str) -> tuple[Finding, ...]:
         """Return what became of each expectation, worst first.
 
         :raises UsageError: when there is no such run.
         """
         self.run(quality_run_id)
-        names = (
-            "suite", "expectation", "check_id", "severity", "status", "description", "unexpected_count", "observed",
-            "examples", "remedy", "remedy_conf",
-        )  # fmt: skip
         found = []
         for row in self._rows("results", {"quality_run_id": quality_run_id}):
-            values = dict(zip(names, row, strict=True))
+            values = dict(zip(_STORED, row, strict=True))
             values |= {
                 "severity": Severity(values["severity"]),
                 "status": Status(values["status"]),
                 "examples": tuple(values["examples"]),
             }
-            found.append(QualityResult(**values))
+            found.append(Finding(**values))
         return tuple(sorted(found, key=lambda result: result.urgency))
 
     def trend(self, *, runs: int = 30, same_servers_as: str | None = None) -> tuple[TrendRun, ...]:

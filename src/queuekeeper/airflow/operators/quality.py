@@ -240,17 +240,7 @@ class RunQualityOperator(BaseOperator):
             turn=turn,
             throttle_references_per_s=int(self.throttle_references_per_s) if self.throttle_references_per_s else None,
         )
-        findings = [
-            {
-                "check": result.check_id,
-                "priority": str(result.priority),
-                "status": str(result.status),
-                "description": result.description,
-                "unexpected": result.unexpected_count,
-                "remedy": result.remedy,
-            }
-            for result in report.findings
-        ]
+        findings = [finding.summary() for finding in report.findings]
         for finding in findings:
             self.log.warning("%(priority)s %(check)s %(status)s: %(description)s (%(unexpected)s found)", finding)
         for issue in report.overdue:

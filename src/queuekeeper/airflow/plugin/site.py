@@ -14,7 +14,7 @@ from typing import Any
 from fastapi import FastAPI, HTTPException, Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import HTMLResponse, JSONResponse, Response
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
 from markupsafe import Markup
 from starlette.exceptions import HTTPException as StarletteHTTPException
@@ -79,7 +79,7 @@ class Site:
     def __init__(self, *, clock: Clock = system_clock) -> None:
         self.clock = clock
         self._templates = Environment(
-            loader=PackageLoader(_PACKAGE, "templates"),
+            loader=ChoiceLoader([PackageLoader(_PACKAGE, "templates"), PackageLoader("queuekeeper.report", ".")]),
             autoescape=True,
             undefined=StrictUndefined,
             trim_blocks=True,

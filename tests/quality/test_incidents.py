@@ -1,0 +1,187 @@
+"""Findings of one cause are one incident from the run that first found it to those that find all of it in order."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from datetime import date, timedelta
+from typing import Any
+
+import pytest
+from typer.testing import CliRunner
+
+from queuekeeper.cli.application import app
+from queuekeeper.errors import UsageError
+from queuekeeper.postgres import Connection, connect, migrate
+from queuekeeper.quality.checks import Severity
+from queuekeeper.quality.findings import Finding, Status
+from queuekeeper.quality.incidents import Incident, Incidents, Look, State
+from queuekeeper.quality.known_issues import KnownIssues
+from queuekeeper.quality.report import build_report
+from queuekeeper.quality.run import run_quality
+from tests.quality_rows import AS_OF_MS, NOW, hash_of, queue, save_profile
+
+TODAY = NOW.date()
+DAY_MS = 86_400_000
+
+
+@pytest.fixture
+def connection(postgres_url: str) -> Iterator[Connection]:
+    with connect(postgres_url, autocommit=True) as opened:
+        migrate(opened)
+        yield opened
+
+
+def finding(status: Status, *, check_id: str = "Q1", severity: Severity = Severity.CRITICAL) -> Finding:
+    return Finding(
+        suite="sessions_redis", expectation=1, check_id=check_id, severity=severity, status=status, description="d",
+        unexpected_count=0 if status is Status.PASSED else 3,
+    )  # fmt: skip
+
+
+def look(*cohorts: int, count: int = 4, place: str = "a:1/0", sample: int = 100) -> Look:
+    return Look(place=place, cohorts=cohorts, cohort_count=count, sample_percent=sample)
+
+
+def note(
+    connection: Connection, day: int, where: Look, *findings: Finding, not_judged: tuple[str, ...] = ()
+) -> tuple[Incident, ...]:
+    """Note what a run of a day found, and return the incidents that then stand."""
+    incidents = Incidents(connection)
+    at = NOW + timedelta(days=day)
+    incidents.note(where, findings, quality_run_id=f"q-{day}", at=at, not_judged=not_judged)
+    return incidents.all(today=TODAY)
+
+
+def test_findings_of_one_cause_are_one_incident_until_a_full_look_no_longer_finds_it(connection: Connection) -> None:
+    note(connection, 0, look(0, 1, 2, 3), finding(Status.FAILED))
+    (seen,) = note(connection, 2, look(0, 1, 2, 3), finding(Status.FAILED))
+
+    assert (seen.check_id, seen.title, seen.place, seen.state) == ("Q1", "Order", "a:1/0", State.OPEN)
+    assert (seen.first_run_id, seen.last_run_id, seen.unexpected_count) == ("q-0", "q-2", 3)
+    assert (seen.first_seen_at, seen.last_seen_at) == (NOW, NOW + timedelta(days=2))
+    assert seen.days(NOW + timedelta(days=2)) == 2
+
+    assert note(connection, 3, look(0, 1, 2, 3), finding(Status.PASSED)) == ()
+    (closed,) = Incidents(connection).all(today=TODAY, closed=True)
+    assert (closed.state, closed.closed_at) == (State.CLOSED, NOW + timedelta(days=3))
+
+    (again,) = note(connection, 4, look(0, 1, 2, 3), finding(Status.FAILED))
+    assert again.incident_id != closed.incident_id
+    assert again.first_run_id == "q-4"
+
+
+def test_turns_close_an_incident_once_each_cohort_was_found_in_order_and_no_sooner(connection: Connection) -> None:
+    note(connection, 0, look(1, 2), finding(Status.FAILED))
+
+    assert [each.cohorts_left for each in note(connection, 1, look(0, 3), finding(Status.PASSED))] == [2]
+    assert [each.cohorts_left for each in note(connection, 2, look(1), finding(Status.PASSED))] == [1]
+    assert [each.cohorts_left for each in note(connection, 3, look(1), finding(Status.FAILED))] == [2]
+    assert [each.cohorts_left for each in note(connection, 4, look(2), finding(Status.PASSED))] == [1]
+    assert note(connection, 5, look(1), finding(Status.PASSED)) == ()
+
+    note(connection, 6, look(1, 2), finding(Status.FAILED))
+    assert [each.cohorts_left for each in note(connection, 7, look(2, 3), finding(Status.FAILED))] == [3]
+    assert [each.cohorts_left for each in note(connection, 8, look(2), finding(Status.PASSED))] == [2]
+    # Cut in another way, the cohorts lie elsewhere: all of them have to be looked at.
+    assert [each.cohorts_left for each in note(connection, 9, look(2, count=8), finding(Status.FAILED))] == [8]
+
+
+@pytest.mark.parametrize(
+    ("where", "what", "not_judged"),
+    [
+        (look(0, 1, 2, 3, place="b:1/0"), finding(Status.PASSED), ()),
+        (look(0, 1, 2, 3, sample=50), finding(Status.PASSED), ()),
+        (look(0, 1, 2, 3, count=8), finding(Status.PASSED), ()),
+        (look(0, 1, 2, 3), finding(Status.BROKEN), ()),
+        (look(0, 1, 2, 3), finding(Status.PASSED), ("Q1",)),
+        (look(0, 1, 2, 3), finding(Status.PASSED, check_id="Q3", severity=Severity.WARNING), ()),
+    ],
+    ids=["other servers", "smaller sample", "other cohorts", "broken check", "without contents", "other check"],
+)
+def test_what_did_not_look_as_thoroughly_closes_nothing(
+    connection: Connection, where: Look, what: Finding, not_judged: tuple[str, ...]
+) -> None:
+    note(connection, 0, look(0, 1, 2, 3), finding(Status.FAILED))
+
+    (still,) = note(connection, 1, where, what, not_judged=not_judged)
+
+    assert (still.last_run_id, still.cohorts_left) == ("q-0", 4)
+
+
+def test_a_judgement_that_is_made_again_of_an_older_time_closes_nothing(connection: Connection) -> None:
+    note(connection, 2, look(0, 1, 2, 3), finding(Status.FAILED))
+
+    assert len(note(connection, 1, look(0, 1, 2, 3), finding(Status.PASSED))) == 1
+
+
+def test_who_answers_for_an_incident_is_the_owner_of_the_known_issue(connection: Connection) -> None:
+    (open_one,) = note(connection, 0, look(0), finding(Status.FAILED))
+    until = TODAY + timedelta(days=7)
+
+    owned = Incidents(connection).own(open_one.incident_id, owner="ops", reason="Monday", ends_on=until, today=TODAY)
+
+    assert (owned.state, owned.owner, owned.known_until) == (State.KNOWN, "ops", until)
+    (issue,) = KnownIssues(connection).all()
+    assert (issue.check_id, issue.owner, issue.reason, issue.ends_on) == ("Q1", "ops", "Monday", until)
+    (overdue,) = Incidents(connection).all(today=until + timedelta(days=1))
+    assert (overdue.state, overdue.owner) == (State.OPEN, "")
+    KnownIssues(connection).remove(issue.known_issue_id)
+    assert [each.state for each in Incidents(connection).all(today=TODAY)] == [State.OPEN]
+
+
+def test_an_incident_is_not_known_while_only_one_of_its_queues_is(connection: Connection) -> None:
+    KnownIssues(connection).add(
+        check_id="Q1", owner="ops", reason="r", ends_on=TODAY, today=TODAY, client_hash=hash_of("a")
+    )
+
+    assert [each.state for each in note(connection, 0, look(0), finding(Status.FAILED))] == [State.OPEN]
+    assert [each.state for each in note(connection, 1, look(0), finding(Status.KNOWN))] == [State.KNOWN]
+
+
+def test_an_incident_that_cannot_be_owned_is_refused(connection: Connection) -> None:
+    (incident,) = note(connection, 0, look(0, count=1), finding(Status.FAILED))
+    note(connection, 1, look(0, count=1), finding(Status.PASSED))
+
+    def own(number: int) -> None:
+        Incidents(connection).own(number, owner="ops", reason="r", ends_on=TODAY, today=TODAY)
+
+    with pytest.raises(UsageError, match=f"incident {incident.incident_id} has closed"):
+        own(incident.incident_id)
+    with pytest.raises(UsageError, match="there is no incident 999: `queuekeeper quality incidents list` shows them"):
+        own(999)
+
+
+def test_runs_open_incidents_reports_and_commands_show_them_and_a_later_run_closes_them(
+    connection: Connection, postgres_url: str
+) -> None:
+    save_profile(postgres_url, queue("device-1"), queue("torn", tied_serials=1))
+    save_profile(postgres_url, queue("device-1"), profile_id="redis-2", cohorts=[1])
+    save_profile(postgres_url, queue("device-1"), profile_id="redis-3")
+
+    def judge(profile_id: str, day: int) -> None:
+        run_quality(
+            postgres_url=postgres_url, profile_ids=[profile_id], suites=["sessions_redis"],
+            quality_run_id=f"00000000000000a{day}", now=NOW + timedelta(days=day),
+        )  # fmt: skip
+
+    def command(*words: str) -> Any:
+        answer = CliRunner().invoke(app, ("quality", "incidents", *words, "--json", "--postgres-url", postgres_url))
+        assert answer.exit_code == 0, answer.output
+        return json.loads(answer.stdout)
+
+    judge("redis-1", 0)
+    judge("redis-2", 1)
+    (incident,) = command("list")
+    assert (incident["check_id"], incident["priority"], incident["state"]) == ("Q1", "P0", "open")
+    number = str(incident["incident_id"])
+    owned = command("own", number, "--owner", "ops", "--reason", "r", "--until", date.max.isoformat())
+    assert (owned["state"], owned["owner"], owned["cohorts_left"]) == ("known", "ops", 3)
+    report = build_report(connection, quality_run_id="00000000000000a1", now_ms=AS_OF_MS + 2 * DAY_MS)
+    assert [(line.check_id, line.state, line.owner, line.days) for line in report.incidents] == [
+        ("Q1", "known", "ops", 2)
+    ]
+
+    judge("redis-3", 3)
+    assert command("list") == []
+    assert [each["state"] for each in command("list", "--closed")] == ["closed"]
