@@ -156,19 +156,26 @@ def test_undo_stands_in_the_audit_with_what_it_took_back_and_a_no_takes_nothing_
         undone.append(not only_count)
         return {"restored": 7, "client": "meter-17"}
 
-    def take(connection: Connection | None) -> Any:
+    def take(*, dry_run: bool = False) -> Any:
         return take_back(
-            undo, lambda _: "Take it back?", subject="run-1", kind=kind, connection=connection, yes=False, as_json=False
+            undo,
+            lambda _: "Take it back?",
+            subject="run-1",
+            kind=kind,
+            connection=control,
+            dry_run=dry_run,
+            yes=False,
+            as_json=False,
         )
 
     person = context.person()
-    assert take(None)["restored"] == 7
+    assert take(dry_run=True)["restored"] == 7
     answers(monkeypatch, yes=False)
     with pytest.raises(RefusedError, match="not confirmed"):
-        take(control)
+        take()
     assert (any(undone), entries(control, "run-1", audit.Action.UNDO)) == (False, [])
     answers(monkeypatch, yes=True)
-    take(control)
+    take()
 
     assert undone[-1]
     assert [(actor, action) for actor, action, _ in entries(control, "run-1")] == [

@@ -66,6 +66,26 @@ def test_collection_is_tried_done_and_taken_back(world: World) -> None:
     assert world.live("meter-7") == [b"a", b"b"]
 
 
+def test_collection_needs_no_postgresql_and_is_taken_back_by_its_undo_file(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("QUEUEKEEPER_POSTGRES_URL")
+    refused = run("compacted", "gc", "--json")
+    assert (refused.exit_code, "2 messages will be removed" in refused.stderr) == (4, True)
+    result = run("compacted", "gc", "--yes", "--json")
+    assert result.exit_code == 0, result.stderr
+    assert "this run is not on record" in result.stderr
+    done = json.loads(result.stdout)
+    assert (done["counts"]["messages"], done["clean"], world.live("meter-7")) == (2, True, [])
+    run_id = done["maintenance_run_id"]
+    unknown = run("compacted", "gc", "--go-on", run_id, "--yes")
+    assert (unknown.exit_code, "without PostgreSQL: name the database" in " ".join(unknown.stderr.split())) == (2, True)
+    assert as_json("compacted", "gc", "--undo", run_id, "--dry-run")["restored"] == 2
+    assert world.live("meter-7") == []
+    assert as_json("compacted", "gc", "--undo", run_id, "--yes")["restored"] == 2
+    assert world.live("meter-7") == [b"a", b"b"]
+
+
 def test_status_says_how_many_queues_there_are_and_which_have_messages(world: World) -> None:
     empty = {"queues": 0, "first_client_id": None, "last_client_id": None, "is_complete": True}
     assert as_json("compacted", "status", "--key-prefix", "other:") == empty

@@ -281,7 +281,8 @@ def undo(
             ),
             subject=run_id,
             kind=kind.kind,
-            connection=None if dry_run else connection,
+            connection=connection,
+            dry_run=dry_run,
             yes=yes,
             as_json=as_json,
         )

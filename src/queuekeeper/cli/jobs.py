@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -83,13 +84,12 @@ def carry_out(
     """
     from queuekeeper.jobs.registry import job_of
     from queuekeeper.jobs.report import write_report
-    from queuekeeper.jobs.store import MaintenanceRuns
-    from queuekeeper.postgres import migrate
 
     job = job_of(kind)
-    with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
-        migrate(connection)
-        runs = MaintenanceRuns(connection)
+    is_recorded = context.has_control_database(postgres_url)
+    if not is_recorded:
+        say("No PostgreSQL is named: this run is not on record, and no other command can pause it or go on with it.")
+    with context.runs_if_any(postgres_url) as runs, context.redis_connection(redis_url) as client:
         engine = engine_for(job, client, undo_directory)
         if go_on is None:
             plan = engine.plan(parameters)
@@ -104,7 +104,7 @@ def carry_out(
         outcome = engine.report(runs, run_id, dry_run=dry_run)
     if report_directory is not None:
         say(f"Report: {write_report(job, outcome, report_directory.absolute()).html}")
-    _show_outcome(job, outcome, as_json=as_json)
+    _show_outcome(job, outcome, as_json=as_json, is_recorded=is_recorded)
 
 
 def command_of(kind: str, help_text: str, *, argument: str = "") -> Callable[..., None]:
@@ -148,7 +148,7 @@ def model_of(kind: str) -> type[Parameters]:
     return model
 
 
-def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool) -> None:
+def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool, is_recorded: bool = True) -> None:
     from queuekeeper.jobs.report import columns_of, facts_of, verdict
 
     run_id, words = outcome.maintenance_run_id, verdict(job, outcome)
@@ -168,7 +168,8 @@ def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool) -> N
 
     show(facts_of(job, outcome), as_json=as_json, pretty=pretty)
     if outcome.open_shares:
-        raise CheckFailed(f"not done: `queuekeeper {job.words.command} --go-on {run_id}` goes on")
+        again = f" --go-on {run_id}` goes on" if is_recorded else "` begins again, and finds what is left"
+        raise CheckFailed(f"not done: `queuekeeper {job.words.command}{again}")
     if outcome.broken:
         raise CheckFailed(f"{words}: the lines above say why; {job.words.hint}")
 
@@ -344,19 +345,30 @@ def undo(
     """
     from queuekeeper.jobs.registry import job_of
     from queuekeeper.jobs.store import MaintenanceRuns
+    from queuekeeper.jobs.undo import read_undo_file, undo_paths
 
-    with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
-        runs = MaintenanceRuns(connection)
-        run = runs.load(chosen(runs, run_id, kind))
-        job = job_of(run.kind)
+    is_recorded = context.has_control_database(postgres_url)
+    with ExitStack() as stack:
+        connection = stack.enter_context(context.postgres_connection(postgres_url)) if is_recorded else None
+        client = stack.enter_context(context.redis_connection(redis_url))
+        if connection is not None:
+            runs = MaintenanceRuns(connection)
+            recorded = runs.load(chosen(runs, run_id, kind))
+            job, asked = job_of(recorded.kind), recorded.parameters
+        else:
+            # The first line of its undo file says what a run without a record was.
+            directory = undo_directory or context.settings().undo
+            header, _ = read_undo_file(undo_paths(directory, run_id=run_id)[0], kind=kind)
+            job, asked = job_of(header["kind"]), {"key_prefix": header.get("key_prefix", "")}
         engine = engine_for(job, client, undo_directory)
-        parameters = job.Parameters(**run.parameters)
+        parameters = job.Parameters(**asked)
         found = take_back(
             lambda only_count: engine.undo(run_id=run_id, parameters=parameters, dry_run=only_count),
             lambda counted: f"{job.undo_words(counted)} Take run {run_id} back?",
             subject=run_id,
-            kind=run.kind,
-            connection=None if dry_run else connection,
+            kind=job.kind,
+            connection=connection,
+            dry_run=dry_run,
             yes=yes,
             as_json=as_json,
         )

@@ -225,6 +225,7 @@ def undo(
             subject=str(header.get("run_id", file.name)),
             kind=str(header.get("kind")),
             connection=connection,
+            dry_run=dry_run,
             yes=yes,
             as_json=as_json,
         )

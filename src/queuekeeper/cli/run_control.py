@@ -108,23 +108,26 @@ def take_back(
     connection: Connection | None,
     yes: bool,
     as_json: bool,
+    dry_run: bool,
 ) -> Undone:
     """Count what would be taken back, ask, take it back, and put answer and deed on record.
 
     :param undo: takes back, or only counts.
     :param subject: run that has made the changes.
     :param kind: of that run.
-    :param connection: where the audit is; none for a dry run.
+    :param connection: where the audit is; none when there is none.
+    :param dry_run: only count.
     :returns: what was counted, or done.
     """
     from queuekeeper.audit import record_answer, record_undo
 
     found = undo(True)
-    if connection is not None:
-        note = partial(record_answer, connection, subject=subject, kind=kind)
+    if not dry_run:
+        note = None if connection is None else partial(record_answer, connection, subject=subject, kind=kind)
         context.confirm(question(found), yes=yes, as_json=as_json, note=note)
         found = undo(False)
-        record_undo(connection, subject=subject, kind=kind, report=plain(found), actor=context.person())
+        if connection is not None:
+            record_undo(connection, subject=subject, kind=kind, report=plain(found), actor=context.person())
     return found
 
 

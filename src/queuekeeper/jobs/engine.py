@@ -179,7 +179,13 @@ class Engine:
             work = self._pass(plan.parameters, now_ms=plan.as_of_ms, wait=wait, planned=plan, writes=True)
             work.world.run_id, work.world.token = run_id, f"{run_id}:{share}"
             if self.job.undoes:
-                header = {"kind": self.job.kind, "maintenance_run_id": run_id, "share": share} | work.undo_header()
+                header = {
+                    "kind": self.job.kind,
+                    "maintenance_run_id": run_id,
+                    "share": share,
+                    "key_prefix": plan.parameters.key_prefix,
+                    **work.undo_header(),
+                }
                 work.world.writer.undo = stack.enter_context(UndoFile(self._undo_path(run_id, share), header))
             cursor = before.cursor if before.updated_at else ""
             for step in stack.enter_context(closing(work.find(share, cursor))):

@@ -6,8 +6,8 @@ import hashlib
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import datetime
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -382,6 +382,90 @@ class MaintenanceRuns:
         known = [str(name) for (name,) in self._rows("known_runs", {"kind": None, "maximum": _KNOWN_RUNS})]
         names = f"known, latest first: {', '.join(known)}" if known else "there are none yet; plan first"
         raise UsageError(f"no maintenance run {run_id!r} in this database: {names}")
+
+
+class UnrecordedRuns(MaintenanceRuns):
+    """One run of this process, kept in its memory: for those who have no control database.
+
+    Nobody else sees it: it cannot be paused or slowed down from elsewhere, and once the process has ended no run goes
+    on. What lets only one work at a time is then up to the stores.
+    """
+
+    def __init__(self) -> None:
+        self._run: MaintenanceRun | None = None
+        self._progress: dict[str, ShardProgress] = {}
+
+    def save_plan(
+        self,
+        *,
+        kind: str,
+        parameters: Mapping[str, Any],
+        plan: Mapping[str, Any],
+        operations_per_s: int | None = None,
+    ) -> MaintenanceRun:
+        """Keep a plan and return it as :class:`MaintenanceRuns` would."""
+        _check_throttle(operations_per_s)
+        now = datetime.now(UTC)
+        self._run = MaintenanceRun(
+            maintenance_run_id=maintenance_run_id(kind=kind, parameters=parameters, plan=plan),
+            kind=kind,
+            parameters=json.loads(json.dumps(dict(parameters))),
+            state=RunState.PLANNED,
+            plan=json.loads(json.dumps(dict(plan))),
+            report=None,
+            approved_by=None,
+            approved_at=None,
+            throttle_operations_per_s=operations_per_s,
+            paused=False,
+            created_at=now,
+            updated_at=now,
+        )
+        return self._run
+
+    def load(self, run_id: str) -> MaintenanceRun:
+        """Return the run.
+
+        :raises UsageError: when it is another's: nothing is known of those.
+        """
+        if self._run is None or self._run.maintenance_run_id != run_id:
+            raise UsageError(
+                f"nothing is known of run {run_id!r} without PostgreSQL: name the database that has its record by "
+                "--postgres-url, or plan again"
+            )
+        return self._run
+
+    def note_answer(self, run_id: str, answer: audit.Answer) -> None:
+        """Keep nothing of an answer: there is no audit."""
+
+    def set_approved(self, run_id: str, answer: audit.Answer) -> None:
+        """Let the run be carried out."""
+        agreed_at = answer.at or datetime.now(UTC)
+        self._run = replace(self.load(run_id), approved_by=answer.actor, approved_at=agreed_at)
+
+    def set_state(self, run_id: str, state: RunState) -> None:
+        """Move the run to another state."""
+        self._run = replace(self.load(run_id), state=state)
+
+    def save_report(self, run_id: str, report: Mapping[str, Any]) -> None:
+        """Keep what the run did."""
+        self._run = replace(self.load(run_id), report=dict(report))
+
+    def control(self, run_id: str) -> RunControl:
+        """Return what the run began with: nobody can change it."""
+        return RunControl(paused=False, operations_per_s=self.load(run_id).throttle_operations_per_s)
+
+    def save_progress(self, run_id: str, progress: ShardProgress) -> None:
+        """Note how far the run has come in one shard."""
+        self._progress[progress.shard] = replace(progress, updated_at=datetime.now(UTC))
+
+    def progress(self, run_id: str) -> list[ShardProgress]:
+        """Return how far the run has come in each shard that it has begun."""
+        return [self._progress[shard] for shard in sorted(self._progress)]
+
+    @contextmanager
+    def shard_lock(self, run_id: str, shard: str) -> Iterator[None]:
+        """Hold nothing: no other process knows of the run."""
+        yield
 
 
 def _check_throttle(operations_per_s: int | None) -> None:
