@@ -14,7 +14,6 @@ import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 
 from queuekeeper.airflow.operators.online import (
-    SOAK_LOOK_S,
     ArmCohortsOperator,
     CatchUpOperator,
     CommitOperator,
@@ -26,6 +25,7 @@ from queuekeeper.airflow.operators.online import (
     SoakOperator,
     steps_of,
 )
+from queuekeeper.airflow.waits import LOOK_S
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
 from queuekeeper.sessions.model import SessionSave
 from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message
@@ -122,7 +122,7 @@ def test_soak_waits_in_the_triggerer_and_goes_on_where_it_was(world: OnlineWorld
     begun = max(each.step_at for each in world.online.load(PLAN_ID))
     assert [(each.method_name, each.timeout) for each in waiting] == [("look_again", None)] * 2
     path, arguments = waiting[0].trigger.serialize()
-    assert arguments["moment"] - datetime.now(UTC) <= timedelta(seconds=SOAK_LOOK_S)
+    assert arguments["moment"] - datetime.now(UTC) <= timedelta(seconds=LOOK_S)
 
     async def fires() -> TriggerEvent:
         # As the triggerer does it, at the end of the minute.

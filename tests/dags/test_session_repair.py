@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.providers.standard.operators.hitl import HITLOperator
-from airflow.sdk.exceptions import ParamValidationError
+from airflow.sdk.exceptions import ParamValidationError, TaskDeferred
 from airflow.utils.db import initdb
 from jinja2 import Template
 
@@ -213,6 +213,26 @@ def test_failed_run_is_marked_and_goes_on_when_it_is_repeated(world: World, monk
 
     assert task.execute({})["done"] == GIVEN
     assert world.runs.load(run_id).state is RunState.DONE
+
+
+def test_paused_run_holds_no_worker_and_goes_on_when_it_is_resumed(world: World) -> None:
+    run_id = planned(world)
+    world.runs.set_paused(run_id, True, actor="eve")
+    task = ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER)
+    for look in (task.execute, task.look_again):
+        with pytest.raises(TaskDeferred) as parked:
+            look({})
+        assert parked.value.method_name == "look_again"
+        assert world.runs.load(run_id).state is RunState.RUNNING
+        assert world.lasting(DEVICES[0]) == 3
+
+    world.runs.set_paused(run_id, False, actor="eve")
+    # Each look is a task of its own, on any worker.
+    task = ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER)
+    assert task.resume_execution("look_again", {"event": "now"}, {})["done"] == GIVEN
+    assert world.runs.load(run_id).state is RunState.DONE
+    answers = world.connection.execute("SELECT count(*) FROM queuekeeper.audit WHERE action = 'approve'").fetchone()
+    assert answers == (1,)
     world.client.persist(payload_key(DEVICES[0], 1))
     assert task.execute({})["done"] == GIVEN, "the report of what was done"
     assert world.lasting(DEVICES[0]) == 1, "what came since is not in the plan"

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from queuekeeper.clock import Pace
-from queuekeeper.jobs.store import MaintenanceRuns
+from queuekeeper.jobs.store import MaintenanceRuns, RunControl
 
 SLOW_S = 1.0
 """An answer that takes longer is slow: steps are made to take milliseconds."""
@@ -19,6 +19,37 @@ _MOST_HALVINGS = 6
 
 class TimeIsUp(Exception):
     """The run has worked for as long as it may."""
+
+
+class RunPaused(Exception):
+    """The run is paused, and who carries it out does not stay to wait: called again, it goes on."""
+
+
+def control_of(
+    runs: MaintenanceRuns,
+    run_id: str,
+    *,
+    paused: Callable[[], None],
+    check: Callable[[], None] = lambda: None,
+    stays: bool = True,
+) -> RunControl:
+    """Return what a person has set for a run, once it is not paused.
+
+    :param paused: called once when it is.
+    :param check: called each second while it is; may raise.
+    :param stays: whether to wait here.
+    :raises RunPaused: where it does not.
+    """
+    control = runs.control(run_id)
+    if control.paused:
+        paused()
+    while control.paused:
+        if not stays:
+            raise RunPaused(f"run {run_id} is paused")
+        check()
+        time.sleep(1.0)
+        control = runs.control(run_id)
+    return control
 
 
 def run_pace(
@@ -45,13 +76,7 @@ def run_pace(
             raise TimeIsUp(f"its {max_run_minutes} minutes are over: apply again, and it goes on from here")
 
     def allowed() -> float | None:
-        control = runs.control(run_id)
-        if control.paused:
-            say(f"{shard}: paused")
-        while control.paused:
-            check_time()
-            time.sleep(1.0)
-            control = runs.control(run_id)
+        control = control_of(runs, run_id, paused=lambda: say(f"{shard}: paused"), check=check_time)
         check_time()
         if control.operations_per_s is None:
             return None

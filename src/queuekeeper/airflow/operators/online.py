@@ -5,10 +5,8 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.providers.standard.triggers.temporal import TimeDeltaTrigger
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
@@ -17,6 +15,7 @@ from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.values import flag
+from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.audit import record_answer
 from queuekeeper.errors import CheckFailed, UsageError
 from queuekeeper.keyspace import parse_cohorts
@@ -25,10 +24,6 @@ from queuekeeper.migration.online.driver import OnlineDriver, StepReport, check_
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
-
-
-SOAK_LOOK_S = 60
-"""How often a soak that waits is looked at, and the mirror brought up to date."""
 
 
 class OnlineOperator(BaseOperator):
@@ -224,7 +219,7 @@ class CutOverOperator(OnlineOperator):
         return found
 
 
-class SoakOperator(OnlineOperator):
+class SoakOperator(LooksAgain, OnlineOperator):
     """Watch all cohorts on Redis for a while with the mirror at work.
 
     It holds no worker while it waits: it looks once a minute, and the triggerer keeps the time. When the soak began is
@@ -247,17 +242,9 @@ class SoakOperator(OnlineOperator):
                 "%.0f s left; %s clients mirrored, %s behind by %.1f s",
                 report.left_s, report.clients, report.behind, report.lag_s,
             )  # fmt: skip
-            pause = timedelta(seconds=min(SOAK_LOOK_S, report.left_s))
-            self.defer(trigger=TimeDeltaTrigger(pause), method_name="look_again")
+            self.park(at_most_s=report.left_s)
         self.told(driver.verify())
         return asdict(report)
-
-    def look_again(self, context: Context, event: Any = None) -> Any:
-        """Go on when the triggerer says that it is time to.
-
-        :param event: the instant; the database knows better how long the soak has been.
-        """
-        return self.execute(context)
 
 
 class CommitOperator(OnlineOperator):

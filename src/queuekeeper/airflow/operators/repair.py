@@ -14,8 +14,11 @@ from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.operators.approval import take_answer
+from queuekeeper.airflow.waits import LooksAgain
+from queuekeeper.audit import Answer
 from queuekeeper.clock import Pace, system_clock
 from queuekeeper.config import Settings
+from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.remedies import Queue, RemedyParameters, RemedyPlan, plan_remedy
 from queuekeeper.maintenance.remedies.queues import Selection
@@ -150,10 +153,11 @@ class SummariseRepairOperator(RepairOperator):
         return {"numbers": numbers, "markdown": markdown}
 
 
-class ApplyRepairOperator(RepairOperator):
+class ApplyRepairOperator(LooksAgain, RepairOperator):
     """Read the answer, note who agreed, and do what the plan says; a task that is tried again does the rest.
 
-    Of a run that is done it returns the report once more, and writes nothing.
+    Of a run that is done it returns the report once more, and writes nothing. While the run is paused, the task
+    holds no worker: it looks once a minute whether it may go on.
 
     :param run_id: maintenance run that was put before the person (templated).
     :param decision: what the question returned (templated).
@@ -176,18 +180,28 @@ class ApplyRepairOperator(RepairOperator):
                 self.log.info("Run %s is done: nothing more is written", self.run_id)
                 return run.report
             plan, selection = recorded_plan(run)
-            answer = take_answer(self.run_id, self.decision, note=lambda given: runs.note_answer(self.run_id, given))
+
+            def note(answer: Answer) -> None:
+                # Once is enough, and a pause may last a night.
+                if not self.looks_again:
+                    runs.note_answer(self.run_id, answer)
+
+            answer = take_answer(self.run_id, self.decision, note=note)
             runs.approve_current(self.run_id, answer, now_ms=system_clock())
             self.log.info("Run %s was approved by %s: %s", self.run_id, answer.actor, plan.effects)
-            report = apply_recorded(
-                client,
-                runs=runs,
-                run_id=self.run_id,
-                queues=_planned(connection, plan, selection),
-                undo_directory=settings.undo,
-                source=connection,
-                say=self.log.info,
-            )
+            try:
+                report = apply_recorded(
+                    client,
+                    runs=runs,
+                    run_id=self.run_id,
+                    queues=_planned(connection, plan, selection),
+                    undo_directory=settings.undo,
+                    source=connection,
+                    say=self.log.info,
+                    stays=False,
+                )
+            except RunPaused:
+                self.park()
         self.log.info("Run %s: %s; undo file %s", self.run_id, dict(report.done), report.undo_file or "none")
         return _as_dict(report)
 

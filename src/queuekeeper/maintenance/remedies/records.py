@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from queuekeeper import __version__
 from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.jobs.pace import RunPaused, control_of
 from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.maintenance.remedies.model import Progress, Queue, RemedyParameters, RemedyPlan, RemedyReport
 from queuekeeper.maintenance.remedies.queues import Selection
@@ -73,15 +73,18 @@ def apply_recorded(
     source: Connection | None = None,
     clock: Clock = system_clock,
     say: Callable[[str], None] = lambda text: None,
+    stays: bool = True,
 ) -> RemedyReport:
     """Do what an approved plan says; repeated after an interruption, it does the rest and reports all.
 
-    It waits while the run is paused, and keeps to its throttle.
+    It stops while the run is paused, and keeps to its throttle.
 
     :param queues: at least those of the plan.
     :param undo_directory: folder for the undo file.
     :param undo_file: the file itself, when somebody has named it.
     :param say: told how far it has come, about once a second.
+    :param stays: whether to wait here while the run is paused.
+    :raises RunPaused: when it is paused and this call does not stay; called again later, it goes on.
     :raises RefusedError: when nobody has approved, or another process does it already.
     :raises StalePlan: when the plan is too old, was made by another release, or has been done already.
     """
@@ -94,7 +97,8 @@ def apply_recorded(
         if runs.load(run_id).state is RunState.DONE:
             raise StalePlan(f"run {run_id} is done: plan again")
         so_far = _so_far(runs.shard_progress(run_id, SHARE))
-        narrator = _Narrator(runs, run_id, so_far, total=sum(bool(queue.effects) for queue in plan.queues), say=say)
+        total = sum(bool(queue.effects) for queue in plan.queues)
+        narrator = _Narrator(runs, run_id, so_far, total=total, say=say, stays=stays)
         runs.set_state(run_id, RunState.RUNNING)
         try:
             report = apply_remedy(
@@ -109,6 +113,8 @@ def apply_recorded(
                 so_far=so_far,
                 progress=narrator,
             )
+        except RunPaused:
+            raise
         except BaseException:
             runs.set_state(run_id, RunState.FAILED)
             raise
@@ -122,12 +128,20 @@ class _Narrator:
     """Asks what a person has changed meanwhile, and says how far the run has come."""
 
     def __init__(
-        self, runs: MaintenanceRuns, run_id: str, so_far: Progress, *, total: int, say: Callable[[str], None]
+        self,
+        runs: MaintenanceRuns,
+        run_id: str,
+        so_far: Progress,
+        *,
+        total: int,
+        say: Callable[[str], None],
+        stays: bool,
     ) -> None:
         self._runs = runs
         self._run_id = run_id
         self._total = total
         self._say = say
+        self._stays = stays
         self._progress = so_far
 
     def __call__(self, progress: Progress) -> None:
@@ -138,12 +152,12 @@ class _Narrator:
     def rate(self) -> float | None:
         """Return the throttle once the run is not paused; asked about once a second."""
         self.save(done=False)
-        control = self._runs.control(self._run_id)
-        if control.paused:
-            self._say(f"run {self._run_id} is paused")
-        while control.paused:
-            time.sleep(1.0)
-            control = self._runs.control(self._run_id)
+        control = control_of(
+            self._runs,
+            self._run_id,
+            paused=lambda: self._say(f"run {self._run_id} is paused"),
+            stays=self._stays,
+        )
         if self._progress.looked_at:
             changes = sum(self._progress.done.values())
             self._say(f"{self._progress.looked_at:,} of {self._total:,} queues, {changes:,} changes")
