@@ -131,7 +131,7 @@ def test_the_commands_that_a_run_shows_are_understood_as_they_stand(url: str, va
     # The queue of the finding and no other, read by the limits that it was judged by.
     assert [plans[number]["looked_at"] for number in ("Q11", "Q16")] == [1, 1]
     parameters = plans["Q9"]["parameters"]
-    assert (parameters["session_limit"], parameters["default_ttl_s"], parameters["key_prefix"]) == (500, 60, "my $p:")
+    assert (parameters["limit"], parameters["default_ttl_s"], parameters["key_prefix"]) == (500, 60, "my $p:")
 
 
 def test_a_finding_of_a_release_that_kept_no_limits_still_names_its_command(url: str, valkey_url: str) -> None:

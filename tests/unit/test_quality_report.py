@@ -93,7 +93,7 @@ def test_known_issue_names_owner_and_end_and_an_overdue_one_stands_out(failed: P
 
 
 def test_incident_says_since_when_it_stands_and_who_answers_for_it(failed: PublishedReport, page: str) -> None:
-    assert [(line.incident_id, line.state, line.days) for line in failed.incidents] == [(4, "known", 9)]
+    assert [(line.incident_id, line.state, line.days(samples.NOW_MS)) for line in failed.incidents] == [(4, "known", 9)]
     assert "4 P0 Q11 Last packet id known until" in text_of(page)
     assert "platform team 9 days" in text_of(page)
     assert "None stands." in text_of(rendered(compose_report(samples.passed(), now_ms=samples.NOW_MS)))

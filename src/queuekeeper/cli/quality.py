@@ -856,7 +856,7 @@ def incidents_own(
 def _incident_table(found: Sequence[Incident]) -> Any:
     from queuekeeper.clock import system_clock
 
-    now = datetime.fromtimestamp(system_clock() / 1_000, UTC)
+    now_ms = system_clock()
     rows = [
         (
             str(each.incident_id),
@@ -866,7 +866,7 @@ def _incident_table(found: Sequence[Incident]) -> Any:
             each.state.value,
             each.owner or "nobody",
             None if each.known_until is None else str(each.known_until),
-            f"{each.days(now)} d",
+            f"{each.days(now_ms)} d",
             instant(int(each.first_seen_at.timestamp() * 1_000)),
             instant(int(each.last_seen_at.timestamp() * 1_000)),
             each.place,

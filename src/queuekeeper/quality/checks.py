@@ -1,4 +1,4 @@
-"""The catalogue of checks on queues: what each finds, what that means and what mends it; suites say what must hold.
+"""The catalogue of checks on queues: what each finds, what that means and what mends it.
 
 Numbers are for good: reports, known issues and trends name a check by them.
 """

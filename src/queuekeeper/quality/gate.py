@@ -1,4 +1,4 @@
-"""Decides whether whoever depends on the quality of the queues may go on; judging single runs is ``run``'s."""
+"""Decides whether whoever depends on the quality of the queues may go on."""
 
 from __future__ import annotations
 

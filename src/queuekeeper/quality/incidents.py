@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import date, datetime
+from datetime import UTC, date, datetime
 from enum import StrEnum
 from typing import Any
 
@@ -71,9 +71,9 @@ class Incident:
     cohorts_left: int
     closed_at: datetime | None
 
-    def days(self, now: datetime) -> int:
+    def days(self, now_ms: int) -> int:
         """Return how many whole days it has lasted."""
-        return ((self.closed_at or now) - self.first_seen_at).days
+        return ((self.closed_at or datetime.fromtimestamp(now_ms / 1_000, UTC)) - self.first_seen_at).days
 
 
 class Incidents:

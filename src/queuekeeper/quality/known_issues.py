@@ -1,4 +1,4 @@
-"""Failures that somebody answers for until a day: adding, listing and removing them; runs decide what they excuse."""
+"""Failures that somebody answers for until a day: adding, listing and removing them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What profiles write down in schema ``queuekeeper``, and the columns of a queue's row; it reads no store."""
+"""What profiles write down in schema ``queuekeeper``, and the columns of a queue's row."""
 
 from __future__ import annotations
 

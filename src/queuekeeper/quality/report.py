@@ -1,4 +1,4 @@
-"""Gathers what a judgement of quality left behind into one record and writes it as files; its look is elsewhere."""
+"""Gathers what a judgement of quality left behind into one record and writes it as files."""
 
 from __future__ import annotations
 
@@ -28,7 +28,6 @@ from queuekeeper.quality.report_model import (
     HeatMap,
     HeatRow,
     HeatRun,
-    IncidentLine,
     KnownIssueLine,
     MemoryForecast,
     MemoryPoint,
@@ -130,7 +129,7 @@ def build_report(
         profiles=profiles,
         results=store.results(quality_run_id),
         known_issues=KnownIssues(connection).all(),
-        incidents=Incidents(connection).all(today=_moment(now_ms).date()),
+        incidents=Incidents(connection).all(today=datetime.fromtimestamp(now_ms / 1_000, UTC).date()),
         trend=store.trend(runs=RUNS_SHOWN, same_servers_as=quality_run_id),
         queues={profile_id: store.worst_queues(profile_id, n=QUEUES_SHOWN) for profile_id in ids},
         depths={profile_id: store.depth_histogram(profile_id) for profile_id in ids},
@@ -145,7 +144,7 @@ def compose_report(
 ) -> PublishedReport:
     """Work out what the evidence says; parameters as for :func:`build_report`."""
     run, profiles = evidence.run, evidence.profiles
-    today = _moment(now_ms).date()
+    today = datetime.fromtimestamp(now_ms / 1_000, UTC).date()
     known = tuple(_known_line(issue, today=today) for issue in evidence.known_issues)
     results = tuple(
         # A client id must not get out by way of an example, whoever wrote it.
@@ -171,7 +170,7 @@ def compose_report(
         results=results,
         not_run=_not_run(results, not_judged=run.numbers.get("not_judged", ())),
         known_issues=known,
-        incidents=tuple(_incident_line(incident, now=_moment(now_ms)) for incident in evidence.incidents),
+        incidents=evidence.incidents,
         heat=heat_map(evidence.trend),
         worst_queues=_worst(evidence),
         depths=tuple(
@@ -188,26 +187,6 @@ def compose_report(
         memory=forecast_memory(evidence.trend, run=run),
         quarantine=tuple(QuarantineCount(**line) for line in run.numbers.get("quarantine", ())),
         cohorts=cohorts,
-    )
-
-
-def _moment(at_ms: int) -> datetime:
-    return datetime.fromtimestamp(at_ms / 1_000, UTC)
-
-
-def _incident_line(incident: Incident, *, now: datetime) -> IncidentLine:
-    return IncidentLine(
-        incident_id=incident.incident_id,
-        check_id=incident.check_id,
-        title=incident.title,
-        priority=str(incident.priority),
-        place=incident.place,
-        state=str(incident.state),
-        owner=incident.owner,
-        known_until=None if incident.known_until is None else incident.known_until.isoformat(),
-        first_seen_ms=_ms(incident.first_seen_at),
-        last_seen_ms=_ms(incident.last_seen_at),
-        days=incident.days(now),
     )
 
 

@@ -1,12 +1,14 @@
-"""What a quality report says, as frozen records that serialise to JSON; gathering and drawing it are elsewhere."""
+"""What a quality report says, as frozen records that serialise to JSON."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
+from datetime import date
 
 from queuekeeper.quality.findings import Finding, Status
+from queuekeeper.quality.incidents import Incident
 from queuekeeper.quality.store import DepthBucket, Verdict
 from queuekeeper.report.servers import ServerMemory
 
@@ -56,28 +58,6 @@ class KnownIssueLine:
     reason: str
     ends_on: str
     overdue: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class IncidentLine:
-    """Findings of one cause over runs.
-
-    :param owner: who answers for it; empty for nobody.
-    :param known_until: last day on which that counts.
-    :param days: how many whole days it has lasted.
-    """
-
-    incident_id: int
-    check_id: str
-    title: str
-    priority: str
-    place: str
-    state: str
-    owner: str
-    known_until: str | None
-    first_seen_ms: int
-    last_seen_ms: int
-    days: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,7 +258,7 @@ class PublishedReport:
     results: tuple[Finding, ...]
     not_run: tuple[NotRun, ...]
     known_issues: tuple[KnownIssueLine, ...]
-    incidents: tuple[IncidentLine, ...]
+    incidents: tuple[Incident, ...]
     heat: HeatMap
     worst_queues: tuple[QueueLine, ...]
     depths: tuple[Depths, ...]
@@ -300,7 +280,7 @@ class PublishedReport:
     def to_json(self) -> str:
         """Return the report as JSON text."""
         facts = asdict(self) | {"results": [result.facts() for result in self.results]}
-        return json.dumps(facts, ensure_ascii=False, indent=2) + "\n"
+        return json.dumps(facts, ensure_ascii=False, indent=2, default=date.isoformat) + "\n"
 
     def known_of(self, finding: Finding) -> tuple[KnownIssueLine, ...]:
         """Return who answers for a finding."""

@@ -1,4 +1,4 @@
-"""Judges profiles by suites and keeps what was found; making profiles and showing results are elsewhere."""
+"""Judges profiles by suites and keeps what was found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Asks Redis servers how safe messages are with them: memory, eviction, persistence, replicas; a suite judges it."""
+"""Asks Redis servers how safe messages are with them: memory, eviction, persistence, replicas."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reads and writes what judgements of quality found, and reads the profiles that they judged; judging is ``run``'s."""
+"""Reads and writes what judgements of quality found, and reads the profiles that they judged."""
 
 from __future__ import annotations
 
