@@ -22,10 +22,11 @@ from typing import Any
 from queuekeeper import postgres
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
+from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.maintenance.cleanup_model import CleanupParameters
-from queuekeeper.maintenance.expired_references import apply_cleanup, plan_cleanup, report_cleanup, save_cleanup_plan
+from queuekeeper.maintenance.expired_references import Cleanup
 from queuekeeper.redis_client import connect
 
 PAGE = 2_000
@@ -110,22 +111,20 @@ def measure(arguments: argparse.Namespace, home: Path) -> None:
             postgres.migrate(connection)
             runs = MaintenanceRuns(connection)
             fill(client, messages=arguments.messages, sessions=arguments.sessions, dead=arguments.dead)
+            engine = Engine(job=Cleanup, client=client, undo_directory=home / "undo", say=lambda _: None)
             with probed(server.url) as idle:
                 time.sleep(5)
             told("idle", 5, 0, idle)
             with probed(server.url) as waits:
-                plan = plan_cleanup(client, parameters=CleanupParameters(), now_ms=system_clock(), say=lambda _: None)
+                plan = engine.plan(CleanupParameters())
             looked_at = plan.counts.keys + plan.counts.references
             told("plan", plan.seconds, looked_at, waits)
-            run_id = save_cleanup_plan(runs, plan).maintenance_run_id
+            run_id = engine.save(runs, plan).maintenance_run_id
             runs.approve(run_id, "benchmark")
             with probed(server.url) as waits:
-                report = apply_cleanup(
-                    client, runs=runs, run_id=run_id, shard=plan.shards[0].shard, undo_directory=home / "undo",
-                    say=lambda _: None,
-                )  # fmt: skip
+                report = engine.apply(runs, run_id, plan.share_names()[0])
             told("apply", report.seconds, looked_at, waits)
-            outcome = report_cleanup(client, runs=runs, run_id=run_id, now_ms=system_clock(), say=lambda _: None)
+            outcome = engine.report(runs, run_id, dry_run=False)
             print(f"{report.counts.removed:,} removed, {report.counts.repaired:,} repaired, clean: {outcome.clean}")
     finally:
         server.stop()

@@ -30,22 +30,23 @@ from airflow.sdk import DAG, TriggerRule
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
-from queuekeeper.airflow.operators.cleanup import (
-    ApplyCleanupOperator,
-    CheckCleanupApprovalOperator,
-    PlanCleanupOperator,
-    ReportCleanupOperator,
-    SummariseCleanupOperator,
+from queuekeeper.airflow.operators.jobs import (
+    ApplyJobShareOperator,
+    CheckJobApprovalOperator,
+    PlanJobOperator,
+    ReportJobOperator,
+    SummariseJobOperator,
 )
 from queuekeeper.jobs.common import Approval, Connections, DryRun, UndoRetention
 from queuekeeper.maintenance.cleanup_model import CleanupParameters
 
+JOB = Path(__file__).stem
 CONNECTIONS = {
     "postgres_conn_id": "{{ params.postgres_conn_id }}",
     "redis_conn_id": "{{ params.redis_conn_id }}",
 }
 SUMMARY = "ti.xcom_pull(task_ids='summarise_plan')"
-RUN_ID = "{{ ti.xcom_pull(task_ids='plan') }}"
+RUN_ID = "{{ ti.xcom_pull(task_ids='plan', key='maintenance_run_id') }}"
 
 with DAG(
     Path(__file__).stem,
@@ -56,11 +57,11 @@ with DAG(
     catchup=False,
     max_active_runs=1,
     params=form(DryRun, CleanupParameters, UndoRetention, Approval, Connections),
-    default_args={**default_args(), **CONNECTIONS},
+    default_args={**default_args(), **CONNECTIONS, "job": JOB},
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
 ):
-    plan = PlanCleanupOperator(task_id="plan", pool=Pool.REDIS)
-    summarise = SummariseCleanupOperator(task_id="summarise_plan", maintenance_run_id=RUN_ID, pool=Pool.POSTGRES)
+    plan = PlanJobOperator(task_id="plan", job=JOB, pool=Pool.REDIS)
+    summarise = SummariseJobOperator(task_id="summarise_plan", maintenance_run_id=RUN_ID, pool=Pool.POSTGRES)
     approve = ApprovePlanOperator(
         task_id="approve",
         subject=f"Clean {{{{ '{{:,}}'.format({SUMMARY}['numbers']['to_do']) }}}} keys and references in Redis?",
@@ -68,18 +69,17 @@ with DAG(
         plan_only=f"{{{{ params.dry_run or {SUMMARY}['empty'] }}}}",
         retry_delay=timedelta(seconds=1),
     )
-    check = CheckCleanupApprovalOperator(
+    check = CheckJobApprovalOperator(
         task_id="check_approval", maintenance_run_id=RUN_ID, decision=approve.output, pool=Pool.POSTGRES
     )
-    apply = ApplyCleanupOperator.partial(
+    apply = ApplyJobShareOperator.partial(
         task_id="apply",
-        maintenance_run_id=RUN_ID,
-        map_index_template="{{ task.shard }}",
+        map_index_template="{{ task.share }}",
         pool=Pool.REDIS,
         execution_timeout=timedelta(days=7),
-    ).expand(shard=check.output)
+    ).expand_kwargs(check.output)
     # What was done is of interest most when a shard was not finished; without an approval there is nothing to report.
-    report = ReportCleanupOperator(
+    report = ReportJobOperator(
         task_id="report", maintenance_run_id=RUN_ID, pool=Pool.REDIS, trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS
     )
     # The run's own verdict: a report alone must not turn a shard that failed green.

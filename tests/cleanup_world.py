@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from queuekeeper import postgres
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.maintenance.cleanup_model import CleanupCounts, CleanupParameters, CleanupReport
-from queuekeeper.maintenance.expired_references import apply_cleanup, plan_cleanup, save_cleanup_plan
+from queuekeeper.maintenance.cleanup_model import CleanupCounts, CleanupParameters, UndoReport
+from queuekeeper.maintenance.expired_references import Cleanup, CleanupOutcome, CleanupPlan
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, nodes
 
@@ -137,21 +139,34 @@ class World:
     def device(self, client_id: str, *, prefix: str = "") -> Device:
         return Device(self.client, client_id, prefix)
 
+    def engine(self, **options: Any) -> Engine:
+        return Engine(job=Cleanup, client=self.client, undo_directory=self.undo, **options)
+
     def plan(self, **parameters: Any) -> CleanupCounts:
         """Return what a cleanup would do."""
-        return plan_cleanup(self.client, parameters=CleanupParameters(**parameters), now_ms=now_ms()).counts
+        counts: CleanupCounts = self.engine().plan(CleanupParameters(**parameters)).counts
+        return counts
+
+    def planned(self, **parameters: Any) -> tuple[str, CleanupPlan]:
+        """Plan, and return the run."""
+        plan = self.engine().plan(CleanupParameters(**parameters))
+        return self.engine().save(self.runs, plan).maintenance_run_id, plan
 
     def approved(self, **parameters: Any) -> tuple[str, Sequence[str]]:
-        """Plan and approve; return run and shards."""
-        plan = plan_cleanup(self.client, parameters=CleanupParameters(**parameters), now_ms=now_ms())
-        run_id = save_cleanup_plan(self.runs, plan).maintenance_run_id
+        """Plan and approve; return run and shares."""
+        run_id, plan = self.planned(**parameters)
         self.runs.approve(run_id, "ada")
-        return run_id, [each.shard for each in plan.shards]
+        return run_id, plan.share_names()
 
-    def apply(self, run_id: str, shard: str, **options: Any) -> CleanupReport:
-        return apply_cleanup(
-            self.client, runs=self.runs, run_id=run_id, shard=shard, undo_directory=self.undo, **options
-        )
+    def apply(self, run_id: str, share: str, **options: Any) -> ShareReport[CleanupCounts]:
+        return self.engine(**options).apply(self.runs, run_id, share)
+
+    def report(self, run_id: str) -> CleanupOutcome:
+        return self.engine().report(self.runs, run_id, dry_run=False)
+
+    def take_back(self, run_id: str, *, dry_run: bool = False) -> UndoReport:
+        found: UndoReport = self.engine().undo(run_id=run_id, parameters=CleanupParameters(), dry_run=dry_run)
+        return found
 
     def clean(self, **parameters: Any) -> tuple[str, CleanupCounts]:
         """Plan, approve and apply; return the run and what was done."""

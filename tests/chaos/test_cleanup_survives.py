@@ -25,12 +25,11 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.cleanup_model import CleanupCounts
-from queuekeeper.maintenance.expired_references import report_cleanup
 from queuekeeper.redis_client import connect
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.chaos.support import until
-from tests.cleanup_world import HOUR_MS, Device, World, now_ms, with_records
+from tests.cleanup_world import HOUR_MS, Device, World, with_records
 from tests.cluster_slots import slot_of
 from tests.conftest import REDIS_FLAVOURS
 from tests.patience import PATIENCE_S
@@ -269,7 +268,7 @@ def test_cleanup_that_is_killed_again_and_again_comes_to_its_end(
         done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
         assert "✓ Clean" in done.stdout
         assert positions == sorted(set(positions))
-        outcome = report_cleanup(client, runs=world.runs, run_id=run_id, now_ms=now_ms())
+        outcome = world.report(run_id)
         assert outcome.clean
         # A page whose end a kill has cut off was cleaned, and is counted by no one.
         assert outcome.counts.keys >= 6_000

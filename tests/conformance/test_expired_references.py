@@ -19,13 +19,12 @@ from lua_sessions import Session, messages, served_by
 from queuekeeper import approvals, lua, postgres
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, UsageError
+from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.store import RunState, ShardProgress
 from queuekeeper.jobs.undo import UndoFile, remove_old_undo_files
 from queuekeeper.maintenance import expired_references
 from queuekeeper.maintenance.cleanup_model import KIND, CleanupCounts, CleanupParameters
-from queuekeeper.maintenance.cleanup_summary import count_rows
-from queuekeeper.maintenance.cleanup_undo import undo_cleanup
-from queuekeeper.maintenance.expired_references import acl_rules, plan_cleanup, report_cleanup
+from queuekeeper.maintenance.expired_references import Cleanup, acl_rules
 from queuekeeper.redis_client import connect, facts, nodes
 from tests.cleanup_world import DAY_MS, HOUR_MS, Device, World, now_ms, record, with_records
 from tests.conftest import REDIS_FLAVOURS
@@ -97,9 +96,10 @@ def test_second_plan_is_empty_and_a_repeated_cleanup_changes_nothing(world: Worl
     fill(world)
     run_id, _ = world.clean()
     before = world.contents()
-    outcome = report_cleanup(world.client, runs=world.runs, run_id=run_id, now_ms=now_ms())
+    outcome = world.report(run_id)
     assert outcome.clean
-    assert outcome.counts == outcome.planned
+    assert outcome.counts == outcome.plan.counts
+    assert outcome.left is not None
     assert outcome.left.to_do == 0
     _, again = world.clean()
     assert again.to_do == 0
@@ -143,14 +143,9 @@ def test_queue_in_which_dead_references_crowd_out_live_messages_is_counted(world
         device = world.device(name)
         device.add(8 if name == "emptier" else 9)
         device.expire(*range(1, dead + 1))
-    plan = plan_cleanup(
-        world.client,
-        parameters=CleanupParameters(limit=10),
-        now_ms=now_ms(),
-        name_client=lambda client_id: client_id.upper(),
-    )
+    plan = world.engine(name_client=lambda client_id: client_id.upper()).plan(CleanupParameters(limit=10))
     assert plan.counts.crowded_queues == 1
-    assert [(each.client_hash, each.references, each.dead) for each in plan.worst] == [
+    assert [(each.client_hash, each.references, each.dead) for each in plan.found.worst] == [
         ("EMPTIER", 8, 3),
         ("FULL", 9, 2),
     ]
@@ -391,7 +386,7 @@ def test_keys_that_a_broker_scatters_over_slots_do_not_stop_a_cleanup(world: Wor
         assert (done.scattered_keys, done.to_do) == (4, 1)
         after = world.contents()
         assert {key: after[key] for key in before} == before
-        assert ("Left alone", "4 keys that an id beginning with } scatters") in count_rows(done)
+        assert ("Left alone", "4 keys that an id beginning with } scatters") in done.rows()
     else:
         assert (done.scattered_keys, done.dead_references, done.orphans) == (0, 2, 1)
         assert client.zrange(f"{stem}_messages", 0, -1) == [f"{stem}_messages_2".encode()]
@@ -402,7 +397,7 @@ def test_client_id_that_is_no_text_is_cleaned_and_can_be_taken_back(valkey: Worl
     client.zadd(b"{\xff\xfe}_messages", {b"{\xff\xfe}_messages_1": 1})
     run_id, done = valkey.clean()
     assert done.dead_references == 1
-    undo_cleanup(client, run_id=run_id, directory=valkey.undo, dry_run=False)
+    valkey.take_back(run_id)
     assert client.zrange(b"{\xff\xfe}_messages", 0, -1) == [b"{\xff\xfe}_messages_1"]
 
 
@@ -473,13 +468,13 @@ def test_undo_puts_references_back_and_takes_expiries_off(world: World) -> None:
     for path in world.undo.iterdir():
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert "payload" not in path.read_text("utf-8")
-    counted = undo_cleanup(world.client, run_id=run_id, directory=world.undo, dry_run=True)
+    counted = world.take_back(run_id, dry_run=True)
     assert device.references() == [3, 4]
-    found = undo_cleanup(world.client, run_id=run_id, directory=world.undo, dry_run=False)
+    found = world.take_back(run_id, dry_run=False)
     assert (found.references, found.expiries) == (counted.references, counted.expiries) == (2, 2)
     assert device.client.zrange(device.keys.messages, 0, -1, withscores=True) == scores
     assert pttl(device, device.payload(3)) == pttl(idle, idle.keys.last_packet_id) == -1
-    again = undo_cleanup(world.client, run_id=run_id, directory=world.undo, dry_run=False)
+    again = world.take_back(run_id, dry_run=False)
     assert (again.references, again.expiries) == (0, 0)
 
 
@@ -496,7 +491,7 @@ def test_undo_leaves_what_has_changed_since(world: World) -> None:
     score = device.client.zscore(device.keys.messages, device.payload(1))
     device.client.zadd(device.keys.messages, {device.payload(1): 40})
     other.client.pexpire(other.keys.last_packet_id, HOUR_MS)
-    found = undo_cleanup(world.client, run_id=run_id, directory=world.undo, dry_run=False)
+    found = world.take_back(run_id, dry_run=False)
     assert (found.references, found.expiries) == (0, 0)
     assert (score, device.client.zscore(device.keys.messages, device.payload(1))) == (1, 40)
     assert 0 < pttl(other, other.keys.last_packet_id) <= HOUR_MS
@@ -533,7 +528,7 @@ def test_expiries_of_which_nobody_heard_are_taken_back_too(valkey: World, monkey
     monkeypatch.setattr(lua.ScriptCaller, "execute", execute)
     assert valkey.apply(run_id, shard).done
     assert all(expires_at_ms > 0 for key, (_, expires_at_ms) in valkey.contents().items() if b"_messages_" in key)
-    undo_cleanup(valkey.client, run_id=run_id, directory=valkey.undo, dry_run=False)
+    valkey.take_back(run_id, dry_run=False)
     assert valkey.contents() == before
 
 
@@ -544,7 +539,7 @@ def test_set_that_is_of_another_type_by_now_does_not_stop_an_undo(world: World) 
         device.expire(1)
     run_id, _ = world.clean()
     devices[1].client.set(devices[1].keys.messages, "x")
-    found = undo_cleanup(world.client, run_id=run_id, directory=world.undo, dry_run=False)
+    found = world.take_back(run_id, dry_run=False)
     assert (found.references, found.wrong_type_keys) == (3, 1)
     assert [devices[number].references() for number in (0, 2, 3)] == [[1, 2]] * 3
 
@@ -570,7 +565,7 @@ def test_undo_without_a_file_says_so_and_old_files_go(valkey: World) -> None:
     assert remove_old_undo_files(valkey.undo, kind=KIND, days=1, now_ms=now_ms()) == 0
     assert remove_old_undo_files(valkey.undo, kind=KIND, days=1, now_ms=now_ms() + 2 * DAY_MS) == 1
     with pytest.raises(UsageError, match=f"run {run_id} has no undo file in .*: it changed nothing"):
-        undo_cleanup(valkey.client, run_id=run_id, directory=valkey.undo, dry_run=False)
+        valkey.take_back(run_id, dry_run=False)
 
 
 # --- pause, throttle, time, resume ---------------------------------------------------------------------------------
@@ -723,13 +718,12 @@ def test_plan_that_may_not_be_carried_out_is_refused(valkey: World) -> None:
     device = valkey.device("meter-7")
     device.add(2)
     device.expire(1)
-    plan = plan_cleanup(valkey.client, parameters=CleanupParameters(), now_ms=now_ms())
-    run_id = expired_references.save_cleanup_plan(valkey.runs, plan).maintenance_run_id
-    (shard,) = (each.shard for each in plan.shards)
+    run_id, plan = valkey.planned()
+    (shard,) = plan.share_names()
     with pytest.raises(RefusedError, match=f"nobody has approved run {run_id}: nothing was written"):
         valkey.apply(run_id, shard)
     valkey.runs.approve(run_id, "ada")
-    with pytest.raises(UsageError, match=f"run {run_id} has no shard 'nowhere:1': it has {shard}"):
+    with pytest.raises(UsageError, match=f"run {run_id} has no share 'nowhere:1': it has {shard}"):
         valkey.apply(run_id, "nowhere:1")
     with pytest.raises(StalePlan, match=r"and an approval counts for 8\.0 days: plan again"):
         valkey.apply(run_id, shard, clock=lambda: now_ms() + 9 * DAY_MS)
@@ -744,9 +738,7 @@ def test_plan_of_another_release_and_of_a_server_that_has_gone_are_stale(
 ) -> None:
     run_id, (shard,) = valkey.approved()
     with connect(redis_server_factory().url) as elsewhere, pytest.raises(StalePlan, match="is no master any more"):
-        expired_references.apply_cleanup(
-            elsewhere, runs=valkey.runs, run_id=run_id, shard=shard, undo_directory=valkey.undo
-        )
+        Engine(job=Cleanup, client=elsewhere, undo_directory=valkey.undo).apply(valkey.runs, run_id, shard)
     monkeypatch.setattr(approvals, "__version__", "9.9")
     with pytest.raises(StalePlan, match=r"was planned by release .*, and this is release 9\.9: plan again"):
         valkey.apply(run_id, shard)
@@ -799,7 +791,7 @@ def test_rules_that_are_named_are_enough(guarded: tuple[World, Callable[..., Wor
     limited = cleaner()
     run_id, done = limited.clean()
     assert done.dead_references > 0
-    assert report_cleanup(limited.client, runs=limited.runs, run_id=run_id, now_ms=now_ms()).clean
+    assert limited.report(run_id).clean
     user: Any = limited.client
     for refused in (
         ("SET", "{a}_messages_1", "x"),

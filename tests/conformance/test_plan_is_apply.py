@@ -16,8 +16,6 @@ from queuekeeper import lua, postgres
 from queuekeeper.compacted.model import Purge, Retention, RetentionPolicy
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.fanout.model import ConsumerOptions, Start
-from queuekeeper.maintenance.cleanup_undo import undo_cleanup
-from queuekeeper.maintenance.expired_references import report_cleanup
 from queuekeeper.maintenance.fanout.model import FanoutRepairCounts
 from queuekeeper.maintenance.remedies import plan_remedy, undo_remedy
 from queuekeeper.maintenance.remedies.model import RemedyParameters, RemedyPlan
@@ -118,12 +116,12 @@ class Cleanup:
     def do(self, planned: Any) -> Counts:
         run_id, (shard,) = planned
         done = self.world.apply(run_id, shard).counts
-        outcome = report_cleanup(self.world.client, runs=self.world.runs, run_id=run_id, now_ms=cleanup_world.now_ms())
-        agree(outcome.planned, done, outcome.moved_on)
+        outcome = self.world.report(run_id)
+        agree(outcome.plan.counts, done, outcome.moved_on)
         return asdict(done)
 
     def undo(self, planned: Any, *, dry_run: bool) -> Counts:
-        found = undo_cleanup(self.world.client, run_id=planned[0], directory=self.world.undo, dry_run=dry_run)
+        found = self.world.take_back(planned[0], dry_run=dry_run)
         assert found.noted == found.references + found.expiries + found.left > 0
         return asdict(replace(found, dry_run=False))
 

@@ -19,9 +19,11 @@ from queuekeeper import __version__, audit, postgres
 from queuekeeper.airflow import operators
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.jobs.engine import save_plan
+from queuekeeper.jobs.model import Plan
 from queuekeeper.jobs.store import MaintenanceRuns
-from queuekeeper.maintenance.cleanup_model import KIND, CleanupCounts, CleanupParameters, CleanupPlan
-from queuekeeper.maintenance.expired_references import save_cleanup_plan
+from queuekeeper.maintenance.cleanup_model import KIND, CleanupCounts, CleanupFound, CleanupParameters
+from queuekeeper.maintenance.expired_references import Cleanup, CleanupPlan
 from queuekeeper.maintenance.remedies import RemedyParameters, RemedyPlan
 from queuekeeper.maintenance.remedies.queues import Selection
 from queuekeeper.maintenance.remedies.records import record_plan
@@ -76,7 +78,7 @@ DAGS = {
     "CheckApprovalOperator": "session_migration",
     "CommitOperator": "session_migration",
     "RollBackOperator": "session_rollback",
-    "CheckCleanupApprovalOperator": "expired_reference_cleanup",
+    "CheckJobApprovalOperator": "expired_reference_cleanup",
     "ApplyRepairOperator": "session_repair",
     "ApplyApprovedOperator": "partition_maintenance",
     "VerifyArchivesOperator": "partition_maintenance",
@@ -96,18 +98,19 @@ def planned(connection: Connection, name: str) -> tuple[str, dict[str, Any]]:
             "RollBackOperator": {"lease_ms": "1000", "max_lag_s": "10"},
         }[name]
         return plan.plan_id, values
-    if name == "CheckCleanupApprovalOperator":
-        made = CleanupPlan(
+    if name == "CheckJobApprovalOperator":
+        made: CleanupPlan = Plan(
             parameters=CleanupParameters(),
             code_version=__version__,
             as_of_ms=system_clock(),
-            shards=(),
+            shares=(),
             counts=CleanupCounts(),
-            worst=(),
+            found=CleanupFound(),
+            steps=(),
             seconds=0.0,
         )
-        run_id = save_cleanup_plan(runs, made).maintenance_run_id
-        return run_id, {"maintenance_run_id": run_id}
+        run_id = save_plan(Cleanup, runs, made).maintenance_run_id
+        return run_id, {"job": KIND, "maintenance_run_id": run_id}
     if name == "ApplyRepairOperator":
         remedy = RemedyPlan(
             remedy="repair_ttl", parameters=RemedyParameters(), looked_at=0, queues=(), undo="none", examples=()
@@ -186,9 +189,9 @@ def test_approval_of_the_last_minute_counts_when_its_task_runs_late_and_none_cou
     control: Connection, in_run: Callable[[str], Any]
 ) -> None:
     context = in_run("expired_reference_cleanup")
-    run_id, values = planned(control, "CheckCleanupApprovalOperator")
+    run_id, values = planned(control, "CheckJobApprovalOperator")
     hour_ms, days_ms = 3_600_000, 8 * 86_400_000
-    check = ASKING["CheckCleanupApprovalOperator"]
+    check = ASKING["CheckJobApprovalOperator"]
 
     def answered(*, planned_ago_ms: int, answered_ago_ms: int) -> Any:
         now_ms = system_clock()

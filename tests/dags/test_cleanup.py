@@ -14,14 +14,12 @@ from airflow.sdk.exceptions import ParamValidationError
 from airflow.utils.db import initdb
 
 from queuekeeper import postgres
-from queuekeeper.airflow.operators.cleanup import (
-    ApplyCleanupOperator,
-    CheckCleanupApprovalOperator,
-    PlanCleanupOperator,
-)
+from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, CheckJobApprovalOperator, PlanJobOperator
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import RunState
-from queuekeeper.maintenance.cleanup_model import CleanupParameters, CleanupReport
+from queuekeeper.maintenance.cleanup_model import KIND, CleanupParameters
 from queuekeeper.redis_client import connect
 from tests.cleanup_world import World
 
@@ -111,8 +109,9 @@ def test_run_with_nothing_to_do_asks_nobody(cleanup: DAG, world: World) -> None:
 
 def test_unknown_parameter_is_named(cleanup: DAG, world: World) -> None:
     initdb()
+    plan = PlanJobOperator(job=KIND, task_id="plan")
     with pytest.raises(UsageError, match=r"unknown parameter 'idle_day' \(did you mean 'idle_days'\?\)"):
-        PlanCleanupOperator(task_id="plan").execute({"dag_run": FakeRun({"idle_day": 3}), "dag": cleanup})  # type: ignore[typeddict-item]
+        plan.execute({"dag_run": FakeRun({"idle_day": 3}), "dag": cleanup})  # type: ignore[typeddict-item]
 
 
 class FakeRun:
@@ -126,7 +125,8 @@ def test_rejection_writes_nothing(world: World) -> None:
     with pytest.raises(
         RefusedError, match=f"plan {run_id} was rejected, as nobody answered in time: nothing was written"
     ):
-        CheckCleanupApprovalOperator(
+        CheckJobApprovalOperator(
+            job=KIND,
             task_id="check",
             maintenance_run_id=run_id,
             decision={"chosen_options": ["Reject"], "responded_by_user": None},
@@ -137,13 +137,14 @@ def test_shard_that_is_not_done_fails_its_task(world: World, monkeypatch: pytest
     postgres.migrate(world.connection)
     run_id, (shard,) = world.approved()
     done = world.apply(run_id, shard)
-    stopped = CleanupReport(
-        maintenance_run_id=run_id, shard=shard, done=False, stopped="its 5 minutes are over", counts=done.counts,
+    stopped = ShareReport(
+        maintenance_run_id=run_id, share=shard, done=False, stopped="its 5 minutes are over", counts=done.counts,
         seconds=1.0, undo_file="",
     )  # fmt: skip
-    monkeypatch.setattr("queuekeeper.airflow.operators.cleanup.apply_cleanup", lambda *_, **__: stopped)
+    monkeypatch.setattr(Engine, "apply", lambda *_, **__: stopped)
+    task = ApplyJobShareOperator(job=KIND, task_id="apply", maintenance_run_id=run_id, share=shard)
     with pytest.raises(CheckFailed, match=f"^{shard} is not done: its 5 minutes are over$"):
-        ApplyCleanupOperator(task_id="apply", maintenance_run_id=run_id, shard=shard).execute({})
+        task.execute({})
 
 
 @pytest.mark.parametrize(

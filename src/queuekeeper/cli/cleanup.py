@@ -3,28 +3,25 @@
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
-from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from queuekeeper.cli import context
+from queuekeeper.cli import context, jobs
 from queuekeeper.cli.options import JobCommand, takes
-from queuekeeper.cli.output import cell, instant, pairs, plain, printable, record, show, table
-from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, RunKind, agree, say, take_back
+from queuekeeper.cli.output import cell, pairs, plain, printable, show, table
+from queuekeeper.cli.run_control import RunId, RunIdOrNewest, agree
 from queuekeeper.errors import CheckFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from queuekeeper.maintenance.cleanup_model import CleanupOutcome, CleanupParameters, CleanupPlan
+    from queuekeeper.maintenance.cleanup_model import CleanupParameters
+    from queuekeeper.maintenance.expired_references import CleanupOutcome, CleanupPlan
+
+KIND = "expired_reference_cleanup"
 
 app = typer.Typer(no_args_is_help=True)
-
-UndoDirectory = Annotated[
-    Path | None, typer.Option("--undo-directory", help="Folder of the undo files; else QUEUEKEEPER_UNDO_DIR.")
-]
 
 
 @app.callback()
@@ -51,23 +48,15 @@ def plan(
 
     Example: `queuekeeper cleanup plan --idle-days 90`
     """
-    from queuekeeper.clock import system_clock
-    from queuekeeper.identity import client_hash, hash_key
     from queuekeeper.jobs.store import MaintenanceRuns
-    from queuekeeper.maintenance.expired_references import plan_cleanup, save_cleanup_plan
+    from queuekeeper.maintenance.expired_references import Cleanup
     from queuekeeper.postgres import migrate
 
-    key = hash_key(context.settings())
     with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
         migrate(connection)
-        made = plan_cleanup(
-            client,
-            parameters=parameters,
-            now_ms=system_clock(),
-            name_client=lambda client_id: client_hash(client_id, key=key),
-            say=say,
-        )
-        run_id = save_cleanup_plan(MaintenanceRuns(connection), made).maintenance_run_id
+        engine = jobs.engine_for(Cleanup, client)
+        made = engine.plan(parameters)
+        run_id = engine.save(MaintenanceRuns(connection), made).maintenance_run_id
 
     def pretty(out: Console) -> None:
         _plan(out, run_id, made)
@@ -84,7 +73,7 @@ def apply(
     run_id: RunId,
     *,
     shard: Annotated[str | None, typer.Option(help="Clean one shard of the plan; all of them if left out.")] = None,
-    undo_directory: UndoDirectory = None,
+    undo_directory: jobs.UndoDirectory = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
     yes: context.Yes = False,
@@ -96,25 +85,15 @@ def apply(
 
     Example: `queuekeeper cleanup apply 0123456789abcdef`
     """
-    from queuekeeper.clock import system_clock
-    from queuekeeper.maintenance.expired_references import apply_cleanup, load_cleanup_plan, report_cleanup
+    from queuekeeper.jobs.report import facts_of
+    from queuekeeper.maintenance.expired_references import Cleanup
 
-    directory = undo_directory or context.settings().undo
     with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
-        planned = load_cleanup_plan(runs, run_id)
-        agree(
-            runs,
-            run_id,
-            f"Run {run_id} is not approved: {planned.counts.removed:,} references and messages will be removed and "
-            f"{planned.counts.repaired:,} keys be given an expiry. Approve and clean?",
-            yes=yes,
-            as_json=as_json,
-        )
-        reports = [
-            apply_cleanup(client, runs=runs, run_id=run_id, shard=each, undo_directory=directory, say=say)
-            for each in ([shard] if shard else [each.shard for each in planned.shards])
-        ]
-        outcome = report_cleanup(client, runs=runs, run_id=run_id, now_ms=system_clock(), say=say)
+        engine = jobs.engine_for(Cleanup, client, undo_directory)
+        planned = engine.load(runs, run_id)
+        agree(runs, run_id, Cleanup.question(run_id, planned), yes=yes, as_json=as_json)
+        reports = [engine.apply(runs, run_id, each) for each in ([shard] if shard else planned.share_names())]
+        outcome = engine.report(runs, run_id, dry_run=False)
 
     def pretty(out: Console) -> None:
         for each in reports:
@@ -123,16 +102,11 @@ def apply(
         _outcome(out, outcome)
 
     show(
-        asdict(outcome)
-        | {
-            "clean": outcome.clean,
-            "moved_on": outcome.moved_on,
-            "undo_files": [each.undo_file for each in reports if each.undo_file],
-        },
+        facts_of(Cleanup, outcome) | {"undo_files": [each.undo_file for each in reports if each.undo_file]},
         as_json=as_json,
         pretty=pretty,
     )
-    stopped = [f"{each.shard}: {each.stopped}" for each in reports if not each.done]
+    stopped = [f"{each.share}: {each.stopped}" for each in reports if not each.done]
     if stopped:
         raise CheckFailed("; ".join(stopped))
 
@@ -145,11 +119,12 @@ def status(
 
     Example: `queuekeeper cleanup status`
     """
-    from queuekeeper.maintenance.expired_references import load_cleanup_plan
+    from queuekeeper.jobs.engine import load_plan
+    from queuekeeper.maintenance.expired_references import Cleanup
 
     with context.open_maintenance_runs(postgres_url) as runs:
-        run_id = _kind().chosen(runs, run_id)
-        made = load_cleanup_plan(runs, run_id)
+        run_id = jobs.chosen(runs, run_id, KIND)
+        made = load_plan(Cleanup, runs, run_id)
         run = runs.load(run_id)
         progress = {each.shard: each for each in runs.progress(run_id)}
 
@@ -174,10 +149,10 @@ def status(
                 "Shards",
                 ("shard", "keys", "of", "removed", "repaired", "done"),
                 [
-                    (each.shard, seen.scanned, each.counts.keys, seen.removed, seen.repaired, seen.done)
-                    if (seen := progress.get(each.shard))
-                    else (each.shard, 0, each.counts.keys, 0, 0, False)
-                    for each in made.shards
+                    (each.share, seen.scanned, each.counts.keys, seen.removed, seen.repaired, seen.done)
+                    if (seen := progress.get(each.share))
+                    else (each.share, 0, each.counts.keys, 0, 0, False)
+                    for each in made.shares
                 ],
             )
         )
@@ -194,35 +169,6 @@ def status(
 
 
 @app.command()
-def pause(run_id: RunId, *, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False) -> None:
-    """Let a running cleanup wait. It notices within seconds.
-
-    Example: `queuekeeper cleanup pause 0123456789abcdef`
-    """
-    _kind().set_paused(run_id, True, postgres_url, as_json)
-
-
-@app.command()
-def resume(run_id: RunId, *, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False) -> None:
-    """Let a paused cleanup go on.
-
-    Example: `queuekeeper cleanup resume 0123456789abcdef`
-    """
-    _kind().set_paused(run_id, False, postgres_url, as_json)
-
-
-@app.command()
-def throttle(
-    run_id: RunId, rate: Rate, *, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False
-) -> None:
-    """Slow a cleanup down or let it go. A running one follows within seconds.
-
-    Example: `queuekeeper cleanup throttle 0123456789abcdef 5000`
-    """
-    _kind().set_throttle(run_id, rate, postgres_url, as_json)
-
-
-@app.command()
 def report(
     run_id: RunIdOrNewest = None,
     *,
@@ -236,97 +182,43 @@ def report(
 
     Example: `queuekeeper cleanup report`
     """
-    from queuekeeper.clock import system_clock
-    from queuekeeper.maintenance.expired_references import report_cleanup
+    from queuekeeper.jobs.report import facts_of
+    from queuekeeper.maintenance.expired_references import Cleanup
 
     with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
-        run_id = _kind().chosen(runs, run_id)
-        outcome = report_cleanup(client, runs=runs, run_id=run_id, now_ms=system_clock(), say=say)
-    show(
-        asdict(outcome) | {"clean": outcome.clean, "moved_on": outcome.moved_on},
-        as_json=as_json,
-        pretty=lambda out: _outcome(out, outcome),
-    )
-    if outcome.shards_open:
-        raise CheckFailed(f"not done: {', '.join(outcome.shards_open)}; queuekeeper cleanup apply {run_id}")
+        run_id = jobs.chosen(runs, run_id, KIND)
+        outcome = jobs.engine_for(Cleanup, client).report(runs, run_id, dry_run=False)
+    show(facts_of(Cleanup, outcome), as_json=as_json, pretty=lambda out: _outcome(out, outcome))
+    if outcome.open_shares:
+        raise CheckFailed(f"not done: {', '.join(outcome.open_shares)}; queuekeeper cleanup apply {run_id}")
 
 
-@app.command()
-def undo(
-    run_id: RunId,
-    *,
-    dry_run: context.DryRun = False,
-    undo_directory: UndoDirectory = None,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    yes: context.Yes = False,
-    as_json: context.AsJson = False,
-) -> None:
-    """Put dead references back and take expiries off again. Messages that were removed do not come back.
-
-    Example: `queuekeeper cleanup undo 0123456789abcdef --dry-run`
-    """
-    from queuekeeper.jobs.store import MaintenanceRuns
-    from queuekeeper.maintenance.cleanup_undo import undo_cleanup
-
-    directory = undo_directory or context.settings().undo
-    with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
-        kind = _kind()
-        kind.chosen(MaintenanceRuns(connection), run_id)
-        found = take_back(
-            lambda only_count: undo_cleanup(client, run_id=run_id, directory=directory, dry_run=only_count),
-            lambda counted: (
-                f"{counted.references:,} dead references will be put back and {counted.expiries:,} expiries be taken "
-                f"off, where nobody has written since. Take run {run_id} back?"
-            ),
-            subject=run_id,
-            kind=kind.kind,
-            connection=connection,
-            dry_run=dry_run,
-            yes=yes,
-            as_json=as_json,
-        )
-    show(found, as_json=as_json, pretty=lambda out: out.print(record("Undo", found)))
-
-
-def _kind() -> RunKind:
-    from queuekeeper.maintenance.cleanup_model import KIND
-
-    return RunKind(kind=KIND, noun="cleanup", command="cleanup plan")
+jobs.add_aliases(app, KIND, {name: name for name in ("pause", "resume", "throttle", "undo")})
 
 
 def _plan_facts(run_id: str, made: CleanupPlan) -> dict[str, Any]:
-    return {"maintenance_run_id": run_id, "empty": made.empty, "to_do": made.counts.to_do} | asdict(made)
+    return {"maintenance_run_id": run_id, "empty": made.empty, "to_do": made.counts.to_do} | made.facts()
 
 
 def _plan(out: Console, run_id: str, made: CleanupPlan) -> None:
-    from queuekeeper.maintenance.cleanup_summary import plan_rows
+    from queuekeeper.maintenance.expired_references import Cleanup
 
-    out.print(pairs(f"Cleanup {run_id}", dict(plan_rows(made)) | {"As of": instant(made.as_of_ms)}))
-    if made.worst:
-        out.print(
-            table(
-                "Queues with most dead references",
-                ("client", "references", "dead"),
-                [(each.client_hash, each.references, each.dead) for each in made.worst],
-            )
-        )
+    out.print(pairs(f"Cleanup {run_id}", dict(Cleanup.plan_rows(made))))
+    for each in Cleanup.tables(made):
+        if each.rows:
+            out.print(table(each.heading, each.heads, each.rows))
 
 
 def _outcome(out: Console, outcome: CleanupOutcome) -> None:
-    from queuekeeper.maintenance.cleanup_summary import count_rows
+    from queuekeeper.jobs.report import columns_of
 
     if outcome.clean:
         out.print("✓ Clean: a second look finds nothing to do", style="bold green")
-    elif outcome.shards_open:
-        out.print(f"✗ Not done: {printable(', '.join(outcome.shards_open))}", style="bold red")
+    elif outcome.open_shares:
+        out.print(f"✗ Not done: {printable(', '.join(outcome.open_shares))}", style="bold red")
     else:
-        out.print(f"✓ Done; {outcome.left.to_do:,} more to clean by now", style="bold green")
-    columns = [dict(count_rows(each)) for each in (outcome.planned, outcome.counts, outcome.left)]
-    out.print(
-        table(
-            f"Cleanup {outcome.maintenance_run_id}",
-            ("", "planned", "done", "left"),
-            [(name, *(each[name] for each in columns)) for name in columns[0]],
-        )
-    )
+        left = outcome.left.to_do if outcome.left is not None else 0
+        out.print(f"✓ Done; {left:,} more to clean by now", style="bold green")
+    lines = columns_of(outcome)
+    heads = ("", "planned", "done", "left")[: len(lines[0])]
+    out.print(table(f"Cleanup {outcome.maintenance_run_id}", heads, lines))

@@ -168,8 +168,9 @@ def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool, is_r
 
     show(facts_of(job, outcome), as_json=as_json, pretty=pretty)
     if outcome.open_shares:
-        again = f" --go-on {run_id}` goes on" if is_recorded else "` begins again, and finds what is left"
-        raise CheckFailed(f"not done: `queuekeeper {job.words.command}{again}")
+        go_on = job.words.go_on.format(command=job.words.command, run_id=run_id)
+        again = f"{go_on}` goes on" if is_recorded else f"{job.words.command}` begins again, and finds what is left"
+        raise CheckFailed(f"not done: `queuekeeper {again}")
     if outcome.broken:
         raise CheckFailed(f"{words}: the lines above say why; {job.words.hint}")
 

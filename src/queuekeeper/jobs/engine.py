@@ -64,7 +64,7 @@ class Engine:
         total, shares, steps = self.job.Counts(), list[SharePlan[Any]](), list[str]()
         started = time.monotonic()
         for share in work.shares():
-            counts = self.job.Counts()
+            counts = work.world.total = self.job.Counts()
             for step in work.find(share):
                 found = work.apply(step)
                 counts.add(found)
@@ -85,38 +85,11 @@ class Engine:
 
     def save(self, runs: MaintenanceRuns, plan: AnyPlan) -> MaintenanceRun:
         """Store a plan, so that it can be approved and carried out."""
-        facts = plan.facts()
-        return runs.save_plan(
-            kind=self.job.kind,
-            parameters=facts.pop("parameters"),
-            # Names that others made up may hold what PostgreSQL's text cannot.
-            plan=facts | {"steps": json.dumps(plan.steps)},
-            operations_per_s=plan.parameters.max_operations_per_s,
-        )
+        return save_plan(self.job, runs, plan)
 
     def load(self, runs: MaintenanceRuns, run_id: str) -> AnyPlan:
-        """Return a stored plan.
-
-        :raises UsageError: when there is none of this id, or it is of another job.
-        :raises StalePlan: when an earlier release made it, which wrote plans in another form.
-        """
-        run = runs.load(run_id)
-        if run.kind != self.job.kind:
-            raise UsageError(f"run {run_id} is a {run.kind}, not a {self.job.words.noun}")
-        plan = run.plan
-        if "steps" not in plan:
-            raise StalePlan(f"run {run_id} was planned by an earlier release, and this is {__version__}: plan again")
-        counts = self.job.Counts
-        return Plan(
-            parameters=self.job.Parameters(**run.parameters),
-            code_version=plan["code_version"],
-            as_of_ms=plan["as_of_ms"],
-            shares=tuple(SharePlan(share=one["share"], counts=counts(**one["counts"])) for one in plan["shares"]),
-            counts=counts(**plan["counts"]),
-            found=TypeAdapter(self.job.Found).validate_python(plan),
-            steps=tuple(json.loads(plan["steps"])),
-            seconds=plan["seconds"],
-        )
+        """Return a stored plan; see :func:`load_plan`."""
+        return load_plan(self.job, runs, run_id)
 
     # --- work ----------------------------------------------------------------------------------------------------
 
@@ -177,7 +150,7 @@ class Engine:
         )
         with ExitStack() as stack:
             work = self._pass(plan.parameters, now_ms=plan.as_of_ms, wait=wait, planned=plan, writes=True)
-            work.world.run_id, work.world.token = run_id, f"{run_id}:{share}"
+            work.world.run_id, work.world.token, work.world.total = run_id, f"{run_id}:{share}", counts
             if self.job.undoes:
                 header = {
                     "kind": self.job.kind,
@@ -193,7 +166,7 @@ class Engine:
                 cursor = step.cursor
                 runs.save_progress(run_id, _progress(share, cursor, counts))
         runs.save_progress(run_id, _progress(share, cursor, counts, done=True))
-        self.say(f"{share}: {counts.changes:,} {self.job.words.done}, {counts.scanned:,} {self.job.words.units}")
+        self.say(work.done_words(share, counts))
 
     def undo(self, *, run_id: str, parameters: Any, dry_run: bool) -> Any:
         """Take back what a run has changed, from the undo files of its shares on this machine, or only count it.
@@ -282,6 +255,43 @@ class Engine:
 
     def _undo_path(self, run_id: str, share: str) -> Path:
         return undo_path(self._directory(), run_id=run_id, shard=share)
+
+
+def save_plan(job: type[AnyJob], runs: MaintenanceRuns, plan: AnyPlan) -> MaintenanceRun:
+    """Store a plan, so that it can be approved and carried out."""
+    facts = plan.facts()
+    return runs.save_plan(
+        kind=job.kind,
+        parameters=facts.pop("parameters"),
+        # Names that others made up may hold what PostgreSQL's text cannot.
+        plan=facts | {"steps": json.dumps(plan.steps)},
+        operations_per_s=plan.parameters.max_operations_per_s,
+    )
+
+
+def load_plan(job: type[AnyJob], runs: MaintenanceRuns, run_id: str) -> AnyPlan:
+    """Return a stored plan.
+
+    :raises UsageError: when there is none of this id, or it is of another job.
+    :raises StalePlan: when an earlier release made it, which wrote plans in another form.
+    """
+    run = runs.load(run_id)
+    if run.kind != job.kind:
+        raise UsageError(f"run {run_id} is a {run.kind}, not a {job.words.noun}")
+    plan = run.plan
+    if "steps" not in plan:
+        raise StalePlan(f"run {run_id} was planned by an earlier release, and this is {__version__}: plan again")
+    counts = job.Counts
+    return Plan(
+        parameters=job.Parameters(**run.parameters),
+        code_version=plan["code_version"],
+        as_of_ms=plan["as_of_ms"],
+        shares=tuple(SharePlan(share=one["share"], counts=counts(**one["counts"])) for one in plan["shares"]),
+        counts=counts(**plan["counts"]),
+        found=TypeAdapter(job.Found).validate_python(plan),
+        steps=tuple(json.loads(plan["steps"])),
+        seconds=plan["seconds"],
+    )
 
 
 def outcome_facts(outcome: AnyOutcome) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from queuekeeper.jobs.shares import check_servers
 from queuekeeper.jobs.undo import read_undo_file, undo_paths
 from queuekeeper.jobs.writer import Writer
 from queuekeeper.redis_client import RedisClient
+from queuekeeper.report.figures import instant
 from queuekeeper.report.files import ReportKind
 
 P = TypeVar("P", bound=Parameters)
@@ -32,7 +33,8 @@ class Words:
     :param noun: a run, such as "repair of fan-out queues".
     :param title: the same as a heading.
     :param about: what runs work on, in the plural.
-    :param command: that plans and applies.
+    :param command: that makes a plan.
+    :param go_on: command that goes on with a run that was stopped.
     :param unit: what a run goes through, one of them.
     :param units: several of them.
     :param to_do: what follows the number of changes that are to be made.
@@ -49,6 +51,7 @@ class Words:
     title: str
     about: str
     command: str
+    go_on: str = "{command} --go-on {run_id}"
     unit: str = "key"
     units: str = "keys"
     to_do: str = "changes to be made"
@@ -215,6 +218,7 @@ class World(Generic[P]):
     :param name_client: gives the name of a client for reports, a keyed hash of its id.
     :param breaker: makes steps smaller while the server struggles.
     :param planned: the plan that is carried out or looked at again; none while it is made.
+    :param total: what was counted of the share so far, by earlier calls of the run too; none in a second look.
     :param token: names run and share to whatever lets only one at a time.
     """
 
@@ -228,6 +232,7 @@ class World(Generic[P]):
     say: Callable[[str], None]
     name_client: Callable[[str], str] = lambda _: ""
     planned: Plan[P, Any, Any] | None = None
+    total: Any = None
     run_id: str = ""
     token: str = ""
 
@@ -355,6 +360,10 @@ class Job(ABC, Generic[P, C, F]):
         """Return what is asked before anything changes."""
         return f"{plan.counts.changes:,} {cls.words.to_do}. Go on?"
 
+    def done_words(self, share: str, counts: C) -> str:
+        """Return what was done in a share, all told, in a sentence."""
+        return f"{share}: {counts.changes:,} {self.words.done}, {counts.scanned:,} {self.words.units}"
+
     @classmethod
     def undo_words(cls, counted: Any) -> str:
         """Return what taking back would do in a sentence.
@@ -362,6 +371,17 @@ class Job(ABC, Generic[P, C, F]):
         :param counted: what :meth:`undo` has counted.
         """
         return f"{counted.taken_back:,} of {counted.noted:,} changes will be taken back."
+
+    @classmethod
+    def plan_rows(cls, plan: Plan[P, C, F]) -> list[tuple[str, str]]:
+        """Return what a plan says as names and texts, for the person who approves it."""
+        throttle = plan.parameters.max_operations_per_s  # type: ignore[attr-defined]
+        return [
+            ("As of", instant(plan.as_of_ms)),
+            ("Shares", ", ".join(plan.share_names())),
+            *plan.counts.rows(),
+            ("Throttle", "none" if throttle is None else f"{throttle:,} operations/s"),
+        ]
 
     @classmethod
     def figures(cls, outcome: Outcome[P, C, F]) -> list[tuple[str, str, str]]:

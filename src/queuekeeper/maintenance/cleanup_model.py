@@ -8,6 +8,7 @@ from typing import ClassVar
 from queuekeeper.jobs import common
 from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.parameters import Parameters, Section, parameter
+from queuekeeper.report.figures import number, size
 
 KIND = "expired_reference_cleanup"
 """What runs of it are called where all kinds of maintenance are kept."""
@@ -109,16 +110,42 @@ class CleanupCounts(Counts):
         """All that a cleanup changes; 0 where everything is clean."""
         return self.removed + self.repaired
 
+    @property
+    def changes(self) -> int:
+        """Everything that there is to do, or was done."""
+        return self.to_do
 
-@dataclass(frozen=True, kw_only=True)
-class ShardPlan:
-    """What there is to do in one shard.
-
-    :param shard: ``host:port``, followed by a range of hash slots where a server is shared.
-    """
-
-    shard: str
-    counts: CleanupCounts
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the counts as names and texts: what is mended first, then what is left alone."""
+        left = {
+            "too young to judge": self.young_orphans,
+            "unreadable": self.unreadable,
+            "foreign references": self.foreign_references,
+            "keys of another type": self.wrong_type_keys,
+            "keys that an id beginning with } scatters": self.scattered_keys,
+            "held sessions": self.held_sessions,
+        }
+        return [
+            (
+                "Looked at",
+                f"{number(self.keys)} keys, {number(self.sessions)} queues, {number(self.references)} references",
+            ),
+            (
+                "Dead references",
+                f"{number(self.dead_references)}, crowding out live messages in {number(self.crowded_queues)} queues",
+            ),
+            ("Messages without reference", number(self.orphans)),
+            ("Messages that get an expiry", number(self.expiries_repaired)),
+            (
+                "Keys of idle sessions that get an expiry",
+                f"{number(self.idle_keys)}, {number(self.shared_subscriptions)} of abandoned shared subscriptions",
+            ),
+            (
+                "Memory",
+                f"{size(self.freed_bytes)} at once, {size(self.later_bytes)} when idle sessions expire (MEMORY USAGE)",
+            ),
+            ("Left alone", ", ".join(f"{number(count)} {what}" for what, count in left.items() if count) or "nothing"),
+        ]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,70 +161,13 @@ class CrowdedQueue:
 
 
 @dataclass(frozen=True, kw_only=True)
-class CleanupPlan:
-    """What a cleanup would do; nothing was written.
+class CleanupFound:
+    """What a plan has found besides counts.
 
-    :param as_of_ms: when it was made.
     :param worst: queues with most dead references, worst first.
     """
 
-    parameters: CleanupParameters
-    code_version: str
-    as_of_ms: int
-    shards: tuple[ShardPlan, ...]
-    counts: CleanupCounts
-    worst: tuple[CrowdedQueue, ...]
-    seconds: float
-
-    @property
-    def empty(self) -> bool:
-        """Whether there is nothing to do."""
-        return self.counts.to_do == 0
-
-
-@dataclass(frozen=True, kw_only=True)
-class CleanupReport:
-    """What was done in one shard, over all calls of the run.
-
-    :param done: whether the whole shard was gone through; else the run can go on.
-    :param stopped: why it was not; empty when it was.
-    :param undo_file: what can be taken back; empty when nothing was changed.
-    """
-
-    maintenance_run_id: str
-    shard: str
-    done: bool
-    stopped: str
-    counts: CleanupCounts
-    seconds: float
-    undo_file: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class CleanupOutcome:
-    """A whole run, judged by a second plan.
-
-    :param planned: what the plan said.
-    :param counts: what was done.
-    :param left: what the second plan would still do; in a store in use, what has expired since.
-    :param shards_open: shards that were not gone through to the end.
-    """
-
-    maintenance_run_id: str
-    planned: CleanupCounts
-    counts: CleanupCounts
-    left: CleanupCounts
-    shards_open: tuple[str, ...]
-
-    @property
-    def moved_on(self) -> dict[str, int]:
-        """What was planned and not done, by name: planned = done + moved on; less than 0 where more has come since."""
-        return self.planned.moved_on(self.counts)
-
-    @property
-    def clean(self) -> bool:
-        """Whether a second cleanup would find nothing to do."""
-        return not self.shards_open and self.left.to_do == 0
+    worst: tuple[CrowdedQueue, ...] = ()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,38 +12,32 @@ in which they write. Other faults are counted and left to the remedies.
 
 from __future__ import annotations
 
-import logging
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
-from heapq import nlargest
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import redis
 
-from queuekeeper import __version__, lua
-from queuekeeper.clock import Clock, Pace, system_clock
-from queuekeeper.errors import RefusedError, StalePlan, UsageError
-from queuekeeper.jobs.pace import TimeIsUp, run_pace
-from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
-from queuekeeper.jobs.undo import UndoFile, undo_path
-from queuekeeper.jobs.writer import Writer
+from queuekeeper import lua
+from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
 from queuekeeper.keyspace import SLOTS, hash_slot, session_scan_pattern
 from queuekeeper.maintenance.cleanup_model import (
     KIND,
     CleanupCounts,
-    CleanupOutcome,
+    CleanupFound,
     CleanupParameters,
-    CleanupPlan,
-    CleanupReport,
     CrowdedQueue,
-    ShardPlan,
+    UndoReport,
 )
-from queuekeeper.maintenance.sweep import WORST_QUEUES, Sweep
+from queuekeeper.maintenance.cleanup_undo import undo_cleanup
+from queuekeeper.maintenance.sweep import Sweep
 from queuekeeper.redis_client import RedisClient, address_of, facts, nodes, redis_errors, unfit
+from queuekeeper.report.figures import number
 
 KEYS_PER_PAGE = 1_000
 _READING = (
@@ -56,171 +50,148 @@ _GROUNDWORK = (
     "client|setname",
 )  # fmt: skip
 
-_log = logging.getLogger(__name__)
+
+CleanupPlan = Plan[CleanupParameters, CleanupCounts, CleanupFound]
+CleanupOutcome = Outcome[CleanupParameters, CleanupCounts, CleanupFound]
 
 
-def plan_cleanup(
-    client: RedisClient,
-    *,
-    parameters: CleanupParameters,
-    now_ms: int,
-    name_client: Callable[[str], str] = lambda _: "",
-    say: Callable[[str], None] = _log.info,
-) -> CleanupPlan:
-    """Go through all shards and count what a cleanup would do. Nothing is written.
+class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
+    """The job."""
 
-    :param name_client: gives the name of a client for reports, a keyed hash of its id.
-    :param say: told how far it has come, every few seconds.
-    :raises RefusedError: when a server is too old, or the user may not do what is needed; names the rule.
-    """
-    started = time.monotonic()
-    check_access(client, key_prefix=parameters.key_prefix, writing=False)
-    total, shards, worst = CleanupCounts(), [], list[tuple[int, int, bytes]]()
-    for shard in shards_of(client, shares=parameters.shares):
-        sweep = Sweep(Writer(client, counts_only=True), parameters)
-        counts = CleanupCounts()
-        pace = Pace(lambda: parameters.max_operations_per_s)
-        narrator = _Narrator(say, verb="looked at", shard=shard, expected_keys=0)
-        with _named_rules(client, parameters.key_prefix):
-            for _, names in _pages(client, shard, parameters, cursor=0):
-                found = sweep.page(names, pace)
-                counts.add(found)
-                narrator(counts)
-        shards.append(ShardPlan(shard=shard, counts=counts))
-        total.add(counts)
-        worst = nlargest(WORST_QUEUES, [*worst, *sweep.worst])
-    return CleanupPlan(
-        parameters=parameters,
-        code_version=__version__,
-        as_of_ms=now_ms,
-        shards=tuple(shards),
-        counts=total,
-        worst=tuple(
-            CrowdedQueue(client_hash=name_client(_client_id(stem, parameters)), references=references, dead=dead)
-            for dead, references, stem in worst
-        ),
-        seconds=round(time.monotonic() - started, 3),
+    kind = KIND
+    Parameters = CleanupParameters
+    Counts = CleanupCounts
+    Found = CleanupFound
+    asks = True
+    undoes = True
+    words = Words(
+        noun="cleanup",
+        title="Cleanup",
+        about="expired references",
+        command="cleanup plan",
+        go_on="cleanup apply {run_id}",
+        to_do="changes to be made",
+        done="changes made",
+        planned="{count} keys and references are to be cleaned, nothing was written",
+        left="done; {count} more to clean by now",
+        clean="clean: a second look finds nothing to do",
+        footer="Clients are named by a keyed hash.",
     )
 
+    def __init__(self, world: World[CleanupParameters]) -> None:
+        super().__init__(world)
+        self._sweep = Sweep(world.writer, world.parameters)
+        self._narrator: _Narrator | None = None
 
-def save_cleanup_plan(runs: MaintenanceRuns, plan: CleanupPlan) -> MaintenanceRun:
-    """Store a plan, so that it can be approved."""
-    found = asdict(plan)
-    return runs.save_plan(
-        kind=KIND,
-        parameters=found.pop("parameters"),
-        plan=found,
-        operations_per_s=plan.parameters.max_operations_per_s,
-    )
+    @classmethod
+    def check(cls, client: RedisClient, parameters: CleanupParameters, *, writing: bool) -> None:
+        """Check servers, and that the user may do what is needed."""
+        check_access(client, key_prefix=parameters.key_prefix, writing=writing)
 
+    def shares(self) -> list[str]:
+        """Return a cluster's masters, or ranges of hash slots of a single server."""
+        return shards_of(self.world.client, shares=self.world.parameters.shares)
 
-def load_cleanup_plan(runs: MaintenanceRuns, run_id: str) -> CleanupPlan:
-    """Return a stored plan.
+    def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
+        """Yield pages of keys of a share's sessions.
 
-    :raises UsageError: when there is none of this id, or it is of another kind.
-    """
-    run = runs.load(run_id)
-    if run.kind != KIND:
-        raise UsageError(f"run {run_id} is a {run.kind}, not a cleanup")
-    plan = dict(run.plan)
-    shards = tuple(
-        ShardPlan(shard=each["shard"], counts=CleanupCounts(**each["counts"])) for each in plan.pop("shards")
-    )
-    worst = tuple(CrowdedQueue(**each) for each in plan.pop("worst"))
-    counts = CleanupCounts(**plan.pop("counts"))
-    return CleanupPlan(
-        parameters=CleanupParameters(**run.parameters), shards=shards, worst=worst, counts=counts, **plan
-    )
+        :raises StalePlan: when the share is no master any more.
+        """
+        world = self.world
+        expected = 0 if world.planned is None or world.counts_only else world.planned.share(share).counts.keys
+        verb = "looked at" if world.counts_only else "cleaned"
+        self._narrator = _Narrator(world.say, verb=verb, shard=share, expected_keys=expected)
+        # A cursor is good for the process that gave it: one that was started since sees its keys in another order.
+        server = self._server_run_id(share)
+        known, _, cursor = after.rpartition("/")
+        if known == server and cursor == "0":
+            return
+        at = int(cursor) if known == server else 0
+        for cursor_after, names in _pages(world, share, cursor=at):
+            yield Step(cursor=f"{server}/{cursor_after}", work=names)
 
+    def apply(self, step: Step) -> CleanupCounts:
+        """Clean a page of keys."""
+        with _named_rules(self.world.client, self.world.parameters.key_prefix):
+            counts = self._sweep.page(step.work, self.world.pace)
+        if self._narrator is not None and self.world.total is not None:
+            self._narrator(self.world.total)
+        return counts
 
-def apply_cleanup(
-    client: RedisClient,
-    *,
-    runs: MaintenanceRuns,
-    run_id: str,
-    shard: str,
-    undo_directory: Path,
-    clock: Clock = system_clock,
-    say: Callable[[str], None] = _log.info,
-) -> CleanupReport:
-    """Clean one shard of an approved plan. Repeated, it goes on where it was stopped or killed.
+    def done_words(self, share: str, counts: CleanupCounts) -> str:
+        """Return what was done in a share, all told, in a sentence."""
+        assert self._narrator is not None
+        return self._narrator.text(counts)
 
-    :param shard: one of the plan's.
-    :param undo_directory: folder for the undo file.
-    :param say: told how far it has come, every few seconds.
-    :raises RefusedError: when nobody has approved, another process works on the shard, or Redis refuses.
-    :raises StalePlan: when the plan is too old, was made by another release, or its shard is no master any more.
-    """
-    plan = load_cleanup_plan(runs, run_id)
-    planned = next((each for each in plan.shards if each.shard == shard), None)
-    if planned is None:
-        raise UsageError(f"run {run_id} has no shard {shard!r}: it has {', '.join(each.shard for each in plan.shards)}")
-    if runs.load(run_id).approved_by is None:
-        raise RefusedError(f"nobody has approved run {run_id}: nothing was written")
-    runs.check_current(run_id, now_ms=clock())
-    check_access(client, key_prefix=plan.parameters.key_prefix, writing=True)
-    with runs.shard_lock(run_id, shard):
-        before = runs.shard_progress(run_id, shard)
-        path = undo_path(undo_directory, run_id=run_id, shard=shard)
-        work = _ShardWork(
-            client=client,
-            runs=runs,
-            run_id=run_id,
-            plan=plan,
-            planned=planned,
-            counts=CleanupCounts(**before.counts),
-            say=say,
+    def found(self) -> CleanupFound:
+        """Return the queues with most dead references."""
+        prefix = self.world.parameters
+        return CleanupFound(
+            worst=tuple(
+                CrowdedQueue(
+                    client_hash=self.world.name_client(_client_id(stem, prefix)), references=references, dead=dead
+                )
+                for dead, references, stem in self._sweep.worst
+            )
         )
-        stopped = ""
-        if not before.done:
-            runs.set_state(run_id, RunState.RUNNING)
-            try:
-                header = {"kind": KIND, "maintenance_run_id": run_id, "shard": shard}
-                with UndoFile(path, header) as undo, _named_rules(client, plan.parameters.key_prefix):
-                    work.run(before.cursor, undo)
-            except TimeIsUp as up:
-                stopped = str(up)
-                runs.set_state(run_id, RunState.STOPPED)
-            except Exception:
-                runs.set_state(run_id, RunState.FAILED)
-                raise
-    open_shards = [each.shard for each in plan.shards if not runs.shard_progress(run_id, each.shard).done]
-    if not open_shards:
-        runs.set_state(run_id, RunState.DONE)
-    return CleanupReport(
-        maintenance_run_id=run_id,
-        shard=shard,
-        done=not stopped,
-        stopped=stopped,
-        counts=work.counts,
-        seconds=round(work.seconds, 3),
-        undo_file=str(path) if work.counts.to_do else "",
-    )
 
+    def undo(self, run_id: str, directory: Path) -> UndoReport:
+        """Put dead references back and take expiries off again; messages that were removed do not come back."""
+        return undo_cleanup(self.world.client, run_id=run_id, directory=directory, dry_run=self.world.counts_only)
 
-def report_cleanup(
-    client: RedisClient,
-    *,
-    runs: MaintenanceRuns,
-    run_id: str,
-    now_ms: int,
-    say: Callable[[str], None] = _log.info,
-) -> CleanupOutcome:
-    """Plan a second time, compare, and keep the outcome with the run."""
-    plan = load_cleanup_plan(runs, run_id)
-    done = {each.shard: each for each in runs.progress(run_id)}
-    counts = CleanupCounts()
-    for each in done.values():
-        counts.add(CleanupCounts(**each.counts))
-    outcome = CleanupOutcome(
-        maintenance_run_id=run_id,
-        planned=plan.counts,
-        counts=counts,
-        left=plan_cleanup(client, parameters=plan.parameters, now_ms=now_ms, say=say).counts,
-        shards_open=tuple(each.shard for each in plan.shards if each.shard not in done or not done[each.shard].done),
-    )
-    runs.save_report(run_id, asdict(outcome) | {"clean": outcome.clean, "moved_on": outcome.moved_on})
-    return outcome
+    def _server_run_id(self, share: str) -> str:
+        address = share.partition(" slots ")[0]
+        with _named_rules(self.world.client, self.world.parameters.key_prefix), redis_errors(address):
+            info: dict[str, Any] = _master(self.world.client, address).info("server")
+        return str(info["run_id"])
+
+    # --- what it says --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def question(cls, run_id: str, plan: CleanupPlan) -> str:
+        """Return what is asked before anything changes."""
+        return (
+            f"Run {run_id} is not approved: {plan.counts.removed:,} references and messages will be removed and "
+            f"{plan.counts.repaired:,} keys be given an expiry. Approve and clean?"
+        )
+
+    @classmethod
+    def undo_words(cls, counted: UndoReport) -> str:
+        """Return what taking back would do in a sentence."""
+        return (
+            f"{counted.references:,} dead references will be put back and {counted.expiries:,} expiries be taken off, "
+            "where nobody has written since."
+        )
+
+    @classmethod
+    def plan_rows(cls, plan: CleanupPlan) -> list[tuple[str, str]]:
+        """Return what a plan says, for the person who approves it; no client id among it."""
+        worst = ", ".join(
+            f"{each.client_hash or 'a queue'}: {number(each.dead)} of {number(each.references)} dead"
+            for each in plan.found.worst[:3]
+        )
+        return [
+            *super().plan_rows(plan),
+            ("Worst queues", worst or "none"),
+            ("Live messages that may be touched", "0: every script looks again when it writes"),
+            (
+                "Way back",
+                "dead references and expiries can be taken back from the undo file; messages that are removed cannot",
+            ),
+        ]
+
+    @classmethod
+    def tables(cls, plan: CleanupPlan) -> list[Table]:
+        """Return the queues with most dead references."""
+        rows = tuple((one.client_hash, number(one.references), number(one.dead)) for one in plan.found.worst)
+        return [
+            Table(
+                heading="Queues with most dead references",
+                heads=("Client", "References", "Dead"),
+                rows=rows,
+                empty="No queue has dead references.",
+            )
+        ]
 
 
 def shards_of(client: RedisClient, *, shares: int) -> list[str]:
@@ -275,19 +246,22 @@ def _client_id(stem: bytes, parameters: CleanupParameters) -> str:
     return stem[len(parameters.key_prefix.encode()) + 1 : -1].decode("utf-8", "surrogateescape")
 
 
-def _pages(
-    client: RedisClient, shard: str, parameters: CleanupParameters, *, cursor: int
-) -> Iterator[tuple[int, list[bytes]]]:
-    """Yield pages of keys of a shard's sessions, each with the cursor of the next one; 0 after the last."""
-    address, _, slots = shard.partition(" slots ")
+def _master(client: RedisClient, address: str) -> Any:
     node = dict(nodes(client)).get(address)
     if node is None:
         raise StalePlan(f"{address} is no master any more: plan again")
+    return node
+
+
+def _pages(world: World[CleanupParameters], shard: str, *, cursor: int) -> Iterator[tuple[int, list[bytes]]]:
+    """Yield pages of keys of a shard's sessions, each with the cursor of the next one; 0 after the last."""
+    address, _, slots = shard.partition(" slots ")
+    node = _master(world.client, address)
     first, last = (int(bound) for bound in (slots or f"0-{SLOTS - 1}").split("-"))
-    pattern = session_scan_pattern(parameters.key_prefix)
+    pattern = session_scan_pattern(world.parameters.key_prefix)
     while True:
-        with redis_errors(address):
-            page: Any = node.scan(cursor=cursor, match=pattern, count=KEYS_PER_PAGE)
+        with _named_rules(world.client, world.parameters.key_prefix), redis_errors(address):
+            page: Any = node.scan(cursor=cursor, match=pattern, count=world.size(KEYS_PER_PAGE))
         cursor, names = page
         yield cursor, [name for name in names if not slots or first <= hash_slot(name) <= last]
         if cursor == 0:
@@ -307,86 +281,19 @@ class _Narrator:
     _said_s: float = field(default_factory=time.monotonic, init=False)
     _first: int | None = field(default=None, init=False)
 
-    def __call__(self, counts: CleanupCounts, *, last: bool = False) -> None:
+    def __call__(self, counts: CleanupCounts) -> None:
+        now_s = time.monotonic()
         if self._first is None:
             self._first = counts.keys
-        now_s = time.monotonic()
-        if not last and now_s - self._said_s < self.every_s:
-            return
-        self._said_s = now_s
-        rate = (counts.keys - self._first) / max(now_s - self._started_s, 0.001)
+        if now_s - self._said_s >= self.every_s:
+            self._said_s = now_s
+            self.say(self.text(counts))
+
+    def text(self, counts: CleanupCounts) -> str:
+        """Return how far a shard has come."""
+        rate = (counts.keys - (self._first or 0)) / max(time.monotonic() - self._started_s, 0.001)
         of = f"/{self.expected_keys:,}" if self.expected_keys else ""
         text = f"{self.shard}: {self.verb} {counts.keys:,}{of} keys, {rate:,.0f}/s"
-        if rate > 0 and self.expected_keys > counts.keys and not last:
+        if rate > 0 and self.expected_keys > counts.keys:
             text += f", {(self.expected_keys - counts.keys) / rate:,.0f} s left"
-        self.say(f"{text}; {counts.removed:,} to remove or removed, {counts.repaired:,} to repair or repaired")
-
-
-@dataclass
-class _ShardWork:
-    """One call of the cleanup on one shard.
-
-    :ivar counts: what was done, by earlier calls of the run too.
-    """
-
-    client: RedisClient
-    runs: MaintenanceRuns
-    run_id: str
-    plan: CleanupPlan
-    planned: ShardPlan
-    counts: CleanupCounts
-    say: Callable[[str], None]
-    seconds: float = 0.0
-
-    def run(self, position: str, undo: UndoFile) -> None:
-        """Go on from a position to the end of the shard.
-
-        :raises TimeIsUp: when the run has taken as long as it may.
-        """
-        started_s = time.monotonic()
-        shard = self.planned.shard
-        pace = run_pace(
-            self.runs,
-            run_id=self.run_id,
-            shard=shard,
-            shards=len(self.plan.shards),
-            max_run_minutes=self.plan.parameters.max_run_minutes,
-            say=self.say,
-        )
-        sweep = Sweep(Writer(self.client, undo=undo), self.plan.parameters)
-        narrator = _Narrator(self.say, verb="cleaned", shard=shard, expected_keys=self.planned.counts.keys)
-        # A cursor is good for the process that gave it: one that was started since sees its keys in another order.
-        server = self._server_run_id()
-        known, _, cursor = position.rpartition("/")
-        at = int(cursor) if known == server else 0
-        try:
-            for cursor_after, names in _pages(self.client, shard, self.plan.parameters, cursor=at):
-                self.counts.add(sweep.page(names, pace))
-                self._save(f"{server}/{cursor_after}", done=cursor_after == 0)
-                narrator(self.counts, last=cursor_after == 0)
-        finally:
-            self.seconds = time.monotonic() - started_s
-
-    def _server_run_id(self) -> str:
-        address = self.planned.shard.partition(" slots ")[0]
-        node = dict(nodes(self.client)).get(address)
-        if node is None:
-            raise StalePlan(f"{address} is no master any more: plan again")
-        with redis_errors(address):
-            info: dict[str, Any] = node.info("server")
-        return str(info["run_id"])
-
-    def _save(self, cursor: str, *, done: bool) -> None:
-        self.runs.save_progress(
-            self.run_id,
-            ShardProgress(
-                shard=self.planned.shard,
-                cursor=cursor,
-                scanned=self.counts.keys,
-                removed=self.counts.removed,
-                repaired=self.counts.repaired,
-                freed_bytes=self.counts.freed_bytes,
-                counts=asdict(self.counts),
-                done=done,
-            ),
-        )
+        return f"{text}; {counts.removed:,} to remove or removed, {counts.repaired:,} to repair or repaired"

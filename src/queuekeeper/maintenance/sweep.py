@@ -11,7 +11,6 @@ from typing import Any, NamedTuple, TypeVar
 import redis
 
 from queuekeeper import lua
-from queuekeeper.clock import Pace
 from queuekeeper.errors import NotOwner, QueuekeeperError, ScriptError
 from queuekeeper.jobs.writer import Writer
 from queuekeeper.keyspace import split_session_key
@@ -110,7 +109,7 @@ class Sweep:
         self._scattered = self._prefix + b"{}" if isinstance(writer.client, redis.RedisCluster) else None
         self._judgement = (parameters.default_ttl_s * 1000, parameters.grace_s * 1000)
 
-    def page(self, names: Iterable[bytes], pace: Pace) -> CleanupCounts:
+    def page(self, names: Iterable[bytes], pace: Callable[[int], None]) -> CleanupCounts:
         """Return what there was to do, or was done, among some keys."""
         counts = CleanupCounts()
         queues: set[bytes] = set()
@@ -172,7 +171,7 @@ class Sweep:
 
     # --- references ----------------------------------------------------------------------------------------------
 
-    def _queues(self, queues: list[_Queue], counts: CleanupCounts, pace: Pace) -> set[bytes]:
+    def _queues(self, queues: list[_Queue], counts: CleanupCounts, pace: Callable[[int], None]) -> set[bytes]:
         """Go through sets page by page; return the sessions of which nothing is left but dead references."""
         emptied: set[bytes] = set()
         counts.sessions += len(queues)

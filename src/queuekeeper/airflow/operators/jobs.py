@@ -6,20 +6,22 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
+from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.operators.asked import AskedOperator
-from queuekeeper.airflow.operators.maintenance import MaintenanceOperator
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.airflow.values import flag
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
 from queuekeeper.identity import client_namer
-from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.engine import Engine, load_plan
 from queuekeeper.jobs.model import AnyJob
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.report import verdict, write_report
@@ -34,15 +36,42 @@ RUN_KEY = "maintenance_run_id"
 """Under this name the plan hands the id of its run on."""
 
 
-class JobOperator(MaintenanceOperator):
+class JobOperator(BaseOperator):
     """What all tasks of a job are given.
 
     :param job: its name, such as ``fanout_repair``.
+    :param postgres_conn_id: where plan, approval and progress are kept (templated).
+    :param redis_conn_id: what is worked on (templated).
     """
 
-    def __init__(self, *, job: str, **kwargs: Any) -> None:
+    template_fields: Sequence[str] = ("postgres_conn_id", "redis_conn_id")
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        redis_conn_id: str = REDIS_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
         super().__init__(**kwargs)
         self.job = job
+        self.postgres_conn_id = postgres_conn_id
+        self.redis_conn_id = redis_conn_id
+
+    @property
+    def postgres_hook(self) -> QueuekeeperPostgresHook:
+        """Hook of the records."""
+        return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id)
+
+    @property
+    def redis_hook(self) -> QueuekeeperRedisHook:
+        """Hook of the store."""
+        return QueuekeeperRedisHook(self.redis_conn_id)
+
+    def say(self, line: str) -> None:
+        """Write progress to the task's log."""
+        self.log.info("%s", line)
 
     @property
     def kind(self) -> type[AnyJob]:
@@ -114,6 +143,33 @@ class PlanJobOperator(AskedOperator, JobOperator):
         return [] if is_over else [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
 
 
+class SummariseJobOperator(JobOperator):
+    """Put the plan of a job in a few lines, for the person who is asked.
+
+    :param maintenance_run_id: the run (templated).
+    """
+
+    template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY)
+
+    def __init__(self, *, maintenance_run_id: str, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.maintenance_run_id = maintenance_run_id
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return numbers and Markdown, and whether there is nothing to do."""
+        with self.postgres_hook.maintenance_runs() as runs:
+            plan = load_plan(self.kind, runs, self.maintenance_run_id)
+        rows = [("Run", f"`{self.maintenance_run_id}`"), *self.kind.plan_rows(plan)]
+        markdown = "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)])
+        self.log.info("Run %s in short:\n%s", self.maintenance_run_id, markdown)
+        return {
+            "maintenance_run_id": self.maintenance_run_id,
+            "numbers": asdict(plan.counts) | {"to_do": plan.counts.changes},
+            "empty": plan.empty,
+            "markdown": markdown,
+        }
+
+
 class CheckJobApprovalOperator(JobOperator):
     """Read the answer, check that the plan may still be carried out, note who agreed, and share out the work.
 
@@ -131,8 +187,8 @@ class CheckJobApprovalOperator(JobOperator):
     def execute(self, context: Context) -> list[dict[str, str]]:
         """Return run and share of each task that is to work."""
         run_id = self.maintenance_run_id
-        with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
-            plan = self.engine(client).load(runs, run_id)
+        with self.postgres_hook.maintenance_runs() as runs:
+            plan = load_plan(self.kind, runs, run_id)
             answer = take_answer(run_id, self.decision, note=lambda given: runs.note_answer(run_id, given))
             runs.approve_current(run_id, answer, now_ms=system_clock())
         self.log.info("Run %s was approved by %s; shares: %s", run_id, answer.actor, ", ".join(plan.share_names()))
