@@ -25,8 +25,8 @@ from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.maintenance.cleanup_model import CleanupParameters
-from queuekeeper.maintenance.expired_references import Cleanup
+from queuekeeper.maintenance.cleanup.expired_references import Cleanup
+from queuekeeper.maintenance.cleanup.model import CleanupParameters
 from queuekeeper.redis_client import connect
 
 PAGE = 2_000

@@ -38,7 +38,7 @@ from queuekeeper.airflow.operators.jobs import (
     SummariseJobOperator,
 )
 from queuekeeper.jobs.common import Approval, Connections, DryRun, UndoRetention
-from queuekeeper.maintenance.cleanup_model import CleanupParameters
+from queuekeeper.maintenance.cleanup.model import CleanupParameters
 
 JOB = Path(__file__).stem
 CONNECTIONS = {

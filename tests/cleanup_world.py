@@ -13,8 +13,8 @@ from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.maintenance.cleanup_model import CleanupCounts, CleanupParameters, UndoReport
-from queuekeeper.maintenance.expired_references import Cleanup, CleanupOutcome, CleanupPlan
+from queuekeeper.maintenance.cleanup.expired_references import Cleanup, CleanupOutcome, CleanupPlan
+from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupParameters, UndoReport
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, nodes
 

@@ -24,7 +24,7 @@ from queuekeeper import postgres
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.jobs.store import RunState
-from queuekeeper.maintenance.cleanup_model import CleanupCounts
+from queuekeeper.maintenance.cleanup.model import CleanupCounts
 from queuekeeper.redis_client import connect
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore

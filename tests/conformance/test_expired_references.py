@@ -22,9 +22,9 @@ from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, Usage
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.store import RunState, ShardProgress
 from queuekeeper.jobs.undo import UndoFile, remove_old_undo_files
-from queuekeeper.maintenance import expired_references
-from queuekeeper.maintenance.cleanup_model import KIND, CleanupCounts, CleanupParameters
-from queuekeeper.maintenance.expired_references import Cleanup, acl_rules
+from queuekeeper.maintenance.cleanup import expired_references
+from queuekeeper.maintenance.cleanup.expired_references import Cleanup, acl_rules
+from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts, CleanupParameters
 from queuekeeper.redis_client import connect, facts, nodes
 from tests.cleanup_world import DAY_MS, HOUR_MS, Device, World, now_ms, record, with_records
 from tests.conftest import REDIS_FLAVOURS

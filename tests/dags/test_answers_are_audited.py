@@ -22,8 +22,8 @@ from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.engine import save_plan
 from queuekeeper.jobs.model import Plan
 from queuekeeper.jobs.store import MaintenanceRuns
-from queuekeeper.maintenance.cleanup_model import KIND, CleanupCounts, CleanupFound, CleanupParameters
-from queuekeeper.maintenance.expired_references import Cleanup, CleanupPlan
+from queuekeeper.maintenance.cleanup.expired_references import Cleanup, CleanupPlan
+from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts, CleanupFound, CleanupParameters
 from queuekeeper.maintenance.remedies import RemedyParameters, RemedyPlan
 from queuekeeper.maintenance.remedies.queues import Selection
 from queuekeeper.maintenance.remedies.records import record_plan

@@ -19,7 +19,7 @@ from queuekeeper.errors import CheckFailed, RefusedError, UsageError
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import RunState
-from queuekeeper.maintenance.cleanup_model import KIND, CleanupParameters
+from queuekeeper.maintenance.cleanup.model import KIND, CleanupParameters
 from queuekeeper.redis_client import connect
 from tests.cleanup_world import World
 

@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 
 from queuekeeper import postgres
 from queuekeeper.cli import app
-from queuekeeper.maintenance.expired_references import acl_rules
+from queuekeeper.maintenance.cleanup.expired_references import acl_rules
 from queuekeeper.redis_client import connect
 from tests.cleanup_world import World
 

@@ -16,8 +16,8 @@ from queuekeeper.errors import CheckFailed
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from queuekeeper.maintenance.cleanup_model import CleanupParameters
-    from queuekeeper.maintenance.expired_references import CleanupOutcome, CleanupPlan
+    from queuekeeper.maintenance.cleanup.expired_references import CleanupOutcome, CleanupPlan
+    from queuekeeper.maintenance.cleanup.model import CleanupParameters
 
 KIND = "expired_reference_cleanup"
 
@@ -30,7 +30,7 @@ def _group() -> None:
 
 
 def _parameters() -> type[CleanupParameters]:
-    from queuekeeper.maintenance.cleanup_model import CleanupParameters
+    from queuekeeper.maintenance.cleanup.model import CleanupParameters
 
     return CleanupParameters
 
@@ -49,7 +49,7 @@ def plan(
     Example: `queuekeeper cleanup plan --idle-days 90`
     """
     from queuekeeper.jobs.store import MaintenanceRuns
-    from queuekeeper.maintenance.expired_references import Cleanup
+    from queuekeeper.maintenance.cleanup.expired_references import Cleanup
     from queuekeeper.postgres import migrate
 
     with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
@@ -86,7 +86,7 @@ def apply(
     Example: `queuekeeper cleanup apply 0123456789abcdef`
     """
     from queuekeeper.jobs.report import facts_of
-    from queuekeeper.maintenance.expired_references import Cleanup
+    from queuekeeper.maintenance.cleanup.expired_references import Cleanup
 
     with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
         engine = jobs.engine_for(Cleanup, client, undo_directory)
@@ -120,7 +120,7 @@ def status(
     Example: `queuekeeper cleanup status`
     """
     from queuekeeper.jobs.engine import load_plan
-    from queuekeeper.maintenance.expired_references import Cleanup
+    from queuekeeper.maintenance.cleanup.expired_references import Cleanup
 
     with context.open_maintenance_runs(postgres_url) as runs:
         run_id = jobs.chosen(runs, run_id, KIND)
@@ -183,7 +183,7 @@ def report(
     Example: `queuekeeper cleanup report`
     """
     from queuekeeper.jobs.report import facts_of
-    from queuekeeper.maintenance.expired_references import Cleanup
+    from queuekeeper.maintenance.cleanup.expired_references import Cleanup
 
     with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
         run_id = jobs.chosen(runs, run_id, KIND)
@@ -201,7 +201,7 @@ def _plan_facts(run_id: str, made: CleanupPlan) -> dict[str, Any]:
 
 
 def _plan(out: Console, run_id: str, made: CleanupPlan) -> None:
-    from queuekeeper.maintenance.expired_references import Cleanup
+    from queuekeeper.maintenance.cleanup.expired_references import Cleanup
 
     out.print(pairs(f"Cleanup {run_id}", dict(Cleanup.plan_rows(made))))
     for each in Cleanup.tables(made):

@@ -10,7 +10,7 @@ from queuekeeper.jobs.model import AnyJob
 
 _PLACES = {
     "compacted_queue_gc": "queuekeeper.maintenance.compacted.collection:Collection",
-    "expired_reference_cleanup": "queuekeeper.maintenance.expired_references:Cleanup",
+    "expired_reference_cleanup": "queuekeeper.maintenance.cleanup.expired_references:Cleanup",
     "fanout_repair": "queuekeeper.maintenance.fanout.repair:FanoutRepair",
 }
 _added: dict[str, type[AnyJob]] = {}

@@ -26,7 +26,7 @@ from queuekeeper import lua
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
 from queuekeeper.keyspace import SLOTS, hash_slot, session_scan_pattern
-from queuekeeper.maintenance.cleanup_model import (
+from queuekeeper.maintenance.cleanup.model import (
     KIND,
     CleanupCounts,
     CleanupFound,
@@ -34,8 +34,8 @@ from queuekeeper.maintenance.cleanup_model import (
     CrowdedQueue,
     UndoReport,
 )
-from queuekeeper.maintenance.cleanup_undo import undo_cleanup
-from queuekeeper.maintenance.sweep import Sweep
+from queuekeeper.maintenance.cleanup.sweep import Sweep
+from queuekeeper.maintenance.cleanup.undo import undo_cleanup
 from queuekeeper.redis_client import RedisClient, address_of, facts, nodes, redis_errors, unfit
 from queuekeeper.report.figures import number
 

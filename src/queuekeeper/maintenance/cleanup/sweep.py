@@ -14,8 +14,8 @@ from queuekeeper import lua
 from queuekeeper.errors import NotOwner, QueuekeeperError, ScriptError
 from queuekeeper.jobs.writer import Writer
 from queuekeeper.keyspace import split_session_key
-from queuekeeper.maintenance.cleanup_model import CleanupCounts, CleanupParameters
-from queuekeeper.maintenance.cleanup_undo import name_of
+from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupParameters
+from queuekeeper.maintenance.cleanup.undo import name_of
 
 REFERENCES_PER_CALL = 1_000
 RECORDS_PER_CALL = 100

@@ -9,7 +9,7 @@ from pathlib import Path
 from queuekeeper import lua
 from queuekeeper.jobs.undo import read_undo_file, undo_paths
 from queuekeeper.jobs.writer import Writer
-from queuekeeper.maintenance.cleanup_model import KIND, UndoReport
+from queuekeeper.maintenance.cleanup.model import KIND, UndoReport
 from queuekeeper.redis_client import RedisClient
 
 

@@ -1,0 +1,1 @@
+"""Cleans sessions of what has expired, while brokers use them."""
