@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
+from urllib.parse import unquote, urlsplit
 
-from pydantic import Field, SecretStr
+from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from queuekeeper.errors import UsageError
 
 DRIVER_JAVA_OPTIONS = "-XX:+UseParallelGC"
 """How Spark's driver is started. A bulk job cares for throughput, not for pauses: with the JVM's default collector the
 copy takes a fifth more processor time (docs/performance.md)."""
+
+
+def folder(text: str, *, name: str) -> Path:
+    """Return the folder that a text names, as a path or a ``file://`` URL.
+
+    Of an object store's URL a path would be made that is a new folder on whichever machine the process runs on.
+
+    :param name: what somebody has set.
+    :raises UsageError: when it names an object store.
+    """
+    scheme, mark, _ = text.partition("://")
+    if not mark:
+        return Path(text)
+    if scheme == "file":
+        return Path(unquote(urlsplit(text).path))
+    raise UsageError(
+        f"{name} names an object store ({scheme}://), and a folder is needed: reports and archives appear by one "
+        "rename once they are complete, and each line of an undo file is on disk before its change is made; "
+        "name a folder that all machines share"
+    )
+
+
+def _folder(given: object, info: ValidationInfo) -> object:
+    return folder(given, name=f"QUEUEKEEPER_{info.field_name}".upper()) if isinstance(given, str) else given
+
+
+_Folder = Annotated[Path, BeforeValidator(_folder)]
 
 
 class Settings(BaseSettings):
@@ -28,14 +59,14 @@ class Settings(BaseSettings):
 
     model_config = SettingsConfigDict(env_prefix="QUEUEKEEPER_", frozen=True)
 
-    home: Path = Field(default_factory=lambda: Path.home() / ".local" / "state" / "queuekeeper")
+    home: _Folder = Field(default_factory=lambda: Path.home() / ".local" / "state" / "queuekeeper")
     postgres_url: SecretStr | None = None
     redis_url: SecretStr | None = None
     spark_master: str = "local[*]"
     key_prefix: str = ""
-    reports_dir: Path | None = None
-    undo_dir: Path | None = None
-    archives_dir: Path | None = None
+    reports_dir: _Folder | None = None
+    undo_dir: _Folder | None = None
+    archives_dir: _Folder | None = None
     hash_key: SecretStr | None = None
 
     @property

@@ -6,7 +6,6 @@ import json
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator, TaskInstanceState
@@ -22,7 +21,7 @@ from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_ans
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.clock import system_clock
-from queuekeeper.config import Settings
+from queuekeeper.config import Settings, folder
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.partitions.apply import apply_plan
@@ -477,7 +476,7 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
 
     def arguments(self, context: Context) -> list[str]:
         """Return which partitions to archive, and where."""
-        directory = Path(self.directory) if self.directory else Settings().archives
+        directory = folder(self.directory, name="archive_directory") if self.directory else Settings().archives
         return [f"--directory={directory}", "--retired-ids", *map(str, self.retired["to_archive"])]
 
     def get_openlineage_facets_on_start(self) -> Lineage:
