@@ -30,6 +30,7 @@ from typing import Any
 from airflow.sdk import DAG, TriggerRule, XComArg, task_group
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args, spark_jobs
+from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.partitions import (
     ASKED,
     ApplyApprovedOperator,
@@ -48,7 +49,8 @@ from queuekeeper.airflow.operators.partitions import (
     RetirePartitionsOperator,
     VerifyArchivesOperator,
 )
-from queuekeeper.airflow.params import partition_maintenance_params
+from queuekeeper.jobs.common import Approval, DryRun, PostgresConnection, SparkConnection
+from queuekeeper.maintenance.partitions.model import PartitionWish
 
 POSTGRES: dict[str, Any] = {"pool": Pool.POSTGRES.value, "execution_timeout": timedelta(hours=6)}
 NAMED: dict[str, Any] = {"map_index_template": "{{ task.planned['table'] }}"}
@@ -78,7 +80,7 @@ with DAG(
     # One run archives, one waits for an answer about drops, one for an answer about consumers: others leave that to
     # them and end within minutes, so there is always one more to create partitions.
     max_active_runs=6,
-    params=partition_maintenance_params(),
+    params=form(DryRun, PartitionWish, Approval, PostgresConnection, SparkConnection),
     default_args={
         **default_args(),
         "postgres_conn_id": "{{ params.postgres_conn_id }}",

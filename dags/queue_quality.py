@@ -30,13 +30,15 @@ from typing import Any
 from airflow.sdk import DAG, TriggerRule
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args, spark_jobs
+from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.quality import (
     ProfileQueuesOperator,
     PublishQualityOperator,
     ReportQualityOperator,
     RunQualityOperator,
 )
-from queuekeeper.airflow.params import queue_quality_params
+from queuekeeper.jobs.common import Connections, SparkConnection
+from queuekeeper.quality.profile_model import ProfileRules, QualityWish
 
 CONNECTIONS = {
     "postgres_conn_id": "{{ params.postgres_conn_id }}",
@@ -54,7 +56,7 @@ with DAG(
     catchup=False,
     is_paused_upon_creation=True,
     max_active_runs=1,
-    params=queue_quality_params(),
+    params=form(QualityWish, ProfileRules, Connections, SparkConnection),
     default_args={**default_args(), **CONNECTIONS, "spark_jobs": spark_jobs(__file__)},
     tags=[Tag.QUEUEKEEPER.value, Tag.QUALITY.value, Tag.POSTGRES.value, Tag.REDIS.value, Tag.SPARK.value],
 ):

@@ -39,6 +39,7 @@ from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TriggerRule
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args, spark_jobs
+from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, CheckApprovalOperator, SummarisePlanOperator
 from queuekeeper.airflow.operators.migration import (
     CopySessionsOperator,
@@ -54,7 +55,8 @@ from queuekeeper.airflow.operators.online import (
     SoakOperator,
 )
 from queuekeeper.airflow.operators.report import ReportMigrationOperator
-from queuekeeper.airflow.params import session_migration_params
+from queuekeeper.jobs.common import Approval, Connections, DryRun, SparkConnection
+from queuekeeper.migration.model import CopyGroups, MigrationParameters, OnlineWish
 
 CONNECTIONS = {
     "postgres_conn_id": "{{ params.postgres_conn_id }}",
@@ -74,7 +76,7 @@ with DAG(
     start_date=START,
     catchup=False,
     max_active_runs=1,
-    params=session_migration_params(),
+    params=form(DryRun, MigrationParameters, CopyGroups, OnlineWish, Approval, Connections, SparkConnection),
     default_args={**default_args(), **CONNECTIONS, "spark_jobs": spark_jobs(__file__)},
     tags=[Tag.QUEUEKEEPER.value, Tag.MIGRATION.value, Tag.POSTGRES.value, Tag.REDIS.value, Tag.SPARK.value],
 ):

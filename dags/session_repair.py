@@ -24,6 +24,7 @@ from typing import Any
 from airflow.sdk import DAG
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.repair import (
     ApplyRepairOperator,
@@ -31,7 +32,9 @@ from queuekeeper.airflow.operators.repair import (
     ReportRepairOperator,
     SummariseRepairOperator,
 )
-from queuekeeper.airflow.params import session_repair_params
+from queuekeeper.jobs.common import Approval, Connections, DryRunFirst
+from queuekeeper.maintenance.remedies.queues import Selection
+from queuekeeper.maintenance.remedies.registry import RepairWish
 
 CONNECTIONS = {
     "postgres_conn_id": "{{ params.postgres_conn_id }}",
@@ -49,7 +52,7 @@ with DAG(
     start_date=START,
     catchup=False,
     max_active_runs=1,
-    params=session_repair_params(),
+    params=form(RepairWish, DryRunFirst, Selection, Approval, Connections),
     default_args={**default_args(), **CONNECTIONS},
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
 ):

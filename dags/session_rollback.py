@@ -23,9 +23,11 @@ from typing import Any
 from airflow.sdk import DAG
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.online import LookAtCohortsOperator, RollBackOperator
-from queuekeeper.airflow.params import session_rollback_params
+from queuekeeper.jobs.common import Approval, Connections, DryRun
+from queuekeeper.migration.model import PlanChoice, RollbackWish
 
 CONNECTIONS = {
     "postgres_conn_id": "{{ params.postgres_conn_id }}",
@@ -43,7 +45,7 @@ with DAG(
     start_date=START,
     catchup=False,
     max_active_runs=1,
-    params=session_rollback_params(),
+    params=form(PlanChoice, RollbackWish, DryRun, Approval, Connections),
     default_args={**default_args(), **CONNECTIONS},
     tags=[Tag.QUEUEKEEPER.value, Tag.MIGRATION.value, Tag.POSTGRES.value, Tag.REDIS.value],
 ):

@@ -8,22 +8,13 @@ from dataclasses import asdict
 from typing import Any
 
 from queuekeeper.migration.job import Environment, run
-from queuekeeper.migration.model import BadRows, MigrationParameters, Mode
+from queuekeeper.migration.model import MigrationParameters
 from queuekeeper.migration.plan import plan_migration
 
 
 def _arguments(parser: argparse.ArgumentParser) -> None:
-    defaults = MigrationParameters()
     parser.add_argument("--run-id", required=True, help="who asks; a later step finds the plan by it")
-    parser.add_argument("--cohorts", default=defaults.cohorts, help="cohorts to copy: all, or such as 0-3,7")
-    parser.add_argument("--cohort-count", type=int, default=defaults.cohort_count)
-    parser.add_argument("--limit", type=int, default=defaults.limit, help="newest live messages kept per session")
-    parser.add_argument("--default-ttl-s", type=int, default=defaults.default_ttl_s)
-    parser.add_argument("--quarantine-cap", type=float, default=defaults.quarantine_cap, help="share, 0 to 1")
-    parser.add_argument("--throttle-messages-per-s", type=int)
-    parser.add_argument("--key-prefix", default=defaults.key_prefix)
-    parser.add_argument("--mode", default=str(defaults.mode), choices=list(map(str, Mode)))
-    parser.add_argument("--bad-rows", default=str(defaults.bad_rows), choices=list(map(str, BadRows)))
+    MigrationParameters.declare(parser)
 
 
 def _plan(arguments: dict[str, Any], environment: Environment) -> dict[str, Any]:
@@ -32,7 +23,7 @@ def _plan(arguments: dict[str, Any], environment: Environment) -> dict[str, Any]
         environment.spark("queuekeeper plan_migration"),
         postgres_url=environment.postgres_url,
         redis_url=environment.redis_url,
-        parameters=MigrationParameters(**arguments),
+        parameters=MigrationParameters.take(arguments),
         run_id=run_id,
     )
     report = asdict(plan)

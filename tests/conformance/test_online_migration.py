@@ -16,7 +16,7 @@ from tbmq_broker import Broker
 from queuekeeper import audit, postgres
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
-from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavailable, StaleDriver
+from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavailable, StaleDriver, UsageError
 from queuekeeper.keyspace import is_scattered, payload_key, session_keys
 from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.ledger import QuarantinedRow
@@ -965,7 +965,7 @@ def test_four_eyes_are_those_of_two_persons(triggered_by: str | None) -> None:
 
 def test_lease_that_no_broker_would_wait_for_is_refused(few: OnlineWorld) -> None:
     for lease_ms in (49, 1_001):
-        with pytest.raises(RefusedError, match=f"lease_ms is {lease_ms}: it must be 50 to 1000"):
+        with pytest.raises(UsageError, match=f"lease_ms is {lease_ms}: it must be an integer from 50 to 1,000"):
             few.driver(lease_ms=lease_ms)
 
 

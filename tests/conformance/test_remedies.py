@@ -1101,10 +1101,10 @@ def test_user_without_scripts_is_told_so(bench: Bench) -> None:
 @pytest.mark.parametrize(
     ("parameters", "words"),
     [
-        ({"limit": 0}, "limit is 0: it must be 1 to 65535"),
-        ({"default_ttl_s": 0}, "default_ttl_s is 0: it must be 1 to"),
-        ({"keep_s": -1}, "keep_s is -1: it must be 1 to"),
-        ({"grace_s": 0}, "grace_s is 0: it must be 1 to"),
+        ({"limit": 0}, "limit is 0: it must be an integer from 1 to 65,535"),
+        ({"default_ttl_s": 0}, "default_ttl_s is 0: it must be an integer from 1 to"),
+        ({"keep_s": -1}, "keep_s is -1: it must be an integer from 1 to"),
+        ({"grace_s": 0}, "grace_s is 0: it must be an integer from 1 to"),
         ({"key_prefix": "{a}"}, "holds a brace"),
     ],
 )

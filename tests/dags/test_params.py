@@ -82,7 +82,7 @@ def test_defaults_are_those_of_the_migration_itself(session_migration: DAG) -> N
     assert params["cohort_count"] == defaults.cohort_count
     assert params["limit"] == defaults.limit
     assert params["default_ttl_s"] == defaults.default_ttl_s
-    assert params["quarantine_cap_percent"] == pytest.approx(defaults.quarantine_cap * 100)
+    assert params["quarantine_cap_percent"] == defaults.quarantine_cap_percent
     assert params["throttle_messages_per_s"] is defaults.throttle_messages_per_s
     assert (params["key_prefix"] or "") == defaults.key_prefix
     assert params["bad_rows"] == defaults.bad_rows

@@ -21,8 +21,9 @@ from queuekeeper.airflow.operators.quality import (
 from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.parameters import describe
 from queuekeeper.quality.checks import CHECKS
-from queuekeeper.quality.profile_model import ProfileParameters, turn_of
+from queuekeeper.quality.profile_model import ProfileParameters, ProfileRules, QualityWish, turn_of
 from queuekeeper.quality.report import FORMS_PATH
 from queuekeeper.quality.store import QualityStore, Verdict
 
@@ -102,15 +103,21 @@ def test_defaults_are_those_of_the_profile_itself(dag: DAG) -> None:
     assert params["cohort_count"] == defaults.cohort_count
     assert params["sample_percent"] == defaults.sample_percent
     assert params["parquet_directory"] is None
-    assert params["limit"] == defaults.session_limit
+    assert params["limit"] == defaults.limit
     assert params["default_ttl_s"] == defaults.default_ttl_s
     assert params["max_payload_bytes"] == defaults.max_payload_bytes
     assert params["contents"] is defaults.contents
     assert params["turn"] is None
 
 
+def wishes(**said: str) -> dict[str, str]:
+    """Return a whole form as Airflow renders it: what is said, and the defaults."""
+    models = (QualityWish, ProfileRules)
+    return {name: each.to_text(each.default) for model in models for name, each in describe(model).items()} | said
+
+
 def test_profile_of_a_store_that_the_run_is_not_about_is_skipped(dag: DAG) -> None:
-    task = ProfileQueuesOperator(task_id="p", store="postgres", stores="redis", spark_jobs="absent")
+    task = ProfileQueuesOperator(task_id="p", store="postgres", parameters=wishes(stores="redis"), spark_jobs="absent")
 
     with pytest.raises(AirflowSkipException):
         task.execute(context_of(dag))
@@ -119,22 +126,24 @@ def test_profile_of_a_store_that_the_run_is_not_about_is_skipped(dag: DAG) -> No
 
 
 def test_what_could_not_be_judged_is_refused_before_it_is_read(dag: DAG) -> None:
-    task = ProfileQueuesOperator(task_id="p", store="redis", stores="redis", compare="True", spark_jobs="absent")
+    asked = wishes(stores="redis", compare="True")
+    task = ProfileQueuesOperator(task_id="p", store="redis", parameters=asked, spark_jobs="absent")
 
     with pytest.raises(UsageError, match="suite source_against_target needs a profile of postgres"):
         task.execute(context_of(dag))
 
 
 def test_profile_reads_the_turn_of_its_time_unless_the_form_names_one(dag: DAG) -> None:
-    given: dict[str, Any] = {
-        "task_id": "p", "store": "redis", "spark_jobs": "absent", "stores": "both", "mode": "fast", "cohorts": "0-3",
-        "cohort_count": 96, "contents": "True", "session_limit": 7, "default_ttl_s": 8, "max_payload_bytes": 9,
-        "key_prefix": "", "throttle_references_per_s": "", "sample_percent": 10, "parquet_directory": "",
-    }  # fmt: skip
+    given: dict[str, Any] = {"task_id": "p", "store": "redis", "spark_jobs": "absent"}
+    asked = wishes(
+        stores="both", suite="fast", cohorts="0-3", contents="True", limit="7", default_ttl_s="8",
+        max_payload_bytes="9", sample_percent="10",
+    )  # fmt: skip
     context = context_of(dag)
 
-    by_time = ProfileQueuesOperator(turn="", **given).arguments(context)
-    by_form = ProfileQueuesOperator(turn="0", **given | {"parquet_directory": "/srv/profiles"}).arguments(context)
+    by_time = ProfileQueuesOperator(parameters=asked, **given).arguments(context)
+    named = asked | {"turn": "0", "parquet_directory": "/srv/profiles"}
+    by_form = ProfileQueuesOperator(parameters=named, **given).arguments(context)
 
     assert "--turn=55" in by_time
     assert "--turn=0" in by_form

@@ -101,12 +101,14 @@ def planned(world: World, **arguments: Any) -> str:
     """Plan the repair of one session, by its operator, and return the run's id."""
     operator = PlanRepairOperator(
         task_id="plan",
-        remedy="repair_ttl",
-        quality_run_id="quality-1",
-        cohorts="all",
-        client_hashes=json.dumps([client_hash(DEVICES[0], key=world.key)]),
-        key_prefix="",
-        max_operations_per_s="",
+        parameters={
+            "remedy": "repair_ttl",
+            "quality_run_id": "quality-1",
+            "cohorts": "all",
+            "client_hashes": client_hash(DEVICES[0], key=world.key),
+            "key_prefix": "",
+            "max_operations_per_s": "",
+        },
     )
     run_id: str = operator.execute(_context(**arguments))["maintenance_run_id"]
     return run_id

@@ -20,7 +20,7 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.wire import message_json
 
 LIMIT = 20
-PARAMETERS = ProfileParameters(cohort_count=12, session_limit=LIMIT, max_payload_bytes=2_000)
+PARAMETERS = ProfileParameters(cohort_count=12, limit=LIMIT, max_payload_bytes=2_000)
 LIFE_S = 3_600
 MESSAGES = 5
 

@@ -118,7 +118,7 @@ def test_long_queue_is_judged_across_its_pages(client: RedisClient) -> None:
     # The 500th and the 501st reference stand on different pages: a tie, and a step back.
     any_client.zadd(queue.messages, {queue.payload(500): 1_501})
     any_client.zadd(queue.messages, {queue.payload(1_001): 2_000.1, queue.payload(1_000): 2_001})
-    row = profiled(client, replace(PARAMETERS, session_limit=2_000))["long"]
+    row = profiled(client, replace(PARAMETERS, limit=2_000))["long"]
     assert (row["messages"], row["live"], row["tied_serials"], row["bad_serials"]) == (1_203, 1_203, 2, 1)
 
 

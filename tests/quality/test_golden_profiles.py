@@ -33,7 +33,7 @@ pytestmark = pytest.mark.spark
 
 # A name that TBMQ's own migration could not read, and an output format that it could not decode.
 DATABASE = "golden-defects_1.4"
-PARAMETERS = ProfileParameters(cohort_count=1, contents=True, session_limit=LIMIT, default_ttl_s=DEFAULT_LIFE_S)
+PARAMETERS = ProfileParameters(cohort_count=1, contents=True, limit=LIMIT, default_ttl_s=DEFAULT_LIFE_S)
 KEY = b"golden defects"
 SUITES = (REDIS, POSTGRES, BOTH)
 
@@ -127,7 +127,7 @@ def golden(spark: SparkSession, postgres_server: PostgresServer, server_home: Pa
         of_the_vendor = _judge(spark, redis_url=vendor_url, postgres_url=url)
         plan = plan_migration(
             spark, postgres_url=url, redis_url=our_url, now_ms=system_clock(), run_id=None,
-            parameters=MigrationParameters(cohort_count=1, limit=LIMIT, quarantine_cap=1.0),
+            parameters=MigrationParameters(cohort_count=1, limit=LIMIT, quarantine_cap_percent=100.0),
         )  # fmt: skip
         copy_sessions(spark, postgres_url=url, redis_url=our_url, plan_id=plan.plan_id)
         yield Golden(

@@ -229,7 +229,7 @@ def test_too_many_bad_rows_refuse_plan_and_copy(make_world: Callable[..., World]
     with pytest.raises(
         RefusedError, match=r"messages \(\d\.\d\d %\) would be quarantined, more than the cap of 0\.1 %"
     ):
-        world.plan(replace(PARAMETERS, quarantine_cap=0.001), run_id="strict")
+        world.plan(replace(PARAMETERS, quarantine_cap_percent=0.1), run_id="strict")
     plan = world.ledger.load_plan(world.ledger.plan_of_run("strict"))
     assert plan.state is PlanState.REFUSED
     assert len(world.ledger.quarantined(plan.plan_id, limit=None)) >= plan.total("quarantined")

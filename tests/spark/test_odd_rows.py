@@ -12,7 +12,7 @@ from queuekeeper.keyspace import payload_key
 from queuekeeper.migration.model import MigrationParameters
 from tests.spark.world import World
 
-PARAMETERS = MigrationParameters(cohort_count=3, quarantine_cap=1)
+PARAMETERS = MigrationParameters(cohort_count=3, quarantine_cap_percent=100.0)
 MIB = 2**20
 
 

@@ -123,7 +123,10 @@ def moved(
     world.connection.execute(postgres.statement("sessions/vendor_schema"))
     postgres.migrate(world.connection)
     fill(world.connection)
-    plan = world.plan(MigrationParameters(cohort_count=4, limit=LIMIT, default_ttl_s=DEFAULT_TTL_S, quarantine_cap=1))
+    parameters = MigrationParameters(
+        cohort_count=4, limit=LIMIT, default_ttl_s=DEFAULT_TTL_S, quarantine_cap_percent=100.0
+    )
+    plan = world.plan(parameters)
     world.copy(plan.plan_id)
     online = OnlineWorld(world.postgres_url, own_redis(), limit=LIMIT)
     try:

@@ -22,7 +22,7 @@ from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, nodes
 from tests.property.migration_rules import Decision, Message, Rules, Session, decide, expires_at_ms, stored_json
 
-PARAMETERS = MigrationParameters(cohort_count=12, limit=500, quarantine_cap=0.5)
+PARAMETERS = MigrationParameters(cohort_count=12, limit=500, quarantine_cap_percent=50.0)
 HOUR_MS = 3_600_000
 MARK = "spotted-in-a-payload"
 

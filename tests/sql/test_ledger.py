@@ -36,7 +36,7 @@ NOW_MS = 1_790_000_000_000
 def make_plan(plan_id: str = "plan-a", *, cohorts: int = 3, messages: int = 10) -> MigrationPlan:
     return MigrationPlan(
         plan_id=plan_id,
-        parameters=MigrationParameters(cohort_count=cohorts, quarantine_cap=0.25, throttle_messages_per_s=500),
+        parameters=MigrationParameters(cohort_count=cohorts, quarantine_cap_percent=25.0, throttle_messages_per_s=500),
         source_fingerprint="fingerprint",
         code_version="1",
         as_of_ms=NOW_MS,

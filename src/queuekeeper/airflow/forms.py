@@ -39,12 +39,13 @@ def field_of(each: Described) -> Param:
     said = each.said
     default = each.default if said.proposed is None else said.proposed
     default = str(default.value) if each.enum is not None else default
-    empty = default in ("", ()) and not each.optional
+    empty = said.proposed is None and default in ("", ()) and not each.optional and not said.needed
     optional = each.optional or empty
     schema: dict[str, Any] = {"type": ["null", each.kind.value] if optional else each.kind.value, "title": said.title}
+    rule = f"{each.name}: {each.rule}"
     texts = {"pattern": said.pattern, "maxLength": said.longest}
     if each.kind is Kind.LIST:
-        items = {"type": "string", "minLength": 1} | texts
+        items = {"errorMessage": rule, "type": "string", "minLength": None if said.pattern else said.shortest} | texts
         schema |= {"items": {name: value for name, value in items.items() if value is not None}, "maxItems": said.most}
         default = list(default)
     elif each.choices is not None:
@@ -56,7 +57,7 @@ def field_of(each: Described) -> Param:
     schema |= {
         "examples": list(said.examples) or None,
         "section": said.section.value or None,
-        "errorMessage": f"{each.name}: {each.rule}",
+        "errorMessage": rule,
     }
     words = said.help + (f" Empty: {said.unset}." if said.unset else "")
     return Param(
@@ -69,11 +70,14 @@ def field_of(each: Described) -> Param:
 def templates(model: type[Parameters]) -> dict[str, str]:
     """Return what Airflow renders for an operator: each parameter as :meth:`Parameters.of_texts` reads it."""
     return {
-        name: f"{{{{ (params.{name} or []) | join('\\n') }}}}"
-        if each.kind is Kind.LIST
-        else f"{{{{ '' if params.{name} is none else params.{name} }}}}"
+        name: f"{{{{ (params.{name} or []) | join('\\n') }}}}" if each.kind is Kind.LIST else template(name)
         for name, each in describe(model).items()
     }
+
+
+def template(name: str) -> str:
+    """Return what Airflow renders as one parameter, of any type but a list; no value is an empty text."""
+    return f"{{{{ '' if params.{name} is none else params.{name} }}}}"
 
 
 def reject_unknown(conf: Mapping[str, object] | None, known: Mapping[str, object]) -> None:

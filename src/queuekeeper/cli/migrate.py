@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.cli import context, foreign_writers
+from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import (
     cell,
     instant,
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
 
     from queuekeeper.audit import Answer
     from queuekeeper.migration.ledger import QuarantinedRow, Step
-    from queuekeeper.migration.model import LedgerRow, MigrationPlan
+    from queuekeeper.migration.model import LedgerRow, MigrationParameters, MigrationPlan
 
 app = typer.Typer(no_args_is_help=True, help="Move sessions to Redis: plan, copy, verify, report.")
 app.add_typer(foreign_writers.app, name="trigger")
@@ -101,28 +102,17 @@ def _bar(postgres_url: str, *, plan_id: str, step: Step, total: int) -> Iterator
             thread.join(timeout=10)
 
 
-@app.command()
+def _parameters() -> type[MigrationParameters]:
+    from queuekeeper.migration.model import MigrationParameters
+
+    return MigrationParameters
+
+
+@app.command(cls=JobCommand)
+@takes(_parameters)
 def plan(
     *,
-    cohorts: Annotated[str, typer.Option(help="Cohorts to copy, all or such as 0-3,7.", metavar="CHOICE")] = "all",
-    cohort_count: Annotated[int, typer.Option(help="Cohorts to cut the hash slots into.")] = 96,
-    limit: Annotated[int, typer.Option(help="Newest live messages to keep per session, up to 65,535.")] = 10_000,
-    default_ttl_s: Annotated[int, typer.Option(help="Life in seconds of a message without an expiry.")] = 604_800,
-    quarantine_cap: Annotated[float, typer.Option(help="Share of rows that may be quarantined, 0 to 1.")] = 0.01,
-    throttle_messages_per_s: Annotated[
-        int | None, typer.Option(help="Messages written per second; as fast as the servers allow if left out.")
-    ] = None,
-    key_prefix: Annotated[str | None, typer.Option(help="Prefix of the Redis keys (TBMQ: CACHE_PREFIX).")] = None,
-    mode: Annotated[
-        str, typer.Option(help="offline: the broker is stopped; online: see queuekeeper online.")
-    ] = "offline",
-    bad_rows: Annotated[
-        str,
-        typer.Option(
-            help="With mode online, rows that nobody can deliver: quarantine puts them aside in PostgreSQL and moves "
-            "their client, leave keeps their client in PostgreSQL."
-        ),
-    ] = "quarantine",
+    parameters: MigrationParameters,
     run_id: Annotated[str | None, typer.Option(help="Name of this request, for the record.")] = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
@@ -133,23 +123,6 @@ def plan(
 
     Example: `queuekeeper migrate plan --limit 5000 --default-ttl-s 86400`
     """
-    from queuekeeper.migration.model import BadRows, MigrationParameters, Mode
-
-    if bad_rows not in set(BadRows):
-        raise UsageError(f"bad_rows is {bad_rows!r}: it must be {' or '.join(BadRows)}")
-    if mode not in set(Mode):
-        raise UsageError(f"the mode is {mode!r}: it must be {' or '.join(Mode)}")
-    parameters = MigrationParameters(
-        mode=Mode(mode),
-        bad_rows=BadRows(bad_rows),
-        cohorts=cohorts,
-        cohort_count=cohort_count,
-        limit=limit,
-        default_ttl_s=default_ttl_s,
-        quarantine_cap=quarantine_cap,
-        throttle_messages_per_s=throttle_messages_per_s,
-        key_prefix=context.settings().key_prefix if key_prefix is None else key_prefix,
-    )
     source, target = context.reachable(postgres_url, redis_url)
     with context.spark("queuekeeper migrate plan", spark_master, source, target) as spark:
         from queuekeeper.migration.plan import plan_migration

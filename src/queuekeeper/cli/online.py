@@ -12,12 +12,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.cli import context
+from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import cell, instant, pairs, plain, record, show, table
 from queuekeeper.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from queuekeeper.migration.model import Lease, OnlineWish, RollbackWish
     from queuekeeper.migration.online.cohorts import OnlineCohort
     from queuekeeper.migration.online.driver import OnlineDriver, StepReport
 
@@ -27,7 +29,6 @@ PlanId = Annotated[str, typer.Argument(metavar="PLAN", help="Id of the plan.")]
 Cohorts = Annotated[
     str | None, typer.Option("--cohorts", help="Such as 0-3,7; all that are so far if left out.", metavar="CHOICE")
 ]
-LeaseMs = Annotated[int, typer.Option("--lease-ms", help="Longest that a client is fenced, 50 to 1,000.")]
 Movers = Annotated[int, typer.Option("--movers", min=1, max=64, help="Clients that are worked on side by side.")]
 
 _TONES = {"on_redis": "green", "soaking": "green", "committed": "green", "verified": "green", "rolling_back": "yellow"}
@@ -44,9 +45,10 @@ def _driver(
     redis_url: str | None,
     *,
     as_json: bool,
-    lease_ms: int = 1_000,
+    lease: Lease | None = None,
     movers: int = 8,
 ) -> OnlineDriver:
+    from queuekeeper.migration.model import Lease
     from queuekeeper.migration.online.driver import OnlineDriver
 
     source, target = context.reachable(postgres_url, redis_url)
@@ -56,7 +58,7 @@ def _driver(
         redis_url=target,
         plan_id=plan_id,
         actor=context.person(),
-        lease_ms=lease_ms,
+        lease_ms=(lease or Lease()).lease_ms,
         count=movers,
         tell=lambda line: print(line, file=out, flush=True),
     )
@@ -162,11 +164,24 @@ def verify(
     _show(driver.verify(_chosen(plan_id, cohorts, postgres_url)), as_json=as_json)
 
 
-@app.command()
+def _online() -> type[OnlineWish]:
+    from queuekeeper.migration.model import OnlineWish
+
+    return OnlineWish
+
+
+def _rollback() -> type[RollbackWish]:
+    from queuekeeper.migration.model import RollbackWish
+
+    return RollbackWish
+
+
+@app.command(cls=JobCommand)
+@takes(_online, only=["canary_percent"], names={"canary_percent": ["--percent"]})
 def rehearse(
     plan_id: PlanId,
     *,
-    percent: Annotated[int, typer.Option(min=1, max=100, help="Share of the clients that go first.")] = 1,
+    parameters: OnlineWish,
     yes: context.Yes = False,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
@@ -179,13 +194,13 @@ def rehearse(
     driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json)
     _agree(
         plan_id,
-        f"Cohorts with at least {percent} % of the clients will go to Redis and back.",
+        f"Cohorts with at least {parameters.canary_percent} % of the clients will go to Redis and back.",
         kind="online_rehearsal",
         postgres_url=postgres_url,
         yes=yes,
         as_json=as_json,
     )
-    driver.choose_canary(percent)
+    driver.choose_canary(parameters.canary_percent)
     reports = driver.rehearse()
 
     def pretty(out: Console) -> None:
@@ -199,12 +214,13 @@ def _longest(report: StepReport) -> str | None:
     return None if report.fenced_longest_ms is None else f"{report.fenced_longest_ms:,.1f} ms"
 
 
-@app.command("cut-over")
+@app.command("cut-over", cls=JobCommand)
+@takes(_online, only=["lease_ms"])
 def cut_over(
     plan_id: PlanId,
     *,
+    parameters: OnlineWish,
     cohorts: Cohorts = None,
-    lease_ms: LeaseMs = 1_000,
     movers: Movers = 8,
     dry_run: context.DryRun = False,
     yes: context.Yes = False,
@@ -228,18 +244,18 @@ def cut_over(
         yes=yes,
         as_json=as_json,
     )
-    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, lease_ms=lease_ms, movers=movers)
+    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, lease=parameters, movers=movers)
     _show(driver.cut_over(chosen), as_json=as_json)
 
 
-@app.command("roll-back")
+@app.command("roll-back", cls=JobCommand)
+@takes(_rollback, only=["lease_ms", "max_lag_s"])
 def roll_back(
     plan_id: PlanId,
     *,
+    parameters: RollbackWish,
     cohorts: Cohorts = None,
-    lease_ms: LeaseMs = 1_000,
     movers: Movers = 8,
-    max_lag_s: Annotated[float, typer.Option(min=0, help="How far the mirror may be behind at the beginning.")] = 10.0,
     dry_run: context.DryRun = False,
     yes: context.Yes = False,
     postgres_url: context.PostgresUrl = None,
@@ -262,8 +278,8 @@ def roll_back(
         yes=yes,
         as_json=as_json,
     )
-    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, lease_ms=lease_ms, movers=movers)
-    _show(driver.roll_back(chosen, max_lag_s=max_lag_s), as_json=as_json)
+    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, lease=parameters, movers=movers)
+    _show(driver.roll_back(chosen, max_lag_s=parameters.max_lag_s), as_json=as_json)
 
 
 @app.command()

@@ -32,19 +32,22 @@ class Taken:
     :param model: imports and returns it.
     :param argument: the parameter that is given by position; the others are options.
     :param fixed: values of parameters that the command decides, which are no options.
+    :param only: the parameters that the command asks for, where it does not ask for all.
     :param names: of parameters, the options besides those of their own names.
     """
 
     model: Callable[[], type[Parameters]]
     argument: str
     fixed: Mapping[str, Any]
+    only: Collection[str]
     names: Mapping[str, Collection[str]]
 
     def described(self) -> dict[str, Described]:
         """Return the parameters that the command asks for."""
         from queuekeeper.jobs.parameters import describe
 
-        return {name: each for name, each in describe(self.model()).items() if name not in self.fixed}
+        known = describe(self.model())
+        return {name: known[name] for name in known if name not in self.fixed and name in (self.only or known)}
 
     def options(self) -> list[Any]:
         """Return the options and the argument, as the command line parses them."""
@@ -90,6 +93,7 @@ def takes(
     *,
     argument: str = "",
     fixed: Mapping[str, Any] = MappingProxyType({}),
+    only: Collection[str] = (),
     names: Mapping[str, Collection[str]] = MappingProxyType({}),
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Let a command take a job's parameters; it is called with the checked model as ``parameters``.
@@ -114,7 +118,7 @@ def takes(
         ctx = inspect.Parameter("ctx", inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
         call.__signature__ = inspect.Signature([ctx, *own])
         call.__annotations__ = {"ctx": typer.Context, **hints}
-        call.taken = Taken(model=model, argument=argument, fixed=fixed, names=names)
+        call.taken = Taken(model=model, argument=argument, fixed=fixed, only=only, names=names)
         return checked
 
     return decorate

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 import typer
 
 from queuekeeper.cli import context
+from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import cell, instant, pairs, plain, printable, screen, show, table
 from queuekeeper.errors import CheckFailed, QueuekeeperError, ServerUnavailable, StalePlan, UsageError
 
@@ -18,7 +19,13 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from queuekeeper.audit import Answer
-    from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan, RetiredPartition
+    from queuekeeper.maintenance.partitions.model import (
+        ApplyReport,
+        Coverage,
+        PartitionPlan,
+        PartitionWish,
+        RetiredPartition,
+    )
     from queuekeeper.maintenance.partitions.policy import PartitionPolicy
     from queuekeeper.postgres import Connection
 
@@ -29,9 +36,6 @@ app = typer.Typer(no_args_is_help=True)
 TableName = Annotated[str, typer.Argument(metavar="TABLE", help="Name with its schema, as SQL writes it.")]
 OneTable = Annotated[
     str | None, typer.Argument(metavar="[TABLE]", help="One table; every table that has a policy if left out.")
-]
-OverrideConsumers = Annotated[
-    bool, typer.Option("--override-consumers", help="Retire also what a consumer still needs.")
 ]
 
 
@@ -154,11 +158,18 @@ def status(name: OneTable = None, *, postgres_url: context.PostgresUrl = None, a
         raise CheckFailed("; ".join([*(f"{each} needs maintenance" for each in short), *errors]))
 
 
-@app.command()
+def _wish() -> type[PartitionWish]:
+    from queuekeeper.maintenance.partitions.model import PartitionWish
+
+    return PartitionWish
+
+
+@app.command(cls=JobCommand)
+@takes(_wish, only=["override_consumers"])
 def plan(
     name: OneTable = None,
     *,
-    override_consumers: OverrideConsumers = False,
+    parameters: PartitionWish,
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
@@ -175,7 +186,7 @@ def plan(
         now_ms = system_clock()
         return [
             plan_creation(connection, policy=policy, now_ms=now_ms),
-            plan_retirement(connection, policy=policy, now_ms=now_ms, override_consumers=override_consumers),
+            plan_retirement(connection, policy=policy, now_ms=now_ms, override_consumers=parameters.override_consumers),
             plan_drop(connection, policy=policy, now_ms=now_ms),
         ]
 
@@ -213,11 +224,12 @@ def create(
         _carry_out(connection, plans, errors, dry_run=dry_run, as_json=as_json)
 
 
-@app.command()
+@app.command(cls=JobCommand)
+@takes(_wish, only=["override_consumers"])
 def retire(
     name: OneTable = None,
     *,
-    override_consumers: OverrideConsumers = False,
+    parameters: PartitionWish,
     dry_run: context.DryRun = False,
     postgres_url: context.PostgresUrl = None,
     yes: context.Yes = False,
@@ -239,11 +251,11 @@ def retire(
             connection,
             name,
             lambda policy: plan_retirement(
-                connection, policy=policy, now_ms=system_clock(), override_consumers=override_consumers
+                connection, policy=policy, now_ms=system_clock(), override_consumers=parameters.override_consumers
             ),
         )
         question = "{steps} partitions of {bytes:,} bytes will leave their tables."
-        if override_consumers:
+        if parameters.override_consumers:
             question += " Consumers still need some of them."
         _carry_out(
             connection, plans, errors, dry_run=dry_run, as_json=as_json, question=f"{question} Retire them?", yes=yes

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.cli import context
+from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import cell, instant, pairs, plain, printable, record, screen, show, table
 from queuekeeper.errors import CheckFailed, UsageError
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from queuekeeper.quality.findings import Finding
     from queuekeeper.quality.incidents import Incident
     from queuekeeper.quality.known_issues import KnownIssue
-    from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport
+    from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport, ProfileWish
     from queuekeeper.quality.run import QualityReport
     from queuekeeper.quality.store import QualityRun, QualityStore, TrendRun
 
@@ -68,13 +69,6 @@ class Subject(StrEnum):
         return Stores(self.value).names if self.value in set(Stores) else ()
 
 
-class Mode(StrEnum):
-    """How much of the chosen cohorts to read."""
-
-    FULL = "full"
-    FAST = "fast"
-
-
 RunIdOrNewest = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id of the run; the newest if left out.")]
 StoreChoice = Annotated[Stores, typer.Option("--store", help="Which store to read.")]
 SubjectChoice = Annotated[
@@ -84,25 +78,6 @@ SubjectChoice = Annotated[
         help="Which store to read; events: event broker and partitioned tables; compacted, fanout: queues of that "
         "kind.",
     ),
-]
-ModeChoice = Annotated[
-    Mode, typer.Option("--mode", help="full reads all chosen cohorts, fast one in 96: another each quarter of an hour.")
-]
-CohortChoice = Annotated[str, typer.Option("--cohorts", help="Cohorts, all or such as 0-3,7.", metavar="CHOICE")]
-CohortCount = Annotated[int, typer.Option(help="Cohorts to cut the hash slots into.")]
-SamplePercent = Annotated[
-    int, typer.Option(help="Read only the queues of so many of a hundred slots. Faults elsewhere are not seen.")
-]
-Turn = Annotated[int | None, typer.Option(help="Which of the 96 turns mode fast reads; that of the hour if left out.")]
-Contents = Annotated[
-    bool, typer.Option("--contents", help="Judge the messages' JSON too, inside the server. The user needs GET.")
-]
-Limit = Annotated[int, typer.Option("--limit", help="Messages that the broker keeps per session, up to 65,535.")]
-DefaultTtl = Annotated[int, typer.Option(help="Life in seconds of a message without an expiry.")]
-MaxPayload = Annotated[int, typer.Option(help="Bytes beyond which a message counts as oversized.")]
-KeyPrefix = Annotated[str | None, typer.Option(help="Prefix of the Redis keys (TBMQ: CACHE_PREFIX).")]
-Throttle = Annotated[
-    int | None, typer.Option(help="References read per second; as fast as the server allows if left out.")
 ]
 ParquetDirectory = Annotated[
     Path | None, typer.Option("--parquet-directory", help="Folder for the rows of queues as Parquet, too.")
@@ -190,57 +165,22 @@ class _Wishes:
             return reports
 
 
-def _parameters(
-    *,
-    now_ms: int,
-    mode: Mode,
-    cohorts: str,
-    cohort_count: int,
-    sample_percent: int,
-    turn: int | None,
-    contents: bool,
-    limit: int,
-    default_ttl_s: int,
-    max_payload_bytes: int,
-    key_prefix: str | None,
-    throttle_references_per_s: int | None,
-) -> ProfileParameters:
-    from queuekeeper.quality.profile_model import ProfileParameters, turn_of
-
-    return ProfileParameters(
-        mode=mode.value,
-        cohorts=cohorts,
-        cohort_count=cohort_count,
-        sample_percent=sample_percent,
-        turn=turn_of(datetime.fromtimestamp(now_ms / 1_000, UTC)) if turn is None else turn,
-        contents=contents,
-        session_limit=limit,
-        default_ttl_s=default_ttl_s,
-        max_payload_bytes=max_payload_bytes,
-        key_prefix=_prefix(key_prefix),
-        throttle_references_per_s=throttle_references_per_s,
-    )
+def _moment(now_ms: int) -> datetime:
+    return datetime.fromtimestamp(now_ms / 1_000, UTC)
 
 
-def _prefix(key_prefix: str | None) -> str:
-    return context.settings().key_prefix if key_prefix is None else key_prefix
+def _model() -> type[ProfileWish]:
+    from queuekeeper.quality.profile_model import ProfileWish
+
+    return ProfileWish
 
 
-@app.command()
+@app.command(cls=JobCommand)
+@takes(_model)
 def profile(
     *,
+    parameters: ProfileWish,
     store: StoreChoice = Stores.REDIS,
-    mode: ModeChoice = Mode.FULL,
-    cohorts: CohortChoice = "all",
-    cohort_count: CohortCount = 96,
-    sample_percent: SamplePercent = 100,
-    turn: Turn = None,
-    contents: Contents = False,
-    limit: Limit = 10_000,
-    default_ttl_s: DefaultTtl = 604_800,
-    max_payload_bytes: MaxPayload = 1_048_576,
-    key_prefix: KeyPrefix = None,
-    throttle_references_per_s: Throttle = None,
     parquet_directory: ParquetDirectory = None,
     postgres_url: context.PostgresUrl = None,
     redis_url: context.RedisUrl = None,
@@ -256,23 +196,9 @@ def profile(
     from queuekeeper.clock import system_clock
 
     now_ms = system_clock()
-    parameters = _parameters(
-        now_ms=now_ms,
-        mode=mode,
-        cohorts=cohorts,
-        cohort_count=cohort_count,
-        sample_percent=sample_percent,
-        turn=turn,
-        contents=contents,
-        limit=limit,
-        default_ttl_s=default_ttl_s,
-        max_payload_bytes=max_payload_bytes,
-        key_prefix=key_prefix,
-        throttle_references_per_s=throttle_references_per_s,
-    )
     reports = _Wishes(
         stores=store.names,
-        parameters=parameters,
+        parameters=parameters.at(_moment(now_ms)),
         parquet=parquet_directory,
         postgres_url=postgres_url,
         redis_url=redis_url,
@@ -289,9 +215,11 @@ def profile(
     show(reports, as_json=as_json, pretty=pretty)
 
 
-@app.command("run")
+@app.command("run", cls=JobCommand)
+@takes(_model)
 def run_command(
     *,
+    parameters: ProfileWish,
     store: SubjectChoice = Subject.REDIS,
     profiles: Annotated[
         list[str] | None, typer.Option("--profile", help="Judge this profile instead of reading the store; repeatable.")
@@ -303,17 +231,6 @@ def run_command(
         bool, typer.Option("--compare", help="Compare source and target, too: after a migration, with both stores.")
     ] = False,
     run_id: Annotated[str | None, typer.Option(help="Name of the run; one of this name is replaced.")] = None,
-    mode: ModeChoice = Mode.FULL,
-    cohorts: CohortChoice = "all",
-    cohort_count: CohortCount = 96,
-    sample_percent: SamplePercent = 100,
-    turn: Turn = None,
-    contents: Contents = False,
-    limit: Limit = 10_000,
-    default_ttl_s: DefaultTtl = 604_800,
-    max_payload_bytes: MaxPayload = 1_048_576,
-    key_prefix: KeyPrefix = None,
-    throttle_references_per_s: Throttle = None,
     parquet_directory: ParquetDirectory = None,
     show_client_ids: ShowClientIds = False,
     data_docs: DataDocs = None,
@@ -327,7 +244,6 @@ def run_command(
     Example: `queuekeeper quality run --contents`
     """
     from queuekeeper.clock import system_clock
-    from queuekeeper.quality.profile_model import turn_of
     from queuekeeper.quality.run import (
         COMPARISON_SUITE,
         EVENT_SUITES,
@@ -357,23 +273,9 @@ def run_command(
     elif not stores:
         profile_ids = []
     else:
-        parameters = _parameters(
-            now_ms=now_ms,
-            mode=mode,
-            cohorts=cohorts,
-            cohort_count=cohort_count,
-            sample_percent=sample_percent,
-            turn=turn,
-            contents=contents,
-            limit=limit,
-            default_ttl_s=default_ttl_s,
-            max_payload_bytes=max_payload_bytes,
-            key_prefix=key_prefix,
-            throttle_references_per_s=throttle_references_per_s,
-        )
         made = _Wishes(
             stores=stores,
-            parameters=parameters,
+            parameters=parameters.at(_moment(now_ms)),
             parquet=parquet_directory,
             postgres_url=postgres_url,
             redis_url=redis_url,
@@ -381,7 +283,7 @@ def run_command(
             now_ms=now_ms,
         ).make()
         profile_ids = [report.profile_id for report in made]
-    now = datetime.fromtimestamp(now_ms / 1_000, UTC)
+    now = _moment(now_ms)
     with screen(stderr=True).status("Judging"):
         report = run_quality(
             postgres_url=context.postgres_address(postgres_url),
@@ -390,9 +292,9 @@ def run_command(
             quality_run_id=run_id or hashlib.sha256(f"{now_ms} {profile_ids}".encode()).hexdigest()[:16],
             now=now,
             redis_url=context.redis_address(redis_url) if on_redis else None,
-            key_prefix=_prefix(key_prefix),
-            turn=(turn_of(now) if turn is None else turn) if on_queues and mode is Mode.FAST else None,
-            throttle_references_per_s=throttle_references_per_s,
+            key_prefix=parameters.key_prefix,
+            turn=parameters.at(now).turn if on_queues and parameters.mode == "fast" else None,
+            throttle_references_per_s=parameters.throttle_references_per_s,
             show_client_ids=show_client_ids,
             data_docs=data_docs,
         )

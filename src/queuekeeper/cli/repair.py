@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.cli import context
+from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import pairs, plain, printable, record, screen, show, table
 from queuekeeper.cli.run_control import agree, take_back
 from queuekeeper.errors import UsageError
@@ -21,6 +22,10 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from queuekeeper.maintenance.remedies import RemedyPlan, RemedyReport
+    from queuekeeper.maintenance.remedies.registry import RepairOptions
+
+NEWEST = "latest"
+"""Stands for the newest quality run."""
 
 app = typer.Typer(no_args_is_help=True, help="Mend one kind of fault in sessions that Redis holds.")
 
@@ -46,35 +51,19 @@ def _group() -> None:
     """
 
 
+def _options() -> type[RepairOptions]:
+    from queuekeeper.maintenance.remedies.registry import RepairOptions
+
+    return RepairOptions
+
+
 def _command(remedy: str) -> Callable[..., None]:
     def repair(
         client_ids: Annotated[
             list[str] | None, typer.Argument(metavar="CLIENT", help="The MQTT client ids of the sessions.")
         ] = None,
         *,
-        quality_run: Annotated[
-            str | None,
-            typer.Option(help="Treat the queues that failed the check in this quality run; 'latest' is the newest."),
-        ] = None,
-        client_hash: Annotated[
-            list[str] | None,
-            typer.Option(help="Of the quality run only this queue, by its name in reports; repeatable."),
-        ] = None,
-        cohorts: Annotated[str, typer.Option(help="Of the quality run only these cohorts: all, or 0-3,7.")] = "all",
-        limit: Annotated[
-            int | None, typer.Option(help="Messages that a session may hold.", show_default="10000")
-        ] = None,
-        default_ttl_s: Annotated[
-            int | None,
-            typer.Option(help="Life in seconds of a message without an expiry.", show_default="604800"),
-        ] = None,
-        keep_s: Annotated[
-            int, typer.Option(help="How long records that are set aside are kept, in seconds.")
-        ] = 604_800,
-        max_operations_per_s: Annotated[
-            int | None, typer.Option(min=1, help="Keys asked for per second; none is as fast as it goes.")
-        ] = None,
-        key_prefix: Annotated[str | None, typer.Option(help="Prefix of the Redis keys.")] = None,
+        parameters: RepairOptions,
         undo_file: Annotated[
             Path | None, typer.Option(help="Where to note what is changed.", show_default="in QUEUEKEEPER_UNDO_DIR")
         ] = None,
@@ -87,12 +76,7 @@ def _command(remedy: str) -> Callable[..., None]:
         _repair(
             remedy,
             client_ids=client_ids or [],
-            quality_run=quality_run,
-            client_hashes=client_hash or [],
-            cohorts=cohorts,
-            chosen={"limit": limit, "default_ttl_s": default_ttl_s, "keep_s": keep_s},
-            max_operations_per_s=max_operations_per_s,
-            key_prefix=key_prefix,
+            asked=parameters,
             undo_file=undo_file,
             dry_run=dry_run,
             yes=yes,
@@ -102,23 +86,18 @@ def _command(remedy: str) -> Callable[..., None]:
         )
 
     repair.__doc__ = f"{_HELP[remedy]}\n\nExample: `queuekeeper repair {remedy} meter-17 --dry-run`"
-    return repair
+    return takes(_options, names={"quality_run_id": ["--quality-run"], "client_hashes": ["--client-hash"]})(repair)
 
 
 for _name, _words in _HELP.items():
-    app.command(_name, short_help=_words)(_command(_name))
+    app.command(_name, cls=JobCommand, short_help=_words)(_command(_name))
 
 
 def _repair(
     remedy: str,
     *,
     client_ids: list[str],
-    quality_run: str | None,
-    client_hashes: list[str],
-    cohorts: str,
-    chosen: dict[str, int | None],
-    max_operations_per_s: int | None,
-    key_prefix: str | None,
+    asked: RepairOptions,
     undo_file: Path | None,
     dry_run: bool,
     yes: bool,
@@ -128,6 +107,7 @@ def _repair(
 ) -> None:
     from queuekeeper.clock import Pace, system_clock
     from queuekeeper.identity import hash_key
+    from queuekeeper.jobs.parameters import describe
     from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.maintenance.remedies import RemedyParameters, plan_remedy
     from queuekeeper.maintenance.remedies.queues import Selection, named_queues
@@ -135,23 +115,27 @@ def _repair(
     from queuekeeper.maintenance.remedies.registry import remedy_named
     from queuekeeper.quality.failed_queues import failed_queues
 
-    if bool(client_ids) == (quality_run is not None):
+    given = {name: getattr(asked, name) for name in asked.model_fields_set}
+    by_quality = not given.keys().isdisjoint(describe(Selection))
+    if bool(client_ids) == by_quality:
         raise UsageError("name either client ids or --quality-run: whose sessions are to be looked at?")
     settings = context.settings()
-    options: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
-    options["key_prefix"] = settings.key_prefix if key_prefix is None else key_prefix
+    options: dict[str, Any] = {name: value for name, value in given.items() if name in describe(RemedyParameters)}
     with ExitStack() as opened:
         # A dry run on sessions that are named needs Redis only.
-        wants_postgres = not dry_run or quality_run is not None or remedy_named(remedy).reads_source
+        wants_postgres = not dry_run or by_quality or remedy_named(remedy).reads_source
         connection = opened.enter_context(context.postgres_connection(postgres_url)) if wants_postgres else None
         client = opened.enter_context(context.redis_connection(redis_url))
-        if quality_run is None:
+        if not by_quality:
             queues = tuple(named_queues(client_ids, key=hash_key(settings)))
             selection = Selection(client_hashes=tuple(queue.client_hash for queue in queues))
         else:
             assert connection is not None
-            wanted = "" if quality_run == "latest" else quality_run
-            selection = Selection(quality_run_id=wanted, cohorts=cohorts, client_hashes=tuple(client_hashes))
+            selection = Selection(
+                quality_run_id="" if asked.quality_run_id == NEWEST else asked.quality_run_id,
+                cohorts=asked.cohorts,
+                client_hashes=asked.client_hashes,
+            )
             judged = failed_queues(connection, remedy=remedy, selection=selection)
             queues = judged.queues
             options = {"limit": judged.limit, "default_ttl_s": judged.default_ttl_s} | options
@@ -163,7 +147,7 @@ def _repair(
                 queues=queues,
                 parameters=parameters,
                 source=connection,
-                pace=Pace(lambda: max_operations_per_s),
+                pace=Pace(lambda: asked.max_operations_per_s),
             )
         if dry_run or plan.is_empty:
             show(plan.as_record(), as_json=as_json, pretty=lambda out: _show_plan(out, plan))
@@ -172,7 +156,9 @@ def _repair(
             _show_plan(screen(stderr=True), plan)
         assert connection is not None
         runs = MaintenanceRuns(connection)
-        run = record_plan(runs, plan, selection=selection, now_ms=system_clock(), operations_per_s=max_operations_per_s)
+        run = record_plan(
+            runs, plan, selection=selection, now_ms=system_clock(), operations_per_s=asked.max_operations_per_s
+        )
         question = f"{sum(plan.effects.values()):,} changes will be made in Redis."
         agree(runs, run.maintenance_run_id, question, yes=yes, as_json=as_json)
         report = apply_recorded(
@@ -189,13 +175,12 @@ def _repair(
     show(facts, as_json=as_json, pretty=lambda out: _show_report(out, run.maintenance_run_id, report))
 
 
-@app.command(short_help="Take a repair back by its undo file.")
+@app.command(cls=JobCommand, short_help="Take a repair back by its undo file.")
+@takes(_options, only=["max_operations_per_s"])
 def undo(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Undo file that a repair has written.")],
     *,
-    max_operations_per_s: Annotated[
-        int | None, typer.Option(min=1, help="Keys asked for per second; none is as fast as it goes.")
-    ] = None,
+    parameters: RepairOptions,
     dry_run: context.DryRun = False,
     yes: context.Yes = False,
     postgres_url: context.PostgresUrl = None,
@@ -219,7 +204,7 @@ def undo(
         client = opened.enter_context(context.redis_connection(redis_url))
         report = take_back(
             lambda only_count: undo_remedy(
-                client, path=file, key=key, dry_run=only_count, pace=Pace(lambda: max_operations_per_s)
+                client, path=file, key=key, dry_run=only_count, pace=Pace(lambda: parameters.max_operations_per_s)
             ),
             lambda counted: f"Up to {counted.restored:,} changes of {counted.remedy} will be taken back.",
             subject=str(header.get("run_id", file.name)),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, MAX_SECONDS, Parameters, Section, parameter, same
-from queuekeeper.keyspace import MAX_PACKET_ID, check_prefix
+from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_prefix
 
 
 def key_prefix() -> Any:
@@ -50,13 +50,51 @@ def default_ttl_s() -> Any:
     )
 
 
-def max_operations_per_s(default: int | None, *, counted: str, examples: tuple[int | None, ...]) -> Any:
+def cohorts(*, what: str, default: str = "all", unset: str = "") -> Any:
+    """Declare a choice of cohorts.
+
+    :param what: what is done with those that are chosen, a sentence.
+    :param unset: what holds where none is named, if that is allowed.
+    """
+    return parameter(
+        default,
+        proposed=default,
+        title="Cohorts",
+        help=f"{what} Write all, or numbers and ranges such as 0-3,7.",
+        unset=unset,
+        pattern=(r"^\s*$|" if unset else "") + r"^\s*(all|\d+(-\d+)?(\s*,\s*\d+(-\d+)?)*)\s*$",
+        rule="it must be all, or numbers and ranges such as 0-3,7",
+        noun="CHOICE",
+        examples=["all", "0-3", "0-3,7,12-15"],
+    )
+
+
+def cohort_count(*, note: str) -> Any:
+    """Declare how many ranges of hash slots there are.
+
+    :param note: what more or fewer of them mean, a sentence.
+    """
+    return parameter(
+        96,
+        title="Number of cohorts",
+        help=f"How many ranges of hash slots the clients are cut into. {note}",
+        section=Section.RULES,
+        least=1,
+        most=SLOTS,
+        examples=[24, 96, 384],
+    )
+
+
+def max_operations_per_s(
+    default: int | None, *, counted: str, examples: tuple[int | None, ...], proposed: int | None = None
+) -> Any:
     """Declare the throttle of a run.
 
     :param counted: what counts as an operation, such as "Keys looked at".
     """
     return parameter(
         default,
+        proposed=proposed,
         title="Throttle (operations per second)",
         help=f"{counted} per second, over all tasks. It can be changed while the run works, see the runbook.",
         unset="as fast as the servers allow",
@@ -129,6 +167,12 @@ class DryRun(Parameters):
     dry_run: bool = dry_run()
 
 
+class DryRunFirst(Parameters):
+    """The same, for a job that changes nothing unless somebody says so."""
+
+    dry_run: bool = dry_run(True)
+
+
 class Approval(Parameters):
     """How a person is asked."""
 
@@ -140,6 +184,17 @@ class Approval(Parameters):
         least=1,
         most=10_080,
         examples=[60, 1_440],
+    )
+
+
+class FourEyes(Parameters):
+    """Who may approve."""
+
+    four_eyes: bool = parameter(
+        False,
+        title="Four eyes",
+        help="Accept an approval only from somebody else than who triggered the run.",
+        section=Section.APPROVAL,
     )
 
 
@@ -175,4 +230,14 @@ class Connections(PostgresConnection):
         "queuekeeper_redis",
         title="Redis connection",
         help="Airflow connection of Redis or Valkey: a single server, or any node of a cluster.",
+    )
+
+
+class SparkConnection(Parameters):
+    """Where Spark runs."""
+
+    spark_conn_id: str = connection(
+        "queuekeeper_spark",
+        title="Spark connection",
+        help="Airflow connection of Spark, in client mode, for example local[2] or spark://host:7077.",
     )

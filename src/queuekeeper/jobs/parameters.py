@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import re
 import types
+from argparse import SUPPRESS, ArgumentParser
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import Field as RecordField
 from dataclasses import dataclass, make_dataclass
 from difflib import get_close_matches
 from enum import Enum, StrEnum
 from functools import cache
-from typing import Any, ClassVar, Self, Union, cast, get_args, get_origin, get_type_hints
+from typing import Any, ClassVar, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -59,6 +60,8 @@ class Declaration:
     :param choices: values that are allowed, each with its words.
     :param pattern: what a text, or every entry of a list, has to match.
     :param longest: most characters of a text, or of every entry of a list.
+    :param shortest: fewest characters of an entry of a list.
+    :param needed: whether a person has to say it, so that a form begins without a value that would do.
     :param rule: the rule in words, where type and bounds do not say it: "it must ...".
     :param check: refuses a text, or an entry of a list, with a :class:`UsageError` of its own.
     :param examples: values that a form proposes.
@@ -77,6 +80,8 @@ class Declaration:
     choices: Mapping[str, str] | None = None
     pattern: str | None = None
     longest: int | None = None
+    shortest: int = 1
+    needed: bool = False
     rule: str = ""
     check: Callable[[str], object] | None = None
     examples: tuple[Any, ...] = ()
@@ -102,6 +107,8 @@ def parameter(
     choices: Mapping[str, str] | None = None,
     pattern: str | None = None,
     longest: int | None = None,
+    shortest: int = 1,
+    needed: bool = False,
     rule: str = "",
     check: Callable[[str], object] | None = None,
     examples: Iterable[Any] = (),
@@ -123,6 +130,8 @@ def parameter(
         choices=choices,
         pattern=pattern,
         longest=longest,
+        shortest=shortest,
+        needed=needed,
         rule=rule,
         check=check,
         examples=tuple(examples),
@@ -148,21 +157,22 @@ class Described:
 
     :param optional: whether it may have no value.
     :param enum: type of its choices, where they have one.
+    :param literals: its choices, where the type itself names them.
     """
 
     name: str
     kind: Kind
     optional: bool
     enum: type[Enum] | None
+    literals: tuple[str, ...]
     default: Any
     said: Declaration
 
     @property
     def choices(self) -> Mapping[str, str] | None:
         """Values that are allowed, with their words."""
-        if self.said.choices is not None or self.enum is None:
-            return self.said.choices
-        return {str(each.value): str(each.value) for each in self.enum}
+        names = self.literals if self.enum is None else tuple(str(each.value) for each in self.enum)
+        return self.said.choices or {name: name for name in names} or None
 
     @property
     def rule(self) -> str:
@@ -250,6 +260,8 @@ class Described:
                 said.check(text)
             if said.choices is not None and self.enum is None and text not in said.choices:
                 raise self.refuse(text)
+            if self.kind is Kind.LIST and len(text) < said.shortest:
+                raise self.refuse(text)
             if (said.longest is not None and len(text) > said.longest) or (
                 said.pattern is not None and (text or not self._may_be_empty) and not re.search(said.pattern, text)
             ):
@@ -258,7 +270,7 @@ class Described:
     @property
     def _may_be_empty(self) -> bool:
         """Whether the empty text is a value: it is where it is the default, for whatever is not named."""
-        return self.kind is Kind.TEXT and self.default == ""
+        return self.kind is Kind.TEXT and self.default == "" and not self.said.needed
 
 
 class Parameters(BaseModel):
@@ -310,26 +322,41 @@ class Parameters(BaseModel):
 
         return cls(**dict(_renamed(known, texts, read)))
 
+    @classmethod
+    def one(cls, name: str, value: Any) -> Any:
+        """Return one parameter of what a template says, for an operator that needs no others.
+
+        :raises UsageError: as the model itself refuses a value.
+        """
+        return getattr(cls.of_texts({name: value}), name)
+
     def to_argv(self) -> list[str]:
-        """Return the arguments from which a program of its own makes the same parameters, by :meth:`of_argv`."""
+        """Return the arguments from which a program of its own makes the same parameters, by :meth:`take`."""
         return [
-            f"--{name.replace('_', '-')}={each.to_text(getattr(self, name))}"
+            f"--{name.replace('_', '-')}" + ("" if value is True else f"={each.to_text(value)}")
             for name, each in describe(type(self)).items()
+            if (value := getattr(self, name)) != each.default
         ]
 
     @classmethod
-    def of_argv(cls, arguments: Iterable[str]) -> Self:
-        """Return the parameters that arguments such as ``--batch-size=100`` stand for; the others have their defaults.
+    def declare(cls, parser: ArgumentParser) -> None:
+        """Let a program of its own take the parameters as arguments; those of earlier releases' names too."""
+        for name, each in describe(cls).items():
+            for known in (name, *(each.said.aliases or ())):
+                # An argument of a flag may be left out: it is meant.
+                flag: dict[str, Any] = {"nargs": "?", "const": str(True)} if each.kind is Kind.FLAG else {}
+                words = each.said.help.replace("%", "%%") if known == name else SUPPRESS
+                parser.add_argument(f"--{known.replace('_', '-')}", dest=known, help=words, **flag)
 
-        :raises UsageError: when an argument is not of this form, or is refused by the model.
+    @classmethod
+    def take(cls, arguments: dict[str, Any]) -> Self:
+        """Take the parameters out of a program's arguments; those that were not given have their defaults.
+
+        :raises UsageError: as the model itself refuses a value.
         """
-        texts: dict[str, str] = {}
-        for argument in arguments:
-            option, equals, text = argument.partition("=")
-            if not option.startswith("--") or not equals:
-                raise UsageError(f"the argument is {argument!r}: it must be --NAME=VALUE")
-            texts[option[2:].replace("-", "_")] = text
-        return cls.of_texts(texts)
+        known = [old for name, each in describe(cls).items() for old in (name, *(each.said.aliases or ()))]
+        given = {name: arguments.pop(name, None) for name in known}
+        return cls.of_texts({name: text for name, text in given.items() if text is not None})
 
 
 @cache
@@ -350,6 +377,7 @@ def describe(model: type[Parameters]) -> dict[str, Described]:
             kind=kind,
             optional=optional,
             enum=wanted if is_enum else None,
+            literals=get_args(wanted) if get_origin(wanted) is Literal else (),
             default=field.default,
             said=extra["declaration"],
         )

@@ -7,11 +7,16 @@ import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
+
+from pydantic import model_validator
 
 from queuekeeper import __version__
 from queuekeeper.errors import UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, Cohort, check_prefix, parse_cohorts
+from queuekeeper.jobs import common
+from queuekeeper.jobs.common import FourEyes
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, parameter
+from queuekeeper.keyspace import Cohort, parse_cohorts
 
 
 class Mode(StrEnum):
@@ -50,66 +55,71 @@ class CohortState(StrEnum):
     FAILED = "failed"
 
 
-@dataclass(frozen=True, kw_only=True)
-class MigrationParameters:
-    """What the person who starts a migration chooses.
+def percent_of_share(share: Any) -> Any:
+    """Return a share of 0 to 1 in percent, as ``quarantine_cap`` was before it was ``quarantine_cap_percent``."""
+    return 100 * share if isinstance(share, int | float) else share
 
-    :param cohorts: cohorts to copy, ``all`` or such as ``0-3,7``; the plan always counts all of them.
-    :param cohort_count: how many cohorts the slots are cut into.
-    :param limit: newest live messages to keep per session; TBMQ 2.x calls it ``persisted-messages.limit``.
-    :param default_ttl_s: life of a message whose publisher set no expiry, counted from the message's own time.
-    :param quarantine_cap: share of the rows that may be quarantined before the plan is refused, 0 to 1.
-    :param throttle_messages_per_s: rows written per second over all tasks; none means as fast as the servers allow.
-    :param key_prefix: put before every Redis key (TBMQ: ``CACHE_PREFIX``).
-    :param mode: whether devices are served meanwhile; then the source may change after the plan.
-    :param bad_rows: what becomes of rows that nobody can deliver when devices are served meanwhile. By default they
-        are put aside in PostgreSQL, whole, and their client moves, as it does offline: the approval of the plan, which
-        counts them by reason, covers that. To leave them keeps their client where it is.
-    """
 
-    cohorts: str = "all"
-    cohort_count: int = 96
-    limit: int = 10_000
-    default_ttl_s: int = 604_800
-    quarantine_cap: float = 0.01
-    throttle_messages_per_s: int | None = None
-    key_prefix: str = ""
-    mode: Mode = Mode.OFFLINE
-    bad_rows: BadRows = BadRows.QUARANTINE
+class MigrationParameters(Parameters):
+    """What the person who starts a migration chooses."""
 
-    def __post_init__(self) -> None:
-        """Refuse what no migration could honour.
+    mode: Mode = parameter(
+        Mode.OFFLINE,
+        title="Mode",
+        help="offline: the broker is stopped from the plan to the end, and nobody else writes to either store. online: "
+        "clients change over one by one, fenced for milliseconds; every writer has to be a SessionRouter, or the "
+        "trigger for other writers has to be installed.",
+        choices={
+            "offline": "offline: the broker is stopped",
+            "online": "online: devices are connected, writers ask who owns a session",
+        },
+    )
+    bad_rows: BadRows = parameter(
+        BadRows.QUARANTINE,
+        title="Rows that nobody can deliver (online)",
+        help="What becomes of them in the mode online; the plan counts them by reason, for the approval. quarantine "
+        "moves them, whole, to queuekeeper.session_quarantine, and their client moves. leave touches nothing, and "
+        "their client stays in PostgreSQL: repair the rows and cut over again to move it.",
+        section=Section.RULES,
+        choices={
+            "quarantine": "quarantine: they are put aside in PostgreSQL, and their client moves",
+            "leave": "leave: nothing is touched, and their client stays in PostgreSQL",
+        },
+    )
+    cohorts: str = common.cohorts(what="Which cohorts to copy. The plan always counts all of them.")
+    cohort_count: int = common.cohort_count(note="More cohorts are smaller steps to copy, verify and repeat.")
+    limit: int = common.limit()
+    default_ttl_s: int = common.default_ttl_s()
+    quarantine_cap_percent: float = parameter(
+        1.0,
+        title="Quarantine cap (percent of rows)",
+        help="The plan is refused when more than this percent of the rows is unfit for copying.",
+        section=Section.RULES,
+        least=0,
+        most=100,
+        examples=[0, 1, 5.5],
+        aliases={"quarantine_cap": percent_of_share},
+    )
+    throttle_messages_per_s: int | None = parameter(
+        None,
+        title="Throttle (messages per second)",
+        help="Messages copied per second, over all tasks. It can be changed while the copy runs, see the runbook.",
+        unset="as fast as the servers allow",
+        section=Section.PACE,
+        least=1,
+        most=MAX_RATE_PER_S,
+        examples=[None, 5_000, 50_000],
+    )
+    key_prefix: str = common.key_prefix()
 
-        :raises UsageError: naming the parameter, its value and the rule.
-        """
-        try:
-            object.__setattr__(self, "mode", Mode(self.mode))
-        except ValueError:
-            raise UsageError(f"mode is {self.mode!r}: it must be {' or '.join(Mode)}") from None
-        try:
-            object.__setattr__(self, "bad_rows", BadRows(self.bad_rows))
-        except ValueError:
-            raise UsageError(f"bad_rows is {self.bad_rows!r}: it must be {' or '.join(BadRows)}") from None
+    @model_validator(mode="after")
+    def _nobody_stays_where_nobody_serves(self) -> Self:
         if self.bad_rows is BadRows.LEAVE and self.mode is Mode.OFFLINE:
             raise UsageError(
                 "bad_rows is 'leave', and the mode is offline: PostgreSQL serves nobody afterwards, so no client can "
                 "stay there; choose quarantine, or the mode online"
             )
-        if not 1 <= self.cohort_count <= SLOTS:
-            raise UsageError(f"cohort_count is {self.cohort_count}: it must be 1 to {SLOTS}")
-        if not 1 <= self.limit <= MAX_PACKET_ID:
-            raise UsageError(
-                f"limit is {self.limit}: it must be 1 to {MAX_PACKET_ID}, since a session has no more packet ids"
-            )
-        if not 1 <= self.default_ttl_s <= 4_294_967_295:
-            raise UsageError(f"default_ttl_s is {self.default_ttl_s}: it must be 1 to 4294967295 seconds")
-        if not 0 <= self.quarantine_cap <= 1:
-            raise UsageError(f"quarantine_cap is {self.quarantine_cap}: it is a share from 0 to 1")
-        if self.throttle_messages_per_s is not None and self.throttle_messages_per_s < 1:
-            raise UsageError(
-                f"throttle_messages_per_s is {self.throttle_messages_per_s}: it must be 1 or more, or left out"
-            )
-        check_prefix(self.key_prefix)
+        return self
 
     def identity(self) -> dict[str, Any]:
         """Return what two plans must share to be the same plan; the throttle may change while a copy runs."""
@@ -136,6 +146,115 @@ class TaskMemory:
     def setting_for(self, needed_bytes: int) -> str:
         """Return what the setting must be for a heap in which so many bytes fit."""
         return f"{-(-needed_bytes // (2**20 * HEAP_USABLE)):.0f}m"
+
+
+class CopyGroups(Parameters):
+    """How the copy is shared out."""
+
+    copy_groups: int = parameter(
+        2,
+        title="Copy groups",
+        help="How many tasks share the chosen cohorts. Each starts a Spark driver of its own (10 to 20 seconds); a "
+        "failed group is repeated without the others.",
+        section=Section.PACE,
+        least=1,
+        most=1_024,
+        examples=[1, 2, 8],
+    )
+
+
+class Lease(Parameters):
+    """How long a client is fenced."""
+
+    lease_ms: int = parameter(
+        1_000,
+        title="Lease of a fence (milliseconds)",
+        help="Online: longest that nobody can write to a client while it changes over. A client whose queue takes "
+        "longer stays where it is and is named.",
+        section=Section.PACE,
+        least=50,
+        most=1_000,
+        examples=[200, 1_000],
+    )
+
+
+class OnlineWish(Lease, FourEyes):
+    """What only a migration with devices connected goes by."""
+
+    require_trigger: bool = parameter(
+        False,
+        title="Other writers are refused",
+        help="Online: go on only if PostgreSQL refuses writers that do not ask who owns a session (queuekeeper migrate "
+        "trigger install). Needed when one of them is not a SessionRouter.",
+        section=Section.RULES,
+    )
+    canary_percent: int = parameter(
+        1,
+        title="Canary (percent of clients)",
+        help="Online: this percent of the clients goes to Redis, back to PostgreSQL and to Redis again before others.",
+        section=Section.PACE,
+        least=1,
+        most=100,
+        examples=[1, 5],
+    )
+    canary_steps_percent: str = parameter(
+        "1,10,50,100",
+        title="Steps (percent of clients)",
+        help="Online: percentages of the clients at which the cut over stops and looks, rising to 100.",
+        section=Section.PACE,
+        pattern=r"^\d{1,3}(,\d{1,3})*$",
+        rule="it must be rising percentages that end with 100, such as 1,10,50,100",
+        examples=["1,10,50,100", "5,100"],
+    )
+    soak_minutes: float = parameter(
+        60.0,
+        title="Soak time (minutes)",
+        help="Online: minutes that all clients are watched on Redis, with a way back, before a person is asked to "
+        "commit.",
+        section=Section.PACE,
+        least=0,
+        most=10_080,
+        examples=[10, 60, 1_440],
+    )
+    approval_limit_minutes: int = parameter(
+        1_440,
+        title="Life of an approval (minutes)",
+        help="Online: an approval that is older when the cut over begins does not count.",
+        section=Section.APPROVAL,
+        least=1,
+        most=10_080,
+        examples=[60, 1_440],
+    )
+
+
+class PlanChoice(Parameters):
+    """The plan that somebody has to name."""
+
+    plan_id: str = parameter(
+        "",
+        needed=True,
+        title="Plan",
+        help="Id of the plan whose cohorts are on Redis; its migration page shows it.",
+        pattern=r"^[0-9a-f]{16}$",
+        rule="it must be the id of a plan: 16 hex digits",
+        examples=["0123456789abcdef"],
+    )
+
+
+class RollbackWish(Lease, FourEyes):
+    """What a way back to PostgreSQL is asked to do."""
+
+    cohorts: str = common.cohorts(what="Which cohorts go back.", default="", unset="all that are on Redis")
+    max_lag_s: float = parameter(
+        10.0,
+        title="Mirror may be behind (seconds)",
+        help="Seconds that the mirror may be behind. With a mirror further behind nothing goes back, since PostgreSQL "
+        "may not take writes.",
+        section=Section.RULES,
+        least=0,
+        most=3_600,
+        examples=[1, 10],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

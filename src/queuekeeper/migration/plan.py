@@ -229,12 +229,12 @@ def _largest(found: Mapping[int, Row], chosen: Iterable[int]) -> int:
 def _over_the_cap(plan: MigrationPlan) -> str | None:
     """Return why the plan must not be carried out, if too many rows are bad."""
     rows, bad = plan.total("messages"), plan.total("quarantined")
-    if not rows or bad / rows <= plan.parameters.quarantine_cap:
+    if not rows or 100 * bad / rows <= plan.parameters.quarantine_cap_percent:
         return None
     reasons = ", ".join(f"{reason} {count:,}" for reason, count in plan.quarantined_by_reason().items())
     return (
         f"{bad:,} of {rows:,} messages ({100 * bad / rows:.2f} %) would be quarantined, more than the cap of "
-        f"{100 * plan.parameters.quarantine_cap:g} %: {reasons}. Repair the rows in the source, or raise the "
+        f"{plan.parameters.quarantine_cap_percent:g} %: {reasons}. Repair the rows in the source, or raise the "
         "quarantine cap if they may stay behind"
     )
 

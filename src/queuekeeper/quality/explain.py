@@ -25,6 +25,8 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 
 Store = Literal["redis", "postgres"]
 
+_DEFAULTS = MigrationParameters()
+
 DEFAULT_LIMIT = 1_000
 """Messages that are read of each store; the oldest come first."""
 
@@ -206,8 +208,8 @@ def explain(
     reading: QueueReading,
     hash_key: bytes,
     now_ms: int,
-    session_limit: int = MigrationParameters.limit,
-    default_ttl_s: int = MigrationParameters.default_ttl_s,
+    session_limit: int = _DEFAULTS.limit,
+    default_ttl_s: int = _DEFAULTS.default_ttl_s,
 ) -> Explanation:
     """Work out what became of each message.
 

@@ -155,7 +155,7 @@ def _summed(judged: DataFrame, *, parameters: ProfileParameters) -> DataFrame:
 
 def _completed(summed: DataFrame, *, shards: Sequence[str], parameters: ProfileParameters) -> DataFrame:
     """Return the columns of a queue's row, in their order; null where this store has no such thing."""
-    limit = parameters.session_limit
+    limit = parameters.limit
     flag = {name: F.coalesce(condition, F.lit(False)).cast("int") for name, condition in _flags(limit).items()}
     first = F.substring("client_id", 1, 1)
     values = flag | {

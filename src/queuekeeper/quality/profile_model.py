@@ -6,10 +6,14 @@ import hashlib
 import json
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self
+
+from pydantic import model_validator
 
 from queuekeeper.errors import UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID, SLOTS, check_prefix, parse_cohorts
+from queuekeeper.jobs import common
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, parameter
+from queuekeeper.keyspace import SLOTS, parse_cohorts
 
 Store = Literal["redis", "postgres"]
 Mode = Literal["fast", "full"]
@@ -76,76 +80,106 @@ class Shares:
     content: float
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProfileParameters:
-    """What the person who starts a profile chooses.
+def _mode() -> Any:
+    """Declare how much of the chosen cohorts is read."""
+    return parameter(
+        "full",
+        title="Mode",
+        help="full reads all chosen cohorts, fast those of one turn: another each quarter of an hour. The names of all "
+        "keys pass by in either.",
+    )
 
-    :param mode: ``full`` reads all chosen cohorts, ``fast`` those of one turn; the names of all keys pass by in either.
-    :param cohorts: cohorts to read, ``all`` or such as ``0-3,7``.
-    :param cohort_count: how many cohorts the slots are cut into.
-    :param sample_percent: read only the queues of so many of a hundred slots, evenly over the cohorts; a fault outside
-        of them is not seen.
-    :param turn: which of the 96 parts of the chosen cohorts a fast profile reads, from 0.
-    :param contents: judge the messages' JSON too. The server decodes it and answers numbers; the user needs ``GET``.
-    :param session_limit: messages that a session may hold.
-    :param default_ttl_s: life of a message whose publisher set no expiry.
-    :param max_payload_bytes: largest payload that is in order; see :attr:`max_record_bytes`.
-    :param key_prefix: before every Redis key.
-    :param throttle_references_per_s: references per second over all tasks, from SCAN to their messages; none means as
-        fast as they come.
-    :param keep_profiles: of profiles of the same target, mode, cohorts and sample, the newest so many keep the rows of
-        queues.
-    """
 
-    mode: Mode = "full"
-    cohorts: str = "all"
-    cohort_count: int = 96
-    sample_percent: int = 100
-    turn: int = 0
-    contents: bool = False
-    session_limit: int = 10_000
-    default_ttl_s: int = 604_800
-    max_payload_bytes: int = 1_048_576
-    key_prefix: str = ""
-    throttle_references_per_s: int | None = None
-    keep_profiles: int = 10
+def _turn_or_now() -> Any:
+    """Declare which turn a fast profile reads."""
+    return parameter(
+        None,
+        title="Turn",
+        help=f"Which of the {TURNS} parts of the chosen cohorts mode fast reads.",
+        unset="the turn of the time of day",
+        section=Section.RULES,
+        least=0,
+        most=TURNS - 1,
+        examples=[None, 0, 95],
+    )
 
-    def __post_init__(self) -> None:
-        """Refuse what no profile could honour.
 
-        :raises UsageError: naming the parameter, its value and the rule.
-        """
-        if self.mode not in get_args(Mode):
-            raise UsageError(f"mode is {self.mode!r}: it must be fast or full")
-        if not 0 <= self.turn < TURNS:
-            raise UsageError(f"turn is {self.turn}: it must be 0 to {TURNS - 1}")
+class ProfileRules(Parameters):
+    """What the person who starts a profile chooses, besides how much of the cohorts is read at a time."""
+
+    cohorts: str = common.cohorts(what="Which cohorts to read.")
+    cohort_count: int = common.cohort_count(note=f"A fast profile needs {TURNS} or more.")
+    sample_percent: int = parameter(
+        100,
+        title="Sample (percent)",
+        help="Read only the queues of this percent of the hash slots, the same ones each time. Counts are those of the "
+        "sample, and a fault outside of it is not seen.",
+        section=Section.RULES,
+        least=1,
+        most=100,
+        examples=[1, 10, 100],
+    )
+    contents: bool = parameter(
+        False,
+        title="Judge contents",
+        help="Judge the messages' JSON, too. The server decodes it and answers numbers; the user needs GET.",
+        section=Section.RULES,
+    )
+    limit: int = common.limit()
+    default_ttl_s: int = common.default_ttl_s()
+    max_payload_bytes: int = parameter(
+        1_048_576,
+        title="Largest payload (bytes)",
+        help="A message whose payload has more bytes counts as oversized.",
+        section=Section.RULES,
+        least=1,
+        most=LARGEST_PAYLOAD_BYTES,
+        examples=[65_536, 1_048_576],
+    )
+    throttle_references_per_s: int | None = parameter(
+        None,
+        title="Throttle (references per second)",
+        help="References read from Redis per second, over all tasks.",
+        unset="as fast as the server allows",
+        section=Section.PACE,
+        least=1,
+        most=MAX_RATE_PER_S,
+        examples=[None, 50_000],
+    )
+    key_prefix: str = common.key_prefix()
+
+
+class ProfileParameters(ProfileRules):
+    """What a profile goes by."""
+
+    mode: Mode = _mode()
+    turn: int = parameter(
+        0,
+        title="Turn",
+        help=f"Which of the {TURNS} parts of the chosen cohorts a fast profile reads.",
+        least=0,
+        most=TURNS - 1,
+    )
+    keep_profiles: int = parameter(
+        10,
+        title="Profiles to keep",
+        help="Of profiles of the same target, mode, cohorts and sample, the newest so many keep the rows of queues.",
+        section=Section.RECORDS,
+        least=1,
+    )
+
+    @model_validator(mode="after")
+    def _every_turn_has_cohorts(self) -> Self:
         least = TURNS if self.mode == "fast" else 1
-        if not least <= self.cohort_count <= SLOTS:
+        if self.cohort_count < least:
             raise UsageError(f"cohort_count is {self.cohort_count}: a {self.mode} profile needs {least} to {SLOTS}")
-        if not 1 <= self.sample_percent <= 100:
-            raise UsageError(f"sample_percent is {self.sample_percent}: it must be 1 to 100; 100 reads all queues")
         chosen = parse_cohorts(self.cohorts, count=self.cohort_count)
         if len(chosen) < least:
             raise UsageError(
                 f"cohorts {self.cohorts!r} are {len(chosen)}: a fast profile reads one in {TURNS}, so that most of its "
                 "turns would read none. Choose full, or more cohorts"
             )
-        if not 1 <= self.session_limit <= MAX_PACKET_ID:
-            raise UsageError(
-                f"session_limit is {self.session_limit}: it must be 1 to {MAX_PACKET_ID}, "
-                "since a session has no more packet ids"
-            )
-        if not 1 <= self.default_ttl_s <= 4_294_967_295:
-            raise UsageError(f"default_ttl_s is {self.default_ttl_s}: it must be 1 to 4294967295 seconds")
-        if not 1 <= self.max_payload_bytes <= LARGEST_PAYLOAD_BYTES:
-            raise UsageError(f"max_payload_bytes is {self.max_payload_bytes}: it must be 1 to {LARGEST_PAYLOAD_BYTES}")
-        if self.throttle_references_per_s is not None and self.throttle_references_per_s < 1:
-            raise UsageError(
-                f"throttle_references_per_s is {self.throttle_references_per_s}: it must be 1 or more, or left out"
-            )
-        if self.keep_profiles < 1:
-            raise UsageError(f"keep_profiles is {self.keep_profiles}: it must be 1 or more")
-        check_prefix(self.key_prefix)
+        return self
 
     @property
     def max_record_bytes(self) -> int:
@@ -168,6 +202,62 @@ class ProfileParameters:
         """Return the name of a profile that nobody has named: 16 hex digits over store, parameters and instant."""
         text = json.dumps([store, asdict(self), now_ms], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class ProfileWish(ProfileRules):
+    """What a command is asked for, at some time of day."""
+
+    mode: Mode = _mode()
+    turn: int | None = _turn_or_now()
+
+    def at(self, moment: datetime) -> ProfileParameters:
+        """Return the parameters at an instant, which chooses the turn where nobody has."""
+        chosen = {**asdict(self), "turn": turn_of(moment) if self.turn is None else self.turn}
+        return ProfileParameters(**chosen)
+
+
+class QualityWish(Parameters):
+    """What the DAG of the quality runs is asked for, besides the rules of its profiles."""
+
+    suite: str = parameter(
+        "fast",
+        title="Suite",
+        help=f"fast reads one part in {TURNS} of the cohorts; every quarter of an hour, that covers all of them in a "
+        "day. full reads all that are chosen.",
+        choices={"fast": "fast: one turn of the cohorts", "full": "full: all chosen cohorts"},
+    )
+    stores: str = parameter(
+        "redis",
+        title="Stores",
+        help="Where to look for queues; or the event broker with all partitioned tables, or compacted or fan-out "
+        "queues in Redis. Nothing is written to any.",
+        choices={
+            "redis": "Redis",
+            "postgres": "PostgreSQL",
+            "both": "Redis and PostgreSQL",
+            "events": "Event broker and partitions",
+            "compacted": "Compacted queues",
+            "fanout": "Fan-out queues",
+        },
+    )
+    compare: bool = parameter(
+        False,
+        title="Compare the stores",
+        help="Compare source and target, too. They agree after a migration, until a broker uses the target. Needs both "
+        "stores.",
+    )
+    turn: int | None = _turn_or_now()
+    parquet_directory: str = parameter(
+        "",
+        title="Folder for Parquet",
+        help="Write the rows of queues there as Parquet, too. They hold client ids.",
+        unset="no Parquet is written",
+        section=Section.RECORDS,
+        pattern=r"^/[^{}\x00-\x1F]+$",
+        longest=1_024,
+        rule="it must be an absolute path that all of Spark can write to, without braces",
+        examples=[None, "/srv/queue-profiles"],
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

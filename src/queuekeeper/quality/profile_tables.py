@@ -102,7 +102,7 @@ class ProfileTables:
             "cohort_count": parameters.cohort_count,
             "cohorts": list(cohorts),
             "sample_percent": parameters.sample_percent,
-            "session_limit": parameters.session_limit,
+            "session_limit": parameters.limit,
             "default_ttl_s": parameters.default_ttl_s,
             "max_payload_bytes": parameters.max_payload_bytes,
             "as_of_ms": as_of_ms,

@@ -444,7 +444,7 @@ class QueueReader:
         bad_tag: Flags,
         hours: dict[int, tuple[int, int]],
     ) -> pa.RecordBatch:
-        limit, contents = self._parameters.session_limit, self._parameters.contents
+        limit, contents = self._parameters.limit, self._parameters.contents
         sums = window.sums
         references, wrong_types, without_expiry, last, saved, newest = window.heads.T
         messages = sums["messages"] + scattered

@@ -16,12 +16,12 @@ from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisH
 from queuekeeper.airflow.notifiers import Event
 from queuekeeper.airflow.notifiers import notifiers as configured_notifiers
 from queuekeeper.airflow.summary import cohort_groups, summarise
-from queuekeeper.airflow.values import flag
 from queuekeeper.audit import Action, Answer, current_run
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
+from queuekeeper.jobs.common import Approval, FourEyes
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import MigrationPlan, PlanState
+from queuekeeper.migration.model import CopyGroups, MigrationPlan, PlanState
 from queuekeeper.migration.online.driver import check_four_eyes
 from queuekeeper.migration.preflight import check_same_source
 from queuekeeper.postgres import Connection
@@ -118,7 +118,7 @@ class ApprovePlanOperator(HITLOperator):
             raise AirflowSkipException(
                 f"it ends with the plan: a dry run, or nothing to do; nothing was written to {self.store}"
             )
-        self.response_timeout = timedelta(minutes=int(self.timeout_minutes))
+        self.response_timeout = timedelta(minutes=Approval.one("approval_timeout_minutes", self.timeout_minutes))
         return super().execute(context)
 
 
@@ -162,12 +162,12 @@ class CheckApprovalOperator(BaseOperator):
                 self.decision,
                 note=lambda given: ledger.note_answer(self.plan_id, given),
             )
-            if flag("four_eyes", self.four_eyes):
+            if FourEyes.one("four_eyes", self.four_eyes):
                 check_four_eyes(answer.actor, context["dag_run"].triggering_user_name)
             plan = ledger.load_plan(self.plan_id)
             check_plan(plan, answer, connection, asked_for=ledger.plan_of_run(self.run_id))
             ledger.set_approved(plan.plan_id, answer)
-        groups = cohort_groups(plan, groups=int(self.copy_groups))
+        groups = cohort_groups(plan, groups=CopyGroups.one("copy_groups", self.copy_groups))
         self.log.info("Plan %s was approved by %s and still holds", plan.plan_id, answer.actor)
         self.log.info("Copying %s cohorts in %s groups: %s", len(plan.chosen), len(groups), "; ".join(groups))
         return groups

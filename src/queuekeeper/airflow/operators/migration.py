@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk.exceptions import AirflowSkipException
@@ -12,8 +11,9 @@ from queuekeeper.airflow.defaults import REDIS_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.lineage import lineage, postgres_table, redis_sessions
+from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
-from queuekeeper.migration.model import Mode
+from queuekeeper.migration.model import MigrationParameters, Mode
 from queuekeeper.migration.preflight import SOURCE_TABLES
 
 if TYPE_CHECKING:
@@ -22,83 +22,29 @@ if TYPE_CHECKING:
     from queuekeeper.airflow.lineage import Lineage
 
 
-class PlanMigrationOperator(QueuekeeperSparkOperator):
+class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
     """Read the source once and write down what a migration would do; nothing is written to Redis.
 
     As the first task of its DAG it also refuses parameters that the form does not have.
 
     :param run_id: under which the plan is found again (templated).
-    :param cohorts: cohorts to copy (templated).
-    :param cohort_count: how many cohorts to cut (templated).
-    :param limit: newest live messages to keep per session (templated).
-    :param default_ttl_s: life of a message without expiry (templated).
-    :param quarantine_cap_percent: share of bad rows that is tolerated (templated).
-    :param throttle_messages_per_s: rate of the copy; empty for none (templated).
-    :param key_prefix: put before every Redis key (templated).
-    :param mode: whether devices are served meanwhile (templated).
-    :param bad_rows: what becomes of rows that nobody can deliver then (templated).
     """
 
     template_fields: Sequence[str] = (
+        *AskedOperator.template_fields,
         *QueuekeeperSparkOperator.template_fields,
-        "mode",
-        "bad_rows",
         "run_id",
-        "cohorts",
-        "cohort_count",
-        "limit",
-        "default_ttl_s",
-        "quarantine_cap_percent",
-        "throttle_messages_per_s",
-        "key_prefix",
     )
+    models = (MigrationParameters,)
 
-    def __init__(
-        self,
-        *,
-        run_id: str = "{{ run_id }}",
-        cohorts: str = "{{ params.cohorts }}",
-        cohort_count: int | str = "{{ params.cohort_count }}",
-        limit: int | str = "{{ params.limit }}",
-        default_ttl_s: int | str = "{{ params.default_ttl_s }}",
-        quarantine_cap_percent: float | str = "{{ params.quarantine_cap_percent }}",
-        throttle_messages_per_s: int | str = "{{ params.throttle_messages_per_s or '' }}",
-        key_prefix: str = "{{ params.key_prefix or '' }}",
-        mode: str = "{{ params.mode }}",
-        bad_rows: str = "{{ params.bad_rows }}",
-        job: str = "plan_migration.py",
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, run_id: str = "{{ run_id }}", job: str = "plan_migration.py", **kwargs: Any) -> None:
         super().__init__(job=job, **kwargs)
         self.run_id = run_id
-        self.cohorts = cohorts
-        self.cohort_count = cohort_count
-        self.limit = limit
-        self.default_ttl_s = default_ttl_s
-        self.quarantine_cap_percent = quarantine_cap_percent
-        self.throttle_messages_per_s = throttle_messages_per_s
-        self.key_prefix = key_prefix
-        self.mode = mode
-        self.bad_rows = bad_rows
 
     def arguments(self, context: Context) -> list[str]:
         """Return the parameters of the plan."""
         reject_unknown_of(context)
-        arguments = [
-            f"--run-id={self.run_id}",
-            f"--mode={self.mode}",
-            f"--bad-rows={self.bad_rows}",
-            f"--cohorts={self.cohorts}",
-            f"--cohort-count={self.cohort_count}",
-            f"--limit={self.limit}",
-            f"--default-ttl-s={self.default_ttl_s}",
-            f"--quarantine-cap={Decimal(str(self.quarantine_cap_percent)) / 100}",
-        ]
-        if self.throttle_messages_per_s != "":
-            arguments.append(f"--throttle-messages-per-s={self.throttle_messages_per_s}")
-        if self.key_prefix:
-            arguments.append(f"--key-prefix={self.key_prefix}")
-        return arguments
+        return [f"--run-id={self.run_id}", *self.asked(MigrationParameters).to_argv()]
 
 
 class CopySessionsOperator(QueuekeeperSparkOperator):

@@ -11,15 +11,15 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
-from queuekeeper.airflow.forms import reject_unknown_of
+from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.operators.approval import take_answer
-from queuekeeper.airflow.values import flag
 from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.audit import record_answer
 from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.jobs.common import FourEyes
 from queuekeeper.keyspace import parse_cohorts
-from queuekeeper.migration.model import Mode
+from queuekeeper.migration.model import Lease, Mode, OnlineWish, RollbackWish
 from queuekeeper.migration.online.driver import OnlineDriver, StepReport, check_approval_age, check_four_eyes
 
 if TYPE_CHECKING:
@@ -43,9 +43,9 @@ class OnlineOperator(BaseOperator):
         self,
         *,
         plan_id: str,
-        mode: str = "{{ params.mode }}",
+        mode: str = template("mode"),
         cohorts: str = "",
-        lease_ms: int | str = "{{ params.lease_ms }}",
+        lease_ms: int | str = template("lease_ms"),
         postgres_conn_id: str = POSTGRES_CONNECTION,
         redis_conn_id: str = REDIS_CONNECTION,
         **kwargs: Any,
@@ -68,7 +68,7 @@ class OnlineOperator(BaseOperator):
             redis_url=QueuekeeperRedisHook(self.redis_conn_id).url,
             plan_id=self.plan_id,
             actor=f"{run.triggering_user_name or 'a schedule'} (run {run.run_id})",
-            lease_ms=int(self.lease_ms),
+            lease_ms=Lease.one("lease_ms", self.lease_ms),
             tell=self.log.info,
         )
         return self.step(driver)
@@ -100,7 +100,7 @@ class OnlineOperator(BaseOperator):
                 note=lambda answer: record_answer(connection, answer, subject=self.plan_id, kind=kind),
                 store=store,
             )
-        if flag("four_eyes", four_eyes):
+        if FourEyes.one("four_eyes", four_eyes):
             check_four_eyes(answer.actor, context["dag_run"].triggering_user_name)
 
     def told(self, report: StepReport) -> dict[str, Any]:
@@ -135,7 +135,7 @@ class ArmCohortsOperator(OnlineOperator):
 
     template_fields: Sequence[str] = (*OnlineOperator.template_fields, "require_trigger")
 
-    def __init__(self, *, require_trigger: bool | str = "{{ params.require_trigger }}", **kwargs: Any) -> None:
+    def __init__(self, *, require_trigger: bool | str = template("require_trigger"), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.require_trigger = require_trigger
 
@@ -148,7 +148,8 @@ class ArmCohortsOperator(OnlineOperator):
 
     def step(self, driver: OnlineDriver) -> Any:
         """Arm the cohorts."""
-        return self.told(driver.arm(self.chosen(), require_trigger=flag("require_trigger", self.require_trigger)))
+        require_trigger = OnlineWish.one("require_trigger", self.require_trigger)
+        return self.told(driver.arm(self.chosen(), require_trigger=require_trigger))
 
 
 class CatchUpOperator(OnlineOperator):
@@ -168,13 +169,13 @@ class RehearseOperator(OnlineOperator):
 
     template_fields: Sequence[str] = (*OnlineOperator.template_fields, "canary_percent")
 
-    def __init__(self, *, canary_percent: int | str = "{{ params.canary_percent }}", **kwargs: Any) -> None:
+    def __init__(self, *, canary_percent: int | str = template("canary_percent"), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.canary_percent = canary_percent
 
     def step(self, driver: OnlineDriver) -> Any:
         """Take the canary to Redis and back."""
-        canary = driver.choose_canary(int(self.canary_percent))
+        canary = driver.choose_canary(OnlineWish.one("canary_percent", self.canary_percent))
         self.log.info("The canary: cohorts %s", ", ".join(map(str, canary)))
         return [self.told(report) for report in driver.rehearse()]
 
@@ -195,8 +196,8 @@ class CutOverOperator(OnlineOperator):
     def __init__(
         self,
         *,
-        steps_percent: str = "{{ params.canary_steps_percent }}",
-        approval_limit_minutes: int | str = "{{ params.approval_limit_minutes }}",
+        steps_percent: str = template("canary_steps_percent"),
+        approval_limit_minutes: int | str = template("approval_limit_minutes"),
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -205,8 +206,9 @@ class CutOverOperator(OnlineOperator):
 
     def step(self, driver: OnlineDriver) -> Any:
         """Cut over step by step; the mirror is brought up to date after each."""
+        minutes = OnlineWish.one("approval_limit_minutes", self.approval_limit_minutes)
         with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger:
-            check_approval_age(ledger, self.plan_id, limit_s=60 * int(self.approval_limit_minutes))
+            check_approval_age(ledger, self.plan_id, limit_s=60 * minutes)
         found = []
         for percent in steps_of(self.steps_percent):
             report = driver.cut_over_share(percent)
@@ -230,13 +232,13 @@ class SoakOperator(LooksAgain, OnlineOperator):
 
     template_fields: Sequence[str] = (*OnlineOperator.template_fields, "soak_minutes")
 
-    def __init__(self, *, soak_minutes: float | str = "{{ params.soak_minutes }}", **kwargs: Any) -> None:
+    def __init__(self, *, soak_minutes: float | str = template("soak_minutes"), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.soak_minutes = soak_minutes
 
     def step(self, driver: OnlineDriver) -> Any:
         """Look, and wait for the next look; compare every client in the end."""
-        report = driver.look_at_soak(seconds=60 * float(self.soak_minutes))
+        report = driver.look_at_soak(seconds=60 * OnlineWish.one("soak_minutes", self.soak_minutes))
         if not report.is_over:
             self.log.info(
                 "%.0f s left; %s clients mirrored, %s behind by %.1f s",
@@ -256,7 +258,7 @@ class CommitOperator(OnlineOperator):
 
     template_fields: Sequence[str] = (*OnlineOperator.template_fields, "decision", "four_eyes")
 
-    def __init__(self, *, decision: Any, four_eyes: bool | str = "{{ params.four_eyes }}", **kwargs: Any) -> None:
+    def __init__(self, *, decision: Any, four_eyes: bool | str = template("four_eyes"), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.decision = decision
         self.four_eyes = four_eyes
@@ -289,7 +291,7 @@ class LookAtCohortsOperator(OnlineOperator):
         lag = driver.mirror(found, dry_run=True)
         markdown = (
             f"Plan {self.plan_id}: {lag.clients:,} clients of {len(found):,} cohorts are on Redis. The mirror is "
-            f"{lag.lag_s:,.1f} s behind for {lag.behind:,} of them. Fences last {int(self.lease_ms):,} ms at most."
+            f"{lag.lag_s:,.1f} s behind for {lag.behind:,} of them. Fences last {driver.lease_ms:,} ms at most."
         )
         self.log.info("%s", markdown)
         return {"clients": lag.clients, "cohorts": len(found), "lag_s": lag.lag_s, "markdown": markdown}
@@ -309,8 +311,8 @@ class RollBackOperator(OnlineOperator):
         self,
         *,
         decision: Any,
-        four_eyes: bool | str = "{{ params.four_eyes }}",
-        max_lag_s: float | str = "{{ params.max_lag_s }}",
+        four_eyes: bool | str = template("four_eyes"),
+        max_lag_s: float | str = template("max_lag_s"),
         **kwargs: Any,
     ) -> None:
         super().__init__(mode=str(Mode.ONLINE), **kwargs)
@@ -328,7 +330,7 @@ class RollBackOperator(OnlineOperator):
     def step(self, driver: OnlineDriver) -> Any:
         """Bring the mirror up to date, then give the clients back."""
         driver.mirror(self.chosen())
-        return self.told(driver.roll_back(self.chosen(), max_lag_s=float(self.max_lag_s)))
+        return self.told(driver.roll_back(self.chosen(), max_lag_s=RollbackWish.one("max_lag_s", self.max_lag_s)))
 
 
 def steps_of(text: str) -> tuple[int, ...]:

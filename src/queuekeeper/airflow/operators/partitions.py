@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
@@ -13,7 +12,7 @@ from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from pydantic import TypeAdapter
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
-from queuekeeper.airflow.forms import reject_unknown_of
+from queuekeeper.airflow.forms import reject_unknown_of, template, templates
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.lineage import lineage, parquet_files, postgres_table
 from queuekeeper.airflow.links import ReportLink
@@ -30,6 +29,7 @@ from queuekeeper.maintenance.partitions.manifest import check_archive
 from queuekeeper.maintenance.partitions.model import (
     ApplyReport,
     PartitionPlan,
+    PartitionWish,
     Purpose,
     RetiredState,
     StepState,
@@ -163,19 +163,19 @@ class PlannedOperator(PartitionOperator):
 class ListPartitionedTablesOperator(PartitionOperator):
     """Say which tables are to be maintained; as the first task it also refuses parameters that the form does not have.
 
-    :param tables: some of those that have a policy, as a JSON list; none for all (templated).
+    :param tables: some of those that have a policy, one per line; empty for all (templated).
     """
 
     template_fields: Sequence[str] = (*PartitionOperator.template_fields, "tables")
 
-    def __init__(self, *, tables: str = "{{ params.tables | tojson }}", **kwargs: Any) -> None:
+    def __init__(self, *, tables: str = templates(PartitionWish)["tables"], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.tables = tables
 
     def execute(self, context: Context) -> list[str]:
         """Return names of tables."""
         reject_unknown_of(context)
-        wanted = list(json.loads(self.tables) or ())
+        wanted = PartitionWish.one("tables", self.tables)
         with self.connect() as connection:
             migrate(connection)
             tables = [load_policy(connection, table).table for table in wanted] or [
@@ -311,13 +311,13 @@ class PlanOverrideOperator(PlanQuestionOperator):
 
     template_fields: Sequence[str] = (*PlanQuestionOperator.template_fields, "override_consumers")
 
-    def __init__(self, *, override_consumers: bool | str = "{{ params.override_consumers }}", **kwargs: Any) -> None:
+    def __init__(self, *, override_consumers: bool | str = template("override_consumers"), **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.override_consumers = override_consumers
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the plan and the question, or skip where no consumer is to be passed."""
-        if str(self.override_consumers) != "True":
+        if not PartitionWish.one("override_consumers", self.override_consumers):
             raise AirflowSkipException("no consumer is to be passed")
         return super().execute(context)
 
@@ -465,7 +465,7 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
         self,
         *,
         retired: Any,
-        directory: str = "{{ params.archive_directory or '' }}",
+        directory: str = template("archive_directory"),
         job: str = "archive_partition.py",
         redis_conn_id: None = None,
         **kwargs: Any,

@@ -17,12 +17,13 @@ from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.notifiers import Event, notifiers
+from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.run_index import forms_url, remember
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.quality.gate import standing_failures
-from queuekeeper.quality.profile_model import turn_of
+from queuekeeper.quality.profile_model import ProfileRules, QualityWish, turn_of
 from queuekeeper.quality.store import QualityStore, Verdict
 from queuekeeper.report.files import ReportKind
 
@@ -42,150 +43,77 @@ def id_of(context: Context, *more: str) -> str:
     return hashlib.sha256(json.dumps([run.dag_id, run.run_id, *more]).encode()).hexdigest()[:16]
 
 
-def _suites(stores: Sequence[str], *, compare: bool | str) -> tuple[str, ...]:
+def turn_at(context: Context, wish: QualityWish) -> int:
+    """Return which turn a fast run reads: the form's, or that of the run's time."""
+    run = context["dag_run"]
+    return turn_of(run.logical_date or run.run_after) if wish.turn is None else wish.turn
+
+
+def _suites(stores: Sequence[str], *, compare: bool) -> tuple[str, ...]:
     """Return the suites of a run, once it is clear that they can judge it."""
     # Great Expectations takes seconds to import, which no other task should pay for.
     from queuekeeper.quality.run import check_suites, suites_for  # noqa: PLC0415
 
     on_redis = not {"redis", *QUEUES}.isdisjoint(stores)
-    names = suites_for(stores, servers=on_redis, compare=str(compare) == "True")
+    names = suites_for(stores, servers=on_redis, compare=compare)
     check_suites(names, stores=stores, servers=on_redis)
     return names
 
 
-class ProfileQueuesOperator(QueuekeeperSparkOperator):
+class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
     """Read the queues of one store and write a row of numbers for each; nothing is written to the store.
 
     :param store: ``redis`` or ``postgres``.
-    :param stores: those that the run is about; the task is skipped when its own is not among them (templated).
-    :param mode: ``fast`` for one turn of the cohorts, ``full`` for all (templated).
-    :param sample_percent: read only the queues of so many of a hundred slots (templated).
-    :param turn: which turn a fast profile reads; empty for that of the run's time (templated).
-    :param contents: whether to judge the messages' JSON (templated).
-    :param compare: whether source and target will be compared, which needs both (templated).
-    :param parquet_directory: folder on Spark's side for the rows of queues as Parquet, too; empty for none (templated).
     """
 
-    template_fields: Sequence[str] = (
-        *QueuekeeperSparkOperator.template_fields,
-        "stores",
-        "mode",
-        "cohorts",
-        "cohort_count",
-        "sample_percent",
-        "turn",
-        "contents",
-        "compare",
-        "session_limit",
-        "default_ttl_s",
-        "max_payload_bytes",
-        "key_prefix",
-        "throttle_references_per_s",
-        "parquet_directory",
-    )
+    template_fields: Sequence[str] = (*AskedOperator.template_fields, *QueuekeeperSparkOperator.template_fields)
+    models = (QualityWish, ProfileRules)
 
-    def __init__(
-        self,
-        *,
-        store: str,
-        stores: str = "{{ params.stores }}",
-        mode: str = "{{ params.suite }}",
-        cohorts: str = "{{ params.cohorts }}",
-        cohort_count: int | str = "{{ params.cohort_count }}",
-        sample_percent: int | str = "{{ params.sample_percent }}",
-        turn: int | str = "{{ '' if params.turn is none else params.turn }}",
-        contents: bool | str = "{{ params.contents }}",
-        compare: bool | str = "{{ params.compare }}",
-        session_limit: int | str = "{{ params.limit }}",
-        default_ttl_s: int | str = "{{ params.default_ttl_s }}",
-        max_payload_bytes: int | str = "{{ params.max_payload_bytes }}",
-        key_prefix: str = "{{ params.key_prefix or '' }}",
-        throttle_references_per_s: int | str = "{{ params.throttle_references_per_s or '' }}",
-        parquet_directory: str = "{{ params.parquet_directory or '' }}",
-        job: str = "profile_queues.py",
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, store: str, job: str = "profile_queues.py", **kwargs: Any) -> None:
         super().__init__(job=job, **kwargs)
         self.store = store
-        self.stores = stores
-        self.mode = mode
-        self.cohorts = cohorts
-        self.cohort_count = cohort_count
-        self.sample_percent = sample_percent
-        self.turn = turn
-        self.contents = contents
-        self.compare = compare
-        self.session_limit = session_limit
-        self.default_ttl_s = default_ttl_s
-        self.max_payload_bytes = max_payload_bytes
-        self.key_prefix = key_prefix
-        self.throttle_references_per_s = throttle_references_per_s
-        self.parquet_directory = parquet_directory
 
     def arguments(self, context: Context) -> list[str]:
         """Return the parameters of the profile."""
-        run = context["dag_run"]
-        turn = self.turn if self.turn != "" else turn_of(run.logical_date or run.run_after)
+        wish, rules = self.asked(QualityWish), self.asked(ProfileRules)
         arguments = [
             f"--store={self.store}",
             # A task that is tried again replaces what it has written.
             f"--profile-id={id_of(context, self.store)}",
-            f"--mode={self.mode}",
-            f"--cohorts={self.cohorts}",
-            f"--cohort-count={self.cohort_count}",
-            f"--sample-percent={self.sample_percent}",
-            f"--turn={turn}",
-            f"--session-limit={self.session_limit}",
-            f"--default-ttl-s={self.default_ttl_s}",
-            f"--max-payload-bytes={self.max_payload_bytes}",
+            f"--mode={wish.suite}",
+            f"--turn={turn_at(context, wish)}",
+            *rules.to_argv(),
         ]
-        if str(self.contents) == "True":
-            arguments.append("--contents")
-        if self.key_prefix:
-            arguments.append(f"--key-prefix={self.key_prefix}")
-        if self.throttle_references_per_s != "":
-            arguments.append(f"--throttle-references-per-s={self.throttle_references_per_s}")
-        if self.parquet_directory:
-            arguments.append(f"--parquet-dir={self.parquet_directory}")
-        return arguments
+        return [*arguments, f"--parquet-dir={wish.parquet_directory}"] if wish.parquet_directory else arguments
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Return what was read, in numbers."""
         reject_unknown_of(context)
-        if self.stores not in (self.store, BOTH):
-            raise AirflowSkipException(f"this run is about {self.stores}")
+        wish = self.asked(QualityWish)
+        if wish.stores not in (self.store, BOTH):
+            raise AirflowSkipException(f"this run is about {wish.stores}")
         # Before the stores are read: what cannot be judged need not be profiled.
-        _suites(STORES if self.stores == BOTH else [self.stores], compare=self.compare)
+        _suites(STORES if wish.stores == BOTH else [wish.stores], compare=wish.compare)
         report = super().execute(context)
         # There may be thousands of cohorts, and they are on record.
         return report | {"cohorts": len(report["cohorts"])}
 
 
-class RunQualityOperator(BaseOperator):
+class RunQualityOperator(AskedOperator):
     """Judge the profiles of a run by the suites; what is found is kept, and fails the run in a later task.
 
     :param profiles: what the profile tasks returned; none for one that was skipped (templated).
-    :param stores: what the run is about (templated).
-    :param mode: ``fast`` for one turn of compacted or fan-out queues, ``full`` for all (templated).
-    :param turn: which turn; empty for that of the run's time (templated).
-    :param throttle_references_per_s: how fast these are read; empty for no limit (templated).
-    :param compare: whether to compare source and target (templated).
-    :param key_prefix: for the forms of remedies (templated).
     :param postgres_conn_id: control database (templated).
     :param redis_conn_id: servers that are asked about themselves, when the run is about Redis (templated).
     """
 
     template_fields: Sequence[str] = (
+        *AskedOperator.template_fields,
         "profiles",
-        "stores",
-        "mode",
-        "turn",
-        "throttle_references_per_s",
-        "compare",
-        "key_prefix",
         "postgres_conn_id",
         "redis_conn_id",
     )
+    models = (QualityWish, ProfileRules)
     operator_extra_links = (ReportLink(ReportKind.QUALITY),)
     ui_color = "#d9e9d9"
 
@@ -193,24 +121,12 @@ class RunQualityOperator(BaseOperator):
         self,
         *,
         profiles: Sequence[Any],
-        stores: str = "{{ params.stores }}",
-        mode: str = "{{ params.suite }}",
-        turn: int | str = "{{ '' if params.turn is none else params.turn }}",
-        throttle_references_per_s: int | str = "{{ params.throttle_references_per_s or '' }}",
-        compare: bool | str = "{{ params.compare }}",
-        key_prefix: str = "{{ params.key_prefix or '' }}",
         postgres_conn_id: str = POSTGRES_CONNECTION,
         redis_conn_id: str = REDIS_CONNECTION,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.profiles = profiles
-        self.stores = stores
-        self.mode = mode
-        self.turn = turn
-        self.throttle_references_per_s = throttle_references_per_s
-        self.compare = compare
-        self.key_prefix = key_prefix
         self.postgres_conn_id = postgres_conn_id
         self.redis_conn_id = redis_conn_id
 
@@ -220,15 +136,13 @@ class RunQualityOperator(BaseOperator):
         from queuekeeper.quality.run import run_quality  # noqa: PLC0415
 
         profiles: list[Mapping[str, Any]] = [profile for profile in self.profiles if profile]
+        wish, rules = self.asked(QualityWish), self.asked(ProfileRules)
         stores = [profile["store"] for profile in profiles]
-        on_queues = self.stores in QUEUES
+        on_queues = wish.stores in QUEUES
         on_redis = "redis" in stores or on_queues
-        suites = _suites([self.stores] if on_queues else stores, compare=self.compare)
-        self.log.info("Judging %s by %s", ", ".join(stores) or self.stores, ", ".join(suites))
-        turn = None
-        if on_queues and self.mode == "fast":
-            run = context["dag_run"]
-            turn = turn_of(run.logical_date or run.run_after) if self.turn == "" else int(self.turn)
+        suites = _suites([wish.stores] if on_queues else stores, compare=wish.compare)
+        self.log.info("Judging %s by %s", ", ".join(stores) or wish.stores, ", ".join(suites))
+        turn = turn_at(context, wish) if on_queues and wish.suite == "fast" else None
         report = run_quality(
             postgres_url=QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
             profile_ids=[profile["profile_id"] for profile in profiles],
@@ -236,9 +150,9 @@ class RunQualityOperator(BaseOperator):
             quality_run_id=id_of(context),
             now=datetime.fromtimestamp(system_clock() / 1_000, UTC),
             redis_url=QueuekeeperRedisHook(self.redis_conn_id).url if on_redis else None,
-            key_prefix=self.key_prefix,
+            key_prefix=rules.key_prefix,
             turn=turn,
-            throttle_references_per_s=int(self.throttle_references_per_s) if self.throttle_references_per_s else None,
+            throttle_references_per_s=rules.throttle_references_per_s,
         )
         findings = [finding.summary() for finding in report.findings]
         for finding in findings:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -14,6 +14,7 @@ from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.operators.approval import take_answer
+from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.audit import Answer
 from queuekeeper.clock import Pace, system_clock
@@ -23,6 +24,7 @@ from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.remedies import Queue, RemedyParameters, RemedyPlan, plan_remedy
 from queuekeeper.maintenance.remedies.queues import Selection
 from queuekeeper.maintenance.remedies.records import apply_recorded, in_short, record_plan, recorded_plan
+from queuekeeper.maintenance.remedies.registry import RepairWish
 from queuekeeper.quality.failed_queues import failed_queues
 
 if TYPE_CHECKING:
@@ -58,69 +60,33 @@ class RepairOperator(BaseOperator):
             yield connection, client
 
 
-class PlanRepairOperator(RepairOperator):
+class PlanRepairOperator(AskedOperator, RepairOperator):
     """Look at the queues that failed the remedy's check and keep what would be changed as a plan.
 
     Nothing is written to Redis.
 
-    :param remedy: one of ``REMEDY_NAMES`` (templated).
-    :param quality_run_id: judgement of quality that says which queues are faulty; empty for the newest (templated).
-    :param cohorts: only queues of these cohorts (templated).
-    :param client_hashes: only these queues, as a JSON list; empty or none for all that failed (templated).
-    :param key_prefix: put before every Redis key (templated).
-    :param max_operations_per_s: keys asked for per second, for the plan and as the run's throttle; empty for no limit
-        (templated).
+    As the first task of its DAG it also refuses parameters that the form does not have.
     """
 
-    template_fields: Sequence[str] = (
-        *RepairOperator.template_fields,
-        "remedy",
-        "quality_run_id",
-        "cohorts",
-        "client_hashes",
-        "key_prefix",
-        "max_operations_per_s",
-    )
-
-    def __init__(
-        self,
-        *,
-        remedy: str = "{{ params.remedy }}",
-        quality_run_id: str = "{{ params.quality_run_id or '' }}",
-        cohorts: str = "{{ params.cohorts }}",
-        client_hashes: str = "{{ params.client_hashes | tojson }}",
-        key_prefix: str = "{{ params.key_prefix or '' }}",
-        max_operations_per_s: int | str = "{{ params.max_operations_per_s or '' }}",
-        **kwargs: Any,
-    ) -> None:
-        super().__init__(**kwargs)
-        self.remedy = remedy
-        self.quality_run_id = quality_run_id
-        self.cohorts = cohorts
-        self.client_hashes = client_hashes
-        self.key_prefix = key_prefix
-        self.max_operations_per_s = max_operations_per_s
+    template_fields: Sequence[str] = (*AskedOperator.template_fields, *RepairOperator.template_fields)
+    models = (RepairWish, Selection)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the run's id and how much there is to do."""
         reject_unknown_of(context)
-        rate = int(self.max_operations_per_s) if self.max_operations_per_s else None
+        wish, wanted = self.asked(RepairWish), self.asked(Selection)
+        rate = wish.max_operations_per_s
         with self.open_servers() as (connection, client):
-            wanted = Selection(
-                quality_run_id=self.quality_run_id,
-                cohorts=self.cohorts,
-                client_hashes=tuple(json.loads(self.client_hashes) or ()),
-            )
-            judged = failed_queues(connection, remedy=self.remedy, selection=wanted)
+            judged = failed_queues(connection, remedy=wish.remedy, selection=wanted)
             # What was judged is written down: the newest judgement may be another one by the time of the approval.
-            selection = Selection(**{**asdict(wanted), "quality_run_id": judged.quality_run_id})
-            self.log.info("%s: looking at %s queues", self.remedy, len(judged.queues))
+            selection = replace(wanted, quality_run_id=judged.quality_run_id)
+            self.log.info("%s: looking at %s queues", wish.remedy, len(judged.queues))
             plan = plan_remedy(
                 client,
-                remedy=self.remedy,
+                remedy=wish.remedy,
                 queues=judged.queues,
                 parameters=RemedyParameters(
-                    key_prefix=self.key_prefix, limit=judged.limit, default_ttl_s=judged.default_ttl_s
+                    key_prefix=wish.key_prefix, limit=judged.limit, default_ttl_s=judged.default_ttl_s
                 ),
                 source=connection,
                 pace=Pace(lambda: rate),

@@ -14,10 +14,42 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
+from queuekeeper.jobs.parameters import Parameters, Section, parameter
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 
 KIND = "partition_maintenance"
 """Under this name the audit has what is done to partitions."""
+
+
+class PartitionWish(Parameters):
+    """What maintenance of partitions is asked to do."""
+
+    tables: tuple[str, ...] = parameter(
+        (),
+        title="Tables",
+        help="Maintain only these tables, named as their policies name them.",
+        unset="every table that has a policy",
+        shortest=3,
+        rule="each must be the name of a table with its schema, such as pgmb.events",
+        noun="TABLE",
+        examples=[["pgmb.events"]],
+    )
+    override_consumers: bool = parameter(
+        False,
+        title="Pass consumers",
+        help="Retire also what a consumer has not read yet. A person is asked first, table by table.",
+    )
+    archive_directory: str = parameter(
+        "",
+        title="Folder of archives",
+        help="Where retired partitions are archived. The files hold payloads.",
+        unset="QUEUEKEEPER_ARCHIVES_DIR, or archives in the home folder",
+        section=Section.RECORDS,
+        pattern=r"^/[^{}\x00-\x1F]+$",
+        longest=1_024,
+        rule="it must be an absolute path that all of Spark can write to, without braces",
+        examples=[None, "/srv/queuekeeper/archives"],
+    )
 
 
 class Purpose(StrEnum):

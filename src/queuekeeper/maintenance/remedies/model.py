@@ -8,8 +8,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from queuekeeper.errors import UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID, check_prefix
+from queuekeeper.jobs import common
+from queuekeeper.jobs.parameters import MAX_SECONDS, Parameters, Section, parameter
 
 if TYPE_CHECKING:
     from queuekeeper.maintenance.remedies.world import World
@@ -32,43 +32,35 @@ EXAMPLES = 20
 
 _NUMBER = re.compile(r"-?([0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?|inf)", re.ASCII)
 _HIDDEN = {"member", "references", "last_score", "last_serial"}
-_MOST_SECONDS = 4_294_967_295
 
 
 class QueueRefused(Exception):
     """One queue cannot be treated; the others can."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class RemedyParameters:
-    """What the person who starts a remedy chooses.
+class RemedyParameters(Parameters):
+    """What a remedy goes by."""
 
-    :param key_prefix: before every Redis key.
-    :param default_ttl_s: life of a message whose publisher set no expiry.
-    :param limit: messages that a session may hold.
-    :param keep_s: how long records that were set aside are kept, unless they expire before.
-    :param grace_s: how long messages stay whose life is over already: for the exchanges that they are part of, and so
-        that shortening can be taken back; and how old a record without a reference must be.
-    """
-
-    key_prefix: str = ""
-    default_ttl_s: int = 604_800
-    limit: int = 10_000
-    keep_s: int = 604_800
-    grace_s: int = 600
-
-    def __post_init__(self) -> None:
-        """Refuse what no remedy could honour.
-
-        :raises UsageError: naming the parameter, its value and the rule.
-        """
-        check_prefix(self.key_prefix)
-        for name in ("default_ttl_s", "keep_s", "grace_s"):
-            value = getattr(self, name)
-            if not 1 <= value <= _MOST_SECONDS:
-                raise UsageError(f"{name} is {value}: it must be 1 to {_MOST_SECONDS} seconds")
-        if not 1 <= self.limit <= MAX_PACKET_ID:
-            raise UsageError(f"limit is {self.limit}: it must be 1 to {MAX_PACKET_ID}, as there are no more packet ids")
+    default_ttl_s: int = common.default_ttl_s()
+    limit: int = common.limit()
+    keep_s: int = parameter(
+        604_800,
+        title="Keep what is set aside (seconds)",
+        help="Seconds that records are kept that were set aside, unless they expire before.",
+        section=Section.RECORDS,
+        least=1,
+        most=MAX_SECONDS,
+    )
+    grace_s: int = parameter(
+        600,
+        title="Grace (seconds)",
+        help="Seconds that messages stay whose life is over already, so that exchanges under way end and the change "
+        "can be taken back. A record without a reference must be as old to be treated.",
+        section=Section.RULES,
+        least=1,
+        most=MAX_SECONDS,
+    )
+    key_prefix: str = common.key_prefix()
 
 
 @dataclass(frozen=True, kw_only=True)

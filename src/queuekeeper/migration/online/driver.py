@@ -32,10 +32,10 @@ from queuekeeper.errors import (
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import BadRows, CohortState, LedgerRow, MigrationPlan, PlanState
+from queuekeeper.migration.model import BadRows, CohortState, Lease, LedgerRow, MigrationPlan, PlanState
 from queuekeeper.migration.online.brake import Brake, Limits, Load
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts, check_same_plan
-from queuekeeper.migration.online.mover import LEASE_MS, MoveReport, Outcome, SessionMover, SyncReport, movers
+from queuekeeper.migration.online.mover import MoveReport, Outcome, SessionMover, SyncReport, movers
 from queuekeeper.migration.online.states import MIRRORED, OnlineState, check_states
 from queuekeeper.postgres import Connection, connect, statement, translated_errors
 from queuekeeper.redis_client import RedisClient, clocks_ms, facts, nodes, redis_errors
@@ -255,19 +255,17 @@ class OnlineDriver:
         redis_url: str,
         plan_id: str,
         actor: str,
-        lease_ms: int = LEASE_MS,
+        lease_ms: int = Lease().lease_ms,
         count: int = MOVERS,
         limits: Limits | None = None,
         clock: Clock = system_clock,
         tell: Callable[[str], None] = print,
     ) -> None:
-        if not 50 <= lease_ms <= LEASE_MS:
-            raise RefusedError(f"lease_ms is {lease_ms}: it must be 50 to {LEASE_MS}; a broker waits no longer")
         self._postgres_url = postgres_url
         self._redis_url = redis_url
         self._plan_id = plan_id
         self._actor = actor
-        self._lease_ms = lease_ms
+        self.lease_ms = Lease(lease_ms=lease_ms).lease_ms
         self._count = count
         self._limits = limits or Limits()
         self._clock = clock
@@ -736,7 +734,7 @@ class OnlineDriver:
             "prefix": plan.parameters.key_prefix,
             "rules": _rules(plan),
             "count": self._count,
-            "lease_ms": self._lease_ms,
+            "lease_ms": self.lease_ms,
             "clock": self._clock,
             "bad_rows": plan.parameters.bad_rows,
         }

@@ -20,7 +20,7 @@ from psycopg import errors as postgres_errors
 from queuekeeper import redis_async
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, StaleEpoch, UnreadableRecord
-from queuekeeper.migration.model import BadRows
+from queuekeeper.migration.model import BadRows, Lease
 from queuekeeper.postgres import AsyncConnection, connect_async, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.owners import AsyncOwnerStore, Ownership
@@ -30,7 +30,7 @@ from queuekeeper.sessions.snapshot import ApplyReport, Difference, SessionSnapsh
 
 Store: TypeAlias = Literal["postgres", "redis"]
 
-LEASE_MS = 1_000
+LEASE_MS = Lease().lease_ms
 """Longest that a client is fenced: TBMQ 1.x gives a batch up after about three seconds."""
 
 TRIES = 3

@@ -1,0 +1,209 @@
+"""Each parameter of a job is declared in one place, and every surface refuses the same values in the same words."""
+
+from __future__ import annotations
+
+import ast
+import re
+from argparse import ArgumentParser
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from importlib import import_module
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import pytest
+from airflow.sdk.exceptions import ParamValidationError
+
+from queuekeeper.airflow.forms import field_of
+from queuekeeper.cli.options import Taken
+from queuekeeper.errors import UsageError
+from queuekeeper.jobs.parameters import Described, Kind, Parameters, describe
+
+pytestmark = pytest.mark.dags
+
+ROOT = Path(__file__).resolve().parents[2]
+SOURCE = ROOT / "src"
+DECLARING = "from queuekeeper.jobs.parameters import"
+# These mean another thing in another job, or may be left out in one place only.
+SEVERAL = {
+    "grace_s": "of a cleanup, and of a remedy, which changes less",
+    "turn": "of a profile, and of a wish for one, where nobody has to name it",
+}
+OTHERS = {("quarantine", "limit"): "rows to list", ("judge", "suite"): "the suite that judges"}
+"""Options of these modules that are no parameters of a job, though they have the name of one."""
+
+JOBS = ("cleanup", "compacted_gc", "fanout_repair", "migrate", "online", "partitions", "quality", "repair")
+"""Modules of commands that start jobs; names such as ``limit`` mean other things to the commands of the stores."""
+
+
+def _models() -> list[type[Parameters]]:
+    """Return every model of the package that declares parameters."""
+    for path in SOURCE.rglob("*.py"):
+        if DECLARING in path.read_text("utf-8") and "/cli/" not in str(path) and "/airflow/" not in str(path):
+            import_module(".".join(path.relative_to(SOURCE).with_suffix("").parts))
+
+    def below(model: type[Parameters]) -> Iterator[type[Parameters]]:
+        for each in model.__subclasses__():
+            yield each
+            yield from below(each)
+
+    return sorted(
+        {each for each in below(Parameters) if each.__module__.startswith("queuekeeper.")},
+        key=lambda each: each.__name__,
+    )
+
+
+MODELS = _models()
+PARAMETERS = sorted({name for model in MODELS for name in describe(model)})
+
+
+def _trees(*folders: Path) -> Iterator[tuple[Path, ast.Module]]:
+    for folder in folders:
+        for path in sorted(folder.rglob("*.py")):
+            yield path, ast.parse(path.read_text("utf-8"))
+
+
+def _is_call(node: ast.AST | None, *names: str) -> bool:
+    return isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] in names
+
+
+def test_every_parameter_has_one_declaration() -> None:
+    declared = defaultdict(list)
+    for path, tree in _trees(SOURCE / "queuekeeper"):
+        for node in ast.walk(tree):
+            if isinstance(node, ast.AnnAssign) and _is_call(node.value, "parameter"):
+                declared[ast.unparse(node.target)].append(f"{path.name}:{node.lineno}")
+            # What several jobs share is a function of the name of the parameter.
+            if isinstance(node, ast.FunctionDef) and any(_is_call(each, "parameter") for each in ast.walk(node)):
+                declared[node.name].append(f"{path.name}:{node.lineno}")
+    several = {name: places for name, places in declared.items() if len(places) > 1 and name not in SEVERAL}
+
+    assert several == {}
+    assert len(PARAMETERS) > 50
+    assert set(SEVERAL) <= set(PARAMETERS)
+
+
+def test_no_form_has_a_parameter_of_its_own() -> None:
+    own = [
+        f"{path.name}: {ast.unparse(node)}"
+        for path, tree in _trees(ROOT / "dags", SOURCE / "queuekeeper" / "airflow")
+        for node in ast.walk(tree)
+        if _is_call(node, "Param") and path.name != "forms.py"
+    ]
+
+    assert own == []
+
+
+def test_no_command_of_a_job_has_a_default_or_a_bound_of_its_own() -> None:
+    own = []
+    for path, tree in _trees(SOURCE / "queuekeeper" / "cli"):
+        for node in ast.walk(tree):
+            if path.stem not in JOBS or not isinstance(node, ast.FunctionDef):
+                continue
+            defaults = [None] * (len(node.args.args) - len(node.args.defaults)) + [*node.args.defaults]
+            for argument, default in [
+                *zip(node.args.args, defaults, strict=True),
+                *zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True),
+            ]:
+                bound = any(
+                    _is_call(part, "Option", "Argument") and {"min", "max"} & {each.arg for each in part.keywords}  # type: ignore[attr-defined]
+                    for part in ast.walk(argument)
+                )
+                typed = isinstance(default, ast.Constant) and default.value not in (None, False)
+                if argument.arg in PARAMETERS and (bound or typed) and (node.name, argument.arg) not in OTHERS:
+                    own.append(f"{path.name}:{argument.lineno} {argument.arg}")
+
+    assert own == []
+
+
+def test_no_record_of_a_job_repeats_a_default() -> None:
+    own = []
+    for folder in ("maintenance", "migration", "quality", "jobs"):
+        for path, tree in _trees(SOURCE / "queuekeeper" / folder):
+            for node in ast.walk(tree):
+                if not isinstance(node, ast.ClassDef) or "dataclass" not in str(
+                    [*map(ast.unparse, node.decorator_list)]
+                ):
+                    continue
+                own += [
+                    f"{path.name}:{each.lineno} {each.target.id}"
+                    for each in node.body
+                    if isinstance(each, ast.AnnAssign)
+                    and isinstance(each.target, ast.Name)
+                    and each.target.id in PARAMETERS
+                    and isinstance(each.value, ast.Constant)
+                    and each.value.value not in (None, 0, "", False)
+                ]
+
+    assert own == []
+
+
+def _wrong(each: Described) -> Iterator[tuple[str, Any]]:
+    """Yield texts that a parameter refuses, each with the value that a form would send."""
+    said = each.said
+    if each.kind in {Kind.INTEGER, Kind.NUMBER}:
+        yield "many", "many"
+        turned: Callable[[float], Any] = int if each.kind is Kind.INTEGER else float
+        if said.least is not None:
+            yield str(turned(said.least - 1)), turned(said.least - 1)
+        if said.most is not None:
+            yield str(turned(said.most + 1)), turned(said.most + 1)
+    elif each.kind is Kind.FLAG:
+        yield "perhaps", "perhaps"
+    elif each.choices is not None:
+        yield "of another kind", "of another kind"
+    elif each.kind is Kind.TEXT and said.pattern is not None:
+        yield "{a b}", "{a b}"
+    elif each.kind is Kind.LIST and said.pattern is not None:
+        yield "{a b}", ["{a b}"]
+
+
+CASES = [
+    pytest.param(model, each, text, value, id=f"{model.__name__}-{each.name}-{text}")
+    for model in MODELS
+    for each in describe(model).values()
+    for text, value in _wrong(each)
+]
+
+
+@pytest.mark.parametrize(("model", "each", "text", "value"), CASES)
+def test_form_command_operator_program_and_library_refuse_in_the_same_words(
+    model: type[Parameters], each: Described, text: str, value: Any
+) -> None:
+    parser = ArgumentParser()
+    model.declare(parser)
+    taken = Taken(model=lambda: model, argument="", fixed={}, only=(), names=MappingProxyType({}))
+    surfaces: dict[str, Callable[[], Any]] = {
+        "library": lambda: model(**{each.name: value}),
+        "operator": lambda: model.of_texts({each.name: text}),
+        "program": lambda: model.take(vars(parser.parse_args([f"--{each.name.replace('_', '-')}={text}"]))),
+        "command": lambda: taken.read({each.name: text}),
+    }
+    words = {}
+    for surface, ask in surfaces.items():
+        with pytest.raises(UsageError) as refused:
+            ask()
+        words[surface] = str(refused.value)
+
+    assert len(set(words.values())) == 1, words
+    with pytest.raises(ParamValidationError) as by_form:
+        field_of(each).resolve(value)
+    # Airflow says it in the words of JSON schema, and shows the schema, which has ours.
+    shown = re.sub(r"['\"]\s*\n\s*['\"]", "", str(by_form.value))
+    assert f"{each.name}: {each.rule}" in shown
+    if each.said.check is None:
+        assert words["library"].endswith(each.rule)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.__name__)
+def test_defaults_and_examples_are_allowed_by_form_and_model(model: type[Parameters]) -> None:
+    for each in describe(model).values():
+        assert each.said.title
+        assert each.said.help.endswith((".", ")"))
+        field = field_of(each)
+        if not each.said.needed:
+            field.resolve()
+            assert getattr(model(), each.name) == each.default
+        for example in each.said.examples:
+            field.resolve(example)
