@@ -136,11 +136,11 @@ def test_a_wrong_password_is_refused_and_not_repeated(postgres_server: PostgresS
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("migrate", "plan", "--limit", "65536"), "limit is 65536: it must be 1 to 65535"),
-        (("migrate", "plan", "--default-ttl-s", "0"), "default_ttl_s is 0: it must be 1 to"),
+        (("migrate", "plan", "--limit", "65536"), "limit is 65536: it must be an integer from 1 to 65,535"),
+        (("migrate", "plan", "--default-ttl-s", "0"), "default_ttl_s is 0: it must be an integer from 1 to"),
         (("migrate", "plan", "--cohort-count", "0"), "cohort_count is 0"),
         (("migrate", "plan", "--key-prefix", "{x}"), "holds a brace"),
-        (("migrate", "plan", "--limit", "many"), "Invalid value for '--limit'"),
+        (("migrate", "plan", "--limit", "many"), "limit is 'many': it must be an integer from 1 to 65,535"),
         (("migrate", "throttle", samples.PLAN_ID, "0"), "the rate is '0': write messages per second"),
         (("migrate", "quarantine", "--reason", "bad_luck"), "the reason is 'bad_luck': it must be one of"),
         (("sample", "--messages", "-1"), "messages is -1"),

@@ -43,7 +43,7 @@ def field_of(each: Described) -> Param:
     optional = each.optional or empty
     schema: dict[str, Any] = {"type": ["null", each.kind.value] if optional else each.kind.value, "title": said.title}
     rule = f"{each.name}: {each.rule}"
-    texts = {"pattern": said.pattern, "maxLength": said.longest}
+    texts = {"pattern": said.form_pattern or said.pattern, "maxLength": said.longest}
     if each.kind is Kind.LIST:
         items = {"errorMessage": rule, "type": "string", "minLength": None if said.pattern else said.shortest} | texts
         schema |= {"items": {name: value for name, value in items.items() if value is not None}, "maxItems": said.most}

@@ -71,7 +71,7 @@ class Taken:
 
         :raises UsageError: when a value is refused.
         """
-        said: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+        said: dict[str, Any] = {name: value for name, value in given.items() if value not in (None, (), [])}
         if "key_prefix" in self.described():
             said.setdefault("key_prefix", context.settings().key_prefix)
         return self.model().of_texts({**said, **self.fixed})

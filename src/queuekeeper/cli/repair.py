@@ -116,7 +116,7 @@ def _repair(
     from queuekeeper.quality.failed_queues import failed_queues
 
     given = {name: getattr(asked, name) for name in asked.model_fields_set}
-    by_quality = not given.keys().isdisjoint(describe(Selection))
+    by_quality = "quality_run_id" in given
     if bool(client_ids) == by_quality:
         raise UsageError("name either client ids or --quality-run: whose sessions are to be looked at?")
     settings = context.settings()

@@ -59,6 +59,7 @@ class Declaration:
     :param most: greatest number; of a list, most entries.
     :param choices: values that are allowed, each with its words.
     :param pattern: what a text, or every entry of a list, has to match.
+    :param form_pattern: what a form asks a text to match, where commands and library take more.
     :param longest: most characters of a text, or of every entry of a list.
     :param shortest: fewest characters of an entry of a list.
     :param needed: whether a person has to say it, so that a form begins without a value that would do.
@@ -79,6 +80,7 @@ class Declaration:
     most: float | None = None
     choices: Mapping[str, str] | None = None
     pattern: str | None = None
+    form_pattern: str | None = None
     longest: int | None = None
     shortest: int = 1
     needed: bool = False
@@ -106,6 +108,7 @@ def parameter(
     most: float | None = None,
     choices: Mapping[str, str] | None = None,
     pattern: str | None = None,
+    form_pattern: str | None = None,
     longest: int | None = None,
     shortest: int = 1,
     needed: bool = False,
@@ -129,6 +132,7 @@ def parameter(
         most=most,
         choices=choices,
         pattern=pattern,
+        form_pattern=form_pattern,
         longest=longest,
         shortest=shortest,
         needed=needed,

@@ -19,7 +19,7 @@ class Selection(Parameters):
         title="Quality run",
         help="Treat the queues that failed the remedy's check in this quality run. The newest is taken where a form "
         "leaves this empty, or a command says latest.",
-        pattern=r"^[0-9A-Za-z_.:+\-]*$",
+        form_pattern=r"^[0-9A-Za-z_.:+\-]*$",
         longest=200,
         noun="RUN",
         examples=["3f2a9c0d11e47b58"],
