@@ -82,7 +82,7 @@ def test_version_and_help_need_no_server() -> None:
         result = run(*command, "--help")
         assert result.exit_code == 0
     groups = (
-        "migrate", "migrate trigger", "online", "sessions", "quality", "quality known", "cleanup", "repair",
+        "migrate", "migrate trigger", "online", "sessions", "quality", "quality known", "run", "cleanup", "repair",
         "partitions", "events", "compacted", "fanout", "fanout dead", "database", "acl", "audit",
     )  # fmt: skip
     for group in ((), *(name.split() for name in groups)):

@@ -44,7 +44,7 @@ ALONE = {"shares": 1}
 app = typer.Typer(
     cls=context.CommandGroup,
     no_args_is_help=True,
-    help="Runs of all jobs: list, status, pause, resume, throttle, undo, report.",
+    help="List runs of all jobs, steer them, take them back.",
 )
 
 
