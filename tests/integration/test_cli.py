@@ -82,8 +82,9 @@ def test_version_and_help_need_no_server() -> None:
         result = run(*command, "--help")
         assert result.exit_code == 0
     groups = (
-        "migrate", "migrate trigger", "online", "sessions", "quality", "quality known", "run", "cleanup", "repair",
-        "partitions", "events", "compacted", "fanout", "fanout dead", "database", "acl", "audit",
+        "migrate", "migrate trigger", "online", "sessions", "quality", "quality known", "quality incidents", "run",
+        "cleanup", "repair", "partitions", "events", "compacted", "fanout", "fanout dead", "database", "acl",
+        "audit",
     )  # fmt: skip
     for group in ((), *(name.split() for name in groups)):
         # One line says what a command does, and is not cut off.

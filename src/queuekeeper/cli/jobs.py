@@ -338,9 +338,10 @@ def undo(
     yes: context.Yes = False,
     as_json: context.AsJson = False,
 ) -> None:
-    """Take back what a run has changed, where nobody has gone on from it.
+    """Take back what a run has changed.
 
-    Run it on the machine that has the undo files of the run. What a job cannot bring back, its page in the docs says.
+    Run it on the machine that has the undo files of the run. Where somebody has gone on from a change, it stays. What a
+    job cannot bring back, its page in the docs says.
 
     Example: `queuekeeper run undo 0123456789abcdef --dry-run`
     """

@@ -34,9 +34,7 @@ if TYPE_CHECKING:
 app = typer.Typer(no_args_is_help=True, help="Find every way in which a queue can be wrong.")
 known = typer.Typer(no_args_is_help=True, help="Failures that somebody answers for until a day.")
 app.add_typer(known, name="known")
-incidents = typer.Typer(
-    no_args_is_help=True, help="Findings of one cause over runs: since when, and who answers for them."
-)
+incidents = typer.Typer(no_args_is_help=True, help="Say since when a finding stands, and who answers for it.")
 app.add_typer(incidents, name="incidents")
 
 
@@ -610,9 +608,9 @@ def trend(
     postgres_url: context.PostgresUrl = None,
     as_json: context.AsJson = False,
 ) -> None:
-    """Show how each check came out in the last runs on the same servers.
+    """Show how each check came out in the last runs.
 
-    The oldest is to the left.
+    Runs on the same servers; the oldest is to the left.
 
     Example: `queuekeeper quality trend --runs 10`
     """
