@@ -59,9 +59,9 @@ def _refused(
 
 
 def test_wishes_that_cannot_be_met_are_named() -> None:
-    with pytest.raises(UsageError, match="limit is 65536: it must be 1 to 65535, since a session has no more packet"):
+    with pytest.raises(UsageError, match="limit is 65536: it must be an integer from 1 to 65,535"):
         MigrationParameters(limit=65_536)
-    with pytest.raises(UsageError, match="default_ttl_s is 0: it must be 1 to 4294967295 seconds"):
+    with pytest.raises(UsageError, match="default_ttl_s is 0: it must be an integer from 1 to 4,294,967,295"):
         MigrationParameters(default_ttl_s=0)
 
 
