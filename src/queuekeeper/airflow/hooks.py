@@ -1,4 +1,4 @@
-"""Airflow connections as URLs and as connections of ours; what is done with them is the operators' business."""
+"""Airflow connections as URLs and as connections of ours."""
 
 from __future__ import annotations
 

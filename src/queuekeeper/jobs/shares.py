@@ -1,4 +1,4 @@
-"""How the queues of a server are found and shared out among tasks; what is done with them is the tasks' business."""
+"""How the queues of a server are found and shared out among tasks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What cleanups and remedies write down: plan, approval, state, throttle, progress, report; it decides nothing."""
+"""The record of a job's runs: plan, approval, state, throttle, progress, report; in PostgreSQL or in memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What tasks about one queue in Redis have in common; what they do with it is theirs."""
+"""What tasks about one queue in Redis have in common."""
 
 from __future__ import annotations
 

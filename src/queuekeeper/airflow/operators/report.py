@@ -1,4 +1,4 @@
-"""Writes the report of a migration as files and notes where they are; what stands in it is the report's business."""
+"""Writes the report of a migration as files and notes where they are."""
 
 from __future__ import annotations
 
