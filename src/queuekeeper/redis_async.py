@@ -11,13 +11,13 @@ from redis.exceptions import ClusterDownError, MovedError, NoScriptError, ReadOn
 
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable
 from queuekeeper.keyspace import SLOTS, hash_slot
-from queuekeeper.lua import (
+from queuekeeper.lua.bundle import Script
+from queuekeeper.lua.call import (
     REPLICA_TIMEOUT_MS,
     RETRY_FOR_S,
     Call,
     Replies,
     Reply,
-    Script,
     Value,
     as_ours,
     check_replicas,

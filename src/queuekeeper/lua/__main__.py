@@ -1,0 +1,5 @@
+"""``python -m queuekeeper.lua``."""
+
+from queuekeeper.lua import main
+
+raise SystemExit(main())
