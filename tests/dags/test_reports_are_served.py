@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any, cast
@@ -19,10 +20,9 @@ from queuekeeper.airflow.run_index import PREFIX, remember
 from queuekeeper.config import Settings
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan
+from queuekeeper.jobs.registry import job_names, job_of
 from queuekeeper.jobs.report import write_report
-from queuekeeper.maintenance.compacted.collection import Collection
 from queuekeeper.maintenance.events import upkeep as event_upkeep
-from queuekeeper.maintenance.fanout.repair import FanoutRepair
 from queuekeeper.maintenance.partitions import report as partitions_report
 from queuekeeper.migration import report as migration_report
 from queuekeeper.quality import report as quality_report
@@ -77,14 +77,6 @@ def _events(directory: Path) -> ReportFiles:
     return event_upkeep.write_report(made, directory)
 
 
-def _compacted(directory: Path) -> ReportFiles:
-    return _job(Collection, directory)
-
-
-def _fanout(directory: Path) -> ReportFiles:
-    return _job(FanoutRepair, directory)
-
-
 def _job(job: type[AnyJob], directory: Path) -> ReportFiles:
     plan: AnyPlan = Plan(
         parameters=job.Parameters(),
@@ -115,16 +107,14 @@ WRITERS: dict[ReportKind, Callable[[Path], ReportFiles]] = {
     ReportKind.QUALITY: _quality,
     ReportKind.PARTITIONS: _partitions,
     ReportKind.EVENTS: _events,
-    ReportKind.COMPACTED: _compacted,
-    ReportKind.FANOUT: _fanout,
-    ReportKind.JOB: lambda directory: _job(Renaming, directory),
+    **{job.report: partial(_job, job) for job in map(job_of, job_names())},
 }
 
 
 @pytest.fixture
 def linked(dag_bag: DagBag) -> dict[ReportKind, list[tuple[Any, ReportLink]]]:
     """Return the tasks of all DAGs that have a link to a report, by what it is about."""
-    found: dict[ReportKind, list[tuple[Any, ReportLink]]] = {kind: [] for kind in ReportKind}
+    found: dict[ReportKind, list[tuple[Any, ReportLink]]] = {kind: [] for kind in WRITERS}
     for dag in dag_bag.dags.values():
         for task in dag.tasks:
             for link in getattr(task, "operator_extra_links", ()):
@@ -132,8 +122,8 @@ def linked(dag_bag: DagBag) -> dict[ReportKind, list[tuple[Any, ReportLink]]]:
                     found[link.kind].append((task, link))
     report = ReportJobOperator(task_id="report", job=Renaming.kind, maintenance_run_id=RUN)
     stand_in = SimpleNamespace(dag_id=Renaming.kind, task_id=report.task_id)
-    found[ReportKind.JOB] += [(stand_in, ReportLink(Renaming.report))]
-    assert [link.name for link in report.operator_extra_links] == [ReportKind.JOB.words]
+    found[Renaming.report] += [(stand_in, ReportLink(Renaming.report))]
+    assert [link.name for link in report.operator_extra_links] == ["Report of the renaming of keys"]
     return found
 
 
@@ -146,7 +136,7 @@ def get(app: FastAPI, address: str) -> httpx.Response:
     return asyncio.run(send())
 
 
-@pytest.mark.parametrize("kind", list(ReportKind))
+@pytest.mark.parametrize("kind", list(WRITERS), ids=lambda kind: kind.name)
 def test_link_of_a_task_leads_to_the_page_that_it_has_written(
     kind: ReportKind, linked: dict[ReportKind, list[tuple[Any, ReportLink]]], tmp_path: Path
 ) -> None:
@@ -154,7 +144,7 @@ def test_link_of_a_task_leads_to_the_page_that_it_has_written(
     app = FastAPI()
     app.mount(PREFIX, pages(settings=Settings(home=tmp_path / "home", reports_dir=reports), guards=OPEN))
     files = WRITERS[kind](reports)
-    assert linked[kind], f"no DAG links to a report about {kind}"
+    assert linked[kind], f"no DAG links to a report about {kind.name}"
 
     for task, link in linked[kind]:
         remember(reports, dag_id=task.dag_id, run_id=RUN_ID, files=files)

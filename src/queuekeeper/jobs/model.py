@@ -264,7 +264,7 @@ class Job(ABC, Generic[P, C, F]):
     """Work that changes data in bounded steps. One object makes one pass; the engine does all the rest.
 
     :cvar kind: name of the job where all jobs are kept; a DAG has the same.
-    :cvar report: how the files of its reports are named.
+    :cvar report: how the files of its reports are named, and what they are called; made of its name where it says none.
     :cvar asks: whether somebody has to approve a plan before a task carries it out.
     :cvar undoes: whether what it does can be taken back.
     :cvar works_when_empty: whether shares are gone through though the plan has found nothing.
@@ -276,7 +276,7 @@ class Job(ABC, Generic[P, C, F]):
 
     kind: ClassVar[str]
     words: ClassVar[Words]
-    report: ClassVar[ReportKind] = ReportKind.JOB
+    report: ClassVar[ReportKind]
     Parameters: ClassVar[type[Any]]
     Counts: ClassVar[type[Any]]
     Found: ClassVar[type[Any]] = NothingBesides
@@ -286,6 +286,11 @@ class Job(ABC, Generic[P, C, F]):
     fact_names: ClassVar[Mapping[str, str]] = MappingProxyType({})
     keeps_steps: ClassVar[bool] = False
     proof_steps: ClassVar[int | None] = None
+
+    def __init_subclass__(cls) -> None:
+        """Give a job its kind of reports."""
+        if "kind" in vars(cls) and "report" not in vars(cls):
+            cls.report = ReportKind(cls.kind, f"Report of the {cls.words.noun}")
 
     def __init__(self, world: World[P]) -> None:
         self.world = world

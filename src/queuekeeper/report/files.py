@@ -9,41 +9,37 @@ import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 from queuekeeper.errors import RefusedError, UsageError
 
 
-class ReportKind(StrEnum):
-    """What reports are about: how their files' names begin. Writers, pages and links know no other kinds."""
+@dataclass(frozen=True)
+class ReportKind:
+    """What reports are about. A job has a kind of its own; the few that are no jobs stand here.
 
-    MIGRATION = "migration"
-    QUALITY = "quality"
-    PARTITIONS = "partitions"
-    EVENTS = "events"
-    COMPACTED = "compacted"
-    FANOUT = "fanout"
-    JOB = "job"
+    :param name: how the names of its files begin.
+    :param words: what people call such a report, as on the button that leads to it.
+    """
 
-    @property
-    def words(self) -> str:
-        """What people call such a report, as on the button that leads to it."""
-        return _WORDS[self]
+    name: str
+    words: str
+
+    MIGRATION: ClassVar[ReportKind]
+    QUALITY: ClassVar[ReportKind]
+    PARTITIONS: ClassVar[ReportKind]
+    EVENTS: ClassVar[ReportKind]
 
 
-_WORDS = {
-    ReportKind.MIGRATION: "Migration report",
-    ReportKind.QUALITY: "Quality report",
-    ReportKind.PARTITIONS: "Partition report",
-    ReportKind.EVENTS: "Event report",
-    ReportKind.COMPACTED: "Collection report",
-    ReportKind.FANOUT: "Fan-out report",
-    ReportKind.JOB: "Report of the run",
-}
+ReportKind.MIGRATION = ReportKind("migration", "Migration report")
+ReportKind.QUALITY = ReportKind("quality", "Quality report")
+ReportKind.PARTITIONS = ReportKind("partitions", "Partition report")
+ReportKind.EVENTS = ReportKind("events", "Event report")
+
 _SUBJECT = "[0-9a-f]{16}"
 _NAME = re.compile(
-    rf"(?P<about>{'|'.join(ReportKind)})-(?P<subject>{_SUBJECT})-(?P<at>[0-9A-Za-z]+)\.(?P<suffix>html|json)"
+    rf"(?P<about>[a-z][a-z0-9_]*)-(?P<subject>{_SUBJECT})-(?P<at>[0-9]{{8}}T[0-9]{{6}}Z)\.(?P<suffix>html|json)"
 )
 
 
@@ -51,11 +47,12 @@ _NAME = re.compile(
 class ReportName:
     """What the name of a report's file says.
 
+    :param about: name of its kind.
     :param subject_id: plan of a migration, or run of another kind.
     :param suffix: ``html`` or ``json``.
     """
 
-    kind: ReportKind
+    about: str
     subject_id: str
     suffix: str
 
@@ -65,7 +62,7 @@ def report_name(file_name: str) -> ReportName | None:
     match = _NAME.fullmatch(file_name)
     if match is None:
         return None
-    return ReportName(kind=ReportKind(match["about"]), subject_id=match["subject"], suffix=match["suffix"])
+    return ReportName(about=match["about"], subject_id=match["subject"], suffix=match["suffix"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -99,7 +96,7 @@ def write_files(
     """
     if not re.fullmatch(_SUBJECT, subject_id):
         raise UsageError(f"a report cannot be about {subject_id!r}: its file is named by 16 digits from 0 to f")
-    stem = f"{kind}-{subject_id}-{stamp(at_ms)}"
+    stem = f"{kind.name}-{subject_id}-{stamp(at_ms)}"
     html_path, json_path = directory / f"{stem}.html", directory / f"{stem}.json"
     data = text.encode()
     content = page(json_path.name, hashlib.sha256(data).hexdigest()).encode()

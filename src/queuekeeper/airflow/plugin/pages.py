@@ -24,7 +24,7 @@ from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.config import Settings
 from queuekeeper.identity import hash_key
-from queuekeeper.report.files import ReportKind, report_name
+from queuekeeper.report.files import report_name
 
 _MEDIA = {"html": "text/html; charset=utf-8", "json": "application/json"}
 _LISTED = 200
@@ -40,7 +40,7 @@ class ReportFile:
     """
 
     name: str
-    about: ReportKind
+    about: str
     subject_id: str
     kind: str
     path: Path
@@ -59,7 +59,7 @@ def list_reports(directory: Path) -> list[ReportFile]:
                     found.append(
                         ReportFile(
                             name=entry.name,
-                            about=known.kind,
+                            about=known.about,
                             subject_id=known.subject_id,
                             kind=known.suffix,
                             path=Path(entry.path),

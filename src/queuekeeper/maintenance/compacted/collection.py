@@ -65,7 +65,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
     """The job."""
 
     kind = KIND
-    report = ReportKind.COMPACTED
+    report = ReportKind("compacted", "Collection report")
     Parameters = CollectionParameters
     Counts = CollectionCounts
     Found = CollectionFound

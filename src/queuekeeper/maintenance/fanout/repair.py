@@ -41,7 +41,7 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
     """The job."""
 
     kind = "fanout_repair"
-    report = ReportKind.FANOUT
+    report = ReportKind("fanout", "Fan-out report")
     Parameters = FanoutRepairParameters
     Counts = FanoutRepairCounts
     Found = FanoutRepairFound
