@@ -2,33 +2,48 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from typing import Any
 
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError
+from queuekeeper.jobs.parameters import Parameters, parameter
 from queuekeeper.maintenance.partitions.archive import ArchiveReport, archive_partition
 from queuekeeper.migration.job import Environment, run
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--retired-ids", type=int, nargs="+", required=True, help="records of partitions in quarantine")
-    parser.add_argument("--directory", type=Path, required=True, help="folder of archives that all of Spark can reach")
+class ArchiveWish(Parameters):
+    """What is archived where."""
+
+    retired_ids: tuple[str, ...] = parameter(
+        (),
+        needed=True,
+        title="Retired partitions",
+        help="Records of partitions in quarantine.",
+        pattern=r"^\d+$",
+        rule="it must be the numbers of retired partitions, such as 7 8",
+    )
+    directory: str = parameter(
+        "",
+        needed=True,
+        title="Folder",
+        help="Folder of archives that all of Spark can reach.",
+        rule="it must name a folder",
+    )
 
 
-def _archive(arguments: dict[str, Any], environment: Environment) -> dict[str, Any]:
+def _archive(environment: Environment, asked: ArchiveWish) -> dict[str, Any]:
     spark = environment.spark("queuekeeper archive_partition")
     archives = []
     first_error: QueuekeeperError | None = None
-    for retired_id in arguments["retired_ids"]:
+    for retired_id in map(int, asked.retired_ids):
         try:
             report = archive_partition(
                 spark,
                 postgres_url=environment.postgres_url,
                 retired_id=retired_id,
-                directory=arguments["directory"],
+                directory=Path(asked.directory),
                 now_ms=system_clock(),
             )
         except QueuekeeperError as error:
@@ -39,8 +54,8 @@ def _archive(arguments: dict[str, Any], environment: Environment) -> dict[str, A
         archives.append(_summary(retired_id, report))
         print(f"retired partition {retired_id}: {archives[-1]}", flush=True)
     if first_error is not None:
-        missing = len(arguments["retired_ids"]) - len(archives)
-        raise type(first_error)(f"{missing} of {len(arguments['retired_ids'])} are not archived: {first_error}")
+        missing = len(asked.retired_ids) - len(archives)
+        raise type(first_error)(f"{missing} of {len(asked.retired_ids)} are not archived: {first_error}")
     return {"archives": archives}
 
 
@@ -59,4 +74,4 @@ def _summary(retired_id: int, report: ArchiveReport) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    sys.exit(run(__doc__, _arguments, _archive, on_redis=False))
+    sys.exit(run(__doc__, _archive, ArchiveWish, on_redis=False))

@@ -2,29 +2,22 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import asdict
 from typing import Any
 
 from queuekeeper.migration.job import Environment, run
-from queuekeeper.migration.model import MigrationParameters
+from queuekeeper.migration.model import MigrationParameters, PlanRequest
 from queuekeeper.migration.plan import plan_migration
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--run-id", required=True, help="who asks; a later step finds the plan by it")
-    MigrationParameters.declare(parser)
-
-
-def _plan(arguments: dict[str, Any], environment: Environment) -> dict[str, Any]:
-    run_id = arguments.pop("run_id")
+def _plan(environment: Environment, request: PlanRequest, parameters: MigrationParameters) -> dict[str, Any]:
     plan = plan_migration(
         environment.spark("queuekeeper plan_migration"),
         postgres_url=environment.postgres_url,
         redis_url=environment.redis_url,
-        parameters=MigrationParameters.take(arguments),
-        run_id=run_id,
+        parameters=parameters,
+        run_id=request.run_id,
     )
     report = asdict(plan)
     # The counts of each cohort are on record; a log line need not repeat them.
@@ -34,4 +27,4 @@ def _plan(arguments: dict[str, Any], environment: Environment) -> dict[str, Any]
 
 
 if __name__ == "__main__":
-    sys.exit(run(__doc__, _arguments, _plan))
+    sys.exit(run(__doc__, _plan, PlanRequest, MigrationParameters))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import asdict
 from typing import Any
@@ -10,41 +9,22 @@ from typing import Any
 from queuekeeper.clock import system_clock
 from queuekeeper.migration.job import Environment, run
 from queuekeeper.quality.profile import profile_postgres, profile_redis
-from queuekeeper.quality.profile_model import ProfileParameters
+from queuekeeper.quality.profile_model import ProfileParameters, ProfilePlace
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--store", choices=("redis", "postgres"), required=True)
-    parser.add_argument("--profile-id", help="name of the profile; another one of this name is replaced")
-    parser.add_argument("--parquet-dir", help="folder for the rows of queues as Parquet, too")
-    ProfileParameters.declare(parser)
-
-
-def _profile(arguments: dict[str, Any], environment: Environment) -> dict[str, Any]:
-    store, profile_id, parquet_dir = (arguments.pop(name) for name in ("store", "profile_id", "parquet_dir"))
-    parameters = ProfileParameters.take(arguments)
+def _profile(environment: Environment, place: ProfilePlace, parameters: ProfileParameters) -> dict[str, Any]:
     spark = environment.spark("queuekeeper profile_queues")
-    if store == "redis":
-        report = profile_redis(
-            spark,
-            redis_url=environment.redis_url,
-            postgres_url=environment.postgres_url,
-            parameters=parameters,
-            now_ms=system_clock(),
-            profile_id=profile_id,
-            parquet_dir=parquet_dir,
-        )
-    else:
-        report = profile_postgres(
-            spark,
-            postgres_url=environment.postgres_url,
-            parameters=parameters,
-            now_ms=system_clock(),
-            profile_id=profile_id,
-            parquet_dir=parquet_dir,
-        )
-    return asdict(report)
+    common: dict[str, Any] = {
+        "postgres_url": environment.postgres_url,
+        "parameters": parameters,
+        "now_ms": system_clock(),
+        "profile_id": place.profile_id,
+        "parquet_dir": place.parquet_dir,
+    }
+    if place.store == "redis":
+        return asdict(profile_redis(spark, redis_url=environment.redis_url, **common))
+    return asdict(profile_postgres(spark, **common))
 
 
 if __name__ == "__main__":
-    sys.exit(run(__doc__, _arguments, _profile))
+    sys.exit(run(__doc__, _profile, ProfilePlace, ProfileParameters))

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-import argparse
 import sys
 from dataclasses import asdict
 from typing import Any
 
 from queuekeeper.errors import CheckFailed
 from queuekeeper.migration.job import Environment, run
+from queuekeeper.migration.model import CohortChoice, PlanChoice
 from queuekeeper.migration.verify import verify_migration
 
 
-def _arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--plan-id", required=True)
-    parser.add_argument("--cohorts", help="some of the plan's cohorts, such as 0-47; all of them when absent")
-
-
-def _verify(arguments: dict[str, Any], environment: Environment) -> dict[str, Any]:
+def _verify(environment: Environment, plan: PlanChoice, chosen: CohortChoice) -> dict[str, Any]:
     report = verify_migration(
         environment.spark("queuekeeper verify_migration"),
         postgres_url=environment.postgres_url,
         redis_url=environment.redis_url,
-        **arguments,
+        plan_id=plan.plan_id,
+        cohorts=chosen.cohorts or None,
     )
     if not report.balanced:
         unaccounted = sum(abs(row.unaccounted) for row in report.ledger)
@@ -36,4 +32,4 @@ def _verify(arguments: dict[str, Any], environment: Environment) -> dict[str, An
 
 
 if __name__ == "__main__":
-    sys.exit(run(__doc__, _arguments, _verify))
+    sys.exit(run(__doc__, _verify, PlanChoice, CohortChoice))

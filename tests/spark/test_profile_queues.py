@@ -117,8 +117,9 @@ def test_fast_profile_reads_the_cohorts_of_its_turn(world: World) -> None:
             return world.spark
 
     turn = client_slot("saved") * 96 // 16_384
-    arguments = {"store": "redis", "profile_id": "fast", "parquet_dir": None, "mode": "fast", "turn": turn}
-    result = job._profile(arguments, Running(postgres_url=world.postgres_url, redis_url=world.redis_url))
+    running = Running(postgres_url=world.postgres_url, redis_url=world.redis_url)
+    place = job.ProfilePlace(store="redis", profile_id="fast")
+    result = job._profile(running, place, ProfileParameters(mode="fast", turn=turn))
     rows = _rows(world.connection, "fast")
     assert result["cohorts"] == (turn,)
     assert "saved" in rows

@@ -266,22 +266,17 @@ def open_maintenance_runs(url: str | None) -> Iterator[MaintenanceRuns]:
         yield MaintenanceRuns(connection)
 
 
-def has_control_database(url: str | None) -> bool:
-    """Tell whether PostgreSQL is named, or this home has a private one, whether or not it runs.
-
-    :param url: what the option says.
-    """
-    known = settings()
-    return url is not None or known.postgres_url is not None or (known.home / "postgres").exists()
-
-
 @contextmanager
 def runs_if_any(url: str | None) -> Iterator[MaintenanceRuns]:
-    """Open the records of jobs, with the control schema as it must be; without PostgreSQL, keep one run in memory."""
+    """Open the records of jobs, with the control schema as it must be; without PostgreSQL, keep one run in memory.
+
+    A private PostgreSQL counts as one whether or not it runs.
+    """
     from queuekeeper.jobs.store import MaintenanceRuns, UnrecordedRuns
     from queuekeeper.postgres import migrate
 
-    if has_control_database(url):
+    known = settings()
+    if url is not None or known.postgres_url is not None or (known.home / "postgres").exists():
         with postgres_connection(url) as connection:
             migrate(connection)
             yield MaintenanceRuns(connection)

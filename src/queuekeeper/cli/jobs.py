@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from contextlib import ExitStack
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -86,10 +85,9 @@ def carry_out(
     from queuekeeper.jobs.report import write_report
 
     job = job_of(kind)
-    is_recorded = context.has_control_database(postgres_url)
-    if not is_recorded:
-        say("No PostgreSQL is named: this run is not on record, and no other command can pause it or go on with it.")
     with context.runs_if_any(postgres_url) as runs, context.redis_connection(redis_url) as client:
+        if runs.connection is None:
+            say("No PostgreSQL is named: this run is not on record, so no other command can pause it or go on with it.")
         engine = engine_for(job, client, undo_directory)
         if go_on is None:
             plan = engine.plan(parameters)
@@ -104,7 +102,7 @@ def carry_out(
         outcome = engine.report(runs, run_id, dry_run=dry_run)
     if report_directory is not None:
         say(f"Report: {write_report(job, outcome, report_directory.absolute()).html}")
-    _show_outcome(job, outcome, as_json=as_json, is_recorded=is_recorded)
+    _show_outcome(job, outcome, as_json=as_json, is_recorded=runs.connection is not None)
 
 
 def command_of(kind: str, help_text: str, *, argument: str = "") -> Callable[..., None]:
@@ -346,15 +344,10 @@ def undo(
     Example: `queuekeeper run undo 0123456789abcdef --dry-run`
     """
     from queuekeeper.jobs.registry import job_of
-    from queuekeeper.jobs.store import MaintenanceRuns
     from queuekeeper.jobs.undo import read_undo_file, undo_paths
 
-    is_recorded = context.has_control_database(postgres_url)
-    with ExitStack() as stack:
-        connection = stack.enter_context(context.postgres_connection(postgres_url)) if is_recorded else None
-        client = stack.enter_context(context.redis_connection(redis_url))
-        if connection is not None:
-            runs = MaintenanceRuns(connection)
+    with context.runs_if_any(postgres_url) as runs, context.redis_connection(redis_url) as client:
+        if runs.connection is not None:
             recorded = runs.load(chosen(runs, run_id, kind))
             job, asked = job_of(recorded.kind), recorded.parameters
         else:
@@ -369,7 +362,7 @@ def undo(
             lambda counted: f"{job.undo_words(counted)} Take run {run_id} back?",
             subject=run_id,
             kind=job.kind,
-            connection=connection,
+            connection=runs.connection,
             dry_run=dry_run,
             yes=yes,
             as_json=as_json,

@@ -252,6 +252,8 @@ class Described:
         said = self.said
         if value is None:
             return
+        if said.needed and value in ("", ()):
+            raise self.refuse(value)
         if self.kind in {Kind.INTEGER, Kind.NUMBER} and not _between(said.least, value, said.most):
             raise self.refuse(value)
         if self.kind is Kind.LIST and said.most is not None and len(value) > said.most:
@@ -347,8 +349,9 @@ class Parameters(BaseModel):
         """Let a program of its own take the parameters as arguments; those of earlier releases' names too."""
         for name, each in describe(cls).items():
             for known in (name, *(each.said.aliases or ())):
-                # An argument of a flag may be left out: it is meant.
+                # An argument of a flag may be left out: it is meant. A list may be given apart.
                 flag: dict[str, Any] = {"nargs": "?", "const": str(True)} if each.kind is Kind.FLAG else {}
+                flag |= {"nargs": "+"} if each.kind is Kind.LIST else {}
                 words = each.said.help.replace("%", "%%") if known == name else SUPPRESS
                 parser.add_argument(f"--{known.replace('_', '-')}", dest=known, help=words, **flag)
 
@@ -360,7 +363,8 @@ class Parameters(BaseModel):
         """
         known = [old for name, each in describe(cls).items() for old in (name, *(each.said.aliases or ()))]
         given = {name: arguments.pop(name, None) for name in known}
-        return cls.of_texts({name: text for name, text in given.items() if text is not None})
+        lists = {name: "\n".join(text) if isinstance(text, list) else text for name, text in given.items()}
+        return cls.of_texts({name: text for name, text in lists.items() if text is not None})
 
 
 @cache

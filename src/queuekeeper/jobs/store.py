@@ -114,7 +114,11 @@ class MaintenanceRuns:
     """Reads and writes the records of cleanups and remedies.
 
     Every method is one transaction. Methods may be called from many processes at once, each with its own connection.
+
+    :ivar connection: none where nothing is put on record.
     """
+
+    connection: Any = None
 
     def __init__(self, connection: Connection) -> None:
         """Use a connection that commits by itself.
@@ -123,7 +127,7 @@ class MaintenanceRuns:
         """
         if not connection.autocommit:
             raise UsageError("records of runs need a connection with autocommit=True, so that others see progress")
-        self._connection = connection
+        self.connection = connection
 
     def save_plan(
         self,
@@ -143,7 +147,7 @@ class MaintenanceRuns:
         """
         _check_throttle(operations_per_s)
         found = maintenance_run_id(kind=kind, parameters=parameters, plan=plan)
-        audit.note_subject(self._connection, found)
+        audit.note_subject(self.connection, found)
         self._row(
             "save_run",
             {
@@ -208,7 +212,7 @@ class MaintenanceRuns:
         :raises UsageError: when there is no such run.
         """
         answer = audit.Answer(action=audit.Action.APPROVE, actor=approved_by)
-        with self._connection.transaction():
+        with self.connection.transaction():
             self.note_answer(run_id, answer)
             self.set_approved(run_id, answer)
 
@@ -217,7 +221,7 @@ class MaintenanceRuns:
 
         :raises UsageError: when there is no such run.
         """
-        audit.record_answer(self._connection, answer, subject=run_id, kind=self.load(run_id).kind)
+        audit.record_answer(self.connection, answer, subject=run_id, kind=self.load(run_id).kind)
 
     def approve_current(self, run_id: str, answer: audit.Answer, *, now_ms: int) -> None:
         """Let a run be carried out, as somebody has agreed, if plan and answer still count.
@@ -249,7 +253,7 @@ class MaintenanceRuns:
         :param report: what JSON can hold; without client ids and payloads.
         :raises UsageError: when there is no such run.
         """
-        with self._connection.transaction():
+        with self.connection.transaction():
             self._known(
                 run_id, self._row("save_run_report", {"maintenance_run_id": run_id, "report": Jsonb(dict(report))})
             )
@@ -269,7 +273,7 @@ class MaintenanceRuns:
         """
         _check_throttle(operations_per_s)
         changed = {"operations_per_s": operations_per_s}
-        with self._connection.transaction():
+        with self.connection.transaction():
             self._known(run_id, self._row("set_run_throttle", {"maintenance_run_id": run_id, **changed}))
             self._record(run_id, audit.Action.THROTTLE, changed, actor=actor)
 
@@ -279,7 +283,7 @@ class MaintenanceRuns:
         :param actor: person who wants it; none for the user of the database.
         :raises UsageError: when there is no such run.
         """
-        with self._connection.transaction():
+        with self.connection.transaction():
             self._known(run_id, self._row("set_run_paused", {"maintenance_run_id": run_id, "paused": paused}))
             self._record(run_id, audit.Action.PAUSE if paused else audit.Action.RESUME, {}, actor=actor)
 
@@ -291,7 +295,7 @@ class MaintenanceRuns:
         :raises UsageError: when there is no such run.
         """
         kind = self.load(run_id).kind
-        audit.record_undo(self._connection, subject=run_id, kind=kind, report=report, actor=actor)
+        audit.record_undo(self.connection, subject=run_id, kind=kind, report=report, actor=actor)
 
     def control(self, run_id: str) -> RunControl:
         """Return what a person may have changed; a run asks about once a second.
@@ -358,19 +362,19 @@ class MaintenanceRuns:
             yield
         finally:
             # A connection that is gone has given up its locks; the error that broke it is the one to show.
-            if not self._connection.closed:
+            if not self.connection.closed:
                 with suppress(psycopg.OperationalError):
-                    self._connection.execute(statement(f"{_QUERIES}unlock_shard"), key)
+                    self.connection.execute(statement(f"{_QUERIES}unlock_shard"), key)
 
     # --- inside ------------------------------------------------------------------------------------------------
 
     def _record(self, run_id: str, action: audit.Action, effect: Mapping[str, Any], *, actor: str | None) -> None:
         facts = {"kind": self.load(run_id).kind, **effect}
-        audit.record(self._connection, actor=actor, action=action, subject=run_id, effect=facts)
+        audit.record(self.connection, actor=actor, action=action, subject=run_id, effect=facts)
 
     def _rows(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        with translated_errors(self._connection, missing="run `queuekeeper database migrate`"):
-            cursor = self._connection.execute(statement(f"{_QUERIES}{name}"), parameters)
+        with translated_errors(self.connection, missing="run `queuekeeper database migrate`"):
+            cursor = self.connection.execute(statement(f"{_QUERIES}{name}"), parameters)
             return cursor.fetchall() if cursor.description else []
 
     def _row(self, name: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:

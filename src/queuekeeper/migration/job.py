@@ -13,6 +13,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.migration.spark import build_session, end_with_supervisor
 
 POSTGRES_VARIABLE = "QUEUEKEEPER_POSTGRES_URL"
@@ -36,27 +37,28 @@ class Environment:
 
 def run(
     description: str | None,
-    declare: Callable[[argparse.ArgumentParser], None],
-    work: Callable[[dict[str, Any], Environment], dict[str, Any]],
-    *,
+    work: Callable[..., dict[str, Any]],
+    *models: type[Parameters],
     on_redis: bool = True,
 ) -> int:
     """Run a job and print its result as the last line.
 
-    :param declare: adds the arguments.
-    :param work: does the work and returns the result.
+    :param work: does the work, given environment and parameters, and returns the result.
+    :param models: of the parameters, from which the arguments are made.
     :param on_redis: false for a job that has no use for Redis.
     :returns: the exit code: 0, or that of the exception (``queuekeeper.errors``).
     """
     end_with_supervisor()
     parser = argparse.ArgumentParser(description=description)
-    declare(parser)
+    for model in models:
+        model.declare(parser)
     arguments = vars(parser.parse_args())
     try:
+        asked = [model.take(arguments) for model in models]
         environment = Environment(
             postgres_url=_url(POSTGRES_VARIABLE), redis_url=_url(REDIS_VARIABLE) if on_redis else ""
         )
-        result = work(arguments, environment)
+        result = work(environment, *asked)
     except QueuekeeperError as error:
         # spark-submit sends both streams of a driver to its own output, in this order: JSON has to be the last line.
         print(f"error: {error}", file=sys.stderr, flush=True)

@@ -234,10 +234,29 @@ class PlanChoice(Parameters):
         "",
         needed=True,
         title="Plan",
-        help="Id of the plan whose cohorts are on Redis; its migration page shows it.",
+        help="Id of the plan; its migration page shows it. What goes back to PostgreSQL has to be on Redis.",
         pattern=r"^[0-9a-f]{16}$",
         rule="it must be the id of a plan: 16 hex digits",
         examples=["0123456789abcdef"],
+    )
+
+
+class CohortChoice(Parameters):
+    """What a copy or a verification works on."""
+
+    cohorts: str = common.cohorts(what="Which of the plan's cohorts.", default="", unset="all of them")
+
+
+class PlanRequest(Parameters):
+    """Who asks for a plan."""
+
+    run_id: str = parameter(
+        "",
+        needed=True,
+        title="Run",
+        help="Run that asks for the plan; a later step finds the plan by it.",
+        rule="it must name the run that asks",
+        examples=["nightly"],
     )
 
 

@@ -104,6 +104,18 @@ def _turn_or_now() -> Any:
     )
 
 
+class ProfilePlace(Parameters):
+    """Which store is read, and where what is read goes."""
+
+    store: Store = parameter("redis", title="Store", help="Store whose queues are read.")
+    profile_id: str | None = parameter(
+        None, title="Profile", help="Name of the profile; another one of this name is replaced.", unset="a new name"
+    )
+    parquet_dir: str | None = parameter(
+        None, title="Folder for Parquet", help="Folder for the rows of queues as Parquet, too.", unset="no such file"
+    )
+
+
 class ProfileRules(Parameters):
     """What the person who starts a profile chooses, besides how much of the cohorts is read at a time."""
 

@@ -13,7 +13,7 @@ from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.lineage import lineage, postgres_table, redis_sessions
 from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
-from queuekeeper.migration.model import MigrationParameters, Mode
+from queuekeeper.migration.model import CohortChoice, MigrationParameters, Mode, PlanChoice, PlanRequest
 from queuekeeper.migration.preflight import SOURCE_TABLES
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
     def arguments(self, context: Context) -> list[str]:
         """Return the parameters of the plan."""
         reject_unknown_of(context)
-        return [f"--run-id={self.run_id}", *self.asked(MigrationParameters).to_argv()]
+        return [*PlanRequest(run_id=self.run_id).to_argv(), *self.asked(MigrationParameters).to_argv()]
 
 
 class CopySessionsOperator(QueuekeeperSparkOperator):
@@ -63,7 +63,7 @@ class CopySessionsOperator(QueuekeeperSparkOperator):
 
     def arguments(self, context: Context) -> list[str]:
         """Return plan and cohorts."""
-        return [f"--plan-id={self.plan_id}", f"--cohorts={self.cohorts}"]
+        return [*PlanChoice(plan_id=self.plan_id).to_argv(), *CohortChoice(cohorts=self.cohorts).to_argv()]
 
     def get_openlineage_facets_on_start(self) -> Lineage:
         """Return the tables that are read and the sessions that are written, for OpenLineage."""
@@ -109,4 +109,4 @@ class VerifyMigrationOperator(QueuekeeperSparkOperator):
 
     def arguments(self, context: Context) -> list[str]:
         """Return the plan."""
-        return [f"--plan-id={self.plan_id}"]
+        return PlanChoice(plan_id=self.plan_id).to_argv()
