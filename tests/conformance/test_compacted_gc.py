@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict
+from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,10 +20,12 @@ from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, StoreFull, UsageError
 from queuekeeper.jobs import engine, pace
+from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.report import write_report
 from queuekeeper.jobs.store import RunState
 from queuekeeper.jobs.undo import UndoFile
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
+from queuekeeper.maintenance.compacted import collection
 from queuekeeper.maintenance.compacted.collection import Collection
 from queuekeeper.maintenance.compacted.model import CollectionCounts, CollectionParameters
 from queuekeeper.maintenance.compacted.registry import Registry, rebuild_registry
@@ -363,6 +367,39 @@ def test_time_limit_stops_a_share_that_can_go_on(valkey: World, monkeypatch: pyt
     assert valkey.report(run_id).open_shares == (share,)
     monkeypatch.undo()
     assert valkey.collect(run_id, share).counts.messages == 1
+
+
+def test_paused_collection_gives_up_within_a_queue_and_goes_on_with_what_it_counted(
+    valkey: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(collection, "ROWS_PER_STEP", 2)
+    for number in range(9):
+        valkey.append("meter-7", f"key {number}")
+    valkey.now_ms += WEEK_MS + 1
+    run_id, [share] = valkey.planned()
+
+    def after(calls: int) -> Callable[[], None]:
+        left = iter(range(calls))
+
+        def rest() -> None:
+            if next(left, None) is None:
+                raise RunPaused("not now")
+
+        return rest
+
+    # Each time it gets one call further: it is broken off at every one.
+    for calls in count():
+        monkeypatch.setattr(engine, "run_rest", lambda *_, calls=calls: after(calls))
+        with suppress(RunPaused):
+            valkey.collect(run_id, share, stays=False)
+        if valkey.runs.shard_progress(run_id, share).done:
+            break
+
+    assert calls >= 4
+    outcome = valkey.report(run_id)
+    assert (outcome.counts.messages, outcome.counts.due_queues, outcome.moved_on) == (9, 1, {})
+    assert outcome.clean
+    assert valkey.take_back(run_id).restored == 9
 
 
 def test_start_is_put_off_by_chance(valkey: World, monkeypatch: pytest.MonkeyPatch) -> None:

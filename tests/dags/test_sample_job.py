@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import typer
-from airflow.sdk.exceptions import ParamValidationError
+from airflow.sdk.exceptions import ParamValidationError, TaskDeferred
 from typer.testing import CliRunner
 
 from queuekeeper import audit, postgres
@@ -23,7 +23,7 @@ from queuekeeper.cli.options import JobCommand
 from queuekeeper.jobs import pace
 from queuekeeper.jobs.common import Connections, DryRun
 from queuekeeper.jobs.engine import Engine
-from queuekeeper.jobs.store import MaintenanceRuns
+from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.redis_client import connect
 from queuekeeper.report.files import report_name
 from tests.sample_job import Renaming, RenamingCounts, RenamingParameters
@@ -115,6 +115,33 @@ def test_form_and_tasks_are_made_of_the_model(client: Any, tmp_path: Path) -> No
     page = Path(told["html"])
     assert report_name(page.name) is not None
     assert "Renaming <code>" in page.read_text("utf-8")
+
+
+def test_paused_run_holds_no_worker_at_its_work_and_at_its_second_look(client: Any, postgres_url: str) -> None:
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        runs = MaintenanceRuns(connection)
+        engine = Engine(job=Renaming, client=client)
+        run_id = engine.save(runs, engine.plan(RenamingParameters())).maintenance_run_id
+        runs.set_paused(run_id, True)
+        apply = ApplyJobShareOperator(task_id="apply", job="rename_keys", maintenance_run_id=run_id, share="all")
+        report = ReportJobOperator(task_id="report", job="rename_keys", maintenance_run_id=run_id, plan_only=False)
+        run: Any = {"dag_run": SimpleNamespace(dag_id="rename_keys", run_id="by hand")}
+        for task in (apply, report):
+            for look in (task.execute, task.look_again):
+                with pytest.raises(TaskDeferred) as parked:
+                    look(run)
+                assert parked.value.method_name == "look_again"
+        assert runs.load(run_id).state is RunState.RUNNING
+        assert len(client.keys("old:*")) == 50
+
+        runs.set_paused(run_id, False)
+        assert apply.look_again(run)["counts"] == {"keys": 50, "renamed": 49}
+        runs.set_paused(run_id, True)
+        with pytest.raises(TaskDeferred):
+            report.execute(run)
+        runs.set_paused(run_id, False)
+        assert report.look_again(run)["clean"]
 
 
 def test_steps_are_halved_while_the_server_is_slow(client: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,6 +19,11 @@ class Counts:
         for each in self._fields():
             setattr(self, each, getattr(self, each) + getattr(other, each))
 
+    def add_changes(self, other: Self) -> None:
+        """Add what was changed of a step that is to be repeated: all of it will be looked at once more."""
+        for each in self._to_do():
+            setattr(self, each, getattr(self, each) + getattr(other, each))
+
     def moved_on(self, done: Self) -> dict[str, int]:
         """Return, by name, how much of a plan was not done: planned = done + moved on.
 

@@ -20,7 +20,7 @@ from queuekeeper.clock import Clock, Pace
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan, SharePlan, ShareReport, World
-from queuekeeper.jobs.pace import Breaker, TimeIsUp, run_pace
+from queuekeeper.jobs.pace import Breaker, RunPaused, TimeIsUp, run_pace, run_rest
 from queuekeeper.jobs.shares import server_clock
 from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.jobs.undo import UndoFile, undo_path
@@ -39,6 +39,8 @@ class Engine:
     :param undo_directory: folder of the undo files; none for jobs without a way back.
     :param name_client: gives the name of a client for reports, a keyed hash of its id.
     :param uniform: chooses how long the start of a share is put off.
+    :param stays: whether it waits in its place while a run is paused; else it gives up with :class:`RunPaused`, and
+        goes on when it is called again.
     :param say: told how far it has come, and what cannot be worked on.
     """
 
@@ -48,6 +50,7 @@ class Engine:
     undo_directory: Path | None = None
     name_client: Callable[[str], str] = lambda _: ""
     uniform: Callable[[float, float], float] = random.uniform
+    stays: bool = True
     say: Callable[[str], None] = field(default=_log.info)
 
     # --- plan ----------------------------------------------------------------------------------------------------
@@ -96,6 +99,7 @@ class Engine:
     def apply(self, runs: MaintenanceRuns, run_id: str, share: str) -> ShareReport[Any]:
         """Do one share of a plan. Repeated, it goes on where it was stopped or killed.
 
+        :raises RunPaused: when it is paused and the engine does not stay; called again later, it goes on.
         :raises RefusedError: when nobody has approved what needs it, another process works on the share, or the server
             refuses.
         :raises StalePlan: when the plan or its approval are too old, or another release made it.
@@ -119,6 +123,8 @@ class Engine:
                 except TimeIsUp as up:
                     stopped = str(up)
                     runs.set_state(run_id, RunState.STOPPED)
+                except RunPaused:
+                    raise
                 except Exception:
                     runs.set_state(run_id, RunState.FAILED)
                     raise
@@ -137,8 +143,10 @@ class Engine:
     def _work(
         self, runs: MaintenanceRuns, run_id: str, plan: AnyPlan, share: str, before: ShardProgress, counts: Counts
     ) -> None:
+        rest = self._rest(runs, run_id)
+        rest()
         max_jitter_s = float(getattr(plan.parameters, "max_jitter_s", 0))
-        if max_jitter_s:
+        if max_jitter_s and not before.updated_at:
             time.sleep(self.uniform(0.0, max_jitter_s))
         wait = run_pace(
             runs,
@@ -147,9 +155,10 @@ class Engine:
             shards=len(plan.shares),
             max_run_minutes=plan.parameters.max_run_minutes,
             say=self.say,
+            stays=self.stays,
         )
         with ExitStack() as stack:
-            work = self._pass(plan.parameters, now_ms=plan.as_of_ms, wait=wait, planned=plan, writes=True)
+            work = self._pass(plan.parameters, now_ms=plan.as_of_ms, wait=wait, planned=plan, writes=True, rest=rest)
             work.world.run_id, work.world.token, work.world.total = run_id, f"{run_id}:{share}", counts
             if self.job.undoes:
                 header = {
@@ -162,9 +171,15 @@ class Engine:
                 work.world.writer.undo = stack.enter_context(UndoFile(self._undo_path(run_id, share), header))
             cursor = before.cursor if before.updated_at else ""
             for step in stack.enter_context(closing(work.find(share, cursor))):
-                counts.add(work.apply(step))
+                try:
+                    counts.add(work.apply(step))
+                except (RunPaused, TimeIsUp):
+                    counts.add_changes(work.begun or self.job.Counts())
+                    runs.save_progress(run_id, _progress(share, cursor, counts))
+                    raise
                 cursor = step.cursor
                 runs.save_progress(run_id, _progress(share, cursor, counts))
+                rest()
         runs.save_progress(run_id, _progress(share, cursor, counts, done=True))
         self.say(work.done_words(share, counts))
 
@@ -184,6 +199,7 @@ class Engine:
         """Look a second time, and keep the outcome with the run, to whose rate and pauses it holds.
 
         :param dry_run: nothing was to be done: there is no second look, as there is none when the plan was empty.
+        :raises RunPaused: when it is paused and the engine does not stay; called again later, it looks anew.
         """
         plan = self.load(runs, run_id)
         counts = self.job.Counts()
@@ -193,9 +209,16 @@ class Engine:
         if is_over and not dry_run:
             runs.set_state(run_id, RunState.DONE)
         wait = run_pace(
-            runs, run_id=run_id, shard="second look", shards=len(plan.shares), max_run_minutes=None, say=self.say
+            runs,
+            run_id=run_id,
+            shard="second look",
+            shards=len(plan.shares),
+            max_run_minutes=None,
+            say=self.say,
+            stays=self.stays,
         )
-        look = self._pass(plan.parameters, now_ms=plan.as_of_ms, wait=wait, planned=plan)
+        rest = self._rest(runs, run_id)
+        look = self._pass(plan.parameters, now_ms=plan.as_of_ms, wait=wait, planned=plan, rest=rest)
         left, proved = (None, True) if is_over else self._second_look(look)
         outcome = Outcome(
             maintenance_run_id=run_id,
@@ -217,6 +240,7 @@ class Engine:
         left = self.job.Counts()
         steps = look.look_again()
         for step in islice(steps, self.job.proof_steps):
+            look.world.rest()
             left.add(look.apply(step))
         return left, look.proved and next(steps, None) is None
 
@@ -230,6 +254,7 @@ class Engine:
         wait: Callable[[float], None],
         planned: AnyPlan | None = None,
         writes: bool = False,
+        rest: Callable[[], None] = lambda: None,
     ) -> AnyJob:
         world = World(
             client=self.client,
@@ -238,12 +263,16 @@ class Engine:
             clock=self.clock or server_clock(self.client),
             writer=Writer(self.client, counts_only=not writes),
             wait=wait,
+            rest=rest,
             breaker=Breaker(self.say),
             say=self.say,
             name_client=self.name_client,
             planned=planned,
         )
         return self.job(world)
+
+    def _rest(self, runs: MaintenanceRuns, run_id: str) -> Callable[[], None]:
+        return (lambda: None) if self.stays else run_rest(runs, run_id)
 
     def _now_ms(self) -> int:
         return (self.clock or server_clock(self.client))()

@@ -215,6 +215,8 @@ class World(Generic[P]):
     :param clock: what time it is meanwhile.
     :param writer: changes the store and notes what it changes, or only counts.
     :param wait: told of so much work, it returns when more may be done.
+    :param rest: breaks the pass off while the run is paused and nobody stays; a job calls it within long steps, where
+        :attr:`Job.begun` says all that was done.
     :param name_client: gives the name of a client for reports, a keyed hash of its id.
     :param breaker: makes steps smaller while the server struggles.
     :param planned: the plan that is carried out or looked at again; none while it is made.
@@ -230,6 +232,7 @@ class World(Generic[P]):
     wait: Callable[[float], None]
     breaker: Breaker
     say: Callable[[str], None]
+    rest: Callable[[], None] = lambda: None
     name_client: Callable[[str], str] = lambda _: ""
     planned: Plan[P, Any, Any] | None = None
     total: Any = None
@@ -272,6 +275,8 @@ class Job(ABC, Generic[P, C, F]):
     :cvar keeps_steps: whether only the steps of the plan are worked through and looked at again.
     :cvar proof_steps: most steps that the second look takes in; none for all.
     :ivar proved: whether a second look has seen all that there is in what it looked at.
+    :ivar begun: what was done so far of the step at hand, for a run that is paused, or stopped, within it; none where a
+        job does not say.
     """
 
     kind: ClassVar[str]
@@ -295,6 +300,7 @@ class Job(ABC, Generic[P, C, F]):
     def __init__(self, world: World[P]) -> None:
         self.world = world
         self.proved = True
+        self.begun: C | None = None
 
     # --- what it does --------------------------------------------------------------------------------------------
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from queuekeeper.clock import Pace
 from queuekeeper.jobs.store import MaintenanceRuns, RunControl
@@ -60,6 +61,7 @@ def run_pace(
     shards: int,
     max_run_minutes: int | None,
     say: Callable[[str], None],
+    stays: bool = True,
 ) -> Pace:
     """Return a pace that waits while a run is paused, and gives one shard its part of the throttle.
 
@@ -68,6 +70,7 @@ def run_pace(
     :param shards: how many share the throttle with this one.
     :param max_run_minutes: how long this call may work; none for no limit.
     :param say: told when it waits for somebody.
+    :param stays: whether to wait here while the run is paused; else that is for :func:`run_rest`.
     """
     deadline_s = None if max_run_minutes is None else time.monotonic() + 60 * max_run_minutes
 
@@ -76,7 +79,8 @@ def run_pace(
             raise TimeIsUp(f"its {max_run_minutes} minutes are over: apply again, and it goes on from here")
 
     def allowed() -> float | None:
-        control = control_of(runs, run_id, paused=lambda: say(f"{shard}: paused"), check=check_time)
+        paused = partial(say, f"{shard}: paused")
+        control = control_of(runs, run_id, paused=paused, check=check_time) if stays else runs.control(run_id)
         check_time()
         if control.operations_per_s is None:
             return None
@@ -84,6 +88,22 @@ def run_pace(
         return control.operations_per_s / max(1, shards - done)
 
     return Pace(allowed)
+
+
+def run_rest(runs: MaintenanceRuns, run_id: str) -> Callable[[], None]:
+    """Return what is called where work can be broken off: it raises :class:`RunPaused` while the run is paused.
+
+    It asks about once a second.
+    """
+    asked_s = float("-inf")
+
+    def rest() -> None:
+        nonlocal asked_s
+        if time.monotonic() - asked_s >= 1.0:
+            asked_s = time.monotonic()
+            control_of(runs, run_id, paused=lambda: None, stays=False)
+
+    return rest
 
 
 @dataclass

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -17,12 +18,14 @@ from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.airflow.values import flag
+from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
 from queuekeeper.identity import client_namer
 from queuekeeper.jobs.engine import Engine, load_plan
 from queuekeeper.jobs.model import AnyJob
+from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.report import verdict, write_report
 from queuekeeper.jobs.undo import remove_old_undo_files
@@ -86,6 +89,8 @@ class JobOperator(BaseOperator):
             client=client,
             undo_directory=settings.undo,
             name_client=client_namer(settings),
+            # A worker is given back.
+            stays=False,
             say=self.say,
         )
 
@@ -195,7 +200,26 @@ class CheckJobApprovalOperator(JobOperator):
         return [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
 
 
-class ApplyJobShareOperator(JobOperator):
+class PausableJobOperator(LooksAgain, JobOperator):
+    """A task that gives its worker back while its run is paused; the triggerer has it look again each minute."""
+
+    @abstractmethod
+    def work(self, context: Context) -> dict[str, Any]:
+        """Do it, in a way that can be called again when it was broken off.
+
+        :raises RunPaused: when the run is paused.
+        """
+
+    def execute(self, context: Context) -> dict[str, Any]:
+        """Return what was done."""
+        try:
+            return self.work(context)
+        except RunPaused as paused:
+            self.log.info("%s: this task gives its worker back, and looks again in a minute", paused)
+            self.park()
+
+
+class ApplyJobShareOperator(PausableJobOperator):
     """Do one share of a plan; repeating it goes on where it stopped.
 
     :param maintenance_run_id: the run (templated).
@@ -209,7 +233,7 @@ class ApplyJobShareOperator(JobOperator):
         self.maintenance_run_id = maintenance_run_id
         self.share = share
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def work(self, context: Context) -> dict[str, Any]:
         """Return what was done; a share that is not done fails the task once that is noted."""
         self.log.info("%s %s for run %s", self.kind.words.title, self.share, self.maintenance_run_id)
         with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
@@ -222,7 +246,7 @@ class ApplyJobShareOperator(JobOperator):
         return asdict(report)
 
 
-class ReportJobOperator(JobOperator):
+class ReportJobOperator(PausableJobOperator):
     """Look a second time, and write what was planned, done and left as HTML and JSON.
 
     :param maintenance_run_id: the run; empty when there is no plan (templated).
@@ -239,7 +263,7 @@ class ReportJobOperator(JobOperator):
         self.plan_only = plan_only
         self.operator_extra_links = (ReportLink(self.kind.report),)
 
-    def execute(self, context: Context) -> dict[str, Any]:
+    def work(self, context: Context) -> dict[str, Any]:
         """Return what it came to, and where the files are.
 
         :raises CheckFailed: once the report is written, when there was something that could not be worked on.

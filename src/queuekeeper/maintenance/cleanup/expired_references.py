@@ -113,10 +113,15 @@ class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
     def apply(self, step: Step) -> CleanupCounts:
         """Clean a page of keys."""
         with _named_rules(self.world.client, self.world.parameters.key_prefix):
-            counts = self._sweep.page(step.work, self.world.pace)
+            self.begun = counts = CleanupCounts()
+            self._sweep.page(step.work, self._pace, counts)
         if self._narrator is not None and self.world.total is not None:
             self._narrator(self.world.total)
         return counts
+
+    def _pace(self, amount: float) -> None:
+        self.world.rest()
+        self.world.pace(amount)
 
     def done_words(self, share: str, counts: CleanupCounts) -> str:
         """Return what was done in a share, all told, in a sentence."""

@@ -109,9 +109,8 @@ class Sweep:
         self._scattered = self._prefix + b"{}" if isinstance(writer.client, redis.RedisCluster) else None
         self._judgement = (parameters.default_ttl_s * 1000, parameters.grace_s * 1000)
 
-    def page(self, names: Iterable[bytes], pace: Callable[[int], None]) -> CleanupCounts:
-        """Return what there was to do, or was done, among some keys."""
-        counts = CleanupCounts()
+    def page(self, names: Iterable[bytes], pace: Callable[[int], None], counts: CleanupCounts) -> None:
+        """Clean some keys, and add to counts what there was to do, or was done, as soon as it was."""
         queues: set[bytes] = set()
         payloads: dict[bytes, list[bytes]] = defaultdict(list)
         idle: dict[bytes, set[str]] = defaultdict(set)
@@ -135,7 +134,6 @@ class Sweep:
         self._idle({stem: {"last_packet_id", "session"} for stem in emptied}, counts, all_dead=True)
         # A session whose set has gone by now has been judged above.
         self._idle({stem: kinds for stem, kinds in idle.items() if stem not in emptied}, counts, all_dead=False)
-        return counts
 
     def _call(self, calls: Sequence[lua.Call], counts: CleanupCounts, *, cost: int | None = None) -> list[lua.Reply]:
         """Return the replies; none where a key is of another type.

@@ -122,11 +122,14 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         if step.work is None:
             return CollectionCounts(held_parts=1)
         found, rearmed = CollectionCounts(), list[tuple[bytes, int, int]]()
-        for raw, due_ms in step.work:
-            due_again_ms = self._collect(raw, found)
-            if due_again_ms is not None:
-                rearmed.append((raw, due_ms, due_again_ms))
-        self._note()
+        self.begun = found
+        try:
+            for raw, due_ms in step.work:
+                due_again_ms = self._collect(raw, found)
+                if due_again_ms is not None:
+                    rearmed.append((raw, due_ms, due_again_ms))
+        finally:
+            self._note()
         self._in_part.add(found)
         self.proved = self.proved and not found.broken_queues
         if self._part is not None:
@@ -243,6 +246,7 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         latest_ms = LOOK_AGAIN_MS
         next_due_ms: int | None = None
         for page, rows in self._pages(client_id):
+            self.world.rest()
             self._stay()
             latest_ms = min(LOOK_AGAIN_MS, page.retention.retention_ms, page.retention.tombstone_ms)
             next_due_ms = page.next_due_ms
