@@ -8,6 +8,7 @@
     │   ├── InvalidLife
     │   ├── InvalidPolicy
     │   ├── InvalidTopic
+    │   ├── MissingExtra
     │   ├── PayloadTooLarge
     │   ├── ScatteredClient
     │   ├── UnknownConsumer
@@ -61,6 +62,10 @@ class UsageError(QueuekeeperError):
     """A parameter is wrong; nothing was started."""
 
     exit_code = 2
+
+
+class MissingExtra(UsageError, ImportError):
+    """A part of the package was used whose extra is not installed."""
 
 
 class InvalidName(UsageError):

@@ -17,6 +17,7 @@ EXIT_CODES = {
     "InvalidName": 2,
     "InvalidPolicy": 2,
     "InvalidTopic": 2,
+    "MissingExtra": 2,
     "KeyFromFuture": 4,
     "ListsTooLong": 4,
     "MaintenanceRunning": 4,

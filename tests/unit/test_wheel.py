@@ -100,4 +100,4 @@ def test_the_wheel_declares_the_command_and_the_version_of_the_package(wheel: Pa
         entry_points = archive.read(f"{info}/entry_points.txt").decode()
 
     assert f"\nVersion: {__version__}\n" in metadata
-    assert "queuekeeper = queuekeeper.cli:main" in entry_points
+    assert "queuekeeper = queuekeeper.__main__:main" in entry_points

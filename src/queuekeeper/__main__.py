@@ -1,0 +1,22 @@
+"""The command ``queuekeeper``, also as ``python -m queuekeeper``: without its extra it says how to install it."""
+
+from __future__ import annotations
+
+import sys
+
+from queuekeeper.errors import MissingExtra
+from queuekeeper.extras import naming_extras
+
+
+def main() -> None:
+    """Run the command line."""
+    try:
+        with naming_extras():
+            from queuekeeper.cli import main as run  # noqa: PLC0415 - what it needs may not be installed
+    except MissingExtra as missing:
+        sys.exit(f"queuekeeper: {missing}")
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,45 @@
+"""What brokers import of this store; ``__init__.py`` loads each name when it is asked for."""
+
+from .consumer import (
+    AsyncCompactedConsumer as AsyncCompactedConsumer,
+    CompactedConsumer as CompactedConsumer,
+    ConsumerRules as ConsumerRules,
+    Resubscribe as Resubscribe,
+    WhenUnreadable as WhenUnreadable,
+)
+from .model import (
+    AckReport as AckReport,
+    Append as Append,
+    AppendReport as AppendReport,
+    CollectReport as CollectReport,
+    CompactedMessage as CompactedMessage,
+    DropReport as DropReport,
+    Fence as Fence,
+    Fetched as Fetched,
+    Heartbeat as Heartbeat,
+    Position as Position,
+    Properties as Properties,
+    Purge as Purge,
+    PurgeReport as PurgeReport,
+    QueueRules as QueueRules,
+    QueueView as QueueView,
+    Refill as Refill,
+    RepairReport as RepairReport,
+    Retention as Retention,
+    RetentionPolicy as RetentionPolicy,
+    RewindReport as RewindReport,
+    Subscription as Subscription,
+    VerifyReport as VerifyReport,
+    Violation as Violation,
+    WhenFull as WhenFull,
+)
+from .mqtt import MqttDoor as MqttDoor
+from .mqtt_link import BrokerAddress as BrokerAddress
+from .producer import (
+    Appended as Appended,
+    AsyncCompactedProducer as AsyncCompactedProducer,
+    CompactedProducer as CompactedProducer,
+)
+from .queue import AsyncCompactedQueues as AsyncCompactedQueues, CompactedQueues as CompactedQueues
+from .settings import EcqSettings as EcqSettings
+from .topics import QueueTopic as QueueTopic, TopicKind as TopicKind, Topics as Topics

@@ -1,0 +1,38 @@
+"""What brokers import of this store; ``__init__.py`` loads each name when it is asked for."""
+
+from .broker import AsyncEventBroker as AsyncEventBroker, EventBroker as EventBroker
+from .consumer import AsyncEventConsumer as AsyncEventConsumer, EventConsumer as EventConsumer
+from .dispatcher import AsyncDispatcher as AsyncDispatcher, DispatchRules as DispatchRules, Dispatcher as Dispatcher
+from .handlers import Checkpoint as Checkpoint
+from .model import (
+    DeadLetter as DeadLetter,
+    Delivery as Delivery,
+    Event as Event,
+    FellBehind as FellBehind,
+    Interest as Interest,
+    LockTimeout as LockTimeout,
+    NewEvent as NewEvent,
+    Page as Page,
+    PageItem as PageItem,
+    ReadRules as ReadRules,
+    Rejected as Rejected,
+    ReleaseReport as ReleaseReport,
+    ResumeRefused as ResumeRefused,
+    Retry as Retry,
+    StatementTimeout as StatementTimeout,
+    Subscription as Subscription,
+    SubscriptionView as SubscriptionView,
+    TransientRefusal as TransientRefusal,
+)
+from .producer import (
+    AsyncEventProducer as AsyncEventProducer,
+    EventProducer as EventProducer,
+    NotPublished as NotPublished,
+)
+from .sse import (
+    AsyncEventStream as AsyncEventStream,
+    EventStream as EventStream,
+    StreamRules as StreamRules,
+    open_stream as open_stream,
+)
+from .webhooks import AsyncWebhook as AsyncWebhook, Webhook as Webhook, WebhookRules as WebhookRules

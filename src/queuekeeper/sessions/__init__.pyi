@@ -1,0 +1,27 @@
+"""What brokers import of this store; ``__init__.py`` loads each name when it is asked for."""
+
+from .model import (
+    Ack as Ack,
+    AckReport as AckReport,
+    MessageView as MessageView,
+    NewMessage as NewMessage,
+    PendingMessage as PendingMessage,
+    PendingPage as PendingPage,
+    Problem as Problem,
+    PurgeReport as PurgeReport,
+    Refusal as Refusal,
+    Release as Release,
+    SaveReport as SaveReport,
+    SessionCounts as SessionCounts,
+    SessionSave as SessionSave,
+    SessionView as SessionView,
+    StoreRules as StoreRules,
+)
+from .owners import AsyncOwnerStore as AsyncOwnerStore, OwnerStore as OwnerStore, Ownership as Ownership
+from .postgres_store import (
+    AsyncPostgresSessionStore as AsyncPostgresSessionStore,
+    PostgresSessionStore as PostgresSessionStore,
+)
+from .redis_store import AsyncRedisSessionStore as AsyncRedisSessionStore, RedisSessionStore as RedisSessionStore
+from .router import AsyncSessionRouter as AsyncSessionRouter, SessionRouter as SessionRouter
+from .writer import MessageRefused as MessageRefused, SessionWriter as SessionWriter, Stored as Stored

