@@ -10,7 +10,7 @@ ARGV
     [2]  epoch           of the subscription
     [3]  mode            each: the messages named; up_to: everything in flight up to the one sequence named
     [4]  now             ms; empty: the server's clock
-    [5+] sequence        of a message; at most 1,000
+    [5+] sequences       of a message; at most 1,000
 Returns
     {acked_now, unknown, acked, in_flight}  acknowledged by this call; not in flight, thus done before or never
                          delivered (up_to: 1 when nothing was in flight up to there); everything up to here is

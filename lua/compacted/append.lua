@@ -18,7 +18,7 @@ ARGV
     [4]  producer        who numbers its appends; empty for nobody: the number is not looked at then
     [5]  number          number of this append, 0 or more; grows. Behind a colon a digest of its entries may follow
     [6]  now             ms; empty: the server's clock
-    [7+] entry           four per entry: key, record, 1 for a tombstone or else 0, expected_sequence that the key has
+    [7+] entries         four per entry: key, record, 1 for a tombstone or else 0, expected_sequence that the key has
                          before this call (0: the key is not there, empty: whatever it has)
 Returns
     "first_sequence live evicted evicted_unacked is_consumed is_first replaced ..."  numbers in one text, as a list

@@ -18,9 +18,9 @@ ARGV
     [4]  override        1: the three above also for a queue with its own; else 0
     [5]  producer_ms     records of producers that are older go; empty: all stay
     [6]  now             ms; empty: the server's clock
-    [7+] row             two per row: key, sequence; at most 200 rows, and none is fine
+    [7+] rows            two per row: key, sequence; at most 200 rows, and none is fine
 Returns
-    {deleted, unacked, tombstones, bytes, kept, producers, live, next_due_ms, sequence, ...}  rows removed; how many of
+    {deleted, unacked, tombstones, bytes, kept, producers, live, next_due_ms, *stayed}  rows removed; how many of
                          them nobody had acknowledged; how many were tombstones; bytes of their keys and values; rows
                          that stayed; records of producers removed; keys now; when the queue is to be looked at next,
                          as find_due says, -1 for never; the sequence, as it was named, of each row that stayed

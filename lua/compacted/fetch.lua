@@ -20,9 +20,9 @@ ARGV
     [7]  redeliver       1: everything in flight again, from the lowest; this and the following calls (with 0) go on
                          with it until all came, before new ones do. 0: go on
     [8]  now             ms; empty: the server's clock
-    [9+] sequence        messages to acknowledge first, each on its own; at most 1,000
+    [9+] sequences       messages to acknowledge first, each on its own; at most 1,000
 Returns
-    {acked_now, unknown, acked, in_flight, lag, more_to_resend, redelivered, key, ms, sequence, value, ...}
+    {acked_now, unknown, acked, in_flight, lag, more_to_resend, redelivered, *messages(key, ms, sequence, value)}
                          acknowledged by this call; not in flight, thus done before or never delivered; everything up to
                          here is acknowledged; messages in flight now; entries not delivered yet; 1 while there is more
                          to look at of what comes again, also when this call found nothing of it; how many of the

@@ -22,11 +22,12 @@ ARGV
     [8]  max_bytes       bytes of keys and values to stop before, if values are answered, 1 or more
     [9]  now             ms; empty: the server's clock
 Returns
-    {more, next_after_sequence, next_due_ms, policy, retention_ms, tombstone_ms, looked_at, key, sequence, ms,
-     is_tombstone, bytes, is_acked, value, ...}  1 when rows behind next_after_sequence are to be looked at; when the
-                         queue is to be looked at next, -1 when nothing of it is ever due (rows waiting for an
-                         acknowledgement: in an hour); the retention that was applied; rows that were looked at, due or
-                         not; then seven per due row: bytes of key and value; value empty unless asked for
+    {more, next_after_sequence, next_due_ms, policy, retention_ms, tombstone_ms, looked_at,
+     *rows(key, sequence, ms, is_tombstone, bytes, is_acked, value)}
+                         1 when rows behind next_after_sequence are to be looked at; when the queue is to be looked at
+                         next, -1 when nothing of it is ever due (rows waiting for an acknowledgement: in an hour); the
+                         retention that was applied; rows that were looked at, due or not; then seven per due row: bytes
+                         of key and value; value empty unless asked for
 Errors
     INVALID  an argument breaks the rules above
 Cost

@@ -14,8 +14,9 @@ ARGV
     [2]  now             ms; empty: the server's clock
 Returns
     {now, live, tombstones, lag, in_flight, oldest_sequence, oldest_ms, newest_ms, oldest_undelivered_ms,
-     oldest_unacked_ms, memory_bytes, field, value, ...}  lag: entries not delivered yet; instants of appends, and the
-                         sequence, are -1 when there is no such message; then all fields of the state, two values each
+     oldest_unacked_ms, memory_bytes, *fields(field, value)}
+                         lag: entries not delivered yet; instants of appends, and the sequence, are -1 when there is no
+                         such message; then all fields of the state, two values each
     {}                   there is no such queue
 Errors
     INVALID  an argument breaks the rules above

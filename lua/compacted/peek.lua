@@ -11,9 +11,10 @@ ARGV
     [2]  limit           messages to read, 1 to 500
     [3]  max_bytes       bytes of keys and values to stop before, 1 or more; the first message comes whatever its size
 Returns
-    {next_after_sequence, key, ms, sequence, value, ...}  where the next page begins, -1 behind the last one; then four
-                         per message: its instant is 0 where that is lost, and the value is
-                         "<sequence> <flags> <record>", with flags 1 for a tombstone and else 0, unless it was damaged
+    {next_after_sequence, *messages(key, ms, sequence, value)}
+                         where the next page begins, -1 behind the last one; then four per message: its instant is 0
+                         where that is lost, and the value is "<sequence> <flags> <record>", with flags 1 for a
+                         tombstone and else 0, unless it was damaged
 Errors
     INVALID  an argument breaks the rules above
 Cost

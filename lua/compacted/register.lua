@@ -8,7 +8,7 @@ KEYS
 ARGV
     [1]  now             milliseconds since 1970; empty for the server's time
     [2]  which           new: queues that are not noted yet; earlier: also those that are due later than now
-    [3+] client_id       client of a queue
+    [3+] client_ids      client of a queue
 Returns
     noted  queues that the set did not have
 Errors

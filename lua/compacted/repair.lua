@@ -14,7 +14,7 @@ ARGV
     [1]  wrong_bytes     bytes that the queue said it has, as verify told; empty: they stay
     [2]  bytes           what all pages of verify's part order add up to, to be set if the queue still says wrong_bytes;
                          empty together with it
-    [3+] name            two per violation: key and the key of a message, or in_flight and a member; at most 200
+    [3+] violations      two per violation: key and the key of a message, or in_flight and a member; at most 200
                          violations, and none is fine
 Returns
     {indexed, dropped, strays, numbers}  keys put in their places; keys of which nothing is left; members of in_flight

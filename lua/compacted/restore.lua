@@ -11,7 +11,7 @@ KEYS
     [5]  tombstones      sorted set: key -> sequence, of tombstones only
 ARGV
     [1]  incarnation     of the queue that the rows are of; empty: it is not known
-    [2+] row             four per row: key, sequence, ms, value as find_due answered them; at most 200 rows
+    [2+] rows            four per row: key, sequence, ms, value as find_due answered them; at most 200 rows
 Returns
     {restored, present, refused, to_deliver}  rows put back; rows whose key is there; rows that do not go into this
                          queue: their sequence is taken or was never given out, or their instant is not one between

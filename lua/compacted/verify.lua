@@ -18,15 +18,16 @@ ARGV
     [4]  kinds           bytes of which every record begins with one; empty: any
     [5]  headed          kinds behind which a head follows, its length in four bytes before it; empty: none
 Returns
-    {next_cursor, looked_at, bytes, rule, key, sequence, head, ...}  0 after the last page; members of this page; of the
-                         part order, bytes of keys and values, and of the part state, the bytes that the queue says it
-                         has; then four per violation: name of the rule, key or empty, sequence or -1, empty. Rules of
-                         order: missing_time, missing_value, wrong_sequence (the value has another), unreadable
-                         (the record begins with none of the kinds, or is shorter than its head), wrong_tombstone,
-                         duplicate_sequence, sequence_too_high, time_disorder; of times, values and tombstones:
-                         dangling_time, dangling_value, dangling_tombstone; of in_flight: stray_in_flight; of state:
-                         wrong_count, sent_too_high, acked_too_high, acked_behind. The rule head is none: it is the head
-                         of a record, for the caller to judge
+    {next_cursor, looked_at, bytes, *violations(rule, key, sequence, head)}
+                         0 after the last page; members of this page; of the part order, bytes of keys and values, and
+                         of the part state, the bytes that the queue says it has; then four per violation: name of the
+                         rule, key or empty, sequence or -1, empty. Rules of order: missing_time, missing_value,
+                         wrong_sequence (the value has another), unreadable (the record begins with none of the kinds,
+                         or is shorter than its head), wrong_tombstone, duplicate_sequence, sequence_too_high,
+                         time_disorder; of times, values and tombstones: dangling_time, dangling_value,
+                         dangling_tombstone; of in_flight: stray_in_flight; of state: wrong_count, sent_too_high,
+                         acked_too_high, acked_behind. The rule head is none: it is the head of a record, for the caller
+                         to judge
 Errors
     INVALID  an argument breaks the rules above
 Cost

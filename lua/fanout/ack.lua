@@ -12,9 +12,9 @@ KEYS
     [7]  wake            has a member when there may be something to claim
 ARGV
     [1]  token           of the lease
-    [2+] id              messages; a lease that has run out but was not ended is good enough
+    [2+] ids             messages; a lease that has run out but was not ended is good enough
 Returns
-    {acked, freed, id, ...}  messages done with; those of them that are gone; ids whose lease is not the caller's any
+    {acked, freed, *stale}  messages done with; those of them that are gone; ids whose lease is not the caller's any
                          more, or never was: nothing has changed for them
 Errors
     INVALID  an argument breaks the rules above, or there are none or more than 1,000 ids

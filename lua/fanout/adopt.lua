@@ -18,7 +18,7 @@ ARGV
     [2]  limit           held: most messages to adopt, 1 to 500
     [3]  is_last         retained: 1 when no page follows this one, else 0
     [4]  now_ms          instant; empty: the server's time
-    [5+] id              retained: messages to adopt, at most 500, greatest first
+    [5+] ids             retained: messages to adopt, at most 500, greatest first
 Returns
     {adopted, more}      messages that wait for it now; 1 when the consumer has to wait for another page. A start of
                          held takes them, so that no later consumer adopts them; retained copies references

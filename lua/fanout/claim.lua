@@ -29,10 +29,10 @@ ARGV
     [5]  max_stalls      a message whose lease ran out more often becomes a dead letter
     [6]  now_ms          instant; empty: the server's time
 Returns
-    {deadline_ms, wait_until_ms, more, skipped, stalled, dead, id, attempt, stalls, message, ...}  deadline; instant at
-                         which something becomes due if nothing is published, 0 for none; 1 when there may be more to
-                         claim at once; messages passed over; leases ended; dead letters among those; then four per
-                         message, the last as in the hash. A paused or adopting consumer gets none
+    {deadline_ms, wait_until_ms, more, skipped, stalled, dead, *messages(id, attempt, stalls, message)}
+                         deadline; instant at which something becomes due if nothing is published, 0 for none; 1 when
+                         there may be more to claim at once; messages passed over; leases ended; dead letters among
+                         those; then four per message, the last as in the hash. A paused or adopting consumer gets none
 Errors
     INVALID           an argument breaks the rules above
     UNKNOWN_QUEUE     there is no such queue

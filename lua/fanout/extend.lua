@@ -11,9 +11,9 @@ ARGV
     [1]  token           of the lease
     [2]  lease_ms        how long it lasts, 1 or more
     [3]  now_ms          instant; empty: the server's time
-    [4+] id              messages; a lease that has run out but was not ended is good enough
+    [4+] ids             messages; a lease that has run out but was not ended is good enough
 Returns
-    {deadline_ms, id, ...}  deadline of those that were extended; ids whose lease is not the caller's any more
+    {deadline_ms, *stale}  deadline of those that were extended; ids whose lease is not the caller's any more
 Errors
     INVALID  an argument breaks the rules above, or there are none or more than 1,000 ids
 Cost

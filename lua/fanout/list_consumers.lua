@@ -9,8 +9,9 @@ KEYS
 ARGV
     none
 Returns
-    {membership, now_ms, consumer, options, last_seen_ms, ...}  number of the membership, 0 for an unknown queue; the
-                         server's time; three values per consumer, in no order. One with the mode "leaving" is no member
+    {membership, now_ms, *members(consumer, options, last_seen_ms)}
+                         number of the membership, 0 for an unknown queue; the server's time; three values per consumer,
+                         in no order. One with the mode "leaving" is no member
 Errors
     INVALID  3 keys and no arguments are expected
 Cost

@@ -10,8 +10,8 @@ ARGV
     [1]  offset          letters to pass over, 0 or more
     [2]  limit           most letters, 1 to 1,000; fewer when they are over 1,000,000 bytes together
 Returns
-    {total, id, died_ms, attempts, stalls, reason, message, ...}  letters in all; six values per letter; the last is
-                         empty when the message is gone
+    {total, *letters(id, died_ms, attempts, stalls, reason, message)}
+                         letters in all; six values per letter; the last is empty when the message is gone
 Errors
     INVALID  an argument breaks the rules above
 Cost

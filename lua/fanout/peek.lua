@@ -10,7 +10,7 @@ ARGV
     [1]  offset          ids to pass over, 0 or more
     [2]  limit           most ids, 1 to 1,000; fewer when their messages are over 1,000,000 bytes together
 Returns
-    {id, attempts, stalls, message, ...}  four values per id; the last is empty when the message is gone
+    {*messages(id, attempts, stalls, message)}  four values per id; the last is empty when the message is gone
 Errors
     INVALID  an argument breaks the rules above
 Cost

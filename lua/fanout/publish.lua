@@ -12,7 +12,7 @@ KEYS
     [5]  held            ids that nobody has adopted yet
     [6]  remembered      until when each "to:deduplication id" is remembered
     [7]  deduplications  "to:deduplication id" -> "id consumers"
-    [8+] consumer_key    per consumer: its wake, and the ready lists of the lanes that these messages are of, in order
+    [8+] consumer_keys   per consumer: its wake, and the ready lists of the lanes that these messages are of, in order
                          of the lanes; a message's is order_hash modulo lanes; then, when it has a maximum length, its
                          details and delayed set
 ARGV
@@ -20,11 +20,11 @@ ARGV
     [2]  to              empty for all members; else the name of the one member that the keys are of
     [3]  now_ms          instant; empty: the server's time
     [4]  consumers       number of consumers that follow
-    [5+] value           a pair per consumer: name, options as the membership has them; then five per message: ttl_ms,
+    [5+] values          a pair per consumer: name, options as the membership has them; then five per message: ttl_ms,
                          order_hash (an integer of 0 or more), deduplication id or empty, how long that is remembered
                          at most in ms or empty, record
 Returns
-    {dropped, id, consumers, is_duplicate, ...}  oldest messages that full consumers lost, in all; then three per
+    {dropped, *messages(id, consumers, is_duplicate)}  oldest messages that full consumers lost, in all; then three per
                          message: its id, how many got it (0: it is held), 1 when its deduplication id was published
                          before, to the same ones, by a message with this id, and nothing was stored
 Errors

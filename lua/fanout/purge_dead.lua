@@ -13,7 +13,7 @@ ARGV
     [1]  died_before_ms  letters that died at this instant or later stay; empty: they go whenever they died
     [2]  limit           most letters, 1 to 500
     [3]  behind          letters to step over, for who only counts; else 0
-    [4+] id              letters to give up, at most 500; none for the oldest ones
+    [4+] ids             letters to give up, at most 500; none for the oldest ones
 Returns
     {purged, freed, more}  letters that are gone; those of them whose message nobody owed an ack any more; 1 when there
                          are more letters that old

@@ -25,9 +25,9 @@ ARGV
     [6]  now_ms          instant; empty: the server's time
     [7]  part            all; leases: only leases and retries; lists: only ids in lists, those too whose time is over
     [8]  behind          leases and retries to step over, for who only counts; empty: none
-    [9+] id              lists: lives on as a dead letter though its time is over
+    [9+] ids             lists: lives on as a dead letter though its time is over
 Returns
-    {requeued, dead, skipped, more, lane, offset, here, unseen, revived, ...}  messages that are next in line again;
+    {requeued, dead, skipped, more, lane, offset, here, unseen, *revived}  messages that are next in line again;
                          dead letters; ids without a message taken off; 1 when there may be more to do; where to go
                          on; ids taken off before there; of the messages in line again those that are gone or over;
                          ids of dead letters whose time was over

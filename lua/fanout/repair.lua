@@ -10,12 +10,12 @@ KEYS
     [3]  references      id -> consumers that owe an ack
     [4]  expiries        end of each message's life
     [5]  held            ids that nobody has adopted yet
-    [6+] consumer_key    per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
+    [6+] consumer_keys   per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
 ARGV
     [1]  membership      its number: all consumers are there, or a caller that names some after others knows all of them
     [2]  now_ms          instant; empty: the server's time
     [3]  consumers       number of consumers that are named
-    [4+] value           per consumer its lanes, 0 when it is not ordered and has one list; then three values for each
+    [4+] values          per consumer its lanes, 0 when it is not ordered and has one list; then three values for each
                          of 1 to 100 different ids: the id; consumers that are not named and have it, or - to leave
                          count and message alone; the count by which they were told, -1 for none, or empty when nobody
                          is left out. With another count than that, both stay as they are

@@ -6,7 +6,7 @@ KEYS
     [1]  state           fields of the queue
     [2]  options         member -> options
     [3]  paused          the hash that notes it: the consumer's details, or the queue's state
-    [4+] wake            of the consumer, or of each, at most 1,000
+    [4+] wakes           of the consumer, or of each, at most 1,000
 ARGV
     [1]  consumer        its name; empty for the whole queue
 Returns

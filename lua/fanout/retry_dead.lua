@@ -15,9 +15,9 @@ KEYS
 ARGV
     [1]  consumer        its name
     [2]  now_ms          instant; empty: the server's time
-    [3+] id              letters
+    [3+] ids             letters
 Returns
-    {retried, id, ...}   messages that wait again; ids that are no dead letters, or whose message was gone: such a
+    {retried, *missing}   messages that wait again; ids that are no dead letters, or whose message was gone: such a
                          letter is removed
 Errors
     INVALID           an argument breaks the rules above, or there are none or more than 500 ids

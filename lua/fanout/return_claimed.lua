@@ -10,9 +10,9 @@ KEYS
     [4+] ready           list of ids per lane
 ARGV
     [1]  token           of the lease
-    [2+] id              messages
+    [2+] ids             messages
 Returns
-    {returned, id, ...}  messages given back; ids whose lease is not the caller's any more, or never was
+    {returned, *stale}  messages given back; ids whose lease is not the caller's any more, or never was
 Errors
     INVALID  an argument breaks the rules above, or there are none or more than 1,000 ids
     VERSION  the consumer has another number of lanes

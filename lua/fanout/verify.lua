@@ -8,19 +8,19 @@ KEYS
     [3]  references      id -> consumers that owe an ack
     [4]  expiries        end of each message's life
     [5]  held            ids that nobody has adopted yet
-    [6+] consumer_key    per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
+    [6+] consumer_keys   per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
 ARGV
     [1]  membership      its number: a caller that asks about some consumers after others knows all of them
     [2]  now_ms          instant; empty: the server's time
     [3]  consumers       number of consumers that are named
-    [4+] value           per consumer its lanes, 0 when it is not ordered and has one list; then 1 to 100 different ids
+    [4+] values          per consumer its lanes, 0 when it is not ordered and has one list; then 1 to 100 different ids
 Returns
-    {id, has_message, references, expires_at_ms, places, ...}  five values per id; the count and the end of its life, as
-                         text, are -1 when there is none, and when the payload has gone by its own expiry; places has
-                         a word per consumer that has something: its position in the call, from 1, and a letter per
-                         place: r ready, d delayed, l leased, u leased without a token and not overdue, x dead letter,
-                         n only notes; "0h" for held. There may be fewer ids than were asked about: go on behind the
-                         last
+    {*rows(id, has_message, references, expires_at_ms, places)}
+                         five values per id; the count and the end of its life, as text, are -1 when there is none, and
+                         when the payload has gone by its own expiry; places has a word per consumer that has something:
+                         its position in the call, from 1, and a letter per place: r ready, d delayed, l leased, u
+                         leased without a token and not overdue, x dead letter, n only notes; "0h" for held. There may
+                         be fewer ids than were asked about: go on behind the last
 Errors
     INVALID   an argument breaks the rules above
     VERSION   the membership is another one

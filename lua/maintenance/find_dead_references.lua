@@ -4,7 +4,7 @@ Purpose
     Say which references of a session name a message that is gone, and which messages would never expire.
 KEYS
     [1]  messages        sorted set of references
-    [2+] payload         keys of messages that are referred to
+    [2+] payloads        keys of messages that are referred to
 ARGV
     none
 Returns

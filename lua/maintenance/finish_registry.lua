@@ -6,7 +6,7 @@ KEYS
     [1]  collector   who collects this part, and how its last collection ended
 ARGV
     [1]  token       name of the collector
-    [2+] field       name of a fact about a collection that is finished, then the fact; alternately. None where it was
+    [2+] fields      name of a fact about a collection that is finished, then the fact; alternately. None where it was
                      broken off
 Returns
     1  given up

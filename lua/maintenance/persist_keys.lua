@@ -3,9 +3,9 @@
 Purpose
     Take the expiry off keys again, where it still is the one that was set.
 KEYS
-    [1+] key             keys of one session
+    [1+] keys            keys of one session
 ARGV
-    [1+] expires_at_ms   the instant at which each is to expire
+    [1+] instants_ms     the instant at which each is to expire
 Returns
     persisted
 Errors

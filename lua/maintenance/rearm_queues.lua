@@ -8,7 +8,7 @@ KEYS
     [2]  collector   who collects this part
 ARGV
     [1]  token       name of the collector
-    [2+] client_id   queue, then the time in ms at which it was due when it was read, then the one at which it is due
+    [2+] queues      queue, then the time in ms at which it was due when it was read, then the one at which it is due
                      again; in turns
 Returns
     rearmed  how many were put back

@@ -5,9 +5,9 @@ Purpose
 KEYS
     [1]  key             any key of the kind; it need not exist, and is not touched
 ARGV
-    [1+] command         lower-case name; a subcommand follows after a bar, as in memory|usage
+    [1+] commands        lower-case name; a subcommand follows after a bar, as in memory|usage
 Returns
-    {command, ...}  those that are refused
+    {*refused}  those that are refused
 Errors
     INVALID  1 key and commands are expected
 Cost

@@ -5,13 +5,13 @@ Purpose
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
-    [3+] payload         keys of messages
+    [3+] payloads        keys of messages
 ARGV
     [1]  default_ttl_ms  life of a message without an interval
     [2]  grace_ms        a message whose life is over already ends so much later than now, so that it can be taken back
     [3]  said_ms         0 to say only what would be done; or the instant that such an answer begins with, to do it
 Returns
-    {as_of_ms, expires_at_ms, ...}  the instant for which it is said, then a text per key, from the first on as many as
+    {as_of_ms, *expires_at_ms}  the instant for which it is said, then a text per key, from the first on as many as
                           fit: the instant that is set; empty when the key has gone, has an expiry or is not referred
                           to; unreadable when the record does not say
 Errors

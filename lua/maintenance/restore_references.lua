@@ -6,7 +6,7 @@ Purpose
 KEYS
     [1]  messages        sorted set of references
 ARGV
-    [1+] score           a pair per reference: its score, and the member
+    [1+] references      a pair per reference: its score, and the member
 Returns
     restored             references that are back; -1 when the key is of another type by now, and nothing was written
 Errors

@@ -5,17 +5,18 @@ Purpose
     give an expiry to those that nobody can read.
 KEYS
     [1]  messages        sorted set of references
-    [2+] payload         keys of messages
+    [2+] payloads        keys of messages
 ARGV
     [1]  default_ttl_ms  life that is left to a record without expiry that nobody can read
     [2]  grace_ms        a message younger than this is left alone
     [3]  said_ms         0 to say only which expiries would be set; or the instant that such an answer begins with, to
                          set them
 Returns
-    {as_of_ms, outcome, number, ...}  the instant for which it is said, then a pair per key, from the first on as many
-                            as fit: unlinked and the memory that it took; limited and the instant at which it is to
-                            expire; young, unreadable, wrong_type or referenced (also when it has gone), and 0: those
-                            are left alone
+    {as_of_ms, *outcomes(outcome, number)}
+                            the instant for which it is said, then a pair per key, from the first on as many as fit:
+                            unlinked and the memory that it took; limited and the instant at which it is to expire;
+                            young, unreadable, wrong_type or referenced (also when it has gone), and 0: those are left
+                            alone
 Errors
     INVALID  an argument breaks the rules above, or there are no payload keys or too many
 Cost

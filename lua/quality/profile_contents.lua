@@ -3,16 +3,17 @@
 Purpose
     Judge what messages hold, in the server: the JSON is decoded here, never encoded again, and only numbers leave.
 KEYS
-    [1+] payload         keys of messages of one session
+    [1+] payloads        keys of messages of one session
 ARGV
     [1]  client_id       whose messages they must be
     [2]  default_ttl_s   life of a message without expiry interval
-    [3+] packet_id       of each key, in order
+    [3+] packet_ids      of each key, in order
 Returns
-    {faults, fingerprint, ...}  two numbers per key, in order: a sum of 1 unreadable, 2 of another client or packet id,
-                         4 quality of service outside 0 to 2, 8 quality of service 0, 16 neither PUBLISH nor PUBREL,
-                         or PUBREL below quality of service 2, 32 lives over a minute longer than it should; 48 bits of
-                         a hash over topic, time and payload, 0 when unreadable. 0 and 0 for a key without a string
+    {*records(faults, fingerprint)}
+                         two numbers per key, in order: a sum of 1 unreadable, 2 of another client or packet id, 4
+                         quality of service outside 0 to 2, 8 quality of service 0, 16 neither PUBLISH nor PUBREL, or
+                         PUBREL below quality of service 2, 32 lives over a minute longer than it should; 48 bits of a
+                         hash over topic, time and payload, 0 when unreadable. 0 and 0 for a key without a string
 Errors
     INVALID  an argument breaks the rules above
 Cost

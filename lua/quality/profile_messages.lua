@@ -4,13 +4,14 @@ Purpose
     Measure messages without reading them: when they expire and how long their records are.
 KEYS
     [1]  messages        sorted set of references
-    [2+] payload         keys of messages that were referred to
+    [2+] payloads        keys of messages that were referred to
 ARGV
     none
 Returns
-    {pexpiretime, bytes, ...}  two numbers per payload key, in order: instant in ms, -1 without expiry, -2 for a key
-                               that does not exist, -3 when it was confirmed, so that its reference is gone, too;
-                               length of the record, 0 without one, -1 for a key of another type
+    {*records(pexpiretime, bytes)}
+                               two numbers per payload key, in order: instant in ms, -1 without expiry, -2 for a key
+                               that does not exist, -3 when it was confirmed, so that its reference is gone, too; length
+                               of the record, 0 without one, -1 for a key of another type
 Errors
     INVALID  there are arguments, no payload keys or too many
 Cost

@@ -11,7 +11,8 @@ ARGV
     [1]  start           rank of the first reference, from 0
     [2]  limit           1 to 1000
 Returns
-    {references, wrong_types, without_expiry, last_packet_id, saved, newest_packet_id, serial, packet_id, ...}
+    {references, wrong_types, without_expiry, last_packet_id, saved, newest_packet_id,
+     *page(serial, packet_id)}
                          members of the set; keys of another type than they should have; keys that would never
                          expire; packet id given out last, -1 without one, -2 when it is no packet id; 1 where our own
                          store has saved; packet id of the reference with the highest serial; then a pair per reference.

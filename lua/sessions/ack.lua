@@ -5,12 +5,12 @@ Purpose
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
-    [3+] payload         keys of the messages
+    [3+] payloads        keys of the messages
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
-    [2+] serial          serial of each of the messages, which goes only if it has this one; empty: any
+    [2+] serials         serial of each of the messages, which goes only if it has this one; empty: any
 Returns
-    {removed, ...}  1 or 0 per payload key, in order
+    {*removed}  1 or 0 per payload key, in order
 Errors
     INVALID    a serial is neither an integer nor empty, or there are no payload keys or too many
     NOT_OWNER  PostgreSQL owns the session or is about to, or its import is not complete

@@ -8,7 +8,7 @@ KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  packet id given out last
     [3]  session         owner, epoch and state of the import
-    [4+] payload         keys of messages to remove; none for a session without messages
+    [4+] payloads        keys of messages to remove; none for a session without messages
 ARGV
     [1]  plan            id of the plan whose import may be dropped
 Returns

@@ -3,12 +3,12 @@
 Purpose
     Read messages with the instants at which they expire, for a comparison with their source.
 KEYS
-    [1+] payload         keys of messages of one session
+    [1+] payloads        keys of messages of one session
 ARGV
     [1]  max_bytes       optional: bytes of JSON to read at most; messages that do not fit are left out, those behind
                          them that do are read
 Returns
-    {json, pexpiretime, ...}  two values per key, in order: JSON, or empty when there is none; instant in ms,
+    {*records(json, pexpiretime)}  two values per key, in order: JSON, or empty when there is none; instant in ms,
                               -1 without expiry, -2 for a key that does not exist, -3 less its bytes for a message
                               that was left out
 Errors

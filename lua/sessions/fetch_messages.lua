@@ -3,11 +3,12 @@
 Purpose
     Read messages and the instants at which they expire, as many from the first on as fit.
 KEYS
-    [1+] payload         keys of messages of one session
+    [1+] payloads        keys of messages of one session
 ARGV
     [1]  max_bytes       bytes of JSON to stop before; the first message is read whatever its size
 Returns
-    {json, pexpiretime, ...}  two values per key that was read, in order: JSON, empty when there is none or the key is
+    {*records(json, pexpiretime)}
+                              two values per key that was read, in order: JSON, empty when there is none or the key is
                               of another type; instant in ms, -1 without expiry, -2 for a key that does not exist
 Errors
     INVALID  max_bytes is not an integer of 1 or more, or there are no keys or too many

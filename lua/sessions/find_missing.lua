@@ -3,11 +3,11 @@
 Purpose
     Say which messages have expired, though references may still lead to them.
 KEYS
-    [1+] payload         keys of messages of one session
+    [1+] payloads        keys of messages of one session
 ARGV
     none
 Returns
-    {position, ...}  positions of the keys that do not exist, from 0
+    {*positions}  positions of the keys that do not exist, from 0
 Errors
     INVALID  there are arguments, no payload keys or too many
 Cost

@@ -4,11 +4,11 @@ Purpose
     Say which payload keys no reference of their session names.
 KEYS
     [1]  messages        sorted set of references
-    [2+] payload         keys of messages
+    [2+] payloads        keys of messages
 ARGV
     none
 Returns
-    {pexpiretime, ...}  one number per payload key: instant in ms at which it expires, -1 for never; -2 when it is
+    {*expiries}  one number per payload key: instant in ms at which it expires, -1 for never; -2 when it is
                         referred to or does not exist
 Errors
     INVALID  there are arguments, no payload keys or too many

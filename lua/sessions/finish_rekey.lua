@@ -6,7 +6,7 @@ Purpose
 KEYS
     [1]  session         fields of the session
 ARGV
-    [1+] field           pairs of a field and its value, each written where the session has none
+    [1+] fields          pairs of a field and its value, each written where the session has none
 Returns
     1  the note of the move was removed
     0  there was none; nothing was written

@@ -7,7 +7,7 @@ KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  packet id given out last
     [3]  session         owner, epoch and state of the import
-    [4+] payload         one key per message of this chunk, in the order of the triples
+    [4+] payloads        one key per message of this chunk, in the order of the triples
 ARGV
     [1]  plan            id of the plan that imports; restore: and a digest for an export that is restored
     [2]  epoch           decimal; a session with a greater one is left alone
@@ -17,11 +17,11 @@ ARGV
     [6]  last_packet_id  0 to 65535, written with the last chunk, with an expiry in the year 144,683, which the
                          next save of any program takes off; empty: the key is not written
     [7]  last_serial     serial given out last, noted with the last chunk; empty: unknown
-    [8+] message         a triple per message: serial, expires_at_ms, JSON
+    [8+] messages        a triple per message: serial, expires_at_ms, JSON
 Returns
     {"imported", written, expired}  the chunk is stored; messages whose life is over are counted, not written
-    {"unchanged", 0, 0}             this plan has finished this session before; nothing was written
-    {"used", 0, 0}                  likewise, and somebody has used it since: that is noted, and nothing else written
+    {"unchanged", written, expired}  this plan has finished this session before: 0 and 0, nothing was written
+    {"used", written, expired}      likewise, and somebody has used it since: that is noted, and nothing else written
 Errors
     INVALID          an argument breaks the rules above, a payload key comes twice or belongs to another serial
     STALE            a greater epoch owns the session

@@ -9,7 +9,7 @@ ARGV
     [2]  start           rank of the first reference, from 0; or the serial before it
     [3]  limit           1 to 1000
 Returns
-    {member, score, ...}  two texts per reference
+    {*references(member, score)}  two texts per reference
 Errors
     INVALID  an argument breaks the rules above
 Cost

@@ -8,11 +8,11 @@ KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  packet id given out last
     [3]  session         fields of the session
-    [4+] payload         keys of messages to remove; none for a session without messages
+    [4+] payloads        keys of messages to remove; none for a session without messages
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
     [2]  up_to_serial    references with a greater serial stay
-    [3+] member          references that name no payload key of the session: only the reference goes
+    [3+] members         references that name no payload key of the session: only the reference goes
 Returns
     {removed, remaining}  references removed by this call and left in the set
 Errors

@@ -9,7 +9,7 @@ KEYS
 ARGV
     none
 Returns
-    {last_packet_id, references, highest, now_ms, field, value, ...}  packet id given out last, empty for none;
+    {last_packet_id, references, highest, now_ms, *fields(field, value)}  packet id given out last, empty for none;
                               members of the set; highest score as text, empty for an empty set; the server's time;
                               the fields of the session; beside delivered_serial also sent_up_to: up to which serial
                               that holds for the messages of the set, -1 for none; of an imported session also

@@ -7,10 +7,10 @@ KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  packet id given out last
     [3]  session         fields of the session
-    [4+] payload         one key per message; none for a session without messages
+    [4+] payloads        one key per message; none for a session without messages
 ARGV
     [1]  last_packet_id  as it was under the other tag, written where there is none; empty: none
-    [2+] serial          a triple per message: serial, instant at which it expires in ms or -1 for never, record
+    [2+] messages        a triple per message: serial, instant at which it expires in ms or -1 for never, record
 Returns
     {written, present, expired}  messages stored by this call, stored by an earlier one, and not stored because their
                                  life is over

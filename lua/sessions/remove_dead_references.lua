@@ -6,7 +6,7 @@ Purpose
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
-    [3+] payload         keys of messages that are referred to; none for an empty page
+    [3+] payloads        keys of messages that are referred to; none for an empty page
 ARGV
     [1]  epoch               of the session as the caller knows it; empty: the caller does not know owners
     [2]  earliest_expiry_ms  earliest instant that the pages before have answered; empty for none

@@ -5,7 +5,7 @@ Purpose
 KEYS
     [1]  messages        sorted set of references
 ARGV
-    [1+] member          a pair per reference: member, and the score that it must have
+    [1+] references      a pair per reference: member, and the score that it must have
 Returns
     removed
 Errors

@@ -6,15 +6,15 @@ Purpose
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
-    [3+] payload         members of the set
+    [3+] payloads        members of the set
 ARGV
     [1]  highest           highest serial of the session once all is done; serials given out later are greater
     [2]  delivered_serial  up to which messages have been sent before, by the new serials; empty: it stays
     [3]  references        members that the set must have; empty: it is not looked at
     [4]  last_score        score that the last member must have; empty: it is not looked at
-    [5+] serial            a pair per payload: the score that it has, and the serial that it gets, 0 or more
+    [5+] serials           a pair per payload: the score that it has, and the serial that it gets, 0 or more
 Returns
-    {1, 0, ...}  per payload key whether it has its new serial now, or is gone
+    {*done}  per payload key whether it has its new serial now, or is gone
     {}           one of them has another score, or the set is another; nothing was written
 Errors
     INVALID  an argument breaks the rules above, or there are too many payload keys

@@ -18,7 +18,7 @@ ARGV
 Returns
     {"replayed", key}   the message is stored under key
     {"unchanged", key}  an earlier call has stored the message, under key
-    {"expired", ""}     its life is over; nothing was written
+    {"expired", key}    its life is over; nothing was written, and the key is empty
 Errors
     INVALID           an argument breaks the rules above
     STALE             a greater epoch owns the session

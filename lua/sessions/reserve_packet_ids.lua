@@ -6,7 +6,7 @@ KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  packet id given out last
     [3]  session         fields of the session
-    [4+] payload         keys that the packet ids would have here, to see that they are not in use
+    [4+] payloads        keys that the packet ids would have here, to see that they are not in use
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
     [2]  expected        last packet id that the caller knows; empty: the key is absent
@@ -15,7 +15,7 @@ ARGV
                          with a mirror
 Returns
     {"reserved"}  the packet ids are the caller's
-    {"conflict", last_packet_id, position, ...}  the last packet id is this one and not the expected one, or else
+    {"conflict", last_packet_id, *positions}  the last packet id is this one and not the expected one, or else
                   the packet ids of the keys at these positions, from 0, are in use; nothing was written
 Errors
     INVALID    an argument breaks the rules above

@@ -6,7 +6,7 @@ KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  packet id given out last
     [3]  session         fields of the session
-    [4+] payload         one key per message, named by the packet id that it gets, in the order of the pairs; none
+    [4+] payloads        one key per message, named by the packet id that it gets, in the order of the pairs; none
                          where the caller has refused all messages of a batch, and they are to be counted
 ARGV
     [1]  epoch              of the session as the caller knows it; empty: the caller does not know owners
@@ -20,7 +20,7 @@ ARGV
                             batches, in any bytes. With no source the three before it are empty too
     [6]  now_ms             by the caller's clock: only where a life ends within an hour of it, or before, the
                             server's is asked and decides
-    [7+] message            a pair per message: expires_at_ms, JSON
+    [7+] messages           a pair per message: expires_at_ms, JSON
 Returns
     "saved:first_serial:references:expired"  one text, as a list costs a tenth of the call: stored under serials that
                       count up from first_serial; members of the set now; positions of the messages whose life was
@@ -30,7 +30,7 @@ Returns
                       to those went with that
     {"replayed", first_serial, packet_ids, expired}  this call has been made before; nothing was written
     {"forgotten"}     the source has saved a batch with a greater offset; nothing was written
-    {"conflict", last_packet_id, position, ...}  the last packet id is this one and not the expected one, or else
+    {"conflict", last_packet_id, *positions}  the last packet id is this one and not the expected one, or else
                       the payload keys at these positions, from 0, are in use; nothing was written
 Errors
     INVALID    an argument breaks the rules above, or serials have reached 2^53

@@ -5,13 +5,13 @@ Purpose
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
-    [3+] payload         keys of messages
+    [3+] payloads        keys of messages
 ARGV
     [1]  may_lengthen    1 to take back what an earlier call did; 0: a life is only ever made shorter
-    [2+] serial          a triple per message: its serial, the instant at which it expires now and the one at which it
+    [2+] lives           a triple per message: its serial, the instant at which it expires now and the one at which it
                          is to, in ms; -1 for never
 Returns
-    {done, ...}  one number per message: 1 when its instant was set, 0 when it is another message by now, expires at
+    {*done}  one number per message: 1 when its instant was set, 0 when it is another message by now, expires at
                  another instant, or would end at once
 Errors
     INVALID  an argument breaks the rules above, or there are too many payload keys

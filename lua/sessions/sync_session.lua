@@ -7,7 +7,7 @@ KEYS
     [1]  messages        sorted set of references
     [2]  last_packet_id  packet id given out last
     [3]  session         fields of the session
-    [4+] payload         keys of messages: first those to remove, then those to write, in the order of the triples
+    [4+] payloads        keys of messages: first those to remove, then those to write, in the order of the triples
 ARGV
     [1]  epoch             of PostgreSQL's ownership; a session with a greater one is left alone
     [2]  removed           number of payload keys to remove
@@ -15,7 +15,7 @@ ARGV
     [4]  last_serial       serial given out last; empty: none
     [5]  delivered_serial  messages up to it have been sent; empty: unknown
     [6]  sources           number of sources that follow
-    [7+] value             a pair per source: its name, and the offset of the batch that it has saved last, empty to
+    [7+] values            a pair per source: its name, and the offset of the batch that it has saved last, empty to
                            forget the source; then a triple per message to write: serial, expires_at_ms, JSON
 Returns
     {written, removed}  messages written; references removed, also of messages to write whose life is over

@@ -5,11 +5,11 @@ Purpose
 KEYS
     [1]  messages        sorted set of references
     [2]  session         fields of the session
-    [3+] payload         keys of messages, in the order in which they may go
+    [3+] payloads        keys of messages, in the order in which they may go
 ARGV
     [1]  epoch           of the session as the caller knows it; empty: the caller does not know owners
     [2]  limit           references that may stay
-    [3+] serial          serial of each of the messages; one that has another by now is passed over
+    [3+] serials         serial of each of the messages; one that has another by now is passed over
 Returns
     {trimmed, dead, references}  messages removed; references removed whose message had expired; members of the set now
 Errors

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from queuekeeper import lua
 from queuekeeper.keyspace import CompactedKeys, compacted_keys
+from queuekeeper.lua import scripts
 from queuekeeper.redis_client import RedisClient
 
 DAY_MS = 86_400_000
@@ -101,14 +101,18 @@ class Queue:
     def keys(self) -> CompactedKeys:
         return compacted_keys(self.client_id)
 
-    def call(self, script: str, *args: lua.Value) -> Any:
-        """Run a script with the keys that its header names."""
+    def call(self, script: str, **named: Any) -> Any:
+        """Run a script on the queue, with what its header names."""
+        return self.run(getattr(scripts.compacted, script)(self.keys, **named))
+
+    def send(self, script: str, *args: lua.Value) -> Any:
+        """Run a script with arguments as they are, also such as nobody can name: too few, or too many."""
         loaded = lua.load(f"compacted/{script}")
         names = self.keys._asdict()
-        return self.run(loaded, [names[parameter.name] for parameter in loaded.keys], args)
+        return self.run(lua.Call(loaded, [names[parameter.name] for parameter in loaded.keys], args))
 
-    def run(self, script: lua.Script, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
-        return lua.ScriptCaller(self.client).call(script, keys, args)
+    def run(self, call: lua.Call) -> Any:
+        return lua.ScriptCaller(self.client).call(*call)
 
     def append(
         self,
@@ -121,7 +125,16 @@ class Queue:
         now: int | str = NOW_MS,
     ) -> list[Any]:
         values = [value for entry in entries for value in entry]
-        reply = self.call("append", max_keys, max_bytes, policy, producer, number, now, *values)
+        reply = self.call(
+            "append",
+            max_keys=max_keys,
+            max_bytes=max_bytes,
+            policy=policy,
+            producer=producer,
+            number=number,
+            now=now,
+            entries=values,
+        )
         return reply if isinstance(reply, list) else [int(text) for text in reply.split()]
 
     def fill(self, *keys: bytes, now: int = NOW_MS) -> None:
@@ -136,7 +149,7 @@ class Queue:
         now: int | str = NOW_MS,
         start: str = "",
     ) -> list[Any]:
-        reply: list[Any] = self.call("subscribe", session, mode, lease_ms, now, start)
+        reply: list[Any] = self.call("subscribe", session=session, mode=mode, lease_ms=lease_ms, now=now, start=start)
         return reply
 
     def fence(self, session: str = "s", **options: Any) -> Fence:
@@ -153,14 +166,27 @@ class Queue:
         redeliver: int = 0,
         now: int = NOW_MS,
     ) -> Fetched:
-        reply = self.call("fetch", *fence, window, limit, max_bytes, refill, redeliver, now, *acks)
+        reply = self.call(
+            "fetch",
+            incarnation=fence.incarnation,
+            epoch=fence.epoch,
+            window=window,
+            limit=limit,
+            max_bytes=max_bytes,
+            refill=refill,
+            redeliver=redeliver,
+            now=now,
+            sequences=acks,
+        )
         *head, redelivered = reply[:7]
         rows = [reply[at : at + 4] for at in range(7, len(reply), 4)]
         messages = [Delivered._make([*row, place < redelivered]) for place, row in enumerate(rows)]
         return Fetched._make([*head, messages])
 
     def ack(self, fence: Fence, *sequences: int | str, mode: str = "each", now: int | str = NOW_MS) -> list[int]:
-        reply: list[int] = self.call("ack", *fence, mode, now, *sequences)
+        reply: list[int] = self.call(
+            "ack", incarnation=fence.incarnation, epoch=fence.epoch, mode=mode, now=now, sequences=sequences
+        )
         return reply
 
     def consume(self, count: int) -> Fence:
@@ -185,7 +211,16 @@ class Queue:
         now: int | str = NOW_MS,
     ) -> DuePage:
         reply = self.call(
-            "find_due", policy, retention_ms, tombstone_ms, override, after, limit, with_values, max_bytes, now
+            "find_due",
+            policy=policy,
+            retention_ms=retention_ms,
+            tombstone_ms=tombstone_ms,
+            override=override,
+            after_sequence=after,
+            limit=limit,
+            with_values=with_values,
+            max_bytes=max_bytes,
+            now=now,
         )
         return DuePage._make([*reply[:7], [Due(*reply[at : at + 7]) for at in range(7, len(reply), 7)]])
 
@@ -200,11 +235,20 @@ class Queue:
         now: int | str = NOW_MS,
     ) -> list[int]:
         values = [value for row in rows for value in row]
-        reply: list[int] = self.call("collect", policy, retention_ms, tombstone_ms, override, producer_ms, now, *values)
+        reply: list[int] = self.call(
+            "collect",
+            policy=policy,
+            retention_ms=retention_ms,
+            tombstone_ms=tombstone_ms,
+            override=override,
+            producer_ms=producer_ms,
+            now=now,
+            rows=values,
+        )
         return reply
 
     def peek(self, after: int = 0, limit: int = 500) -> list[tuple[bytes, int, bytes]]:
-        reply = self.call("peek", after, limit, PLENTY)
+        reply = self.call("peek", after_sequence=after, limit=limit, max_bytes=PLENTY)
         return [(reply[at], reply[at + 1], reply[at + 3]) for at in range(1, len(reply), 4)]
 
     def state(self) -> dict[str, str]:
@@ -231,7 +275,7 @@ class Queue:
         for part in ("state", "order", "times", "values", "tombstones", "in_flight"):
             cursor, totals[part] = b"0", 0
             while True:
-                reply = self.call("verify", part, cursor, limit, "", "")
+                reply = self.call("verify", part=part, cursor=cursor, limit=limit, kinds="", headed="")
                 totals[part] += reply[2]
                 found += [(reply[at].decode(), reply[at + 1], reply[at + 2]) for at in range(3, len(reply), 4)]
                 cursor = reply[0]

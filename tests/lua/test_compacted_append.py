@@ -64,7 +64,7 @@ def test_keys_and_records_are_any_bytes(client: RedisClient, client_id: str) -> 
     fetched = queue.fetch(queue.fence(), window=50, limit=50).messages
     assert [(message.key, message.record) for message in fetched] == [(key, b"\x00 1 " + key) for key in keys]
     for key in keys:
-        assert queue.call("get", key)[2].endswith(b"\x00 1 " + key)
+        assert queue.call("get", key=key)[2].endswith(b"\x00 1 " + key)
     assert queue.violations() == []
 
 
@@ -141,7 +141,7 @@ def test_eviction_spares_what_the_same_call_has_appended(queue: Queue) -> None:
 def test_first_append_of_a_queue_is_told(queue: Queue) -> None:
     queue.subscribe()
     assert [queue.append(Entry(b"a"))[5] for _ in range(2)] == [1, 0]
-    queue.call("drop", "", 0)
+    queue.call("drop", incarnation="", dry_run=0)
     assert queue.append(Entry(b"a"))[5] == 1
 
 
@@ -209,7 +209,7 @@ def test_queue_of_an_earlier_version_learns_how_large_its_entries_are_when_it_is
     client.hdel(queue.keys.state, "largest_bytes")
     queue.append(Entry(b"b", b"x"))
     assert "largest_bytes" not in queue.state()
-    queue.call("purge", "up_to", 2, 0, 100, 0)
+    queue.call("purge", what="up_to", up_to_sequence=2, after_sequence=0, limit=100, dry_run=0)
     queue.append(Entry(b"b", b"x"))
     assert queue.state()["largest_bytes"] == "6"
 
@@ -220,9 +220,9 @@ def test_wake_up_that_nobody_takes_ends(queue: Queue) -> None:
     steps: list[Callable[[], object]] = [
         queue.fence,
         lambda: queue.append(Entry(b"a")),
-        lambda: queue.call("heartbeat", *queue.fence(), 60_000, NOW_MS),
-        lambda: queue.call("rewind", "", "", "earliest"),
-        lambda: queue.call("release", *fence),
+        lambda: queue.call("heartbeat", **queue.fence()._asdict(), lease_ms=60_000, now=NOW_MS),
+        lambda: queue.call("rewind", incarnation="", epoch="", to="earliest"),
+        lambda: queue.call("release", incarnation=fence.incarnation, epoch=fence.epoch),
     ]
     for step in steps:
         queue.is_woken()
@@ -273,7 +273,16 @@ def test_number_of_entries_is_bounded(queue: Queue) -> None:
         with pytest.raises(UsageError):
             queue.append(*[Entry(b"a")] * count)
     with pytest.raises(UsageError):
-        queue.call("append", 0, 0, "reject", "", "", "", b"key", b"record", 0)
+        queue.call(
+            "append",
+            max_keys=0,
+            max_bytes=0,
+            policy="reject",
+            producer="",
+            number="",
+            now="",
+            entries=[b"key", b"record", 0],
+        )
     assert queue.append(*[Entry(b"a")] * 200)[0] == 1
 
 
@@ -294,7 +303,11 @@ def test_queue_of_a_later_version_is_left_alone(queue: Queue) -> None:
     client: Any = queue.client
     client.hset(queue.keys.state, "version", 2)
     before = contents(queue.client)
-    for act in (lambda: queue.append(Entry(b"a")), queue.subscribe, lambda: queue.call("configure", "delete", 1, 1)):
+    for act in (
+        lambda: queue.append(Entry(b"a")),
+        queue.subscribe,
+        lambda: queue.call("configure", policy="delete", retention_ms=1, tombstone_ms=1),
+    ):
         with pytest.raises(UnknownLayout):
             act()
     assert contents(queue.client) == before
@@ -324,19 +337,21 @@ def test_full_server_refuses_an_append_and_lets_everything_else_drain_it(own_ser
             queue.append(Entry(b"a", b""))
         assert contents(client) == before
         # A shorter retention makes room, so it can be set when there is none.
-        assert queue.call("configure", "delete", 0, 1) == 1
+        assert queue.call("configure", policy="delete", retention_ms=0, tombstone_ms=1) == 1
         assert queue.ack(fence, 1)[0] == 1
         assert queue.fetch(fence, 2).sequences == [3, 4, 5]
-        assert queue.call("heartbeat", *fence, 60_000, NOW_MS) == [0, 3]
-        assert queue.call("skip", 3, NOW_MS)[0] == 1
-        assert queue.call("inspect", 5, NOW_MS)[1] == 5
+        assert queue.call(
+            "heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=60_000, now=NOW_MS
+        ) == [0, 3]
+        assert queue.call("skip", sequence=3, now=NOW_MS)[0] == 1
+        assert queue.call("inspect", samples=5, now=NOW_MS)[1] == 5
         assert [key for key, _, _ in queue.peek()] == [b"a", b"b", b"c", b"d", b"e"]
         due = queue.find_due(retention_ms=0, now=NOW_MS + 1)
         assert queue.collect(*((row.key, row.sequence) for row in due.rows), retention_ms=0, now=NOW_MS + 1)[0] == 4
-        assert queue.call("rewind", *fence, "earliest")[2] == 1
+        assert queue.call("rewind", incarnation=fence.incarnation, epoch=fence.epoch, to="earliest")[2] == 1
         with pytest.raises(StaleEpoch):
             queue.ack(fence, 3)
         assert queue.fetch(queue.fence("other")).sequences == [5]
-        assert queue.call("purge", "up_to", 99, 0, 100, 0)[0] == 1
-        assert queue.call("drop", "", 0)[0] == 1
+        assert queue.call("purge", what="up_to", up_to_sequence=99, after_sequence=0, limit=100, dry_run=0)[0] == 1
+        assert queue.call("drop", incarnation="", dry_run=0)[0] == 1
         assert list(contents(client)) == [queue.keys.wake]

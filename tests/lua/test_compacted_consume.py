@@ -96,7 +96,7 @@ def test_sizes_are_asked_for_only_where_the_largest_entries_might_not_fit(queue:
     client: Any = queue.client
 
     def sizes_asked_for(max_bytes: int) -> int:
-        queue.call("rewind", "", "", "earliest")
+        queue.call("rewind", incarnation="", epoch="", to="earliest")
         fence = queue.fence()
         for _, node in nodes(client):
             node.config_resetstat()
@@ -106,7 +106,7 @@ def test_sizes_are_asked_for_only_where_the_largest_entries_might_not_fit(queue:
         )
 
     queue.append(*(Entry(b"k%d" % number, b"x" * 22) for number in range(10, 30)))
-    queue.call("purge", "up_to", 10, 0, 100, 0)
+    queue.call("purge", what="up_to", up_to_sequence=10, after_sequence=0, limit=100, dry_run=0)
     assert queue.state()["largest_bytes"] == "30"
     assert [sizes_asked_for(max_bytes) for max_bytes in (PLENTY, 120, 119)] == [0, 0, 4]
     # A queue of an earlier version does not know; all together may be little enough.
@@ -184,7 +184,7 @@ def test_message_whose_instant_is_lost_is_delivered(queue: Queue) -> None:
     client: Any = queue.client
     client.zrem(queue.keys.times, b"a")
     assert queue.fetch(queue.fence()).messages[0][:3] == (b"a", 0, 1)
-    assert queue.call("get", b"a")[:2] == [0, 1]
+    assert queue.call("get", key=b"a")[:2] == [0, 1]
 
 
 def test_number_in_the_value_does_not_count_but_the_place_in_the_order(queue: Queue) -> None:
@@ -198,9 +198,9 @@ def test_number_in_the_value_does_not_count_but_the_place_in_the_order(queue: Qu
 def test_peek_goes_on_behind_rows_without_values(queue: Queue) -> None:
     client: Any = queue.client
     client.hdel(queue.keys.values, b"a", b"b")
-    assert queue.call("peek", 0, 2, 1_000) == [2]
-    assert queue.call("peek", 2, 8, 1_000)[0] == 10
-    assert queue.call("peek", 2, 9, 1_000)[0] == -1
+    assert queue.call("peek", after_sequence=0, limit=2, max_bytes=1_000) == [2]
+    assert queue.call("peek", after_sequence=2, limit=8, max_bytes=1_000)[0] == 10
+    assert queue.call("peek", after_sequence=2, limit=9, max_bytes=1_000)[0] == -1
 
 
 def test_late_ack_of_an_overwritten_message_counts(queue: Queue) -> None:
@@ -215,17 +215,21 @@ def test_tombstone_is_delivered_and_read_as_one(queue: Queue) -> None:
     queue.append(Entry(b"a", b"", 1))
     fence = queue.consume(9)
     assert queue.fetch(fence).messages[0].value == b"11 1 "
-    assert queue.call("get", b"a") == [NOW_MS + 90, 11, b"11 1 "]
+    assert queue.call("get", key=b"a") == [NOW_MS + 90, 11, b"11 1 "]
     queue.append(Entry(b"a", b"back"))
-    assert queue.call("inspect", 5, NOW_MS)[2] == 0
+    assert queue.call("inspect", samples=5, now=NOW_MS)[2] == 0
     assert queue.violations() == []
 
 
 STALE_CALLS: dict[str, Callable[[Queue, Fence], Any]] = {
     "fetch": lambda queue, fence: queue.fetch(fence, 1),
     "ack": lambda queue, fence: queue.ack(fence, 1),
-    "heartbeat": lambda queue, fence: queue.call("heartbeat", *fence, 1_000, NOW_MS),
-    "rewind": lambda queue, fence: queue.call("rewind", *fence, "earliest"),
+    "heartbeat": lambda queue, fence: queue.call(
+        "heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=1_000, now=NOW_MS
+    ),
+    "rewind": lambda queue, fence: queue.call(
+        "rewind", incarnation=fence.incarnation, epoch=fence.epoch, to="earliest"
+    ),
 }
 
 
@@ -237,9 +241,9 @@ def test_consumer_is_fenced_off(queue: Queue, call: str, event: str) -> None:
     if event == "takeover":
         queue.subscribe("other")
     elif event == "rewind":
-        queue.call("rewind", "", "", "earliest")
+        queue.call("rewind", incarnation="", epoch="", to="earliest")
     else:
-        queue.call("drop", "", 0)
+        queue.call("drop", incarnation="", dry_run=0)
         if event == "drop and remake":
             queue.fill(b"a")
             queue.fence()
@@ -254,7 +258,7 @@ def test_session_that_waits_its_turn_gets_the_queue_when_the_lease_is_over(queue
     for _ in range(2):
         with pytest.raises(QueueBusy, match="first"):
             queue.subscribe("second", mode="if_free", now=NOW_MS + 999)
-    queue.call("heartbeat", *fence, 1_000, NOW_MS + 999)
+    queue.call("heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=1_000, now=NOW_MS + 999)
     with pytest.raises(QueueBusy):
         queue.subscribe("second", mode="if_free", now=NOW_MS + 1_500)
     assert queue.subscribe("first", mode="if_free", lease_ms=1_000, now=NOW_MS)[1] > fence.epoch
@@ -267,7 +271,11 @@ def test_fence_is_never_given_out_again_though_the_last_writes_were_lost(queue: 
     lost = queue.fence()
     client: Any = queue.client
     client.hset(queue.keys.state, "epoch", before)
-    assert lost != (queue.fence() if step == "subscribe" else Fence(*queue.call("rewind", "", "", "latest")[5:]))
+    assert lost != (
+        queue.fence()
+        if step == "subscribe"
+        else Fence(*queue.call("rewind", incarnation="", epoch="", to="latest")[5:])
+    )
     with pytest.raises(StaleEpoch):
         queue.fetch(lost)
 
@@ -275,7 +283,7 @@ def test_fence_is_never_given_out_again_though_the_last_writes_were_lost(queue: 
 def test_released_queue_is_free_at_once(queue: Queue) -> None:
     fence = queue.fence("first")
     queue.fetch(fence)
-    assert queue.call("release", *fence) == 1
+    assert queue.call("release", incarnation=fence.incarnation, epoch=fence.epoch) == 1
     assert queue.subscribe("second", mode="if_free")[6:8] == [5, b""]
 
 
@@ -283,7 +291,7 @@ def test_consumer_that_was_fenced_off_hands_on_a_wake_up_that_it_took(queue: Que
     old = queue.fence("old")
     queue.fence("new")
     queue.is_woken()
-    assert queue.call("release", *old) == 0
+    assert queue.call("release", incarnation=old.incarnation, epoch=old.epoch) == 0
     assert queue.is_woken()
     assert queue.state()["session"] == "new"
 
@@ -291,19 +299,25 @@ def test_consumer_that_was_fenced_off_hands_on_a_wake_up_that_it_took(queue: Que
 def test_no_wake_up_is_left_by_a_consumer_that_has_ended(queue: Queue) -> None:
     fence = queue.fence()
     queue.append(Entry(b"new"))
-    assert queue.call("release", *fence) == 1
+    assert queue.call("release", incarnation=fence.incarnation, epoch=fence.epoch) == 1
     assert not queue.is_woken()
-    queue.call("rewind", "", "", "earliest")
+    queue.call("rewind", incarnation="", epoch="", to="earliest")
     assert not queue.is_woken()
 
 
 def test_heartbeat_wakes_while_something_waits(queue: Queue) -> None:
     fence = queue.fence()
     queue.is_woken()
-    assert queue.call("heartbeat", *fence, 5_000, NOW_MS) == [10, 0]
+    assert queue.call("heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=5_000, now=NOW_MS) == [
+        10,
+        0,
+    ]
     assert queue.is_woken()
     queue.fetch(fence, limit=10, window=10)
-    assert queue.call("heartbeat", *fence, 5_000, NOW_MS) == [0, 10]
+    assert queue.call("heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=5_000, now=NOW_MS) == [
+        0,
+        10,
+    ]
     assert not queue.is_woken()
     assert queue.state()["lease_until_ms"] == str(NOW_MS + 5_000)
 
@@ -325,9 +339,9 @@ def test_heartbeat_wakes_while_something_waits(queue: Queue) -> None:
     ],
 )
 def test_cursor_goes_where_it_is_sent_or_as_near_as_can_be(queue: Queue, to: str, acked: int, clamped: int) -> None:
-    queue.call("purge", "up_to", 3, 0, 100, 0)
+    queue.call("purge", what="up_to", up_to_sequence=3, after_sequence=0, limit=100, dry_run=0)
     fence = queue.consume(5)
-    reply = queue.call("rewind", *fence, to)
+    reply = queue.call("rewind", incarnation=fence.incarnation, epoch=fence.epoch, to=to)
     assert reply[:5] == [8, acked, 10 - acked, clamped, 4]
     assert reply[6] > fence.epoch
     assert queue.fetch(queue.fence(), limit=9, window=9).sequences == list(range(acked + 1, 11))
@@ -343,10 +357,10 @@ def test_rewind_to_what_was_removed_from_between_others_says_so(queue: Queue) ->
     # The others of the first eight are in flight: they stay.
     rows = [(row.key, row.sequence) for row in queue.find_due("acked_only", retention_ms=0, now=NOW_MS + DAY_MS).rows]
     assert queue.collect(*rows[:2], policy="acked_only", retention_ms=0, now=NOW_MS + DAY_MS)[0] == 2
-    assert queue.call("purge", "acked", 10, 0, 100, 0)[0] == 2
+    assert queue.call("purge", what="acked", up_to_sequence=10, after_sequence=0, limit=100, dry_run=0)[0] == 2
     keys = {sequence: key for key, sequence in queue.order().items()}
     queue.append(Entry(keys[5]), Entry(keys[9]))
-    said = {to: tuple(queue.call("rewind", "", "", f"seq:{to}")[1:4]) for to in range(1, 13)}
+    said = {to: tuple(queue.call("rewind", incarnation="", epoch="", to=f"seq:{to}")[1:4]) for to in range(1, 13)}
     assert [to for to, (_, _, clamped) in said.items() if clamped] == [3, 4, 5, 6, 7], (
         "5 was overwritten below 7, 9 was not"
     )
@@ -359,7 +373,7 @@ def test_messages_in_flight_come_again_after_a_rewind_and_late_acks_do_not_count
     fence = queue.fence()
     queue.fetch(fence)
     queue.is_woken()
-    queue.call("rewind", "", "", "earliest")
+    queue.call("rewind", incarnation="", epoch="", to="earliest")
     assert queue.is_woken()
     with pytest.raises(StaleEpoch):
         queue.ack(fence, 1)
@@ -367,23 +381,23 @@ def test_messages_in_flight_come_again_after_a_rewind_and_late_acks_do_not_count
 
 
 def test_rewind_by_time_says_when_what_was_asked_for_is_gone(queue: Queue) -> None:
-    queue.call("purge", "up_to", 10, 0, 100, 0)
-    assert queue.call("rewind", "", "", f"ms:{NOW_MS + 90}")[1:4] == [10, 0, 1]
-    assert queue.call("rewind", "", "", f"ms:{NOW_MS + 91}")[1:4] == [10, 0, 0]
+    queue.call("purge", what="up_to", up_to_sequence=10, after_sequence=0, limit=100, dry_run=0)
+    assert queue.call("rewind", incarnation="", epoch="", to=f"ms:{NOW_MS + 90}")[1:4] == [10, 0, 1]
+    assert queue.call("rewind", incarnation="", epoch="", to=f"ms:{NOW_MS + 91}")[1:4] == [10, 0, 0]
     assert queue.subscribe(start=f"ms:{NOW_MS}")[8] == 1
-    queue.call("drop", "", 0)
+    queue.call("drop", incarnation="", dry_run=0)
     assert queue.subscribe(start="ms:0")[8] == 0
 
 
 def test_rewind_of_an_empty_queue_and_of_none(queue: Queue) -> None:
-    queue.call("purge", "up_to", 10, 0, 100, 0)
-    assert queue.call("rewind", "", "", "earliest")[:5] == [0, 10, 0, 0, 0]
+    queue.call("purge", what="up_to", up_to_sequence=10, after_sequence=0, limit=100, dry_run=0)
+    assert queue.call("rewind", incarnation="", epoch="", to="earliest")[:5] == [0, 10, 0, 0, 0]
     queue.append(Entry(b"z"))
     assert queue.fetch(queue.fence()).sequences == [11]
-    queue.call("drop", "", 0)
+    queue.call("drop", incarnation="", dry_run=0)
     for script, args in (("rewind", ("", "", "earliest")), ("skip", (1, ""))):
         with pytest.raises(UnknownQueue):
-            queue.call(script, *args)
+            queue.send(script, *args)
 
 
 def test_operator_skips_a_message_that_blocks(queue: Queue) -> None:
@@ -391,10 +405,10 @@ def test_operator_skips_a_message_that_blocks(queue: Queue) -> None:
     queue.fetch(fence, limit=2, window=2)
     queue.is_woken()
     queue.ack(fence, 2)
-    assert queue.call("skip", 1, NOW_MS) == [1, 0, 2, 0]
+    assert queue.call("skip", sequence=1, now=NOW_MS) == [1, 0, 2, 0]
     assert queue.is_woken()
-    assert queue.call("skip", 1, NOW_MS) == [0, 1, 2, 0]
-    assert queue.call("skip", 9, NOW_MS) == [0, 1, 2, 0]
+    assert queue.call("skip", sequence=1, now=NOW_MS) == [0, 1, 2, 0]
+    assert queue.call("skip", sequence=9, now=NOW_MS) == [0, 1, 2, 0]
     assert queue.fetch(fence).sequences[0] == 3
 
 
@@ -452,7 +466,7 @@ def test_damaged_row_does_not_hold_up_the_others(queue: Queue) -> None:
 def test_bad_arguments_are_refused_and_nothing_is_written(queue: Queue, script: str, args: tuple[Any, ...]) -> None:
     before = contents(queue.client)
     with pytest.raises(UsageError):
-        queue.call(script, *args)
+        queue.send(script, *args)
     assert contents(queue.client) == before
 
 
@@ -469,4 +483,4 @@ def test_large_windows_are_consumed_in_bounded_calls(valkey_url: str) -> None:
         again = queue.fetch(queue.fence(), window=65_535, limit=500, refill="sliding")
         assert again.sequences == seen[:500]
         assert [key for key, _, _ in queue.peek(after=1_198)] == [b"1198", b"1199"]
-        assert len(queue.call("peek", 0, 500, 100)) == 1 + 4 * 9, "bytes are bounded too"
+        assert len(queue.call("peek", after_sequence=0, limit=500, max_bytes=100)) == 1 + 4 * 9, "bytes are bounded too"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,7 @@ from lua_sessions import served_by
 
 from queuekeeper import lua
 from queuekeeper.keyspace import compacted_registry_key
-from queuekeeper.lua import ScriptCaller
+from queuekeeper.lua import ScriptCaller, scripts
 from queuekeeper.redis_client import RedisClient
 
 pytestmark = pytest.mark.lua
@@ -23,9 +23,9 @@ pytestmark = pytest.mark.lua
 class LimitedQueue(Queue):
     """A compacted queue whose every call is made by a user that may touch the declared keys only."""
 
-    def run(self, script: lua.Script, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
-        with limited(self.client, [str(key) for key in keys]) as user:
-            return ScriptCaller(user).call(script, keys, args)
+    def run(self, call: lua.Call) -> Any:
+        with limited(self.client, [str(key) for key in call.keys]) as user:
+            return ScriptCaller(user).call(*call)
 
 
 OPERATIONS: dict[str, tuple[Callable[[Queue, Fence], Any], Any]] = {
@@ -37,35 +37,51 @@ OPERATIONS: dict[str, tuple[Callable[[Queue, Fence], Any], Any]] = {
     ),
     "subscribe": (lambda queue, _: queue.subscribe("t", start="seq:2")[2:8], [1, 1, 4, 3, 0, b"s"]),
     "subscribe to no queue": (
-        lambda queue, _: [queue.call("drop", "", 0)[0], queue.subscribe("t")[2:5]],
+        lambda queue, _: [queue.call("drop", incarnation="", dry_run=0)[0], queue.subscribe("t")[2:5]],
         [1, [0, 0, 0]],
     ),
     "fetch": (lambda queue, fence: queue.fetch(fence, 1, 2).sequences, [3, 4]),
     "fetch again": (lambda queue, fence: queue.fetch(fence, 1, redeliver=1).sequences, [2]),
     "ack": (lambda queue, fence: queue.ack(fence, 1), [1, 0, 1, 1]),
     "ack up to": (lambda queue, fence: queue.ack(fence, 2, mode="up_to"), [2, 0, 2, 0]),
-    "heartbeat": (lambda queue, fence: queue.call("heartbeat", *fence, 9, ""), [2, 2]),
-    "release": (lambda queue, fence: queue.call("release", *fence), 1),
-    "release of a stale fence": (lambda queue, fence: queue.call("release", 1, 1), 0),
-    "rewind": (lambda queue, fence: queue.call("rewind", *fence, f"ms:{NOW_MS}")[:3], [0, 0, 4]),
-    "skip": (lambda queue, _: queue.call("skip", 1, ""), [1, 0, 1, 1]),
-    "get": (lambda queue, _: queue.call("get", b"a"), [NOW_MS, 1, b"1 0 value of a"]),
-    "peek": (lambda queue, _: len(queue.call("peek", 0, 9, PLENTY)), 1 + 4 * 4),
-    "inspect": (lambda queue, _: queue.call("inspect", 5, "")[1:5], [4, 0, 2, 2]),
-    "configure": (lambda queue, _: queue.call("configure", "compact", 1, 1), 1),
-    "purge": (lambda queue, _: queue.call("purge", "up_to", 3, 0, 9, 0)[:2], [3, 3]),
-    "drop": (lambda queue, _: queue.call("drop", "", 0)[:2], [1, 4]),
+    "heartbeat": (
+        lambda queue, fence: queue.call(
+            "heartbeat", incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=9, now=""
+        ),
+        [2, 2],
+    ),
+    "release": (lambda queue, fence: queue.call("release", incarnation=fence.incarnation, epoch=fence.epoch), 1),
+    "release of a stale fence": (lambda queue, fence: queue.call("release", incarnation=1, epoch=1), 0),
+    "rewind": (
+        lambda queue, fence: queue.call("rewind", incarnation=fence.incarnation, epoch=fence.epoch, to=f"ms:{NOW_MS}")[
+            :3
+        ],
+        [0, 0, 4],
+    ),
+    "skip": (lambda queue, _: queue.call("skip", sequence=1, now=""), [1, 0, 1, 1]),
+    "get": (lambda queue, _: queue.call("get", key=b"a"), [NOW_MS, 1, b"1 0 value of a"]),
+    "peek": (lambda queue, _: len(queue.call("peek", after_sequence=0, limit=9, max_bytes=PLENTY)), 1 + 4 * 4),
+    "inspect": (lambda queue, _: queue.call("inspect", samples=5, now="")[1:5], [4, 0, 2, 2]),
+    "configure": (lambda queue, _: queue.call("configure", policy="compact", retention_ms=1, tombstone_ms=1), 1),
+    "purge": (
+        lambda queue, _: queue.call("purge", what="up_to", up_to_sequence=3, after_sequence=0, limit=9, dry_run=0)[:2],
+        [3, 3],
+    ),
+    "drop": (lambda queue, _: queue.call("drop", incarnation="", dry_run=0)[:2], [1, 4]),
     "find_due": (lambda queue, _: queue.find_due(retention_ms=0, now=NOW_MS + 1).sequences, [1, 2, 3, 4]),
     "collect": (lambda queue, _: queue.collect((b"a", 1), retention_ms=0, producer_ms=0, now=NOW_MS + 1)[:2], [1, 1]),
     "restore": (
         lambda queue, _: [
-            queue.call("purge", "up_to", 1, 0, 1, 0)[0],
-            queue.call("restore", "", b"a", 1, NOW_MS, b"1 1 value"),
+            queue.call("purge", what="up_to", up_to_sequence=1, after_sequence=0, limit=1, dry_run=0)[0],
+            queue.call("restore", incarnation="", rows=[b"a", 1, NOW_MS, b"1 1 value"]),
         ],
         [1, [1, 0, 0, 0]],
     ),
     "verify": (lambda queue, _: queue.violations(), []),
-    "repair": (lambda queue, _: queue.call("repair", "1", "2", "key", b"a", "in_flight", b"x"), [1, 0, 0, 0]),
+    "repair": (
+        lambda queue, _: queue.call("repair", wrong_bytes="1", bytes="2", violations=["key", b"a", "in_flight", b"x"]),
+        [1, 0, 0, 0],
+    ),
 }
 
 
@@ -88,4 +104,5 @@ def test_script_of_a_compacted_queue_touches_its_declared_keys_only(client: Redi
 def test_registry_of_compacted_queues_is_the_only_key_of_its_script(client: RedisClient) -> None:
     registry = compacted_registry_key("meter-7")
     with limited(client, [registry]) as user:
-        assert ScriptCaller(user).call(lua.load("compacted/register"), [registry], [NOW_MS, "new", "meter-7"]) == 1
+        call = scripts.compacted.register(registry=registry, now=NOW_MS, which="new", client_ids=["meter-7"])
+        assert ScriptCaller(user).call(*call) == 1

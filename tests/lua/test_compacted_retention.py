@@ -133,19 +133,19 @@ def test_queue_of_which_nothing_is_ever_due_says_so(empty: Queue) -> None:
 
 
 def test_own_retention_goes_before_the_given_one_unless_overridden(queue: Queue) -> None:
-    assert queue.call("configure", "acked_only", 3 * DAY_MS, 9 * DAY_MS) == 1
+    assert queue.call("configure", policy="acked_only", retention_ms=3 * DAY_MS, tombstone_ms=9 * DAY_MS) == 1
     page = queue.find_due("delete")
     assert page[3:6] == (b"acked_only", 3 * DAY_MS, 9 * DAY_MS)
     assert page.sequences == [1, 2, 5]
     assert queue.find_due("delete", override=1).sequences == [1, 2, 3, 4, 5, 7]
     assert queue.collect((b"3 in flight", 3))[0] == 0
     assert queue.collect((b"3 in flight", 3), override=1)[0] == 1
-    assert queue.call("configure", "", "", "") == 0
+    assert queue.call("configure", policy="", retention_ms="", tombstone_ms="") == 0
     assert queue.find_due("delete").policy == b"delete"
 
 
 def test_retention_makes_a_queue(empty: Queue) -> None:
-    empty.call("configure", "compact", 1, 2)
+    empty.call("configure", policy="compact", retention_ms=1, tombstone_ms=2)
     empty.fill(b"a")
     assert empty.state()["retention_policy"] == "compact"
     assert empty.violations() == []
@@ -171,9 +171,9 @@ def test_collected_rows_come_back_where_their_keys_are_free(queue: Queue) -> Non
     back = [value for row in rows for value in (row.key, row.sequence, row.ms, row.value)]
     incarnation = queue.state()["incarnation"]
     with pytest.raises(StaleEpoch):
-        queue.call("restore", "1", *back)
-    assert queue.call("restore", incarnation, *back) == [6, 0, 0, 0]
-    assert queue.call("restore", "", *back) == [0, 6, 0, 0]
+        queue.call("restore", incarnation="1", rows=back)
+    assert queue.call("restore", incarnation=incarnation, rows=back) == [6, 0, 0, 0]
+    assert queue.call("restore", incarnation="", rows=back) == [0, 6, 0, 0]
     assert queue.violations() == []
     after = contents(queue.client)
     assert {name: value for name, value in after.items() if not name.endswith("state")} == {
@@ -181,8 +181,8 @@ def test_collected_rows_come_back_where_their_keys_are_free(queue: Queue) -> Non
     }
     queue.collect(*pairs(queue.find_due()))
     queue.append(Entry(b"1 acked", b"newer"))
-    assert queue.call("restore", "", *back)[:2] == [5, 1]
-    assert queue.call("get", b"1 acked")[2] == b"11 0 newer"
+    assert queue.call("restore", incarnation="", rows=back)[:2] == [5, 1]
+    assert queue.call("get", key=b"1 acked")[2] == b"11 0 newer"
     assert queue.violations() == []
 
 
@@ -192,15 +192,20 @@ def test_rows_that_do_not_go_into_a_queue_are_refused(queue: Queue) -> None:
         (b"taken", 9, NOW_MS - HOUR_MS, b"9 0 v"),
         (b"never given out", 11, NOW_MS - HOUR_MS, b"11 0 v"),
     ):
-        assert queue.call("restore", "", *row) == [0, 0, 1, 0]
-    queue.call("purge", "up_to", 6, 5, 100, 0)
-    assert queue.call("restore", "", b"out of time", 6, OLD_MS - 1, b"6 0 v") == [0, 0, 1, 0]
-    assert queue.call("restore", "", b"out of time", 6, NOW_MS, b"6 0 v") == [0, 0, 1, 0]
-    assert queue.call("restore", "", b"6 younger acked", 6, TWO_DAYS_MS, b"6 0 value") == [1, 0, 0, 0]
+        assert queue.call("restore", incarnation="", rows=row) == [0, 0, 1, 0]
+    queue.call("purge", what="up_to", up_to_sequence=6, after_sequence=5, limit=100, dry_run=0)
+    assert queue.call("restore", incarnation="", rows=[b"out of time", 6, OLD_MS - 1, b"6 0 v"]) == [0, 0, 1, 0]
+    assert queue.call("restore", incarnation="", rows=[b"out of time", 6, NOW_MS, b"6 0 v"]) == [0, 0, 1, 0]
+    assert queue.call("restore", incarnation="", rows=[b"6 younger acked", 6, TWO_DAYS_MS, b"6 0 value"]) == [
+        1,
+        0,
+        0,
+        0,
+    ]
     assert queue.order() == order
-    queue.call("drop", "", 0)
+    queue.call("drop", incarnation="", dry_run=0)
     with pytest.raises(UnknownQueue):
-        queue.call("restore", "", b"a", 1, 1, b"1 0 v")
+        queue.call("restore", incarnation="", rows=[b"a", 1, 1, b"1 0 v"])
 
 
 def test_what_comes_back_or_is_mended_counts_for_the_largest_entry(empty: Queue) -> None:
@@ -209,11 +214,11 @@ def test_what_comes_back_or_is_mended_counts_for_the_largest_entry(empty: Queue)
     (row, _) = empty.find_due(retention_ms=0, with_values=1, now=NOW_MS + 1).rows
     assert empty.collect((row.key, row.sequence), retention_ms=0, now=NOW_MS + 1)[0] == 1
     client.hset(empty.keys.state, "largest_bytes", "20")
-    assert empty.call("restore", "", row.key, row.sequence, row.ms, row.value)[0] == 1
+    assert empty.call("restore", incarnation="", rows=[row.key, row.sequence, row.ms, row.value])[0] == 1
     assert empty.state()["largest_bytes"] == str(row.size)
     client.hset(empty.keys.values, "small", b"2 0 " + b"x" * 900)
     client.zrem(empty.keys.order, "small")
-    assert empty.call("repair", "", "", "key", b"small")[0] == 1
+    assert empty.call("repair", wrong_bytes="", bytes="", violations=["key", b"small"])[0] == 1
     assert empty.state()["largest_bytes"] == str(len("small") + len("2 0 ") + 900)
 
 
@@ -221,7 +226,11 @@ def test_undelivered_rows_that_come_back_are_delivered(empty: Queue) -> None:
     empty.fill(b"a", b"b", now=OLD_MS)
     rows = empty.find_due(with_values=1).rows
     empty.collect(*pairs(empty.find_due()))
-    empty.call("restore", "", *(value for row in rows for value in (row.key, row.sequence, row.ms, row.value)))
+    empty.call(
+        "restore",
+        incarnation="",
+        rows=[*(value for row in rows for value in (row.key, row.sequence, row.ms, row.value))],
+    )
     assert empty.fetch(empty.fence()).sequences == [1, 2]
 
 
@@ -238,11 +247,13 @@ def test_purge_removes_what_was_asked_for(
     queue: Queue, what: str, up_to: int, reply: list[int], left: list[int]
 ) -> None:
     before = contents(queue.client)
-    assert queue.call("purge", what, up_to, 0, 500, 1)[:3] == reply
+    assert queue.call("purge", what=what, up_to_sequence=up_to, after_sequence=0, limit=500, dry_run=1)[:3] == reply
     assert contents(queue.client) == before
     total, after, more = 0, 0, 1
     while more:
-        deleted, _, _, _, more, after = queue.call("purge", what, up_to, after, 2, 0)
+        deleted, _, _, _, more, after = queue.call(
+            "purge", what=what, up_to_sequence=up_to, after_sequence=after, limit=2, dry_run=0
+        )
         total += deleted
     assert total == reply[0]
     assert list(queue.order().values()) == left
@@ -254,30 +265,30 @@ def test_purge_removes_what_was_asked_for(
 def test_drop_leaves_nothing_but_a_call_for_its_consumer_and_spares_another_queue_of_the_name(queue: Queue) -> None:
     incarnation = queue.state()["incarnation"]
     size = int(queue.state()["bytes"])
-    assert queue.call("drop", incarnation, 1) == [1, 10, 2, 3, size, int(incarnation)]
-    assert queue.call("drop", incarnation, 0)[0] == 1
+    assert queue.call("drop", incarnation=incarnation, dry_run=1) == [1, 10, 2, 3, size, int(incarnation)]
+    assert queue.call("drop", incarnation=incarnation, dry_run=0)[0] == 1
     assert list(contents(queue.client)) == [queue.keys.wake]
     client: Any = queue.client
     assert 0 < client.ttl(queue.keys.wake) <= 60
     assert queue.is_woken()
-    assert queue.call("drop", "", 0) == [0, 0, 0, 0, 0, 0]
+    assert queue.call("drop", incarnation="", dry_run=0) == [0, 0, 0, 0, 0, 0]
     queue.fill(b"a")
     with pytest.raises(StaleEpoch):
-        queue.call("drop", incarnation, 0)
+        queue.call("drop", incarnation=incarnation, dry_run=0)
     assert len(queue.order()) == 1
 
 
 def test_inspection_tells_lag_as_count_and_age(queue: Queue) -> None:
-    reply = queue.call("inspect", 5, NOW_MS)
+    reply = queue.call("inspect", samples=5, now=NOW_MS)
     assert reply[:10] == [NOW_MS, 10, 5, 2, 3, 1, OLD_MS, NOW_MS - HOUR_MS, NOW_MS - HOUR_MS, OLD_MS]
     assert reply[10] > 100
     assert dict(zip(reply[11::2], reply[12::2], strict=True))[b"session"] == b"s"
     queue.append(Entry(b"3 in flight"))
-    assert queue.call("inspect", 5, NOW_MS)[9] == OLD_MS + 1, "an overwritten message is not waited for"
-    queue.call("purge", "up_to", 99, 0, 500, 0)
-    assert queue.call("inspect", 5, NOW_MS)[1:10] == [0, 0, 0, 3, -1, -1, -1, -1, -1]
-    queue.call("drop", "", 0)
-    assert queue.call("inspect", 5, "") == []
+    assert queue.call("inspect", samples=5, now=NOW_MS)[9] == OLD_MS + 1, "an overwritten message is not waited for"
+    queue.call("purge", what="up_to", up_to_sequence=99, after_sequence=0, limit=500, dry_run=0)
+    assert queue.call("inspect", samples=5, now=NOW_MS)[1:10] == [0, 0, 0, 3, -1, -1, -1, -1, -1]
+    queue.call("drop", incarnation="", dry_run=0)
+    assert queue.call("inspect", samples=5, now="") == []
 
 
 DAMAGES: dict[str, tuple[list[str], str]] = {
@@ -326,10 +337,16 @@ def test_damage_is_found_and_mended(redis_url: str, damage: str) -> None:
             for value in ("in_flight" if rule == "stray_in_flight" else "key", name)
         ]
         mended = dict(
-            zip(("indexed", "dropped", "strays", "numbers"), queue.call("repair", "", "", *names), strict=True)
+            zip(
+                ("indexed", "dropped", "strays", "numbers"),
+                queue.call("repair", wrong_bytes="", bytes="", violations=names),
+                strict=True,
+            )
         )
-        sums = [queue.call("verify", part, 0, 500, "", "")[2] for part in ("state", "order")]
-        mended["numbers"] += queue.call("repair", *sums)[3]
+        wrong_bytes, counted = (
+            queue.call("verify", part=part, cursor=0, limit=500, kinds="", headed="")[2] for part in ("state", "order")
+        )
+        mended["numbers"] += queue.call("repair", wrong_bytes=wrong_bytes, bytes=counted, violations=[])[3]
         assert mended[outcome] > 0
         assert [violation for violation in queue.violations() if violation[0] != "entries"] == []
 
@@ -340,7 +357,7 @@ def test_head_of_a_record_is_answered_and_one_that_is_cut_short_is_unreadable(qu
     records = {b"1 acked": b"+\0\0\1\0" + b"h" * 256 + b"v", b"5 acked": b"+\0\0\0\6short", b"9 new": b"+\0\0"}
     for key, record in records.items():
         client.hset(queue.keys.values, key, b"%d 0 " % sequences[key] + record)
-    reply = queue.call("verify", "order", 0, 500, "", "+")
+    reply = queue.call("verify", part="order", cursor=0, limit=500, kinds="", headed="+")
     told = [tuple(reply[at : at + 4]) for at in range(3, len(reply), 4)]
     assert told == [
         (b"head", b"1 acked", 1, b"h" * 256),
@@ -351,7 +368,9 @@ def test_head_of_a_record_is_answered_and_one_that_is_cut_short_is_unreadable(qu
 
 def test_look_at_large_values_is_bounded_in_bytes(empty: Queue) -> None:
     empty.append(*(Entry(b"%d" % number, bytes(50_000)) for number in range(100)))
-    looked_at = [empty.call("verify", part, 0, 500, "", "")[1] for part in ("order", "values")]
+    looked_at = [
+        empty.call("verify", part=part, cursor=0, limit=500, kinds="", headed="")[1] for part in ("order", "values")
+    ]
     assert looked_at[0] == 6
     assert looked_at[1] < 50
     assert empty.violations(limit=500) == []
@@ -360,7 +379,7 @@ def test_look_at_large_values_is_bounded_in_bytes(empty: Queue) -> None:
 def test_repair_takes_what_is_lost_out_of_flight(queue: Queue) -> None:
     client: Any = queue.client
     client.hdel(queue.keys.values, b"3 in flight")
-    assert queue.call("repair", "", "", "key", b"3 in flight") == [0, 1, 1, 1]
+    assert queue.call("repair", wrong_bytes="", bytes="", violations=["key", b"3 in flight"]) == [0, 1, 1, 1]
     assert 3 not in queue.in_flight()
     assert queue.state()["acked"] == "3"
 
@@ -368,7 +387,7 @@ def test_repair_takes_what_is_lost_out_of_flight(queue: Queue) -> None:
 def test_number_in_flight_that_is_none_stops_nobody(queue: Queue) -> None:
     client: Any = queue.client
     client.zadd(queue.keys.in_flight, {"x": 2, "4x": 4})
-    assert queue.call("inspect", 5, NOW_MS)[4] == 5
+    assert queue.call("inspect", samples=5, now=NOW_MS)[4] == 5
     fence = queue.fence()
     assert queue.ack(fence, 8)[0] == 1
     fetched = queue.fetch(fence, window=9, limit=9)
@@ -380,7 +399,7 @@ def test_number_in_flight_that_is_none_stops_nobody(queue: Queue) -> None:
 def test_repair_of_a_sound_queue_changes_nothing(queue: Queue) -> None:
     before = contents(queue.client)
     names = [value for key in queue.order() for value in ("key", key)]
-    assert queue.call("repair", "", "", *names)[1:] == [0, 0, 0]
+    assert queue.call("repair", wrong_bytes="", bytes="", violations=names)[1:] == [0, 0, 0]
     assert contents(queue.client) == before
 
 
@@ -424,7 +443,7 @@ def test_repair_of_a_sound_queue_changes_nothing(queue: Queue) -> None:
 def test_bad_arguments_are_refused_and_nothing_is_written(queue: Queue, script: str, args: tuple[Any, ...]) -> None:
     before = contents(queue.client)
     with pytest.raises(UsageError):
-        queue.call(script, *args)
+        queue.send(script, *args)
     assert contents(queue.client) == before
 
 

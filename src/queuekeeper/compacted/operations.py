@@ -66,6 +66,7 @@ from queuekeeper.keyspace import (
     compacted_keys,
     compacted_registry_key,
 )
+from queuekeeper.lua.scripts import compacted as scripts
 from queuekeeper.operation import Operation, errors_name
 
 ENTRIES_PER_CALL = 200
@@ -89,7 +90,6 @@ STRAY_IN_FLIGHT = "stray_in_flight"
 UNREADABLE = "unreadable"
 _HEAD = b"head"
 _GOING_ON = "going_on"
-_FETCH_HEAD, _FETCHED = 7, 4
 REPAIR_ROUNDS = 3
 
 COUNTERS = (
@@ -185,7 +185,6 @@ class CompactedOperations:
         self._clock = clock
         self._is_cluster = is_cluster
         self._noted = _Noted(noted_queues)
-        self._limits = (self._rules.max_keys, self._rules.max_bytes, self._rules.when_full)
 
     def wake_key(self, client_id: str) -> str:
         """Return the key that a consumer with nothing to do waits for."""
@@ -211,10 +210,18 @@ class CompactedOperations:
             name = "" if producer is None else f"{producer}\0{part}" if part else producer
             # So is one that is another append under a number that was used before.
             numbered = "" if number is None else f"{number}:{digest_of(entries)}"
-            args = [*self._limits, name, numbered, self._now(), *entries]
-            call = lua.Call(lua.load("compacted/append"), keys, args)
+            call = scripts.append(
+                keys,
+                max_keys=self._rules.max_keys,
+                max_bytes=self._rules.max_bytes,
+                policy=self._rules.when_full,
+                producer=name,
+                number=numbered,
+                now=self._now(),
+                entries=entries,
+            )
             replies = (yield [call]).or_raise()
-            report, is_first = _append_report(replies[0], len(entries) // 4, replies.replicated[0])
+            report, is_first = _append_report(call.script.read(replies[0]), len(entries) // 4, replies.replicated[0])
             if was_known and is_first:
                 # The queue was lost since the collector was told of it, and with it, maybe, what the collector knew.
                 self._noted.forget(client_id)
@@ -233,7 +240,7 @@ class CompactedOperations:
         if which == "new" and client_id in self._noted:
             return True
         registry = compacted_registry_key(client_id, prefix=self._prefix)
-        yield from _call("register", [registry], [self._now(), which, client_id])
+        yield from _ask(scripts.register(registry=registry, now=self._now(), which=which, client_ids=[client_id]))
         self._noted.add(client_id)
         return False
 
@@ -252,23 +259,27 @@ class CompactedOperations:
         check_name("session", session)
         _check_lease(lease_ms)
         keys = self._keys(client_id)
-        reply = yield from _call(
-            "subscribe",
-            [keys.state, keys.order, keys.times, keys.in_flight, keys.wake],
-            [session, "takeover" if takeover else "if_free", lease_ms, self._now(), _position(start)],
+        reply = yield from _ask(
+            scripts.subscribe(
+                keys,
+                session=session,
+                mode="takeover" if takeover else "if_free",
+                lease_ms=lease_ms,
+                now=self._now(),
+                start=_position(start),
+            )
         )
-        incarnation, epoch, acked, sent, sequence, lag, in_flight, previous, is_clamped = reply
         return Subscription(
             client_id=client_id,
             session=session,
-            fence=Fence(incarnation=incarnation, epoch=epoch),
-            sequence=sequence,
-            sent=sent,
-            acked=acked,
-            lag=lag,
-            in_flight=in_flight,
-            previous_session=previous.decode() or None,
-            is_clamped=bool(is_clamped),
+            fence=Fence(incarnation=reply.incarnation, epoch=reply.epoch),
+            sequence=reply.sequence,
+            sent=reply.sent,
+            acked=reply.acked,
+            lag=reply.lag,
+            in_flight=reply.in_flight,
+            previous_session=reply.previous_session.decode() or None,
+            is_clamped=bool(reply.is_clamped),
         )
 
     def fetch(
@@ -290,49 +301,61 @@ class CompactedOperations:
         refill = chosen(Refill, "refill", refill)
         _check_sequences(acks, least=0)
         keys = self._keys(client_id)
-        names = [keys.state, keys.order, keys.times, keys.values, keys.in_flight]
+        _check_fence(fence)
 
-        def part(most: int, left_bytes: int, how: str, redeliver: bool, acks: Sequence[int]) -> Steps[list[Any]]:
-            # A single message is bounded by itself.
-            bounds = window, min(most, FETCHED_PER_CALL), left_bytes if most == 1 else min(left_bytes, BYTES_PER_CALL)
-            args = [*_fence(fence), *bounds, how, int(redeliver), self._now(), *acks]
-            reply: list[Any] = yield from _call("fetch", names, args)
-            return reply
+        def part(most: int, left_bytes: int, how: str, redeliver: bool, acks: Sequence[int]) -> Steps[Any]:
+            return (
+                yield from _ask(
+                    scripts.fetch(
+                        keys,
+                        incarnation=fence.incarnation,
+                        epoch=fence.epoch,
+                        window=window,
+                        limit=min(most, FETCHED_PER_CALL),
+                        # A single message is bounded by itself.
+                        max_bytes=left_bytes if most == 1 else min(left_bytes, BYTES_PER_CALL),
+                        refill=how,
+                        redeliver=int(redeliver),
+                        now=self._now(),
+                        sequences=acks,
+                    )
+                )
+            )
 
-        reply = yield from part(limit, max_bytes, refill, redeliver, acks)
-        acked, unknown, acked_up_to, in_flight, lag, more_to_resend, _, *rows = reply
+        reply = first = yield from part(limit, max_bytes, refill, redeliver, acks)
+        rows = list(reply.messages)
         again = _come_again(reply)
-        left = limit - len(rows) // _FETCHED
+        left = limit - len(rows)
         left_bytes = max_bytes - _fetched_bytes(rows)
         # What one call would keep the server too long for comes by several, as long as the last has brought new ones.
-        while again and not again[-1] and lag and in_flight < window and left > 0 and left_bytes > 0:
+        while again and not again[-1] and reply.lag and reply.in_flight < window and left > 0 and left_bytes > 0:
             reply = yield from part(left, left_bytes, _GOING_ON, False, ())
-            if len(reply) == _FETCH_HEAD and left > 1 and left_bytes > BYTES_PER_CALL:
+            if not reply.messages and left > 1 and left_bytes > BYTES_PER_CALL:
                 reply = yield from part(1, left_bytes, _GOING_ON, False, ())
-            in_flight, lag = reply[3:5]
-            last = reply[_FETCH_HEAD:]
-            if not last:
+            if not reply.messages:
                 break
             again += _come_again(reply)
-            rows += last
-            left -= len(last) // _FETCHED
-            left_bytes -= _fetched_bytes(last)
+            rows += reply.messages
+            left -= len(reply.messages)
+            left_bytes -= _fetched_bytes(reply.messages)
         return Fetched(
             messages=tuple(
                 message_of(
                     client_id,
-                    key=key,
-                    sequence=sequence,
-                    appended_ms=ms,
+                    key=row.key,
+                    sequence=row.sequence,
+                    appended_ms=row.ms,
                     redelivered=is_redelivered,
-                    stored=stored,
+                    stored=row.value,
                 )
-                for is_redelivered, (key, ms, sequence, stored) in zip(again, _rows(rows, _FETCHED), strict=True)
+                for is_redelivered, row in zip(again, rows, strict=True)
             ),
-            lag=lag,
-            in_flight=in_flight,
-            acks=AckReport(acked=acked, unknown=unknown, acked_up_to=acked_up_to, in_flight=in_flight),
-            more_to_resend=bool(more_to_resend),
+            lag=reply.lag,
+            in_flight=reply.in_flight,
+            acks=AckReport(
+                acked=first.acked_now, unknown=first.unknown, acked_up_to=first.acked, in_flight=reply.in_flight
+            ),
+            more_to_resend=bool(first.more_to_resend),
         )
 
     def ack(
@@ -341,64 +364,70 @@ class CompactedOperations:
         """See ``store.QueueOperations.ack``."""
         _check_sequences(sequences, least=1)
         keys = self._keys(client_id)
-        mode, named = ("up_to", [max(sequences)]) if up_to else ("each", sequences)
-        reply = yield from _call("ack", [keys.state, keys.in_flight], [*_fence(fence), mode, self._now(), *named])
-        return _ack_report(reply)
+        _check_fence(fence)
+        call = scripts.ack(
+            keys,
+            incarnation=fence.incarnation,
+            epoch=fence.epoch,
+            mode="up_to" if up_to else "each",
+            now=self._now(),
+            sequences=[max(sequences)] if up_to else sequences,
+        )
+        return _ack_report((yield from _ask(call)))
 
     def heartbeat(self, client_id: str, *, fence: Fence, lease_ms: int = 60_000) -> Operation[Heartbeat]:
         """See ``store.QueueOperations.heartbeat``."""
         _check_lease(lease_ms)
         keys = self._keys(client_id)
-        lag, in_flight = yield from _call(
-            "heartbeat",
-            [keys.state, keys.order, keys.in_flight, keys.wake],
-            [*_fence(fence), lease_ms, self._now()],
+        _check_fence(fence)
+        reply = yield from _ask(
+            scripts.heartbeat(
+                keys, incarnation=fence.incarnation, epoch=fence.epoch, lease_ms=lease_ms, now=self._now()
+            )
         )
-        return Heartbeat(lag=lag, in_flight=in_flight)
+        return Heartbeat(lag=reply.lag, in_flight=reply.in_flight)
 
     def release(self, client_id: str, *, fence: Fence) -> Operation[bool]:
         """See ``store.QueueOperations.release``."""
         keys = self._keys(client_id)
-        return bool((yield from _call("release", [keys.state, keys.wake], _fence(fence))))
+        _check_fence(fence)
+        return bool((yield from _ask(scripts.release(keys, incarnation=fence.incarnation, epoch=fence.epoch))))
 
     def rewind(self, client_id: str, *, to: Position, fence: Fence | None = None) -> Operation[RewindReport]:
         """See ``store.QueueOperations.rewind``."""
         keys = self._keys(client_id)
-        reply = yield from _call(
-            "rewind",
-            [keys.state, keys.order, keys.times, keys.in_flight, keys.wake],
-            [*(("", "") if fence is None else _fence(fence)), _position(to)],
+        if fence is not None:
+            _check_fence(fence)
+        reply = yield from _ask(
+            scripts.rewind(
+                keys,
+                incarnation="" if fence is None else fence.incarnation,
+                epoch="" if fence is None else fence.epoch,
+                to=_position(to),
+            )
         )
-        old_acked, new_acked, to_deliver, is_clamped, oldest_sequence, incarnation, epoch = reply
         return RewindReport(
-            old_acked=old_acked,
-            new_acked=new_acked,
-            to_deliver=to_deliver,
-            is_clamped=bool(is_clamped),
-            oldest_sequence=oldest_sequence or None,
-            fence=Fence(incarnation=incarnation, epoch=epoch),
+            old_acked=reply.old_acked,
+            new_acked=reply.new_acked,
+            to_deliver=reply.to_deliver,
+            is_clamped=bool(reply.is_clamped),
+            oldest_sequence=reply.oldest_sequence or None,
+            fence=Fence(incarnation=reply.incarnation, epoch=reply.epoch),
         )
 
     def skip(self, client_id: str, *, sequence: int) -> Operation[AckReport]:
         """See ``store.QueueOperations.skip``."""
         _check_sequences([sequence], least=1)
         keys = self._keys(client_id)
-        reply = yield from _call("skip", [keys.state, keys.in_flight, keys.wake], [sequence, self._now()])
-        return _ack_report(reply)
+        return _ack_report((yield from _ask(scripts.skip(keys, sequence=sequence, now=self._now()))))
 
     # Looking
 
     def get(self, client_id: str, *, key: bytes) -> Operation[CompactedMessage | None]:
         """See ``store.QueueOperations.get``."""
         check_key(key)
-        keys = self._keys(client_id)
-        found = yield from _call("get", [keys.order, keys.times, keys.values], [key])
-        if not found:
-            return None
-        appended_ms, sequence, stored = found
-        return message_of(
-            client_id, key=key, sequence=sequence, appended_ms=appended_ms, redelivered=False, stored=stored
-        )
+        found = yield from _ask(scripts.get(self._keys(client_id), key=key))
+        return None if found is None else _message(client_id, key, found)
 
     def peek(
         self, client_id: str, *, after_sequence: int = 0, limit: int = 100
@@ -407,29 +436,34 @@ class CompactedOperations:
         check_integer("after_sequence", after_sequence, 0, MAX_SEQUENCE, "the number of a message, or 0")
         check_integer("limit", limit, 1, MAX_PAGE, "read longer queues page by page")
         keys = self._keys(client_id)
-        rows: list[Any] = []
+        rows: Sequence[Any] = ()
         while not rows and after_sequence != -1:
-            after_sequence, *rows = yield from _call(
-                "peek", [keys.order, keys.times, keys.values], [after_sequence, limit, BYTES_PER_CALL]
-            )
-        return tuple(
-            message_of(client_id, key=key, sequence=sequence, appended_ms=ms, redelivered=False, stored=stored)
-            for key, ms, sequence, stored in _rows(rows, 4)
-        )
+            call = scripts.peek(keys, after_sequence=after_sequence, limit=limit, max_bytes=BYTES_PER_CALL)
+            reply = yield from _ask(call)
+            after_sequence, rows = reply.next_after_sequence, reply.messages
+        return tuple(_message(client_id, row.key, row) for row in rows)
 
     def inspect(self, client_id: str) -> Operation[QueueView]:
         """See ``store.QueueOperations.inspect``."""
-        reply = yield from _call("inspect", _first_six(self._keys(client_id)), [SAMPLES, self._now()])
-        return _view(client_id, reply) if reply else QueueView(client_id=client_id, exists=False)
+        reply = yield from _ask(scripts.inspect(self._keys(client_id), samples=SAMPLES, now=self._now()))
+        return QueueView(client_id=client_id, exists=False) if reply is None else _view(client_id, reply)
 
     # Keeping house
 
     def configure(self, client_id: str, *, retention: Retention | None) -> Operation[None]:
         """See ``store.QueueOperations.configure``."""
         keys = self._keys(client_id)
-        yield from _call(
-            "configure", [keys.state, keys.order], ["", "", ""] if retention is None else _rules(retention)
-        )
+        if retention is None:
+            call = scripts.configure(keys, policy="", retention_ms="", tombstone_ms="")
+        else:
+            _check_retention(retention)
+            call = scripts.configure(
+                keys,
+                policy=retention.policy,
+                retention_ms=retention.retention_ms,
+                tombstone_ms=retention.tombstone_ms,
+            )
+        yield from _ask(call)
         # What is due has changed, also for a queue that the collector meant to leave alone for long.
         yield from self._note(client_id, "earlier")
 
@@ -438,17 +472,25 @@ class CompactedOperations:
         if type(what) is not Purge:
             raise UsageError(f"what to purge is {what!r}: it must be a Purge")
         up_to = what.sequence if what.sequence is not None else (yield from self.inspect(client_id)).sequence
-        keys = _first_six(self._keys(client_id))
+        keys = self._keys(client_id)
         messages = unacked = tombstones = size_bytes = after = 0
         more = 1
         while more:
-            kind = "acked" if what.kind == "acked" else "up_to"
-            reply = yield from _call("purge", keys, [kind, up_to, after, ROWS_PER_CALL, int(dry_run)])
-            messages += reply[0]
-            unacked += reply[1]
-            tombstones += reply[2]
-            size_bytes += reply[3]
-            more, after = reply[4:]
+            reply = yield from _ask(
+                scripts.purge(
+                    keys,
+                    what="acked" if what.kind == "acked" else "up_to",
+                    up_to_sequence=up_to,
+                    after_sequence=after,
+                    limit=ROWS_PER_CALL,
+                    dry_run=int(dry_run),
+                )
+            )
+            messages += reply.deleted
+            unacked += reply.unacked
+            tombstones += reply.tombstones
+            size_bytes += reply.bytes
+            more, after = reply.more, reply.next_after_sequence
         return PurgeReport(
             client_id=client_id,
             messages=messages,
@@ -460,18 +502,19 @@ class CompactedOperations:
 
     def drop(self, client_id: str, *, dry_run: bool = False, incarnation: int | None = None) -> Operation[DropReport]:
         """See ``store.QueueOperations.drop``."""
-        reply = yield from _call(
-            "drop", self._keys(client_id), ["" if incarnation is None else incarnation, int(dry_run)]
+        reply = yield from _ask(
+            scripts.drop(
+                self._keys(client_id), incarnation="" if incarnation is None else incarnation, dry_run=int(dry_run)
+            )
         )
-        existed, live, lag, in_flight, size_bytes, found_incarnation = reply
         return DropReport(
             client_id=client_id,
-            existed=bool(existed),
-            messages=live,
-            lag=lag,
-            in_flight=in_flight,
-            size_bytes=size_bytes,
-            incarnation=found_incarnation or None,
+            existed=bool(reply.existed),
+            messages=reply.live,
+            lag=reply.lag,
+            in_flight=reply.in_flight,
+            size_bytes=reply.bytes,
+            incarnation=reply.incarnation or None,
             dry_run=dry_run,
         )
 
@@ -495,10 +538,10 @@ class CompactedOperations:
         while survey.violations and rounds:
             rounds -= 1
             for reply in (yield from self._repair(client_id, survey)):
-                indexed += reply[0]
-                dropped += reply[1]
-                strays += reply[2]
-                numbers += reply[3]
+                indexed += reply.indexed
+                dropped += reply.dropped
+                strays += reply.strays
+                numbers += reply.numbers
             survey = yield from self._survey(client_id)
         return RepairReport(
             client_id=client_id,
@@ -511,43 +554,47 @@ class CompactedOperations:
             dry_run=dry_run,
         )
 
-    def _repair(self, client_id: str, survey: _Survey) -> Steps[list[list[int]]]:
-        keys = _first_six(self._keys(client_id))
+    def _repair(self, client_id: str, survey: _Survey) -> Steps[list[Any]]:
+        keys = self._keys(client_id)
         names: dict[tuple[str, bytes], None] = {}
         for violation in survey.violations:
             # What only its producer can put right stays.
             if violation.key is not None and violation.rule != UNREADABLE:
                 names["in_flight" if violation.rule == STRAY_IN_FLIGHT else "key", violation.key] = None
-        numbers = survey.wrong_bytes or ("", "")
-        replies: list[list[int]] = []
+        wrong_bytes, size_bytes = survey.wrong_bytes or ("", "")
+        replies: list[Any] = []
         left = list(names)
         while left or not replies:
             part, left = left[:ROWS_PER_CALL], left[ROWS_PER_CALL:]
-            replies.append((yield from _call("repair", keys, [*numbers, *(text for name in part for text in name)])))
+            violations = (text for name in part for text in name)
+            call = scripts.repair(keys, wrong_bytes=wrong_bytes, bytes=size_bytes, violations=violations)
+            replies.append((yield from _ask(call)))
         return replies
 
     def _survey(self, client_id: str) -> Steps[_Survey]:
         """Look at all of a queue. Bytes are compared only when it has stood still meanwhile."""
-        keys = _first_six(self._keys(client_id))
+        keys = self._keys(client_id)
         before = yield from self.inspect(client_id)
         survey = _Survey(checked=0, violations=[], wrong_bytes=None)
         counted = 0
         for part in PARTS:
             cursor: lua.Value = 0
             while True:
-                cursor, looked_at, size_bytes, *rows = yield from _call(
-                    "verify", keys, [part, cursor, ROWS_PER_CALL, RECORD_KINDS, HEADED_KINDS]
+                call = scripts.verify(
+                    keys, part=part, cursor=cursor, limit=ROWS_PER_CALL, kinds=RECORD_KINDS, headed=HEADED_KINDS
                 )
-                survey.checked += looked_at
-                counted += size_bytes if part == "order" else 0
+                reply = yield from _ask(call)
+                cursor = reply.next_cursor
+                survey.checked += reply.looked_at
+                counted += reply.bytes if part == "order" else 0
                 survey.violations += (
                     Violation(
-                        rule=UNREADABLE if rule == _HEAD else rule.decode(),
-                        key=None if part == "state" else key,
-                        sequence=_or_none(sequence),
+                        rule=UNREADABLE if found.rule == _HEAD else found.rule.decode(),
+                        key=None if part == "state" else found.key,
+                        sequence=_or_none(found.sequence),
                     )
-                    for rule, key, sequence, head in _rows(rows, 4)
-                    if rule != _HEAD or not is_head(head)
+                    for found in reply.violations
+                    if found.rule != _HEAD or not is_head(found.head)
                 )
                 if int(cursor) == 0:
                     break
@@ -573,38 +620,39 @@ class CompactedOperations:
         """See ``store.QueueOperations.find_due``."""
         check_integer("after_sequence", after_sequence, 0, MAX_SEQUENCE, "from the page before, or 0")
         check_integer("limit", limit, 1, MAX_PAGE, "rows of a page")
-        reply = yield from _call(
-            "find_due",
-            _first_six(self._keys(client_id)),
-            [
-                *_rules(retention),
-                int(override),
-                after_sequence,
-                limit,
-                int(with_values),
-                DUE_BYTES_PER_CALL,
-                self._now(now_ms),
-            ],
+        _check_retention(retention)
+        reply = yield from _ask(
+            scripts.find_due(
+                self._keys(client_id),
+                policy=retention.policy,
+                retention_ms=retention.retention_ms,
+                tombstone_ms=retention.tombstone_ms,
+                override=int(override),
+                after_sequence=after_sequence,
+                limit=limit,
+                with_values=int(with_values),
+                max_bytes=DUE_BYTES_PER_CALL,
+                now=self._now(now_ms),
+            )
         )
-        more, next_after_sequence, next_due_ms, policy, retention_ms, tombstone_ms, looked_at, *rows = reply
         return DuePage(
             rows=tuple(
                 DueRow(
-                    key=key,
-                    sequence=sequence,
-                    appended_ms=appended_ms,
-                    tombstone=bool(is_tombstone),
-                    size_bytes=size_bytes,
-                    acked=bool(is_acked),
-                    stored=stored if with_values else None,
+                    key=row.key,
+                    sequence=row.sequence,
+                    appended_ms=row.ms,
+                    tombstone=bool(row.is_tombstone),
+                    size_bytes=row.bytes,
+                    acked=bool(row.is_acked),
+                    stored=row.value if with_values else None,
                 )
-                for key, sequence, appended_ms, is_tombstone, size_bytes, is_acked, stored in _rows(rows, 7)
+                for row in reply.rows
             ),
-            retention=_retention(policy, retention_ms, tombstone_ms),
-            more=bool(more),
-            next_after_sequence=next_after_sequence,
-            looked_at=looked_at,
-            next_due_ms=_or_none(next_due_ms),
+            retention=_retention(reply.policy, reply.retention_ms, reply.tombstone_ms),
+            more=bool(reply.more),
+            next_after_sequence=reply.next_after_sequence,
+            looked_at=reply.looked_at,
+            next_due_ms=_or_none(reply.next_due_ms),
         )
 
     def collect(
@@ -619,25 +667,32 @@ class CompactedOperations:
     ) -> Operation[CollectReport]:
         """See ``store.QueueOperations.collect``."""
         check_integer("producer_ms", producer_ms, 0, MAX_SEQUENCE, "an age in milliseconds")
+        _check_retention(retention)
         keys = self._keys(client_id)
         collected = unacked = tombstones = size_bytes = kept = producers = live = 0
         next_due_ms: int | None = None
         stayed: list[int] = []
         for part in _removable(rows):
-            pairs = (text for row in part for text in (row.key, row.sequence))
-            reply = yield from _call(
-                "collect",
-                [*_first_six(keys), keys.producers],
-                [*_rules(retention), int(override), producer_ms, self._now(now_ms), *pairs],
+            reply = yield from _ask(
+                scripts.collect(
+                    keys,
+                    policy=retention.policy,
+                    retention_ms=retention.retention_ms,
+                    tombstone_ms=retention.tombstone_ms,
+                    override=int(override),
+                    producer_ms=producer_ms,
+                    now=self._now(now_ms),
+                    rows=(text for row in part for text in (row.key, row.sequence)),
+                )
             )
-            collected += reply[0]
-            unacked += reply[1]
-            tombstones += reply[2]
-            size_bytes += reply[3]
-            kept += reply[4]
-            producers += reply[5]
-            live, next_due_ms = reply[6], _or_none(reply[7])
-            stayed += reply[8:]
+            collected += reply.deleted
+            unacked += reply.unacked
+            tombstones += reply.tombstones
+            size_bytes += reply.bytes
+            kept += reply.kept
+            producers += reply.producers
+            live, next_due_ms = reply.live, _or_none(reply.next_due_ms)
+            stayed += reply.stayed
         return CollectReport(
             collected=collected,
             kept=kept,
@@ -660,11 +715,14 @@ class CompactedOperations:
             if row.stored is None:
                 raise UsageError(f"row {row.sequence} has no value: find what is to be restored with_values")
             values.append((row.key, row.sequence, row.appended_ms, row.stored))
-        totals = [0, 0, 0, 0]
+        restored = present = refused = to_deliver = 0
         for part in _parts(values, most=ROWS_PER_CALL):
-            reply = yield from _call("restore", keys[:5], ["" if incarnation is None else incarnation, *part])
-            totals = [total + count for total, count in zip(totals, reply, strict=True)]
-        restored, present, refused, to_deliver = totals
+            call = scripts.restore(keys, incarnation="" if incarnation is None else incarnation, rows=part)
+            reply = yield from _ask(call)
+            restored += reply.restored
+            present += reply.present
+            refused += reply.refused
+            to_deliver += reply.to_deliver
         if restored:
             # What is due again shall not wait for what the collector meant to do when it was gone.
             yield from self._note(client_id, "earlier")
@@ -687,9 +745,9 @@ class CompactedOperations:
         return "" if self._clock is None else self._clock()
 
 
-def _call(script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Steps[Any]:
-    """Return the reply of one call."""
-    return (yield [lua.Call(lua.load(f"compacted/{script}"), keys, args)]).or_raise()[0]
+def _ask(call: lua.Call) -> Steps[Any]:
+    """Return the reply of one call, by the names in the script's header."""
+    return call.script.read((yield [call]).or_raise()[0])
 
 
 def _entries(appends: Iterable[Append]) -> Iterator[tuple[lua.Value, ...]]:
@@ -728,11 +786,11 @@ def _parts(rows: Iterable[tuple[lua.Value, ...]], *, most: int = ENTRIES_PER_CAL
 
 def _append_report(reply: Any, count: int, replicated: bool | None) -> tuple[AppendReport, bool]:
     """Return what became of an append, and whether nothing had been appended to the queue before."""
-    if isinstance(reply, list):
-        if reply[0] == b"forgotten":
+    if type(reply) is not bytes:
+        if reply.word == "forgotten":
             return AppendReport(sequences=(), replaced=(), live=None, is_replay=True, is_forgotten=True), False
-        _, first, last = reply
-        return AppendReport(sequences=tuple(range(first, last + 1)), replaced=(), live=None, is_replay=True), False
+        sequences = tuple(range(reply.first_sequence, reply.last_sequence + 1))
+        return AppendReport(sequences=sequences, replaced=(), live=None, is_replay=True), False
     first, live, evicted, evicted_unacked, is_consumed, is_first, *replaced = map(int, reply.split())
     report = AppendReport(
         sequences=tuple(range(first, first + count)),
@@ -766,19 +824,21 @@ def _together(reports: Sequence[AppendReport]) -> AppendReport:
     )
 
 
-def _rows(reply: Sequence[Any], width: int) -> Iterator[tuple[Any, ...]]:
-    """Cut what a script answers one after the other into rows."""
-    return zip(*[iter(reply)] * width, strict=True)
+def _message(client_id: str, key: bytes, row: Any) -> CompactedMessage:
+    """Return a message that was only looked at."""
+    return message_of(
+        client_id, key=key, sequence=row.sequence, appended_ms=row.ms, redelivered=False, stored=row.value
+    )
 
 
-def _come_again(reply: Sequence[Any]) -> list[bool]:
+def _come_again(reply: Any) -> list[bool]:
     """Tell of each message of a fetch whether it was delivered before."""
-    return [place < reply[_FETCH_HEAD - 1] for place in range((len(reply) - _FETCH_HEAD) // _FETCHED)]
+    return [place < reply.redelivered for place in range(len(reply.messages))]
 
 
 def _fetched_bytes(rows: Sequence[Any]) -> int:
     """Return what messages of a fetch count for against its limit: keys, and values as they are stored."""
-    return sum(len(rows[at]) + len(rows[at + 3]) for at in range(0, len(rows), _FETCHED))
+    return sum(len(row.key) + len(row.value) for row in rows)
 
 
 def _or_none(number: int) -> int | None:
@@ -786,20 +846,13 @@ def _or_none(number: int) -> int | None:
     return None if number == -1 else number
 
 
-def _first_six(keys: CompactedKeys) -> tuple[str, ...]:
-    """Return the keys that hold messages and what has become of them."""
-    return keys[:6]
+def _ack_report(reply: Any) -> AckReport:
+    return AckReport(acked=reply.acked_now, unknown=reply.unknown, acked_up_to=reply.acked, in_flight=reply.in_flight)
 
 
-def _ack_report(reply: Sequence[int]) -> AckReport:
-    acked, unknown, acked_up_to, in_flight = reply
-    return AckReport(acked=acked, unknown=unknown, acked_up_to=acked_up_to, in_flight=in_flight)
-
-
-def _rules(retention: Any) -> tuple[lua.Value, ...]:
+def _check_retention(retention: Any) -> None:
     if type(retention) is not Retention:
         raise UsageError(f"retention is {retention!r}: it must be a Retention")
-    return retention.policy, retention.retention_ms, retention.tombstone_ms
 
 
 def _retention(policy: bytes, retention_ms: Any, tombstone_ms: Any) -> Retention:
@@ -808,10 +861,11 @@ def _retention(policy: bytes, retention_ms: Any, tombstone_ms: Any) -> Retention
     )
 
 
-def _view(client_id: str, reply: Sequence[Any]) -> QueueView:
-    now_ms, live, tombstones, lag, in_flight, oldest_sequence, *instants, memory_bytes = reply[:11]
-    oldest_ms, newest_ms, undelivered_ms, unacked_ms = (None if ms == -1 else now_ms - ms for ms in instants)
-    fields = dict(_rows(reply[11:], 2))
+def _view(client_id: str, reply: Any) -> QueueView:
+    def age_ms(instant_ms: int) -> int | None:
+        return None if instant_ms == -1 else reply.now - instant_ms
+
+    fields = dict(reply.fields)
 
     def number(name: bytes) -> int:
         return int(fields.get(name, b"0"))
@@ -825,24 +879,24 @@ def _view(client_id: str, reply: Sequence[Any]) -> QueueView:
         sent=number(b"sent"),
         acked=number(b"acked"),
         acked_ms=number(b"acked_ms") or None,
-        live=live,
-        tombstones=tombstones,
-        lag=lag,
-        in_flight=in_flight,
+        live=reply.live,
+        tombstones=reply.tombstones,
+        lag=reply.lag,
+        in_flight=reply.in_flight,
         size_bytes=number(b"bytes"),
-        oldest_sequence=_or_none(oldest_sequence),
-        oldest_age_ms=oldest_ms,
-        newest_age_ms=newest_ms,
-        oldest_undelivered_age_ms=undelivered_ms,
-        oldest_unacked_age_ms=unacked_ms,
+        oldest_sequence=_or_none(reply.oldest_sequence),
+        oldest_age_ms=age_ms(reply.oldest_ms),
+        newest_age_ms=age_ms(reply.newest_ms),
+        oldest_undelivered_age_ms=age_ms(reply.oldest_undelivered_ms),
+        oldest_unacked_age_ms=age_ms(reply.oldest_unacked_ms),
         session=fields.get(b"session", b"").decode() or None,
-        lease_left_ms=max(0, number(b"lease_until_ms") - now_ms),
+        lease_left_ms=max(0, number(b"lease_until_ms") - reply.now),
         counters={name: number(name.encode()) for name in COUNTERS},
         last_lost_sequence=number(b"last_lost_sequence") or None,
         retention=_retention(fields[b"retention_policy"], fields[b"retention_ms"], fields[b"tombstone_ms"])
         if b"retention_policy" in fields
         else None,
-        estimated_memory_bytes=memory_bytes,
+        estimated_memory_bytes=reply.memory_bytes,
     )
 
 
@@ -851,10 +905,9 @@ def _standing(view: QueueView) -> tuple[Any, ...]:
     return view.incarnation, view.sequence, view.live, view.size_bytes, dict(view.counters)
 
 
-def _fence(fence: Any) -> tuple[int, int]:
+def _check_fence(fence: Any) -> None:
     if type(fence) is not Fence:
         raise UsageError(f"fence is {fence!r}: it must be that of a subscription")
-    return fence.incarnation, fence.epoch
 
 
 def _position(position: Position | None) -> str:

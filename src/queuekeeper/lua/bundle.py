@@ -7,13 +7,14 @@ import hashlib
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
 
 from queuekeeper import assets
 from queuekeeper.errors import ScriptError
 from queuekeeper.lua.header import Line, Lines, Parameter, read_errors, read_flags, read_header, read_parameters
+from queuekeeper.lua.reply import Read, reader
 
 _INCLUDE = re.compile(r'\s*--- @include "([^"]*)"\s*')
 _INCLUDE_LIKE = re.compile(r"\s*-{2,}\s*@include\b")
@@ -31,6 +32,7 @@ class Script:
     :param flags: of the first line.
     :param errors: error word -> when it is answered; ``OOM`` goes without saying unless ``allow-oom`` is a flag.
     :param lines: origin of each line of ``source``.
+    :param read: makes a record of a reply: see :func:`queuekeeper.lua.reply.reader`.
     """
 
     name: str
@@ -44,6 +46,7 @@ class Script:
     errors: dict[str, str]
     cost: str
     lines: tuple[Line, ...]
+    read: Read = field(compare=False, repr=False)
 
     @property
     def writes(self) -> bool:
@@ -159,6 +162,7 @@ def load_from(root: Path, name: str) -> Script:
         errors=read_errors(header["Errors"]),
         cost=" ".join(text for text, _ in header["Cost"]),
         lines=tuple(line for _, line in lines),
+        read=reader(name, header["Returns"]),
     )
 
 

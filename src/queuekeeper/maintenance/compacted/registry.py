@@ -19,6 +19,7 @@ from queuekeeper.keyspace import (
     compacted_registry_keys,
     compacted_scan_pattern,
 )
+from queuekeeper.lua import scripts
 from queuekeeper.maintenance.compacted.model import PartHeartbeat, RebuildReport, RegistryStatus
 from queuekeeper.redis_client import RedisClient, address_of, redis_errors
 
@@ -60,8 +61,8 @@ class Registry:
 
     def hold(self, part: int, token: str) -> bool:
         """Hold a part, or hold it for longer; false when another collector has it."""
-        script = lua.load("maintenance/hold_registry")
-        return bool(self._caller.call(script, [self._collector_keys[part]], [token, LEASE_MS]))
+        call = scripts.maintenance.hold_registry(collector=self._collector_keys[part], token=token, lease_ms=LEASE_MS)
+        return bool(self._caller.call(*call))
 
     def rearm(self, part: int, token: str, queues: Sequence[tuple[bytes, int, int]]) -> None:
         """Note when queues are due again.
@@ -70,17 +71,22 @@ class Registry:
         :raises StaleEpoch: when another collector holds the part by now.
         """
         if queues:
-            args = [value for queue in queues for value in queue]
-            keys = [self._due_keys[part], self._collector_keys[part]]
-            self._caller.call(lua.load("maintenance/rearm_queues"), keys, [token, *args])
+            call = scripts.maintenance.rearm_queues(
+                due=self._due_keys[part],
+                collector=self._collector_keys[part],
+                token=token,
+                queues=[value for queue in queues for value in queue],
+            )
+            self._caller.call(*call)
 
     def finish(self, part: int, token: str, facts: Mapping[str, str | int]) -> None:
         """Give a part up.
 
         :param facts: what is noted of a collection that came to its end; empty for one that did not.
         """
-        args = [value for fact in facts.items() for value in fact]
-        self._caller.call(lua.load("maintenance/finish_registry"), [self._collector_keys[part]], [token, *args])
+        fields = [value for fact in facts.items() for value in fact]
+        call = scripts.maintenance.finish_registry(collector=self._collector_keys[part], token=token, fields=fields)
+        self._caller.call(*call)
 
     def heartbeat(self, part: int) -> PartHeartbeat | None:
         """Return how a part was last collected to its end; none when it never was."""
@@ -158,7 +164,7 @@ def rebuild_registry(
 
     :param pace: told how many queues were found, before they are looked up.
     """
-    caller, script = lua.ScriptCaller(client), lua.load("compacted/register")
+    caller = lua.ScriptCaller(client)
     redis: Any = client
     queues = registered = 0
     for client_ids in scan_queues(client, prefix=prefix):
@@ -170,5 +176,6 @@ def rebuild_registry(
                 with redis_errors(address_of(client)):
                     registered += redis.zscore(key, client_id) is None
             else:
-                registered += int(caller.call(script, [key], [now_ms, "new", client_id]))
+                call = scripts.compacted.register(registry=key, now=now_ms, which="new", client_ids=[client_id])
+                registered += int(caller.call(*call))
     return RebuildReport(queues=queues, registered=registered, dry_run=dry_run)

@@ -1,0 +1,116 @@
+"""Reads what scripts answer into records whose fields have the names that the script's header gives them."""
+
+from __future__ import annotations
+
+import re
+from collections import namedtuple
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
+
+from queuekeeper.lua.header import Line, fail_at
+
+Read = Callable[[Any], Any]
+"""Takes an answer and returns it as a record."""
+
+_SHAPE = re.compile(r"\{([^}]*)\}(?: .*)?")
+_PART = re.compile(r'"([a-z_]+)"|(\*?)([a-z_]+)(?:\(([a-z_]+(?:, [a-z_]+)*)\))?')
+
+
+class _Shape(NamedTuple):
+    """What one entry of Returns says of a list.
+
+    :ivar word: text that it begins with.
+    :ivar tail: name of what takes the rest; empty for none.
+    :ivar columns: names of what a row of the rest holds; empty when the rest is no rows.
+    """
+
+    word: str
+    head: tuple[str, ...]
+    tail: str
+    columns: tuple[str, ...]
+
+
+def reader(script: str, entries: Sequence[tuple[str, Line]]) -> Read:
+    """Return what reads the answers of a script.
+
+    A list becomes a named tuple; its first field is ``word`` where some of the script's lists begin with one, and
+    empty for those that do not. The list that is declared as ``{}`` becomes none, and what is no list stays as it is.
+
+    :param entries: of the section Returns.
+    :raises ScriptError: when a list is not written as ``lua/README.md`` says.
+    """
+    shapes = {
+        shape.word: (shape, line) for text, line in entries if text.startswith("{") for shape in [_shape(text, line)]
+    }
+    empty = shapes.pop("{}", None)
+    has_words = any(shapes)
+    reads = {word.encode(): _record(script, shape, line, has_words) for word, (shape, line) in shapes.items()}
+    if not reads:
+        return _as_it_is
+    plain = reads.get(b"")
+    if not has_words and empty is None and plain is not None:
+        return plain
+
+    def read(reply: Any) -> Any:
+        if type(reply) is not list or (not reply and empty is not None):
+            return reply or None if type(reply) is list else reply
+        first = reply[0] if reply else b""
+        return reads.get(first if type(first) is bytes else b"", plain or _as_it_is)(reply)
+
+    return read
+
+
+def _as_it_is(reply: Any) -> Any:
+    return reply
+
+
+def _shape(text: str, line: Line) -> _Shape:
+    match = _SHAPE.fullmatch(text)
+    if match is None:
+        raise fail_at(line, f"a list is written {{name, name, *rest}}, and then described, not {text!r}")
+    if not match[1]:
+        return _Shape("{}", (), "", ())
+    word, head, tail, columns = "", [], "", ""
+    for at, part in enumerate(re.split(r", (?![^(]*\))", match[1])):
+        found = _PART.fullmatch(part)
+        if found is None or tail or (found[1] and at) or (found[4] and not found[2]):
+            raise fail_at(
+                line,
+                f'{part!r} is no part of a list: a "word" comes first, then names, then *rest or *rows(name, name)',
+            )
+        if found[1]:
+            word = found[1]
+        elif found[2]:
+            tail, columns = found[3], found[4] or ""
+        else:
+            head.append(found[3])
+    return _Shape(word, tuple(head), tail, tuple(columns.split(", ")) if columns else ())
+
+
+def _record(script: str, shape: _Shape, line: Line, has_words: bool) -> Read:
+    """Return what makes a record of a list with this shape."""
+    fields = [*(["word"] if has_words else []), *shape.head, *([shape.tail] if shape.tail else [])]
+    verb = script.rpartition("/")[2]
+    try:
+        # The names are only known from the header.
+        record: Any = namedtuple(f"{verb}_reply", fields)  # type: ignore[misc]
+        row: Any = namedtuple(f"{verb}_{shape.tail}", shape.columns) if shape.columns else None
+    except ValueError as error:
+        raise fail_at(line, f"a reply cannot be read by these names: {error}") from None
+    make, count, width = partial(tuple.__new__, record), len(shape.head), len(shape.columns)
+    make_row = partial(tuple.__new__, row)
+    words, skipped = ((shape.word,), bool(shape.word)) if has_words else ((), False)
+
+    def read(reply: list[Any]) -> Any:
+        values = reply[1:] if skipped else reply
+        if len(values) < count or (not shape.tail and len(values) > count):
+            raise ValueError(f"{script} answered {len(values)} values: its header names {', '.join(fields)}")
+        if not shape.tail:
+            return make((*words, *values))
+        rest = values[count:]
+        if width:
+            return make((*words, *values[:count], tuple(map(make_row, zip(*[iter(rest)] * width, strict=True)))))
+        return make((*words, *values[:count], tuple(rest)))
+
+    return read

@@ -1,0 +1,170 @@
+"""Scripts by name: calls in the package name what the headers name, and replies are read by the headers' names."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import queuekeeper
+from queuekeeper import lua
+from queuekeeper.errors import ScriptError
+from queuekeeper.keyspace import compacted_keys, fanout_consumer_keys, fanout_keys
+from queuekeeper.lua import bind, scripts
+
+pytestmark = pytest.mark.unit
+
+PACKAGE = Path(queuekeeper.__file__).parent
+AREAS = {name: area for name, area in vars(scripts).items() if isinstance(area, bind.Area)}
+HEADER = """#!lua flags=no-writes
+--[[
+Purpose
+    test
+KEYS
+    {keys}
+ARGV
+    {args}
+Returns
+    {returns}
+Errors
+    none
+Cost
+    O(1)
+]]
+return 1
+"""
+
+
+def script(folder: Path, *, keys: str = "none", args: str = "none", returns: str = "1  always") -> lua.Script:
+    """Return a script with these sections."""
+    (folder / "verb.lua").write_text(HEADER.format(keys=keys, args=args, returns=returns), "utf-8")
+    return lua.load_from(folder, "verb")
+
+
+def found(node: ast.expr, names: dict[str, Any]) -> Any:
+    """Return what a dotted name stands for in a module; none for what is no such name."""
+    if isinstance(node, ast.Name):
+        return names.get(node.id)
+    if isinstance(node, ast.Attribute):
+        owner = found(node.value, names)
+        if isinstance(owner, bind.Area) or owner is scripts:
+            return getattr(owner, node.attr)
+    return None
+
+
+def calls_of_scripts() -> list[tuple[str, Any, ast.Call]]:
+    """Return every call of a script in the package: its place, the script as a function, and what is passed."""
+    calls: list[tuple[str, Any, ast.Call]] = []
+    for path in sorted(PACKAGE.rglob("*.py")):
+        text = path.read_text("utf-8")
+        if not re.search(r"\blua(\.| import )scripts\b", text):
+            continue
+        module = importlib.import_module(".".join(["queuekeeper", *path.relative_to(PACKAGE).with_suffix("").parts]))
+        calls += (
+            (f"{path.name}:{node.lineno}", bound, node)
+            for node in ast.walk(ast.parse(text))
+            if isinstance(node, ast.Call)
+            and isinstance(getattr(bound := found(node.func, vars(module)), "script", None), lua.Script)
+        )
+    return calls
+
+
+def test_every_call_names_what_the_header_names() -> None:
+    calls = calls_of_scripts()
+    wrong: list[str] = []
+    for place, bound, node in calls:
+        named = {keyword.arg or "**": None for keyword in node.keywords}
+        try:
+            inspect.signature(bound).bind(*node.args, **named)
+        except TypeError as error:
+            wrong.append(f"{place}: {bound.script.name}: {error}")
+    assert calls
+    assert wrong == []
+
+
+def test_every_script_has_a_name_and_can_be_bound() -> None:
+    bound = {f"{name}/{verb}": getattr(area, verb) for name, area in AREAS.items() for verb in dir(area)}
+    assert sorted(bound) == lua.names()
+    assert {name: each.script.name for name, each in bound.items()} == {name: name for name in bound}
+
+
+def test_keys_and_arguments_come_in_the_order_of_the_header() -> None:
+    keys, own = fanout_keys("orders"), fanout_consumer_keys("orders", "billing", lanes=2)
+    call = scripts.fanout.retry_dead(keys, own, ids=[7, 8], now_ms=5, consumer="billing")
+    assert call.script is lua.load("fanout/retry_dead")
+    assert call.keys == [
+        keys.state, keys.options, keys.messages, keys.expiries, own.dead, own.details, own.wake, *own.ready,
+    ]  # fmt: skip
+    assert call.args == ["billing", 5, 7, 8]
+
+
+def test_wrong_and_missing_names_are_refused() -> None:
+    keys = compacted_keys("meter-7")
+    with pytest.raises(TypeError, match="missing 1 required keyword-only argument: 'key'"):
+        scripts.compacted.get(keys)
+    with pytest.raises(TypeError, match="unexpected keyword argument 'keys'"):
+        scripts.compacted.get(keys, keys=b"a")
+    with pytest.raises(TypeError, match="missing 1 required positional argument: 'CompactedKeys'"):
+        scripts.compacted.get(key=b"a")
+    with pytest.raises(AttributeError, match="there is no Lua script 'compacted/gte'"):
+        scripts.compacted.gte(keys, key=b"a")
+
+
+def test_name_that_a_key_and_an_argument_share_is_refused(tmp_path: Path) -> None:
+    both = script(tmp_path, keys="[1] id  one", args="[1] id  another")
+    with pytest.raises(ScriptError, match="verb names id twice"):
+        bind.bind(both)
+
+
+@pytest.mark.parametrize(
+    ("returns", "reply", "expected"),
+    [
+        ("{a, b}  both", [1, 2], {"a": 1, "b": 2}),
+        ("{a, *rest}  more", [1, 2, 3], {"a": 1, "rest": (2, 3)}),
+        ("{a, *rest}  more", [1], {"a": 1, "rest": ()}),
+        ("{a, *rows(b, c)}  more", [1, 2, 3, 4, 5], {"a": 1, "rows": ((2, 3), (4, 5))}),
+        ('{"kept", a}  first\n    {"gone"}  second', [b"kept", 1], {"word": "kept", "a": 1}),
+        ('{"kept", a}  first\n    {"gone"}  second', [b"gone"], {"word": "gone"}),
+        ('{a, b}  first\n    {"gone", c}  second', [1, 2], {"word": "", "a": 1, "b": 2}),
+        ('{a, b}  first\n    {"gone", c}  second', [b"gone", 2], {"word": "gone", "c": 2}),
+        ("{a, b}  first\n    {}  nothing", [1, 2], {"a": 1, "b": 2}),
+    ],
+)
+def test_reply_is_read_by_the_names_of_the_header(
+    tmp_path: Path, returns: str, reply: list[Any], expected: dict[str, Any]
+) -> None:
+    record = script(tmp_path, returns=returns).read(reply)
+    assert record._asdict() == expected
+    with pytest.raises(AttributeError):
+        record.a = 9
+
+
+def test_rows_of_a_reply_have_names_too(tmp_path: Path) -> None:
+    record = script(tmp_path, returns="{*rows(key, value)}  all").read([b"a", 1, b"b", 2])
+    assert [(row.key, row.value) for row in record.rows] == [(b"a", 1), (b"b", 2)]
+
+
+@pytest.mark.parametrize(
+    ("returns", "reply", "expected"),
+    [("1  always", 1, 1), ('"text:more"  always', b"text:5", b"text:5"), ("{a}  some\n    {}  none", [], None)],
+)
+def test_what_is_no_list_stays_and_an_empty_one_is_none(
+    tmp_path: Path, returns: str, reply: Any, expected: Any
+) -> None:
+    assert script(tmp_path, returns=returns).read(reply) == expected
+
+
+def test_reply_of_another_length_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="verb answered 3 values: its header names a, b"):
+        script(tmp_path, returns="{a, b}  both").read([1, 2, 3])
+
+
+@pytest.mark.parametrize("returns", ["{a, ...}  old", '{a, "word"}  late', "{*rest, a}", "{a(b)}  row", "{a"])
+def test_list_that_is_written_otherwise_is_refused_with_its_line(tmp_path: Path, returns: str) -> None:
+    with pytest.raises(ScriptError, match=r"^lua/verb\.lua:10: "):
+        script(tmp_path, returns=returns)
