@@ -45,8 +45,10 @@ compared AS (
             AS source_messages,
         coalesce(target.live, 0) AS target_messages,
         CASE
-            -- Where none is on record, or one that is behind the newest message, a migration takes the message's.
-            WHEN source.counter_missing + source.counter_behind > 0 THEN target.last_packet_id
+            -- Where none is on record, or one from which a broker would give out packet ids of waiting messages, a
+            -- migration writes another.
+            WHEN source.counter_missing + source.counter_invalid + source.counter_behind > 0
+                THEN target.last_packet_id
             WHEN source.last_packet_id BETWEEN 1 AND 65535 THEN source.last_packet_id
         END AS source_last_packet_id,
         target.last_packet_id AS target_last_packet_id,

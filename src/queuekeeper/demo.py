@@ -131,7 +131,7 @@ def main() -> int:
 
 
 def run(settings: Settings, options: DemoOptions, console: Console) -> int:
-    """Show the migration and return the exit code: 0 when the ledger balances.
+    """Show the migration and return the exit code: 0 when the ledger balances and its queues are sound.
 
     :raises RefusedError: when another demo uses the same home.
     """
@@ -159,13 +159,14 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
         )
         with AirflowClient(airflow.url, user=admin.name, password=admin.password, timeout_s=_ANSWER_WITHIN_S) as client:
             result = _migrate_sessions(client, connection, options, console, began)
-            looked = _look_at_queues(client, connection, options, console, began)
+            is_sound, page = _look_at_queues(client, connection, options, console, began)
         _show(console, result, airflow)
-        console.print(f"Quality     {looked}", soft_wrap=True)
+        critical = "[red]something critical was found[/]; its report names the queues and the remedy"
+        console.print(f"Quality     {page}: {'nothing critical was found' if is_sound else critical}", soft_wrap=True)
         if not options.leave:
             console.print("The user interface stays up. Ctrl-C ends the demo.")
             _wait_for_interrupt()
-        if result.balanced and result.run_state == "success":
+        if result.balanced and result.run_state == "success" and is_sound:
             return 0
         return CheckFailed.exit_code
 
@@ -196,8 +197,8 @@ def _migrate_sessions(
 
 def _look_at_queues(
     client: AirflowClient, connection: Connection, options: DemoOptions, console: Console, began: float
-) -> str:
-    """Judge the queues that the migration has made, and say where the verdict stands."""
+) -> tuple[bool, str]:
+    """Judge the queues that the migration has made; return whether nothing critical was found, and the run's page."""
     # Before the DAG may run by itself: its schedule would come first.
     run_id = client.trigger(QUALITY_DAG_ID, conf=QUALITY_CONF)
     client.wait_for_dag(QUALITY_DAG_ID, timeout_s=_READ_WITHIN_S)
@@ -205,9 +206,7 @@ def _look_at_queues(
     _say(console, began, f"Triggered the DAG {QUALITY_DAG_ID}: [link]{page}[/]")
     state = follow(client, connection, QUALITY_DAG_ID, run_id, options, console, began=began)
     client.pause(QUALITY_DAG_ID)
-    if state == "success":
-        return f"{page}: nothing critical was found"
-    return f"{page}: something critical was found; its report names the queues and the remedy"
+    return state == "success", page
 
 
 def follow(

@@ -32,6 +32,33 @@ SLOTS = 16_384
 MAX_PACKET_ID = 65_535
 """MQTT 5 section 2.2.1: a packet identifier is a two byte integer and never 0."""
 
+HALF_ROUND = MAX_PACKET_ID // 2
+"""Packet ids come round: one that is at most this far ahead of another was given out after it, any other before it."""
+
+
+def safe_counter(counter: int | None, waiting: Sequence[int]) -> int | None:
+    """Return from which last packet id on a broker gives out none that a waiting message has.
+
+    TBMQ gives out the next one whoever has it, and the message that has it would be overwritten. A counter that the
+    newest message is ahead of moves to that message's packet id; then it passes the packet ids in use. It stays where
+    it is when all 65,535 are in use.
+
+    :param counter: packet id given out last; none when that is not known.
+    :param waiting: packet ids of the messages that wait, in the order of their serials.
+    """
+    if not waiting:
+        return counter
+    newest = waiting[-1]
+    is_behind = counter is not None and 1 <= (newest - counter) % MAX_PACKET_ID <= HALF_ROUND
+    start = newest if counter is None or is_behind else counter
+    in_use = set(waiting)
+    if len(in_use) >= MAX_PACKET_ID:
+        return newest if counter is None else counter
+    safe = start
+    while (following := safe % MAX_PACKET_ID + 1) in in_use:
+        safe = following
+    return safe
+
 
 class SessionKeys(NamedTuple):
     """Names of one session's keys, apart from its payload keys."""

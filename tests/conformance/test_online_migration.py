@@ -93,7 +93,6 @@ def check_there_and_back(world: OnlineWorld) -> None:
     """Move everything to Redis and back, and compare what both stores hold with what the written rules say."""
     world.plan()
     before, clients = world.rows(), world.clients()
-    counters = {client_id: world.at_postgres.get_last_packet_id(client_id) for client_id in clients}
     driver = world.to_redis()
 
     # Ids that no cluster can serve stay where they are, and nobody waits for them.
@@ -116,8 +115,7 @@ def check_there_and_back(world: OnlineWorld) -> None:
         }
         assert world.in_redis(client_id) == expected, client_id
         assert list(world.in_redis(client_id)) == list(expected), client_id
-        # A counter that is no packet id is none in either store: both give out ids that no message has.
-        assert world.last_packet_id(client_id) == counters[client_id], client_id
+        assert world.last_packet_id(client_id) == client.decision.last_packet_id, client_id
 
     report = driver.roll_back()
     assert report.left == {}
@@ -128,7 +126,7 @@ def check_there_and_back(world: OnlineWorld) -> None:
     assert {key: meant(after[key]) for key in live} == {key: meant(before[key]) for key in live}
     aside = {row[:2]: row for row in world.sql(QUARANTINE)}
     for client_id, client in moving.items():
-        assert world.at_postgres.get_last_packet_id(client_id) == counters[client_id], client_id
+        assert world.at_postgres.get_last_packet_id(client_id) == client.decision.last_packet_id, client_id
         for serial, reason in client.bad.items():
             # Whole, and with the reason that the rules give.
             assert aside[client_id, serial] == (*before[client_id, serial], reason)
@@ -202,6 +200,42 @@ def test_message_that_tbmq_adds_after_a_move_overwrites_none_that_waits(
 
     found = world.at_redis.fetch_pending("meter-7").messages
     assert [(each.packet_id, each.topic) for each in found] == [(1, "t"), (2, "t"), (3, "t"), (4, "plant/new")]
+
+
+# Serials and packet ids of what waits, and the session's counter -> what a broker gives out next.
+COUNTERS_THAT_LAG = {
+    "behind the newest": ([(1, 1), (2, 2), (3, 3)], 1, 4),
+    "behind the newest, across a gap and the end of the round": ([(1, 65_534), (2, 2), (3, 5)], 65_533, 6),
+    "an earlier round waits": ([(6, 6), (7, 7), (65_540, 5)], 5, 8),
+    "the newest belongs to an earlier round": ([(1, 2), (2, 40_000)], 1, 3),
+    "just ahead": ([(1, 1), (2, 2), (3, 3)], 9, 10),
+}
+
+
+@pytest.mark.parametrize("case", COUNTERS_THAT_LAG)
+def test_counter_of_a_moved_session_passes_what_waits_and_both_stores_say_so_there_and_back(
+    world: OnlineWorld, case: str
+) -> None:
+    waiting, counter, following = COUNTERS_THAT_LAG[case]
+    world.long_queue(C, len(waiting))
+    for place, given in reversed([*enumerate(waiting)]):
+        world.sql(
+            "UPDATE device_publish_msg SET serial_number = %s, packet_id = %s WHERE serial_number = %s", *given, place
+        )
+    world.sql("UPDATE device_session_ctx SET last_packet_id = %s, last_serial_number = %s", counter, waiting[-1][0])
+    world.plan(count=1)
+    driver = world.to_redis()
+
+    assert world.last_packet_id(C) == following - 1
+    # Nothing has changed since the client moved, so the mirror has written nothing; both are equal all the same.
+    assert world.move(lambda mover: mover.compare(C)).equal
+    assert driver.roll_back().left == {}
+    assert world.sql("SELECT last_packet_id FROM device_session_ctx") == [(following - 1,)]
+
+    assert world.move(lambda mover: mover.cut_over(C)).outcome is Outcome.MOVED
+    assert Broker(world.client, C).add("plant/new") == following
+    found = world.at_redis.fetch_pending(C).messages
+    assert [each.packet_id for each in found] == [*(packet_id for _, packet_id in waiting), following]
 
 
 def test_client_that_comes_in_the_middle_is_in_one_store_only_and_moves_with_the_others(few: OnlineWorld) -> None:

@@ -165,7 +165,7 @@ def decide(messages: Sequence[Message], session: Session | None, rules: Rules) -
     """Return what becomes of all rows of one client."""
     outcomes: dict[int, Outcome] = {}
     taken: set[int] = set()
-    kept = 0
+    waiting: list[int] = []  # the newest message's packet id first
     newest: Message | None = None
     for message in sorted(messages, key=lambda each: -each.serial_number):
         reason = broken_rule(message, clustered=rules.clustered)
@@ -182,12 +182,13 @@ def decide(messages: Sequence[Message], session: Session | None, rules: Rules) -
             outcomes[message.serial_number] = Outcome("quarantined", "packet_id_duplicate", end)
         else:
             taken.add(message.packet_id)
-            kept += 1
-            outcomes[message.serial_number] = Outcome("copied" if kept <= rules.limit else "trimmed", None, end)
+            waiting.append(message.packet_id)
+            fate = "copied" if len(waiting) <= rules.limit else "trimmed"
+            outcomes[message.serial_number] = Outcome(fate, None, end)
     return Decision(
         messages=outcomes,
         session_reason=None if session is None else _broken_session_rule(session, clustered=rules.clustered),
-        last_packet_id=_last_packet_id(session, newest),
+        last_packet_id=_beyond_what_waits(_last_packet_id(session, newest), waiting[: rules.limit]),
     )
 
 
@@ -211,6 +212,17 @@ def _last_packet_id(session: Session | None, newest: Message | None) -> int | No
         return of_newest
     counter = session.last_packet_id
     return counter if counter is not None and 1 <= counter <= 65_535 else of_newest
+
+
+def _beyond_what_waits(counter: int | None, waiting: Sequence[int]) -> int | None:
+    """The counter is never before the newest message that is copied, nor right before any of them."""
+    if counter is None or len(waiting) == 65_535:
+        return counter
+    if waiting and 0 < (waiting[0] - counter) % 65_535 < 32_768:
+        counter = waiting[0]
+    while (1 if counter == 65_535 else counter + 1) in waiting:
+        counter = 1 if counter == 65_535 else counter + 1
+    return counter
 
 
 def stored_json(message: Message) -> dict[str, Any]:

@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from queuekeeper.keyspace import safe_counter
 from queuekeeper.migration import apply, transforms
 from queuekeeper.migration.apply import Chunk, chunks
 
@@ -21,10 +22,12 @@ BYTES_PER_CALL = 60
 class Client(NamedTuple):
     """One client's rows as the import gets them.
 
-    :param sizes: bytes of each message's arguments.
+    :param sizes: bytes of each message's arguments, the newest first.
+    :param packet_ids: likewise, for as many messages as there may be.
     """
 
     sizes: list[int]
+    packet_ids: list[int]
     has_session: bool
     last_packet_id: int | None
     last_serial: int | None
@@ -35,6 +38,7 @@ SCHEMA = pa.schema(
         ("client_id", pa.string()),
         ("cohort", pa.int32()),
         ("kind", pa.string()),
+        ("packet_id", pa.int32()),
         ("last_packet_id", pa.int32()),
         ("last_serial", pa.int64()),
         ("keys_part", pa.string()),
@@ -46,8 +50,9 @@ clients = st.lists(
     st.builds(
         Client,
         st.lists(st.integers(1, 80), max_size=14),
+        st.lists(st.sampled_from([*range(1, 16), *range(65_531, 65_536)]), min_size=14, max_size=14, unique=True),
         st.booleans(),
-        st.one_of(st.none(), st.integers(1, 65_535)),
+        st.one_of(st.none(), st.integers(1, 65_535), st.integers(1, 16), st.integers(65_530, 65_535)),
         st.one_of(st.none(), st.integers(0, 2**53 - 1)),
     ).filter(lambda client: client.sizes or client.has_session),
     max_size=6,
@@ -56,16 +61,17 @@ cuts = st.lists(st.integers(0, 60), max_size=8)
 
 
 def _table(found: list[Client]) -> pa.Table:
-    rows: list[tuple[str, int, str, int | None, int | None, str, str]] = []
+    rows: list[tuple[str, int, str, int | None, int | None, int | None, str, str]] = []
     for number, client in enumerate(found):
         name = f"client-{number}"
         given = client.last_packet_id, client.last_serial
         for message, size in enumerate(client.sizes):
             # What a row holds tells where it comes from; a character of two bytes keeps offsets honest.
             text = f"é{number}.{message}|".ljust(size, "x")
-            rows.append((name, number, transforms.MESSAGE, *given, f"k{number}.{message}|", text))
+            packet_id = client.packet_ids[message]
+            rows.append((name, number, transforms.MESSAGE, packet_id, *given, f"k{number}.{message}|", text))
         if client.has_session:
-            rows.append((name, number, transforms.SESSION, *given, "", ""))
+            rows.append((name, number, transforms.SESSION, None, *given, "", ""))
     return pa.table([list(column) for column in zip(*rows, strict=True)] or [[]] * len(SCHEMA), schema=SCHEMA)
 
 
@@ -102,7 +108,8 @@ def test_calls_carry_each_client_whole_in_order_and_within_bounds(found: list[Cl
         assert [call.number for call in own] == list(range(len(own)))
         assert [call.last for call in own] == [False] * (len(own) - 1) + [True]
         assert sum(call.count for call in own) == len(client.sizes)
-        assert own[-1].last_packet_id == ("" if client.last_packet_id is None else str(client.last_packet_id))
+        safe = safe_counter(client.last_packet_id, client.packet_ids[: len(client.sizes)][::-1])
+        assert own[-1].last_packet_id == ("" if safe is None else str(safe))
         assert own[-1].last_serial == ("" if client.last_serial is None else str(client.last_serial))
         for call in own:
             assert call.cohort == number

@@ -321,6 +321,9 @@ def test_source_and_target_are_compared_session_by_session(url: str) -> None:
         session("no messages", **nothing),
         session("counter", target_last_packet_id=11),
         session("no counter", target_last_packet_id=None),
+        # What a migration writes in place of these.
+        session("counter behind", source_counter_behind=1, target_last_packet_id=11),
+        session("counter 70000", source_counter_invalid=1, source_last_packet_id=70_000, target_last_packet_id=11),
         session("unusable counter", source_last_packet_id=0, target_last_packet_id=None),
         session("fewer", target_live=2),
         session("older", target_lowest_serial=9.0),

@@ -71,6 +71,8 @@ def chosen(now_ms: int) -> list[Client]:
     ]
     wrapped = [row("wrapped", 70_000 + n, packet_id) for n, packet_id in enumerate([65_534, 65_535, 1, 2, 1])]
     made.append(Client(client_id="wrapped", messages=tuple(wrapped), session=Session("wrapped", 70_004, 2)))
+    twice = [row("twice", serial, packet_id) for serial, packet_id in ((5, 5), (6, 6), (65_540, 5))]
+    made.append(Client(client_id="twice", messages=tuple(twice), session=Session("twice", 65_540, 5)))
     dead = [row("dead", n, n + 1, time=1) for n in range(2)]
     made.append(Client(client_id="dead", messages=tuple(dead), session=None))
     orphan = [row("orphan", 8, 9, packet_type="PUBREL", payload=b""), row("orphan", 9, 10, time=1)]
@@ -150,7 +152,8 @@ def test_offline_and_online_leave_the_same_redis(
 
     assert sorted(offline.keys() ^ online.keys()) == []
     assert {key: (offline[key], online[key]) for key in offline if offline[key] != online[key]} == {}
-    for counter in (None, -1, 0, 2, 65_536, 2**31 - 1):
-        expected = b"2" if counter == 2 else b"3"
-        assert online[keyspace.session_keys(f"counter-{counter}").last_packet_id.encode()] == (expected, -1)
+    # From 2 and from 65,535 a broker's next messages would overwrite 3, and 1 to 3; from 5 in "twice" its first one 6.
+    expected = {f"counter-{counter}": b"3" for counter in (None, -1, 0, 2, 3, 65_535, 65_536, 2**31 - 1)}
+    for client_id, counter in (expected | {"twice": b"6"}).items():
+        assert online[keyspace.session_keys(client_id).last_packet_id.encode()] == (counter, -1)
     assert len([key for key in offline if b"_messages_" in key]) > CLIENTS

@@ -187,6 +187,17 @@ IN_POSTGRES: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
     "no counter": ((_session("last_packet_id = NULL"),), {"counter_missing": 1}),
     "no packet id as counter": ((_session("last_packet_id = 70000"),), {"counter_invalid": 1}),
     "counter lags": ((_session("last_packet_id = 3"),), {"counter_behind": 1}),
+    "next packet id is in use": (
+        ("UPDATE device_publish_msg SET packet_id = 6 WHERE client_id = %(id)s AND serial_number = 1001",),
+        {"counter_behind": 1, "step_errors": 1},
+    ),
+    "counter behind what lives": (
+        (
+            "UPDATE device_publish_msg SET packet_id = 9 WHERE client_id = %(id)s AND serial_number = 1004",
+            f"UPDATE device_publish_msg SET {EXPIRED} WHERE client_id = %(id)s AND serial_number = 1005",
+        ),
+        {"counter_behind": 1, "dead": 1, "step_errors": 2},
+    ),
     "no session": (
         ("DELETE FROM device_session_ctx WHERE client_id = %(id)s",),
         {"missing_session": 1, "counter_missing": 1},
@@ -210,6 +221,17 @@ IN_POSTGRES: dict[str, tuple[tuple[str, ...], dict[str, int]]] = {
         (
             "UPDATE device_publish_msg SET packet_id = packet_id + 2 WHERE client_id = %(id)s AND serial_number > 1003",
             _session("last_packet_id = 7"),
+            "INSERT INTO queuekeeper.session_states (client_id, known_serial) VALUES (%(id)s, 1005)",
+        ),
+        {},
+    ),
+    "in use, passed over": (
+        (
+            (
+                "UPDATE device_publish_msg SET packet_id = ('{4,30000,60000,2,3}'::int[])[serial_number - 1000]"
+                " WHERE client_id = %(id)s"
+            ),
+            _session("last_packet_id = 3"),
             "INSERT INTO queuekeeper.session_states (client_id, known_serial) VALUES (%(id)s, 1005)",
         ),
         {},
@@ -249,7 +271,7 @@ def test_profile_of_postgres_sees_each_fault_as_itself(make_world: Callable[...,
         "largest_bytes": 1, "orphans": None, "idle_keys": None, "latest_expires_at_ms": now - 995 + 604_800_000,
     } == healthy  # fmt: skip
     assert report.messages == sum(row["messages"] for row in rows.values())
-    harmless = {"past its expiry", "gap", "same twice", "healthy", "passed over"}
+    harmless = {"past its expiry", "gap", "same twice", "healthy", "passed over", "in use, passed over"}
     assert report.faulty_queues == len(IN_POSTGRES) - len(harmless)
     assert _sums(world, "expiry_hours", "tables", "messages") == (report.live,)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -31,6 +32,7 @@ from queuekeeper.keyspace import (
     key_owner,
     parse_cohorts,
     payload_key,
+    safe_counter,
     session_keys,
     split_session_key,
 )
@@ -185,6 +187,31 @@ def test_fanout_names_are_those_that_the_table_of_keys_shows() -> None:
     own = fanout_consumer_keys("%q", "mailer", lanes=2, prefix="p:")
     assert own.details == "p:fanout:{%q}:consumer:mailer:details"
     assert own.ready == ("p:fanout:{%q}:consumer:mailer:ready", "p:fanout:{%q}:consumer:mailer:ready:1")
+
+
+@pytest.mark.parametrize(
+    ("counter", "waiting", "safe"),
+    [
+        (None, [], None),
+        (7, [], 7),
+        (None, [1, 2, 3], 3),
+        (1, range(1, 9), 8),  # behind the newest
+        (65_533, [65_534, 2, 5], 5),  # across the end of the round, with gaps
+        (5, [6, 7, 5], 7),  # 6 and 7 wait since an earlier round
+        (65_534, [65_535, 1, 3, 65_534], 1),
+        (9, [1, 2, 3], 9),  # later ones were confirmed
+        (32_767, [65_534], 65_534),
+        (32_766, [65_534], 32_766),  # half a round: as far before as behind
+        (20_000, [*range(20_001, 65_536), *range(1, 7)], 6),  # also past the newest
+        (5, [n for n in range(1, 65_536) if n != 4], 3),
+        (5, range(1, 65_536), 5),  # none is free
+        (None, range(1, 65_536), 65_535),
+    ],
+)
+def test_counter_moves_past_the_packet_ids_that_a_broker_would_give_out_twice(
+    counter: int | None, waiting: Sequence[int], safe: int | None
+) -> None:
+    assert safe_counter(counter, waiting) == safe
 
 
 def test_empty_client_id_is_refused() -> None:

@@ -21,7 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 from queuekeeper import lua
 from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, RefusedError, StaleEpoch
-from queuekeeper.keyspace import session_keys
+from queuekeeper.keyspace import safe_counter, session_keys
 from queuekeeper.migration import preflight, transforms
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import (
@@ -107,11 +107,14 @@ class Counts:
 
 
 def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
-    """Cut rows into script calls, the last of each client marked.
+    """Cut rows into script calls, the last of each client marked, with a counter that has passed the messages' ids.
 
     :param batches: see :func:`queuekeeper.migration.transforms.fragments`; rows of a client lie together.
     """
     pending: Chunk | None = None
+    # Of the pending chunk's client, the newest message's first.
+    packet_ids: list[int] = []
+    last_packet_id: int | None = None
     for batch in batches:
         if batch.num_rows == 0:
             continue
@@ -119,17 +122,17 @@ def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
         args, arg_ends = _slices(batch.column("args_part"))
         is_message = pc.equal(batch.column("kind"), transforms.MESSAGE).to_numpy(zero_copy_only=False)
         last_packet_ids, last_serials = batch.column("last_packet_id"), batch.column("last_serial")
-        cohorts = batch.column("cohort")
+        cohorts, own_ids = batch.column("cohort"), batch.column("packet_id")
         runs = pc.run_end_encode(batch.column("client_id"))
         start = 0
         for client_id, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
             # A session row carries no message and comes last in its run.
             stop = end if is_message[end - 1] else end - 1
             if pending is not None and pending.client_id != client_id:
-                pending.last = True
-                yield pending
-                pending = None
+                yield _ended(pending, last_packet_id, packet_ids)
+                pending, packet_ids = None, []
             last_packet_id, last_serial = last_packet_ids[end - 1].as_py(), last_serials[end - 1].as_py()
+            packet_ids += own_ids[start:stop].to_pylist()
             cohort = cohorts[end - 1].as_py()
             first = start
             while first < stop or pending is None:
@@ -150,12 +153,17 @@ def chunks(batches: Iterator[pa.RecordBatch]) -> Iterator[Chunk]:
                     args=bytes(args[arg_ends[first] : arg_ends[until]]),
                 )
                 first = until
-            pending.last_packet_id = "" if last_packet_id is None else str(last_packet_id)
             pending.last_serial = "" if last_serial is None else str(last_serial)
             start = end
     if pending is not None:
-        pending.last = True
-        yield pending
+        yield _ended(pending, last_packet_id, packet_ids)
+
+
+def _ended(chunk: Chunk, last_packet_id: int | None, packet_ids: list[int]) -> Chunk:
+    """Return the last chunk of a client, with what is its counter from now on."""
+    safe = safe_counter(last_packet_id, packet_ids[::-1])
+    chunk.last, chunk.last_packet_id = True, "" if safe is None else str(safe)
+    return chunk
 
 
 def _slices(column: pa.Array) -> tuple[Buffer, np.ndarray[Any, np.dtype[np.int32]]]:

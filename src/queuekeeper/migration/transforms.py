@@ -17,7 +17,7 @@ from __future__ import annotations
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID
 from queuekeeper.migration.model import MigrationParameters
 from queuekeeper.sessions import judge
 from queuekeeper.sessions.judge import MAX_SERIAL, MAX_TIME_MS, Reason
@@ -58,8 +58,8 @@ def classify(
     :param duplicates: look for packet ids that a client has twice; a sort is saved where a plan has found none.
     :returns: the rows with ``fate`` (``copied``, ``expired``, ``trimmed``, ``quarantined``; ``session`` for session
         rows), ``reason`` (also of a session row), ``expires_at_ms``, ``pairs`` (the user properties) and
-        ``last_packet_id``: on a session row what the counter must be, on a message row what it must be if the client
-        has no session row.
+        ``last_packet_id``: on a session row the packet id given out last, on a message row the same if the client has
+        no session row. The import passes those that wait, see :func:`with_safe_counters`.
     """
     judged = (
         with_user_properties(_with_sizes(source))
@@ -106,6 +106,44 @@ def classify(
         judged.withColumn("fate", fate)
         .withColumns({"last_packet_id": _last_packet_id(), "last_serial": _last_serial()})
         .drop("live", "rank", "newest")
+    )
+
+
+def with_safe_counters(classified: DataFrame) -> DataFrame:
+    """Move each client's ``last_packet_id`` to what the import makes it: the rule of ``keyspace.safe_counter``.
+
+    The import itself collects packet ids as it goes; this sorts rows instead, and comes to the same.
+
+    :param classified: see :func:`classify`; its order is not kept.
+    :returns: the rows with a ``last_packet_id`` that is the same on all that are sent of a client.
+    """
+    client = Window.partitionBy("task", "client_id")
+    copied = F.col("fate") == "copied"
+    is_session = F.col("kind") == SESSION
+    known = classified.withColumns(
+        {
+            "counter": F.coalesce(
+                F.max(F.when(is_session, F.col("last_packet_id"))).over(client),
+                F.max(F.when(copied, F.col("last_packet_id"))).over(client),
+            ),
+            "newest": F.max_by("packet_id", F.when(copied, F.col("serial_number"))).over(client),
+        }
+    )
+    is_behind = F.pmod(F.col("newest") - F.col("counter"), F.lit(MAX_PACKET_ID)).between(1, HALF_ROUND)
+    start = F.when(F.coalesce(is_behind, F.lit(False)), F.col("newest")).otherwise(F.col("counter"))
+    # How far a message's packet id lies behind the one that would be given out: those that wait there without a gap,
+    # 0, 1, 2 and so on, are passed.
+    ahead = F.when(copied, F.pmod(F.col("packet_id") - F.col("start") - 1, F.lit(MAX_PACKET_ID)))
+    placed = known.withColumn("start", start).withColumn("ahead", ahead)
+    rank = F.row_number().over(client.orderBy(F.asc_nulls_last("ahead"))) - 1
+    passed = F.sum(F.when(F.col("ahead") == F.col("rank"), 1).otherwise(0)).over(client)
+    moved = F.pmod(F.col("start") + F.col("passed") - 1, F.lit(MAX_PACKET_ID)) + 1
+    safe = F.when(F.col("passed") < MAX_PACKET_ID, moved).otherwise(F.col("counter"))
+    return (
+        placed.withColumn("rank", rank)
+        .withColumn("passed", passed)
+        .withColumn("last_packet_id", safe.cast("int"))
+        .drop("counter", "newest", "start", "ahead", "rank", "passed")
     )
 
 
@@ -207,7 +245,7 @@ def _last_packet_id() -> Column:
     """Return the packet id given out last: the session's counter, unless a stored message is newer than it knows.
 
     TBMQ 1.x writes counter and messages in separate transactions, so either may be ahead. Online migrations decide the
-    same in ``sessions.snapshot.last_given``.
+    same in ``sessions.snapshot.last_given``; packet ids in use are passed by :func:`with_safe_counters`.
     """
     counter = F.when(F.col("last_packet_id").between(1, MAX_PACKET_ID), F.col("last_packet_id"))
     behind = F.col("newest.serial_number") > F.coalesce(F.col("last_serial_number"), F.lit(-1))
@@ -307,7 +345,8 @@ def fragments(classified: DataFrame, *, prefix: str) -> DataFrame:
     per row (``docs/adr``, 0003).
 
     :param classified: see :func:`classify`; the order is kept.
-    :returns: ``client_id``, ``cohort``, ``kind``, ``last_packet_id``, ``last_serial``, ``keys_part``, ``args_part``.
+    :returns: ``client_id``, ``cohort``, ``kind``, ``packet_id`` of a message, ``last_packet_id``, ``last_serial``,
+        ``keys_part``, ``args_part``.
     """
     json = message_json(F.base64("payload"), F.base64("correlation_data"))
     copied = F.col("kind") == MESSAGE
@@ -321,6 +360,7 @@ def fragments(classified: DataFrame, *, prefix: str) -> DataFrame:
         "client_id",
         "cohort",
         "kind",
+        "packet_id",
         "last_packet_id",
         "last_serial",
         F.when(copied, _bulk(payload_key(prefix=prefix))).otherwise("").alias("keys_part"),

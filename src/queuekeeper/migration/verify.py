@@ -211,7 +211,8 @@ def expected_rows(
     classified = transforms.classify(
         source.partitioned(rows), parameters=plan.parameters, as_of_ms=plan.as_of_ms, clustered=clustered
     )
-    complete = _with_sessions(classified.where(transforms.may_be_stored() | (F.col("kind") == transforms.MESSAGE)))
+    storable = classified.where(transforms.may_be_stored() | (F.col("kind") == transforms.MESSAGE))
+    complete = _with_sessions(transforms.with_safe_counters(storable))
     joined = complete.join(F.broadcast(replayed), ["client_id", "serial_number"], "left").join(
         F.broadcast(counters), "client_id", "left"
     )

@@ -276,13 +276,14 @@ _ALL = (
     ),
     Check(
         id="Q11", title="Last packet id", stores=_BOTH, priority=Priority.P0, milder=Priority.P1,
-        computation="Where messages wait there is a last packet id, and the newest message's is not ahead of it: "
-        "the next publish would overwrite a waiting message.",
+        computation="Where messages wait there is a last packet id, the newest message's is not ahead of it, and no "
+        "live message has the next one: the next publish would overwrite a waiting message.",
         cost="one GET per queue", remedy=_repair("repair_counter"), advice="Move the counter forward, never back.",
     ),
     Check(
         id="Q12", title="Last packet id, source against target", stores=_BOTH, priority=Priority.P0,
-        computation="The last packet id of each session is the same in PostgreSQL and in Redis, also without messages.",
+        computation="The last packet id of each session is the same in PostgreSQL and in Redis, also without messages. "
+        "Where PostgreSQL's breaks Q11, a migration has written another.",
         cost="one join of two profiles",
         advice="Undo the import of these sessions and copy them again, before the broker starts.",
     ),

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pyspark.sql import Column, DataFrame, Window
 from pyspark.sql import functions as F
 
-from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID
 from queuekeeper.migration import transforms
 from queuekeeper.migration.source import MESSAGES, SESSION_COLUMNS, SESSIONS, Source
 from queuekeeper.quality.profile_model import ProfileParameters, in_sample
@@ -25,7 +25,6 @@ _FACTS, _FACTS_EXPRESSIONS = "queuekeeper.message_facts", {"payload": "payload_b
 _CONTENT_COLUMNS = {"topic": "string", "user_properties": "string", "fingerprint": "bigint"}
 _CONTENT_EXPRESSIONS = {"fingerprint": 'hash_record_extended(row(topic, "time", payload), 0)'}
 _TIMES = ("client_id", "time", "payload", "msg_expiry_interval")
-_HALF = MAX_PACKET_ID // 2
 # Sessions that our own store keeps: it passes over packet ids in use and gives some out without a message.
 _STATES, _STATE = "queuekeeper.session_states", "state"
 
@@ -93,6 +92,9 @@ def _judged(rows: DataFrame, *, parameters: ProfileParameters, as_of_ms: int) ->
             "live": is_message & F.coalesce(ends > as_of_ms, F.lit(True)),
             "same_packet_id": F.count("*").over(by_packet_id),
             "valid": F.coalesce(F.col("packet_id").between(1, MAX_PACKET_ID), F.lit(False)),
+            "counter": F.max(F.when(F.col("kind") == transforms.SESSION, F.col("last_packet_id"))).over(
+                Window.partitionBy("task", "client_id")
+            ),
         }
     )
     if parameters.contents:
@@ -129,10 +131,14 @@ def _summed(judged: DataFrame, *, parameters: ProfileParameters) -> DataFrame:
         "bad_serials": rows(bad_serial),
         # Which of the two counts is known when all rows of the client are.
         "step_errors": rows((F.col("step") != 0) & (F.col("surplus") != 0)),
-        "backward_steps": rows((F.col("step") != 0) & (F.col("surplus") > _HALF)),
+        "backward_steps": rows((F.col("step") != 0) & (F.col("surplus") > HALF_ROUND)),
         "bad_packet_ids": rows(~F.col("valid")),
         "duplicate_packet_ids": rows(F.col("valid") & (F.col("same_packet_id") > 1)),
         "newest_packet_id": F.max_by("packet_id", F.when(is_message & F.col("valid"), F.col("serial_number"))),
+        "newest_live_packet_id": F.max_by("packet_id", F.when(live & F.col("valid"), F.col("serial_number"))),
+        "ids_in_use": rows(
+            live & F.col("valid") & (F.pmod(F.col("packet_id") - F.col("counter"), F.lit(MAX_PACKET_ID)) == 1)
+        ),
         "last_packet_id": F.max(F.when(is_session, F.col("last_packet_id"))),
         "sessions": F.sum(F.when(is_session, 1).otherwise(0)),
         "states": F.sum(F.when(F.col("kind") == _STATE, 1).otherwise(0)),
@@ -184,12 +190,17 @@ def _completed(summed: DataFrame, *, shards: Sequence[str], parameters: ProfileP
 
 
 def _flags(limit: int) -> dict[str, Column]:
-    live, newest, last = F.col("live"), F.col("newest_packet_id"), F.col("last_packet_id")
+    live, last = F.col("live"), F.col("last_packet_id")
     valid = last.between(0, MAX_PACKET_ID)
+    is_ahead = [
+        F.coalesce(F.pmod(F.col(newest) - last, F.lit(MAX_PACKET_ID)).between(1, HALF_ROUND), F.lit(False))
+        for newest in ("newest_packet_id", "newest_live_packet_id")
+    ]
+    in_use = (F.col("ids_in_use") > 0) & (F.col("states") == 0)
     return {
         "dead_crowding": (F.col("messages") > live) & (10 * F.col("messages") >= 9 * limit),
         "counter_missing": (live > 0) & last.isNull(),
         "counter_invalid": ~valid,
-        "counter_behind": valid & F.pmod(newest - last, F.lit(MAX_PACKET_ID)).between(1, _HALF),
+        "counter_behind": valid & (is_ahead[0] | is_ahead[1] | in_use),
         "missing_session": (F.col("messages") > 0) & (F.col("sessions") == 0),
     }

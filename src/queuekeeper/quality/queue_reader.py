@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from queuekeeper import lua
 from queuekeeper.clock import Pace
 from queuekeeper.identity import client_hash
-from queuekeeper.keyspace import MAX_PACKET_ID, SessionKeys, encoded_client_id, session_keys
+from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID, SessionKeys, encoded_client_id, session_keys
 from queuekeeper.quality.profile_model import ProfileParameters
 from queuekeeper.quality.profile_tables import HOUR_MS, ODD_CHARACTERS, ROWS
 from queuekeeper.redis_client import RedisClient
@@ -37,7 +37,6 @@ _CONTENTS_PER_EXCHANGE = 15
 _CONTENT_BYTES_PER_CALL = 250_000
 # What looked like an orphan is looked at again: a broker that stores in two steps may have been between them.
 _ORPHAN_PAUSE_S = 0.05
-_HALF = MAX_PACKET_ID // 2
 _MISSING, _UNREADABLE = -1, -2
 # In place of an expiry: none, a message that is gone; and of an orphan that a reference has come.
 _NEVER_EXPIRES, _DEAD = -1, -2
@@ -418,7 +417,7 @@ class QueueReader:
         valid = _is_packet_id(packet_ids)
         surplus = (packet_ids - before_packet_id - (serials - before_serial)) % MAX_PACKET_ID
         # A client gives packet ids to messages of a group, too, and a store passes over those in use; nobody goes back.
-        backward = surplus > _HALF
+        backward = surplus > HALF_ROUND
 
         window.add("messages", owners)
         window.add("bad_serials", owners[~good])
@@ -452,7 +451,7 @@ class QueueReader:
         ordered = sums["messages"] - sums["bad_serials"]
         span = np.where(spanned, window.highest - np.where(spanned, window.lowest, 0) + 1, 0)
         ahead = (newest - last) % MAX_PACKET_ID
-        behind = (last >= 0) & _is_packet_id(newest) & (ahead >= 1) & (ahead <= _HALF)
+        behind = (last >= 0) & _is_packet_id(newest) & (ahead >= 1) & (ahead <= HALF_ROUND)
         in_use = (sums["ids_in_use"] > 0) & (saved == 0)
         odd = pc.match_substring_regex(pa.array(window.clients, pa.string()), ODD_CHARACTERS)
         columns: dict[str, Any] = {

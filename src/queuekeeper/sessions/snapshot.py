@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.keyspace import MAX_PACKET_ID, safe_counter
 from queuekeeper.sessions.judge import MAX_SERIAL
 from queuekeeper.sessions.model import PendingMessage
 
@@ -43,6 +43,15 @@ class SessionSnapshot:
     delivered_serial: int | None
     batches: tuple[SourceBatch, ...] = ()
     messages: tuple[PendingMessage, ...] = ()
+
+    def for_redis(self) -> SessionSnapshot:
+        """Return what Redis is to hold of a whole session of PostgreSQL's.
+
+        There a broker overwrites the message that has the packet id that it gives out, so the last packet id has passed
+        those that wait. Offline migrations do the same.
+        """
+        waiting = [message.packet_id for message in self.messages]
+        return replace(self, last_packet_id=safe_counter(self.last_packet_id, waiting))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -113,7 +122,7 @@ def last_given(
 
     The session's counter counts, unless its newest message has a greater serial than the session knows, or the counter
     is no packet id: then that message's packet id does. Offline migrations decide the same in
-    ``migration.transforms``.
+    ``migration.transforms``; what Redis is to hold passes packet ids in use, see :meth:`SessionSnapshot.for_redis`.
 
     :param counter: what the session's row says; it may hold any number, or none.
     :param last_serial: likewise.

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.keyspace import MAX_PACKET_ID, safe_counter
 from queuekeeper.maintenance.remedies.model import Effect, Queue, SimpleRemedy
 from queuekeeper.maintenance.remedies.world import World
-
-HALF = 32_768
-"""Packet ids come round: what is less than this ahead lies before us, the rest behind."""
 
 _SET = "counter set where there was none"
 _MOVED = "counter moved forward"
@@ -39,15 +36,10 @@ class RepairCounter(SimpleRemedy):
         if not waiting:
             return []
         last = _valid(text)
-        newest = waiting[-1]
-        target = newest if last is None or 0 < (newest - last) % MAX_PACKET_ID < HALF else last
-        in_use = set(waiting)
-        # TBMQ gives out the next one, and would overwrite the message that has it.
-        while (following := target % MAX_PACKET_ID + 1) in in_use and following != newest:
-            target = following
+        target = safe_counter(last, waiting)
         if target == last:
             return []
-        return [Effect(kind=_MOVED if last else _SET, packet_id=newest, before=text, after=target)]
+        return [Effect(kind=_MOVED if last else _SET, packet_id=waiting[-1], before=text, after=target)]
 
     def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Set it where it still is what was found."""

@@ -11,7 +11,7 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Literal, TypeAlias
 
@@ -130,7 +130,7 @@ class SessionMover:
         if bad := await self._keeping(client_id):
             return SyncReport(client_id=client_id, equal=False, bad=bad)
         set_aside = await self._postgres.set_aside_unreadable(client_id, duplicates=True)
-        source = await self._postgres.read_snapshot(client_id)
+        source = (await self._postgres.read_snapshot(client_id)).for_redis()
         if not await self._copy_differences(source):
             return SyncReport(client_id=client_id, equal=True, set_aside=set_aside)
         done = await self._copy(owned, source)
@@ -152,13 +152,14 @@ class SessionMover:
         left: list[Difference] = []
         for _ in range(_LOOKS):
             # While its client goes on, a snapshot may hold more messages than what it says was given out last.
-            source = await self._postgres.read_snapshot(client_id)
+            held = await self._postgres.read_snapshot(client_id)
+            source = held.for_redis()
             left = await self._copy_differences(source)
             if left:
                 done = await self._copy(owned, source)
                 written, removed = written + done.written, removed + done.removed
                 left = await self._copy_differences(source)
-            if not left or not self._differences(source, await self._postgres.read_snapshot(client_id)):
+            if not left or not self._differences(held, await self._postgres.read_snapshot(client_id)):
                 break
         return SyncReport(
             client_id=client_id,
@@ -229,19 +230,22 @@ class SessionMover:
             # From here on a copy that was begun under an earlier epoch is refused, also one that is still on its way.
             await self._redis.set_owner(client_id, epoch=_epoch(fenced), owner="postgres", mirrored=False)
             bad = await self._keeping(client_id)
-            source = await self._postgres.read_snapshot(client_id)
+            held = await self._postgres.read_snapshot(client_id)
+            source = held.for_redis()
             left = await self._copy_differences(source)
             if left and not bad:
                 done = await self._redis.apply_snapshot(client_id, source, epoch=_epoch(fenced), driver=self._driver)
                 written, removed = done.written, done.removed
                 left = await self._copy_differences(source)
             if not left and not bad:
-                moved = await self._owners.flip(
-                    client_id, driver=self._driver, epoch=_epoch(fenced), to="redis", mirrored=True
-                )
+                moved = await self._hand_over(fenced, source, has_moved=source != held)
         except StaleEpoch:
             # Its fence has ended, and somebody else has fenced it since.
             moved = None
+        except RefusedError as error:
+            moved = None
+            if not isinstance(error.__cause__, postgres_errors.QueryCanceled):
+                raise
         finally:
             if moved is None:
                 with suppress(QueuekeeperError):
@@ -261,6 +265,24 @@ class SessionMover:
             removed=removed,
             differences=tuple(left),
         )
+
+    async def _hand_over(self, fenced: Ownership, source: SessionSnapshot, *, has_moved: bool) -> Ownership | None:
+        """Make a fenced client Redis's, and PostgreSQL's copy equal to what Redis holds from now on.
+
+        :param has_moved: whether Redis's last packet id is another than PostgreSQL's.
+        """
+        client_id = fenced.client_id
+        async with AsyncExitStack() as both_or_none:
+            if has_moved:
+                await both_or_none.enter_async_context(self._transaction())
+            moved = await self._owners.flip(
+                client_id, driver=self._driver, epoch=_epoch(fenced), to="redis", mirrored=True
+            )
+            if moved is not None and has_moved:
+                await self._postgres.apply_snapshot(
+                    client_id, replace(source, messages=()), epoch=_epoch(moved), driver=self._driver, serials=()
+                )
+        return moved
 
     # --- back to PostgreSQL --------------------------------------------------------------------------------------
 
