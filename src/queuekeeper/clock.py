@@ -15,6 +15,29 @@ def system_clock() -> int:
     return time.time_ns() // 1_000_000
 
 
+@dataclass(frozen=True, kw_only=True)
+class Backoff:
+    """How long to wait before something is tried again: twice as long each time.
+
+    :param first_s: before it is tried again for the first time.
+    :param longest_s: bound of a single wait.
+    """
+
+    first_s: float
+    longest_s: float
+
+    def after(self, attempt: int) -> float:
+        """Return how many seconds to wait.
+
+        :param attempt: how often it was tried again before.
+        """
+        return min(self.longest_s, self.first_s * 2.0 ** min(attempt, 64))
+
+
+SERVER_BACKOFF = Backoff(first_s=0.05, longest_s=2.0)
+"""For a server that refuses for now or does not answer."""
+
+
 @dataclass
 class Pace:
     """Holds work to a rate that may change while it goes on, and has it report about once a second.

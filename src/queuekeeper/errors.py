@@ -41,6 +41,7 @@
     ├── CheckFailed                  1   a verification found differences
     ├── StoreFull                    1   the server refused a write for want of memory
     ├── UnreadableRecord             1   a stored value is none of ours, or was damaged
+    ├── Rejected                     1   a handler's word: a message or event will never do
     └── ScriptError                  1   a Lua file is broken, or a script answered with an unknown error word
         ├── OutOfOrder
         └── StaleEpoch
@@ -214,6 +215,10 @@ class StoreFull(QueuekeeperError):
 
 class UnreadableRecord(QueuekeeperError):
     """A stored value cannot be read; append its key anew, or skip its number."""
+
+
+class Rejected(QueuekeeperError):
+    """Raised by a handler: what it was given will never do, and becomes a dead letter at once."""
 
 
 class ScriptError(QueuekeeperError):

@@ -9,9 +9,9 @@ from __future__ import annotations
 import inspect
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
 
-from queuekeeper.doors import wrong_argument
+from queuekeeper.checks import wrong_argument
 from queuekeeper.errors import QueuekeeperError, UsageError
 
 P = ParamSpec("P")
@@ -19,6 +19,12 @@ T = TypeVar("T")
 
 Operation: TypeAlias = Generator[Any, Any, T]
 """Yields steps, receives answers, returns ``T``. An answer that is an exception is thrown into it."""
+
+
+class Pause(NamedTuple):
+    """Step: wait; the answer is none. Whoever carries the operation out sleeps."""
+
+    seconds: float
 
 
 def errors_name(*kinds: type[QueuekeeperError], **words: str) -> Callable[[type[T]], type[T]]:

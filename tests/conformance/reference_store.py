@@ -9,6 +9,7 @@ from typing import Any
 
 import orjson
 
+from queuekeeper.checks import check_integer
 from queuekeeper.clock import Clock
 from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
@@ -32,7 +33,6 @@ from queuekeeper.sessions.model import (
     SessionSave,
     SessionView,
     StoreRules,
-    check_integer,
     check_packet_id,
     check_page,
 )

@@ -15,9 +15,9 @@ from typing import Any
 import pytest
 
 from queuekeeper import postgres
-from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
 from queuekeeper.events import operations
-from queuekeeper.events.model import Delivery, FellBehind, Interest, NewEvent, Rejected
+from queuekeeper.events.model import Delivery, FellBehind, Interest, NewEvent
 from tests.conformance.event_worlds import KINDS, TRANSIENT, Kind, World, allow, refuse, until
 from tests.patience import PATIENCE_S
 

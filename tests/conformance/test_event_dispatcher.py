@@ -261,7 +261,7 @@ def test_wait_that_is_not_notifiable_leaves_the_notification_to_the_next(broker_
 
 
 def test_rules_that_cannot_be_are_refused() -> None:
-    with pytest.raises(UsageError, match="poll_interval_s is 0: it must be seconds, more than 0"):
+    with pytest.raises(UsageError, match=r"poll_interval_s is 0: it must be a number of seconds, 0\.001 to 86400"):
         DispatchRules(poll_interval_s=0)
     with pytest.raises(UsageError, match="one condition cannot have more time than a poll, which has 2"):
         DispatchRules(statement_timeout_s=2, condition_timeout_s=3)

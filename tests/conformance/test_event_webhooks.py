@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
-from queuekeeper.events.model import Delivery, Event, NewEvent, Rejected
+from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
+from queuekeeper.events.model import Delivery, Event, NewEvent
 from queuekeeper.events.webhooks import AsyncWebhook, Webhook, WebhookRules
 from tests.conformance.event_worlds import KINDS, Kind, World, until
 

@@ -19,13 +19,13 @@ from queuekeeper.errors import (
     PayloadTooLarge,
     QueueFull,
     RefusedError,
+    Rejected,
     ServerUnavailable,
     StoreFull,
     UnknownConsumer,
     UnknownQueue,
     UsageError,
 )
-from queuekeeper.events.model import Rejected
 from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer, WorkRules
 from queuekeeper.fanout.handlers import Handler, Middleware, RetryRules, handler
 from queuekeeper.fanout.model import ConsumerOptions, FanoutMessage, FanoutRules, Mode, NewMessage, PublishReport

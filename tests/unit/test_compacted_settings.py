@@ -98,9 +98,9 @@ def test_settings_of_the_original_are_read_under_its_names() -> None:
 @pytest.mark.parametrize(
     ("settings", "kind", "words"),
     [
-        ({"writer_pool_size": -1}, UsageError, "writer_pool_size is -1: it must be an integer, 0 to 10240"),
+        ({"writer_pool_size": -1}, UsageError, "writer_pool_size is -1: it must be 0 to 10240"),
         ({"writer_pool_size": 10_241}, UsageError, "writer_pool_size is 10241"),
-        ({"reader_batch_size": 0}, UsageError, "reader_batch_size is 0: it must be an integer, 1 to 31"),
+        ({"reader_batch_size": 0}, UsageError, "reader_batch_size is 0: it must be 1 to 31"),
         ({"reader_batch_size": 32}, UsageError, "reader_batch_size is 32"),
         ({"reader_batch_size": True}, UsageError, "reader_batch_size is True"),
         ({"reader_batch_size": "5"}, UsageError, "reader_batch_size is '5'"),

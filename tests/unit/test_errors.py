@@ -36,6 +36,7 @@ EXIT_CODES = {
     "RefusedError": 4,
     "ScatteredClient": 2,
     "SchemaMismatch": 4,
+    "Rejected": 1,
     "ScriptError": 1,
     "SequenceConflict": 4,
     "ServerUnavailable": 4,

@@ -21,6 +21,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, Self
 
+from queuekeeper.checks import check_integer, check_seconds, checked
+from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.compacted.model import (
     FETCH_BYTES,
     MAX_LEASE_MS,
@@ -30,17 +32,14 @@ from queuekeeper.compacted.model import (
     Fence,
     Position,
     Refill,
-    check_integer,
     check_name,
     chosen,
 )
-from queuekeeper.compacted.pause import Pause, check_seconds, pause_s
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.compacted.store import QueueOperations
-from queuekeeper.doors import checked
 from queuekeeper.errors import QueueBusy, RefusedError, ServerUnavailable, StaleEpoch, UnreadableRecord
 from queuekeeper.keyspace import check_client_id
-from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.operation import Operation, Pause, awaited, blocking
 
 WAKE_S = 3_600.0
 LISTEN_S = 1.0
@@ -219,7 +218,7 @@ class Consumption:
             except ServerUnavailable:
                 if self.stopping or self._now_s() >= give_up_at_s:
                     raise
-                yield Pause(pause_s(attempt))
+                yield Pause(SERVER_BACKOFF.after(attempt))
                 attempt += 1
             else:
                 return
@@ -243,7 +242,7 @@ class Consumption:
                 self._redeliver = self._look = True
                 if self.stopping:
                     raise
-                yield Pause(pause_s(attempt))
+                yield Pause(SERVER_BACKOFF.after(attempt))
                 attempt += 1
             else:
                 return

@@ -8,6 +8,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Any
 
+from queuekeeper.checks import check_integer, check_text
 from queuekeeper.errors import InvalidPolicy, PayloadTooLarge, UsageError
 
 MAX_TEXT_BYTES = 65_535
@@ -192,10 +193,10 @@ class Append:
             if not isinstance(self.properties, Mapping):
                 raise UsageError(f"properties is a {type(self.properties).__name__}: it must map names to texts")
             for name, text in property_pairs(self.properties):
-                check_text("property name", name)
-                check_text("property value", text)
+                check_text("property name", name, most_bytes=MAX_TEXT_BYTES)
+                check_text("property value", text, most_bytes=MAX_TEXT_BYTES)
         if self.content_type is not None:
-            check_text("content_type", self.content_type)
+            check_text("content_type", self.content_type, most_bytes=MAX_TEXT_BYTES)
         if self.published_ms is not None:
             check_integer("published_ms", self.published_ms, 0, MAX_SEQUENCE, "milliseconds since 1970")
         if self.expected_sequence is not None:
@@ -683,37 +684,11 @@ def check_name(name: str, value: Any) -> None:
 
     :raises UsageError: naming the parameter and the rule.
     """
-    check_text(name, value)
+    check_text(name, value, most_bytes=MAX_TEXT_BYTES)
     if not value:
         raise UsageError(f"{name} is empty: name who calls")
     if "\0" in value:
         raise UsageError(f"{name} holds a zero character")
-
-
-def check_text(name: str, value: Any) -> None:
-    """Refuse what is no text, or too long for MQTT.
-
-    :raises UsageError: naming the field and the rule.
-    """
-    if type(value) is not str:
-        raise UsageError(f"{name} is {value!r}: it must be text")
-    try:
-        size = len(value) if value.isascii() else len(value.encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"{name} holds half a surrogate pair: it cannot be written as UTF-8") from None
-    if size > MAX_TEXT_BYTES:
-        raise UsageError(f"{name} has {size} bytes: at most {MAX_TEXT_BYTES}")
-
-
-def check_integer(name: str, value: Any, least: int, most: int, rule: str) -> None:
-    """Refuse what is not an integer of a range.
-
-    :raises UsageError: naming parameter, value and rule.
-    """
-    if type(value) is not int:
-        raise UsageError(f"{name} is {value!r}: it must be an integer")
-    if not least <= value <= most:
-        raise UsageError(f"{name} is {value}: it must be {least} to {most} ({rule})")
 
 
 def check_appends(appends: Sequence[Append], rules: QueueRules) -> None:

@@ -17,7 +17,8 @@ from asyncio import StreamReader, StreamWriter
 from types import TracebackType
 from typing import Self
 
-from queuekeeper.compacted.model import MAX_SEQUENCE, Append, Properties, check_integer, check_name
+from queuekeeper.checks import check_integer
+from queuekeeper.compacted.model import MAX_SEQUENCE, Append, Properties, check_name
 from queuekeeper.compacted.mqtt_health import FailedDeliveries, Outage
 from queuekeeper.compacted.mqtt_link import BrokerAddress, BrokerLink, NotStored, Published
 from queuekeeper.compacted.mqtt_metrics import DoorMetrics

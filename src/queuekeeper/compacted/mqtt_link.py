@@ -23,8 +23,8 @@ from paho.mqtt.packettypes import PacketTypes
 from paho.mqtt.properties import Properties
 from paho.mqtt.subscribeoptions import SubscribeOptions
 
+from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.compacted.mqtt_packets import ANY_PACKET_BYTES
-from queuekeeper.compacted.pause import pause_s
 from queuekeeper.errors import PayloadTooLarge, ServerUnavailable, UsageError
 
 KEEPALIVE_S = 60
@@ -145,7 +145,7 @@ class BrokerLink:
                 await session.close()
             # A connection that is made is no progress while what comes through it cannot be stored.
             attempt = 0 if session.has_acknowledged else attempt
-            await asyncio.sleep(pause_s(attempt))
+            await asyncio.sleep(SERVER_BACKOFF.after(attempt))
             attempt += 1
 
     async def publish(

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
 from queuekeeper import lua
+from queuekeeper.checks import check_integer
 from queuekeeper.clock import Clock
 from queuekeeper.compacted.model import (
     FETCH_BYTES,
@@ -51,7 +52,6 @@ from queuekeeper.compacted.model import (
     VerifyReport,
     Violation,
     check_appends,
-    check_integer,
     check_key,
     check_name,
     chosen,

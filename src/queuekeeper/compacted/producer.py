@@ -15,6 +15,8 @@ from types import TracebackType
 from typing import Any, NamedTuple, Self
 
 from queuekeeper.batches import Batches
+from queuekeeper.checks import check_integer, check_seconds, checked
+from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.compacted.model import (
     MAX_SEQUENCE,
     MAX_VALUE_BYTES,
@@ -22,17 +24,14 @@ from queuekeeper.compacted.model import (
     AppendReport,
     QueueRules,
     check_appends,
-    check_integer,
     check_name,
 )
 from queuekeeper.compacted.operations import BYTES_PER_CALL, ENTRIES_PER_CALL, CompactedOperations
-from queuekeeper.compacted.pause import Pause, check_seconds, pause_s
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.compacted.records import stored_bytes
-from queuekeeper.doors import checked
 from queuekeeper.errors import NumberReused, QueueFull, RefusedError, SequenceConflict, ServerUnavailable, UsageError
 from queuekeeper.keyspace import check_client_id
-from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.operation import Operation, Pause, awaited, blocking
 
 MAX_PENDING = 10_000
 RETRY_FOR_S = 30.0
@@ -88,7 +87,7 @@ class Deliveries:
                 report = None
                 break
             except ServerUnavailable:
-                wait_s = pause_s(attempt)
+                wait_s = SERVER_BACKOFF.after(attempt)
                 if self._now_s() + wait_s > give_up_at_s:
                     raise
                 yield Pause(wait_s)

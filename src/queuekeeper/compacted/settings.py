@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from queuekeeper.checks import check_integer, checked
 from queuekeeper.compacted.model import MAX_SEQUENCE, Retention, RetentionPolicy
-from queuekeeper.doors import checked
 from queuekeeper.durations import duration_ms
 from queuekeeper.errors import InvalidPolicy, UsageError
 
@@ -39,11 +39,11 @@ class EcqSettings:
     read_timeout_ms: int = 5_000
 
     def __post_init__(self) -> None:
-        _check("writer_pool_size", self.writer_pool_size, 0, MAX_WRITER_POOL_SIZE)
-        _check("reader_batch_size", self.reader_batch_size, 1, MAX_READER_BATCH_SIZE)
-        _check("data_retention", self.data_retention_ms, 0, MAX_SEQUENCE)
+        check_integer("writer_pool_size", self.writer_pool_size, 0, MAX_WRITER_POOL_SIZE)
+        check_integer("reader_batch_size", self.reader_batch_size, 1, MAX_READER_BATCH_SIZE)
+        check_integer("data_retention", self.data_retention_ms, 0, MAX_SEQUENCE, error=InvalidPolicy)
         for name in ("gc_interval", "write_timeout", "read_timeout"):
-            _check(name, getattr(self, f"{name}_ms"), 1, MAX_SEQUENCE)
+            check_integer(name, getattr(self, f"{name}_ms"), 1, MAX_SEQUENCE)
 
     @classmethod
     @checked
@@ -67,9 +67,3 @@ class EcqSettings:
     def retention(self) -> Retention:
         """What the original's only policy does: age removes every message, also the last one of a key."""
         return Retention(policy=RetentionPolicy.DELETE, retention_ms=self.data_retention_ms)
-
-
-def _check(name: str, value: Any, least: int, most: int) -> None:
-    if type(value) is not int or not least <= value <= most:
-        kind = InvalidPolicy if name == "data_retention" else UsageError
-        raise kind(f"{name} is {value!r}: it must be an integer, {least} to {most}")

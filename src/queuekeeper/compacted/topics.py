@@ -16,8 +16,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any
 
+from queuekeeper.checks import checked
 from queuekeeper.compacted.model import MAX_TEXT_BYTES, check_key
-from queuekeeper.doors import checked
 from queuekeeper.errors import InvalidTopic
 from queuekeeper.keyspace import check_client_id
 

@@ -15,7 +15,6 @@ from .model import (
     Page as Page,
     PageItem as PageItem,
     ReadRules as ReadRules,
-    Rejected as Rejected,
     ReleaseReport as ReleaseReport,
     ResumeRefused as ResumeRefused,
     Retry as Retry,

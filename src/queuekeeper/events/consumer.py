@@ -16,8 +16,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, Self, TypeVar
 
-from queuekeeper.doors import checked
-from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from queuekeeper.checks import check_integer, checked
+from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
 from queuekeeper.events.handlers import (
     Assignment,
     AsyncListener,
@@ -37,11 +37,9 @@ from queuekeeper.events.model import (
     Interest,
     PageItem,
     ReadRules,
-    Rejected,
     Splitter,
     Subscription,
     TransientRefusal,
-    check_count,
     check_group,
     retry_of,
 )
@@ -517,7 +515,7 @@ class EventConsumer(BlockingService):
 
     @checked
     def __init__(self, url: str, *, group_id: str, rules: ReadRules | None = None, threads: int = 8) -> None:
-        check_count("threads", threads, 1_000)
+        check_integer("threads", threads, 1, 1_000)
         self._rules = rules or ReadRules()
         self.operations = Consumption(
             group_id=group_id, rules=self._rules, attempt=blocking_attempt, now_s=time.monotonic

@@ -11,9 +11,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from queuekeeper.checks import check_seconds
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.events.consumer import Recovery, Stop
-from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal, check_seconds
+from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
 from queuekeeper.events.operations import EventOperations, Query
 from queuekeeper.events.service import AsyncService, BlockingService, Open, Wait
 from queuekeeper.operation import Operation, awaited, blocking
@@ -58,8 +59,8 @@ class DispatchRules:
 
     def __post_init__(self) -> None:
         check_seconds("poll_interval_s", self.poll_interval_s)
-        check_seconds("pause_s", self.pause_s, zero=True)
-        check_seconds("busy_pause_s", self.busy_pause_s, zero=True)
+        check_seconds("pause_s", self.pause_s, least=0)
+        check_seconds("busy_pause_s", self.busy_pause_s, least=0)
         check_seconds("statement_timeout_s", self.statement_timeout_s)
         check_seconds("condition_timeout_s", self.condition_timeout_s)
         if self.condition_timeout_s > self.statement_timeout_s:

@@ -10,6 +10,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any, Self
 
+from queuekeeper.checks import check_integer, check_seconds
+from queuekeeper.clock import Backoff
 from queuekeeper.events.model import (
     MAX_RETRIES,
     Delivery,
@@ -17,13 +19,11 @@ from queuekeeper.events.model import (
     Handler,
     Interest,
     Splitter,
-    check_count,
-    check_seconds,
     check_text,
 )
 from queuekeeper.operation import Operation, awaited, blocking
 
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 60.0
+BACKOFF = Backoff(first_s=0.1, longest_s=60.0)
 """Pauses before a delivery comes again to a handler that keeps the order; each is twice as long as the one before."""
 
 
@@ -151,7 +151,7 @@ class ReliableHandler:
     def __post_init__(self) -> None:
         check_text("name of the handler", self.name, 255)
         if self.retries_s is not None:
-            check_count("retries", len(self.retries_s) + 1, MAX_RETRIES + 1)
+            check_integer("retries", len(self.retries_s) + 1, 1, MAX_RETRIES + 1)
             for pause_s in self.retries_s:
                 check_seconds("a pause before a retry", pause_s)
 
@@ -168,7 +168,7 @@ class ReliableHandler:
         """Put what is left of a delivery back to the head of the queue; after a failure, it waits there."""
         again = tuple(replace(one.delivery, attempt=one.delivery.attempt + 1) for one in failures)
         if again:
-            self.resume_at_s = now_s + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(again[0].attempt - 2, 16))
+            self.resume_at_s = now_s + BACKOFF.after(again[0].attempt - 2)
         if assignment.parts is None and again and again[0].events == assignment.delivery.events:
             # Not cut into parts, or cutting it has failed: it is cut the next time.
             assignment.delivery = again[0]

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
-from queuekeeper.doors import check_fields
-from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
+from queuekeeper.checks import check_fields, check_integer, check_seconds
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jsonl import holds, json_bytes
 
 MAX_TOPIC_CHARACTERS = 255
@@ -52,10 +52,6 @@ class StatementTimeout(TransientRefusal):
 
 class LockTimeout(TransientRefusal):
     """The server ended a statement that waited too long for others; nothing of it was stored."""
-
-
-class Rejected(QueuekeeperError):
-    """Raised by a handler: these events will never do, so they become dead letters at once."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -264,12 +260,12 @@ class ReadRules:
     grace_s: float = 30.0
 
     def __post_init__(self) -> None:
-        check_count("page", self.page, MAX_PAGE)
-        check_count("pages_ahead", self.pages_ahead, 1_000)
-        check_count("listener_events", self.listener_events, 10_000_000)
+        check_integer("page", self.page, 1, MAX_PAGE)
+        check_integer("pages_ahead", self.pages_ahead, 1, 1_000)
+        check_integer("listener_events", self.listener_events, 1, 10_000_000)
         check_seconds("poll_interval_s", self.poll_interval_s)
         check_seconds("sign_of_life_s", self.sign_of_life_s)
-        check_seconds("grace_s", self.grace_s, zero=True)
+        check_seconds("grace_s", self.grace_s, least=0)
 
 
 def retry_of(event: Event) -> Retry | None:
@@ -401,21 +397,3 @@ def check_characters(name: str, value: Any) -> None:
 def check_group(group_id: Any) -> None:
     """Refuse what is not the id of a group."""
     check_text("group id", group_id, MAX_GROUP_CHARACTERS)
-
-
-def check_count(name: str, value: Any, most: int) -> None:
-    """Refuse what is not a number from 1 to the greatest allowed.
-
-    :raises UsageError: naming value and range.
-    """
-    if type(value) is not int or not 1 <= value <= most:
-        raise UsageError(f"{name} is {value!r}: it must be a number from 1 to {most:,}")
-
-
-def check_seconds(name: str, value: Any, *, zero: bool = False) -> None:
-    """Refuse what is no time to wait.
-
-    :raises UsageError: naming value and rule.
-    """
-    if not isinstance(value, int | float) or not (0 <= value <= 86_400) or (value == 0 and not zero):
-        raise UsageError(f"{name} is {value!r}: it must be seconds, more than 0 and at most a day")

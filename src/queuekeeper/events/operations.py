@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeAlias, TypeVar
 
+from queuekeeper.checks import check_integer
 from queuekeeper.errors import UsageError
 from queuekeeper.events.model import (
     MAX_EVENTS_PER_CALL,
@@ -26,7 +27,6 @@ from queuekeeper.events.model import (
     StatementTimeout,
     Subscription,
     SubscriptionView,
-    check_count,
     check_event,
     check_events,
     check_group,
@@ -205,7 +205,7 @@ class EventOperations:
         :param peek: take no ownership, and look even though somebody else has it.
         """
         check_group(group_id)
-        check_count("limit", limit, MAX_PAGE)
+        check_integer("limit", limit, 1, MAX_PAGE)
         parameters = {"group_id": group_id, "cursor": cursor, "limit": limit, "peek": peek}
         rows: Rows = yield Query(name="read_next_events", parameters=parameters)
         return Page(
@@ -239,7 +239,7 @@ class EventOperations:
 
         :raises RefusedError: when it is more than ``limit``.
         """
-        check_count("limit", limit, MAX_PAGE)
+        check_integer("limit", limit, 1, MAX_PAGE)
         rows: Rows = yield Query(
             name="replay_events",
             parameters={
@@ -297,7 +297,7 @@ class EventOperations:
         :param group_id: of one group; of all when absent.
         :param after: last id of the page before.
         """
-        check_count("limit", limit, MAX_PAGE)
+        check_integer("limit", limit, 1, MAX_PAGE)
         parameters = {"group_id": group_id, "after": after, "limit": limit}
         rows: Rows = yield Query(name="dead_letters", parameters=parameters)
         return tuple(

@@ -13,15 +13,13 @@ from types import TracebackType
 from typing import Generic, Self, TypeAlias, TypeVar
 
 from queuekeeper.batches import Batches, ThreadBatches
-from queuekeeper.doors import checked
+from queuekeeper.checks import check_integer, check_seconds, checked
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
 from queuekeeper.events.broker import AsyncEventBroker, EventBroker
 from queuekeeper.events.model import (
     MAX_EVENTS_PER_CALL,
     NewEvent,
-    check_count,
     check_event,
-    check_seconds,
     json_of,
 )
 from queuekeeper.events.operations import BYTES_PER_COPY
@@ -106,9 +104,9 @@ def _weighed(event: NewEvent) -> _Part:
 
 
 def _check_bounds(*, max_batch: int, max_pending: int, linger_s: float) -> None:
-    check_count("max_batch", max_batch, MAX_EVENTS_PER_CALL)
-    check_count("max_pending", max_pending, 10_000_000)
-    check_seconds("linger_s", linger_s, zero=True)
+    check_integer("max_batch", max_batch, 1, MAX_EVENTS_PER_CALL)
+    check_integer("max_pending", max_pending, 1, 10_000_000)
+    check_seconds("linger_s", linger_s, least=0)
 
 
 def _is_of_one(error: QueuekeeperError) -> bool:

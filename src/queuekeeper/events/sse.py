@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
+from queuekeeper.checks import check_integer, check_seconds
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
 from queuekeeper.events.handlers import AsyncListener, Listener
@@ -19,8 +20,6 @@ from queuekeeper.events.model import (
     Interest,
     ResumeRefused,
     Subscription,
-    check_count,
-    check_seconds,
     instant_of,
     json_of,
 )
@@ -70,10 +69,10 @@ class StreamRules:
 
     def __post_init__(self) -> None:
         if self.replay_events:
-            check_count("replay_events", self.replay_events, 10_000)
+            check_integer("replay_events", self.replay_events, 1, 10_000)
         check_seconds("replay_s", self.replay_s)
         check_seconds("keep_alive_s", self.keep_alive_s)
-        check_count("retry_ms", self.retry_ms, 3_600_000)
+        check_integer("retry_ms", self.retry_ms, 1, 3_600_000)
 
 
 class StreamWriter:

@@ -20,10 +20,10 @@ from typing import Self
 import httpx
 import orjson
 
+from queuekeeper.checks import check_fields, check_integer, check_seconds, checked
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.doors import check_fields, checked
-from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
-from queuekeeper.events.model import Delivery, Rejected, check_count, check_seconds
+from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
+from queuekeeper.events.model import Delivery
 
 RETRIES_S = (300.0, 1_800.0)
 """Seconds before each retry that suit most receivers: ``consumer.handle(webhook, retries_s=RETRIES_S, ...)``."""
@@ -50,7 +50,7 @@ class WebhookRules:
 
     def __post_init__(self) -> None:
         check_seconds("timeout_s", self.timeout_s)
-        check_count("gzip_from_bytes", self.gzip_from_bytes, 2**30)
+        check_integer("gzip_from_bytes", self.gzip_from_bytes, 1, 2**30)
         check_fields(self, "secret")
         if self.secret is not None:
             _key(self.secret)

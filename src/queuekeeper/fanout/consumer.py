@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Self
 
-from queuekeeper.compacted.pause import check_seconds, pause_s
-from queuekeeper.doors import checked
+from queuekeeper.checks import check_integer, check_seconds, checked
+from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.errors import MembershipChanged, RefusedError, ServerUnavailable, StoreFull, UsageError
 from queuekeeper.fanout.handlers import Attempt, Failed, Handler, Middleware, Work
 from queuekeeper.fanout.model import (
@@ -36,7 +36,6 @@ from queuekeeper.fanout.model import (
     Registration,
     Start,
     check_consumer,
-    check_integer,
     check_queue,
 )
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
@@ -230,7 +229,7 @@ class Consumption:
                         continue
                     self._over = not self._busy
                 # What a reply that was lost has leased comes again when its lease is over.
-                until_s = self._now_s() + pause_s(attempt)
+                until_s = self._now_s() + SERVER_BACKOFF.after(attempt)
                 attempt += 1
                 _log.warning("consumer %r of %r: %s; it tries again", self.consumer, self.queue, error)
                 while not self._over and not self._is_late() and self._now_s() < until_s:

@@ -6,17 +6,9 @@ from dataclasses import replace
 from enum import StrEnum
 from typing import Any, TypeVar
 
+from queuekeeper.checks import check_choice
 from queuekeeper.durations import duration_ms
-from queuekeeper.fanout.model import (
-    ConsumerOptions,
-    Mode,
-    QueueOptions,
-    Start,
-    WhenFailed,
-    WhenFull,
-    WhenNobody,
-    check_choice,
-)
+from queuekeeper.fanout.model import ConsumerOptions, Mode, QueueOptions, Start, WhenFailed, WhenFull, WhenNobody
 
 NONE = "none"
 Choice = TypeVar("Choice", bound=StrEnum)

@@ -7,10 +7,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from queuekeeper.doors import check_fields
-from queuekeeper.errors import UsageError
-from queuekeeper.events.model import Rejected
-from queuekeeper.fanout.model import MAX_MS, FanoutMessage, check_integer
+from queuekeeper.checks import check_fields, check_integer
+from queuekeeper.errors import Rejected, UsageError
+from queuekeeper.fanout.model import MAX_MS, FanoutMessage
 from queuekeeper.operation import Operation, awaited, blocking
 
 Work: TypeAlias = Callable[[FanoutMessage], Any]

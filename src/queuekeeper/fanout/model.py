@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
-from queuekeeper.doors import check_fields
+from queuekeeper.checks import check_choice, check_fields, check_integer, check_text
 from queuekeeper.errors import InvalidLife, InvalidName, PayloadTooLarge, QueuekeeperError, UsageError
 
 DAY_MS = 86_400_000
@@ -190,7 +190,7 @@ class NewMessage:
             ("deduplication_id", self.deduplication_id),
         ):
             if value is not None:
-                check_text(name, value)
+                check_text(name, value, most_bytes=MAX_TEXT_BYTES)
         if self.deduplication_ms is not None:
             check_integer("deduplication_ms", self.deduplication_ms, 1, MAX_MS)
         if self.deduplication_id == "":
@@ -201,8 +201,8 @@ class NewMessage:
         if len(self.headers) > MAX_HEADERS:
             raise UsageError(f"headers has {len(self.headers)} entries: at most {MAX_HEADERS}")
         for name, value in self.headers.items():
-            check_text("header name", name)
-            check_text(f"header {name!r}", value)
+            check_text("header name", name, most_bytes=MAX_TEXT_BYTES)
+            check_text(f"header {name!r}", value, most_bytes=MAX_TEXT_BYTES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -608,38 +608,3 @@ def check_body(message: NewMessage, rules: FanoutRules) -> None:
     """
     if len(message.body) > rules.max_body_bytes:
         raise PayloadTooLarge(f"body has {len(message.body)} bytes: at most {rules.max_body_bytes}")
-
-
-def check_text(name: str, value: Any) -> None:
-    """Refuse what is not text, or is too long.
-
-    :raises UsageError: naming the field and the rule.
-    """
-    if type(value) is not str:
-        raise UsageError(f"{name} is {value!r}: it must be text")
-    try:
-        size = len(value.encode())
-    except UnicodeEncodeError:
-        raise UsageError(f"{name} holds half a surrogate pair, which UTF-8 does not have") from None
-    if size > MAX_TEXT_BYTES:
-        raise UsageError(f"{name} has {size} bytes: at most {MAX_TEXT_BYTES}")
-
-
-def check_integer(name: str, value: Any, least: int, most: int) -> None:
-    """Refuse what is not an integer of a range.
-
-    :raises UsageError: naming parameter, value and range.
-    """
-    if type(value) is not int:
-        raise UsageError(f"{name} is {value!r}: it must be an integer")
-    if not least <= value <= most:
-        raise UsageError(f"{name} is {value}: it must be {least} to {most}")
-
-
-def check_choice(name: str, value: Any, choices: type[StrEnum]) -> None:
-    """Refuse what is not one of a set of choices.
-
-    :raises UsageError: naming parameter, value and choices.
-    """
-    if not isinstance(value, choices):
-        raise UsageError(f"{name} is {value!r}: one of {', '.join(choices)}")

@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from queuekeeper import lua
+from queuekeeper.checks import check_choice, check_integer
 from queuekeeper.clock import Clock
 from queuekeeper.errors import (
     ConsumerLeaving,
@@ -67,9 +68,7 @@ from queuekeeper.fanout.model import (
     WhenFull,
     WhenNobody,
     check_body,
-    check_choice,
     check_consumer,
-    check_integer,
     check_queue,
 )
 from queuekeeper.fanout.records import read_record, write_record

@@ -15,8 +15,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from queuekeeper.batches import Batches
-from queuekeeper.compacted.pause import Pause, check_seconds, pause_s
-from queuekeeper.doors import checked
+from queuekeeper.checks import check_integer, check_seconds, checked
+from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.errors import (
     MembershipChanged,
     QueuekeeperError,
@@ -25,19 +25,12 @@ from queuekeeper.errors import (
     UnknownConsumer,
     UnknownQueue,
 )
-from queuekeeper.fanout.model import (
-    MAX_MS,
-    NewMessage,
-    PublishReport,
-    check_consumer,
-    check_integer,
-    check_queue,
-)
+from queuekeeper.fanout.model import MAX_MS, NewMessage, PublishReport, check_consumer, check_queue
 from queuekeeper.fanout.operations import BYTES_PER_CALL, MESSAGES_PER_CALL
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.fanout.records import json_message
 from queuekeeper.fanout.store import FanoutStore
-from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.operation import Operation, Pause, awaited, blocking
 
 MAX_PENDING = 10_000
 RETRY_FOR_S = 30.0
@@ -116,7 +109,7 @@ class Deliveries:
             # changed does not look.
             is_open = isinstance(error, ServerUnavailable | StoreFull | MembershipChanged)
             is_gone = isinstance(error, UnknownConsumer | UnknownQueue)
-            wait_s = pause_s(attempt)
+            wait_s = SERVER_BACKOFF.after(attempt)
             if lost is None or not is_open or self._now_s() + wait_s > give_up_at_s:
                 final = lost if lost is not None and (is_open or is_gone) else error
                 if not reports:

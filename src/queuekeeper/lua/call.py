@@ -16,6 +16,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from queuekeeper.clock import Backoff
 from queuekeeper.errors import LUA_ERRORS, QueuekeeperError, ScatteredClient, ScriptError, UsageError, from_lua
 from queuekeeper.keyspace import check_served, key_owner
 from queuekeeper.lua.bundle import Script
@@ -38,6 +39,7 @@ LONGEST_WAIT_S = 10.0
 
 _NOT_RUN = (NoScriptError, AskError, TryAgainError, ClusterDownError, BusyLoadingError, ReadOnlyError)
 # Said by the server before a script runs, and unknown to redis-py.
+_BACKOFF = Backoff(first_s=0.01, longest_s=0.5)
 _SERVER_REFUSALS = frozenset({"BUSY", "MISCONF", "NOREPLICAS"})
 
 
@@ -122,7 +124,7 @@ def pause_s(reply: Reply, attempt: int) -> float:
     """
     if isinstance(reply, NoScriptError) or (attempt == 0 and isinstance(reply, AskError)):
         return 0.0
-    return float(min(0.5, 0.01 * 2 ** min(attempt, 6)))
+    return _BACKOFF.after(attempt)
 
 
 def as_ours(error: BaseException, script: Script, address: str) -> QueuekeeperError:

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+from queuekeeper.checks import check_integer
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
 from queuekeeper.sessions.judge import (
@@ -505,17 +506,6 @@ def check_page(*, offset: int, limit: int) -> None:
         raise UsageError(f"offset is {offset}: it must be 0 or more")
     if not 1 <= limit <= MAX_PAGE:
         raise UsageError(f"limit is {limit}: it must be 1 to {MAX_PAGE}; read longer queues page by page")
-
-
-def check_integer(name: str, value: Any, least: int, most: int, rule: str) -> None:
-    """Refuse what is not an integer of a range.
-
-    :raises UsageError: naming parameter, value and rule.
-    """
-    if type(value) is not int:
-        raise UsageError(f"{name} is {value!r}: it must be an integer")
-    if not least <= value <= most:
-        raise UsageError(f"{name} is {value}: it must be {least} to {most} ({rule})")
 
 
 def check_packet_id(packet_id: Any) -> None:

@@ -17,6 +17,7 @@ import orjson
 import psycopg
 from psycopg import errors as postgres_errors
 
+from queuekeeper.checks import check_integer
 from queuekeeper.errors import (
     MovedOn,
     NotOwner,
@@ -51,7 +52,6 @@ from queuekeeper.sessions.model import (
     SessionSave,
     SessionView,
     StoreRules,
-    check_integer,
     check_packet_id,
     check_page,
 )

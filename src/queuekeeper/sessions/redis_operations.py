@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import orjson
 
 from queuekeeper import lua
+from queuekeeper.checks import check_integer
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import (
     ImportedBefore,
@@ -61,7 +62,6 @@ from queuekeeper.sessions.model import (
     SessionSave,
     SessionView,
     StoreRules,
-    check_integer,
     check_packet_id,
     check_page,
 )

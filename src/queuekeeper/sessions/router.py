@@ -20,6 +20,7 @@ import psycopg
 from psycopg.pq import TransactionStatus
 
 from queuekeeper import lua, postgres
+from queuekeeper.checks import check_integer
 from queuekeeper.errors import (
     NotOwner,
     QueuekeeperError,
@@ -30,7 +31,7 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.keyspace import check_client_id
-from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.operation import Operation, Pause, awaited, blocking
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions import postgres_operations, redis_operations
@@ -50,7 +51,6 @@ from queuekeeper.sessions.model import (
     SessionSave,
     SessionView,
     StoreRules,
-    check_integer,
 )
 from queuekeeper.sessions.owners import Owner, OwnerOperations, Ownership
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
@@ -106,12 +106,6 @@ class AtPostgres(NamedTuple):
 
     step: postgres_operations.Step
     operation: object
-
-
-class Pause(NamedTuple):
-    """A step that nobody answers; it passes time."""
-
-    seconds: float
 
 
 class Together(NamedTuple):

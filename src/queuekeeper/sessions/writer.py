@@ -12,16 +12,11 @@ from copy import copy
 from types import TracebackType
 from typing import NamedTuple, Self, TypeAlias
 
+from queuekeeper.checks import check_integer
+from queuekeeper.clock import Backoff
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.keyspace import check_client_id
-from queuekeeper.sessions.model import (
-    NewMessage,
-    Refusal,
-    SaveReport,
-    SessionSave,
-    check_integer,
-    check_text,
-)
+from queuekeeper.sessions.model import NewMessage, Refusal, SaveReport, SessionSave, check_text
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
 from queuekeeper.sessions.router import AsyncSessionRouter
@@ -33,8 +28,8 @@ FLUSHES = 2
 would leave nobody for the other one, and client and server would work by turns."""
 
 ATTEMPTS = 6
-FIRST_PAUSE_S = 0.1
-"""Pause before a batch is sent a second time; each further one is twice as long. All together take some 3 s."""
+BACKOFF = Backoff(first_s=0.1, longest_s=1.6)
+"""Pauses before a batch is sent again. All together take some 3 s."""
 
 
 class Stored(NamedTuple):
@@ -218,7 +213,7 @@ class SessionWriter:
         lost: list[_Batch] = []
         try:
             if attempt > 1:
-                await asyncio.sleep(FIRST_PAUSE_S * 2 ** (attempt - 2))
+                await asyncio.sleep(BACKOFF.after(attempt - 2))
             reports = await self._store.save_messages([batch.save for batch in batches])
             for batch, report in zip(batches, reports, strict=True):
                 again = isinstance(report.error, ServerUnavailable) and self._source is not None

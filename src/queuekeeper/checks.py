@@ -1,18 +1,21 @@
-"""Refuses arguments of a wrong type at the doors of the library, by the annotations of what is called."""
+"""Refuses wrong arguments at the doors of the library: types by the annotations of what is called, then values."""
 
 from __future__ import annotations
 
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from enum import Enum
+from enum import Enum, StrEnum
 from functools import cache, wraps
+from math import inf
 from typing import Any, Literal, ParamSpec, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from queuekeeper.errors import UsageError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+
+DAY_S = 86_400.0
 
 Fits = Callable[[Any], bool]
 """Tells whether a value is of a type."""
@@ -78,6 +81,55 @@ def check_fields(record: Any, *names: str) -> None:
         value = getattr(record, name)
         if not fits(value):
             raise UsageError(_words(name, value, rule))
+
+
+def check_integer(
+    name: str, value: Any, least: int, most: int, rule: str = "", *, error: type[UsageError] = UsageError
+) -> None:
+    """Refuse what is not an integer of a range.
+
+    :param rule: where the range comes from.
+    :raises UsageError: or the error that is asked for, naming parameter, value and range.
+    """
+    if type(value) is not int:
+        raise error(f"{name} is {value!r}: it must be an integer")
+    if not least <= value <= most:
+        raise error(f"{name} is {value}: it must be {least} to {most}{f' ({rule})' if rule else ''}")
+
+
+def check_seconds(name: str, value: Any, *, least: float = 0.001, most: float = DAY_S) -> None:
+    """Refuse what is no time in seconds.
+
+    :raises UsageError: naming parameter, value and range.
+    """
+    # A value that is not a number is not within any bounds.
+    if type(value) not in (int, float) or not least <= value <= most:
+        bounds = f"{least:g} or more" if most == inf else f"{least:g} to {most:g}"
+        raise UsageError(f"{name} is {value!r}: it must be a number of seconds, {bounds}")
+
+
+def check_text(name: str, value: Any, *, most_bytes: int) -> None:
+    """Refuse what is no text, or too long as UTF-8.
+
+    :raises UsageError: naming parameter and rule.
+    """
+    if type(value) is not str:
+        raise UsageError(f"{name} is {value!r}: it must be text")
+    try:
+        size = len(value) if value.isascii() else len(value.encode())
+    except UnicodeEncodeError:
+        raise UsageError(f"{name} holds half a surrogate pair: it cannot be written as UTF-8") from None
+    if size > most_bytes:
+        raise UsageError(f"{name} has {size} bytes: at most {most_bytes}")
+
+
+def check_choice(name: str, value: Any, choices: type[StrEnum]) -> None:
+    """Refuse what is not one of a set of choices.
+
+    :raises UsageError: naming parameter, value and choices.
+    """
+    if not isinstance(value, choices):
+        raise UsageError(f"{name} is {value!r}: one of {', '.join(choices)}")
 
 
 def _words(name: str, value: Any, rule: Any) -> str:
