@@ -25,12 +25,12 @@ from airflow.sdk import DAG, TriggerRule
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.event_upkeep import (
-    CheckUpkeepOperator,
     ExpireSubscriptionsOperator,
     ReenqueueEventsOperator,
     ReportUpkeepOperator,
     WatchBrokerOperator,
 )
+from queuekeeper.airflow.operators.jobs import CheckReportOperator
 from queuekeeper.jobs.common import DryRun, PostgresConnection
 from queuekeeper.maintenance.events.upkeep import UpkeepLimits
 
@@ -62,7 +62,7 @@ with DAG(
         **POSTGRES,
     )
     # The run's own verdict: a report alone must not turn a task that failed green.
-    upkept = CheckUpkeepOperator(task_id="upkept", report=report.output, **POSTGRES)
+    upkept = CheckReportOperator(task_id="upkept", report=report.output, **POSTGRES)
 
     [expire, reenqueue] >> watch >> report
     [expire, reenqueue] >> upkept

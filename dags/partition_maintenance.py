@@ -31,22 +31,18 @@ from airflow.sdk import DAG, TriggerRule, XComArg, task_group
 
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args, spark_jobs
 from queuekeeper.airflow.forms import form
+from queuekeeper.airflow.operators.jobs import CheckReportOperator
 from queuekeeper.airflow.operators.partitions import (
     ASKED,
     ApplyApprovedOperator,
-    ApplyCreationOperator,
+    ApplyPartitionsOperator,
     ApprovePartitionsOperator,
     ArchivePartitionsOperator,
-    CheckPartitionsOperator,
     ListPartitionedTablesOperator,
     PlanArchiveOperator,
-    PlanCreationOperator,
-    PlanDropOperator,
-    PlanOverrideOperator,
+    PlanPartitionsOperator,
     PlanQuestionOperator,
-    PlanRetirementOperator,
     ReportPartitionsOperator,
-    RetirePartitionsOperator,
     VerifyArchivesOperator,
 )
 from queuekeeper.jobs.common import Approval, DryRun, PostgresConnection, SparkConnection
@@ -92,10 +88,9 @@ with DAG(
     @task_group(group_id="creation")
     def creation(table: str) -> None:
         """Create what one table lacks."""
-        planned = PlanCreationOperator(
-            task_id="plan_creation", table=table, map_index_template="{{ task.table }}", **POSTGRES
-        )
-        ApplyCreationOperator(task_id="create", planned=planned.output, retries=5, **NAMED, **POSTGRES)
+        named: dict[str, Any] = {"table": table, "map_index_template": "{{ task.table }}", **POSTGRES}
+        planned = PlanPartitionsOperator(task_id="plan_creation", purpose="creation", **named)
+        ApplyPartitionsOperator(task_id="create", planned=planned.output, retries=5, **NAMED, **POSTGRES)
 
     @task_group(group_id="retirement")
     def retirement(table: str) -> None:
@@ -104,8 +99,8 @@ with DAG(
         named: dict[str, Any] = {"table": table, "map_index_template": "{{ task.table }}", **POSTGRES}
         anyway: dict[str, Any] = {**named, "trigger_rule": TriggerRule.ALL_DONE}
 
-        planned = PlanRetirementOperator(task_id="plan_retirement", **anyway)
-        retire = RetirePartitionsOperator(task_id="retire", planned=planned.output, **NAMED, **POSTGRES)
+        planned = PlanPartitionsOperator(task_id="plan_retirement", purpose="retirement", **anyway)
+        retire = ApplyPartitionsOperator(task_id="retire", planned=planned.output, **NAMED, **POSTGRES)
         to_archive = PlanArchiveOperator(task_id="plan_archive", **named)
         archive = ArchivePartitionsOperator(
             task_id="archive",
@@ -119,8 +114,11 @@ with DAG(
         planned >> retire >> to_archive >> archive
 
         # A question holds up no retirement: each of both kinds comes after it, and stands for itself.
-        plan_override = PlanOverrideOperator(
-            task_id="plan_override", asking=["retirement.approve_override", "retirement.override"], **anyway
+        plan_override = PlanQuestionOperator(
+            task_id="plan_override",
+            purpose="retirement",
+            asking=["retirement.approve_override", "retirement.override"],
+            **anyway,
         )
         approve_override = ApprovePartitionsOperator(task_id="approve_override", **asked_about("plan_override"))
         override = ApplyApprovedOperator(
@@ -128,8 +126,9 @@ with DAG(
         )
         retire >> plan_override >> approve_override >> override
 
-        plan_drop = PlanDropOperator(
+        plan_drop = PlanQuestionOperator(
             task_id="plan_drop",
+            purpose="drop",
             asking=["retirement.approve_drop", "retirement.verify", "retirement.drop"],
             **anyway,
         )
@@ -151,7 +150,7 @@ with DAG(
         task_id="report", tables=tables.output, trigger_rule=TriggerRule.ALL_DONE, **POSTGRES
     )
     # The run's own verdict: a report alone must not turn a table that failed green. A dry run skips what writes.
-    maintained = CheckPartitionsOperator(
+    maintained = CheckReportOperator(
         task_id="maintained", report=report.output, trigger_rule=TriggerRule.NONE_FAILED, **POSTGRES
     )
 

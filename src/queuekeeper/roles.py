@@ -389,7 +389,7 @@ def _roles() -> tuple[PostgresRole, ...]:
         PostgresRole(
             job=_ALTERS,
             purpose="partition_maintenance: belongs to the roles that own the tables of policies, and of the broker",
-            grants=(_control(_PARTITIONS, _KEEP), _KNOWN, _AUDITED),
+            grants=(_control((*_PARTITIONS, *_RUNS), _KEEP), _KNOWN, _AUDITED),
             reads_payloads=True,
         ),
         PostgresRole(

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -15,18 +16,21 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.models.taskinstance import TaskInstance
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk.bases.xcom import BaseXCom as XCom
-from airflow.sdk.exceptions import ParamValidationError
+from airflow.sdk.exceptions import ParamValidationError, TaskDeferred
 from airflow.utils.db import initdb
 from airflow.utils.session import create_session
 
-from queuekeeper import postgres
-from queuekeeper.airflow.operators.partitions import ArchivePartitionsOperator
+from queuekeeper import audit, postgres
+from queuekeeper.airflow.operators.partitions import ApplyPartitionsOperator, ArchivePartitionsOperator
+from queuekeeper.clock import system_clock
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
-from queuekeeper.maintenance.partitions.model import Purpose, RetiredState
+from queuekeeper.maintenance.partitions import apply
+from queuekeeper.maintenance.partitions.model import Purpose, RetiredState, to_json
+from queuekeeper.maintenance.partitions.plan import plan_for
 from queuekeeper.maintenance.partitions.policies import load_policy, save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
-from queuekeeper.maintenance.partitions.questions import kind_of
 from queuekeeper.maintenance.partitions.retired import retired_partitions
+from queuekeeper.maintenance.partitions.runs import kind_of
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
@@ -370,6 +374,53 @@ def test_drop_waits_for_an_archive_that_is_what_it_says(world: World, monkeypatc
     assert only(run, "retirement.verify") == {"failed"}
     assert only(run, "retirement.drop") == {"upstream_failed"}
     assert [state for _, state in world.states()] == [RetiredState.QUARANTINED] * 2
+
+
+def test_paused_run_holds_no_worker_and_goes_on_behind_what_is_done(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.table("visits")
+    policy = load_policy(world.connection, "public.visits")
+    plan = plan_for(world.connection, policy=policy, purpose=Purpose.CREATION, now_ms=system_clock())
+    planned = {"table": plan.table, "plan": to_json(plan)}
+    left: dict[str, str] = {}
+    context: Any = {
+        "dag_run": SimpleNamespace(run_id="by hand"),
+        "ti": SimpleNamespace(xcom_push=lambda key, value: left.update({key: value})),
+    }
+    do = apply._Work.do
+
+    def paused_after_it(work: Any, step: Any) -> Any:
+        found = do(work, step)
+        run_id = world.runs.latest_id("partition_creation")
+        assert run_id is not None
+        world.runs.set_paused(run_id, True)
+        return found
+
+    task = ApplyPartitionsOperator(task_id="create", planned=planned, plan_only="False")
+    with monkeypatch.context() as patched:
+        patched.setattr(apply._Work, "do", paused_after_it)
+        with pytest.raises(TaskDeferred):
+            task.execute(context)
+    assert len(world.partitions("visits")) == 6
+    run_id = world.runs.latest_id("partition_creation")
+    assert run_id is not None
+    with pytest.raises(TaskDeferred):
+        task.look_again(context)
+    assert len(world.partitions("visits")) == 6
+
+    world.runs.set_paused(run_id, False)
+    assert task.look_again(context) == {"table": "public.visits", "steps": 3}
+    assert len(world.partitions("visits")) == 8
+    assert world.runs.load(run_id).state is RunState.DONE
+    (told,) = world.runs.progress(run_id)
+    assert (told.shard, told.scanned, told.repaired, told.done) == ("public.visits", 3, 3, True)
+    changed = [
+        json.loads(each.effect)["partitions"]
+        for each in audit.latest(world.connection, wanted=audit.AuditFilter(subject=run_id))
+        if each.action == audit.Action.APPLY
+    ]
+    assert [len(each) for each in changed] == [2, 1]
 
 
 @pytest.mark.parametrize(

@@ -54,7 +54,7 @@ def _quality(directory: Path) -> ReportFiles:
 
 def _partitions(directory: Path) -> ReportFiles:
     made = partitions_report.PartitionsReport(run_name="a run", dry_run=False, tables=(), generated_at_ms=NOW_MS)
-    return partitions_report.write_report(made, directory)
+    return made.write(directory)
 
 
 def _events(directory: Path) -> ReportFiles:
@@ -74,7 +74,7 @@ def _events(directory: Path) -> ReportFiles:
     made = event_upkeep.UpkeepReport(
         run_name="a run", dry_run=True, expiry=None, reenqueued=None, watch=watch, generated_at_ms=NOW_MS
     )
-    return event_upkeep.write_report(made, directory)
+    return made.write(directory)
 
 
 def _job(job: type[AnyJob], directory: Path) -> ReportFiles:

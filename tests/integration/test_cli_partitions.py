@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from typer.testing import CliRunner, Result
 
-from queuekeeper import postgres
+from queuekeeper import audit, postgres
 from queuekeeper.cli import app
 from queuekeeper.postgres import Connection
 
@@ -84,6 +84,41 @@ def test_from_policy_to_drop_and_back(connection: Connection) -> None:
     assert as_json("reattach", str(record["retired_id"]), "--yes")["reports"][0]["done"]
     assert connection.execute("SELECT count(*) FROM readings").fetchone() == (1,)
     assert as_json("plan")["plans"][1]["held"][0]["partition"] == "public.old"
+
+
+def test_what_is_done_to_partitions_is_a_run_that_is_listed_told_and_audited(connection: Connection) -> None:
+    run(*SET)
+    old_partition(connection)
+    as_json("create")
+    as_json("create")
+    fails("retire", code=4, words="Retire them")
+    as_json("retire", "--yes")
+
+    def runs(*arguments: str) -> Any:
+        result = CliRunner().invoke(app, ["run", *arguments, "--json"])
+        assert result.exit_code == 0, result.output
+        return json.loads(result.stdout)
+
+    listed = runs("list")
+    assert [(each["job"], each["state"]) for each in listed] == [
+        ("partition_retirement", "done"),
+        ("partition_retirement", "planned"),
+        ("partition_creation", "done"),
+    ]
+    retirement = listed[0]["run"]
+    (told,) = runs("status", retirement)["progress"]
+    assert (told["shard"], told["cursor"], told["removed"], told["done"]) == ("public.readings", "public.old", 1, True)
+    report = runs("report", retirement)
+    assert report["verdict"] == "retirement of public.readings: 1 of 1 steps are done"
+    assert report["report"]["outcomes"][0]["state"] == "done"
+    shown = CliRunner().invoke(app, ["run", "report", listed[1]["run"]]).stdout
+    assert "1 steps are planned, and none was taken" in shown
+    assert "public.old" in shown
+    told_of = audit.latest(connection, wanted=audit.AuditFilter(subject=retirement))
+    assert [(each.action, json.loads(each.effect).get("partitions")) for each in reversed(told_of)] == [
+        ("approve", None),
+        ("apply", ["public.old"]),
+    ]
 
 
 def test_people_see_statements_locks_and_reasons(connection: Connection) -> None:

@@ -13,7 +13,7 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import cell, instant, pairs, plain, record, show, table
+from queuekeeper.cli.output import cell, instant, pairs, plain, record, show, show_tables, table
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, agree, say, take_back, throttle_words
 from queuekeeper.errors import CheckFailed, UsageError
 
@@ -383,12 +383,19 @@ def report(
 
     Example: `queuekeeper run report --report-directory reports`
     """
-    from queuekeeper.jobs.registry import job_of
+    from queuekeeper.jobs.registry import job_of, told_of
     from queuekeeper.jobs.report import write_report
 
+    with context.open_maintenance_runs(postgres_url) as runs:
+        run = runs.load(chosen(runs, run_id, kind))
+    if (tell := told_of(run.kind)) is not None:
+        words, tables = tell(run)
+        facts = {"maintenance_run_id": run.maintenance_run_id, "kind": run.kind, "state": run.state.value}
+        told = facts | {"verdict": words, "report": run.report}
+        show(told, as_json=as_json, pretty=lambda out: show_tables(out, tables, heading=words))
+        return
     with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
-        found = chosen(runs, run_id, kind)
-        job = job_of(runs.load(found).kind)
+        found, job = run.maintenance_run_id, job_of(run.kind)
         outcome = engine_for(job, client).report(runs, found, dry_run=False)
     if report_directory is not None:
         say(f"Report: {write_report(job, outcome, report_directory.absolute()).html}")

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from rich.table import Table
     from rich.text import Text
 
+    from queuekeeper.jobs.model import Table as ToldTable
+
 PIPE_WIDTH = 120
 """Columns when nobody is looking: a table that is piped on is not squeezed into 80."""
 
@@ -113,6 +115,14 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     for row in content:
         result.add_row(*(each if isinstance(each, Text) else cell(each) for each in row))
     return result
+
+
+def show_tables(out: Console, tables: Iterable[ToldTable], *, heading: str = "") -> None:
+    """Write tables that a run tells of itself; the sentence in the place of one without rows."""
+    if heading:
+        out.print(cell(heading, style="bold"))
+    for each in tables:
+        out.print(table(each.heading, each.heads, each.rows) if each.rows else printable(each.empty))
 
 
 def pairs(title: str, values: Mapping[str, Any]) -> Table:

@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
@@ -12,13 +11,13 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.options import JobCommand, takes
-from queuekeeper.cli.output import cell, instant, pairs, plain, printable, screen, show, table
+from queuekeeper.cli.output import cell, instant, pairs, plain, printable, show, show_tables, table
+from queuekeeper.cli.run_control import note_on, say
 from queuekeeper.errors import CheckFailed, QueuekeeperError, ServerUnavailable, StalePlan, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from queuekeeper.audit import Answer
     from queuekeeper.maintenance.partitions.model import (
         ApplyReport,
         Coverage,
@@ -179,23 +178,10 @@ def plan(
 
     Example: `queuekeeper partitions plan public.readings`
     """
-    from queuekeeper.clock import system_clock
-    from queuekeeper.maintenance.partitions.plan import plan_creation, plan_drop, plan_retirement
-
-    def make(connection: Connection, policy: PartitionPolicy) -> list[PartitionPlan]:
-        now_ms = system_clock()
-        return [
-            plan_creation(connection, policy=policy, now_ms=now_ms),
-            plan_retirement(connection, policy=policy, now_ms=now_ms, override_consumers=parameters.override_consumers),
-            plan_drop(connection, policy=policy, now_ms=now_ms),
-        ]
-
     with context.postgres_connection(postgres_url) as connection:
-        found, errors = _each(connection, name, lambda policy: make(connection, policy))
-    plans = [each for made in found for each in made]
-    _show_plans(plans, as_json=as_json)
-    if errors:
-        raise CheckFailed("; ".join(errors))
+        purposes = ("creation", "retirement", "drop")
+        plans, errors = _planned(connection, name, *purposes, override_consumers=parameters.override_consumers)
+    _show_plans(plans, errors, as_json=as_json)
 
 
 @app.command()
@@ -214,13 +200,8 @@ def create(
 
     Example: `queuekeeper partitions create --dry-run`
     """
-    from queuekeeper.clock import system_clock
-    from queuekeeper.maintenance.partitions.plan import plan_creation
-
     with context.postgres_connection(postgres_url) as connection:
-        plans, errors = _each(
-            connection, name, lambda policy: plan_creation(connection, policy=policy, now_ms=system_clock())
-        )
+        plans, errors = _planned(connection, name, "creation")
         _carry_out(connection, plans, errors, dry_run=dry_run, as_json=as_json)
 
 
@@ -243,17 +224,8 @@ def retire(
 
     Example: `queuekeeper partitions retire public.readings --dry-run`
     """
-    from queuekeeper.clock import system_clock
-    from queuekeeper.maintenance.partitions.plan import plan_retirement
-
     with context.postgres_connection(postgres_url) as connection:
-        plans, errors = _each(
-            connection,
-            name,
-            lambda policy: plan_retirement(
-                connection, policy=policy, now_ms=system_clock(), override_consumers=parameters.override_consumers
-            ),
-        )
+        plans, errors = _planned(connection, name, "retirement", override_consumers=parameters.override_consumers)
         question = "{steps} partitions of {bytes:,} bytes will leave their tables."
         if parameters.override_consumers:
             question += " Consumers still need some of them."
@@ -277,13 +249,8 @@ def drop(
 
     Example: `queuekeeper partitions drop --dry-run`
     """
-    from queuekeeper.clock import system_clock
-    from queuekeeper.maintenance.partitions.plan import plan_drop
-
     with context.postgres_connection(postgres_url) as connection:
-        plans, errors = _each(
-            connection, name, lambda policy: plan_drop(connection, policy=policy, now_ms=system_clock())
-        )
+        plans, errors = _planned(connection, name, "drop")
         question = "{steps} retired partitions of {bytes:,} bytes will be dropped for good. Drop them?"
         _carry_out(connection, plans, errors, dry_run=dry_run, as_json=as_json, question=question, yes=yes)
 
@@ -394,6 +361,32 @@ def _each(
     return found, errors
 
 
+def _planned(
+    connection: Connection, name: str | None, *purposes: str, override_consumers: bool = False
+) -> tuple[list[PartitionPlan], list[str]]:
+    """Plan for one table or for all, and say what is wrong with some."""
+    from queuekeeper.clock import system_clock
+    from queuekeeper.maintenance.partitions.model import Purpose
+    from queuekeeper.maintenance.partitions.plan import plan_for
+
+    now_ms = system_clock()
+    found, errors = _each(
+        connection,
+        name,
+        lambda policy: [
+            plan_for(
+                connection,
+                policy=policy,
+                purpose=Purpose(purpose),
+                now_ms=now_ms,
+                override_consumers=override_consumers,
+            )
+            for purpose in purposes
+        ],
+    )
+    return [each for made in found for each in made], errors
+
+
 def _carry_out(
     connection: Connection,
     plans: Sequence[PartitionPlan],
@@ -404,32 +397,24 @@ def _carry_out(
     question: str = "",
     yes: bool = False,
 ) -> None:
-    from queuekeeper.audit import record_answer
-    from queuekeeper.clock import system_clock
-    from queuekeeper.maintenance.partitions.apply import apply_plan
-    from queuekeeper.maintenance.partitions.model import KIND
+    from queuekeeper.jobs.store import MaintenanceRuns
+    from queuekeeper.maintenance.partitions.runs import carry_out, outcomes_table, save_run
 
     if dry_run:
-        _show_plans(plans, as_json=as_json)
-        if errors:
-            raise CheckFailed("; ".join(errors))
+        _show_plans(plans, errors, as_json=as_json)
         return
-    due = [each for each in plans if not each.empty]
-    if question and due:
-        steps = sum(len(each.steps) for each in due)
-
-        def note(answer: Answer) -> None:
-            for each in due:
-                facts = {"purpose": each.purpose.value, **answer.facts}
-                record_answer(connection, replace(answer, facts=facts), subject=each.table, kind=KIND)
-
-        words = question.format(steps=steps, bytes=sum(each.bytes for each in due))
-        context.confirm(words, yes=yes, as_json=as_json, note=note)
+    runs = MaintenanceRuns(connection)
+    saved = {each.table: save_run(runs, each) for each in plans if not each.empty}
+    if question and saved:
+        steps, size = sum(len(each.steps) for each in plans), sum(each.bytes for each in plans)
+        words = question.format(steps=steps, bytes=size)
+        context.confirm(words, yes=yes, as_json=as_json, note=note_on(runs, *saved.values()))
     reports: list[ApplyReport] = []
     for each in plans:
         try:
             # Also an empty plan is applied: that notes when maintenance last succeeded.
-            reports.append(apply_plan(connection, plan=each, now_ms=system_clock(), actor=context.person(), say=_say))
+            run_id = saved.get(each.table, "")
+            reports.append(carry_out(connection, each, run_id=run_id, actor=context.person(), say=say))
         except ServerUnavailable:
             raise
         except QueuekeeperError as error:
@@ -437,7 +422,7 @@ def _carry_out(
     show(
         {"reports": [plain(each) | {"done": each.done} for each in reports]},
         as_json=as_json,
-        pretty=lambda out: _reports(out, reports),
+        pretty=lambda out: show_tables(out, [outcomes_table(each) for each in reports]),
     )
     undone = [
         f"{step.partition}: {step.words}"
@@ -448,10 +433,6 @@ def _carry_out(
     if undone or errors:
         only_stale = not errors and all(each.done or each.stale for each in reports)
         raise (StalePlan if only_stale else CheckFailed)("; ".join([*undone, *errors]))
-
-
-def _say(line: str) -> None:
-    screen(stderr=True).print(printable(line), style="dim", soft_wrap=True)
 
 
 def _policy(policy: PartitionPolicy) -> Any:
@@ -495,66 +476,20 @@ def _coverage(out: Console, found: Coverage) -> None:
         )
 
 
-def _show_plans(plans: Sequence[PartitionPlan], *, as_json: bool) -> None:
+def _show_plans(plans: Sequence[PartitionPlan], errors: Sequence[str], *, as_json: bool) -> None:
+    from queuekeeper.maintenance.partitions.summary import plan_markdown
+
     def pretty(out: Console) -> None:
         for each in plans:
-            _plan(out, each)
+            for line in plan_markdown(each, shown=None).splitlines():
+                if not line.startswith("```"):
+                    out.print(printable(line.replace("**", "")), soft_wrap=True)
+            out.print()
 
-    show(
-        {"plans": [plain(each) | {"empty": each.empty, "bytes": each.bytes} for each in plans]},
-        as_json=as_json,
-        pretty=pretty,
-    )
-
-
-def _plan(out: Console, made: PartitionPlan) -> None:
-    out.print(f"\n{made.purpose.value} of {printable(made.table)}", style="bold", soft_wrap=True)
-    if made.empty:
-        out.print("Nothing to do.")
-    for step in made.steps:
-        out.print(f"\n{step.kind.value} {printable(step.partition)}: {printable(step.reason)}", soft_wrap=True)
-        for each in step.statements:
-            out.print(f"  {printable(each.sql)}", soft_wrap=True)
-            for lock in each.locks:
-                out.print(
-                    f"    {lock.mode} on {printable(lock.relation)}: blocks {lock.blocks}", style="dim", soft_wrap=True
-                )
-    if made.held:
-        out.print(table("Held", ("partition", "why"), [(each.partition, each.reason) for each in made.held]))
-    if made.blockers:
-        out.print(
-            table(
-                "Holds a lock now",
-                ("pid", "relation", "mode", "state", "query s", "transaction s"),
-                [
-                    (each.pid, each.relation, each.mode, each.state, each.query_age_s, each.transaction_age_s)
-                    for each in made.blockers
-                ],
-            )
-        )
-    if made.findings:
-        out.print(
-            table(
-                "Findings", ("kind", "where", "what"), [(each.kind, each.subject, each.words) for each in made.findings]
-            )
-        )
-
-
-def _reports(out: Console, reports: Sequence[ApplyReport]) -> None:
-    for report in reports:
-        if not report.outcomes:
-            out.print(f"{printable(report.table)}: nothing to do")
-            continue
-        out.print(
-            table(
-                f"{report.purpose.value} of {report.table}",
-                ("step", "partition", "state", "tries", "waited s", "seconds"),
-                [
-                    (each.kind, each.partition, each.state, each.attempts, each.waited_s, each.seconds)
-                    for each in report.outcomes
-                ],
-            )
-        )
+    facts = [plain(each) | {"empty": each.empty, "bytes": each.bytes} for each in plans]
+    show({"plans": facts}, as_json=as_json, pretty=pretty)
+    if errors:
+        raise CheckFailed("; ".join(errors))
 
 
 def _retired(found: Sequence[RetiredPartition]) -> Any:

@@ -30,19 +30,26 @@ def agree(runs: MaintenanceRuns, run_id: str, question: str, *, yes: bool, as_js
     :raises RefusedError: when nobody can be asked, or the answer is no.
     :raises StalePlan: when plan or approval are too old, or another release made the plan.
     """
-    from queuekeeper.audit import Action
     from queuekeeper.clock import system_clock
 
     runs.check_current(run_id, now_ms=system_clock())
     if runs.load(run_id).approved_by is not None:
         return
 
-    def note(answer: Answer) -> None:
-        runs.note_answer(run_id, answer)
-        if answer.action is Action.APPROVE:
-            runs.set_approved(run_id, answer)
+    context.confirm(question, yes=yes, as_json=as_json, note=note_on(runs, run_id))
 
-    context.confirm(question, yes=yes, as_json=as_json, note=note)
+
+def note_on(runs: MaintenanceRuns, *run_ids: str) -> Callable[[Answer], None]:
+    """Return what puts the answer to a question about runs on record, and lets them be carried out if it is a yes."""
+    from queuekeeper.audit import Action
+
+    def note(answer: Answer) -> None:
+        for run_id in run_ids:
+            runs.note_answer(run_id, answer)
+            if answer.action is Action.APPROVE:
+                runs.set_approved(run_id, answer)
+
+    return note
 
 
 def take_back(

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib import import_module
 
 from queuekeeper.errors import UsageError
-from queuekeeper.jobs.model import AnyJob
+from queuekeeper.jobs.model import AnyJob, Table
+from queuekeeper.jobs.store import MaintenanceRun
 
 _PLACES = {
     "compacted_queue_gc": "queuekeeper.maintenance.compacted.collection:Collection",
@@ -33,6 +34,16 @@ def job_of(kind: str) -> type[AnyJob]:
         raise UsageError(f"there is no job {kind!r}: there are {', '.join(job_names())}")
     module, _, name = _PLACES[kind].partition(":")
     found: type[AnyJob] = getattr(import_module(module), name)
+    return found
+
+
+def told_of(kind: str) -> Callable[[MaintenanceRun], tuple[str, list[Table]]] | None:
+    """Return what tells of a run that keeps a sequence of its own; none for a job of the engine's."""
+    if kind in job_names() or not kind.startswith("partition_"):
+        return None
+    found: Callable[[MaintenanceRun], tuple[str, list[Table]]] = import_module(
+        "queuekeeper.maintenance.partitions.runs"
+    ).told
     return found
 
 

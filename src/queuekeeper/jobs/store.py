@@ -247,20 +247,30 @@ class MaintenanceRuns:
         """
         self._known(run_id, self._row("set_run_state", {"maintenance_run_id": run_id, "state": str(state)}))
 
-    def save_report(self, run_id: str, report: Mapping[str, Any]) -> None:
+    def save_report(
+        self,
+        run_id: str,
+        report: Mapping[str, Any],
+        *,
+        action: audit.Action = audit.Action.APPLY,
+        effect: Mapping[str, Any] | None = None,
+        actor: str | None = None,
+    ) -> None:
         """Keep what a run did.
 
         :param report: what JSON can hold; without client ids and payloads.
+        :param effect: what the audit says of it; its numbers if left out, and nothing where it is empty.
+        :param actor: person who wanted it; who has approved it if left out.
         :raises UsageError: when there is no such run.
         """
         with self.connection.transaction():
             self._known(
                 run_id, self._row("save_run_report", {"maintenance_run_id": run_id, "report": Jsonb(dict(report))})
             )
-            if report.get("dry_run"):
+            if report.get("dry_run") or effect == {}:
                 return
-            actor = self.load(run_id).approved_by
-            self._record(run_id, audit.Action.APPLY, audit.figures(report), actor=actor)
+            said = audit.figures(report) if effect is None else effect
+            self._record(run_id, action, said, actor=actor or self.load(run_id).approved_by)
 
     # --- while it runs -----------------------------------------------------------------------------------------
 
@@ -353,18 +363,10 @@ class MaintenanceRuns:
 
         :raises RefusedError: when another session holds it.
         """
-        digest = hashlib.sha256(json.dumps(["queuekeeper.maintenance", run_id, shard]).encode()).digest()
-        key = {"key": int.from_bytes(digest[:8], "big", signed=True)}
-        (locked,) = self._rows("lock_shard", key)[0]
-        if not locked:
-            raise RefusedError(f"another process works on {shard} for run {run_id}: wait for it, or end it first")
-        try:
+        with session_lock(self.connection, json.dumps(["queuekeeper.maintenance", run_id, shard])) as is_held:
+            if not is_held:
+                raise RefusedError(f"another process works on {shard} for run {run_id}: wait for it, or end it first")
             yield
-        finally:
-            # A connection that is gone has given up its locks; the error that broke it is the one to show.
-            if not self.connection.closed:
-                with suppress(psycopg.OperationalError):
-                    self.connection.execute(statement(f"{_QUERIES}unlock_shard"), key)
 
     # --- inside ------------------------------------------------------------------------------------------------
 
@@ -450,7 +452,7 @@ class UnrecordedRuns(MaintenanceRuns):
         """Move the run to another state."""
         self._run = replace(self.load(run_id), state=state)
 
-    def save_report(self, run_id: str, report: Mapping[str, Any]) -> None:
+    def save_report(self, run_id: str, report: Mapping[str, Any], **_: Any) -> None:
         """Keep what the run did."""
         self._run = replace(self.load(run_id), report=dict(report))
 
@@ -470,6 +472,26 @@ class UnrecordedRuns(MaintenanceRuns):
     def shard_lock(self, run_id: str, shard: str) -> Iterator[None]:
         """Hold nothing: no other process knows of the run."""
         yield
+
+
+@contextmanager
+def session_lock(connection: Connection, name: str) -> Iterator[bool]:
+    """Hold a lock of a name for this session, and tell whether it could be had; a killed process leaves none.
+
+    It is given back here: the server notices the end of a connection a little later, when the next may have come.
+    """
+    digest = hashlib.sha256(name.encode()).digest()
+    key = {"key": int.from_bytes(digest[:8], "big", signed=True)}
+    with translated_errors(connection):
+        row = connection.execute(statement(f"{_QUERIES}lock_shard"), key).fetchone()
+    is_held = row is not None and bool(row[0])
+    try:
+        yield is_held
+    finally:
+        # A connection that is gone has given up its locks; the error that broke it is the one to show.
+        if is_held and not connection.closed:
+            with suppress(psycopg.OperationalError):
+                connection.execute(statement(f"{_QUERIES}unlock_shard"), key)
 
 
 def _check_throttle(operations_per_s: int | None) -> None:

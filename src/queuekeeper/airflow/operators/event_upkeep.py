@@ -15,10 +15,10 @@ from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.asked import AskedOperator
-from queuekeeper.airflow.run_index import remember
+from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
-from queuekeeper.errors import CheckFailed, RefusedError
+from queuekeeper.errors import RefusedError
 from queuekeeper.maintenance.events.remedies import (
     EventRemedyReport,
     apply_event_remedy,
@@ -32,7 +32,6 @@ from queuekeeper.maintenance.events.upkeep import (
     UpkeepReport,
     expire_subscriptions,
     watch_broker,
-    write_report,
 )
 from queuekeeper.report.files import ReportKind
 
@@ -150,30 +149,6 @@ class ReportUpkeepOperator(EventOperator):
             watch=TypeAdapter(BrokerWatch).validate_python(self.watch),
             generated_at_ms=system_clock(),
         )
-        directory = Settings().reports
-        files = write_report(report, directory)
-        remember(directory, dag_id=run.dag_id, run_id=run.run_id, files=files)
-        self.log.info("%s findings; report %s", len(report.watch.findings), files.html)
-        return {
-            "urgent": [f"{each.subject}: {each.words}" for each in report.watch.urgent],
-            "html": str(files.html),
-            "json": str(files.json),
-        }
-
-
-class CheckUpkeepOperator(EventOperator):
-    """Fail the run where something must not wait.
-
-    :param report: what :class:`ReportUpkeepOperator` returned (templated).
-    """
-
-    template_fields: Sequence[str] = (*EventOperator.template_fields, "report")
-
-    def __init__(self, *, report: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.report = report
-
-    def execute(self, context: Context) -> None:
-        """Fail with what must not wait, if anything."""
-        if self.report["urgent"]:
-            raise CheckFailed(f"{'; '.join(self.report['urgent'])}; report: {self.report['html']}")
+        where = publish(report.write(Settings().reports), context)
+        self.log.info("%s findings; report %s", len(report.watch.findings), where["html"])
+        return {"trouble": "; ".join(f"{each.subject}: {each.words}" for each in report.watch.urgent), **where}

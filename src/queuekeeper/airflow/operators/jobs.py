@@ -31,6 +31,7 @@ from queuekeeper.jobs.report import verdict, write_report
 from queuekeeper.jobs.undo import remove_old_undo_files
 from queuekeeper.postgres import migrate
 from queuekeeper.redis_client import RedisClient
+from queuekeeper.report.files import ReportFiles
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -200,7 +201,7 @@ class CheckJobApprovalOperator(JobOperator):
         return [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
 
 
-class PausableJobOperator(LooksAgain, JobOperator):
+class PausableOperator(LooksAgain):
     """A task that gives its worker back while its run is paused; the triggerer has it look again each minute."""
 
     @abstractmethod
@@ -219,7 +220,7 @@ class PausableJobOperator(LooksAgain, JobOperator):
             self.park()
 
 
-class ApplyJobShareOperator(PausableJobOperator):
+class ApplyJobShareOperator(PausableOperator, JobOperator):
     """Do one share of a plan; repeating it goes on where it stopped.
 
     :param maintenance_run_id: the run (templated).
@@ -246,7 +247,7 @@ class ApplyJobShareOperator(PausableJobOperator):
         return asdict(report)
 
 
-class ReportJobOperator(PausableJobOperator):
+class ReportJobOperator(PausableOperator, JobOperator):
     """Look a second time, and write what was planned, done and left as HTML and JSON.
 
     :param maintenance_run_id: the run; empty when there is no plan (templated).
@@ -273,10 +274,8 @@ class ReportJobOperator(PausableJobOperator):
         job = self.kind
         with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
             outcome = self.engine(client).report(runs, self.maintenance_run_id, dry_run=flag("dry_run", self.plan_only))
-        directory = Settings().reports
-        files = write_report(job, outcome, directory)
-        run = context["dag_run"]
-        remember(directory, dag_id=run.dag_id, run_id=run.run_id, files=files)
+        files = write_report(job, outcome, Settings().reports)
+        where = publish(files, context)
         words = verdict(job, outcome)
         self.log.info("Run %s: %s; report %s", outcome.maintenance_run_id, words, files.html)
         if outcome.broken:
@@ -288,7 +287,33 @@ class ReportJobOperator(PausableJobOperator):
             "planned": asdict(outcome.plan.counts),
             "counts": asdict(outcome.counts),
             "left": None if outcome.left is None else asdict(outcome.left),
-            "html": str(files.html),
-            "json": str(files.json),
+            **where,
             **outcome.facts,
         }
+
+
+def publish(files: ReportFiles, context: Context) -> dict[str, str]:
+    """Note that a run's report is now this one, and return where its files are."""
+    run = context["dag_run"]
+    remember(files.html.parent, dag_id=run.dag_id, run_id=run.run_id, files=files)
+    return {"html": str(files.html), "json": str(files.json)}
+
+
+class CheckReportOperator(BaseOperator):
+    """Fail the run where its report says that something must not wait; the report alone does not.
+
+    :param report: what the task that has written it returned: ``trouble``, a sentence, and ``html`` (templated).
+    """
+
+    template_fields: Sequence[str] = ("report",)
+
+    def __init__(self, *, report: Any, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.report = report
+
+    def execute(self, context: Context) -> None:
+        """Fail with what must not wait, if anything."""
+        if self.report is None:
+            raise AirflowSkipException("there was nothing to report")
+        if self.report["trouble"]:
+            raise CheckFailed(f"{self.report['trouble']}; report: {self.report['html']}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Collection, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
@@ -17,13 +16,14 @@ from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.lineage import lineage, parquet_files, postgres_table
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
+from queuekeeper.airflow.operators.jobs import PausableOperator, publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
-from queuekeeper.airflow.run_index import remember
+from queuekeeper.airflow.values import flag
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings, folder
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
+from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
-from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.manifest import check_archive
 from queuekeeper.maintenance.partitions.model import (
@@ -36,12 +36,12 @@ from queuekeeper.maintenance.partitions.model import (
     plan_from_json,
     to_json,
 )
-from queuekeeper.maintenance.partitions.plan import plan_creation, plan_drop, plan_retirement
+from queuekeeper.maintenance.partitions.plan import plan_for
 from queuekeeper.maintenance.partitions.policies import load_policies, load_policy
-from queuekeeper.maintenance.partitions.questions import save_question
-from queuekeeper.maintenance.partitions.report import PartitionsReport, TableReport, Verdict, write_report
+from queuekeeper.maintenance.partitions.report import PartitionsReport, TableReport, Verdict
 from queuekeeper.maintenance.partitions.restore import archive_folder, retired_name
 from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions
+from queuekeeper.maintenance.partitions.runs import carry_out, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
 from queuekeeper.postgres import Connection, migrate
 from queuekeeper.report.figures import number, size
@@ -61,22 +61,28 @@ OUTCOME = "outcome"
 
 
 class PartitionOperator(BaseOperator):
-    """What all tasks of the maintenance of partitions are given.
+    """What tasks of the maintenance of partitions are given.
 
+    :param table: name of the table, for a task that plans for one; mapped (templated).
+    :param planned: what such a task returned, for one that does what it has planned (templated).
     :param plan_only: whether only plans are made; ``True`` after rendering (templated).
     :param postgres_conn_id: database with the tables and with schema ``queuekeeper`` (templated).
     """
 
-    template_fields: Sequence[str] = ("plan_only", "postgres_conn_id")
+    template_fields: Sequence[str] = ("table", "planned", "plan_only", "postgres_conn_id")
 
     def __init__(
         self,
         *,
+        table: str = "",
+        planned: Any = None,
         plan_only: bool | str = "{{ params.dry_run }}",
         postgres_conn_id: str = POSTGRES_CONNECTION,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
+        self.table = table
+        self.planned = planned
         self.plan_only = plan_only
         self.postgres_conn_id = postgres_conn_id
 
@@ -84,80 +90,15 @@ class PartitionOperator(BaseOperator):
         """Open the database for the length of a ``with`` block."""
         return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect()
 
+    @property
+    def only_plans(self) -> bool:
+        """Whether nothing is to be written."""
+        return flag("dry_run", self.plan_only)
+
     def end_dry_run(self) -> None:
         """Skip this task and what follows when only plans were wanted."""
-        if str(self.plan_only) == "True":
+        if self.only_plans:
             raise AirflowSkipException(f"a dry run ends with the plan: nothing was written to {STORE}")
-
-    def apply(
-        self, connection: Connection, plan: PartitionPlan, context: Context, *, actor: str | None = None
-    ) -> ApplyReport:
-        """Apply a plan and leave its report for others, whatever became of it.
-
-        :param actor: person who has agreed; none where nobody was asked.
-        :raises AirflowException: when others were in the way: trying again may help.
-        :raises StalePlan: when a table is no longer what the plan saw.
-        :raises RefusedError: when the server refused a step.
-        """
-        try:
-            report = apply_plan(connection, plan=plan, now_ms=system_clock(), actor=actor, say=self.log.info)
-        except MaintenanceRunning as error:
-            raise AirflowException(str(error)) from error
-        context["ti"].xcom_push(key=OUTCOME, value=to_json(report))
-        return report
-
-    def finish(self, report: ApplyReport) -> dict[str, Any]:
-        """Return how many steps are done; a step that is not done fails the task, see :meth:`apply`."""
-        words = "; ".join(f"{each.kind.value} {each.partition}: {each.words}" for each in report.outcomes if each.words)
-        if any(each.state is StepState.FAILED for each in report.outcomes):
-            raise RefusedError(f"{report.table}: {words}")
-        if report.stale:
-            raise StalePlan(f"{report.table} is no longer what the plan saw: trigger the DAG again ({words})")
-        if not report.done:
-            raise AirflowException(f"{report.table}: {words}")
-        self.log.info("%s: %s steps done", report.table, len(report.outcomes))
-        return {"table": report.table, "steps": len(report.outcomes)}
-
-
-class TableOperator(PartitionOperator):
-    """What tasks are given that are about one table.
-
-    :param table: name of the table; mapped (templated).
-    """
-
-    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "table")
-
-    def __init__(self, *, table: str, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.table = table
-
-
-class PlanOperator(TableOperator):
-    """What tasks have in common that plan for one table, which is not written to."""
-
-    @abstractmethod
-    def plan(self, connection: Connection) -> PartitionPlan:
-        """Return the plan."""
-
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Return the plan and its number of steps."""
-        with self.connect() as connection:
-            plan = self.plan(connection)
-        self.log.info("%s", plan_markdown(plan))
-        return {"table": self.table, "plan": to_json(plan), "steps": len(plan.steps)}
-
-
-class PlannedOperator(PartitionOperator):
-    """What tasks are given that do what another one has planned.
-
-    :param planned: what that one returned (templated).
-    """
-
-    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "planned")
-
-    def __init__(self, *, planned: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.planned = planned
 
 
 class ListPartitionedTablesOperator(PartitionOperator):
@@ -187,54 +128,89 @@ class ListPartitionedTablesOperator(PartitionOperator):
         return tables
 
 
-class PlanCreationOperator(PlanOperator):
-    """Plan the partitions that one table lacks."""
+class PlanPartitionsOperator(PartitionOperator):
+    """Plan for one table, which is not written to.
+
+    :param purpose: ``creation``, ``retirement`` or ``drop``.
+    :param override_consumers: whether a retirement takes what a consumer still needs, too (templated).
+    """
+
+    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "override_consumers")
+
+    def __init__(self, *, purpose: str, override_consumers: bool | str = False, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.purpose = Purpose(purpose)
+        self.override_consumers = override_consumers
 
     def plan(self, connection: Connection) -> PartitionPlan:
         """Return the plan."""
-        return plan_creation(connection, policy=load_policy(connection, self.table), now_ms=system_clock())
-
-
-class ApplyCreationOperator(PlannedOperator):
-    """Create what :class:`PlanCreationOperator` has planned; where the table has changed meanwhile, plan again once."""
-
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Return how many steps are done, see :meth:`finish`."""
-        self.end_dry_run()
-        plan = plan_from_json(self.planned["plan"])
-        with self.connect() as connection:
-            report = self.apply(connection, plan, context)
-            if report.stale:
-                self.log.info("%s has changed since it was planned: planning again", plan.table)
-                policy = load_policy(connection, plan.policy.table)
-                report = self.apply(
-                    connection, plan_creation(connection, policy=policy, now_ms=system_clock()), context
-                )
-        return self.finish(report)
-
-
-class PlanRetirementOperator(PlanOperator):
-    """Plan which partitions of one table leave it without passing a consumer."""
-
-    def plan(self, connection: Connection) -> PartitionPlan:
-        """Return the plan."""
-        return plan_retirement(
-            connection, policy=load_policy(connection, self.table), now_ms=system_clock(), override_consumers=False
+        return plan_for(
+            connection,
+            policy=load_policy(connection, self.table),
+            purpose=self.purpose,
+            now_ms=system_clock(),
+            override_consumers=PartitionWish.one("override_consumers", self.override_consumers),
         )
 
-
-class RetirePartitionsOperator(PlannedOperator):
-    """Move what :class:`PlanRetirementOperator` has found to the quarantine; nobody is asked."""
-
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return how many steps are done, see :meth:`finish`."""
+        """Return the plan and its number of steps."""
+        with self.connect() as connection:
+            plan = self.plan(connection)
+        self.log.info("%s", plan_markdown(plan))
+        return {"table": self.table, "plan": to_json(plan), "steps": len(plan.steps)}
+
+
+class ApplyPartitionsOperator(PausableOperator, PartitionOperator):
+    """Do what :class:`PlanPartitionsOperator` has planned; nobody is asked.
+
+    Where the table has changed since a creation was planned, it is planned again once. While the run is paused, the
+    task holds no worker.
+    """
+
+    def agreed(self, connection: Connection) -> tuple[PartitionPlan, str | None, str]:
+        """Return the plan, the person who has agreed to it, and the run that it is kept under, if it is."""
+        return plan_from_json(self.planned["plan"]), None, ""
+
+    def work(self, context: Context) -> dict[str, Any]:
+        """Return how many steps are done; one that is not fails the task.
+
+        :raises AirflowException: when others were in the way: trying again may help.
+        :raises StalePlan: when a table is no longer what the plan saw.
+        :raises RefusedError: when the server refused a step.
+        """
         self.end_dry_run()
         with self.connect() as connection:
-            report = self.apply(connection, plan_from_json(self.planned["plan"]), context)
-        return self.finish(report)
+            plan, person, run_id = self.agreed(connection)
+            report = self._carry_out(connection, plan, context, actor=person, run_id=run_id)
+            if report.stale and plan.purpose is Purpose.CREATION:
+                self.log.info("%s has changed since it was planned: planning again", plan.table)
+                policy = load_policy(connection, plan.policy.table)
+                again = plan_for(connection, policy=policy, purpose=plan.purpose, now_ms=system_clock())
+                report = self._carry_out(connection, again, context)
+        words = "; ".join(f"{each.kind.value} {each.partition}: {each.words}" for each in report.outcomes if each.words)
+        if any(each.state is StepState.FAILED for each in report.outcomes):
+            raise RefusedError(f"{report.table}: {words}")
+        if report.paused:
+            raise RunPaused(f"{report.table}: {words}")
+        if report.stale:
+            raise StalePlan(f"{report.table} is no longer what the plan saw: trigger the DAG again ({words})")
+        if not report.done:
+            raise AirflowException(f"{report.table}: {words}")
+        self.log.info("%s: %s steps done", report.table, len(report.outcomes))
+        return {"table": report.table, "steps": len(report.outcomes)}
+
+    def _carry_out(self, connection: Connection, plan: PartitionPlan, context: Context, **run: Any) -> ApplyReport:
+        """Carry out a plan and leave its report for others, whatever became of it."""
+        dag_run_id = context["dag_run"].run_id
+        try:
+            report = carry_out(connection, plan, dag_run_id=dag_run_id, say=self.log.info, **run)
+        except MaintenanceRunning as error:
+            raise AirflowException(str(error)) from error
+        context["ti"].xcom_push(key=OUTCOME, value=to_json(report))
+        return report
 
 
-class PlanArchiveOperator(TableOperator):
+class PlanArchiveOperator(PartitionOperator):
     """Say which partitions in quarantine need an archive; without any, no slot of Spark is waited for.
 
     While another run archives, this one leaves it to a later run: runs that wait for Spark would hold up creation.
@@ -261,91 +237,51 @@ class PlanArchiveOperator(TableOperator):
         return {"table": self.table, "to_archive": to_archive}
 
 
-class PlanQuestionOperator(PlanOperator):
+class PlanQuestionOperator(PlanPartitionsOperator):
     """Plan what a person has to agree to, and note the question; nothing is written to a table.
 
-    While another run waits for an answer of the same kind, or acts on one, this one does not ask: runs that wait would
-    hold up the creation of partitions.
+    A retirement asks only where consumers are to be passed; what passes none has been retired before. While another run
+    waits for an answer of the same kind, or acts on one, this one does not ask: runs that wait would hold up the
+    creation of partitions.
 
     :param asking: tasks that wait for an answer of this kind, or act on it.
     """
 
     def __init__(self, *, asking: Sequence[str], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
+        super().__init__(override_consumers=template("override_consumers"), **kwargs)
         self.asking = tuple(asking)
-
-    @abstractmethod
-    def subject(self, plan: PartitionPlan) -> str:
-        """Return the question in one line."""
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the plan and the question; without one, why nobody is asked."""
+        passes = PartitionWish.one("override_consumers", self.override_consumers)
+        if self.purpose is Purpose.RETIREMENT and not passes:
+            raise AirflowSkipException("no consumer is to be passed")
         question, unasked = "", ""
         with self.connect() as connection:
             plan = self.plan(connection)
             body = plan_markdown(plan)
             self.log.info("%s", body)
-            if str(self.plan_only) == "True":
+            if self.only_plans:
                 unasked = "a dry run ends with the plan"
             elif plan.empty:
                 unasked = "there is nothing to agree to"
             elif _others_at_work(context, *self.asking):
                 unasked = "another run waits for an answer, or acts on it; this is left to a later run"
             else:
-                question = save_question(MaintenanceRuns(connection), plan=plan, dag_run_id=context["dag_run"].run_id)
+                question = save_run(MaintenanceRuns(connection), plan, dag_run_id=context["dag_run"].run_id)
+        count = f"{number(len(plan.steps))} partition{'' if len(plan.steps) == 1 else 's'}"
+        is_drop = plan.purpose is Purpose.DROP
+        words = (
+            f"drop {count} for good ({size(plan.bytes)})" if is_drop else f"take {count} that consumers have not read"
+        )
         return {
             "table": self.table,
             "plan": to_json(plan),
             "question": question,
             "unasked": unasked,
-            "subject": self.subject(plan),
+            "subject": f"{plan.table}: {words}?",
             "body": body,
         }
-
-
-class PlanOverrideOperator(PlanQuestionOperator):
-    """Plan which partitions leave a table although a consumer still needs them; only where that is wished for.
-
-    :param override_consumers: whether it is (templated).
-    """
-
-    template_fields: Sequence[str] = (*PlanQuestionOperator.template_fields, "override_consumers")
-
-    def __init__(self, *, override_consumers: bool | str = template("override_consumers"), **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.override_consumers = override_consumers
-
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Return the plan and the question, or skip where no consumer is to be passed."""
-        if not PartitionWish.one("override_consumers", self.override_consumers):
-            raise AirflowSkipException("no consumer is to be passed")
-        return super().execute(context)
-
-    def plan(self, connection: Connection) -> PartitionPlan:
-        """Return a retirement that passes consumers; what passes none has been retired before."""
-        return plan_retirement(
-            connection, policy=load_policy(connection, self.table), now_ms=system_clock(), override_consumers=True
-        )
-
-    def subject(self, plan: PartitionPlan) -> str:
-        """Return the question in one line."""
-        return f"{plan.table}: take {_partitions(len(plan.steps))} that consumers have not read?"
-
-
-class PlanDropOperator(PlanQuestionOperator):
-    """Plan which partitions in quarantine are dropped."""
-
-    def plan(self, connection: Connection) -> PartitionPlan:
-        """Return what has been in quarantine for its days, and is archived where the policy asks for it."""
-        return plan_drop(connection, policy=load_policy(connection, self.table), now_ms=system_clock())
-
-    def subject(self, plan: PartitionPlan) -> str:
-        """Return the question in one line."""
-        return f"{plan.table}: drop {_partitions(len(plan.steps))} for good ({size(plan.bytes)})?"
-
-
-def _partitions(count: int) -> str:
-    return f"{number(count)} partition{'' if count == 1 else 's'}"
 
 
 _AT_WORK = sorted(
@@ -395,22 +331,22 @@ class ApprovePartitionsOperator(ApprovePlanOperator):
         return super().execute(context)
 
 
-class AnsweredOperator(PlannedOperator):
+class AnsweredOperator(PartitionOperator):
     """What tasks are given that do what :class:`PlanQuestionOperator` has planned and a person has agreed to.
 
     :param asked: id of the question that the person was shown (templated).
     :param decision: what :class:`ApprovePartitionsOperator` returned (templated).
     """
 
-    template_fields: Sequence[str] = (*PlannedOperator.template_fields, "asked", "decision")
+    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "asked", "decision")
 
     def __init__(self, *, asked: Any, decision: Any, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.asked = asked
         self.decision = decision
 
-    def agreed(self, connection: Connection) -> tuple[PartitionPlan, str]:
-        """Note who has agreed, and return the plan and the person.
+    def agreed(self, connection: Connection) -> tuple[PartitionPlan, str | None, str]:
+        """Note who has agreed, and return the plan, the person and the run.
 
         :raises StalePlan: when the plan is not the one that the person was shown.
         :raises RefusedError: unless somebody has agreed.
@@ -434,22 +370,11 @@ class AnsweredOperator(PlannedOperator):
             )
         runs.approve_current(question, answer, now_ms=system_clock())
         self.log.info("Plan %s was approved by %s", question, answer.actor)
-        return plan_from_json(self.planned["plan"]), answer.actor
+        return plan_from_json(self.planned["plan"]), answer.actor, question
 
 
-class ApplyApprovedOperator(AnsweredOperator):
+class ApplyApprovedOperator(AnsweredOperator, ApplyPartitionsOperator):
     """Retire past consumers, or drop, what a person has agreed to."""
-
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Return how many steps are done, see :meth:`finish`."""
-        self.end_dry_run()
-        with self.connect() as connection:
-            plan, person = self.agreed(connection)
-            report = self.apply(connection, plan, context, actor=person)
-            MaintenanceRuns(connection).set_state(
-                self.planned["question"], RunState.DONE if report.done else RunState.FAILED
-            )
-        return self.finish(report)
 
 
 class ArchivePartitionsOperator(QueuekeeperSparkOperator):
@@ -502,7 +427,7 @@ class VerifyArchivesOperator(AnsweredOperator):
         """Return the records of what was compared; one that differs fails the task, and nothing is dropped."""
         verified = []
         with self.connect() as connection:
-            drop, _ = self.agreed(connection)
+            drop, *_ = self.agreed(connection)
             for step in drop.steps:
                 record = load_retired(connection, _retired_id(step.retired_id))
                 if record.archive is None:
@@ -539,15 +464,15 @@ class ReportPartitionsOperator(PartitionOperator):
         run = context["dag_run"]
         report = PartitionsReport(
             run_name=f"{run.dag_id} {run.run_id}",
-            dry_run=str(self.plan_only) == "True",
+            dry_run=self.only_plans,
             tables=found,
             generated_at_ms=system_clock(),
         )
-        directory = Settings().reports
-        files = write_report(report, directory)
-        remember(directory, dag_id=run.dag_id, run_id=run.run_id, files=files)
-        self.log.info("%s: report %s", report.verdict, files.html)
-        return {"verdict": str(report.verdict), "html": str(files.html), "json": str(files.json)}
+        where = publish(report.write(Settings().reports), context)
+        self.log.info("%s: report %s", report.verdict, where["html"])
+        is_short = report.verdict is Verdict.IN_DANGER and not report.dry_run
+        trouble = "inserts will fail, or a table cannot be looked at" if is_short else ""
+        return {"verdict": str(report.verdict), "trouble": trouble, **where}
 
     def _table(self, connection: Connection, table: str, index: int, context: Context) -> TableReport:
         def left(task_id: str, key: str = "return_value") -> Any:
@@ -573,28 +498,6 @@ class ReportPartitionsOperator(PartitionOperator):
             archives=tuple((left("retirement.archive") or {}).get("archives", ())),
             problem=problem,
         )
-
-
-class CheckPartitionsOperator(PartitionOperator):
-    """Fail the run where head-room is short although it was to be made.
-
-    :param report: what :class:`ReportPartitionsOperator` returned (templated).
-    """
-
-    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "report")
-
-    def __init__(self, *, report: Any, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.report = report
-
-    def execute(self, context: Context) -> str:
-        """Return the verdict."""
-        if self.report is None:
-            raise AirflowSkipException("no table was to be maintained")
-        verdict = Verdict(self.report["verdict"])
-        if verdict is Verdict.IN_DANGER and str(self.plan_only) != "True":
-            raise CheckFailed(f"inserts will fail, or a table cannot be looked at: see {self.report['html']}")
-        return str(verdict)
 
 
 _TASKS = {

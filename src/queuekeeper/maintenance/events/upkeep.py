@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
-from hashlib import sha256
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
-from queuekeeper import __version__
 from queuekeeper.jobs.parameters import Parameters, Section, parameter
 from queuekeeper.maintenance.events.broker import read_event_broker
 from queuekeeper.maintenance.events.remedies import EventRemedyReport
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.report.figures import duration, number
-from queuekeeper.report.files import ReportFiles, ReportKind, write_files
-from queuekeeper.report.page import render_page
+from queuekeeper.report.files import ReportKind
+from queuekeeper.report.page import RunReport
 
-FORMAT = 1
 FEWEST_DEAD_ROWS = 10_000
 """A table with fewer dead rows than this is not bloated, whatever their share: autovacuum leaves small tables alone."""
 
@@ -126,26 +121,19 @@ class BrokerWatch:
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpkeepReport:
+class UpkeepReport(RunReport):
     """One run.
 
     :param expiry: none when that task failed.
     :param reenqueued: none when that task failed, or only counted.
     """
 
-    run_name: str
-    dry_run: bool
+    kind = ReportKind.EVENTS
+    package = "queuekeeper.maintenance"
+
     expiry: ExpiryReport | None
     reenqueued: EventRemedyReport | None
     watch: BrokerWatch
-    generated_at_ms: int
-    generated_by: str = f"queuekeeper {__version__}"
-    format: int = FORMAT
-
-    @property
-    def report_id(self) -> str:
-        """Name of the report: one per run."""
-        return sha256(self.run_name.encode()).hexdigest()[:16]
 
 
 def expire_subscriptions(connection: Connection, *, count_only: bool = False) -> ExpiryReport:
@@ -259,21 +247,3 @@ def _of_dispatching(
         words = "events are written to the overflow, as no partition was made in time: run partition_maintenance"
         found.append(UpkeepFinding(subject="pgmb.events", words=words, urgent=True))
     return found
-
-
-def write_report(report: UpkeepReport, directory: Path) -> ReportFiles:
-    """Write the report as JSON and as one HTML page; a reader sees a whole file or none.
-
-    :param directory: made when it is not there.
-    :raises RefusedError: when it cannot be written to.
-    """
-    return write_files(
-        directory,
-        kind=ReportKind.EVENTS,
-        subject_id=report.report_id,
-        at_ms=report.generated_at_ms,
-        text=json.dumps(asdict(report), ensure_ascii=False, indent=1),
-        page=lambda name, digest: render_page(
-            "queuekeeper.maintenance", report=report, json_name=name, json_sha256=digest
-        ),
-    )

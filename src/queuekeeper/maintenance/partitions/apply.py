@@ -14,7 +14,6 @@ from random import Random
 import psycopg
 from psycopg import sql
 
-from queuekeeper import audit
 from queuekeeper.errors import CheckFailed, QueuekeeperError, RefusedError
 from queuekeeper.maintenance.partitions import broker
 from queuekeeper.maintenance.partitions import plan as planning
@@ -31,7 +30,6 @@ from queuekeeper.maintenance.partitions.catalog import (
 )
 from queuekeeper.maintenance.partitions.manifest import check_archive
 from queuekeeper.maintenance.partitions.model import (
-    KIND,
     ApplyReport,
     Blocker,
     PartitionPlan,
@@ -86,7 +84,8 @@ def apply_plan(
     *,
     plan: PartitionPlan,
     now_ms: int,
-    actor: str | None = None,
+    is_paused: Callable[[], bool] = lambda: False,
+    note: Callable[[Sequence[StepOutcome]], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
     random: Random | None = None,
     sleep: Callable[[float], None] = time.sleep,
@@ -95,7 +94,8 @@ def apply_plan(
     """Do every step of a plan that still fits; safe to repeat.
 
     :param connection: commits by itself; its settings are as before afterwards.
-    :param actor: person who wants it, for the audit; none for the user of the database.
+    :param is_paused: asked before each step; once it says yes, what is left is not done.
+    :param note: told after each step what became of all so far.
     :param say: is told what is being done.
     :param random: spreads the pauses between tries.
     :raises MaintenanceRunning: when another process maintains the table.
@@ -107,27 +107,23 @@ def apply_plan(
         pinned(connection, lock_timeout_ms=plan.policy.lock_timeout_ms),
         table_lock(connection, plan.table, plan.table_oid),
     ):
-        outcomes = tuple(work.do(step) for step in plan.steps)
+        outcomes: list[StepOutcome] = []
+        paused = False
+        for step in plan.steps:
+            paused = paused or is_paused()
+            outcomes.append(_paused(step) if paused else work.do(step))
+            note(outcomes)
         report = ApplyReport(
-            purpose=plan.purpose, table=plan.table, outcomes=outcomes, seconds=monotonic() - work.started_s
+            purpose=plan.purpose, table=plan.table, outcomes=tuple(outcomes), seconds=monotonic() - work.started_s
         )
         if plan.purpose is Purpose.CREATION and report.done:
             _observe(connection, plan, now_ms)
-        done = [each for each in outcomes if each.state is StepState.DONE]
-        if plan.purpose is not Purpose.CREATION and done:
-            audit.record(
-                connection,
-                actor=actor,
-                action=audit.Action.UNDO if plan.purpose is Purpose.REATTACHMENT else audit.Action.APPLY,
-                subject=plan.table,
-                effect={
-                    "kind": KIND,
-                    "purpose": plan.purpose.value,
-                    "partitions": [each.partition for each in done],
-                    "rows": sum(each.rows or 0 for each in done),
-                },
-            )
     return report
+
+
+def _paused(step: PlannedStep) -> StepOutcome:
+    words = "the run is paused: resume it, and repeat this"
+    return StepOutcome(kind=step.kind, partition=step.partition, state=StepState.PAUSED, words=words)
 
 
 def _observe(connection: Connection, plan: PartitionPlan, now_ms: int) -> None:

@@ -36,6 +36,7 @@ from pyspark.sql.types import (
 )
 
 from queuekeeper.errors import CheckFailed, RefusedError
+from queuekeeper.jobs.store import session_lock
 from queuekeeper.maintenance.partitions.catalog import read_table
 from queuekeeper.maintenance.partitions.manifest import (
     FORMAT,
@@ -59,7 +60,6 @@ from queuekeeper.maintenance.partitions.manifest import (
 )
 from queuekeeper.maintenance.partitions.restore import retired_name
 from queuekeeper.maintenance.partitions.retired import bounds_text, load_retired, record_archive
-from queuekeeper.maintenance.partitions.session import session_lock
 from queuekeeper.migration.model import code_version
 from queuekeeper.migration.slices import SliceReader, export_snapshot, register
 from queuekeeper.migration.spark import check_shared, our_errors

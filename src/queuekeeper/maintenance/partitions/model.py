@@ -253,6 +253,7 @@ class StepState(StrEnum):
 
     DONE = "done"
     ALREADY = "already"  # it was done before: a repeated apply
+    PAUSED = "paused"  # somebody has paused the run; repeat it
     BLOCKED = "blocked"  # others held a lock until the deadline; repeat it
     STALE = "stale"  # the table is no longer what the plan saw; make a new plan
     FAILED = "failed"  # the server refused
@@ -272,9 +273,9 @@ class StepOutcome:
     kind: StepKind
     partition: str
     state: StepState
-    attempts: int
-    waited_s: float
-    seconds: float
+    attempts: int = 0
+    waited_s: float = 0.0
+    seconds: float = 0.0
     words: str = ""
     blockers: tuple[Blocker, ...] = ()
     rows: int | None = None
@@ -293,6 +294,11 @@ class ApplyReport:
     def done(self) -> bool:
         """Whether every step is done."""
         return all(each.state in {StepState.DONE, StepState.ALREADY} for each in self.outcomes)
+
+    @property
+    def paused(self) -> bool:
+        """Whether a step was left because somebody has paused the run."""
+        return any(each.state is StepState.PAUSED for each in self.outcomes)
 
     @property
     def stale(self) -> bool:

@@ -410,6 +410,22 @@ def plan_drop(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -
         return _plan(connection, seen, Purpose.DROP, steps, held=held, found=found)
 
 
+def plan_for(
+    connection: Connection,
+    *,
+    policy: PartitionPolicy,
+    purpose: Purpose,
+    now_ms: int,
+    override_consumers: bool = False,
+) -> PartitionPlan:
+    """Plan creation, retirement or drop."""
+    if purpose is Purpose.CREATION:
+        return plan_creation(connection, policy=policy, now_ms=now_ms)
+    if purpose is Purpose.RETIREMENT:
+        return plan_retirement(connection, policy=policy, now_ms=now_ms, override_consumers=override_consumers)
+    return plan_drop(connection, policy=policy, now_ms=now_ms)
+
+
 def plan_reattachment(
     connection: Connection, *, policy: PartitionPolicy, retired_id: int, now_ms: int
 ) -> PartitionPlan:

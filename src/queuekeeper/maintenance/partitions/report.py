@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
-from hashlib import sha256
-from pathlib import Path
 from typing import Any
 
-from queuekeeper import __version__
 from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan
-from queuekeeper.report.files import ReportFiles, ReportKind, write_files
-from queuekeeper.report.page import render_page
-
-FORMAT = 1
+from queuekeeper.report.files import ReportKind
+from queuekeeper.report.page import RunReport
 
 
 class Verdict(StrEnum):
@@ -63,15 +57,13 @@ class TableReport:
 
 
 @dataclass(frozen=True, kw_only=True)
-class PartitionsReport:
+class PartitionsReport(RunReport):
     """All tables of one run."""
 
-    run_name: str
-    dry_run: bool
+    kind = ReportKind.PARTITIONS
+    package = "queuekeeper.maintenance.partitions"
+
     tables: tuple[TableReport, ...]
-    generated_at_ms: int
-    generated_by: str = f"queuekeeper {__version__}"
-    format: int = FORMAT
 
     @property
     def verdict(self) -> Verdict:
@@ -82,36 +74,10 @@ class PartitionsReport:
             return Verdict.ATTENTION
         return Verdict.IN_ORDER
 
-    @property
-    def report_id(self) -> str:
-        """Name of the report: one per run."""
-        return sha256(self.run_name.encode()).hexdigest()[:16]
+    def facts(self) -> dict[str, Any]:
+        """Return everything, and the verdict."""
+        return super().facts() | {"verdict": str(self.verdict)}
 
-    def to_json(self) -> str:
-        """Return everything as JSON."""
-        return json.dumps(asdict(self) | {"verdict": str(self.verdict)}, ensure_ascii=False, indent=1)
-
-
-def write_report(report: PartitionsReport, directory: Path) -> ReportFiles:
-    """Write the report as JSON and as one HTML page; a reader sees a whole file or none.
-
-    :param directory: made when it is not there.
-    :raises RefusedError: when it cannot be written to.
-    """
-    title, tone, mark = _VERDICTS[report.verdict]
-    return write_files(
-        directory,
-        kind=ReportKind.PARTITIONS,
-        subject_id=report.report_id,
-        at_ms=report.generated_at_ms,
-        text=report.to_json(),
-        page=lambda name, digest: render_page(
-            "queuekeeper.maintenance.partitions",
-            report=report,
-            json_name=name,
-            json_sha256=digest,
-            verdict_title=title,
-            verdict_tone=tone,
-            verdict_mark=mark,
-        ),
-    )
+    def shown(self) -> dict[str, Any]:
+        """Return the verdict as the page shows it."""
+        return dict(zip(("verdict_title", "verdict_tone", "verdict_mark"), _VERDICTS[self.verdict], strict=True))

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
 import psycopg
 
 from queuekeeper.errors import MaintenanceRunning, UsageError
+from queuekeeper.jobs.store import session_lock
 from queuekeeper.postgres import Connection, statement, translated_errors
 
 _MIGRATE = "run `queuekeeper database migrate`"
@@ -61,24 +61,6 @@ def set_setting(connection: Connection, name: str, value: str) -> None:
 def _setting(connection: Connection, name: str) -> str:
     row = connection.execute(statement("maintenance/partitions/setting"), {"name": name}).fetchone()
     return str(row[0]) if row else ""
-
-
-@contextmanager
-def session_lock(connection: Connection, name: str) -> Iterator[bool]:
-    """Hold a lock of a name for this session, and tell whether it could be had; a killed process leaves none.
-
-    It is given back here: the server notices the end of a connection a little later, when the next may have come.
-    """
-    digest = hashlib.sha256(name.encode()).digest()
-    key = {"key": int.from_bytes(digest[:8], "big", signed=True)}
-    row = connection.execute(statement("maintenance/lock_shard"), key).fetchone()
-    is_held = row is not None and bool(row[0])
-    try:
-        yield is_held
-    finally:
-        if is_held and not connection.closed:
-            with suppress(psycopg.OperationalError):
-                connection.execute(statement("maintenance/unlock_shard"), key)
 
 
 @contextmanager

@@ -8,17 +8,20 @@ from queuekeeper.report.figures import duration, number, size
 _STEPS_SHOWN = 12
 
 
-def plan_markdown(plan: PartitionPlan) -> str:
-    """Return what a plan would do and why, the exact SQL, the locks it takes, and who holds them now."""
+def plan_markdown(plan: PartitionPlan, *, shown: int | None = _STEPS_SHOWN) -> str:
+    """Return what a plan would do and why, the exact SQL, the locks it takes, and who holds them now.
+
+    :param shown: steps at most, and of all else; none for all.
+    """
     lines = [f"**{plan.table}**, {plan.purpose.value}: {_count(len(plan.steps), 'step')}, {size(plan.bytes)}"]
     if plan.lowest_needed is not None:
         lines += ["", f"Consumers still need keys from `{plan.lowest_needed}`."]
     if plan.passes_consumers:
         lines += ["", "**It takes what a consumer has not read yet: those rows will be missing there.**"]
-    for step in plan.steps[:_STEPS_SHOWN]:
+    for step in plan.steps[:shown]:
         lines += ["", *_step_lines(step)]
-    if len(plan.steps) > _STEPS_SHOWN:
-        lines += ["", f"and {_count(len(plan.steps) - _STEPS_SHOWN, 'further step')} of the same kind, see the log"]
+    if shown is not None and len(plan.steps) > shown:
+        lines += ["", f"and {_count(len(plan.steps) - shown, 'further step')} of the same kind, see the log"]
     for title, texts in (
         ("Stays", [f"{each.partition}: {each.reason}" for each in plan.held]),
         ("Found", [f"{each.kind.value} {each.subject}: {each.words}" for each in plan.findings]),
@@ -32,9 +35,9 @@ def plan_markdown(plan: PartitionPlan) -> str:
         ),
     ):
         if texts:
-            lines += ["", f"{title}:", "", *(f"- {text}" for text in texts[:_STEPS_SHOWN])]
-            if len(texts) > _STEPS_SHOWN:
-                lines.append(f"- and {number(len(texts) - _STEPS_SHOWN)} more")
+            lines += ["", f"{title}:", "", *(f"- {text}" for text in texts[:shown])]
+            if shown is not None and len(texts) > shown:
+                lines.append(f"- and {number(len(texts) - shown)} more")
     return "\n".join(lines)
 
 
@@ -43,7 +46,7 @@ def _step_lines(step: PlannedStep) -> list[str]:
     lines = [f"{step.kind.value} `{step.partition}` ({size(step.bytes)}{rows}): {step.reason}", "", "```sql"]
     for statement in step.statements:
         lines.append(f"{statement.sql};")
-        lines += [f"-- {lock.mode} on {lock.relation}, blocks {lock.blocks}" for lock in statement.locks]
+        lines += [f"-- {lock.mode} on {lock.relation}: blocks {lock.blocks}" for lock in statement.locks]
     return [*lines, "```"]
 
 

@@ -1,0 +1,141 @@
+"""Runs of plans for partitions: on record as runs of every job are, paused between two steps, and told in tables."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from queuekeeper import __version__
+from queuekeeper.audit import Action
+from queuekeeper.clock import system_clock
+from queuekeeper.errors import MaintenanceRunning
+from queuekeeper.jobs.model import Table
+from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
+from queuekeeper.maintenance.partitions.apply import apply_plan
+from queuekeeper.maintenance.partitions.model import (
+    ApplyReport,
+    PartitionPlan,
+    Purpose,
+    StepOutcome,
+    StepState,
+    to_json,
+)
+from queuekeeper.postgres import Connection
+
+_DONE = {StepState.DONE, StepState.ALREADY}
+
+
+def kind_of(purpose: Purpose) -> str:
+    """Return the kind under which runs of a purpose are kept."""
+    return f"partition_{purpose.value}"
+
+
+def save_run(runs: MaintenanceRuns, plan: PartitionPlan, *, dag_run_id: str = "") -> str:
+    """Keep a plan, also as what a person is asked about, and return the id of its run: another plan has another one.
+
+    :param dag_run_id: run of Airflow that has made it.
+    """
+    run = runs.save_plan(
+        kind=kind_of(plan.purpose),
+        parameters={"table": plan.table, "dag_run_id": dag_run_id, "code_version": __version__},
+        plan=json.loads(to_json(plan)),
+    )
+    return run.maintenance_run_id
+
+
+def carry_out(
+    connection: Connection,
+    plan: PartitionPlan,
+    *,
+    run_id: str = "",
+    dag_run_id: str = "",
+    actor: str | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> ApplyReport:
+    """Do what a plan says, see :func:`apply_plan`, as a run on record that can be watched and paused.
+
+    A plan without steps leaves no run behind; it notes when maintenance last succeeded.
+
+    :param run_id: where the plan is kept already.
+    :param actor: person who wants it, for the audit; none for the user of the database.
+    """
+    if plan.empty:
+        return apply_plan(connection, plan=plan, now_ms=system_clock(), say=say)
+    runs = MaintenanceRuns(connection)
+    run = run_id or save_run(runs, plan, dag_run_id=dag_run_id)
+    runs.set_state(run, RunState.RUNNING)
+    try:
+        report = apply_plan(
+            connection,
+            plan=plan,
+            now_ms=system_clock(),
+            is_paused=lambda: runs.control(run).paused,
+            note=lambda outcomes: runs.save_progress(run, _progress(plan, outcomes)),
+            say=say,
+        )
+    except Exception as error:
+        if not connection.closed:
+            runs.set_state(run, RunState.STOPPED if isinstance(error, MaintenanceRunning) else RunState.FAILED)
+        raise
+    done = [each for each in report.outcomes if each.state is StepState.DONE]
+    partitions, rows = [each.partition for each in done], sum(each.rows or 0 for each in done)
+    runs.save_report(
+        run,
+        json.loads(to_json(report)),
+        actor=actor,
+        action=Action.UNDO if plan.purpose is Purpose.REATTACHMENT else Action.APPLY,
+        effect={"table": plan.table, "partitions": partitions, "rows": rows} if done else {},
+    )
+    failed = any(each.state is StepState.FAILED for each in report.outcomes)
+    runs.set_state(run, RunState.DONE if report.done else RunState.FAILED if failed else RunState.STOPPED)
+    return report
+
+
+def told(run: MaintenanceRun) -> tuple[str, list[Table]]:
+    """Return what a run has come to, in a sentence and as tables."""
+    steps: list[dict[str, Any]] = run.plan["steps"]
+    what = f"{run.plan['purpose']} of {run.plan['table']}"
+    if run.report is None:
+        rows = tuple((each["kind"], f"{each['schema_name']}.{each['relation_name']}", each["reason"]) for each in steps)
+        planned = Table(heading="Planned", heads=("step", "partition", "why"), rows=rows, empty="Nothing.")
+        return f"{what}: {len(steps):,} steps are planned, and none was taken", [planned]
+    report = TypeAdapter(ApplyReport).validate_python(run.report)
+    done = sum(each.state in _DONE for each in report.outcomes)
+    return f"{what}: {done:,} of {len(steps):,} steps are done", [outcomes_table(report)]
+
+
+def outcomes_table(report: ApplyReport) -> Table:
+    """Return what became of each step."""
+    return Table(
+        heading=f"{report.purpose} of {report.table}",
+        heads=("step", "partition", "state", "tries", "waited s", "seconds", "why"),
+        rows=tuple(
+            (
+                each.kind,
+                each.partition,
+                each.state,
+                str(each.attempts),
+                f"{each.waited_s:.1f}",
+                f"{each.seconds:.1f}",
+                each.words,
+            )
+            for each in report.outcomes
+        ),
+        empty=f"{report.table}: nothing to do",
+    )
+
+
+def _progress(plan: PartitionPlan, outcomes: Sequence[StepOutcome]) -> ShardProgress:
+    done = sum(each.state in _DONE for each in outcomes)
+    removes = plan.purpose in (Purpose.RETIREMENT, Purpose.DROP)
+    return ShardProgress(
+        shard=plan.table,
+        cursor=outcomes[-1].partition,
+        scanned=len(outcomes),
+        removed=done if removes else 0,
+        repaired=0 if removes else done,
+        done=done == len(plan.steps),
+    )
