@@ -173,7 +173,8 @@ _QUALITY = (
     "profiles", "queue_profiles", "cohort_profiles", "expiry_hours", "quality_runs", "quality_results", "known_issues",
     "incidents", "compacted_profiles", "fanout_profiles",
 )  # fmt: skip
-_RUNS = ("maintenance_runs", "maintenance_progress")
+_STEERED = ("runs", "run_progress")
+_RUNS = ("maintenance_runs", "maintenance_progress", *_STEERED)
 _PARTITIONS = ("partition_policies", "partition_observations", "retired_partitions")
 _LEDGER = ("schema_migrations",)
 # Rows that wait for repair hold a message whole; all else about them is no content.
@@ -233,7 +234,7 @@ def _roles() -> tuple[PostgresRole, ...]:
             purpose="session_migration and session_rollback while the broker is stopped",
             grants=(
                 _vendor(_READ),
-                _control(_PLANS, _KEEP),
+                _control((*_PLANS, *_STEERED), _KEEP),
                 _control(("session_owners", "online_cohorts"), _READ),
                 _AUDITED,
                 _KNOWN,
@@ -245,7 +246,7 @@ def _roles() -> tuple[PostgresRole, ...]:
             purpose="the driver of a migration with devices connected; the table's owner installs its triggers",
             grants=(
                 _vendor(_KEEP),
-                _control((*_PLANS, *_SESSION_STATES, *_ONLINE), _KEEP),
+                _control((*_PLANS, *_SESSION_STATES, *_ONLINE, *_STEERED), _KEEP),
                 Grant(place=Place.CONTROL, privileges=("USAGE",), names=("online_drivers",), kind="SEQUENCE"),
                 _AUDITED,
                 _KNOWN,

@@ -398,7 +398,7 @@ class OnlineWorld:
 
     def _throttle(self) -> None:
         with postgres.connect(self.postgres_url, autocommit=True) as connection:
-            OnlineCohorts(connection).set_throttle(PLAN_ID, CLIENTS_PER_S, "chaos")
+            MigrationLedger(connection).set_throttle(PLAN_ID, CLIENTS_PER_S, actor="chaos")
 
     def _owner(self) -> str:
         with postgres.connect(self.postgres_url, autocommit=True) as connection:

@@ -650,7 +650,7 @@ def test_older_of_two_drivers_stops_at_its_next_write_and_changes_nothing(world:
     older.arm()
     older.catch_up()
     older.verify()
-    world.online.set_throttle(PLAN_ID, 20, "test")
+    world.ledger.set_throttle(PLAN_ID, 20, actor="test")
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(older.cut_over)
         wait_for(lambda: world.all_owners() == {"postgres", "redis"})
@@ -661,7 +661,7 @@ def test_older_of_two_drivers_stops_at_its_next_write_and_changes_nothing(world:
     assert isinstance(error, StaleDriver)
     assert "another driver has taken over cohort 0: this one stops" in str(error)
     assert world.sql("SELECT client_id, owner, epoch FROM queuekeeper.session_owners ORDER BY 1") == owners
-    world.online.set_throttle(PLAN_ID, None, "test")
+    world.ledger.set_throttle(PLAN_ID, None, actor="test")
     assert world.driver().cut_over().left == {}
 
 
@@ -895,7 +895,7 @@ def test_pause_throttle_and_resume_take_effect_within_two_seconds_and_say_why(wo
     world.plan(count=1)
     driver = world.driver()
     driver.arm()
-    world.online.set_throttle(PLAN_ID, 10, "alice")
+    world.ledger.set_throttle(PLAN_ID, 10, actor="alice")
 
     def done() -> int:
         return len(world.client.keys("*_session"))
@@ -905,18 +905,18 @@ def test_pause_throttle_and_resume_take_effect_within_two_seconds_and_say_why(wo
         wait_for(lambda: done() >= 5)
         assert world.online.control(PLAN_ID).held_back == "throttled to 10 clients/s"
 
-        world.online.pause(PLAN_ID, True, "alice")
+        world.ledger.set_paused(PLAN_ID, True, actor="alice")
         wait_for(lambda: "paused" in world.online.control(PLAN_ID).held_back, limit_s=2)
         before = done()
         time.sleep(0.5)
         assert done() - before <= 4  # clients that were under way
         assert not work.done()
-        assert any("catch up: held back, paused by a person: queuekeeper online resume" in line for line in world.told)
+        assert any("catch up: held back, paused by a person: queuekeeper run resume" in line for line in world.told)
 
-        world.online.pause(PLAN_ID, False, "alice")
+        world.ledger.set_paused(PLAN_ID, False, actor="alice")
         resumed_s = time.monotonic()
         wait_for(lambda: done() > before + 4, limit_s=2)
-        world.online.set_throttle(PLAN_ID, None, "alice")
+        world.ledger.set_throttle(PLAN_ID, None, actor="alice")
         work.result(timeout=resumed_s + 10 - time.monotonic())
     # Nothing is at work any more that could be held back.
     assert world.online.control(PLAN_ID).held_back == ""

@@ -320,3 +320,24 @@ def test_private_servers_come_and_go(tmp_path: Path) -> None:
         stopped = as_json("down")
     assert set(stopped["names"]) == {"postgres", "redis"}
     assert (tmp_path / "home" / "postgres").is_dir()
+
+
+def test_a_migration_is_listed_steered_and_reported_like_any_run(
+    recorded: str, valkey_url: str, tmp_path: Path
+) -> None:
+    there = ("--postgres-url", recorded)
+    servers = (*there, "--redis-url", valkey_url)
+
+    (listed,) = as_json("run", "list", *there)
+    assert (listed["run"], listed["job"], listed["state"]) == (samples.PLAN_ID, "session_migration", "done")
+    assert as_json("run", "pause", samples.PLAN_ID, *there)["paused"] is True
+    assert "at most 5,000 messages/s" in run("run", "throttle", samples.PLAN_ID, "5000", *there).stdout
+    status = as_json("run", "status", *there)
+    assert (status["paused"], status["throttle_operations_per_s"], status["approved_by"]) == (True, 5_000, "admin")
+    assert as_json("run", "resume", samples.PLAN_ID, *there)["paused"] is False
+    reported = as_json("run", "report", samples.PLAN_ID, "--report-directory", str(tmp_path), *servers)
+    assert Path(reported["html"]).parent == tmp_path
+    assert as_json("run", "status", *there)["report"]["html"] == reported["html"]
+    fails(
+        "run", "undo", samples.PLAN_ID, "--dry-run", *servers, code=4, words="undo finds the sessions by the source's"
+    )

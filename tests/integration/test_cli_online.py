@@ -123,7 +123,6 @@ def test_pace_is_set_while_it_goes_on(world: OnlineWorld) -> None:
     ("arguments", "code", "words"),
     [
         (("status", PLAN_ID), 2, "was never armed: arm it first"),
-        (("pause", PLAN_ID), 2, "was never armed: arm it first"),
         (("arm", "ffffffffffffffff"), 2, "ffffffffffffffff"),
         (("arm", PLAN_ID, "--cohorts", "7"), 2, "cohort 7 is out of range: this plan has cohorts 0 to 1"),
         (("catch-up", PLAN_ID), 4, "none of these cohorts of plan .* is armed: arm them first"),

@@ -13,6 +13,7 @@ from psycopg.types.json import Jsonb
 
 from queuekeeper import postgres
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from queuekeeper.jobs.store import MaintenanceRuns, RunControl, RunState
 from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, Progress, QuarantinedRow, ThroughputSample
 from queuekeeper.migration.model import (
     CohortPlan,
@@ -244,6 +245,25 @@ def test_throttle_changes_at_once_for_others(ledger: MigrationLedger, connect: C
     for value in (0, -1, 2**31):
         with pytest.raises(UsageError, match=rf"throttle is {value} messages/s: it must be 1 to 2147483647"):
             ledger.set_throttle("plan-a", value)
+
+
+def test_who_steers_a_run_leaves_alone_what_others_change_meanwhile(
+    ledger: MigrationLedger, connect: Callable[[], Connection]
+) -> None:
+    ledger.save_plan(make_plan(), run_id=None)
+    runs, other = MaintenanceRuns(connect()), connect()
+    blocking = "SELECT cardinality(pg_blocking_pids(%s))"
+    with ThreadPoolExecutor(1) as pool:
+        with other.transaction():
+            MigrationLedger(other).set_plan_state("plan-a", PlanState.COPYING)
+            MigrationLedger(other).set_paused("plan-a", True)
+            throttled = pool.submit(runs.set_throttle, "plan-a", 7)
+            while ledger.connection.execute(blocking, [runs.connection.info.backend_pid]).fetchone() == (0,):
+                assert not throttled.done()
+        throttled.result(timeout=60)
+
+    assert runs.load("plan-a").state is RunState.RUNNING
+    assert runs.control("plan-a") == RunControl(paused=True, operations_per_s=7)
 
 
 def test_tasks_that_are_at_work_share_a_rate_whenever_they_came(connect: Callable[[], Connection]) -> None:

@@ -15,6 +15,8 @@ import pytest
 
 from queuekeeper import assets, postgres
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from queuekeeper.jobs.store import Runs
+from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
 
 pytestmark = pytest.mark.sql
@@ -91,6 +93,31 @@ def test_all_migrations_give_the_readable_schema(connection: Connection) -> None
 
     assert catalog(connection) == migrated
     assert migrated["columns"]
+
+
+def test_pace_of_a_migration_on_its_way_is_carried_over(connection: Connection, files: Path) -> None:
+    later = [path for path in files.glob("*.sql") if path.name > "0014"]
+    for path in later:
+        path.rename(path.with_suffix(".later"))
+    postgres.migrate(connection, directory=files)
+    connection.execute(
+        "INSERT INTO queuekeeper.plans (plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state,"
+        " throttle_messages_per_s) SELECT name, '{\"mode\": \"online\"}', '', '', 0, '{0}', 'copied', 500"
+        " FROM unnest(ARRAY['slow', 'free']) AS name"
+    )
+    connection.execute(
+        "INSERT INTO queuekeeper.online_control (plan_id, paused, clients_per_s, canary)"
+        " VALUES ('slow', TRUE, 20, '{3}'), ('free', FALSE, NULL, '{}')"
+    )
+    for path in later:
+        path.with_suffix(".later").rename(path)
+    postgres.migrate(connection, directory=files)
+
+    online = OnlineCohorts(connection)
+    assert (online.control("slow").paused, online.control("slow").clients_per_s) == (True, 20)
+    assert online.control("slow").canary == (3,)
+    assert (online.control("free").paused, online.control("free").clients_per_s) == (False, 500)
+    assert {each.kind for each in Runs(connection).newest(limit=5)} == {"online_migration"}
 
 
 def test_second_run_applies_nothing(connection: Connection) -> None:

@@ -33,7 +33,7 @@ LIMITS = Limits(redis_ms=20, postgres_ms=50, memory_percent=90)
         (
             replace(FREE, paused=True),
             replace(IDLE, redis_ms=99),
-            "paused by a person: queuekeeper online resume lets it go on",
+            "paused by a person: queuekeeper run resume lets it go on",
         ),
         (replace(FREE, clients_per_s=5), IDLE, ""),
     ],
@@ -107,7 +107,7 @@ def test_paused_and_resumed_within_two_seconds() -> None:
     people.control = replace(FREE, paused=True)
 
     def resume() -> None:
-        assert people.told == ["paused by a person: queuekeeper online resume lets it go on"]
+        assert people.told == ["paused by a person: queuekeeper run resume lets it go on"]
         people.control = FREE
 
     assert passed(people, seconds=2.3, at_s=0.3, meanwhile=resume) > 0

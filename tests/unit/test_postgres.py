@@ -13,11 +13,11 @@ pytestmark = pytest.mark.unit
 
 
 def test_statement_comes_without_its_header() -> None:
-    text = postgres.statement("queuekeeper/queries/throttle")
+    text = postgres.statement("queuekeeper/queries/plan_of_run")
 
-    assert text.startswith("SELECT throttle_messages_per_s")
-    assert text.endswith("%(plan_id)s")
-    assert "--" in assets.read("sql", "queuekeeper/queries/throttle.sql")
+    assert text.startswith("SELECT plan_id")
+    assert text.endswith("%(run_id)s")
+    assert "--" in assets.read("sql", "queuekeeper/queries/plan_of_run.sql")
 
 
 @pytest.mark.parametrize(

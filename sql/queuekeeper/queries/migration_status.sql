@@ -1,11 +1,12 @@
 -- Tell how a migration stands: its plan, who agreed, and how much its chosen cohorts have to do.
 -- params: plan_id
--- rows: at most one: (state, reason, throttle, approved_by, approved_at, planned_at, run_id, chosen, to_copy)
+-- rows: at most one: (state, reason, throttle, paused, approved_by, approved_at, planned_at, run_id, chosen, to_copy)
 -- index: plans_pkey, cohorts_pkey
 SELECT
     plans.state,
     plans.state_reason,
     plans.throttle_messages_per_s,
+    plans.paused,
     plans.approved_by,
     plans.approved_at,
     plans.planned_at,

@@ -1,14 +1,11 @@
--- What people ask of a migration with devices connected, and what it says of itself.
+-- What a migration with devices connected says of itself, and which cohorts go first.
 -- needs: plans
 CREATE TABLE queuekeeper.online_control (
     plan_id text NOT NULL,
-    paused boolean NOT NULL DEFAULT FALSE,
-    clients_per_s int, -- may change while it goes on; null: no limit
     held_back text NOT NULL DEFAULT '', -- what slows it down now, in words
     canary int[] NOT NULL DEFAULT '{}', -- cohorts that go first
     rehearsed_at timestamptz, -- when the canary had gone to Redis and back
     CONSTRAINT online_control_pkey PRIMARY KEY (plan_id),
     CONSTRAINT online_control_plan_id_fkey FOREIGN KEY (plan_id)
-    REFERENCES queuekeeper.plans (plan_id) ON DELETE CASCADE,
-    CONSTRAINT online_control_clients_per_s_check CHECK (clients_per_s > 0)
+    REFERENCES queuekeeper.plans (plan_id) ON DELETE CASCADE
 );

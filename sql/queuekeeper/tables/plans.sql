@@ -8,12 +8,13 @@ CREATE TABLE queuekeeper.plans (
     chosen int[] NOT NULL, -- cohorts to copy
     state text NOT NULL,
     state_reason text NOT NULL DEFAULT '',
-    throttle_messages_per_s int, -- may change while a copy runs; null: none
+    throttle_messages_per_s int, -- may change while it works; online: clients, once these move; null: none
     approved_by text,
     approved_at timestamptz,
     created_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     planned_at timestamptz NOT NULL DEFAULT clock_timestamp(), -- when somebody last asked for it
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
+    paused boolean NOT NULL DEFAULT FALSE,
     CONSTRAINT plans_pkey PRIMARY KEY (plan_id),
     CONSTRAINT plans_state_check CHECK (
         state IN ('planned', 'refused', 'approved', 'copying', 'copied', 'verified', 'failed')

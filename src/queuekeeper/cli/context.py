@@ -288,17 +288,6 @@ def runs_if_any(url: str | None) -> Iterator[MaintenanceRuns]:
         yield UnrecordedRuns()
 
 
-def chosen_plan(ledger: MigrationLedger, plan_id: str | None) -> str:
-    """Return the plan that a command is about: the one named, else the newest.
-
-    :raises UsageError: when there is none.
-    """
-    found = plan_id or ledger.latest_plan_id()
-    if found is None:
-        raise UsageError("there is no plan yet: make one by `queuekeeper migrate plan`")
-    return found
-
-
 def confirm(question: str, *, yes: bool, as_json: bool, note: Callable[[Answer], None] | None = None) -> None:
     """Ask before something is written.
 

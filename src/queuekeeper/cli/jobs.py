@@ -14,7 +14,7 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import cell, instant, pairs, plain, record, show, show_tables, table
-from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, agree, say, take_back, throttle_words
+from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, agree, say, take_back
 from queuekeeper.errors import CheckFailed, UsageError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from queuekeeper.jobs.engine import Engine
     from queuekeeper.jobs.model import AnyJob, AnyOutcome
     from queuekeeper.jobs.parameters import Parameters
-    from queuekeeper.jobs.store import MaintenanceRuns
+    from queuekeeper.jobs.store import Runs
     from queuekeeper.redis_client import RedisClient
 
 Kind = Annotated[str | None, typer.Option(help="Only runs of this job, such as fanout_repair.")]
@@ -176,23 +176,29 @@ def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool, is_r
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def chosen(runs: MaintenanceRuns, run_id: str | None, kind: str | None = None) -> str:
+def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
     """Return the run that a command is about: the one named, else the newest.
 
-    :param kind: of this job only.
+    :param kind: of this job, or of migrations, only.
     :raises UsageError: when there is none, or it is of another job.
     """
     from queuekeeper.jobs.registry import job_of
+    from queuekeeper.jobs.store import MIGRATIONS
 
-    found = run_id or runs.latest_id(kind)
-    words = job_of(kind).words if kind else None
+    if kind in MIGRATIONS:
+        noun, command, kinds = "plan", "migrate plan", MIGRATIONS
+        found = run_id or runs.latest_id()
+    else:
+        words = job_of(kind).words if kind else None
+        noun, command = (words.noun, words.command) if words else ("run", "")
+        kinds = (kind,) if kind else ()
+        found = run_id or runs.latest_id(kind)
     if found is None:
-        if words is None:
-            raise UsageError("there is no run yet: a job's own command makes one")
-        raise UsageError(f"there is no {words.noun} yet: make one by `queuekeeper {words.command}`")
+        how = f"make one by `queuekeeper {command}`" if command else "a job's own command makes one"
+        raise UsageError(f"there is no {noun} yet: {how}")
     is_of = runs.load(found).kind
-    if words is not None and is_of != kind:
-        raise UsageError(f"run {found} is a {is_of}, not a {words.noun}")
+    if kinds and is_of not in kinds:
+        raise UsageError(f"run {found} is a {is_of}, not a {noun}")
     return found
 
 
@@ -244,13 +250,12 @@ def status(
     facts_told = {name: (run.report or {}).get(name) for name in names}
 
     def pretty(out: Console) -> None:
-        throttle = run.throttle_operations_per_s
         facts = {
             "job": run.kind,
             "run": run.state.value,
             "paused": run.paused,
             "approved by": run.approved_by,
-            "throttle": "none" if throttle is None else throttle_words(throttle),
+            "throttle": _rate_words(run.throttle_operations_per_s, run.unit),
         }
         notes = {names[name]: instant(at_ms) or "never" for name, at_ms in facts_told.items()}
         out.print(pairs(f"Run {run.maintenance_run_id}", facts | notes))
@@ -314,15 +319,22 @@ def throttle(
 
     Example: `queuekeeper run throttle 0123456789abcdef 5000`
     """
-    operations_per_s = context.rate_of(rate, "operations")
+    per_s = context.rate_of(rate, "operations")
     with context.open_maintenance_runs(postgres_url) as runs:
-        runs.set_throttle(chosen(runs, run_id, kind), operations_per_s, actor=context.person())
-    words = f"at most {throttle_words(operations_per_s)}" if operations_per_s else "no throttle"
+        runs.set_throttle(chosen(runs, run_id, kind), per_s, actor=context.person())
+        unit = runs.load(run_id).unit
+    words = f"at most {_rate_words(per_s, unit)}" if per_s else "no throttle"
+    # Of a migration also by the names that its own commands had for it.
+    names = ["throttle_operations_per_s", f"throttle_{unit}_per_s", f"{unit}_per_s"]
     show(
-        {"maintenance_run_id": run_id, "throttle_operations_per_s": operations_per_s},
+        {"maintenance_run_id": run_id, **dict.fromkeys(names[:1] if unit == "operations" else names, per_s)},
         as_json=as_json,
         pretty=lambda out: out.print(f"Run {run_id}: {words}."),
     )
+
+
+def _rate_words(per_s: int | None, unit: str) -> str:
+    return "none" if per_s is None else f"{per_s:,} {unit}/s"
 
 
 def undo(
@@ -343,12 +355,24 @@ def undo(
 
     Example: `queuekeeper run undo 0123456789abcdef --dry-run`
     """
+    from queuekeeper.cli import migrate
     from queuekeeper.jobs.registry import job_of
+    from queuekeeper.jobs.store import MIGRATIONS
     from queuekeeper.jobs.undo import read_undo_file, undo_paths
 
     with context.runs_if_any(postgres_url) as runs, context.redis_connection(redis_url) as client:
         if runs.connection is not None:
             recorded = runs.load(chosen(runs, run_id, kind))
+            if recorded.kind == "online_migration":
+                raise UsageError(
+                    f"run {run_id} moves clients while devices are connected: `queuekeeper online roll-back {run_id}` "
+                    f"gives them back, `queuekeeper migrate undo {run_id}` takes out what was only copied"
+                )
+            if recorded.kind in MIGRATIONS:
+                migrate.undo(
+                    run_id, dry_run=dry_run, yes=yes, as_json=as_json, postgres_url=postgres_url, redis_url=redis_url
+                )
+                return
             job, asked = job_of(recorded.kind), recorded.parameters
         else:
             # The first line of its undo file says what a run without a record was.
@@ -383,11 +407,22 @@ def report(
 
     Example: `queuekeeper run report --report-directory reports`
     """
+    from queuekeeper.cli import migrate
     from queuekeeper.jobs.registry import job_of, told_of
     from queuekeeper.jobs.report import write_report
+    from queuekeeper.jobs.store import MIGRATIONS
 
     with context.open_maintenance_runs(postgres_url) as runs:
         run = runs.load(chosen(runs, run_id, kind))
+    if run.kind in MIGRATIONS:
+        migrate.report(
+            run.maintenance_run_id,
+            directory=report_directory,
+            postgres_url=postgres_url,
+            redis_url=redis_url,
+            as_json=as_json,
+        )
+        return
     if (tell := told_of(run.kind)) is not None:
         words, tables = tell(run)
         facts = {"maintenance_run_id": run.maintenance_run_id, "kind": run.kind, "state": run.state.value}

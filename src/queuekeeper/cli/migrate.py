@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from queuekeeper.cli import context, foreign_writers
+from queuekeeper.cli import context, foreign_writers, jobs
 from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import (
     cell,
@@ -28,12 +28,12 @@ from queuekeeper.cli.output import (
     show,
     table,
 )
+from queuekeeper.cli.run_control import agree
 from queuekeeper.errors import CheckFailed, QueuekeeperError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from queuekeeper.audit import Answer
     from queuekeeper.migration.ledger import QuarantinedRow, Step
     from queuekeeper.migration.model import LedgerRow, MigrationParameters, MigrationPlan
 
@@ -153,27 +153,12 @@ def copy(
 
     Example: `queuekeeper migrate copy 0123456789abcdef --cohorts 0-3`
     """
-    from queuekeeper.audit import Action
-    from queuekeeper.clock import system_clock
-
     source, target = context.reachable(postgres_url, redis_url)
     with context.open_ledger(source) as ledger:
         planned = ledger.load_plan(plan_id)
         total = planned.total_of(planned.choose(cohorts), "to_copy")
-        ledger.check_current(plan_id, now_ms=system_clock())
-
-        def note(answer: Answer) -> None:
-            ledger.note_answer(plan_id, answer)
-            if answer.action is Action.APPROVE:
-                ledger.set_approved(plan_id, answer)
-
-        if ledger.approval(plan_id) is None:
-            context.confirm(
-                f"Plan {plan_id} is not approved: {total:,} messages will be copied to Redis. Approve and copy?",
-                yes=yes,
-                as_json=as_json,
-                note=note,
-            )
+        question = f"Plan {plan_id} is not approved: {total:,} messages will be copied to Redis. Approve and copy?"
+        agree(ledger, plan_id, question, yes=yes, as_json=as_json)
     with context.spark("queuekeeper migrate copy", spark_master, source, target) as spark:
         from queuekeeper.migration.apply import copy_sessions
 
@@ -203,7 +188,7 @@ def verify(
     """
     source, target = context.reachable(postgres_url, redis_url)
     with context.open_ledger(source) as ledger:
-        plan_id = context.chosen_plan(ledger, plan_id)
+        plan_id = jobs.chosen(ledger, plan_id, "session_migration")
         planned = ledger.load_plan(plan_id)
         total = planned.total_of(planned.choose(cohorts), "to_copy")
     with context.spark("queuekeeper migrate verify", spark_master, source, target) as spark:
@@ -247,7 +232,7 @@ def report(
     from queuekeeper.migration.report_model import Verdict
 
     with context.open_ledger(postgres_url) as ledger, context.redis_connection(redis_url) as client:
-        plan_id = context.chosen_plan(ledger, plan_id)
+        plan_id = jobs.chosen(ledger, plan_id, "session_migration")
         built = build_report(ledger, client, plan_id=plan_id, now_ms=system_clock(), show_client_ids=show_client_ids)
         files = write_report(built, (directory or context.settings().reports).absolute())
         ledger.save_report(plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
@@ -277,7 +262,7 @@ def status(
     Example: `queuekeeper migrate status`
     """
     with context.open_ledger(postgres_url) as ledger:
-        plan_id = context.chosen_plan(ledger, plan_id)
+        plan_id = jobs.chosen(ledger, plan_id, "session_migration")
         found = ledger.load_plan(plan_id)
         states = ledger.cohort_states(plan_id)
         progress = {"copy": ledger.progress(plan_id, "copy"), "verify": ledger.progress(plan_id, "verify")}
@@ -320,28 +305,7 @@ def status(
     show(facts, as_json=as_json, pretty=pretty)
 
 
-@app.command()
-def throttle(
-    plan_id: PlanId,
-    rate: Annotated[str, typer.Argument(metavar="RATE", help="Messages per second, or none.")],
-    *,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Slow a copy down or let it go. A running copy follows within seconds.
-
-    Example: `queuekeeper migrate throttle 0123456789abcdef 20000`
-    """
-    messages_per_s = context.rate_of(rate, "messages")
-    with context.open_ledger(postgres_url) as ledger:
-        ledger.load_plan(plan_id)
-        ledger.set_throttle(plan_id, messages_per_s, actor=context.person())
-    words = "no throttle" if messages_per_s is None else f"at most {messages_per_s:,} messages/s"
-    show(
-        {"plan_id": plan_id, "throttle_messages_per_s": messages_per_s},
-        as_json=as_json,
-        pretty=lambda out: out.print(f"Plan {plan_id}: {words}."),
-    )
+jobs.add_aliases(app, "session_migration", {"throttle": "throttle"})
 
 
 @app.command()
@@ -362,7 +326,7 @@ def quarantine(
 
     _check_reason(reason)
     with context.open_ledger(postgres_url) as ledger:
-        plan_id = context.chosen_plan(ledger, plan_id)
+        plan_id = jobs.chosen(ledger, plan_id, "session_migration")
         ledger.load_plan(plan_id)
         counts = ledger.quarantine_counts(plan_id)
         listed = reason is not None or client_id is not None

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from queuekeeper.cli import context
+from queuekeeper.cli import context, jobs
 from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import cell, instant, pairs, plain, record, show, table
 from queuekeeper.errors import CheckFailed, UsageError
@@ -448,59 +447,7 @@ def _row(each: OnlineCohort, counts: dict[int, Any]) -> tuple[Any, ...]:
     return each.cohort, state, owners.postgres, owners.redis, owners.fenced, verified, each.dirty_reason or None
 
 
-@app.command()
-def pause(plan_id: PlanId, *, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False) -> None:
-    """Let a migration wait before its next client.
-
-    Example: `queuekeeper online pause 0123456789abcdef`
-    """
-    _steer(plan_id, postgres_url, as_json, "paused", lambda online: online.pause(plan_id, True, context.person()))
-
-
-@app.command()
-def resume(plan_id: PlanId, *, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False) -> None:
-    """Let a paused migration go on.
-
-    Example: `queuekeeper online resume 0123456789abcdef`
-    """
-    _steer(plan_id, postgres_url, as_json, "goes on", lambda online: online.pause(plan_id, False, context.person()))
-
-
-@app.command()
-def throttle(
-    plan_id: PlanId,
-    rate: Annotated[str, typer.Argument(metavar="RATE", help="Clients per second, or none.")],
-    *,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Slow a migration down or let it go, also at work.
-
-    Example: `queuekeeper online throttle 0123456789abcdef 200`
-    """
-    clients_per_s = context.rate_of(rate, "clients")
-    words = "no throttle" if clients_per_s is None else f"at most {clients_per_s:,} clients/s"
-    _steer(
-        plan_id,
-        postgres_url,
-        as_json,
-        words,
-        lambda online: online.set_throttle(plan_id, clients_per_s, context.person()),
-    )
-
-
-def _steer(plan_id: str, postgres_url: str | None, as_json: bool, words: str, change: Callable[[Any], None]) -> None:
-    from queuekeeper.migration.online.cohorts import OnlineCohorts
-
-    with context.postgres_connection(postgres_url) as connection:
-        online = OnlineCohorts(connection)
-        change(online)
-        control = online.control(plan_id)
-    show(
-        {"plan_id": plan_id} | plain(control),
-        as_json=as_json,
-        pretty=lambda out: out.print(f"Plan {plan_id}: {words}."),
-    )
+jobs.add_aliases(app, "online_migration", {name: name for name in ("pause", "resume", "throttle")})
 
 
 def _plan_step(

@@ -14,7 +14,7 @@ from queuekeeper.cli.output import plain, printable, screen
 
 if TYPE_CHECKING:
     from queuekeeper.audit import Answer
-    from queuekeeper.jobs.store import MaintenanceRuns
+    from queuekeeper.jobs.store import Runs
     from queuekeeper.postgres import Connection
 
 Undone = TypeVar("Undone")
@@ -24,7 +24,7 @@ RunIdOrNewest = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id o
 Rate = Annotated[str, typer.Argument(metavar="RATE", help="Operations per second, or none.")]
 
 
-def agree(runs: MaintenanceRuns, run_id: str, question: str, *, yes: bool, as_json: bool) -> None:
+def agree(runs: Runs, run_id: str, question: str, *, yes: bool, as_json: bool) -> None:
     """Ask whether a run may be carried out, unless somebody has agreed to it; the answer is put on record.
 
     :raises RefusedError: when nobody can be asked, or the answer is no.
@@ -39,7 +39,7 @@ def agree(runs: MaintenanceRuns, run_id: str, question: str, *, yes: bool, as_js
     context.confirm(question, yes=yes, as_json=as_json, note=note_on(runs, run_id))
 
 
-def note_on(runs: MaintenanceRuns, *run_ids: str) -> Callable[[Answer], None]:
+def note_on(runs: Runs, *run_ids: str) -> Callable[[Answer], None]:
     """Return what puts the answer to a question about runs on record, and lets them be carried out if it is a yes."""
     from queuekeeper.audit import Action
 
@@ -82,11 +82,6 @@ def take_back(
         if connection is not None:
             record_undo(connection, subject=subject, kind=kind, report=plain(found), actor=context.person())
     return found
-
-
-def throttle_words(operations_per_s: int) -> str:
-    """Return a rate as people read it."""
-    return f"{operations_per_s:,} operations/s"
 
 
 def say(line: str) -> None:

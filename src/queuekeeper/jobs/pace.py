@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 
 from queuekeeper.clock import Pace
-from queuekeeper.jobs.store import MaintenanceRuns, RunControl
+from queuekeeper.jobs.store import MaintenanceRuns, RunControl, Runs
 
 SLOW_S = 1.0
 """An answer that takes longer is slow: steps are made to take milliseconds."""
@@ -27,7 +27,7 @@ class RunPaused(Exception):
 
 
 def control_of(
-    runs: MaintenanceRuns,
+    runs: Runs,
     run_id: str,
     *,
     paused: Callable[[], None],

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any
+from typing import Any, ClassVar
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -19,9 +19,12 @@ from queuekeeper.approvals import Standing, check_current, milliseconds
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.postgres import Connection, statement, translated_errors
 
-_QUERIES = "maintenance/"
+_QUERIES = "queuekeeper/queries/"
 _KNOWN_RUNS = 5
 _MAX_INT = 2_147_483_647
+_UNITS = {"session_migration": "messages", "online_migration": "clients"}
+MIGRATIONS = tuple(_UNITS)
+"""Kinds of runs that are migrations: with the broker stopped, and with devices connected."""
 
 
 class RunState(StrEnum):
@@ -37,9 +40,10 @@ class RunState(StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceRun:
-    """One cleanup or remedy as stored.
+    """A run as stored.
 
-    :param kind: ``expired_reference_cleanup``, or the name of a remedy.
+    :param kind: name of a job or a remedy, or ``session_migration`` or ``online_migration``.
+    :param refused: why it may not be carried out; empty when it may.
     :param parameters: what it was asked to do.
     :param plan: what would be done, in the kind's own words.
     :param report: what was done; none before its end.
@@ -49,6 +53,7 @@ class MaintenanceRun:
     kind: str
     parameters: dict[str, Any]
     state: RunState
+    refused: str = ""
     plan: dict[str, Any]
     report: dict[str, Any] | None
     approved_by: str | None
@@ -59,11 +64,16 @@ class MaintenanceRun:
     updated_at: datetime
 
     @property
+    def unit(self) -> str:
+        """What its throttle counts; online, the copy before it counts messages."""
+        return _UNITS.get(self.kind, "operations")
+
+    @property
     def standing(self) -> Standing:
         """What decides whether it may be carried out; whoever makes a plan notes its release and its instant."""
         facts = {**self.parameters, **self.plan}
         return Standing(
-            name=f"run {self.maintenance_run_id}",
+            name=f"{'plan' if self.kind in _UNITS else 'run'} {self.maintenance_run_id}",
             code_version=str(facts.get("code_version", "")),
             planned_at_ms=int(facts.get("as_of_ms", 0)),
             approved_by=self.approved_by,
@@ -110,14 +120,22 @@ def maintenance_run_id(*, kind: str, parameters: Mapping[str, Any], plan: Mappin
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 
-class MaintenanceRuns:
-    """Reads and writes the records of cleanups and remedies.
+class Runs:
+    """Reads the records of runs of every kind, migrations too, and what people have said about them.
 
     Every method is one transaction. Methods may be called from many processes at once, each with its own connection.
 
+    :cvar kinds: of these kinds only; none for all.
+    :cvar noun: what one of them is called.
+    :cvar none_known: says that there is none.
+    :cvar missing: what to do when the database does not know of any.
     :ivar connection: none where nothing is put on record.
     """
 
+    kinds: ClassVar[Sequence[str] | None] = None
+    noun: ClassVar[str] = "maintenance run"
+    none_known: ClassVar[str] = "there are none yet"
+    missing: ClassVar[str] = "run `queuekeeper database migrate`"
     connection: Any = None
 
     def __init__(self, connection: Connection) -> None:
@@ -128,6 +146,149 @@ class MaintenanceRuns:
         if not connection.autocommit:
             raise UsageError("records of runs need a connection with autocommit=True, so that others see progress")
         self.connection = connection
+
+    def load(self, run_id: str) -> MaintenanceRun:
+        """Return a run.
+
+        :raises UsageError: when there is no such run; names those that exist.
+        """
+        row = self._known(run_id, self._row("load_run", {"maintenance_run_id": run_id}))
+        found = dict(zip((each.name for each in fields(MaintenanceRun)), row, strict=True))
+        return MaintenanceRun(**found | {"state": RunState(found["state"])})
+
+    def latest_id(self, kind: str | None = None) -> str | None:
+        """Return the id of the newest run, if any.
+
+        :param kind: of this kind only.
+        """
+        return next(iter(self._known_ids(kind, limit=1)), None)
+
+    def newest(self, *, kind: str | None = None, limit: int) -> list[MaintenanceRun]:
+        """Return the newest runs, newest first.
+
+        :param kind: of this kind only.
+        """
+        return [self.load(name) for name in self._known_ids(kind, limit=limit)]
+
+    def check_current(self, run_id: str, *, now_ms: int, answer: audit.Answer | None = None) -> None:
+        """Check that a run may be approved, or carried out.
+
+        :param answer: an approval that is not noted yet; none for what is noted.
+        :raises StalePlan: when its plan or its approval is too old, or another release made the plan.
+        :raises UsageError: when there is no such run.
+        """
+        standing = self.load(run_id).standing
+        check_current(standing if answer is None else standing.answered(answer, now_ms=now_ms), now_ms=now_ms)
+
+    def approve(self, run_id: str, approved_by: str) -> None:
+        """Note who agrees to a run now; one that is at work already keeps its state.
+
+        :raises UsageError: when there is no such run.
+        :raises RefusedError: when its plan was refused.
+        """
+        answer = audit.Answer(action=audit.Action.APPROVE, actor=approved_by)
+        with self.connection.transaction():
+            self.note_answer(run_id, answer)
+            self.set_approved(run_id, answer)
+
+    def note_answer(self, run_id: str, answer: audit.Answer) -> None:
+        """Put on record what came of the question whether a run may be carried out, whatever it was.
+
+        :raises UsageError: when there is no such run.
+        """
+        audit.record_answer(self.connection, answer, subject=run_id, kind=self.load(run_id).kind)
+
+    def approve_current(self, run_id: str, answer: audit.Answer, *, now_ms: int) -> None:
+        """Let a run be carried out, as somebody has agreed, if plan and answer still count.
+
+        :raises StalePlan: when they do not.
+        :raises UsageError: when there is no such run.
+        """
+        self.check_current(run_id, now_ms=now_ms, answer=answer)
+        self.set_approved(run_id, answer)
+
+    def set_approved(self, run_id: str, answer: audit.Answer) -> None:
+        """Let a run be carried out, as somebody has agreed and nothing speaks against it; this is no record of it.
+
+        :raises UsageError: when there is no such run.
+        :raises RefusedError: when its plan was refused.
+        """
+        agreed = {"maintenance_run_id": run_id, "approved_by": answer.actor, "approved_at": answer.at}
+        if self._row("approve_run", agreed) is None:
+            refused = self.load(run_id).refused
+            raise RefusedError(f"plan {run_id} cannot be approved, it was refused: {refused}; plan again")
+
+    # --- while it runs -----------------------------------------------------------------------------------------
+
+    def set_throttle(self, run_id: str, operations_per_s: int | None, *, actor: str | None = None) -> None:
+        """Change how fast a run may work, also while it does.
+
+        :param operations_per_s: over all shards; none lifts the throttle.
+        :param actor: person who wants it; none for the user of the database.
+        :raises UsageError: when it is below 1, or there is no such run.
+        """
+        unit = self.load(run_id).unit
+        _check_throttle(operations_per_s, unit)
+        with self.connection.transaction():
+            self._row("set_run_throttle", {"maintenance_run_id": run_id, "operations_per_s": operations_per_s})
+            self._record(run_id, audit.Action.THROTTLE, {f"{unit}_per_s": operations_per_s}, actor=actor)
+
+    def set_paused(self, run_id: str, paused: bool, *, actor: str | None = None) -> None:
+        """Let a run wait, or go on.
+
+        :param actor: person who wants it; none for the user of the database.
+        :raises UsageError: when there is no such run.
+        """
+        with self.connection.transaction():
+            self._known(run_id, self._row("set_run_paused", {"maintenance_run_id": run_id, "paused": paused}))
+            self._record(run_id, audit.Action.PAUSE if paused else audit.Action.RESUME, {}, actor=actor)
+
+    def note_undo(self, run_id: str, report: Mapping[str, Any], *, actor: str | None = None) -> None:
+        """Note that what a run had changed was taken back.
+
+        :param report: how much of it; what is no number is left out.
+        :param actor: person who wanted it; none for the user of the database.
+        :raises UsageError: when there is no such run.
+        """
+        kind = self.load(run_id).kind
+        audit.record_undo(self.connection, subject=run_id, kind=kind, report=report, actor=actor)
+
+    def control(self, run_id: str) -> RunControl:
+        """Return what a person may have changed; a run asks about once a second.
+
+        :raises UsageError: when there is no such run.
+        """
+        paused, operations_per_s = self._known(run_id, self._row("run_control", {"maintenance_run_id": run_id}))
+        return RunControl(paused=paused, operations_per_s=operations_per_s)
+
+    # --- inside ------------------------------------------------------------------------------------------------
+
+    def _known_ids(self, kind: str | None, *, limit: int) -> list[str]:
+        kinds = self.kinds if kind is None else [kind]
+        return [str(name) for (name,) in self._rows("known_runs", {"kinds": kinds and list(kinds), "maximum": limit})]
+
+    def _record(self, run_id: str, action: audit.Action, effect: Mapping[str, Any], *, actor: str | None) -> None:
+        facts = {"kind": self.load(run_id).kind, **effect}
+        audit.record(self.connection, actor=actor, action=action, subject=run_id, effect=facts)
+
+    def _rows(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
+        with translated_errors(self.connection, missing=self.missing):
+            cursor = self.connection.execute(statement(f"{_QUERIES}{name}"), parameters)
+            return cursor.fetchall() if cursor.description else []
+
+    def _row(self, name: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
+        return next(iter(self._rows(name, parameters)), None)
+
+    def _known(self, run_id: str, row: tuple[Any, ...] | None) -> tuple[Any, ...]:
+        if row is not None:
+            return row
+        known = self._known_ids(None, limit=_KNOWN_RUNS)
+        names = f"known, latest first: {', '.join(known)}" if known else f"{self.none_known}; plan first"
+        raise UsageError(f"no {self.noun} {run_id!r} in this database: {names}")
+
+
+class MaintenanceRuns(Runs):
+    """Writes the records of jobs and remedies besides."""
 
     def save_plan(
         self,
@@ -160,86 +321,6 @@ class MaintenanceRuns:
         )
         return self.load(found)
 
-    def load(self, run_id: str) -> MaintenanceRun:
-        """Return a run.
-
-        :raises UsageError: when there is no such run; names those that exist.
-        """
-        (found, kind, parameters, state, plan, report, approved_by, approved_at, throttle, paused, created, updated) = (
-            self._known(run_id, self._row("load_run", {"maintenance_run_id": run_id}))
-        )
-        return MaintenanceRun(
-            maintenance_run_id=found,
-            kind=kind,
-            parameters=parameters,
-            state=RunState(state),
-            plan=plan,
-            report=report,
-            approved_by=approved_by,
-            approved_at=approved_at,
-            throttle_operations_per_s=throttle,
-            paused=paused,
-            created_at=created,
-            updated_at=updated,
-        )
-
-    def latest_id(self, kind: str | None = None) -> str | None:
-        """Return the id of the newest run, if any.
-
-        :param kind: of this kind only.
-        """
-        row = self._row("known_runs", {"kind": kind, "maximum": 1})
-        return None if row is None else str(row[0])
-
-    def newest(self, *, kind: str | None = None, limit: int) -> list[MaintenanceRun]:
-        """Return the newest runs, newest first.
-
-        :param kind: of this kind only.
-        """
-        return [self.load(str(name)) for (name,) in self._rows("known_runs", {"kind": kind, "maximum": limit})]
-
-    def check_current(self, run_id: str, *, now_ms: int) -> None:
-        """Check that a run may be approved, or carried out.
-
-        :raises StalePlan: when its plan or its approval is too old, or another release made the plan.
-        :raises UsageError: when there is no such run.
-        """
-        check_current(self.load(run_id).standing, now_ms=now_ms)
-
-    def approve(self, run_id: str, approved_by: str) -> None:
-        """Note who agrees to a run now; one that is at work already keeps its state.
-
-        :raises UsageError: when there is no such run.
-        """
-        answer = audit.Answer(action=audit.Action.APPROVE, actor=approved_by)
-        with self.connection.transaction():
-            self.note_answer(run_id, answer)
-            self.set_approved(run_id, answer)
-
-    def note_answer(self, run_id: str, answer: audit.Answer) -> None:
-        """Put on record what came of the question whether a run may be carried out, whatever it was.
-
-        :raises UsageError: when there is no such run.
-        """
-        audit.record_answer(self.connection, answer, subject=run_id, kind=self.load(run_id).kind)
-
-    def approve_current(self, run_id: str, answer: audit.Answer, *, now_ms: int) -> None:
-        """Let a run be carried out, as somebody has agreed, if plan and answer still count.
-
-        :raises StalePlan: when they do not.
-        :raises UsageError: when there is no such run.
-        """
-        check_current(self.load(run_id).standing.answered(answer, now_ms=now_ms), now_ms=now_ms)
-        self.set_approved(run_id, answer)
-
-    def set_approved(self, run_id: str, answer: audit.Answer) -> None:
-        """Let a run be carried out, as somebody has agreed and nothing speaks against it; this is no record of it.
-
-        :raises UsageError: when there is no such run.
-        """
-        agreed = {"approved_by": answer.actor, "approved_at": answer.at}
-        self._known(run_id, self._row("approve_run", {"maintenance_run_id": run_id, **agreed}))
-
     def set_state(self, run_id: str, state: RunState) -> None:
         """Move a run to another state.
 
@@ -271,49 +352,6 @@ class MaintenanceRuns:
                 return
             said = audit.figures(report) if effect is None else effect
             self._record(run_id, action, said, actor=actor or self.load(run_id).approved_by)
-
-    # --- while it runs -----------------------------------------------------------------------------------------
-
-    def set_throttle(self, run_id: str, operations_per_s: int | None, *, actor: str | None = None) -> None:
-        """Change how fast a run may work, also while it does.
-
-        :param operations_per_s: over all shards; none lifts the throttle.
-        :param actor: person who wants it; none for the user of the database.
-        :raises UsageError: when it is below 1, or there is no such run.
-        """
-        _check_throttle(operations_per_s)
-        changed = {"operations_per_s": operations_per_s}
-        with self.connection.transaction():
-            self._known(run_id, self._row("set_run_throttle", {"maintenance_run_id": run_id, **changed}))
-            self._record(run_id, audit.Action.THROTTLE, changed, actor=actor)
-
-    def set_paused(self, run_id: str, paused: bool, *, actor: str | None = None) -> None:
-        """Let a run wait, or go on.
-
-        :param actor: person who wants it; none for the user of the database.
-        :raises UsageError: when there is no such run.
-        """
-        with self.connection.transaction():
-            self._known(run_id, self._row("set_run_paused", {"maintenance_run_id": run_id, "paused": paused}))
-            self._record(run_id, audit.Action.PAUSE if paused else audit.Action.RESUME, {}, actor=actor)
-
-    def note_undo(self, run_id: str, report: Mapping[str, Any], *, actor: str | None = None) -> None:
-        """Note that what a run had changed was taken back.
-
-        :param report: how much of it; what is no number is left out.
-        :param actor: person who wanted it; none for the user of the database.
-        :raises UsageError: when there is no such run.
-        """
-        kind = self.load(run_id).kind
-        audit.record_undo(self.connection, subject=run_id, kind=kind, report=report, actor=actor)
-
-    def control(self, run_id: str) -> RunControl:
-        """Return what a person may have changed; a run asks about once a second.
-
-        :raises UsageError: when there is no such run.
-        """
-        paused, operations_per_s = self._known(run_id, self._row("run_control", {"maintenance_run_id": run_id}))
-        return RunControl(paused=paused, operations_per_s=operations_per_s)
 
     def save_progress(self, run_id: str, progress: ShardProgress) -> None:
         """Note how far a run has come in one shard; a run that is killed goes on from there."""
@@ -367,27 +405,6 @@ class MaintenanceRuns:
             if not is_held:
                 raise RefusedError(f"another process works on {shard} for run {run_id}: wait for it, or end it first")
             yield
-
-    # --- inside ------------------------------------------------------------------------------------------------
-
-    def _record(self, run_id: str, action: audit.Action, effect: Mapping[str, Any], *, actor: str | None) -> None:
-        facts = {"kind": self.load(run_id).kind, **effect}
-        audit.record(self.connection, actor=actor, action=action, subject=run_id, effect=facts)
-
-    def _rows(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        with translated_errors(self.connection, missing="run `queuekeeper database migrate`"):
-            cursor = self.connection.execute(statement(f"{_QUERIES}{name}"), parameters)
-            return cursor.fetchall() if cursor.description else []
-
-    def _row(self, name: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
-        return next(iter(self._rows(name, parameters)), None)
-
-    def _known(self, run_id: str, row: tuple[Any, ...] | None) -> tuple[Any, ...]:
-        if row is not None:
-            return row
-        known = [str(name) for (name,) in self._rows("known_runs", {"kind": None, "maximum": _KNOWN_RUNS})]
-        names = f"known, latest first: {', '.join(known)}" if known else "there are none yet; plan first"
-        raise UsageError(f"no maintenance run {run_id!r} in this database: {names}")
 
 
 class UnrecordedRuns(MaintenanceRuns):
@@ -494,6 +511,6 @@ def session_lock(connection: Connection, name: str) -> Iterator[bool]:
                 connection.execute(statement(f"{_QUERIES}unlock_shard"), key)
 
 
-def _check_throttle(operations_per_s: int | None) -> None:
+def _check_throttle(operations_per_s: int | None, unit: str = "operations") -> None:
     if operations_per_s is not None and not 1 <= operations_per_s <= _MAX_INT:
-        raise UsageError(f"throttle is {operations_per_s} operations/s: it must be 1 to {_MAX_INT}, or none")
+        raise UsageError(f"throttle is {operations_per_s} {unit}/s: it must be 1 to {_MAX_INT}, or none")

@@ -21,6 +21,7 @@ from redis.exceptions import RedisError, ResponseError
 from queuekeeper import lua
 from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, RefusedError, StaleEpoch
+from queuekeeper.jobs.pace import control_of
 from queuekeeper.keyspace import safe_counter, session_keys
 from queuekeeper.migration import preflight, transforms
 from queuekeeper.migration.ledger import MigrationLedger
@@ -489,8 +490,8 @@ def _import_task(
             ledger.record_progress(
                 plan_id=plan_id, step="copy", part=part, done=importer.messages_done, total=total, at_ms=system_clock()
             )
-            throttle = ledger.throttle(plan_id)
-            return None if throttle is None else share(throttle)
+            rate = control_of(ledger, plan_id, paused=lambda: None).operations_per_s
+            return None if rate is None else share(rate)
 
         importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=Pace(report), mode=mode)
         stack.callback(importer.close)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields
 from datetime import datetime
 from typing import Any, Literal
 
@@ -12,8 +12,8 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from queuekeeper import audit
-from queuekeeper.approvals import Standing, check_current, milliseconds
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs.store import MIGRATIONS, Runs
 from queuekeeper.migration.model import (
     CohortPlan,
     CohortState,
@@ -25,15 +25,13 @@ from queuekeeper.migration.model import (
     PlanState,
 )
 from queuekeeper.migration.shared_rate import lock_class
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import statement, translated_errors
 
 Step = Literal["copy", "verify"]
 QuarantineKind = Literal["message", "session"]
 QuarantineStatus = Literal["open", "replayed"]
 
 _QUERIES = "queuekeeper/queries/"
-_KNOWN_PLANS = 5
-_KIND = "session_migration"
 _QUARANTINE_TYPES = (
     "text", "int4", "text", "text", "text", "text", "int8", "text", "int8", "int8", "text", "int4", "bytea",
     "text", "bool", "int4", "int4", "text", "text", "bytea", "int8",
@@ -145,20 +143,16 @@ class StoredReport:
     created_at: datetime
 
 
-class MigrationLedger:
-    """Reads and writes the records of migrations.
+class MigrationLedger(Runs):
+    """Reads and writes the records of migrations, which are runs like others and keep much besides.
 
     Every method is one transaction. Methods may be called from many processes at once, each with its own connection.
     """
 
-    def __init__(self, connection: Connection) -> None:
-        """Use a connection that commits by itself.
-
-        :raises UsageError: when it does not: progress would stay invisible to others until the end of the run.
-        """
-        if not connection.autocommit:
-            raise UsageError("the ledger needs a connection with autocommit=True, so that others see progress at once")
-        self._connection = connection
+    kinds = MIGRATIONS
+    noun = "plan"
+    none_known = "there are no plans yet"
+    missing = "make a plan first"
 
     # --- plans -------------------------------------------------------------------------------------------------
 
@@ -241,8 +235,7 @@ class MigrationLedger:
 
     def latest_plan_id(self) -> str | None:
         """Return the id of the plan that was asked for last, if any."""
-        row = self._row("known_plans", {"maximum": 1})
-        return None if row is None else str(row[0])
+        return self.latest_id()
 
     def set_plan_state(self, plan_id: str, state: PlanState, reason: str = "") -> None:
         """Move a plan to another state.
@@ -252,55 +245,15 @@ class MigrationLedger:
         """
         self._known(plan_id, self._row("set_plan_state", {"plan_id": plan_id, "state": str(state), "reason": reason}))
 
-    def check_current(self, plan_id: str, *, now_ms: int, answer: audit.Answer | None = None) -> None:
-        """Check that a plan may be approved, or carried out.
-
-        :param answer: an approval that is not noted yet; none for what is noted.
-        :raises StalePlan: when the plan or its approval is too old, or another release made the plan.
-        :raises UsageError: when there is no such plan.
-        """
-        plan, approval = self.load_plan(plan_id), self.approval(plan_id)
-        standing = Standing(name=f"plan {plan_id}", code_version=plan.code_version, planned_at_ms=plan.as_of_ms)
-        if answer is not None:
-            standing = standing.answered(answer, now_ms=now_ms)
-        elif approval is not None:
-            at_ms = milliseconds(approval.approved_at)
-            standing = replace(standing, approved_by=approval.approved_by, approved_at_ms=at_ms)
-        check_current(standing, now_ms=now_ms)
-
-    def approve(self, plan_id: str, approved_by: str) -> None:
-        """Note who agrees to a plan now; one that is at work already keeps its state.
-
-        :raises UsageError: when there is no such plan.
-        :raises RefusedError: when the plan itself was refused.
-        """
-        answer = audit.Answer(action=audit.Action.APPROVE, actor=approved_by)
-        with self._transaction():
-            self.note_answer(plan_id, answer)
-            self.set_approved(plan_id, answer)
-
-    def note_answer(self, plan_id: str, answer: audit.Answer) -> None:
-        """Put on record what came of the question whether a plan may be carried out, whatever it was."""
-        audit.record_answer(self._connection, answer, subject=plan_id, kind=_KIND)
-
-    def set_approved(self, plan_id: str, answer: audit.Answer) -> None:
-        """Let a plan be carried out, as somebody has agreed and nothing speaks against it; this is no record of it.
-
-        :raises UsageError: when there is no such plan.
-        :raises RefusedError: when the plan itself was refused.
-        """
-        agreed = {"plan_id": plan_id, "approved_by": answer.actor, "approved_at": answer.at}
-        if self._row("approve", agreed) is None:
-            plan = self.load_plan(plan_id)
-            raise RefusedError(f"plan {plan_id} cannot be approved, it was refused: {plan.state_reason}; plan again")
-
     def approval(self, plan_id: str) -> Approval | None:
         """Return who agreed to a plan, if anybody has.
 
         :raises UsageError: when there is no such plan.
         """
-        approved_by, approved_at = self._known(plan_id, self._row("approval", {"plan_id": plan_id}))
-        return None if approved_by is None else Approval(approved_by=approved_by, approved_at=approved_at)
+        found = self.load(plan_id)
+        if found.approved_by is None or found.approved_at is None:
+            return None
+        return Approval(approved_by=found.approved_by, approved_at=found.approved_at)
 
     def set_cohort_state(self, plan_id: str, cohorts: Sequence[int], state: CohortState) -> None:
         """Move cohorts of a plan to another state."""
@@ -310,36 +263,12 @@ class MigrationLedger:
         """Return where each cohort stands, in order."""
         return {cohort: CohortState(state) for cohort, state in self._rows("cohort_states", {"plan_id": plan_id})}
 
-    def note_undo(self, plan_id: str, report: Mapping[str, Any], *, actor: str | None = None) -> None:
-        """Note that what a plan had imported was taken back.
-
-        :param report: how much of it; what is no number is left out.
-        :param actor: person who wanted it; none for the user of the database.
-        """
-        audit.record_undo(self._connection, subject=plan_id, kind=_KIND, report=report, actor=actor)
-
-    def set_throttle(self, plan_id: str, messages_per_s: int | None, *, actor: str | None = None) -> None:
-        """Change how fast the copy of a plan may write, also while it runs.
-
-        :param messages_per_s: over all tasks; none lifts the throttle.
-        :param actor: person who wants it; none for the user of the database.
-        :raises UsageError: when it is below 1, or there is no such plan.
-        """
-        if messages_per_s is not None and not 1 <= messages_per_s <= 2_147_483_647:
-            raise UsageError(f"throttle is {messages_per_s} messages/s: it must be 1 to 2147483647, or none")
-        changed = {"messages_per_s": messages_per_s}
-        with self._transaction():
-            self._known(plan_id, self._row("set_throttle", {"plan_id": plan_id, **changed}))
-            effect = {"kind": _KIND, **changed}
-            audit.record(self._connection, actor=actor, action=audit.Action.THROTTLE, subject=plan_id, effect=effect)
-
     def throttle(self, plan_id: str) -> int | None:
         """Return how many messages per second the copy of a plan may write now, none for no limit.
 
         :raises UsageError: when there is no such plan.
         """
-        (messages_per_s,) = self._known(plan_id, self._row("throttle", {"plan_id": plan_id}))
-        return None if messages_per_s is None else int(messages_per_s)
+        return self.control(plan_id).operations_per_s
 
     # --- progress ----------------------------------------------------------------------------------------------
 
@@ -380,7 +309,7 @@ class MigrationLedger:
                 "save_copy_report",
                 {"plan_id": report.plan_id, "cohorts": list(report.cohorts), "report": Jsonb(asdict(report))},
             )
-            effect = {"kind": _KIND} | audit.figures(asdict(report)) | {"cohorts": list(report.cohorts)}
+            effect = audit.figures(asdict(report)) | {"cohorts": list(report.cohorts)}
             self._audit(audit.Action.APPLY, report.plan_id, effect=effect)
 
     def copy_reports(self, plan_id: str) -> list[CopyReport]:
@@ -565,7 +494,7 @@ class MigrationLedger:
                 "save_report",
                 {"plan_id": plan_id, "html_path": html_path, "json_path": json_path, "sha256": sha256},
             )
-            self._audit(audit.Action.REPORT, plan_id, effect={"kind": _KIND}, report_hash=sha256)
+            self._audit(audit.Action.REPORT, plan_id, effect={}, report_hash=sha256)
         assert row is not None  # an INSERT with RETURNING gives a row or raises
         return int(row[0])
 
@@ -615,15 +544,15 @@ class MigrationLedger:
             yield
         finally:
             # A connection that is gone has given up its locks; the error that broke it is the one to show.
-            if taken and not self._connection.closed:
+            if taken and not self.connection.closed:
                 with suppress(psycopg.OperationalError):
-                    self._connection.execute(statement(f"{_QUERIES}unlock_cohorts"), choice | {"cohorts": taken})
+                    self.connection.execute(statement(f"{_QUERIES}unlock_cohorts"), choice | {"cohorts": taken})
 
     # --- inside ------------------------------------------------------------------------------------------------
 
     @contextmanager
     def _transaction(self) -> Iterator[psycopg.Cursor[tuple[Any, ...]]]:
-        with translated_errors(self._connection), self._connection.transaction(), self._connection.cursor() as cursor:
+        with translated_errors(self.connection), self.connection.transaction(), self.connection.cursor() as cursor:
             yield cursor
 
     def _audit(
@@ -632,33 +561,16 @@ class MigrationLedger:
         plan_id: str,
         *,
         effect: Mapping[str, Any],
-        actor: str | None = None,
         report_hash: str | None = None,
     ) -> None:
         """Add an entry to the audit; what a plan does is done in the name of who agreed to it."""
-        if actor is None:
-            (approved_by, _) = self._row("approval", {"plan_id": plan_id}) or (None, None)
-            actor = approved_by or self._connection.info.user
+        found = self.load(plan_id)
+        actor = found.approved_by or self.connection.info.user
+        facts = {"kind": found.kind, **effect}
         audit.record(
-            self._connection, actor=actor, action=action, subject=plan_id, effect=effect, report_hash=report_hash
+            self.connection, actor=actor, action=action, subject=plan_id, effect=facts, report_hash=report_hash
         )
 
-    def _rows(self, name: str, parameters: dict[str, Any]) -> list[tuple[Any, ...]]:
-        with translated_errors(self._connection):
-            return self._connection.execute(statement(f"{_QUERIES}{name}"), parameters).fetchall()
-
-    def _row(self, name: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
-        with translated_errors(self._connection):
-            cursor = self._connection.execute(statement(f"{_QUERIES}{name}"), parameters)
-            return cursor.fetchone() if cursor.description else None
-
     def _many(self, name: str, parameters: Iterable[dict[str, Any]]) -> None:
-        with translated_errors(self._connection), self._connection.cursor() as cursor:
+        with translated_errors(self.connection), self.connection.cursor() as cursor:
             cursor.executemany(statement(f"{_QUERIES}{name}"), parameters)
-
-    def _known(self, plan_id: str, row: tuple[Any, ...] | None) -> tuple[Any, ...]:
-        if row is not None:
-            return row
-        known = [str(name) for (name,) in self._rows("known_plans", {"maximum": _KNOWN_PLANS})]
-        names = f"known, latest first: {', '.join(known)}" if known else "there are no plans yet; plan first"
-        raise UsageError(f"no plan {plan_id!r} in this database: {names}")

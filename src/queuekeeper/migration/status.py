@@ -134,7 +134,7 @@ def migration_status(connection: Connection, plan_id: str, *, now_ms: int) -> Mi
     if row is None:
         known = ", ".join(line.plan_id for line in list_plans(connection, limit=5)) or "none; plan first"
         raise UsageError(f"no plan {plan_id!r} in this database; known, latest first: {known}")
-    (state, reason, throttle, approved_by, approved_at, planned_at, run_id, chosen, to_copy) = row
+    (state, reason, throttle, paused, approved_by, approved_at, planned_at, run_id, chosen, to_copy) = row
     # A verification counts the same messages as the copy: those that must be in Redis.
     copy = _step(connection, ledger, plan_id, "copy", total=to_copy, now_ms=now_ms)
     verify = _step(connection, ledger, plan_id, "verify", total=to_copy, now_ms=now_ms)
@@ -152,7 +152,7 @@ def migration_status(connection: Connection, plan_id: str, *, now_ms: int) -> Mi
         cohorts=ledger.cohort_states(plan_id),
         copy=copy,
         verify=verify,
-        held_back=hold_words(plan_state, copy=copy, verify=verify, throttle=throttle),
+        held_back=hold_words(plan_state, copy=copy, verify=verify, throttle=throttle, paused=paused),
         as_of_ms=now_ms,
     )
 
@@ -211,13 +211,17 @@ def speeds(samples: Sequence[ThroughputSample]) -> tuple[float | None, float | N
     return overall, min(halves), max(halves)
 
 
-def hold_words(state: PlanState, *, copy: StepStatus, verify: StepStatus, throttle: int | None) -> str:
+def hold_words(
+    state: PlanState, *, copy: StepStatus, verify: StepStatus, throttle: int | None, paused: bool = False
+) -> str:
     """Say what the speed is due to."""
     if state in _FINAL:
         return ""
     if state is PlanState.PLANNED:
         return "It waits for somebody to approve the plan."
     step = verify if copy.is_done and (copy.total or verify.done) else copy
+    if paused and step is copy:
+        return "Paused by a person: queuekeeper run resume lets it go on."
     if step.silent_s is None:
         return f"The {step.step} has not begun: Spark starts, or its task waits for a free slot."
     if step.is_done:

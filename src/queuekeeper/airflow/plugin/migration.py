@@ -23,7 +23,6 @@ from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, QuarantineCount, StoredReport
 from queuekeeper.migration.model import CohortPlan, Difference, LedgerRow, PlanState
-from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.migration.online.status import OnlineStatus, online_status
 from queuekeeper.migration.report import guide, replay_command, summarise_throughput, total_line
@@ -186,7 +185,9 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
         if paused not in ("yes", "no"):
             raise HTTPException(422, "Say whether it is to wait: yes or no.")
         await asyncio.to_thread(
-            _opened, stores, lambda connection: OnlineCohorts(connection).pause(plan_id, paused == "yes", actor)
+            _opened,
+            stores,
+            lambda connection: MigrationLedger(connection).set_paused(plan_id, paused == "yes", actor=actor),
         )
         return _back(site, plan_id)
 

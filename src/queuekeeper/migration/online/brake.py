@@ -39,7 +39,7 @@ class Load:
 def reason_to_wait(control: Control, load: Load, limits: Limits) -> str:
     """Return why no client should be moved now, in words; empty when one may be."""
     if control.paused:
-        return "paused by a person: queuekeeper online resume lets it go on"
+        return "paused by a person: queuekeeper run resume lets it go on"
     if load.memory_percent is not None and load.memory_percent >= limits.memory_percent:
         return (
             f"Redis uses {load.memory_percent:.0f} % of its memory, the limit is {limits.memory_percent:.0f} %: "

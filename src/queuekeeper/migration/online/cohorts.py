@@ -20,9 +20,6 @@ from queuekeeper.migration.model import MigrationPlan
 from queuekeeper.migration.online.states import OnlineState, check_states, edge
 from queuekeeper.postgres import Connection, statement, translated_errors
 
-KIND = "online_migration"
-"""Under this name the audit has what people ask of a migration with devices connected."""
-
 _QUERIES = "queuekeeper/queries/"
 _MISSING = "apply the migrations (queuekeeper database migrate)"
 
@@ -260,32 +257,6 @@ class OnlineCohorts:
             canary=tuple(canary),
             rehearsed_at=rehearsed_at,
         )
-
-    def pause(self, plan_id: str, paused: bool, actor: str) -> None:
-        """Have a migration wait before its next client, or go on."""
-        with self._transaction():
-            self.control(plan_id)
-            self._rows("pause_online", {"plan_id": plan_id, "paused": paused})
-            action = audit.Action.PAUSE if paused else audit.Action.RESUME
-            audit.record(self._connection, actor=actor, action=action, subject=plan_id, effect={"kind": KIND})
-
-    def set_throttle(self, plan_id: str, clients_per_s: int | None, actor: str) -> None:
-        """Change how many clients are moved per second, also while it goes on.
-
-        :raises UsageError: when it is below 1.
-        """
-        if clients_per_s is not None and not 1 <= clients_per_s <= 1_000_000:
-            raise UsageError(f"throttle is {clients_per_s} clients/s: it must be 1 to 1000000, or none")
-        with self._transaction():
-            self.control(plan_id)
-            self._rows("throttle_online", {"plan_id": plan_id, "clients_per_s": clients_per_s})
-            audit.record(
-                self._connection,
-                actor=actor,
-                action=audit.Action.THROTTLE,
-                subject=plan_id,
-                effect={"kind": KIND, "clients_per_s": clients_per_s},
-            )
 
     def hold_back(self, plan_id: str, reason: str) -> None:
         """Note what slows the work down at this moment."""

@@ -1,12 +1,13 @@
 -- Read one run.
 -- params: maintenance_run_id
--- rows: at most one: all columns of maintenance_runs
--- index: maintenance_runs_pkey
+-- rows: at most one: all columns of runs
+-- index: maintenance_runs_pkey, plans_pkey
 SELECT
     maintenance_run_id,
     kind,
     parameters,
     state,
+    refused,
     plan,
     report,
     approved_by,
@@ -15,5 +16,5 @@ SELECT
     paused,
     created_at,
     updated_at
-FROM queuekeeper.maintenance_runs
+FROM queuekeeper.runs
 WHERE maintenance_run_id = %(maintenance_run_id)s
