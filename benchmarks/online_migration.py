@@ -35,7 +35,8 @@ from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import client_slot, cohorts
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import CohortPlan, MigrationParameters, MigrationPlan, Mode, PlanState, code_version
-from queuekeeper.migration.online.driver import MirrorReport, OnlineDriver, StepReport
+from queuekeeper.migration.online.driver import OnlineDriver
+from queuekeeper.migration.online.reports import MirrorReport, StepReport
 from queuekeeper.redis_client import connect
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.postgres_store import PostgresSessionStore

@@ -20,7 +20,7 @@ from queuekeeper.errors import CheckFailed, NotOwner, RefusedError, ServerUnavai
 from queuekeeper.keyspace import is_scattered, payload_key, session_keys
 from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.ledger import QuarantinedRow
-from queuekeeper.migration.online.driver import check_approval_age, check_four_eyes
+from queuekeeper.migration.online.checks import check_approval_age, check_four_eyes
 from queuekeeper.migration.online.mover import Outcome, SessionMover
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.migration.quarantine import replay
@@ -973,7 +973,7 @@ def test_record_that_nobody_can_read_does_not_hold_up_the_mirror_of_others(few: 
 
 def test_clocks_that_differ_are_refused(few: OnlineWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     # As far apart as two servers of one machine can be: any difference is too large.
-    monkeypatch.setattr("queuekeeper.migration.online.driver.MAX_SKEW_MS", -1)
+    monkeypatch.setattr("queuekeeper.migration.online.checks.MAX_SKEW_MS", -1)
 
     with pytest.raises(RefusedError, match=r"clocks of PostgreSQL and Redis differ by [\d,]+ ms, .*set them \(NTP\)"):
         few.driver().arm()

@@ -145,7 +145,7 @@ def test_a_wrong_password_is_refused_and_not_repeated(postgres_server: PostgresS
         (("migrate", "throttle", samples.PLAN_ID, "0"), "the rate is '0': write messages per second"),
         (("migrate", "quarantine", "--reason", "bad_luck"), "the reason is 'bad_luck': it must be one of"),
         (("sample", "--messages", "-1"), "messages is -1"),
-        (("migrate", "throttle"), "Missing argument 'PLAN'"),
+        (("migrate", "undo"), "Missing argument 'PLAN'"),
         (("migrate", "nonsense"), "No such command 'nonsense'"),
     ],
 )

@@ -319,7 +319,9 @@ def throttle(
 
     Example: `queuekeeper run throttle 0123456789abcdef 5000`
     """
-    per_s = context.rate_of(rate, "operations")
+    from queuekeeper.jobs.store import unit_of
+
+    per_s = context.rate_of(rate, unit_of(kind))
     with context.open_maintenance_runs(postgres_url) as runs:
         runs.set_throttle(chosen(runs, run_id, kind), per_s, actor=context.person())
         unit = runs.load(run_id).unit

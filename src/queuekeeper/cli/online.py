@@ -20,7 +20,8 @@ if TYPE_CHECKING:
 
     from queuekeeper.migration.model import Lease, OnlineWish, RollbackWish
     from queuekeeper.migration.online.cohorts import OnlineCohort
-    from queuekeeper.migration.online.driver import OnlineDriver, StepReport
+    from queuekeeper.migration.online.driver import OnlineDriver
+    from queuekeeper.migration.online.reports import StepReport
 
 app = typer.Typer(no_args_is_help=True, help="Move sessions while devices are connected.")
 

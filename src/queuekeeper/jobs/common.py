@@ -152,13 +152,25 @@ def connection(default: str, *, title: str, help: str) -> Any:  # noqa: A002 - a
     )
 
 
-class RunParameters(Parameters):
+class KeyPrefix(Parameters):
+    """What stands before every key."""
+
+    key_prefix: str = key_prefix()
+
+
+class SessionRules(KeyPrefix):
+    """What holds for persistent sessions."""
+
+    limit: int = limit()
+    default_ttl_s: int = default_ttl_s()
+
+
+class RunParameters(KeyPrefix):
     """What every job is asked that the engine itself keeps to."""
 
     max_operations_per_s: int | None = max_operations_per_s(None, counted="Operations", examples=(None, 10_000, 50_000))
     max_run_minutes: int | None = max_run_minutes()
     shares: int = shares(1, most=64, shared="How many tasks share the work.")
-    key_prefix: str = key_prefix()
 
 
 class DryRun(Parameters):

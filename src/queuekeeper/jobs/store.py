@@ -38,6 +38,11 @@ class RunState(StrEnum):
     FAILED = "failed"  # an error ended it; it can go on
 
 
+def unit_of(kind: str | None) -> str:
+    """Return what the throttle of runs of a kind counts; online, the copy before it counts messages."""
+    return _UNITS.get(kind or "", "operations")
+
+
 @dataclass(frozen=True, kw_only=True)
 class MaintenanceRun:
     """A run as stored.
@@ -65,8 +70,8 @@ class MaintenanceRun:
 
     @property
     def unit(self) -> str:
-        """What its throttle counts; online, the copy before it counts messages."""
-        return _UNITS.get(self.kind, "operations")
+        """What its throttle counts."""
+        return unit_of(self.kind)
 
     @property
     def standing(self) -> Standing:

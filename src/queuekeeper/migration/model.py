@@ -14,7 +14,7 @@ from pydantic import model_validator
 from queuekeeper import __version__
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs import common
-from queuekeeper.jobs.common import FourEyes
+from queuekeeper.jobs.common import FourEyes, SessionRules
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, parameter
 from queuekeeper.keyspace import Cohort, parse_cohorts
 
@@ -60,7 +60,7 @@ def percent_of_share(share: Any) -> Any:
     return 100 * share if isinstance(share, int | float) else share
 
 
-class MigrationParameters(Parameters):
+class MigrationParameters(SessionRules):
     """What the person who starts a migration chooses."""
 
     mode: Mode = parameter(
@@ -88,8 +88,6 @@ class MigrationParameters(Parameters):
     )
     cohorts: str = common.cohorts(what="Which cohorts to copy. The plan always counts all of them.")
     cohort_count: int = common.cohort_count(note="More cohorts are smaller steps to copy, verify and repeat.")
-    limit: int = common.limit()
-    default_ttl_s: int = common.default_ttl_s()
     quarantine_cap_percent: float = parameter(
         1.0,
         title="Quarantine cap (percent of rows)",
@@ -110,7 +108,6 @@ class MigrationParameters(Parameters):
         most=MAX_RATE_PER_S,
         examples=[None, 5_000, 50_000],
     )
-    key_prefix: str = common.key_prefix()
 
     @model_validator(mode="after")
     def _nobody_stays_where_nobody_serves(self) -> Self:

@@ -12,6 +12,7 @@ from pydantic import model_validator
 
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs import common
+from queuekeeper.jobs.common import SessionRules
 from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, parameter
 from queuekeeper.keyspace import SLOTS, parse_cohorts
 
@@ -116,7 +117,7 @@ class ProfilePlace(Parameters):
     )
 
 
-class ProfileRules(Parameters):
+class ProfileRules(SessionRules):
     """What the person who starts a profile chooses, besides how much of the cohorts is read at a time."""
 
     cohorts: str = common.cohorts(what="Which cohorts to read.")
@@ -137,8 +138,6 @@ class ProfileRules(Parameters):
         help="Judge the messages' JSON, too. The server decodes it and answers numbers; the user needs GET.",
         section=Section.RULES,
     )
-    limit: int = common.limit()
-    default_ttl_s: int = common.default_ttl_s()
     max_payload_bytes: int = parameter(
         1_048_576,
         title="Largest payload (bytes)",
@@ -158,7 +157,6 @@ class ProfileRules(Parameters):
         most=MAX_RATE_PER_S,
         examples=[None, 50_000],
     )
-    key_prefix: str = common.key_prefix()
 
 
 class ProfileParameters(ProfileRules):

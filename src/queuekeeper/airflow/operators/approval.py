@@ -22,7 +22,7 @@ from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.common import Approval, FourEyes
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import CopyGroups, MigrationPlan, PlanState
-from queuekeeper.migration.online.driver import check_four_eyes
+from queuekeeper.migration.online.checks import check_four_eyes
 from queuekeeper.migration.preflight import check_same_source
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import facts

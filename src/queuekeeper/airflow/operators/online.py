@@ -20,7 +20,9 @@ from queuekeeper.errors import CheckFailed, UsageError
 from queuekeeper.jobs.common import FourEyes
 from queuekeeper.keyspace import parse_cohorts
 from queuekeeper.migration.model import Lease, Mode, OnlineWish, RollbackWish
-from queuekeeper.migration.online.driver import OnlineDriver, StepReport, check_approval_age, check_four_eyes
+from queuekeeper.migration.online.checks import check_approval_age, check_four_eyes
+from queuekeeper.migration.online.driver import OnlineDriver
+from queuekeeper.migration.online.reports import StepReport
 
 if TYPE_CHECKING:
     from airflow.sdk import Context

@@ -6,19 +6,18 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from queuekeeper.jobs import common
+from queuekeeper.jobs.common import RunParameters, SessionRules
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.parameters import Parameters, Section, parameter
+from queuekeeper.jobs.parameters import Section, parameter
 from queuekeeper.report.figures import number, size
 
 KIND = "expired_reference_cleanup"
 """What runs of it are called where all kinds of maintenance are kept."""
 
 
-class CleanupParameters(Parameters):
+class CleanupParameters(SessionRules, RunParameters):
     """What a cleanup is asked to do."""
 
-    default_ttl_s: int = common.default_ttl_s()
-    limit: int = common.limit()
     grace_s: int = parameter(
         3_600,
         title="Grace (seconds)",
@@ -42,14 +41,12 @@ class CleanupParameters(Parameters):
     max_operations_per_s: int | None = common.max_operations_per_s(
         None, counted="Keys and references looked at", examples=(None, 5_000, 20_000)
     )
-    max_run_minutes: int | None = common.max_run_minutes()
     shares: int = common.shares(
         1,
         most=64,
         shared="How many tasks share a single server, by ranges of hash slots. In a cluster each master has one task, "
         "whatever this says.",
     )
-    key_prefix: str = common.key_prefix()
 
 
 @dataclass(kw_only=True)

@@ -9,8 +9,9 @@ from typing import ClassVar
 
 from queuekeeper.compacted.model import Retention, RetentionPolicy, chosen
 from queuekeeper.jobs import common
+from queuekeeper.jobs.common import RunParameters
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.parameters import MAX_SECONDS, Parameters, Section, parameter
+from queuekeeper.jobs.parameters import MAX_SECONDS, Section, parameter
 from queuekeeper.jobs.shares import share_names
 from queuekeeper.keyspace import COMPACTED_REGISTRIES
 from queuekeeper.report.figures import number, size
@@ -19,7 +20,7 @@ KIND = "compacted_queue_gc"
 """What runs of it are called where all kinds of maintenance are kept."""
 
 
-class CollectionParameters(Parameters):
+class CollectionParameters(RunParameters):
     """What a collection is asked to do."""
 
     policy: str = parameter(
@@ -86,7 +87,6 @@ class CollectionParameters(Parameters):
     max_operations_per_s: int | None = common.max_operations_per_s(
         20_000, counted="Queues and messages looked at", examples=(None, 5_000, 20_000)
     )
-    max_run_minutes: int | None = common.max_run_minutes()
     max_jitter_s: int = parameter(
         0,
         proposed=30,
@@ -98,7 +98,6 @@ class CollectionParameters(Parameters):
         examples=[0, 30],
     )
     shares: int = common.shares(4, most=COMPACTED_REGISTRIES, shared="How many tasks share the registry of queues.")
-    key_prefix: str = common.key_prefix()
 
     @property
     def retention(self) -> Retention:

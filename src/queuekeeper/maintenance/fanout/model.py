@@ -11,8 +11,9 @@ from pydantic import field_validator, model_validator
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import DEFAULT_MAX_STALLS, MAX_MS, Problem, check_queue
 from queuekeeper.jobs import common
+from queuekeeper.jobs.common import RunParameters
 from queuekeeper.jobs.counts import Counts
-from queuekeeper.jobs.parameters import Parameters, Section, parameter
+from queuekeeper.jobs.parameters import Section, parameter
 from queuekeeper.jobs.shares import share_names
 from queuekeeper.keyspace import FANOUT_PARTS
 from queuekeeper.report.figures import number
@@ -39,7 +40,7 @@ _NAMES = {
 }
 
 
-class FanoutRepairParameters(Parameters):
+class FanoutRepairParameters(RunParameters):
     """What a repair is asked to do."""
 
     queues: tuple[str, ...] = parameter(
@@ -81,9 +82,7 @@ class FanoutRepairParameters(Parameters):
     max_operations_per_s: int | None = common.max_operations_per_s(
         50_000, counted="Calls, and ids of messages that come back,", examples=(None, 10_000, 50_000)
     )
-    max_run_minutes: int | None = common.max_run_minutes()
     shares: int = common.shares(4, most=FANOUT_PARTS, shared="How many tasks share the queues.")
-    key_prefix: str = common.key_prefix()
 
     @field_validator("queues")
     @classmethod

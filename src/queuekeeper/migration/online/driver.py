@@ -9,14 +9,10 @@ from __future__ import annotations
 import asyncio
 import time
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from typing import Any
 
-from queuekeeper.approvals import old_approval
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import (
     CheckFailed,
@@ -30,12 +26,13 @@ from queuekeeper.errors import (
     StoreFull,
 )
 from queuekeeper.keyspace import client_slot
-from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import BadRows, CohortState, Lease, LedgerRow, MigrationPlan, PlanState
 from queuekeeper.migration.online.brake import Brake, Limits, Load
+from queuekeeper.migration.online.checks import check_clean, check_skew, check_trigger, servers_of
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts, check_same_plan
-from queuekeeper.migration.online.mover import MoveReport, Outcome, SessionMover, SyncReport, movers
+from queuekeeper.migration.online.mover import SessionMover, movers
+from queuekeeper.migration.online.reports import MirrorReport, SoakReport, StepReport, Tally, check_moved, joined
 from queuekeeper.migration.online.states import MIRRORED, OnlineState, check_states
 from queuekeeper.postgres import Connection, connect, statement, translated_errors
 from queuekeeper.redis_client import RedisClient, clocks_ms, facts, nodes, redis_errors
@@ -45,199 +42,11 @@ from queuekeeper.sessions.owners import OwnerStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
 MOVERS = 8
-MAX_SKEW_MS = 1_000
-"""Between the clocks of the servers: lives are judged by both."""
-
 MAX_LAG_S = 10.0
 """A mirror that is further behind is brought up to date before anything goes back."""
 
-CANARY_STEPS_PERCENT = (1, 10, 50, 100)
 _CHUNK_S = 1.0
 _PINGS = 5
-_EXAMPLES = 20
-
-
-@dataclass(frozen=True, kw_only=True)
-class StepReport:
-    """What a step did with the clients of some cohorts.
-
-    :param clients: clients that were looked at.
-    :param outcomes: how many clients each word stands for: moved, already, late, busy, differs,
-        refused, equal, kept.
-    :param written: messages written to the other store.
-    :param removed: messages removed from it.
-    :param set_aside: rows of the source that nobody could deliver, put into the quarantine.
-    :param fenced_p50_ms: how long clients were fenced; none when none was.
-    :param examples: clients that could not be moved, or differ, with the reason; at most 20, without content.
-    """
-
-    plan_id: str
-    step: str
-    cohorts: tuple[int, ...]
-    clients: int
-    outcomes: dict[str, int]
-    written: int
-    removed: int
-    set_aside: int
-    fenced_p50_ms: float | None
-    fenced_p99_ms: float | None
-    fenced_longest_ms: float | None
-    seconds: float
-    examples: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def left(self) -> dict[str, int]:
-        """Clients that are not where they should be, by the word for it."""
-        return {word: count for word, count in self.outcomes.items() if word not in _IN_PLACE}
-
-    @property
-    def kept(self) -> int:
-        """Clients that stay in PostgreSQL: the plan leaves those of bad rows there, or no cluster can hold them."""
-        return self.outcomes.get(Outcome.KEPT, 0)
-
-
-@dataclass(frozen=True, kw_only=True)
-class MirrorReport:
-    """How far PostgreSQL is behind Redis.
-
-    :param clients: clients that are mirrored.
-    :param behind: clients with changes that PostgreSQL does not have yet.
-    :param lag_s: age of the oldest of these changes; 0 when there is none.
-    :param written: clients whose changes this pass has written.
-    :param refused: clients whose changes PostgreSQL did not take.
-    :param reason: why it did not take those of one of them; empty when it took all.
-    """
-
-    plan_id: str
-    clients: int
-    behind: int
-    lag_s: float
-    written: int
-    refused: int = 0
-    reason: str = ""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SoakReport(MirrorReport):
-    """How far a soak is, and how far PostgreSQL is behind Redis.
-
-    :param begun_ms: when the last of its cohorts began to soak.
-    :param left_s: how long it still has to be watched; 0 when the time is over.
-    """
-
-    begun_ms: int
-    left_s: float
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it was watched for as long as it was to be."""
-        return self.left_s <= 0
-
-
-@dataclass
-class _Tally:
-    """Counts what movers report.
-
-    :ivar equal_clients: clients that were found equal, by slot.
-    :ivar equal_messages: their live messages, by slot.
-    :ivar kept: clients that stay in PostgreSQL by the plan's choice, with the reason.
-    """
-
-    clients: int = 0
-    equal_clients: Counter[int] = field(default_factory=Counter)
-    equal_messages: Counter[int] = field(default_factory=Counter)
-    outcomes: Counter[str] = field(default_factory=Counter)
-    written: int = 0
-    removed: int = 0
-    set_aside: int = 0
-    fenced_ms: list[float] = field(default_factory=list)
-    examples: list[tuple[str, str]] = field(default_factory=list)
-    kept: list[tuple[str, str]] = field(default_factory=list)
-
-    def moved(self, report: MoveReport) -> None:
-        if report.bad:
-            self.stays(report.client_id, _keeping(report.bad))
-            return
-        self.clients += 1
-        self.outcomes[str(report.outcome)] += 1
-        self.written += report.written
-        self.removed += report.removed
-        if report.fenced_ms is not None:
-            self.fenced_ms.append(report.fenced_ms)
-        if report.outcome not in (Outcome.MOVED, Outcome.ALREADY) and len(self.examples) < _EXAMPLES:
-            reason = str(report.differences[0]) if report.differences else _WHY[report.outcome]
-            self.examples.append((report.client_id, reason))
-
-    def stays(self, client_id: str, reason: str) -> None:
-        self.clients += 1
-        self.outcomes[str(Outcome.KEPT)] += 1
-        if len(self.kept) < _EXAMPLES:
-            self.kept.append((client_id, reason))
-
-    def verified(self, report: SyncReport) -> None:
-        self.compared(report)
-        if report.equal:
-            slot = client_slot(report.client_id)
-            self.equal_clients[slot] += 1
-            self.equal_messages[slot] += report.messages
-
-    def refused(self, client_id: str, error: QueuekeeperError) -> None:
-        self.clients += 1
-        self.outcomes["refused"] += 1
-        if len(self.examples) < _EXAMPLES:
-            self.examples.append((client_id, str(error)))
-
-    def compared(self, report: SyncReport) -> None:
-        if report.bad:
-            self.stays(report.client_id, _keeping(report.bad))
-            return
-        self.clients += 1
-        self.outcomes["equal" if report.equal else "differs"] += 1
-        self.written += report.written
-        self.removed += report.removed
-        self.set_aside += report.set_aside
-        if not report.equal and len(self.examples) < _EXAMPLES:
-            self.examples.append((report.client_id, str(report.differences[0])))
-
-    def report(self, plan_id: str, step: str, cohorts: Sequence[int], *, seconds: float) -> StepReport:
-        fenced = sorted(self.fenced_ms)
-        return StepReport(
-            plan_id=plan_id,
-            step=step,
-            cohorts=tuple(cohorts),
-            clients=self.clients,
-            outcomes=dict(sorted(self.outcomes.items())),
-            written=self.written,
-            removed=self.removed,
-            set_aside=self.set_aside,
-            fenced_p50_ms=_quantile(fenced, 0.5),
-            fenced_p99_ms=_quantile(fenced, 0.99),
-            fenced_longest_ms=fenced[-1] if fenced else None,
-            seconds=seconds,
-            # Whoever looks for what went wrong finds it before what stays by choice.
-            examples=tuple(self.examples + self.kept)[:_EXAMPLES],
-        )
-
-
-_IN_PLACE = frozenset({"moved", "already", "equal", str(Outcome.KEPT)})
-_WHY = {
-    Outcome.LATE: "its queue could not be copied within the lease: try again when it is shorter or the client is quiet",
-    Outcome.BUSY: "another driver has fenced it: try again",
-}
-
-
-def _keeping(bad: Mapping[int, str]) -> str:
-    """Return which rows keep a client in PostgreSQL, and what to do."""
-    rows = ", ".join(f"serial {serial} ({reason.replace('_', ' ')})" for serial, reason in sorted(bad.items())[:3])
-    more = f" and {len(bad) - 3:,} more" if len(bad) > 3 else ""
-    return (
-        f"it stays in PostgreSQL for rows that nobody can deliver, {rows}{more}: mend them in device_publish_msg, then "
-        "cut over again"
-    )
-
-
-def _quantile(ordered: Sequence[float], share: float) -> float | None:
-    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
 
 
 class OnlineDriver:
@@ -293,7 +102,7 @@ class OnlineDriver:
             owners.wait_for_writers()
             with connect(self._postgres_url) as reader:
                 made = owners.make_owners(_clients_of(reader, plan, wanted))
-        tally = _Tally(clients=made)
+        tally = Tally(clients=made)
         return tally.report(self._plan_id, "arm", wanted, seconds=time.monotonic() - begun)
 
     def catch_up(self, cohorts: Sequence[int] | None = None) -> StepReport:
@@ -307,7 +116,7 @@ class OnlineDriver:
             self._note_servers(online, numbers, driver)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
             report = self._each(
-                "catch up", online, found, driver, owner="postgres", work=SessionMover.sync, count=_Tally.compared
+                "catch up", online, found, driver, owner="postgres", work=SessionMover.sync, count=Tally.compared
             )
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.CAUGHT_UP, actor=self._actor)
         return report
@@ -326,7 +135,7 @@ class OnlineDriver:
             driver = online.take(self._plan_id, numbers)
             # What is known of the servers is noted first: a failover meanwhile shows.
             self._note_servers(online, numbers, driver)
-            tally = _Tally()
+            tally = Tally()
             report = self._each(
                 "verify",
                 online,
@@ -334,7 +143,7 @@ class OnlineDriver:
                 driver,
                 owner=None,
                 work=SessionMover.compare,
-                count=_Tally.verified,
+                count=Tally.verified,
                 tally=tally,
             )
             different = report.clients - report.outcomes.get("equal", 0) - report.kept
@@ -369,37 +178,37 @@ class OnlineDriver:
             found = [each for each in chosen if each.state not in done]
             if not found:
                 return self._cut_over_kept(online, chosen, plan)
-            _check_clean(found)
+            check_clean(found)
             numbers = [each.cohort for each in found]
             self._check_canary(online, numbers)
             driver = online.take(self._plan_id, numbers)
             self._check_servers(online, numbers, driver)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.CUTTING_OVER, actor=self._actor)
             report = self._each(
-                "cut over", online, found, driver, owner="postgres", work=SessionMover.cut_over, count=_Tally.moved
+                "cut over", online, found, driver, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
             )
             if report.left:
                 return report
             # Clients that come for the first time belong to Redis from here on; some may have come before this.
             online.set_default_owner(self._plan_id, numbers, driver=driver, owner="redis")
             late = self._each(
-                "cut over", online, found, driver, owner="postgres", work=SessionMover.cut_over, count=_Tally.moved
+                "cut over", online, found, driver, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
             )
             if not late.left:
                 self._tell_redis(found)
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ON_REDIS, actor=self._actor)
-        return _joined(report, late)
+        return joined(report, late)
 
     def _cut_over_kept(self, online: OnlineCohorts, cohorts: Sequence[OnlineCohort], plan: MigrationPlan) -> StepReport:
         """Give Redis those clients that were kept in PostgreSQL, and whose rows have been mended since."""
         numbers = [each.cohort for each in cohorts]
         if plan.parameters.bad_rows is not BadRows.LEAVE:
-            return _Tally().report(self._plan_id, "cut over", numbers, seconds=0.0)
-        _check_clean(cohorts)
+            return Tally().report(self._plan_id, "cut over", numbers, seconds=0.0)
+        check_clean(cohorts)
         driver = online.take(self._plan_id, numbers)
         self._check_servers(online, numbers, driver)
         return self._each(
-            "cut over", online, cohorts, driver, owner="postgres", work=SessionMover.cut_over, count=_Tally.moved
+            "cut over", online, cohorts, driver, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
         )
 
     def _tell_redis(self, cohorts: Sequence[OnlineCohort]) -> None:
@@ -490,13 +299,13 @@ class OnlineDriver:
                     "moves now, and ends the mirror of its clients"
                 )
             found = [each for each in found if not others or each.state not in done]
-            _check_clean(found)
+            check_clean(found)
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COMMITTED, actor=self._actor)
             owners = OwnerStore(connection)
             store = RedisSessionStore(client, plan.parameters.key_prefix, _rules(plan))
-            tally = _Tally()
+            tally = Tally()
             for each in found:
                 for client_id in _all_clients(online, each, "redis"):
                     ended = owners.end_mirror(client_id)
@@ -527,16 +336,16 @@ class OnlineDriver:
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ROLLING_BACK, actor=self._actor)
             online.set_default_owner(self._plan_id, numbers, driver=driver, owner="postgres")
             report = self._each(
-                "roll back", online, found, driver, owner="redis", work=SessionMover.roll_back, count=_Tally.moved
+                "roll back", online, found, driver, owner="redis", work=SessionMover.roll_back, count=Tally.moved
             )
             if report.left:
                 return report
             late = self._each(
-                "roll back", online, found, driver, owner="redis", work=SessionMover.roll_back, count=_Tally.moved
+                "roll back", online, found, driver, owner="redis", work=SessionMover.roll_back, count=Tally.moved
             )
             if not late.left:
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
-        return _joined(report, late)
+        return joined(report, late)
 
     def on_redis(self, cohorts: Sequence[int] | None = None) -> list[int]:
         """Return the cohorts that could go back.
@@ -573,11 +382,11 @@ class OnlineDriver:
         if not canary:
             raise RefusedError("no canary was chosen: say which share of the clients goes first")
         reports = [self.catch_up(canary), self.verify(canary), self.cut_over(canary)]
-        _check_moved(reports[-1])
+        check_moved(reports[-1])
         self.mirror(canary)
         reports.append(self.verify(canary))
         reports.append(self.roll_back(canary))
-        _check_moved(reports[-1])
+        check_moved(reports[-1])
         reports += [self.catch_up(canary), self.verify(canary)]
         with self._opened() as (_, _, online, _plan):
             online.rehearsed(self._plan_id)
@@ -605,7 +414,7 @@ class OnlineDriver:
                         behind += 1
                         oldest_ms = min(oldest_ms or outbox.since_ms, outbox.since_ms)
                         waiting.setdefault(each.driver, []).append(client_id)
-            tally = _Tally()
+            tally = Tally()
             if not dry_run:
                 for driver, client_ids in waiting.items():
                     asyncio.run(self._mirror_all(client_ids, plan, driver=driver, tally=tally))
@@ -620,7 +429,7 @@ class OnlineDriver:
             reason=f"{tally.examples[0][0]!r}: {tally.examples[0][1]}" if tally.examples else "",
         )
 
-    async def _mirror_all(self, client_ids: Sequence[str], plan: MigrationPlan, *, driver: int, tally: _Tally) -> None:
+    async def _mirror_all(self, client_ids: Sequence[str], plan: MigrationPlan, *, driver: int, tally: Tally) -> None:
         waiting = iter(client_ids)
 
         async def work(mover: SessionMover) -> None:
@@ -650,12 +459,12 @@ class OnlineDriver:
         *,
         owner: str | None,
         work: Callable[[SessionMover, str], Awaitable[Any]],
-        count: Callable[[_Tally, Any], None],
-        tally: _Tally | None = None,
+        count: Callable[[Tally, Any], None],
+        tally: Tally | None = None,
     ) -> StepReport:
         """Do something with every client of cohorts that belongs to a store, side by side, and count."""
         begun = time.monotonic()
-        tally = tally or _Tally()
+        tally = tally or Tally()
         with self._opened() as (_, _, _, plan):
             asyncio.run(self._run(step, online, cohorts, driver, plan, owner, work, count, tally))
         numbers = [each.cohort for each in cohorts]
@@ -670,8 +479,8 @@ class OnlineDriver:
         plan: MigrationPlan,
         owner: str | None,
         work: Callable[[SessionMover, str], Awaitable[Any]],
-        count: Callable[[_Tally, Any], None],
-        tally: _Tally,
+        count: Callable[[Tally, Any], None],
+        tally: Tally,
     ) -> None:
         numbers = [each.cohort for each in cohorts]
         total = sum(
@@ -810,7 +619,7 @@ class OnlineDriver:
 
 
 def _write_ledger(
-    ledger: MigrationLedger, plan: MigrationPlan, cohorts: Sequence[OnlineCohort], tally: _Tally, *, now_ms: int
+    ledger: MigrationLedger, plan: MigrationPlan, cohorts: Sequence[OnlineCohort], tally: Tally, *, now_ms: int
 ) -> None:
     """Note what was found equal, for the report and the pages."""
     rows = []
@@ -854,72 +663,6 @@ def share_of(plan: MigrationPlan, percent: int, *, first: Sequence[int] = ()) ->
         found.append(each.cohort)
         held += each.sessions
     return tuple(found)
-
-
-def check_trigger(connection: Connection) -> None:
-    """Check that PostgreSQL refuses writers that do not ask who owns a session.
-
-    :raises RefusedError: naming the table that is not guarded.
-    """
-    missing = [
-        each.table for each in foreign_writers.state(connection).triggers if not (each.installed and each.enabled)
-    ]
-    if missing:
-        raise RefusedError(
-            f"writers that do not ask are not refused in {' and '.join(missing)}: install the trigger first "
-            "(queuekeeper migrate trigger install), or say that every writer asks; nothing was armed"
-        )
-
-
-def check_approval_age(ledger: MigrationLedger, plan_id: str, *, limit_s: float) -> None:
-    """Check that somebody has agreed to a plan, and not too long ago.
-
-    :raises RefusedError: saying how long ago it was.
-    """
-    approval = ledger.approval(plan_id)
-    if approval is None:
-        raise RefusedError(f"nobody has approved plan {plan_id}: nothing was moved")
-    age_s = (datetime.now(UTC) - approval.approved_at).total_seconds()
-    if age_s > limit_s:
-        words = old_approval(f"plan {plan_id}", approval.approved_by, age_s=age_s, limit_s=limit_s)
-        raise RefusedError(f"{words}: have it approved anew; no client was moved")
-
-
-def check_four_eyes(approved_by: str, triggered_by: str | None) -> None:
-    """Check that who agreed is not who asked.
-
-    :raises RefusedError: when it is the same person, or nobody knows who asked.
-    """
-    if triggered_by is None or approved_by == triggered_by:
-        raise RefusedError(
-            f"{approved_by} has approved, and {triggered_by or 'nobody knows who'} has triggered the run: with four "
-            "eyes these have to be two persons; trigger the DAG again and have somebody else answer"
-        )
-
-
-def servers_of(connection: Connection, client: RedisClient) -> str:
-    """Return by which servers the work is done: another text means that one was replaced or started anew."""
-    with translated_errors(connection):
-        row = connection.execute(statement("queuekeeper/queries/server_identity")).fetchone()
-    postgres = "" if row is None else f"{row[0]}/{row[1]}"
-    redis = " ".join(sorted(f"{each.run_id[:12]}/{each.replication_id[:12]}" for each in facts(client)))
-    return f"postgres {postgres} redis {redis}"
-
-
-def check_skew(connection: Connection, client: RedisClient) -> None:
-    """Check that the servers agree on the time.
-
-    :raises RefusedError: saying by how much they differ.
-    """
-    with translated_errors(connection):
-        row = connection.execute(statement("queuekeeper/queries/server_clock")).fetchone()
-    postgres_ms = int(row[0]) if row else 0
-    skew_ms = max(abs(each - postgres_ms) for each in clocks_ms(client))
-    if skew_ms > MAX_SKEW_MS:
-        raise RefusedError(
-            f"the clocks of PostgreSQL and Redis differ by {skew_ms:,} ms, at most {MAX_SKEW_MS:,} ms are allowed, as "
-            "lives of messages are judged by both: set them (NTP), then try again"
-        )
 
 
 def _load(connection: Connection, client: RedisClient) -> Load:
@@ -1000,41 +743,3 @@ def _one_by_one(items: Iterator[str]) -> Callable[[], Awaitable[str | None]]:
             return await asyncio.to_thread(next, items, None)
 
     return take
-
-
-def _check_moved(report: StepReport) -> None:
-    if report.left:
-        example, reason = report.examples[0]
-        raise CheckFailed(f"{sum(report.left.values()):,} clients could not be moved, the first {example!r}: {reason}")
-
-
-def _check_clean(cohorts: Sequence[OnlineCohort]) -> None:
-    for each in cohorts:
-        if each.dirty_reason:
-            raise RefusedError(
-                f"cohort {each.cohort} has to be verified again before anything else: {each.dirty_reason}"
-            )
-
-
-def _joined(first: StepReport, second: StepReport) -> StepReport:
-    """Return two reports of one step as one; its fences are those of the first, which had nearly all clients."""
-    if not second.clients:
-        return first
-    # Clients that were kept have been looked at twice.
-    kept = {str(Outcome.KEPT): first.kept}
-    outcomes = Counter(first.outcomes) - Counter(kept) + Counter(second.outcomes)
-    return StepReport(
-        plan_id=first.plan_id,
-        step=first.step,
-        cohorts=first.cohorts,
-        clients=first.clients - first.kept + second.clients,
-        outcomes=dict(outcomes),
-        written=first.written + second.written,
-        removed=first.removed + second.removed,
-        set_aside=first.set_aside + second.set_aside,
-        fenced_p50_ms=first.fenced_p50_ms,
-        fenced_p99_ms=first.fenced_p99_ms,
-        fenced_longest_ms=max(first.fenced_longest_ms or 0.0, second.fenced_longest_ms or 0.0),
-        seconds=first.seconds + second.seconds,
-        examples=tuple(dict.fromkeys(first.examples + second.examples))[:_EXAMPLES],
-    )

@@ -1,0 +1,95 @@
+"""What has to hold before clients change over: trigger, approval, clocks, servers that are still the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from queuekeeper.approvals import old_approval
+from queuekeeper.errors import RefusedError
+from queuekeeper.migration import foreign_writers
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.online.cohorts import OnlineCohort
+from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.redis_client import RedisClient, clocks_ms, facts
+
+MAX_SKEW_MS = 1_000
+"""Between the clocks of the servers: lives are judged by both."""
+
+
+def check_trigger(connection: Connection) -> None:
+    """Check that PostgreSQL refuses writers that do not ask who owns a session.
+
+    :raises RefusedError: naming the table that is not guarded.
+    """
+    missing = [
+        each.table for each in foreign_writers.state(connection).triggers if not (each.installed and each.enabled)
+    ]
+    if missing:
+        raise RefusedError(
+            f"writers that do not ask are not refused in {' and '.join(missing)}: install the trigger first "
+            "(queuekeeper migrate trigger install), or say that every writer asks; nothing was armed"
+        )
+
+
+def check_approval_age(ledger: MigrationLedger, plan_id: str, *, limit_s: float) -> None:
+    """Check that somebody has agreed to a plan, and not too long ago.
+
+    :raises RefusedError: saying how long ago it was.
+    """
+    approval = ledger.approval(plan_id)
+    if approval is None:
+        raise RefusedError(f"nobody has approved plan {plan_id}: nothing was moved")
+    age_s = (datetime.now(UTC) - approval.approved_at).total_seconds()
+    if age_s > limit_s:
+        words = old_approval(f"plan {plan_id}", approval.approved_by, age_s=age_s, limit_s=limit_s)
+        raise RefusedError(f"{words}: have it approved anew; no client was moved")
+
+
+def check_four_eyes(approved_by: str, triggered_by: str | None) -> None:
+    """Check that who agreed is not who asked.
+
+    :raises RefusedError: when it is the same person, or nobody knows who asked.
+    """
+    if triggered_by is None or approved_by == triggered_by:
+        raise RefusedError(
+            f"{approved_by} has approved, and {triggered_by or 'nobody knows who'} has triggered the run: with four "
+            "eyes these have to be two persons; trigger the DAG again and have somebody else answer"
+        )
+
+
+def servers_of(connection: Connection, client: RedisClient) -> str:
+    """Return by which servers the work is done: another text means that one was replaced or started anew."""
+    with translated_errors(connection):
+        row = connection.execute(statement("queuekeeper/queries/server_identity")).fetchone()
+    postgres = "" if row is None else f"{row[0]}/{row[1]}"
+    redis = " ".join(sorted(f"{each.run_id[:12]}/{each.replication_id[:12]}" for each in facts(client)))
+    return f"postgres {postgres} redis {redis}"
+
+
+def check_skew(connection: Connection, client: RedisClient) -> None:
+    """Check that the servers agree on the time.
+
+    :raises RefusedError: saying by how much they differ.
+    """
+    with translated_errors(connection):
+        row = connection.execute(statement("queuekeeper/queries/server_clock")).fetchone()
+    postgres_ms = int(row[0]) if row else 0
+    skew_ms = max(abs(each - postgres_ms) for each in clocks_ms(client))
+    if skew_ms > MAX_SKEW_MS:
+        raise RefusedError(
+            f"the clocks of PostgreSQL and Redis differ by {skew_ms:,} ms, at most {MAX_SKEW_MS:,} ms are allowed, as "
+            "lives of messages are judged by both: set them (NTP), then try again"
+        )
+
+
+def check_clean(cohorts: Sequence[OnlineCohort]) -> None:
+    """Check that no cohort has to be verified again.
+
+    :raises RefusedError: naming one that has to be, and why.
+    """
+    for each in cohorts:
+        if each.dirty_reason:
+            raise RefusedError(
+                f"cohort {each.cohort} has to be verified again before anything else: {each.dirty_reason}"
+            )

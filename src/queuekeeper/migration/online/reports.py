@@ -1,0 +1,236 @@
+"""What steps of a migration with devices connected come to, counted client by client as movers report it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from queuekeeper.errors import CheckFailed, QueuekeeperError
+from queuekeeper.keyspace import client_slot
+from queuekeeper.migration.online.mover import MoveReport, Outcome, SyncReport
+
+_EXAMPLES = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepReport:
+    """What a step did with the clients of some cohorts.
+
+    :param clients: clients that were looked at.
+    :param outcomes: how many clients each word stands for: moved, already, late, busy, differs,
+        refused, equal, kept.
+    :param written: messages written to the other store.
+    :param removed: messages removed from it.
+    :param set_aside: rows of the source that nobody could deliver, put into the quarantine.
+    :param fenced_p50_ms: how long clients were fenced; none when none was.
+    :param examples: clients that could not be moved, or differ, with the reason; at most 20, without content.
+    """
+
+    plan_id: str
+    step: str
+    cohorts: tuple[int, ...]
+    clients: int
+    outcomes: dict[str, int]
+    written: int
+    removed: int
+    set_aside: int
+    fenced_p50_ms: float | None
+    fenced_p99_ms: float | None
+    fenced_longest_ms: float | None
+    seconds: float
+    examples: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def left(self) -> dict[str, int]:
+        """Clients that are not where they should be, by the word for it."""
+        return {word: count for word, count in self.outcomes.items() if word not in _IN_PLACE}
+
+    @property
+    def kept(self) -> int:
+        """Clients that stay in PostgreSQL: the plan leaves those of bad rows there, or no cluster can hold them."""
+        return self.outcomes.get(Outcome.KEPT, 0)
+
+
+@dataclass(frozen=True, kw_only=True)
+class MirrorReport:
+    """How far PostgreSQL is behind Redis.
+
+    :param clients: clients that are mirrored.
+    :param behind: clients with changes that PostgreSQL does not have yet.
+    :param lag_s: age of the oldest of these changes; 0 when there is none.
+    :param written: clients whose changes this pass has written.
+    :param refused: clients whose changes PostgreSQL did not take.
+    :param reason: why it did not take those of one of them; empty when it took all.
+    """
+
+    plan_id: str
+    clients: int
+    behind: int
+    lag_s: float
+    written: int
+    refused: int = 0
+    reason: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SoakReport(MirrorReport):
+    """How far a soak is, and how far PostgreSQL is behind Redis.
+
+    :param begun_ms: when the last of its cohorts began to soak.
+    :param left_s: how long it still has to be watched; 0 when the time is over.
+    """
+
+    begun_ms: int
+    left_s: float
+
+    @property
+    def is_over(self) -> bool:
+        """Whether it was watched for as long as it was to be."""
+        return self.left_s <= 0
+
+
+@dataclass
+class Tally:
+    """Counts what movers report.
+
+    :ivar equal_clients: clients that were found equal, by slot.
+    :ivar equal_messages: their live messages, by slot.
+    :ivar kept: clients that stay in PostgreSQL by the plan's choice, with the reason.
+    """
+
+    clients: int = 0
+    equal_clients: Counter[int] = field(default_factory=Counter)
+    equal_messages: Counter[int] = field(default_factory=Counter)
+    outcomes: Counter[str] = field(default_factory=Counter)
+    written: int = 0
+    removed: int = 0
+    set_aside: int = 0
+    fenced_ms: list[float] = field(default_factory=list)
+    examples: list[tuple[str, str]] = field(default_factory=list)
+    kept: list[tuple[str, str]] = field(default_factory=list)
+
+    def moved(self, report: MoveReport) -> None:
+        """Count a client that was to change over."""
+        if report.bad:
+            self.stays(report.client_id, _keeping(report.bad))
+            return
+        self.clients += 1
+        self.outcomes[str(report.outcome)] += 1
+        self.written += report.written
+        self.removed += report.removed
+        if report.fenced_ms is not None:
+            self.fenced_ms.append(report.fenced_ms)
+        if report.outcome not in (Outcome.MOVED, Outcome.ALREADY) and len(self.examples) < _EXAMPLES:
+            reason = str(report.differences[0]) if report.differences else _WHY[report.outcome]
+            self.examples.append((report.client_id, reason))
+
+    def stays(self, client_id: str, reason: str) -> None:
+        """Count a client that stays in PostgreSQL."""
+        self.clients += 1
+        self.outcomes[str(Outcome.KEPT)] += 1
+        if len(self.kept) < _EXAMPLES:
+            self.kept.append((client_id, reason))
+
+    def verified(self, report: SyncReport) -> None:
+        """Count a client that was compared, and note what was equal by its slot."""
+        self.compared(report)
+        if report.equal:
+            slot = client_slot(report.client_id)
+            self.equal_clients[slot] += 1
+            self.equal_messages[slot] += report.messages
+
+    def refused(self, client_id: str, error: QueuekeeperError) -> None:
+        """Count a client that was refused."""
+        self.clients += 1
+        self.outcomes["refused"] += 1
+        if len(self.examples) < _EXAMPLES:
+            self.examples.append((client_id, str(error)))
+
+    def compared(self, report: SyncReport) -> None:
+        """Count a client that was made equal or compared."""
+        if report.bad:
+            self.stays(report.client_id, _keeping(report.bad))
+            return
+        self.clients += 1
+        self.outcomes["equal" if report.equal else "differs"] += 1
+        self.written += report.written
+        self.removed += report.removed
+        self.set_aside += report.set_aside
+        if not report.equal and len(self.examples) < _EXAMPLES:
+            self.examples.append((report.client_id, str(report.differences[0])))
+
+    def report(self, plan_id: str, step: str, cohorts: Sequence[int], *, seconds: float) -> StepReport:
+        """Return what was counted."""
+        fenced = sorted(self.fenced_ms)
+        return StepReport(
+            plan_id=plan_id,
+            step=step,
+            cohorts=tuple(cohorts),
+            clients=self.clients,
+            outcomes=dict(sorted(self.outcomes.items())),
+            written=self.written,
+            removed=self.removed,
+            set_aside=self.set_aside,
+            fenced_p50_ms=_quantile(fenced, 0.5),
+            fenced_p99_ms=_quantile(fenced, 0.99),
+            fenced_longest_ms=fenced[-1] if fenced else None,
+            seconds=seconds,
+            # Whoever looks for what went wrong finds it before what stays by choice.
+            examples=tuple(self.examples + self.kept)[:_EXAMPLES],
+        )
+
+
+_IN_PLACE = frozenset({"moved", "already", "equal", str(Outcome.KEPT)})
+_WHY = {
+    Outcome.LATE: "its queue could not be copied within the lease: try again when it is shorter or the client is quiet",
+    Outcome.BUSY: "another driver has fenced it: try again",
+}
+
+
+def _keeping(bad: Mapping[int, str]) -> str:
+    """Return which rows keep a client in PostgreSQL, and what to do."""
+    rows = ", ".join(f"serial {serial} ({reason.replace('_', ' ')})" for serial, reason in sorted(bad.items())[:3])
+    more = f" and {len(bad) - 3:,} more" if len(bad) > 3 else ""
+    return (
+        f"it stays in PostgreSQL for rows that nobody can deliver, {rows}{more}: mend them in device_publish_msg, then "
+        "cut over again"
+    )
+
+
+def _quantile(ordered: Sequence[float], share: float) -> float | None:
+    return ordered[min(len(ordered) - 1, int(share * len(ordered)))] if ordered else None
+
+
+def check_moved(report: StepReport) -> None:
+    """Check that all clients are where they should be.
+
+    :raises CheckFailed: naming one that is not.
+    """
+    if report.left:
+        example, reason = report.examples[0]
+        raise CheckFailed(f"{sum(report.left.values()):,} clients could not be moved, the first {example!r}: {reason}")
+
+
+def joined(first: StepReport, second: StepReport) -> StepReport:
+    """Return two reports of one step as one; its fences are those of the first, which had nearly all clients."""
+    if not second.clients:
+        return first
+    # Clients that were kept have been looked at twice.
+    kept = {str(Outcome.KEPT): first.kept}
+    outcomes = Counter(first.outcomes) - Counter(kept) + Counter(second.outcomes)
+    return StepReport(
+        plan_id=first.plan_id,
+        step=first.step,
+        cohorts=first.cohorts,
+        clients=first.clients - first.kept + second.clients,
+        outcomes=dict(outcomes),
+        written=first.written + second.written,
+        removed=first.removed + second.removed,
+        set_aside=first.set_aside + second.set_aside,
+        fenced_p50_ms=first.fenced_p50_ms,
+        fenced_p99_ms=first.fenced_p99_ms,
+        fenced_longest_ms=max(first.fenced_longest_ms or 0.0, second.fenced_longest_ms or 0.0),
+        seconds=first.seconds + second.seconds,
+        examples=tuple(dict.fromkeys(first.examples + second.examples))[:_EXAMPLES],
+    )
