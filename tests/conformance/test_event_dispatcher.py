@@ -13,7 +13,8 @@ from queuekeeper.errors import UsageError
 from queuekeeper.events.dispatcher import DispatchRules
 from queuekeeper.events.model import Interest, NewEvent
 from queuekeeper.events.operations import Query
-from queuekeeper.events.service import AsyncService, BlockingService, Happened, Open, Wait
+from queuekeeper.events.service import AsyncEventService, EventService, Open
+from queuekeeper.service.steps import Happened, Wait
 from tests.conformance.event_worlds import KINDS, TRANSIENT, Kind, World, allow, refuse, until
 from tests.patience import PATIENCE_S
 
@@ -233,7 +234,7 @@ def test_wait_that_is_not_notifiable_leaves_the_notification_to_the_next(broker_
         assert told == Happened(told=("word",), notified=False)
 
     async def run_async(sender: postgres.Connection) -> None:
-        service = AsyncService(broker_url)
+        service = AsyncEventService[None](broker_url, noun="service")
         try:
             await service.answer(Open())
             await service.answer(listen)
@@ -246,7 +247,7 @@ def test_wait_that_is_not_notifiable_leaves_the_notification_to_the_next(broker_
             await service.close()
 
     with postgres.connect(broker_url, autocommit=True) as sender:
-        service = BlockingService(broker_url, threads=1)
+        service = EventService[None](broker_url, noun="service", threads=1)
         try:
             service.answer(Open())
             service.answer(listen)

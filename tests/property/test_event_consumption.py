@@ -12,11 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.events.consumer import Consumption, Stop
+from queuekeeper.events.consumer import Consumption
 from queuekeeper.events.handlers import Assignment, ReliableHandler, blocking_attempt
 from queuekeeper.events.model import Delivery, Interest, ReadRules
 from queuekeeper.events.operations import Query, Statements
-from queuekeeper.events.service import Ended, Happened, Open, Start, Wait
+from queuekeeper.events.service import Open
+from queuekeeper.service.steps import Begin, Ended, Happened, Stop, Wait
 
 pytestmark = pytest.mark.property
 
@@ -105,11 +106,12 @@ class World:
         self.server = Server(events)
         self.now_s = 0.0
         self.troubles = 30
-        self._running: list[Start] = []
+        self._running: list[Begin] = []
         self._consumption = Consumption(
             group_id="group",
             rules=ReadRules(page=page, pages_ahead=pages_ahead),
             attempt=self._attempt,
+            began=lambda: None,
             now_s=lambda: self.now_s,
         )
         self.most_ahead = 0
@@ -146,7 +148,7 @@ class World:
         if isinstance(step, Open):
             self.server.connected = True
             return None
-        if isinstance(step, Start):
+        if isinstance(step, Begin):
             assert all(one.token.handler is not step.token.handler for one in self._running), "one delivery at a time"
             self._running.append(step)
             return None

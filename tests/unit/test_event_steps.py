@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
-from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer, Stop
+from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
 from queuekeeper.events.dispatcher import Dispatching, DispatchReport, DispatchRules
 from queuekeeper.events.handlers import ReadAhead
 from queuekeeper.events.model import (
@@ -29,9 +29,10 @@ from queuekeeper.events.model import (
 )
 from queuekeeper.events.operations import Query
 from queuekeeper.events.producer import EventProducer
-from queuekeeper.events.service import Happened, Open, Wait
+from queuekeeper.events.service import Open
 from queuekeeper.events.sse import StreamRules, StreamWriter, payload_json
 from queuekeeper.events.webhooks import Webhook, WebhookRules
+from queuekeeper.service.steps import Happened, Stop, Wait
 
 pytestmark = pytest.mark.unit
 
@@ -105,7 +106,7 @@ class SlowServer:
 def dispatch(
     server: SlowServer, *, rules: DispatchRules | None = None, once: bool = True, now_s: Callable[[], float] = float
 ) -> DispatchReport:
-    operation = Dispatching(rules or DispatchRules(), once=once, now_s=now_s).run()
+    operation = Dispatching(rules or DispatchRules(), once=once, began=lambda: None, now_s=now_s).run()
     try:
         step = next(operation)
         while True:

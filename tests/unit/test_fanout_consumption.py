@@ -9,18 +9,13 @@ import pytest
 
 from queuekeeper.errors import RefusedError, ServerUnavailable, StoreFull
 from queuekeeper.fanout.consumer import (
-    END_S,
     REGISTER_S,
     TOUCH_S,
     Consumption,
     WorkRules,
-    _Begin,
-    _Ended,
-    _Listen,
-    _Stop,
-    _Wait,
 )
 from queuekeeper.fanout.model import AckReport, Claimed, FanoutMessage, ReturnReport, Start
+from queuekeeper.service.steps import END_S, Begin, Ended, Happened, Stop, Wait
 
 pytestmark = pytest.mark.unit
 
@@ -44,6 +39,7 @@ class Hand:
         self.run = Consumption(
             server, "orders", lambda message: None, consumer="billing", rules=WorkRules(**rules), options=None,
             start=Start.NEW, register=False, middleware=(), draw=lambda: 0.0, began=lambda: None,
+            attempt=lambda attempt: attempt.run, listen=lambda timeout_s: lambda: timeout_s,
             now_s=lambda: self.now_s,
         ).run()  # fmt: skip
         self.step = next(self.run)
@@ -57,23 +53,25 @@ class Hand:
         self._go_on(reply)
         return dict(given)
 
-    def begin(self) -> _Begin:
+    def begin(self) -> Begin:
         """Begin with a message, as the step must want."""
         step = self.step
-        assert isinstance(step, _Begin)
+        assert isinstance(step, Begin)
+        assert step.token is not None
         self._go_on(None)
         return step
 
     def listen(self) -> None:
         """Listen, as the step must want."""
-        assert isinstance(self.step, _Listen)
+        assert isinstance(self.step, Begin)
+        assert self.step.token is None
         self._go_on(None)
 
     def tell(self, *told: Any, after_s: float = 0.0) -> None:
         """Let time pass, and end the wait, as the step must want."""
-        assert isinstance(self.step, _Wait)
+        assert isinstance(self.step, Wait)
         self.now_s += after_s
-        self._go_on(list(told))
+        self._go_on(Happened(told=told, notified=False))
 
     def _go_on(self, reply: Any) -> None:
         self.step = self.run.throw(reply) if isinstance(reply, Exception) else self.run.send(reply)
@@ -97,11 +95,11 @@ def test_wake_up_that_comes_when_there_is_no_room_is_passed_on() -> None:
     hand.tell(after_s=5.0)
     hand.answer("claim", claimed(1))
     hand.begin()
-    hand.tell(_Ended(held=None, result=True))
+    hand.tell(Ended(token=None, result=True))
     hand.answer("claim", claimed(2))
     given = hand.answer("return_claimed", ReturnReport(returned=1, stale=0))
     assert (given["token"], given["ids"]) == ("token(2,)", [2])
-    assert isinstance(hand.step, _Wait)
+    assert isinstance(hand.step, Wait)
 
 
 def test_message_that_is_passed_on_is_given_back_again_when_the_connection_was_lost() -> None:
@@ -111,12 +109,12 @@ def test_message_that_is_passed_on_is_given_back_again_when_the_connection_was_l
     hand.tell(after_s=5.0)
     hand.answer("claim", claimed(1))
     hand.begin()
-    hand.tell(_Ended(held=None, result=True))
+    hand.tell(Ended(token=None, result=True))
     hand.answer("claim", claimed(2))
     hand.answer("return_claimed", ServerUnavailable("lost"))
     hand.tell(after_s=10.0)
     assert hand.answer("return_claimed", ReturnReport(returned=1, stale=0))["ids"] == [2]
-    assert isinstance(hand.step, _Wait)
+    assert isinstance(hand.step, Wait)
 
 
 def test_consumer_shows_itself_while_nothing_comes_however_seldom_it_looks() -> None:
@@ -124,7 +122,7 @@ def test_consumer_shows_itself_while_nothing_comes_however_seldom_it_looks() -> 
     hand.answer("claim", claimed())
     hand.listen()
     for _ in range(3):
-        assert isinstance(hand.step, _Wait)
+        assert isinstance(hand.step, Wait)
         assert hand.step.timeout_s == TOUCH_S
         hand.tell(after_s=TOUCH_S)
         hand.answer("touch", 0)
@@ -133,13 +131,13 @@ def test_consumer_shows_itself_while_nothing_comes_however_seldom_it_looks() -> 
 def test_error_that_ends_a_consumer_waits_for_handlers_and_what_they_have_done_is_acknowledged() -> None:
     hand = Hand(workers=2, prefetch=2)
     hand.answer("claim", claimed(1, 2))
-    first, second = (hand.begin().held for _ in range(2))
+    first, second = (hand.begin().token for _ in range(2))
     hand.listen()
     hand.tell(after_s=5.0)
     hand.answer("claim", RefusedError("the server takes no writes"))
-    hand.tell(_Ended(held=first))
+    hand.tell(Ended(token=first))
     assert hand.answer("ack", AckReport(acked=1, stale=0, freed=1))["ids"] == [1]
-    hand.tell(_Ended(held=second, error=ValueError("no")))
+    hand.tell(Ended(token=second, error=ValueError("no")))
     with pytest.raises(RefusedError, match="takes no writes"):
         hand.answer("nack", RefusedError("this neither"))
 
@@ -147,14 +145,14 @@ def test_error_that_ends_a_consumer_waits_for_handlers_and_what_they_have_done_i
 def test_end_does_not_wait_for_ever_for_a_server_that_is_away(caplog: pytest.LogCaptureFixture) -> None:
     hand = Hand(workers=1, prefetch=1, grace_s=30.0)
     hand.answer("claim", claimed(1, 2))
-    held = hand.begin().held
-    hand.tell(_Stop())
+    held = hand.begin().token
+    hand.tell(Stop())
     hand.answer("return_claimed", ServerUnavailable("away"))
-    hand.tell(_Ended(held=held), after_s=1.0)
+    hand.tell(Ended(token=held), after_s=1.0)
 
     def wait_in_vain() -> None:
         while True:
-            if isinstance(hand.step, _Wait):
+            if isinstance(hand.step, Wait):
                 hand.tell(after_s=0.5)
             else:
                 hand.answer("ack", ServerUnavailable("away"))
@@ -168,7 +166,7 @@ def test_end_does_not_wait_for_ever_for_a_server_that_is_away(caplog: pytest.Log
 def test_message_whose_lease_was_lost_is_not_begun_and_the_others_are(caplog: pytest.LogCaptureFixture) -> None:
     hand = Hand(workers=1, prefetch=2, lease_ms=10_000)
     hand.answer("claim", claimed(1, 2, 3))
-    held = hand.begin().held
+    held = hand.begin().token
     hand.tell(after_s=5.0)
     with caplog.at_level(logging.WARNING):
         given = hand.answer("extend", type("Report", (), {"stale": (2,), "deadline_ms": 0}))
@@ -176,32 +174,32 @@ def test_message_whose_lease_was_lost_is_not_begun_and_the_others_are(caplog: py
     assert "leases of 1 messages were lost" in caplog.text
     hand.answer("claim", claimed())
     hand.listen()
-    hand.tell(_Ended(held=held))
+    hand.tell(Ended(token=held))
     given = hand.answer("ack", AckReport(acked=1, stale=0, freed=1))
     assert given["ids"] == [1]
-    assert hand.begin().held.message.id == 3
+    assert hand.begin().token.message.id == 3
 
 
 def test_message_that_may_end_its_worker_is_worked_on_while_nothing_else_is() -> None:
     hand = Hand(workers=4)
     hand.answer("claim", claimed(1, 2))
-    first, second = (hand.begin().held for _ in range(2))
+    first, second = (hand.begin().token for _ in range(2))
     hand.listen()
-    hand.tell(_Ended(held=None, result=True))
+    hand.tell(Ended(token=None, result=True))
     hand.answer("claim", claimed(3, stalls=2))
     # It is not begun, and nothing is claimed, while others are at work.
-    hand.tell(_Ended(held=first), after_s=6.0)
+    hand.tell(Ended(token=first), after_s=6.0)
     hand.answer("ack", AckReport(acked=1, stale=0, freed=1))
-    hand.tell(_Ended(held=second))
+    hand.tell(Ended(token=second))
     hand.answer("ack", AckReport(acked=1, stale=0, freed=1))
-    alone = hand.begin().held
+    alone = hand.begin().token
     assert alone.message.id == 3
     hand.tell(after_s=6.0)
-    assert isinstance(hand.step, _Wait)
-    hand.tell(_Ended(held=alone))
+    assert isinstance(hand.step, Wait)
+    hand.tell(Ended(token=alone))
     hand.answer("ack", AckReport(acked=1, stale=0, freed=1))
     assert hand.answer("claim", claimed(4, 5))["count"] == 4
-    assert [hand.begin().held.message.id for _ in range(2)] == [4, 5]
+    assert [hand.begin().token.message.id for _ in range(2)] == [4, 5]
 
 
 def test_registration_that_somebody_left_half_done_is_ended_when_a_full_server_has_room(
@@ -216,4 +214,4 @@ def test_registration_that_somebody_left_half_done_is_ended_when_a_full_server_h
     hand.answer("touch", 0)
     hand.answer("adopt", 3)
     hand.answer("claim", claimed(1))
-    assert hand.begin().held.message.id == 1
+    assert hand.begin().token.message.id == 1

@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 from queuekeeper.checks import check_integer, checked
 from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
@@ -44,8 +43,9 @@ from queuekeeper.events.model import (
     retry_of,
 )
 from queuekeeper.events.operations import EventOperations, Query
-from queuekeeper.events.service import AsyncService, BlockingService, Ended, Open, Start, Wait
+from queuekeeper.events.service import AsyncEventService, EventService, Open
 from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.service.steps import Begin, Ended, Stop, Wait
 
 T = TypeVar("T")
 
@@ -57,11 +57,6 @@ NAMED_EVENTS = 10
 """Events that a line of the log names; of more it tells the number."""
 
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True, slots=True)
-class Stop:
-    """Told to end a consumer in good order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,6 +125,7 @@ class Consumption:
     stored as read comes again, to whoever has the group next.
 
     :param attempt: makes the work of an attempt.
+    :param began: called when it serves.
     :param now_s: a clock that never goes back.
     """
 
@@ -139,6 +135,7 @@ class Consumption:
         group_id: str,
         rules: ReadRules,
         attempt: Callable[[Assignment], Callable[[], Any]],
+        began: Callable[[], None],
         now_s: Callable[[], float],
     ) -> None:
         check_group(group_id)
@@ -148,6 +145,7 @@ class Consumption:
         self.handlers: dict[str, ReliableHandler] = {}
         self.listeners: list[tuple[BufferedListener, Interest]] = []
         self._attempt = attempt
+        self._began = began
         self._now_s = now_s
         self._ahead = ReadAhead(rules.pages_ahead)
         self._cursor: str | None = None
@@ -167,6 +165,7 @@ class Consumption:
                 yield Open()
                 yield from self._begin()
                 recovery.note_service()
+                self._began()
                 yield from self._serve()
             except (ServerUnavailable, TransientRefusal) as error:
                 self._abandon()
@@ -411,7 +410,7 @@ class Consumption:
         for handler in self.handlers.values():
             assignment = handler.next_assignment(now_s)
             if assignment is not None:
-                yield Start(work=self._attempt(assignment), token=assignment)
+                yield Begin(work=self._attempt(assignment), token=assignment)
 
     def _settle(self) -> Operation[None]:
         """Do what the ends of attempts call for, and store how far all of them have come."""
@@ -491,12 +490,7 @@ def _resolve(future: Any, *, result: Any = None, error: Exception | None = None)
         future.set_result(result)
 
 
-def _nothing() -> Operation[None]:
-    """Ask nothing: the answer says that the consumer serves."""
-    yield from ()
-
-
-class EventConsumer(BlockingService):
+class EventConsumer(EventService[None]):
     """Reads a group's events and has handlers work on them in threads of its own.
 
     ::
@@ -517,14 +511,14 @@ class EventConsumer(BlockingService):
     def __init__(self, url: str, *, group_id: str, rules: ReadRules | None = None, threads: int = 8) -> None:
         check_integer("threads", threads, 1, 1_000)
         self._rules = rules or ReadRules()
-        self.operations = Consumption(
-            group_id=group_id, rules=self._rules, attempt=blocking_attempt, now_s=time.monotonic
+        super().__init__(url, noun="consumer", threads=threads)
+        self.operations: Consumption = Consumption(
+            group_id=group_id,
+            rules=self._rules,
+            attempt=blocking_attempt,
+            began=self._begins.set,
+            now_s=time.monotonic,
         )
-        super().__init__(url, threads=threads)
-        self._gate = threading.Lock()
-        self._runs = self._over = False
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
 
     @property
     def group_id(self) -> str:
@@ -597,69 +591,13 @@ class EventConsumer(BlockingService):
             self.tell(Asked(operation=operation, future=future))
         return future.result()
 
-    def run(self) -> None:
-        """Read and hand out until :meth:`stop`; what was read is finished before it returns, within ``grace_s``.
+    _serve = blocking(Consumption.run)
 
-        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
-        :raises RefusedError: when the consumer has run before.
-        """
-        with self._gate:
-            if self._runs:
-                raise RefusedError("a consumer runs once: make another one")
-            self._runs = True
-        self._run()
-
-    def _run(self) -> None:
-        error: BaseException | None = None
-        try:
-            self._consume()
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            with self._gate:
-                self._over = True
-                self.operations.end(error, self._told)
-            self.close(patient=error is None and not self.operations.late)
-
-    _consume = blocking(Consumption.run)
-
-    def stop(self) -> None:
-        """End it in good order; may be called in a signal handler."""
-        self.tell(Stop())
-
-    def _run_in_thread(self) -> None:
-        try:
-            self._run()
-        except BaseException as error:
-            self._error = error
-
-    def __enter__(self) -> Self:
-        with self._gate:
-            if self._runs:
-                raise RefusedError("a consumer runs once: make another one")
-            self._runs = True
-        self._thread = threading.Thread(target=self._run_in_thread, name="queuekeeper-consumer")
-        self._thread.start()
-        try:
-            self._ask(_nothing)
-        except BaseException:
-            self.stop()
-            self._thread.join()
-            if self._error is not None:
-                raise self._error from None
-            raise
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        assert self._thread is not None
-        self.stop()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
+    def _end(self, error: BaseException | None) -> None:
+        self.operations.end(error, self._told)
 
 
-class AsyncEventConsumer(AsyncService):
+class AsyncEventConsumer(AsyncEventService[None]):
     """The same for asyncio: handlers are coroutine functions, and all of it runs in one event loop.
 
     :param url: of the database.
@@ -668,12 +606,14 @@ class AsyncEventConsumer(AsyncService):
     @checked
     def __init__(self, url: str, *, group_id: str, rules: ReadRules | None = None) -> None:
         self._rules = rules or ReadRules()
-        self.operations = Consumption(
-            group_id=group_id, rules=self._rules, attempt=awaited_attempt, now_s=time.monotonic
+        super().__init__(url, noun="consumer")
+        self.operations: Consumption = Consumption(
+            group_id=group_id,
+            rules=self._rules,
+            attempt=awaited_attempt,
+            began=self._begins.set,
+            now_s=time.monotonic,
         )
-        super().__init__(url)
-        self._runs = self._over = False
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def group_id(self) -> str:
@@ -732,45 +672,10 @@ class AsyncEventConsumer(AsyncService):
         self.tell(Asked(operation=operation, future=future))
         return await future
 
-    async def run(self) -> None:
-        """Read and hand out until :meth:`stop`, as :meth:`EventConsumer.run` does; a cancellation ends it at once."""
-        if self._runs:
-            raise RefusedError("a consumer runs once: make another one")
-        self._runs = True
-        error: BaseException | None = None
-        try:
-            await self._consume()
-        except BaseException as raised:
-            error = raised
-            raise
-        finally:
-            self._over = True
-            self.operations.end(error, self._told)
-            await self.close()
+    _serve = awaited(Consumption.run)
 
-    _consume = awaited(Consumption.run)
-
-    def stop(self) -> None:
-        """End it in good order."""
-        self.tell(Stop())
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.get_running_loop().create_task(self.run())
-        # The task has its turn first, so that it runs when it is asked.
-        await asyncio.sleep(0)
-        try:
-            await self._ask(_nothing)
-        except BaseException:
-            self.stop()
-            # Its own error says more than that it does not run.
-            await self._task
-            raise
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self.stop()
-        await self._task
+    def _end(self, error: BaseException | None) -> None:
+        self.operations.end(error, self._told)
 
 
 def _handler(

@@ -13,11 +13,12 @@ from typing import Any
 
 from queuekeeper.checks import check_seconds
 from queuekeeper.errors import ServerUnavailable, UsageError
-from queuekeeper.events.consumer import Recovery, Stop
+from queuekeeper.events.consumer import Recovery
 from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
 from queuekeeper.events.operations import EventOperations, Query
-from queuekeeper.events.service import AsyncService, BlockingService, Open, Wait
+from queuekeeper.events.service import AsyncEventService, EventService, Open
 from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.service.steps import Stop, Wait
 
 LONGEST_POLL_S = 86_400.0
 """Most time that a poll ever gets."""
@@ -91,14 +92,21 @@ class DispatchReport:
 class Dispatching:
     """What a dispatcher does, as an operation.
 
+    :cvar late: whether work is at it that has had its time; it starts none.
     :param once: dispatch what is there, then end.
+    :param began: called when it serves.
     :param now_s: a clock that never goes back.
     """
 
-    def __init__(self, rules: DispatchRules, *, once: bool, now_s: Callable[[], float]) -> None:
+    late = False
+
+    def __init__(
+        self, rules: DispatchRules, *, once: bool, began: Callable[[], None], now_s: Callable[[], float]
+    ) -> None:
         self.events = EventOperations()
         self._rules = rules
         self._once = once
+        self._began = began
         self._now_s = now_s
         self._timeout_s = rules.statement_timeout_s
         self._stops = False
@@ -119,6 +127,7 @@ class Dispatching:
                 yield from self._limit(self._timeout_s)
                 yield Query(name="listen_events")
                 recovery.note_service()
+                self._began()
                 yield from self._serve()
                 break
             except (ServerUnavailable, TransientRefusal) as error:
@@ -227,50 +236,32 @@ class Dispatching:
             yield from self._wait(left_s, notifiable=False)
 
 
-class Dispatcher(BlockingService):
-    """Dispatches in the thread that calls ``run``.
+class Dispatcher(EventService[DispatchReport]):
+    """Dispatches in the thread that calls ``run``, which returns a :class:`DispatchReport`.
 
     :param url: of the database.
     :param once: dispatch what is there, then end.
     """
 
     def __init__(self, url: str, *, rules: DispatchRules | None = None, once: bool = False) -> None:
-        self.operations = Dispatching(rules or DispatchRules(), once=once, now_s=time.monotonic)
-        super().__init__(url, threads=1)
+        super().__init__(url, noun="dispatcher", threads=1)
+        self.operations: Dispatching = Dispatching(
+            rules or DispatchRules(), once=once, began=self._begins.set, now_s=time.monotonic
+        )
 
-    def run(self) -> DispatchReport:
-        """Dispatch until :meth:`stop`; a dispatcher runs once."""
-        try:
-            return self._dispatch()
-        finally:
-            self.close(patient=True)
-
-    _dispatch = blocking(Dispatching.run)
-
-    def stop(self) -> None:
-        """End it after the poll that is under way; may be called in a signal handler."""
-        self.tell(Stop())
+    _serve = blocking(Dispatching.run)
 
 
-class AsyncDispatcher(AsyncService):
+class AsyncDispatcher(AsyncEventService[DispatchReport]):
     """The same for asyncio.
 
     :param url: of the database.
     """
 
     def __init__(self, url: str, *, rules: DispatchRules | None = None, once: bool = False) -> None:
-        self.operations = Dispatching(rules or DispatchRules(), once=once, now_s=time.monotonic)
-        super().__init__(url)
+        super().__init__(url, noun="dispatcher")
+        self.operations: Dispatching = Dispatching(
+            rules or DispatchRules(), once=once, began=self._begins.set, now_s=time.monotonic
+        )
 
-    async def run(self) -> DispatchReport:
-        """Dispatch until :meth:`stop`; a dispatcher runs once."""
-        try:
-            return await self._dispatch()
-        finally:
-            await self.close()
-
-    _dispatch = awaited(Dispatching.run)
-
-    def stop(self) -> None:
-        """End it after the poll that is under way."""
-        self.tell(Stop())
+    _serve = awaited(Dispatching.run)

@@ -10,20 +10,17 @@ from __future__ import annotations
 import asyncio
 import inspect
 import logging
-import queue as queues_of_threads
 import random
-import threading
 import time
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Self
+from typing import Any
 
 from queuekeeper.checks import check_integer, check_seconds, checked
 from queuekeeper.clock import SERVER_BACKOFF
-from queuekeeper.errors import MembershipChanged, RefusedError, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.errors import MembershipChanged, ServerUnavailable, StoreFull, UsageError
 from queuekeeper.fanout.handlers import Attempt, Failed, Handler, Middleware, Work
 from queuekeeper.fanout.model import (
     DEFAULT_MAX_STALLS,
@@ -41,6 +38,9 @@ from queuekeeper.fanout.model import (
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.fanout.store import DEFAULT_LEASE_MS, FanoutStore
 from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.service.aio import AsyncService
+from queuekeeper.service.blocking import BlockingService
+from queuekeeper.service.steps import END_S, Begin, Cut, Ended, Stop, Wait
 
 LISTEN_S = 0.5
 """How long a thread listens at a time before it looks whether it shall end."""
@@ -56,9 +56,6 @@ LEAST_TOUCH_S = 0.1
 
 REGISTER_S = 5.0
 """How long a consumer that a full server has not registered lets pass before it asks again."""
-
-END_S = 5.0
-"""How long the end may take, once handlers have had their time."""
 
 _log = logging.getLogger(__name__)
 
@@ -94,51 +91,6 @@ class WorkRules:
         check_seconds("grace_s", self.grace_s, least=0)
 
 
-@dataclass(frozen=True, slots=True)
-class _Stop:
-    """Told to end in good order."""
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Ended:
-    """Told when a handler's attempt has ended or, without a message, when somebody has listened.
-
-    :param result: what came of it.
-    :param error: what it raised instead.
-    """
-
-    held: _Held | None
-    result: Any = None
-    error: BaseException | None = None
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Wait:
-    """Step: wait until something is told, or time is up; the answer is all that was told, in order."""
-
-    timeout_s: float
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Begin:
-    """Step: have a handler work on a message; the answer is none, and :class:`_Ended` is told when it ends."""
-
-    held: _Held
-    attempt: Attempt
-
-
-@dataclass(frozen=True, kw_only=True, slots=True)
-class _Listen:
-    """Step: wait for a wake-up beside the operation; :class:`_Ended` is told, with whether one came."""
-
-    timeout_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Cut:
-    """Step: end handlers that are at work; the answer is whether that can be done."""
-
-
 @dataclass(eq=False, kw_only=True, slots=True)
 class _Held:
     """A message under lease.
@@ -155,6 +107,8 @@ class Consumption:
     """What a consumer does, as an operation.
 
     :ivar registration: what registering did; none before, and when it was left to others.
+    :param attempt: makes the work of an attempt.
+    :param listen: makes the work of waiting for a wake-up for so many seconds, which answers whether one came.
     :param began: called when it is registered.
     :param now_s: a clock that never goes back.
     """
@@ -172,6 +126,8 @@ class Consumption:
         register: bool,
         middleware: Sequence[Middleware],
         draw: Callable[[], float],
+        attempt: Callable[[Attempt], Callable[[], Any]],
+        listen: Callable[[float], Callable[[], Any]],
         began: Callable[[], None],
         now_s: Callable[[], float],
     ) -> None:
@@ -188,12 +144,14 @@ class Consumption:
         self._registers = register
         self._middleware = tuple(middleware)
         self._draw = draw
+        self._attempt = attempt
+        self._listen = listen
         self._began = began
         self._now_s = now_s
         # Each message that is held is in one of these.
         self._waiting: deque[_Held] = deque()
         self._busy: set[_Held] = set()
-        self._ended: dict[_Held, _Ended] = {}
+        self._ended: dict[_Held, Ended] = {}
         self._surplus: list[_Held] = []
         # A wake-up was taken and nothing claimed since; somebody else may have to hear of it.
         self._woken = self._listening = False
@@ -319,7 +277,7 @@ class Consumption:
         quiet_s = self._look_at_s - self._now_s()
         if self._room > 0 and quiet_s > 0 and not self._listening and self._now_s() >= self._listen_at_s:
             self._listening = True
-            yield _Listen(timeout_s=quiet_s)
+            yield Begin(work=self._listen(quiet_s), token=None)
 
     def _start_work(self) -> Operation[None]:
         while self._waiting and len(self._busy) < self.rules.workers:
@@ -330,7 +288,7 @@ class Consumption:
             attempt = Attempt(
                 self._handler, held.message, middleware=self._middleware, draw=self._draw, now_s=self._now_s
             )
-            yield _Begin(held=held, attempt=attempt)
+            yield Begin(work=self._attempt(attempt), token=held)
 
     def _is_suspect(self, held: _Held) -> bool:
         """Tell whether a message may be what ends its workers; it is claimed alone."""
@@ -360,22 +318,22 @@ class Consumption:
         """Wait for something to happen."""
         if self._over:
             return
-        told = yield _Wait(timeout_s=max(0.0, until_s - self._now_s()))
+        told = (yield Wait(timeout_s=max(0.0, until_s - self._now_s()), notifiable=False)).told
         if told:
             self._give_up_at_s = self._now_s() + END_S
         for message in told:
-            if isinstance(message, _Stop):
+            if isinstance(message, Stop):
                 if self._stop_at_s is None:
                     self._stop_at_s = self._now_s() + self.rules.grace_s
-            elif message.held is None:
+            elif message.token is None:
                 self._listening = False
                 if message.error is not None:
                     # A wake-up may have been lost with the connection.
                     self._listen_at_s = self._now_s() + DEAF_S
                 self._woken = self._woken or message.error is not None or message.result
             else:
-                self._busy.discard(message.held)
-                self._ended[message.held] = message
+                self._busy.discard(message.token)
+                self._ended[message.token] = message
 
     # Messages.
 
@@ -445,7 +403,7 @@ class Consumption:
                 yield from self._fail(held, ended)
             del self._ended[held]
 
-    def _fail(self, held: _Held, ended: _Ended) -> Operation[None]:
+    def _fail(self, held: _Held, ended: Ended) -> Operation[None]:
         failed = ended.result
         if not isinstance(failed, Failed):
             assert ended.error is not None
@@ -501,7 +459,7 @@ class Consumption:
         if self._woken and not self._listening:
             yield from self._pass_on()
         if self._busy and self._now_s() >= stop_at_s:
-            self._has_cut = yield _Cut()
+            self._has_cut = yield Cut()
             self._over = not self._has_cut
         elif not self._busy and not self._ended and (not self._listening or self._failure is not None):
             self._over = True
@@ -520,43 +478,7 @@ class Consumption:
         )
 
 
-class _Threads:
-    """Threads that do what they are given, and end with the process whatever they are at; a pool would wait for them.
-
-    :param most: more than that are never needed at once.
-    """
-
-    def __init__(self, most: int) -> None:
-        self._most = most
-        self._given: queues_of_threads.SimpleQueue[Callable[[], None] | None] = queues_of_threads.SimpleQueue()
-        self._idle = threading.Semaphore(0)
-        self._all: list[threading.Thread] = []
-
-    def begin(self, work: Callable[[], None]) -> None:
-        """Have one of them do it."""
-        if not self._idle.acquire(blocking=False) and len(self._all) < self._most:
-            name = f"queuekeeper-fanout_{len(self._all)}"
-            self._all.append(threading.Thread(target=self._work, name=name, daemon=True))
-            self._all[-1].start()
-        self._given.put(work)
-
-    def _work(self) -> None:
-        while (work := self._given.get()) is not None:
-            work()
-            self._idle.release()
-
-    def end(self, *, wait: bool) -> None:
-        """Let each end with what it is at.
-
-        :param wait: until all have.
-        """
-        for _ in self._all:
-            self._given.put(None)
-        for thread in self._all if wait else ():
-            thread.join()
-
-
-class FanoutConsumer:
+class FanoutConsumer(BlockingService[None]):
     """Works on a consumer's messages in threads.
 
     ::
@@ -595,8 +517,10 @@ class FanoutConsumer:
         function = work.work if isinstance(work, Handler) else work
         if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
             raise UsageError("the handler is a coroutine function: it would never run here, take AsyncFanoutConsumer")
-        self._begins = threading.Event()
-        self.operations = Consumption(
+        rules = rules or WorkRules()
+        # One of the threads listens.
+        super().__init__(noun="consumer", threads=rules.workers + 1)
+        self.operations: Consumption = Consumption(
             queues.operations,
             queue,
             work,
@@ -607,52 +531,22 @@ class FanoutConsumer:
             register=register,
             middleware=middleware,
             draw=draw,
+            attempt=lambda attempt: attempt.run,
+            listen=lambda timeout_s: partial(self._listen, timeout_s),
             began=self._begins.set,
             now_s=time.monotonic,
         )
         self._queues = queues
-        # A put in a signal handler does no harm to one that it has interrupted.
-        self._told: queues_of_threads.SimpleQueue[_Stop | _Ended] = queues_of_threads.SimpleQueue()
-        self._threads: _Threads | None = None
-        self._stopped = self._runs = False
-        self._thread: threading.Thread | None = None
-        self._error: BaseException | None = None
 
     @property
     def registration(self) -> Registration | None:
         """What registering did; none before, and when it was left to others."""
         return self.operations.registration
 
-    def answer(self, step: Any) -> Any:
-        """Carry out a step."""
-        if isinstance(step, _Wait):
-            return self._wait(step.timeout_s)
-        if isinstance(step, _Begin | _Listen):
-            assert self._threads is not None
-            if isinstance(step, _Begin):
-                self._threads.begin(partial(self._tell_end, step.held, step.attempt.run))
-            else:
-                self._threads.begin(partial(self._tell_end, None, partial(self._listen, step.timeout_s)))
-            return None
-        if isinstance(step, _Cut):
-            return False
+    _serve = blocking(Consumption.run)
+
+    def _ask_server(self, step: Any) -> Any:
         return self._queues.answer(step)
-
-    def _wait(self, timeout_s: float) -> list[_Stop | _Ended]:
-        told = []
-        with suppress(queues_of_threads.Empty):
-            told.append(self._told.get(timeout=timeout_s))
-            while True:
-                told.append(self._told.get_nowait())
-        return told
-
-    def _tell_end(self, held: _Held | None, work: Callable[[], Any]) -> None:
-        try:
-            result = work()
-        except BaseException as error:
-            self._told.put(_Ended(held=held, error=error))
-        else:
-            self._told.put(_Ended(held=held, result=result))
 
     def _listen(self, timeout_s: float) -> bool:
         give_up_at_s = time.monotonic() + timeout_s
@@ -662,66 +556,8 @@ class FanoutConsumer:
                 return True
         return False
 
-    def run(self) -> None:
-        """Work on messages until :meth:`stop`.
 
-        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
-        :raises UnknownConsumer: when it is not registered any more.
-        :raises RefusedError: when the consumer has run before.
-        """
-        self._take_up()
-        self._work()
-
-    def _take_up(self) -> None:
-        if self._runs:
-            raise RefusedError("a consumer runs once: make another one")
-        self._runs = True
-        # One of the threads listens.
-        self._threads = _Threads(self.operations.rules.workers + 1)
-
-    def _work(self) -> None:
-        assert self._threads is not None
-        try:
-            self._consume()
-        finally:
-            self._stopped = True
-            # A handler that has had its time may never end.
-            self._threads.end(wait=not self.operations.late)
-
-    _consume = blocking(Consumption.run)
-
-    def stop(self) -> None:
-        """End it in good order; may be called in another thread and in a signal handler."""
-        self._stopped = True
-        self._told.put(_Stop())
-
-    def __enter__(self) -> Self:
-        self._take_up()
-        self._thread = threading.Thread(target=self._work_in_thread, name="queuekeeper-fanout")
-        self._thread.start()
-        self._begins.wait()
-        if self._error is not None:
-            self._thread.join()
-            raise self._error
-        return self
-
-    def _work_in_thread(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self._error = error
-        finally:
-            self._begins.set()
-
-    def __exit__(self, *_: object) -> None:
-        assert self._thread is not None
-        self.stop()
-        self._thread.join()
-        if self._error is not None:
-            raise self._error
-
-
-class AsyncFanoutConsumer:
+class AsyncFanoutConsumer(AsyncService[None]):
     """The same for asyncio: the handler is a coroutine function, and all of it runs in one event loop.
 
     A handler that is still at work when a stop has waited for long enough is cancelled, and its message given back; one
@@ -743,8 +579,8 @@ class AsyncFanoutConsumer:
         middleware: Sequence[Middleware] = (),
         draw: Callable[[], float] = random.random,
     ) -> None:
-        self._begins = asyncio.Event()
-        self.operations = Consumption(
+        super().__init__(noun="consumer")
+        self.operations: Consumption = Consumption(
             queues.operations,
             queue,
             work,
@@ -755,97 +591,32 @@ class AsyncFanoutConsumer:
             register=register,
             middleware=middleware,
             draw=draw,
+            attempt=lambda attempt: attempt.run_async,
+            listen=lambda timeout_s: partial(self._listen, timeout_s),
             began=self._begins.set,
             now_s=time.monotonic,
         )
         self._queues = queues
-        self._told: deque[_Stop | _Ended] = deque()
-        self._bell = asyncio.Event()
-        self._handlers: set[asyncio.Future[Any]] = set()
-        self._listener: asyncio.Future[bool] | None = None
-        self._stopped = self._runs = False
-        self._task: asyncio.Task[None] | None = None
 
     @property
     def registration(self) -> Registration | None:
         """What registering did; none before, and when it was left to others."""
         return self.operations.registration
 
-    async def answer(self, step: Any) -> Any:
-        """Carry out a step."""
-        if isinstance(step, _Wait):
-            with suppress(TimeoutError):
-                async with asyncio.timeout(step.timeout_s):
-                    await self._bell.wait()
-            self._bell.clear()
-            told = list(self._told)
-            self._told.clear()
-            return told
-        if isinstance(step, _Begin):
-            task = asyncio.ensure_future(step.attempt.run_async())
-            self._handlers.add(task)
-            task.add_done_callback(self._handlers.discard)
-            self._tell_end_of(task, step.held)
-            return None
-        if isinstance(step, _Listen):
-            state = self.operations
-            self._listener = asyncio.ensure_future(
-                self._queues.await_wake(state.queue, consumer=state.consumer, timeout_s=step.timeout_s)
-            )
-            self._tell_end_of(self._listener, None)
-            if self._stopped:
-                self._listener.cancel()
-            return None
-        if isinstance(step, _Cut):
-            for handler in self._handlers:
-                handler.cancel()
-            return True
+    _serve = awaited(Consumption.run)
+
+    async def _ask_server(self, step: Any) -> Any:
         return await self._queues.answer(step)
 
-    def _tell_end_of(self, task: asyncio.Future[Any], held: _Held | None) -> None:
-        def tell(ended: asyncio.Future[Any]) -> None:
-            error = asyncio.CancelledError() if ended.cancelled() else ended.exception()
-            self._tell(_Ended(held=held, error=error, result=None if error is not None else ended.result()))
-
-        task.add_done_callback(tell)
-
-    def _tell(self, message: _Stop | _Ended) -> None:
-        self._told.append(message)
-        self._bell.set()
-
-    async def run(self) -> None:
-        """Work on messages until :meth:`stop`, as :meth:`FanoutConsumer.run` does; a cancellation ends it at once."""
-        if self._runs:
-            raise RefusedError("a consumer runs once: make another one")
-        self._runs = True
-        try:
-            await self._consume()
-        finally:
-            tasks = [*self._handlers, *([self._listener] if self._listener is not None else [])]
-            for task in tasks:
-                task.cancel()
-            if tasks:
-                # A handler may do without its cancellation.
-                await asyncio.wait(tasks, timeout=END_S)
-
-    _consume = awaited(Consumption.run)
+    async def _listen(self, timeout_s: float) -> bool:
+        if self._stopped:
+            return False
+        state = self.operations
+        return await self._queues.await_wake(state.queue, consumer=state.consumer, timeout_s=timeout_s)
 
     def stop(self) -> None:
         """End it in good order."""
-        self._stopped = True
-        if self._listener is not None:
-            self._listener.cancel()
-        self._tell(_Stop())
-
-    async def __aenter__(self) -> Self:
-        self._task = asyncio.create_task(self.run())
-        self._task.add_done_callback(lambda _: self._begins.set())
-        await self._begins.wait()
-        if self._task.done():
-            await self._task
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        assert self._task is not None
-        self.stop()
-        await self._task
+        super().stop()
+        for task, token in self._tasks.items():
+            if token is None:
+                task.cancel()

@@ -1,0 +1,210 @@
+"""Runs a service in a thread, and its work in others."""
+
+from __future__ import annotations
+
+import queue
+import selectors
+import socket
+import threading
+from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
+from functools import partial
+from typing import Any, Generic, Self, TypeVar
+
+from queuekeeper.errors import RefusedError
+from queuekeeper.service.steps import Begin, Cut, Ended, Happened, Stop, Wait
+
+R = TypeVar("R")
+
+
+class Threads:
+    """Threads that do what they are given, and end with the process whatever they are at; a pool would wait for them.
+
+    :param most: more than that are never needed at once.
+    :param name: of each, followed by its number.
+    """
+
+    def __init__(self, most: int, *, name: str) -> None:
+        self._most = most
+        self._name = name
+        self._given: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._idle = threading.Semaphore(0)
+        self._all: list[threading.Thread] = []
+        self._over = False
+
+    def begin(self, work: Callable[[], None]) -> None:
+        """Have one of them do it, at once or when one is free."""
+        if not self._idle.acquire(blocking=False) and len(self._all) < self._most:
+            thread = threading.Thread(target=self._work, name=f"{self._name}_{len(self._all)}", daemon=True)
+            self._all.append(thread)
+            thread.start()
+        self._given.put(work)
+
+    def _work(self) -> None:
+        while (work := self._given.get()) is not None and not self._over:
+            work()
+            self._idle.release()
+
+    def end(self, *, wait: bool) -> None:
+        """Let each end with what it is at; what was not begun is not begun any more.
+
+        :param wait: until all have.
+        """
+        self._over = True
+        for _ in self._all:
+            self._given.put(None)
+        for thread in self._all if wait else ():
+            thread.join()
+
+
+class BlockingService(Generic[R]):
+    """Carries out the steps of ``operations``; ``tell`` and ``stop`` may be called in any thread and signal handler.
+
+    ``run`` works until ``stop`` is called, ``with service:`` runs it in a thread until the block's end. A stop finishes
+    what work is at, within the operation's time of grace; work that takes longer is left alone and keeps no process
+    from ending. Each kind of service says what it does (``_serve``) and who answers its other steps (``_ask_server``).
+
+    :param noun: what the service is.
+    :param threads: pieces of work that run at once.
+    """
+
+    operations: Any
+    _serve: Callable[[], R]
+
+    def __init__(self, *, noun: str, threads: int) -> None:
+        self._noun = noun
+        self._threads = Threads(threads, name=f"queuekeeper-{noun}")
+        self._told: deque[Any] = deque()
+        self._gate = threading.Lock()
+        self._begins = threading.Event()
+        self._runs = self._over = self._stopped = False
+        self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        self._bell, self._ringer = socket.socketpair()
+        for end in (self._bell, self._ringer):
+            end.setblocking(False)
+        self._selector = selectors.DefaultSelector()
+        self._bell_selector = selectors.DefaultSelector()
+        for selector in (self._selector, self._bell_selector):
+            selector.register(self._bell, selectors.EVENT_READ)
+
+    def tell(self, message: Any) -> None:
+        """Wake the operation with a message."""
+        self._told.append(message)
+        # A bell that is full has been rung; one that is closed has nobody to hear it.
+        with suppress(OSError):
+            self._ringer.send(b"!")
+
+    def answer(self, step: Any) -> Any:
+        """Carry out a step."""
+        if isinstance(step, Wait):
+            return self._wait(step)
+        if isinstance(step, Begin):
+            self._threads.begin(partial(self._work, step))
+            return None
+        if isinstance(step, Cut):
+            return False
+        return self._ask_server(step)
+
+    def _ask_server(self, step: Any) -> Any:
+        raise AssertionError(f"a {self._noun} has nobody who answers {step!r}")
+
+    def _work(self, step: Begin) -> None:
+        try:
+            result = step.work()
+        except BaseException as error:
+            self.tell(Ended(token=step.token, error=error))
+        else:
+            self.tell(Ended(token=step.token, result=result))
+
+    def _wait(self, step: Wait) -> Happened:
+        notified = step.notifiable and self._notified()
+        if not self._told and not notified:
+            (self._selector if step.notifiable else self._bell_selector).select(step.timeout_s)
+            notified = step.notifiable and self._notified()
+        with suppress(BlockingIOError):
+            while self._bell.recv(4_096):
+                pass
+        told = []
+        while self._told:
+            told.append(self._told.popleft())
+        return Happened(told=tuple(told), notified=notified)
+
+    def _notified(self) -> bool:
+        """Take what the server has notified; return whether there was something."""
+        return False
+
+    def run(self) -> R:
+        """Serve until :meth:`stop`.
+
+        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
+        :raises RefusedError: when the service has run before.
+        """
+        self._take_up()
+        return self._run()
+
+    def _take_up(self) -> None:
+        with self._gate:
+            if self._runs:
+                raise RefusedError(f"a {self._noun} runs once: make another one")
+            self._runs = True
+
+    def _run(self) -> R:
+        error: BaseException | None = None
+        try:
+            return self._serve()
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
+            self._stopped = True
+            with self._gate:
+                self._over = True
+                self._end(error)
+            # Work that has had its time may never end.
+            self.close(patient=not self.operations.late)
+
+    def _end(self, error: BaseException | None) -> None:
+        """Tell everybody who waits that nothing comes any more."""
+
+    def close(self, *, patient: bool) -> None:
+        """Give everything back.
+
+        :param patient: wait for work that runs.
+        """
+        self._threads.end(wait=patient)
+        self._selector.close()
+        self._bell_selector.close()
+        self._bell.close()
+        self._ringer.close()
+
+    def stop(self) -> None:
+        """End it in good order; may be called in another thread and in a signal handler."""
+        self._stopped = True
+        self.tell(Stop())
+
+    def _run_in_thread(self) -> None:
+        try:
+            self._run()
+        except BaseException as error:
+            self._error = error
+        finally:
+            self._begins.set()
+
+    def __enter__(self) -> Self:
+        self._take_up()
+        self._thread = threading.Thread(target=self._run_in_thread, name=f"queuekeeper-{self._noun}")
+        self._thread.start()
+        self._begins.wait()
+        if self._error is not None:
+            self._thread.join()
+            raise self._error
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        assert self._thread is not None
+        self.stop()
+        self._thread.join()
+        if self._error is not None:
+            raise self._error
