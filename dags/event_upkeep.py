@@ -25,8 +25,7 @@ from airflow.sdk import DAG, TriggerRule
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.event_upkeep import (
-    ExpireSubscriptionsOperator,
-    ReenqueueEventsOperator,
+    MendEventsOperator,
     ReportUpkeepOperator,
     WatchBrokerOperator,
 )
@@ -49,8 +48,8 @@ with DAG(
     default_args={**default_args(), "postgres_conn_id": "{{ params.postgres_conn_id }}"},
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.POSTGRES.value],
 ):
-    expire = ExpireSubscriptionsOperator(task_id="expire_subscriptions", **POSTGRES)
-    reenqueue = ReenqueueEventsOperator(task_id="reenqueue_events", **POSTGRES)
+    expire = MendEventsOperator(task_id="expire_subscriptions", remedy="expire_subscriptions", **POSTGRES)
+    reenqueue = MendEventsOperator(task_id="reenqueue_events", remedy="reenqueue_events", **POSTGRES)
     # What is wrong is of interest most when something was not done.
     watch = WatchBrokerOperator(task_id="watch", trigger_rule=TriggerRule.ALL_DONE, **POSTGRES)
     report = ReportUpkeepOperator(

@@ -11,7 +11,7 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.options import JobCommand, takes
-from queuekeeper.cli.output import cell, instant, pairs, plain, printable, show, show_tables, table
+from queuekeeper.cli.output import cell, instant, pairs, plain, printable, record, show, show_tables, table
 from queuekeeper.cli.run_control import note_on, say
 from queuekeeper.errors import CheckFailed, QueuekeeperError, ServerUnavailable, StalePlan, UsageError
 
@@ -106,7 +106,7 @@ def set_policy(
         save_policy(connection, policy)
 
     def pretty(out: Console) -> None:
-        out.print(_policy(policy))
+        out.print(record(f"Policy of {policy.table}", policy))
         out.print(f"\nNext: queuekeeper partitions plan {policy.table}", soft_wrap=True)
 
     show(policy, as_json=as_json, pretty=pretty)
@@ -433,19 +433,6 @@ def _carry_out(
     if undone or errors:
         only_stale = not errors and all(each.done or each.stale for each in reports)
         raise (StalePlan if only_stale else CheckFailed)("; ".join([*undone, *errors]))
-
-
-def _policy(policy: PartitionPolicy) -> Any:
-    return pairs(
-        f"Policy of {policy.table}",
-        {
-            "step": policy.step,
-            "ahead": policy.ahead,
-            "retention": policy.retention or "for ever",
-            "quarantine": f"{policy.quarantine_days} days in {policy.quarantine_schema}",
-            "archive": policy.archive,
-        },
-    )
 
 
 def _coverage(out: Console, found: Coverage) -> None:

@@ -3,27 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
 from pydantic import TypeAdapter
 
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.asked import AskedOperator
-from queuekeeper.airflow.operators.jobs import publish
+from queuekeeper.airflow.operators.jobs import DatabaseOperator, publish
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError
 from queuekeeper.maintenance.events.remedies import (
     EventRemedyReport,
-    apply_event_remedy,
+    mend_events,
     note_upkeep,
-    plan_event_remedy,
 )
 from queuekeeper.maintenance.events.upkeep import (
     BrokerWatch,
@@ -38,72 +33,39 @@ from queuekeeper.report.files import ReportKind
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-    from queuekeeper.postgres import Connection
 
+class MendEventsOperator(DatabaseOperator):
+    """Remove subscriptions whose time is up, or have events dispatched that were stored and never dispatched.
 
-class EventOperator(BaseOperator):
-    """What all tasks of the upkeep are given.
+    As the first task of its DAG it also refuses parameters that the form does not have.
 
-    :param count_only: whether nothing is changed; ``True`` after rendering (templated).
-    :param postgres_conn_id: database of the event broker (templated).
+    :param remedy: ``expire_subscriptions`` or ``reenqueue_events``.
     """
 
-    template_fields: Sequence[str] = ("count_only", "postgres_conn_id")
-
-    def __init__(
-        self,
-        *,
-        count_only: bool | str = "{{ params.dry_run }}",
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, remedy: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
-        self.count_only = count_only
-        self.postgres_conn_id = postgres_conn_id
-
-    @property
-    def only_counts(self) -> bool:
-        """Whether nothing is to be changed."""
-        return str(self.count_only) == "True"
-
-    def connect(self) -> AbstractContextManager[Connection]:
-        """Open the database for the length of a ``with`` block."""
-        return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect()
-
-
-class ExpireSubscriptionsOperator(EventOperator):
-    """Remove subscriptions whose time is up; as a first task it also refuses parameters that the form lacks."""
+        self.remedy = remedy
 
     def execute(self, context: Context) -> dict[str, Any]:
-        """Return how many were found and removed."""
+        """Return how many were found, and how many of them were changed."""
         reject_unknown_of(context)
+        report: ExpiryReport | EventRemedyReport
         with self.connect() as connection:
-            report = expire_subscriptions(connection, count_only=self.only_counts)
-            note_upkeep(connection, subject="expire_subscriptions", done=report.removed)
-        self.log.info("%s subscriptions had expired, %s are removed", report.found, report.removed)
+            if self.remedy == "expire_subscriptions":
+                report = expire_subscriptions(connection, count_only=self.only_plans)
+                done = report.removed
+            else:
+                report = mend_events(connection, remedy=self.remedy, count_only=self.only_plans)
+                done = report.done
+            note_upkeep(connection, subject=self.remedy, done=done)
+        self.log.info("%s: %s", self.remedy, report)
         return asdict(report)
 
 
-class ReenqueueEventsOperator(EventOperator):
-    """Have events dispatched that were stored and never dispatched; as a first task it refuses unknown parameters."""
-
-    def execute(self, context: Context) -> dict[str, Any]:
-        """Return how many were found and put up again."""
-        reject_unknown_of(context)
-        with self.connect() as connection:
-            plan = plan_event_remedy(connection, remedy="reenqueue_events")
-            report = EventRemedyReport(remedy=plan.remedy, planned=len(plan.subjects), done=0)
-            if plan.subjects and not self.only_counts:
-                report = apply_event_remedy(connection, plan)
-                note_upkeep(connection, subject=plan.remedy, done=report.done)
-        self.log.info("%s events were never dispatched, %s are put up again", report.planned, report.done)
-        return asdict(report)
-
-
-class WatchBrokerOperator(AskedOperator, EventOperator):
+class WatchBrokerOperator(AskedOperator, DatabaseOperator):
     """Look at the heartbeat of polls, conditions, wraparound ages and bloat; nothing is written."""
 
-    template_fields: Sequence[str] = (*AskedOperator.template_fields, *EventOperator.template_fields)
+    template_fields: Sequence[str] = (*AskedOperator.template_fields, *DatabaseOperator.template_fields)
     models = (UpkeepLimits,)
 
     def execute(self, context: Context) -> dict[str, Any]:
@@ -116,15 +78,15 @@ class WatchBrokerOperator(AskedOperator, EventOperator):
         return asdict(watch)
 
 
-class ReportUpkeepOperator(EventOperator):
+class ReportUpkeepOperator(DatabaseOperator):
     """Write what was found and done as HTML and JSON.
 
-    :param expiry: what :class:`ExpireSubscriptionsOperator` returned; none when it failed (templated).
-    :param reenqueued: what :class:`ReenqueueEventsOperator` returned; none when it failed (templated).
+    :param expiry: what :class:`MendEventsOperator` returned of subscriptions; none when it failed (templated).
+    :param reenqueued: what :class:`MendEventsOperator` returned of events; none when it failed (templated).
     :param watch: what :class:`WatchBrokerOperator` returned (templated).
     """
 
-    template_fields: Sequence[str] = (*EventOperator.template_fields, "expiry", "reenqueued", "watch")
+    template_fields: Sequence[str] = (*DatabaseOperator.template_fields, "expiry", "reenqueued", "watch")
     operator_extra_links = (ReportLink(ReportKind.EVENTS),)
 
     def __init__(self, *, expiry: Any, reenqueued: Any, watch: Any, **kwargs: Any) -> None:
@@ -143,7 +105,7 @@ class ReportUpkeepOperator(EventOperator):
         run = context["dag_run"]
         report = UpkeepReport(
             run_name=f"{run.dag_id} {run.run_id}",
-            dry_run=self.only_counts,
+            dry_run=self.only_plans,
             expiry=None if self.expiry is None else ExpiryReport(**self.expiry),
             reenqueued=None if self.reenqueued is None else EventRemedyReport(**self.reenqueued),
             watch=TypeAdapter(BrokerWatch).validate_python(self.watch),

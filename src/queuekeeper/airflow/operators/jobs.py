@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -29,7 +30,7 @@ from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.report import verdict, write_report
 from queuekeeper.jobs.undo import remove_old_undo_files
-from queuekeeper.postgres import migrate
+from queuekeeper.postgres import Connection, migrate
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.report.files import ReportFiles
 
@@ -199,6 +200,36 @@ class CheckJobApprovalOperator(JobOperator):
             runs.approve_current(run_id, answer, now_ms=system_clock())
         self.log.info("Run %s was approved by %s; shares: %s", run_id, answer.actor, ", ".join(plan.share_names()))
         return [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
+
+
+class DatabaseOperator(BaseOperator):
+    """What tasks are given that work on PostgreSQL alone.
+
+    :param plan_only: whether nothing is changed (templated).
+    :param postgres_conn_id: database, with schema ``queuekeeper`` where there is one (templated).
+    """
+
+    template_fields: Sequence[str] = ("plan_only", "postgres_conn_id")
+
+    def __init__(
+        self,
+        *,
+        plan_only: bool | str = "{{ params.dry_run }}",
+        postgres_conn_id: str = POSTGRES_CONNECTION,
+        **kwargs: Any,
+    ) -> None:
+        super().__init__(**kwargs)
+        self.plan_only = plan_only
+        self.postgres_conn_id = postgres_conn_id
+
+    @property
+    def only_plans(self) -> bool:
+        """Whether nothing is to be changed."""
+        return flag("dry_run", self.plan_only)
+
+    def connect(self) -> AbstractContextManager[Connection]:
+        """Open the database for the length of a ``with`` block."""
+        return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect()
 
 
 class PausableOperator(LooksAgain):

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator, TaskInstanceState
+from airflow.sdk import TaskInstanceState
 from airflow.sdk.exceptions import AirflowException, AirflowSkipException
 from pydantic import TypeAdapter
 
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
-from queuekeeper.airflow.forms import reject_unknown_of, template, templates
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
+from queuekeeper.airflow.forms import reject_unknown_of, template
 from queuekeeper.airflow.lineage import lineage, parquet_files, postgres_table
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, take_answer
-from queuekeeper.airflow.operators.jobs import PausableOperator, publish
+from queuekeeper.airflow.operators.asked import AskedOperator
+from queuekeeper.airflow.operators.jobs import DatabaseOperator, PausableOperator, publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
-from queuekeeper.airflow.values import flag
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings, folder
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
@@ -60,40 +57,19 @@ OUTCOME = "outcome"
 """Name under which a task leaves what it did, also when it fails afterwards; results of failed tasks are not kept."""
 
 
-class PartitionOperator(BaseOperator):
+class PartitionOperator(DatabaseOperator):
     """What tasks of the maintenance of partitions are given.
 
     :param table: name of the table, for a task that plans for one; mapped (templated).
     :param planned: what such a task returned, for one that does what it has planned (templated).
-    :param plan_only: whether only plans are made; ``True`` after rendering (templated).
-    :param postgres_conn_id: database with the tables and with schema ``queuekeeper`` (templated).
     """
 
-    template_fields: Sequence[str] = ("table", "planned", "plan_only", "postgres_conn_id")
+    template_fields: Sequence[str] = (*DatabaseOperator.template_fields, "table", "planned")
 
-    def __init__(
-        self,
-        *,
-        table: str = "",
-        planned: Any = None,
-        plan_only: bool | str = "{{ params.dry_run }}",
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, table: str = "", planned: Any = None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.table = table
         self.planned = planned
-        self.plan_only = plan_only
-        self.postgres_conn_id = postgres_conn_id
-
-    def connect(self) -> AbstractContextManager[Connection]:
-        """Open the database for the length of a ``with`` block."""
-        return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect()
-
-    @property
-    def only_plans(self) -> bool:
-        """Whether nothing is to be written."""
-        return flag("dry_run", self.plan_only)
 
     def end_dry_run(self) -> None:
         """Skip this task and what follows when only plans were wanted."""
@@ -101,22 +77,19 @@ class PartitionOperator(BaseOperator):
             raise AirflowSkipException(f"a dry run ends with the plan: nothing was written to {STORE}")
 
 
-class ListPartitionedTablesOperator(PartitionOperator):
+class ListPartitionedTablesOperator(AskedOperator, PartitionOperator):
     """Say which tables are to be maintained; as the first task it also refuses parameters that the form does not have.
 
-    :param tables: some of those that have a policy, one per line; empty for all (templated).
+    :param parameters: ``tables``, some of those that have a policy; without any, all (templated).
     """
 
-    template_fields: Sequence[str] = (*PartitionOperator.template_fields, "tables")
-
-    def __init__(self, *, tables: str = templates(PartitionWish)["tables"], **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.tables = tables
+    template_fields: Sequence[str] = (*AskedOperator.template_fields, *PartitionOperator.template_fields)
+    models = (PartitionWish,)
 
     def execute(self, context: Context) -> list[str]:
         """Return names of tables."""
         reject_unknown_of(context)
-        wanted = PartitionWish.one("tables", self.tables)
+        wanted = self.asked(PartitionWish).tables
         with self.connect() as connection:
             migrate(connection)
             tables = [load_policy(connection, table).table for table in wanted] or [

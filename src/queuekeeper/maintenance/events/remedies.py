@@ -85,6 +85,14 @@ def apply_event_remedy(connection: Connection, plan: EventRemedyPlan) -> EventRe
         )
 
 
+def mend_events(connection: Connection, *, remedy: str, count_only: bool) -> EventRemedyReport:
+    """Look for what a remedy would do, and do it unless it is only to be counted."""
+    plan = plan_event_remedy(connection, remedy=remedy)
+    if count_only or not plan.subjects:
+        return EventRemedyReport(remedy=remedy, planned=len(plan.subjects), done=0)
+    return apply_event_remedy(connection, plan)
+
+
 def note_upkeep(connection: Connection, *, subject: str, done: int, actor: str | None = None) -> None:
     """Put on record what was changed in the broker; where nothing was, and where there is no audit, nothing is noted.
 
