@@ -6,7 +6,6 @@ from __future__ import annotations
 import os
 import sys
 import threading
-from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -451,9 +450,11 @@ def undo(
 
     Example: `queuekeeper migrate undo 0123456789abcdef --dry-run`
     """
+    from queuekeeper.migration.clients import clients_of
     from queuekeeper.migration.model import CohortState, PlanState
     from queuekeeper.migration.undo import drop_imports
 
+    missing = "undo finds the sessions by the source's tables: restore them first"
     source = context.postgres_address(postgres_url)
     with context.open_ledger(source) as ledger, context.redis_connection(redis_url) as client:
         found = ledger.load_plan(plan_id)
@@ -472,7 +473,7 @@ def undo(
         ):
             dropped = drop_imports(
                 client,
-                _clients(reader, found, wanted),
+                clients_of(reader, found, wanted, missing=missing),
                 plan_id=plan_id,
                 prefix=found.parameters.key_prefix,
                 dry_run=dry_run,
@@ -484,23 +485,6 @@ def undo(
                 ledger.note_undo(plan_id, plain(dropped), actor=context.person())
     title = "Undo, nothing was removed" if dry_run else "Undo"
     show(dropped, as_json=as_json, pretty=lambda out: out.print(record(title, dropped)))
-
-
-def _clients(reader: Any, found: MigrationPlan, wanted: list[int]) -> Iterator[str]:
-    """Yield the source's client ids of some cohorts, a page at a time."""
-    from queuekeeper.keyspace import client_slot
-    from queuekeeper.postgres import statement, translated_errors
-
-    firsts = [cohort.slot_first for cohort in found.cohorts]
-    chosen = set(wanted)
-    missing = "undo finds the sessions by the source's tables: restore them first"
-    with translated_errors(reader, missing=missing), reader.cursor(name="clients") as cursor:
-        cursor.itersize = 5_000
-        cursor.execute(statement("migration/clients"))
-        for (client_id,) in cursor:
-            # An empty id has no keys.
-            if client_id and bisect_right(firsts, client_slot(client_id)) - 1 in chosen:
-                yield client_id
 
 
 def _plan_facts(found: MigrationPlan) -> dict[str, Any]:

@@ -9,7 +9,7 @@ from queuekeeper.approvals import old_approval
 from queuekeeper.errors import RefusedError
 from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.online.cohorts import OnlineCohort
+from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.redis_client import RedisClient, clocks_ms, facts
 
@@ -93,3 +93,21 @@ def check_clean(cohorts: Sequence[OnlineCohort]) -> None:
             raise RefusedError(
                 f"cohort {each.cohort} has to be verified again before anything else: {each.dirty_reason}"
             )
+
+
+def check_servers(
+    connection: Connection, client: RedisClient, plan_id: str, cohorts: Sequence[int], driver: int
+) -> None:
+    """Check that servers and driver are the ones that cohorts were last worked on by.
+
+    :raises RefusedError: when a server is another, or was started anew.
+    :raises StaleDriver: when somebody else has taken a cohort over.
+    """
+    dirty = OnlineCohorts(connection).note_servers(
+        plan_id, cohorts, driver=driver, servers=servers_of(connection, client)
+    )
+    if dirty:
+        raise RefusedError(
+            f"a server has failed over or was restarted while cohort {dirty[0]} was worked on: verify it again "
+            f"(queuekeeper online verify {plan_id}) before anything else"
+        )

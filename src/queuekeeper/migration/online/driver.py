@@ -6,47 +6,34 @@ repeated; what is done already is found done.
 
 from __future__ import annotations
 
-import asyncio
 import time
-from bisect import bisect_right
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import (
     CheckFailed,
-    NotOwner,
-    QueuekeeperError,
     RefusedError,
-    ScatteredClient,
-    ServerUnavailable,
-    StaleDriver,
-    StaleEpoch,
-    StoreFull,
 )
-from queuekeeper.keyspace import client_slot
+from queuekeeper.migration.clients import clients_of
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import BadRows, CohortState, Lease, LedgerRow, MigrationPlan, PlanState
-from queuekeeper.migration.online.brake import Brake, Limits, Load
-from queuekeeper.migration.online.checks import check_clean, check_skew, check_trigger, servers_of
+from queuekeeper.migration.online.brake import Limits
+from queuekeeper.migration.online.checks import check_clean, check_servers, check_skew, check_trigger, servers_of
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts, check_same_plan
-from queuekeeper.migration.online.mover import SessionMover, movers
+from queuekeeper.migration.online.crew import Crew, all_clients, pages, rules_of
+from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.reports import MirrorReport, SoakReport, StepReport, Tally, check_moved, joined
 from queuekeeper.migration.online.states import MIRRORED, OnlineState, check_states
-from queuekeeper.postgres import Connection, connect, statement, translated_errors
-from queuekeeper.redis_client import RedisClient, clocks_ms, facts, nodes, redis_errors
+from queuekeeper.postgres import Connection, connect
+from queuekeeper.redis_client import RedisClient, clocks_ms
 from queuekeeper.redis_client import connect as connect_redis
-from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.owners import OwnerStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
 MOVERS = 8
 MAX_LAG_S = 10.0
 """A mirror that is further behind is brought up to date before anything goes back."""
-
-_CHUNK_S = 1.0
-_PINGS = 5
 
 
 class OnlineDriver:
@@ -101,22 +88,22 @@ class OnlineDriver:
             owners = OwnerStore(connection)
             owners.wait_for_writers()
             with connect(self._postgres_url) as reader:
-                made = owners.make_owners(_clients_of(reader, plan, wanted))
+                made = owners.make_owners(clients_of(reader, plan, wanted))
         tally = Tally(clients=made)
         return tally.report(self._plan_id, "arm", wanted, seconds=time.monotonic() - begun)
 
     def catch_up(self, cohorts: Sequence[int] | None = None) -> StepReport:
         """Make the copies in Redis equal to what PostgreSQL holds, without a fence."""
-        with self._opened() as (_, _, online, _plan):
+        with self._opened() as (connection, client, online, plan):
             states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED)
             found = self._chosen(online, cohorts, states, verb="catch up")
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
             # Copies are made good here: only a failover meanwhile matters.
-            self._note_servers(online, numbers, driver)
+            online.note_servers(self._plan_id, numbers, driver=driver, servers=servers_of(connection, client))
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
-            report = self._each(
-                "catch up", online, found, driver, owner="postgres", work=SessionMover.sync, count=Tally.compared
+            report = self._crew(plan, driver).each(
+                "catch up", online, found, owner="postgres", work=SessionMover.sync, count=Tally.compared
             )
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.CAUGHT_UP, actor=self._actor)
         return report
@@ -128,19 +115,18 @@ class OnlineDriver:
 
         :raises CheckFailed: when clients differ; nothing has changed then.
         """
-        with self._opened() as (connection, _, online, plan):
+        with self._opened() as (connection, client, online, plan):
             states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED, *MIRRORED)
             found = self._chosen(online, cohorts, states, verb="verify")
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
             # What is known of the servers is noted first: a failover meanwhile shows.
-            self._note_servers(online, numbers, driver)
+            online.note_servers(self._plan_id, numbers, driver=driver, servers=servers_of(connection, client))
             tally = Tally()
-            report = self._each(
+            report = self._crew(plan, driver).each(
                 "verify",
                 online,
                 found,
-                driver,
                 owner=None,
                 work=SessionMover.compare,
                 count=Tally.verified,
@@ -168,7 +154,7 @@ class OnlineDriver:
         :raises RefusedError: when a cohort is not verified, or has to be verified again, or the canary was not
             rehearsed yet.
         """
-        with self._opened() as (_, _, online, plan):
+        with self._opened() as (connection, client, online, plan):
             states = (OnlineState.VERIFIED, OnlineState.CUTTING_OVER)
             done: tuple[OnlineState, ...] = (OnlineState.ON_REDIS,)
             if plan.parameters.bad_rows is BadRows.LEAVE:
@@ -177,47 +163,54 @@ class OnlineDriver:
             chosen = self._chosen(online, cohorts, states, verb="cut over", done=done)
             found = [each for each in chosen if each.state not in done]
             if not found:
-                return self._cut_over_kept(online, chosen, plan)
+                return self._cut_over_kept(connection, client, online, chosen, plan)
             check_clean(found)
             numbers = [each.cohort for each in found]
             self._check_canary(online, numbers)
             driver = online.take(self._plan_id, numbers)
-            self._check_servers(online, numbers, driver)
+            check_servers(connection, client, self._plan_id, numbers, driver)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.CUTTING_OVER, actor=self._actor)
-            report = self._each(
-                "cut over", online, found, driver, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
+            report = self._crew(plan, driver).each(
+                "cut over", online, found, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
             )
             if report.left:
                 return report
             # Clients that come for the first time belong to Redis from here on; some may have come before this.
             online.set_default_owner(self._plan_id, numbers, driver=driver, owner="redis")
-            late = self._each(
-                "cut over", online, found, driver, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
+            late = self._crew(plan, driver).each(
+                "cut over", online, found, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
             )
             if not late.left:
                 self._tell_redis(found)
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ON_REDIS, actor=self._actor)
         return joined(report, late)
 
-    def _cut_over_kept(self, online: OnlineCohorts, cohorts: Sequence[OnlineCohort], plan: MigrationPlan) -> StepReport:
+    def _cut_over_kept(
+        self,
+        connection: Connection,
+        client: RedisClient,
+        online: OnlineCohorts,
+        cohorts: Sequence[OnlineCohort],
+        plan: MigrationPlan,
+    ) -> StepReport:
         """Give Redis those clients that were kept in PostgreSQL, and whose rows have been mended since."""
         numbers = [each.cohort for each in cohorts]
         if plan.parameters.bad_rows is not BadRows.LEAVE:
             return Tally().report(self._plan_id, "cut over", numbers, seconds=0.0)
         check_clean(cohorts)
         driver = online.take(self._plan_id, numbers)
-        self._check_servers(online, numbers, driver)
-        return self._each(
-            "cut over", online, cohorts, driver, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
+        check_servers(connection, client, self._plan_id, numbers, driver)
+        return self._crew(plan, driver).each(
+            "cut over", online, cohorts, owner="postgres", work=SessionMover.cut_over, count=Tally.moved
         )
 
     def _tell_redis(self, cohorts: Sequence[OnlineCohort]) -> None:
         """Tell Redis of the clients that are its own: a driver that died may not have come to it."""
         with self._opened() as (connection, client, online, plan):
             owners = OwnerStore(connection)
-            store = RedisSessionStore(client, plan.parameters.key_prefix, _rules(plan))
+            store = RedisSessionStore(client, plan.parameters.key_prefix, rules_of(plan))
             for each in cohorts:
-                for page in _pages(online, each, "redis"):
+                for page in pages(online, each, "redis"):
                     settled = [known for known in owners.look_up(page).values() if known.fenced_until_ms is None]
                     # One that has a greater epoch by now has been told so by somebody else.
                     store.answer([store.operations.set_owner_call(known) for known in settled])
@@ -304,10 +297,10 @@ class OnlineDriver:
             driver = online.take(self._plan_id, numbers)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COMMITTED, actor=self._actor)
             owners = OwnerStore(connection)
-            store = RedisSessionStore(client, plan.parameters.key_prefix, _rules(plan))
+            store = RedisSessionStore(client, plan.parameters.key_prefix, rules_of(plan))
             tally = Tally()
             for each in found:
-                for client_id in _all_clients(online, each, "redis"):
+                for client_id in all_clients(online, each, "redis"):
                     ended = owners.end_mirror(client_id)
                     if ended is not None and ended.epoch is not None:
                         store.set_owner(client_id, epoch=ended.epoch, owner="redis", mirrored=False)
@@ -322,7 +315,7 @@ class OnlineDriver:
         :param max_lag_s: the mirror may be this far behind when it begins.
         :raises RefusedError: when a cohort was committed, or the mirror is further behind.
         """
-        with self._opened() as (_, _, online, _plan):
+        with self._opened() as (_, _, online, plan):
             found = self._chosen(online, cohorts, tuple(MIRRORED), verb="roll back")
             numbers = [each.cohort for each in found]
             lag = self.mirror(numbers, dry_run=True)
@@ -335,13 +328,13 @@ class OnlineDriver:
             driver = online.take(self._plan_id, numbers)
             online.move(self._plan_id, numbers, driver=driver, after=OnlineState.ROLLING_BACK, actor=self._actor)
             online.set_default_owner(self._plan_id, numbers, driver=driver, owner="postgres")
-            report = self._each(
-                "roll back", online, found, driver, owner="redis", work=SessionMover.roll_back, count=Tally.moved
+            report = self._crew(plan, driver).each(
+                "roll back", online, found, owner="redis", work=SessionMover.roll_back, count=Tally.moved
             )
             if report.left:
                 return report
-            late = self._each(
-                "roll back", online, found, driver, owner="redis", work=SessionMover.roll_back, count=Tally.moved
+            late = self._crew(plan, driver).each(
+                "roll back", online, found, owner="redis", work=SessionMover.roll_back, count=Tally.moved
             )
             if not late.left:
                 online.move(self._plan_id, numbers, driver=driver, after=OnlineState.COPYING, actor=self._actor)
@@ -401,14 +394,14 @@ class OnlineDriver:
         """
         with self._opened() as (_, client, online, plan):
             found = [each for each in online.load(self._plan_id, cohorts) if each.state in MIRRORED]
-            store = RedisSessionStore(client, plan.parameters.key_prefix, _rules(plan))
+            store = RedisSessionStore(client, plan.parameters.key_prefix, rules_of(plan))
             clients = behind = 0
             oldest_ms: int | None = None
             now_ms = min(clocks_ms(client))
             # PostgreSQL takes changes of a copy from the cohort's driver alone, and a mirror works in its name.
             waiting: dict[int, list[str]] = {}
             for each in found:
-                for page in _pages(online, each, "redis"):
+                for page in pages(online, each, "redis"):
                     clients += len(page)
                     for client_id, outbox in store.read_outboxes(page).items():
                         behind += 1
@@ -417,7 +410,7 @@ class OnlineDriver:
             tally = Tally()
             if not dry_run:
                 for driver, client_ids in waiting.items():
-                    asyncio.run(self._mirror_all(client_ids, plan, driver=driver, tally=tally))
+                    self._crew(plan, driver).mirror(client_ids, tally)
         lag_s = 0.0 if oldest_ms is None else max(0.0, (now_ms - oldest_ms) / 1_000)
         return MirrorReport(
             plan_id=self._plan_id,
@@ -429,148 +422,20 @@ class OnlineDriver:
             reason=f"{tally.examples[0][0]!r}: {tally.examples[0][1]}" if tally.examples else "",
         )
 
-    async def _mirror_all(self, client_ids: Sequence[str], plan: MigrationPlan, *, driver: int, tally: Tally) -> None:
-        waiting = iter(client_ids)
-
-        async def work(mover: SessionMover) -> None:
-            for client_id in waiting:
-                try:
-                    was_written = await mover.mirror(client_id)
-                except (NotOwner, StaleEpoch):
-                    continue  # its owner or its driver has changed since: the next pass looks again
-                except ServerUnavailable:
-                    raise
-                except QueuekeeperError as error:
-                    tally.refused(client_id, error)
-                else:
-                    tally.written += was_written
-
-        async with movers(**self._options(plan, driver=driver)) as opened:
-            await _side_by_side(work(mover) for mover in opened)
-
     # --- common parts ------------------------------------------------------------------------------------------
 
-    def _each(
-        self,
-        step: str,
-        online: OnlineCohorts,
-        cohorts: Sequence[OnlineCohort],
-        driver: int,
-        *,
-        owner: str | None,
-        work: Callable[[SessionMover, str], Awaitable[Any]],
-        count: Callable[[Tally, Any], None],
-        tally: Tally | None = None,
-    ) -> StepReport:
-        """Do something with every client of cohorts that belongs to a store, side by side, and count."""
-        begun = time.monotonic()
-        tally = tally or Tally()
-        with self._opened() as (_, _, _, plan):
-            asyncio.run(self._run(step, online, cohorts, driver, plan, owner, work, count, tally))
-        numbers = [each.cohort for each in cohorts]
-        return tally.report(self._plan_id, step, numbers, seconds=time.monotonic() - begun)
-
-    async def _run(
-        self,
-        step: str,
-        online: OnlineCohorts,
-        cohorts: Sequence[OnlineCohort],
-        driver: int,
-        plan: MigrationPlan,
-        owner: str | None,
-        work: Callable[[SessionMover, str], Awaitable[Any]],
-        count: Callable[[Tally, Any], None],
-        tally: Tally,
-    ) -> None:
-        numbers = [each.cohort for each in cohorts]
-        total = sum(
-            (each.postgres if owner != "redis" else 0) + (each.redis if owner != "postgres" else 0)
-            for each in online.owner_counts(self._plan_id)
-            if each.cohort in set(numbers)
-        )
-        checked_s = shown_s = begun = time.monotonic()
-        client = connect_redis(self._redis_url)
-        look = connect(self._postgres_url, autocommit=True)
-        brake = Brake(
-            look=lambda: (OnlineCohorts(look).control(self._plan_id), _load(look, client)),
-            tell=lambda reason: self._held_back(look, step, reason),
+    def _crew(self, plan: MigrationPlan, driver: int) -> Crew:
+        return Crew(
+            postgres_url=self._postgres_url,
+            redis_url=self._redis_url,
+            plan=plan,
+            driver=driver,
+            count=self._count,
+            lease_ms=self.lease_ms,
             limits=self._limits,
+            clock=self._clock,
+            tell=self._tell,
         )
-        waiting = _clients(online, cohorts, owner)
-        last = _one_by_one(waiting)
-
-        async def one(mover: SessionMover) -> None:
-            nonlocal checked_s, shown_s
-            while (client_id := await last()) is not None:
-                await brake()
-                try:
-                    count(tally, await work(mover, client_id))
-                except (ServerUnavailable, StaleDriver, StoreFull):
-                    raise
-                except ScatteredClient as error:
-                    # No cluster can hold it, whatever is mended: nobody waits for it.
-                    tally.stays(client_id, f"it stays in PostgreSQL: {error}")
-                except QueuekeeperError as error:
-                    # What is refused of one client stops no other; it stays where it is.
-                    tally.refused(client_id, error)
-                now = time.monotonic()
-                if now - checked_s >= _CHUNK_S:
-                    checked_s = now
-                    # Also tells whether somebody else has taken the cohorts over.
-                    await asyncio.to_thread(self._check_servers_by, look, client, numbers, driver)
-                if now - shown_s >= _CHUNK_S:
-                    shown_s = now
-                    rate = tally.clients / (now - begun)
-                    left = f", {(total - tally.clients) / rate:,.0f} s left" if rate and total > tally.clients else ""
-                    self._tell(f"{step}: {tally.clients:,}/{total:,} clients, {rate:,.0f}/s{left}")
-
-        try:
-            async with movers(**self._options(plan, driver=driver)) as opened:
-                await _side_by_side(one(mover) for mover in opened)
-            self._check_servers_by(look, client, numbers, driver)
-        finally:
-            # Nothing is at work any more that could be held back.
-            with suppress(QueuekeeperError):
-                OnlineCohorts(look).hold_back(self._plan_id, "")
-            look.close()
-            client.close()
-
-    def _options(self, plan: MigrationPlan, *, driver: int) -> dict[str, Any]:
-        return {
-            "postgres_url": self._postgres_url,
-            "redis_url": self._redis_url,
-            "driver": driver,
-            "prefix": plan.parameters.key_prefix,
-            "rules": _rules(plan),
-            "count": self._count,
-            "lease_ms": self.lease_ms,
-            "clock": self._clock,
-            "bad_rows": plan.parameters.bad_rows,
-        }
-
-    def _held_back(self, connection: Connection, step: str, reason: str) -> None:
-        OnlineCohorts(connection).hold_back(self._plan_id, reason)
-        self._tell(f"{step}: held back, {reason}" if reason else f"{step}: goes on")
-
-    def _check_servers_by(
-        self, connection: Connection, client: RedisClient, cohorts: Sequence[int], driver: int
-    ) -> None:
-        dirty = OnlineCohorts(connection).note_servers(
-            self._plan_id, cohorts, driver=driver, servers=servers_of(connection, client)
-        )
-        if dirty:
-            raise RefusedError(
-                f"a server has failed over or was restarted while cohort {dirty[0]} was worked on: verify it again "
-                f"(queuekeeper online verify {self._plan_id}) before anything else"
-            )
-
-    def _check_servers(self, online: OnlineCohorts, cohorts: Sequence[int], driver: int) -> None:
-        with self._opened() as (connection, client, _, _plan):
-            self._check_servers_by(connection, client, cohorts, driver)
-
-    def _note_servers(self, online: OnlineCohorts, cohorts: Sequence[int], driver: int) -> None:
-        with self._opened() as (connection, client, _, _plan):
-            online.note_servers(self._plan_id, cohorts, driver=driver, servers=servers_of(connection, client))
 
     def _check_canary(self, online: OnlineCohorts, cohorts: Sequence[int]) -> None:
         control = online.control(self._plan_id)
@@ -663,83 +528,3 @@ def share_of(plan: MigrationPlan, percent: int, *, first: Sequence[int] = ()) ->
         found.append(each.cohort)
         held += each.sessions
     return tuple(found)
-
-
-def _load(connection: Connection, client: RedisClient) -> Load:
-    """Ask both servers how quick they are, some times, as each other client of theirs would."""
-    redis_ms = postgres_ms = 0.0
-    for _ in range(_PINGS):
-        for address, node in nodes(client):
-            begun = time.monotonic()
-            with redis_errors(address):
-                node.ping()
-            redis_ms = max(redis_ms, 1_000 * (time.monotonic() - begun))
-        begun = time.monotonic()
-        with translated_errors(connection):
-            connection.execute(statement("queuekeeper/queries/server_clock"))
-        postgres_ms = max(postgres_ms, 1_000 * (time.monotonic() - begun))
-    shares = [100 * each.used_memory_bytes / each.maxmemory_bytes for each in facts(client) if each.maxmemory_bytes]
-    return Load(redis_ms=redis_ms, postgres_ms=postgres_ms, memory_percent=max(shares, default=None))
-
-
-def _rules(plan: MigrationPlan) -> StoreRules:
-    return StoreRules(limit=plan.parameters.limit, default_ttl_s=plan.parameters.default_ttl_s)
-
-
-def _clients_of(connection: Connection, plan: MigrationPlan, cohorts: Sequence[int]) -> Iterator[str]:
-    """Yield the ids of the source's clients in some cohorts."""
-    firsts = [cohort.slot_first for cohort in plan.cohorts]
-    chosen = set(cohorts)
-    with translated_errors(connection), connection.cursor(name="clients") as cursor:
-        cursor.itersize = 5_000
-        cursor.execute(statement("migration/clients"))
-        for (client_id,) in cursor:
-            # An empty id has no keys.
-            if client_id and bisect_right(firsts, client_slot(client_id)) - 1 in chosen:
-                yield client_id
-
-
-def _clients(online: OnlineCohorts, cohorts: Sequence[OnlineCohort], owner: str | None) -> Iterator[str]:
-    for each in cohorts:
-        if owner == "postgres":
-            yield from online.quiet_clients(each)
-        else:
-            for store in ("postgres", "redis") if owner is None else (owner,):
-                yield from _all_clients(online, each, store)
-
-
-def _all_clients(online: OnlineCohorts, cohort: OnlineCohort, owner: str) -> Iterator[str]:
-    for page in _pages(online, cohort, owner):
-        yield from page
-
-
-def _pages(online: OnlineCohorts, cohort: OnlineCohort, owner: str) -> Iterator[list[str]]:
-    after = (-1, "")
-    while page := online.clients(cohort, owner=owner, after=after):
-        after = page[-1]
-        yield [client_id for _, client_id in page]
-
-
-async def _side_by_side(works: Iterable[Awaitable[None]]) -> None:
-    """Wait for all; when one fails the others stop at their next step, and the first failure is raised."""
-    try:
-        async with asyncio.TaskGroup() as group:
-            for work in works:
-                group.create_task(_as_task(work))
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0]  # noqa: B904 - it has a cause of its own
-
-
-async def _as_task(work: Awaitable[None]) -> None:
-    await work
-
-
-def _one_by_one(items: Iterator[str]) -> Callable[[], Awaitable[str | None]]:
-    """Return a coroutine function that gives out the items one by one; pages are read beside the event loop."""
-    lock = asyncio.Lock()
-
-    async def take() -> str | None:
-        async with lock:
-            return await asyncio.to_thread(next, items, None)
-
-    return take

@@ -1,0 +1,245 @@
+"""Movers that work through the clients of cohorts side by side, held back by people and by servers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from queuekeeper.clock import Clock
+from queuekeeper.errors import (
+    NotOwner,
+    QueuekeeperError,
+    ScatteredClient,
+    ServerUnavailable,
+    StaleDriver,
+    StaleEpoch,
+    StoreFull,
+)
+from queuekeeper.migration.model import MigrationPlan
+from queuekeeper.migration.online.brake import Brake, Limits, Load
+from queuekeeper.migration.online.checks import check_servers
+from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
+from queuekeeper.migration.online.mover import SessionMover, movers
+from queuekeeper.migration.online.reports import StepReport, Tally
+from queuekeeper.postgres import Connection, connect, statement, translated_errors
+from queuekeeper.redis_client import RedisClient, facts, nodes, redis_errors
+from queuekeeper.redis_client import connect as connect_redis
+from queuekeeper.sessions.model import StoreRules
+
+_CHUNK_S = 1.0
+_PINGS = 5
+
+
+@dataclass(frozen=True, kw_only=True)
+class Crew:
+    """Movers of one plan, in the name of one driver.
+
+    :param driver: its number.
+    :param count: movers that work side by side.
+    :param lease_ms: longest that a client is fenced.
+    """
+
+    postgres_url: str
+    redis_url: str
+    plan: MigrationPlan
+    driver: int
+    count: int
+    lease_ms: int
+    limits: Limits
+    clock: Clock
+    tell: Callable[[str], None]
+
+    def each(
+        self,
+        step: str,
+        online: OnlineCohorts,
+        cohorts: Sequence[OnlineCohort],
+        *,
+        owner: str | None,
+        work: Callable[[SessionMover, str], Awaitable[Any]],
+        count: Callable[[Tally, Any], None],
+        tally: Tally | None = None,
+    ) -> StepReport:
+        """Do something with every client of cohorts that belongs to a store, side by side, and count."""
+        begun = time.monotonic()
+        tally = tally or Tally()
+        asyncio.run(self._run(step, online, cohorts, owner, work, count, tally))
+        numbers = [each.cohort for each in cohorts]
+        return tally.report(self.plan.plan_id, step, numbers, seconds=time.monotonic() - begun)
+
+    async def _run(
+        self,
+        step: str,
+        online: OnlineCohorts,
+        cohorts: Sequence[OnlineCohort],
+        owner: str | None,
+        work: Callable[[SessionMover, str], Awaitable[Any]],
+        count: Callable[[Tally, Any], None],
+        tally: Tally,
+    ) -> None:
+        numbers = [each.cohort for each in cohorts]
+        total = sum(
+            (each.postgres if owner != "redis" else 0) + (each.redis if owner != "postgres" else 0)
+            for each in online.owner_counts(self.plan.plan_id)
+            if each.cohort in set(numbers)
+        )
+        checked_s = shown_s = begun = time.monotonic()
+        client = connect_redis(self.redis_url)
+        look = connect(self.postgres_url, autocommit=True)
+        brake = Brake(
+            look=lambda: (OnlineCohorts(look).control(self.plan.plan_id), _load(look, client)),
+            tell=lambda reason: self._held_back(look, step, reason),
+            limits=self.limits,
+        )
+        waiting = _clients(online, cohorts, owner)
+        last = _one_by_one(waiting)
+
+        async def one(mover: SessionMover) -> None:
+            nonlocal checked_s, shown_s
+            while (client_id := await last()) is not None:
+                await brake()
+                try:
+                    count(tally, await work(mover, client_id))
+                except (ServerUnavailable, StaleDriver, StoreFull):
+                    raise
+                except ScatteredClient as error:
+                    # No cluster can hold it, whatever is mended: nobody waits for it.
+                    tally.stays(client_id, f"it stays in PostgreSQL: {error}")
+                except QueuekeeperError as error:
+                    # What is refused of one client stops no other; it stays where it is.
+                    tally.refused(client_id, error)
+                now = time.monotonic()
+                if now - checked_s >= _CHUNK_S:
+                    checked_s = now
+                    # Also tells whether somebody else has taken the cohorts over.
+                    await asyncio.to_thread(check_servers, look, client, self.plan.plan_id, numbers, self.driver)
+                if now - shown_s >= _CHUNK_S:
+                    shown_s = now
+                    rate = tally.clients / (now - begun)
+                    left = f", {(total - tally.clients) / rate:,.0f} s left" if rate and total > tally.clients else ""
+                    self.tell(f"{step}: {tally.clients:,}/{total:,} clients, {rate:,.0f}/s{left}")
+
+        try:
+            async with movers(**self._options()) as opened:
+                await _side_by_side(one(mover) for mover in opened)
+            check_servers(look, client, self.plan.plan_id, numbers, self.driver)
+        finally:
+            # Nothing is at work any more that could be held back.
+            with suppress(QueuekeeperError):
+                OnlineCohorts(look).hold_back(self.plan.plan_id, "")
+            look.close()
+            client.close()
+
+    def _options(self) -> dict[str, Any]:
+        return {
+            "postgres_url": self.postgres_url,
+            "redis_url": self.redis_url,
+            "driver": self.driver,
+            "prefix": self.plan.parameters.key_prefix,
+            "rules": rules_of(self.plan),
+            "count": self.count,
+            "lease_ms": self.lease_ms,
+            "clock": self.clock,
+            "bad_rows": self.plan.parameters.bad_rows,
+        }
+
+    def _held_back(self, connection: Connection, step: str, reason: str) -> None:
+        OnlineCohorts(connection).hold_back(self.plan.plan_id, reason)
+        self.tell(f"{step}: held back, {reason}" if reason else f"{step}: goes on")
+
+    def mirror(self, client_ids: Sequence[str], tally: Tally) -> None:
+        """Write to PostgreSQL what has changed in Redis, client by client, and count."""
+        asyncio.run(self._mirror(client_ids, tally))
+
+    async def _mirror(self, client_ids: Sequence[str], tally: Tally) -> None:
+        waiting = iter(client_ids)
+
+        async def work(mover: SessionMover) -> None:
+            for client_id in waiting:
+                try:
+                    was_written = await mover.mirror(client_id)
+                except (NotOwner, StaleEpoch):
+                    continue  # its owner or its driver has changed since: the next pass looks again
+                except ServerUnavailable:
+                    raise
+                except QueuekeeperError as error:
+                    tally.refused(client_id, error)
+                else:
+                    tally.written += was_written
+
+        async with movers(**self._options()) as opened:
+            await _side_by_side(work(mover) for mover in opened)
+
+
+def _load(connection: Connection, client: RedisClient) -> Load:
+    """Ask both servers how quick they are, some times, as each other client of theirs would."""
+    redis_ms = postgres_ms = 0.0
+    for _ in range(_PINGS):
+        for address, node in nodes(client):
+            begun = time.monotonic()
+            with redis_errors(address):
+                node.ping()
+            redis_ms = max(redis_ms, 1_000 * (time.monotonic() - begun))
+        begun = time.monotonic()
+        with translated_errors(connection):
+            connection.execute(statement("queuekeeper/queries/server_clock"))
+        postgres_ms = max(postgres_ms, 1_000 * (time.monotonic() - begun))
+    shares = [100 * each.used_memory_bytes / each.maxmemory_bytes for each in facts(client) if each.maxmemory_bytes]
+    return Load(redis_ms=redis_ms, postgres_ms=postgres_ms, memory_percent=max(shares, default=None))
+
+
+def rules_of(plan: MigrationPlan) -> StoreRules:
+    """Return the rules that sessions of a plan are kept by."""
+    return StoreRules(limit=plan.parameters.limit, default_ttl_s=plan.parameters.default_ttl_s)
+
+
+def _clients(online: OnlineCohorts, cohorts: Sequence[OnlineCohort], owner: str | None) -> Iterator[str]:
+    for each in cohorts:
+        if owner == "postgres":
+            yield from online.quiet_clients(each)
+        else:
+            for store in ("postgres", "redis") if owner is None else (owner,):
+                yield from all_clients(online, each, store)
+
+
+def all_clients(online: OnlineCohorts, cohort: OnlineCohort, owner: str) -> Iterator[str]:
+    """Yield the clients of a cohort that belong to a store."""
+    for page in pages(online, cohort, owner):
+        yield from page
+
+
+def pages(online: OnlineCohorts, cohort: OnlineCohort, owner: str) -> Iterator[list[str]]:
+    """Yield the same page by page."""
+    after = (-1, "")
+    while page := online.clients(cohort, owner=owner, after=after):
+        after = page[-1]
+        yield [client_id for _, client_id in page]
+
+
+async def _side_by_side(works: Iterable[Awaitable[None]]) -> None:
+    """Wait for all; when one fails the others stop at their next step, and the first failure is raised."""
+    try:
+        async with asyncio.TaskGroup() as group:
+            for work in works:
+                group.create_task(_as_task(work))
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0]  # noqa: B904 - it has a cause of its own
+
+
+async def _as_task(work: Awaitable[None]) -> None:
+    await work
+
+
+def _one_by_one(items: Iterator[str]) -> Callable[[], Awaitable[str | None]]:
+    """Return a coroutine function that gives out the items one by one; pages are read beside the event loop."""
+    lock = asyncio.Lock()
+
+    async def take() -> str | None:
+        async with lock:
+            return await asyncio.to_thread(next, items, None)
+
+    return take
