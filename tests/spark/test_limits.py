@@ -28,7 +28,7 @@ from queuekeeper.errors import (
 )
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration.model import BadRows, MigrationParameters, Mode, PlanState, plan_id
-from queuekeeper.migration.preflight import HEAP_PER_PAYLOAD
+from queuekeeper.migration.preflight import HEAP_PER_PAYLOAD, HEAP_PER_QUEUED
 from queuekeeper.migration.spark import our_errors, task_memory
 from queuekeeper.redis_client import facts
 from tests.conftest import REDIS_FLAVOURS
@@ -142,13 +142,14 @@ def test_too_little_memory_is_on_record_as_a_refusal(
     assert world.ledger.plan_of_run("wide") == plan.plan_id
 
 
-def _large(world: World, payload_bytes: int) -> None:
-    """Give the source one message of a size."""
+def _large(world: World, payload_bytes: int, *, messages: int = 1) -> None:
+    """Give a client of the source messages of a size."""
     world.connection.execute(postgres.statement("sessions/vendor_schema"))
     world.connection.execute(
         "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos, payload)"
-        " VALUES ('meter-7', 1, 't', %s, 1, 'PUBLISH', 1, convert_to(repeat('ab', %s), 'UTF8'))",
-        (time.time_ns() // 1_000_000, payload_bytes // 2),
+        " SELECT 'meter-7', n, 't', %s, n, 'PUBLISH', 1, convert_to(repeat('ab', %s), 'UTF8')"
+        " FROM generate_series(1, %s) AS n",
+        (time.time_ns() // 1_000_000, payload_bytes // 2, messages),
     )
 
 
@@ -172,6 +173,25 @@ def test_payload_that_sparks_memory_does_not_carry_is_refused_by_plan_and_copy(
     # Planned where there was more memory than there is for the copy.
     world.ledger.set_plan_state(plan.plan_id, PlanState.PLANNED)
     with pytest.raises(RefusedError, match=r"the largest payload has .* Set spark\.driver\.memory to \d+m"):
+        world.copy(plan.plan_id)
+    assert world.contents() == {}
+
+
+def test_queue_that_sparks_memory_does_not_carry_is_refused_by_plan_and_copy(make_world: Callable[..., World]) -> None:
+    world = make_world()
+    memory = task_memory(world.spark)
+    _large(world, 2**20, messages=memory.heap_bytes // HEAP_PER_QUEUED // 2**20 + 2)
+    words = (
+        r"the largest queue of a client has [\d,]+ bytes of payloads beside its largest.* Set spark\.driver\.memory to"
+    )
+    with pytest.raises(RefusedError, match=words):
+        world.plan(run_id="long")
+    plan = world.ledger.load_plan(world.ledger.plan_of_run("long"))
+    assert plan.state is PlanState.REFUSED
+
+    # Planned where there was more memory than there is for the copy.
+    world.ledger.set_plan_state(plan.plan_id, PlanState.PLANNED)
+    with pytest.raises(RefusedError, match=words):
         world.copy(plan.plan_id)
     assert world.contents() == {}
 

@@ -14,6 +14,8 @@ from queuekeeper.keyspace import SLOTS
 from queuekeeper.migration.model import CohortPlan, TaskMemory
 from queuekeeper.migration.preflight import (
     HEAP_PER_PAYLOAD,
+    QUEUED_ROWS,
+    check_heap,
     check_payloads,
     check_source,
     check_target,
@@ -261,6 +263,37 @@ def test_heap_has_to_carry_the_largest_payloads_that_tasks_may_hold_at_once(sour
     )
     source.execute("DELETE FROM device_publish_msg WHERE octet_length(payload) > 3985")
     check_payloads(source, _memory(payload_bytes=7_970, tasks=2))
+
+
+def test_heap_has_to_carry_the_queues_that_tasks_may_hold_while_they_judge_them(source: Connection) -> None:
+    memory = TaskMemory(heap_bytes=1_000_000, tasks=2, setting="spark.driver.memory")
+    check_heap(source, memory)  # no rows
+
+    def add(client_id: str, *, messages: int, payload_bytes: int) -> None:
+        source.execute(
+            "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos,"
+            " payload) SELECT %s, n, 't', 0, n, 'PUBLISH', 1, convert_to(repeat('x', %s), 'UTF8')"
+            " FROM generate_series(1, %s) AS n",
+            (client_id, payload_bytes, messages),
+        )
+
+    # One beside nothing, a hundred together, and of ten thousand as many as are in the heap at once.
+    add("alone", messages=1, payload_bytes=20_000)
+    add("long", messages=QUEUED_ROWS + 5_000, payload_bytes=20)
+    add("many", messages=51, payload_bytes=1_000)
+    check_heap(source, memory)
+
+    add("more", messages=100, payload_bytes=1_000)
+    with pytest.raises(RefusedError) as refused:
+        check_heap(source, memory)
+    assert str(refused.value) == (
+        "the largest queue of a client has 99,000 bytes of payloads beside its largest, and the 2 that may be copied "
+        "at once have 180,900: the 976.6 KiB of Spark's heap carry 166,000. Set spark.driver.memory to 2m "
+        "(docs/migration.md, 4), or take messages of the clients with the greatest sum(octet_length(payload)) in "
+        "device_publish_msg out of the source"
+    )
+    source.execute("DELETE FROM device_publish_msg WHERE client_id = 'more' AND serial_number > 85")
+    check_heap(source, memory)
 
 
 # --- target ----------------------------------------------------------------------------------------------------

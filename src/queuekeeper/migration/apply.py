@@ -411,7 +411,7 @@ def copy_sessions(
         source = stack.enter_context(open_source(spark, postgres_url=postgres_url, placement=placement))
         # In the very snapshot that is copied: what comes later is not in it.
         preflight.check_same_source(source.connection, plan)
-        preflight.check_payloads(source.connection, task_memory(spark))
+        preflight.check_heap(source.connection, task_memory(spark))
         ledger.set_plan_state(plan_id, PlanState.COPYING)
         ledger.set_cohort_state(plan_id, wanted, CohortState.COPYING)
         for name in names:

@@ -120,7 +120,7 @@ def plan_migration(
                     try:
                         if refusal:
                             raise RefusedError(refusal)
-                        preflight.check_payloads(source.connection, task_memory(spark))
+                        preflight.check_heap(source.connection, task_memory(spark))
                         preflight.check_values(client, largest_bytes=_largest(found, plan.chosen))
                         forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
                         warn(preflight.check_target(client, forecast_bytes=forecast))

@@ -19,6 +19,14 @@ MEMORY_SHARE = 0.9
 HEAP_PER_PAYLOAD = 16
 """Bytes of heap for a byte of payload that is copied: 256 MB went through 4 GiB and not through 2.8."""
 
+HEAP_PER_QUEUED = 4
+"""Bytes of heap for a byte of payload that waits there until its client's queue is judged: 134 MB in messages of 2 MB,
+with a packet id that came twice, went through 600 MiB."""
+
+QUEUED_ROWS = 4_096
+"""Messages of a client that Spark holds in the heap while it judges a queue; what is beyond goes to disk
+(``spark.sql.windowExec.buffer.in.memory.threshold``)."""
+
 _TEXT = frozenset({"character varying", "text"})
 
 
@@ -195,10 +203,11 @@ def check_target(client: RedisClient, *, forecast_bytes: Mapping[str, int] | Non
     return tuple(warnings)
 
 
-def check_payloads(connection: Connection, memory: TaskMemory) -> None:
+def check_payloads(connection: Connection, memory: TaskMemory) -> int:
     """Check that Spark's tasks have the memory for the largest payloads of the source, whatever becomes of their rows.
 
     :param connection: the source, in the snapshot that is copied.
+    :returns: how many bytes of the heap they need.
     :raises RefusedError: naming sizes, the memory that carries them, and how to find the rows.
     """
     with translated_errors(connection, missing=_WRONG_SOURCE):
@@ -207,7 +216,7 @@ def check_payloads(connection: Connection, memory: TaskMemory) -> None:
     # Each of them may be in a task of its own, at the same time.
     needed_bytes = HEAP_PER_PAYLOAD * sum(sizes)
     if not sizes or needed_bytes <= memory.heap_bytes:
-        return
+        return needed_bytes
     carried_bytes = memory.heap_bytes // HEAP_PER_PAYLOAD
     together = "" if len(sizes) == 1 else f", and the {len(sizes)} that may be copied at once have {sum(sizes):,}"
     raise RefusedError(
@@ -215,6 +224,40 @@ def check_payloads(connection: Connection, memory: TaskMemory) -> None:
         f"{carried_bytes:,}. Set {memory.setting} to {memory.setting_for(needed_bytes)} (docs/migration.md, 4), or "
         f"take rows of {_MESSAGES} with octet_length(payload) > {carried_bytes // len(sizes)} out of the source"
     )
+
+
+def check_queues(connection: Connection, memory: TaskMemory, *, payloads_need_bytes: int) -> None:
+    """Check that Spark's tasks have the memory for the largest queues, whose payloads they hold while they judge them.
+
+    :param connection: the source, in the snapshot that is copied.
+    :param payloads_need_bytes: what :func:`check_payloads` has returned.
+    :raises RefusedError: naming sizes, the memory that carries them, and how to find the queues.
+    """
+    parameters = {"rows": QUEUED_ROWS, "limit": memory.tasks}
+    with translated_errors(connection, missing=_WRONG_SOURCE):
+        rows = connection.execute(statement("migration/largest_queues"), parameters).fetchall()
+    sizes = [int(size or 0) for (size,) in rows]
+    # Each of them may be in a task of its own, at the same time.
+    needed_bytes = payloads_need_bytes + HEAP_PER_QUEUED * sum(sizes)
+    if not sizes or needed_bytes <= memory.heap_bytes:
+        return
+    carried_bytes = (memory.heap_bytes - payloads_need_bytes) // HEAP_PER_QUEUED
+    together = "" if len(sizes) == 1 else f", and the {len(sizes)} that may be copied at once have {sum(sizes):,}"
+    raise RefusedError(
+        f"the largest queue of a client has {sizes[0]:,} bytes of payloads beside its largest{together}: the "
+        f"{_bytes(memory.heap_bytes)} of Spark's heap carry {carried_bytes:,}. Set {memory.setting} to "
+        f"{memory.setting_for(needed_bytes)} (docs/migration.md, 4), or take messages of the clients with the greatest "
+        f"sum(octet_length(payload)) in {_MESSAGES} out of the source"
+    )
+
+
+def check_heap(connection: Connection, memory: TaskMemory) -> None:
+    """Check that Spark's tasks have the memory for the largest payloads and the largest queues of the source.
+
+    :param connection: the source, in the snapshot that is copied.
+    :raises RefusedError: naming sizes, the memory that carries them, and how to find the rows.
+    """
+    check_queues(connection, memory, payloads_need_bytes=check_payloads(connection, memory))
 
 
 def check_values(client: RedisClient, *, largest_bytes: int) -> None:
