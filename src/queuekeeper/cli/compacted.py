@@ -28,6 +28,7 @@ from queuekeeper.cli.output import (
     table,
 )
 from queuekeeper.errors import CheckFailed, UnknownQueue, UnreadableRecord, UsageError
+from queuekeeper.service.signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -230,7 +231,7 @@ def consume(
         consumer = CompactedConsumer(
             queues, client_id, rules=rules, session=session, auto_ack=True, idle_timeout_s=None if follow else 0
         )
-        with context.until_signal(consumer.stop), consumer:
+        with stopped_by_signals(consumer.stop), consumer:
             for message in consumer:
                 sys.stdout.buffer.write(_line(message, content=show_values, as_json=as_json))
                 sys.stdout.buffer.flush()

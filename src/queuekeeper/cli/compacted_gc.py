@@ -17,6 +17,7 @@ from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import pairs, printable, record, show
 from queuekeeper.cli.run_control import say
 from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.service.signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -116,7 +117,7 @@ def _collect_again_and_again(collect: Callable[[], None], *, interval_s: float) 
             # As if it were killed, which every step allows for, but that it gives up what it holds.
             raise KeyboardInterrupt
 
-    with suppress(KeyboardInterrupt), context.until_signal(stop):
+    with suppress(KeyboardInterrupt), stopped_by_signals(stop):
         while not ended.is_set():
             begun_s = time.monotonic()
             at_work = True

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import getpass
 import os
-import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -305,17 +304,6 @@ def confirm(question: str, *, yes: bool, as_json: bool, note: Callable[[Answer],
         note(Answer(action=action, actor=person(), facts={"option": "--yes"} if yes else {}))
     if not agreed:
         raise RefusedError("not confirmed: nothing was written")
-
-
-@contextmanager
-def until_signal(stop: Callable[[], None]) -> Iterator[None]:
-    """Let SIGTERM and Ctrl-C call a function while the block runs."""
-    before = {number: signal.signal(number, lambda *_: stop()) for number in (signal.SIGTERM, signal.SIGINT)}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def rate_of(text: str, what: str) -> int | None:

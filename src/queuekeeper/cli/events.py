@@ -218,10 +218,9 @@ def dispatch(
     )
     dispatcher = Dispatcher(context.postgres_address(postgres_url), rules=rules, once=once)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
-    with context.until_signal(dispatcher.stop):
-        if not once:
-            screen(stderr=True).print("Dispatching; end it with Ctrl-C or SIGTERM.")
-        report = dispatcher.run()
+    if not once:
+        screen(stderr=True).print("Dispatching; end it with Ctrl-C or SIGTERM.")
+    report = dispatcher.run()
     show(report, as_json=as_json, pretty=lambda out: out.print(record("Dispatched", report)))
 
 

@@ -27,6 +27,7 @@ from queuekeeper.cli.output import (
     table,
 )
 from queuekeeper.errors import CheckFailed, QueuekeeperError, UnknownConsumer, UsageError
+from queuekeeper.service.signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -246,7 +247,7 @@ def consume(
     count = stale = 0
     lease_ms = duration_ms("lease", lease)
     stopped = threading.Event()
-    with _opened(redis_url, key_prefix) as queues, context.until_signal(stopped.set):
+    with _opened(redis_url, key_prefix) as queues, stopped_by_signals(stopped.set):
         while not stopped.is_set() and count != limit:
             room = batch if limit is None else min(batch, limit - count)
             claimed = queues.claim(queue, consumer=consumer, count=room, lease_ms=lease_ms)

@@ -14,6 +14,7 @@ from queuekeeper.cli import context, jobs
 from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import cell, instant, pairs, plain, record, show, table
 from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.service.signals import stopped_by_signals
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -309,7 +310,7 @@ def mirror(
         nonlocal going
         going = False
 
-    with context.until_signal(stop):
+    with stopped_by_signals(stop):
         while going:
             report = driver.mirror(chosen, dry_run=dry_run)
             words = (

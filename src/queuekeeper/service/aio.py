@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 from collections import deque
-from collections.abc import Awaitable, Callable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from typing import Any, Generic, Self, TypeVar
 
 from queuekeeper.errors import RefusedError
+from queuekeeper.service.signals import free_signals
 from queuekeeper.service.steps import END_S, Begin, Cut, Ended, Happened, Stop, Wait
 
 R = TypeVar("R")
@@ -94,11 +96,15 @@ class AsyncService(Generic[R]):
         return False
 
     async def run(self) -> R:
-        """Serve until :meth:`stop`; a cancellation ends it at once.
+        """Serve until :meth:`stop` or, in the main thread, the first SIGTERM or Ctrl-C; a cancellation ends it at once.
 
         :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
         :raises RefusedError: when the service has run before.
         """
+        with _stopped_by_signals(self.stop):
+            return await self._run()
+
+    async def _run(self) -> R:
         if self._runs:
             raise RefusedError(f"a {self._noun} runs once: make another one")
         self._runs = True
@@ -130,7 +136,7 @@ class AsyncService(Generic[R]):
         self.tell(Stop())
 
     async def __aenter__(self) -> Self:
-        self._task = asyncio.get_running_loop().create_task(self.run())
+        self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(lambda _: self._begins.set())
         await self._begins.wait()
         if self._task.done():
@@ -141,3 +147,20 @@ class AsyncService(Generic[R]):
         assert self._task is not None
         self.stop()
         await self._task
+
+
+@contextmanager
+def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+    """As :func:`~queuekeeper.service.signals.stopped_by_signals` for an event loop, which a handler must wake."""
+    loop = asyncio.get_running_loop()
+    with ExitStack() as stack:
+
+        def end() -> None:
+            stack.close()
+            stop()
+
+        for number in free_signals():
+            stack.callback(signal.signal, number, signal.getsignal(number))
+            loop.add_signal_handler(number, end)
+            stack.callback(loop.remove_signal_handler, number)
+        yield

@@ -13,6 +13,7 @@ from functools import partial
 from typing import Any, Generic, Self, TypeVar
 
 from queuekeeper.errors import RefusedError
+from queuekeeper.service.signals import stopped_by_signals
 from queuekeeper.service.steps import Begin, Cut, Ended, Happened, Stop, Wait
 
 R = TypeVar("R")
@@ -136,13 +137,14 @@ class BlockingService(Generic[R]):
         return False
 
     def run(self) -> R:
-        """Serve until :meth:`stop`.
+        """Serve until :meth:`stop`; in the main thread the first SIGTERM or Ctrl-C stops it, too.
 
         :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
         :raises RefusedError: when the service has run before.
         """
         self._take_up()
-        return self._run()
+        with stopped_by_signals(self.stop):
+            return self._run()
 
     def _take_up(self) -> None:
         with self._gate:

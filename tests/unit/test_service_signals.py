@@ -1,0 +1,103 @@
+"""A service in a process of its own ends in good order by a signal, and at once by a second one."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+
+import pytest
+
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.unit
+
+BLOCKING = """
+import signal, sys, threading
+from queuekeeper.operation import blocking
+from queuekeeper.service.blocking import BlockingService
+from queuekeeper.service.steps import Stop, Wait
+RUN = blocking
+"""
+ASYNC = """
+import asyncio, signal, sys
+from queuekeeper.operation import awaited
+from queuekeeper.service.aio import AsyncService
+from queuekeeper.service.steps import Stop, Wait
+RUN = awaited
+"""
+WORK = """
+class Work:
+    late = False
+    def run(self):
+        print("runs", flush=True)
+        told = ()
+        while not any(isinstance(one, Stop) for one in told):
+            told = (yield Wait(timeout_s=60.0)).told
+        print("stops", flush=True)
+        while {stubborn}:
+            yield Wait(timeout_s=60.0)
+
+class Service({kind}):
+    _serve = RUN(Work.run)
+    def __init__(self):
+        super().__init__(noun="worker"{threads})
+        self.operations = Work()
+"""
+RUN_BLOCKING = "Service().run(); print('ended', signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)"
+RUN_ASYNC = """
+async def main():
+    await Service().run()
+    print('ended', signal.getsignal(signal.SIGTERM) == signal.SIG_DFL)
+asyncio.run(main())
+"""
+
+
+def program(*, asynchronous: bool, stubborn: bool = False) -> str:
+    kind, threads = ("AsyncService", "") if asynchronous else ("BlockingService", ", threads=1")
+    work = WORK.format(kind=kind, threads=threads, stubborn=stubborn)
+    return (ASYNC if asynchronous else BLOCKING) + work + (RUN_ASYNC if asynchronous else RUN_BLOCKING)
+
+
+def started(code: str) -> subprocess.Popen[str]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )  # fmt: skip
+    assert process.stdout is not None
+    assert process.stdout.readline() == "runs\n"
+    return process
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asyncio"])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_first_signal_stops_a_service_in_good_order_and_handlers_are_given_back(
+    number: signal.Signals, asynchronous: bool
+) -> None:
+    with started(program(asynchronous=asynchronous)) as process:
+        process.send_signal(number)
+        said, errors = process.communicate(timeout=PATIENCE_S)
+
+    assert (process.returncode, said, errors) == (0, "stops\nended True\n", "")
+
+
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["blocking", "asyncio"])
+def test_second_signal_ends_a_process_that_takes_too_long_to_stop(asynchronous: bool) -> None:
+    with started(program(asynchronous=asynchronous, stubborn=True)) as process:
+        assert process.stdout is not None
+        process.send_signal(signal.SIGTERM)
+        assert process.stdout.readline() == "stops\n"
+        process.send_signal(signal.SIGTERM)
+        process.communicate(timeout=PATIENCE_S)
+
+    assert process.returncode == -signal.SIGTERM
+
+
+def test_program_that_handles_a_signal_itself_keeps_it() -> None:
+    own = "signal.signal(signal.SIGTERM, lambda *_: (print('mine', flush=True), sys.exit(7)))\n"
+    code = program(asynchronous=False).replace("Service().run();", own + "Service().run();")
+
+    with started(code) as process:
+        process.send_signal(signal.SIGTERM)
+        said, _ = process.communicate(timeout=PATIENCE_S)
+
+    assert (process.returncode, said) == (7, "mine\n")
