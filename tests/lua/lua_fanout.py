@@ -9,12 +9,12 @@ from typing import Any, NamedTuple
 from queuekeeper import lua
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, fanout_consumer_keys, fanout_keys
 from queuekeeper.lua import ScriptCaller
+from queuekeeper.lua.bind import Bound
+from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.redis_client import RedisClient
 
 NOW_MS = 1_800_000_000_000
 DAY_MS = 86_400_000
-INSPECTED = "options last_seen_ms leased overdue delayed dead deadline_ms due_ms oldest_dead_ms sampled only_holder"
-"""What inspect_consumer answers first, in order."""
 
 
 class Claimed(NamedTuple):
@@ -85,13 +85,16 @@ class Queue:
     def of(self, consumer: str) -> FanoutConsumerKeys:
         return fanout_consumer_keys(self.name, consumer, lanes=self.lanes(consumer))
 
-    def call(self, script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
-        return ScriptCaller(self.client).call(lua.load(f"fanout/{script}"), keys, args)
+    def run(self, call: lua.Call) -> Any:
+        return ScriptCaller(self.client).call(*call)
 
     def register(self, consumer: str, chosen: str | None = None, *, start: str = "new") -> Any:
         text = chosen or options()
-        keys = [self.keys.state, self.keys.options, self.keys.consumers, self.of(consumer).details]
-        reply = self.call("register", keys, [consumer, text, start, self.now])
+        reply = self.run(
+            scripts.register(
+                self.keys, self.of(consumer), consumer=consumer, options=text, start=start, now_ms=self.now
+            )
+        )
         self.membership = reply[1]
         self.members[consumer] = reply[3].decode()
         return reply
@@ -107,72 +110,60 @@ class Queue:
         membership: int | None = None,
     ) -> Any:
         names = [to] if to else list(self.members)
-        shared = self.keys
-        keys = [
-            shared.state,
-            shared.messages,
-            shared.references,
-            shared.expiries,
-            shared.held,
-            shared.remembered,
-            shared.deduplications,
-        ]
-        args: list[lua.Value] = [
-            self.membership if membership is None else membership,
-            to,
-            self.now,
-            len(names),
-        ]
+        keys: list[str] = []
+        values: list[lua.Value] = []
         for name in names:
             own = self.of(name)
             lanes = sorted({order_hash % len(own.ready) for order_hash in order_hashes or [0]})
             keys += [own.wake, *(own.ready[lane] for lane in lanes)]
             keys += [own.details, own.delayed] if self.members[name].split()[3] != "0" else []
-            args += [name, self.members[name]]
+            values += [name, self.members[name]]
         for position, record in enumerate(records):
             order_hash = order_hashes[position] if order_hashes else 0
             deduplication_id = deduplication_ids[position] if deduplication_ids else ""
             life_ms = ttl_ms if isinstance(ttl_ms, int) else ttl_ms[position]
-            args += [life_ms, order_hash, deduplication_id, remembered_ms, record]
-        return self.call("publish", keys, args)
+            values += [life_ms, order_hash, deduplication_id, remembered_ms, record]
+        return self.run(
+            scripts.publish(
+                self.keys,
+                consumer_keys=keys,
+                membership=self.membership if membership is None else membership,
+                to=to,
+                now_ms=self.now,
+                consumers=len(names),
+                values=values,
+            )
+        )
 
     def claim(
         self, consumer: str, token: str = "t1", *, count: int = 1, lease_ms: int = 30_000, max_stalls: int = 3
     ) -> Claim:
-        shared, own = self.keys, self.of(consumer)
-        keys = [
-            shared.state,
-            shared.options,
-            shared.consumers,
-            shared.messages,
-            shared.references,
-            shared.expiries,
-            own.leases,
-            own.delayed,
-            own.dead,
-            own.details,
-            own.wake,
-            *own.ready,
-        ]
-        reply = self.call("claim", keys, [consumer, token, lease_ms, count, max_stalls, self.now])
+        call = scripts.claim(
+            self.keys,
+            self.of(consumer),
+            consumer=consumer,
+            token=token,
+            lease_ms=lease_ms,
+            count=count,
+            max_stalls=max_stalls,
+            now_ms=self.now,
+        )
+        reply = call.script.read(self.run(call))
         messages = [
-            Claimed(int(reply[n]), reply[n + 1], reply[n + 2], reply[n + 3].split(b":", 3)[3])
-            for n in range(6, len(reply), 4)
+            Claimed(int(each.id), each.attempt, each.stalls, each.message.split(b":", 3)[3]) for each in reply.messages
         ]
         return Claim(
-            deadline_ms=int(reply[0]),
-            wait_until_ms=reply[1],
-            more=reply[2],
-            skipped=reply[3],
-            stalled=reply[4],
-            dead=reply[5],
+            deadline_ms=int(reply.deadline_ms),
+            wait_until_ms=reply.wait_until_ms,
+            more=reply.more,
+            skipped=reply.skipped,
+            stalled=reply.stalled,
+            dead=reply.dead,
             messages=messages,
         )
 
     def ack(self, consumer: str, *ids: int, token: str = "t1") -> Any:
-        shared, own = self.keys, self.of(consumer)
-        keys = [shared.state, shared.messages, shared.references, shared.expiries, own.leases, own.details, own.wake]
-        return self.call("ack", keys, [token, *ids])
+        return self.run(scripts.ack(self.keys, self.of(consumer), token=token, ids=ids))
 
     def nack(
         self,
@@ -185,59 +176,56 @@ class Queue:
         reason: str = "failed",
         position: str = "tail",
     ) -> Any:
-        shared, own = self.keys, self.of(consumer)
-        keys = [
-            shared.state,
-            shared.options,
-            shared.messages,
-            shared.expiries,
-            own.leases,
-            own.delayed,
-            own.dead,
-            own.details,
-            own.wake,
-            *own.ready,
-        ]
-        return self.call(
-            "nack", keys, [consumer, token, message_id, delay_ms, max_attempts, reason, position, self.now]
+        return self.run(
+            scripts.nack(
+                self.keys,
+                self.of(consumer),
+                consumer=consumer,
+                token=token,
+                id=message_id,
+                delay_ms=delay_ms,
+                max_attempts=max_attempts,
+                reason=reason,
+                position=position,
+                now_ms=self.now,
+            )
         )
 
     def extend(self, consumer: str, *ids: int, token: str = "t1", lease_ms: int = 30_000) -> Any:
-        own = self.of(consumer)
-        keys = [self.keys.messages, self.keys.expiries, own.leases, own.details]
-        return self.call("extend", keys, [token, lease_ms, self.now, *ids])
+        return self.run(
+            scripts.extend(self.keys, self.of(consumer), token=token, lease_ms=lease_ms, now_ms=self.now, ids=ids)
+        )
 
     def list_consumers(self) -> Any:
-        return self.call("list_consumers", [self.keys.state, self.keys.options, self.keys.consumers], [])
+        return self.run(scripts.list_consumers(self.keys))
 
     def configure(self, consumer: str, chosen: str) -> Any:
-        shared, own = self.keys, self.of(consumer)
-        keys = [shared.state, shared.options, own.leases, own.delayed, own.details, *own.ready]
-        self.membership = self.call("configure", keys, [consumer, chosen])
+        self.membership = self.run(scripts.configure(self.keys, self.of(consumer), consumer=consumer, options=chosen))
         self.members[consumer] = chosen
         return self.membership
 
     def configure_queue(self, when_nobody: str = "hold", *, max_held: int = 100, deduplication_ms: int = 60_000) -> Any:
-        return self.call("configure_queue", [self.keys.state], [when_nobody, max_held, deduplication_ms])
+        return self.run(
+            scripts.configure_queue(
+                self.keys, when_nobody=when_nobody, max_held=max_held, deduplication_ms=deduplication_ms
+            )
+        )
 
     def touch(self, consumer: str) -> Any:
-        shared = self.keys
-        return self.call("touch", [shared.state, shared.options, shared.consumers], [consumer, self.now])
+        return self.run(scripts.touch(self.keys, consumer=consumer, now_ms=self.now))
 
     def adopt(self, consumer: str, *ids: int, limit: int = 500, is_last: bool = True) -> Any:
-        shared, own = self.keys, self.of(consumer)
-        keys = [
-            shared.state,
-            shared.options,
-            shared.messages,
-            shared.references,
-            shared.expiries,
-            shared.held,
-            own.details,
-            own.wake,
-            *own.ready,
-        ]
-        return self.call("adopt", keys, [consumer, limit, int(is_last), self.now, *ids])
+        return self.run(
+            scripts.adopt(
+                self.keys,
+                self.of(consumer),
+                consumer=consumer,
+                limit=limit,
+                is_last=int(is_last),
+                now_ms=self.now,
+                ids=ids,
+            )
+        )
 
     def unregister(
         self,
@@ -248,23 +236,18 @@ class Queue:
         limit: int = 1_000,
         begun: bool = False,
     ) -> Any:
-        shared, own = self.keys, self.of(consumer)
-        keys = [
-            shared.state,
-            shared.options,
-            shared.consumers,
-            shared.messages,
-            shared.references,
-            shared.expiries,
-            own.leases,
-            own.delayed,
-            own.dead,
-            own.details,
-            own.wake,
-            *own.ready,
-        ]
-        args: list[lua.Value] = [consumer, int(force), unseen_since_ms, limit, int(begun), self.now]
-        return self.call("unregister", keys, args)
+        return self.run(
+            scripts.unregister(
+                self.keys,
+                self.of(consumer),
+                consumer=consumer,
+                force=int(force),
+                unseen_since_ms=unseen_since_ms,
+                limit=limit,
+                begun=int(begun),
+                now_ms=self.now,
+            )
+        )
 
     def refresh(self) -> None:
         """Read the membership again, as a publisher does that is told VERSION."""
@@ -277,141 +260,94 @@ class Queue:
         }
 
     def return_claimed(self, consumer: str, *ids: int, token: str = "t1") -> Any:
-        own = self.of(consumer)
-        return self.call("return_claimed", [own.leases, own.details, own.wake, *own.ready], [token, *ids])
+        return self.run(scripts.return_claimed(self.of(consumer), token=token, ids=ids))
 
     def reap(self, consumer: str, *, max_stalls: int = 3, limit: int = 1_000, lane: int = 1, offset: int = 0) -> Any:
-        shared, own = self.keys, self.of(consumer)
-        keys = [
-            shared.state,
-            shared.options,
-            shared.messages,
-            shared.references,
-            shared.expiries,
-            own.leases,
-            own.delayed,
-            own.dead,
-            own.details,
-            own.wake,
-            *own.ready,
-        ]
-        return self.call("reap", keys, [consumer, max_stalls, limit, lane, offset, self.now, "all", ""])[:6]
+        call = scripts.reap(
+            self.keys,
+            self.of(consumer),
+            consumer=consumer,
+            max_stalls=max_stalls,
+            limit=limit,
+            lane=lane,
+            offset=offset,
+            now_ms=self.now,
+            part="all",
+            behind="",
+            ids=[],
+        )
+        return self.run(call)[:6]
 
     def list_dead(self, consumer: str, *, offset: int = 0, limit: int = 100) -> Any:
-        own = self.of(consumer)
-        return self.call("list_dead", [self.keys.messages, own.dead, own.details], [offset, limit])
+        return self.run(scripts.list_dead(self.keys, self.of(consumer), offset=offset, limit=limit))
 
     def retry_dead(self, consumer: str, *ids: int) -> Any:
-        shared, own = self.keys, self.of(consumer)
-        keys = [
-            shared.state,
-            shared.options,
-            shared.messages,
-            shared.expiries,
-            own.dead,
-            own.details,
-            own.wake,
-            *own.ready,
-        ]
-        return self.call("retry_dead", keys, [consumer, self.now, *ids])
+        return self.run(scripts.retry_dead(self.keys, self.of(consumer), consumer=consumer, now_ms=self.now, ids=ids))
 
     def purge_dead(self, consumer: str, *ids: int, died_before_ms: int | str = "", limit: int = 500) -> Any:
-        shared, own = self.keys, self.of(consumer)
-        keys = [shared.state, shared.messages, shared.references, shared.expiries, own.dead, own.details]
-        return self.call("purge_dead", keys, [died_before_ms, limit, 0, *ids])
+        return self.run(
+            scripts.purge_dead(
+                self.keys, self.of(consumer), died_before_ms=died_before_ms, limit=limit, behind=0, ids=ids
+            )
+        )
 
     def expire(self, *, limit: int = 1_000, held_at: int = 0) -> Any:
-        shared = self.keys
-        keys = [
-            shared.state,
-            shared.messages,
-            shared.references,
-            shared.expiries,
-            shared.held,
-            shared.remembered,
-            shared.deduplications,
-        ]
-        return self.call("expire", keys, [limit, held_at, self.now, 0])[:3]
+        return self.run(scripts.expire(self.keys, limit=limit, held_at=held_at, now_ms=self.now, behind=0))[:3]
 
     def purge(self, consumer: str, *, limit: int = 1_000) -> Any:
-        shared, own = self.keys, self.of(consumer)
-        keys = [
-            shared.state,
-            shared.messages,
-            shared.references,
-            shared.expiries,
-            own.delayed,
-            own.details,
-            *own.ready,
-        ]
-        return self.call("purge", keys, [limit])
+        return self.run(scripts.purge(self.keys, self.of(consumer), limit=limit))
 
     def purge_held(self, *, limit: int = 1_000) -> Any:
-        shared = self.keys
-        keys = [shared.state, shared.messages, shared.references, shared.expiries, shared.held]
-        return self.call("purge_held", keys, [limit])
+        return self.run(scripts.purge_held(self.keys, limit=limit))
 
     def pause(self, consumer: str = "") -> Any:
-        shared = self.keys
-        noted = self.of(consumer).details if consumer else shared.state
-        return self.call("pause", [shared.state, shared.options, noted], [consumer])
+        noted = self.of(consumer).details if consumer else self.keys.state
+        return self.run(scripts.pause(self.keys, paused=noted, consumer=consumer))
 
     def resume(self, consumer: str = "") -> Any:
-        shared = self.keys
-        noted = self.of(consumer).details if consumer else shared.state
+        noted = self.of(consumer).details if consumer else self.keys.state
         wakes = [self.of(name).wake for name in ([consumer] if consumer else self.members)]
-        return self.call("resume", [shared.state, shared.options, noted, *wakes], [consumer])
+        return self.run(scripts.resume(self.keys, paused=noted, wakes=wakes, consumer=consumer))
 
     def peek(self, consumer: str, *, lane: int = 0, offset: int = 0, limit: int = 100) -> Any:
         own = self.of(consumer)
-        return self.call("peek", [self.keys.messages, own.details, own.ready[lane]], [offset, limit])
+        return self.run(scripts.peek(self.keys, own, ready=own.ready[lane], offset=offset, limit=limit))
 
     def inspect(self) -> Any:
-        shared = self.keys
-        return self.call(
-            "inspect",
-            [shared.state, shared.messages, shared.references, shared.expiries, shared.held, shared.remembered],
-            [],
-        )
+        return self.run(scripts.inspect(self.keys))
 
     def inspect_consumer(self, consumer: str, *, sample: int = 100) -> dict[str, Any]:
-        shared, own = self.keys, self.of(consumer)
-        keys = [
-            shared.state,
-            shared.options,
-            shared.consumers,
-            shared.messages,
-            shared.references,
-            own.leases,
-            own.delayed,
-            own.dead,
-            own.details,
-            *own.ready,
-        ]
-        reply = self.call("inspect_consumer", keys, [consumer, sample, self.now])
-        names = INSPECTED.split()
-        found = dict(zip(names, reply, strict=False))
-        found["fields"] = dict(zip(reply[11][::2], reply[11][1::2], strict=True))
-        found["lanes"] = [tuple(reply[12][n : n + 3]) for n in range(0, len(reply[12]), 3)]
+        call = scripts.inspect_consumer(self.keys, self.of(consumer), consumer=consumer, sample=sample, now_ms=self.now)
+        found: dict[str, Any] = call.script.read(self.run(call))._asdict()
+        found["fields"] = dict(zip(found["fields"][::2], found["fields"][1::2], strict=True))
+        found["lanes"] = [tuple(found["lanes"][n : n + 3]) for n in range(0, len(found["lanes"]), 3)]
         return found
 
     def list_ids(self, key: str, *, cursor: int = 0, limit: int = 1_000) -> Any:
-        return self.call("list_ids", [key], [cursor, limit, 0])
+        return self.run(scripts.list_ids(holder=key, cursor=cursor, limit=limit, with_values=0))
 
-    def _of_all(self) -> tuple[list[str], list[lua.Value]]:
-        shared = self.keys
-        keys = [shared.state, shared.messages, shared.references, shared.expiries, shared.held]
-        args: list[lua.Value] = [self.membership, self.now, len(self.members)]
+    def _of_all(self, script: Bound, values: Sequence[lua.Value]) -> Any:
+        """Run what takes the keys of all consumers."""
+        keys: list[str] = []
+        lanes: list[lua.Value] = []
         for name, text in self.members.items():
             own = self.of(name)
             keys += [own.leases, own.delayed, own.dead, own.details, *own.ready]
-            args.append(0 if text.startswith("fifo") else self.lanes(name))
-        return keys, args
+            lanes.append(0 if text.startswith("fifo") else self.lanes(name))
+        return self.run(
+            script(
+                self.keys,
+                consumer_keys=keys,
+                membership=self.membership,
+                now_ms=self.now,
+                consumers=len(lanes),
+                values=[*lanes, *values],
+            )
+        )
 
     def verify(self, *ids: int) -> dict[int, tuple[int, int, int, str]]:
         """Return by id: whether there is a message, the count, whether there is an expiry, and the places."""
-        keys, args = self._of_all()
-        reply = self.call("verify", keys, [*args, *ids])
+        reply = self._of_all(scripts.verify, ids)
         return {
             int(reply[n]): (reply[n + 1], reply[n + 2], int(float(reply[n + 3]) >= 0), reply[n + 4].decode())
             for n in range(0, len(reply), 5)
@@ -423,8 +359,7 @@ class Queue:
         :param elsewhere: consumers that are not named and have them; a hyphen leaves count and message alone.
         :param told: the count by which they were told; empty when nobody is left out.
         """
-        keys, args = self._of_all()
-        return self.call("repair", keys, [*args, *(value for one in ids for value in (one, elsewhere, told))])
+        return self._of_all(scripts.repair, [value for one in ids for value in (one, elsewhere, told)])
 
     def at(self, now: int) -> Queue:
         """Return the same queue at another instant."""

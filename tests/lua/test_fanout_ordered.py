@@ -6,6 +6,7 @@ import pytest
 from lua_fanout import NOW_MS, Queue, options
 
 from queuekeeper.errors import UsageError
+from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.redis_client import RedisClient
 
 pytestmark = pytest.mark.lua
@@ -182,12 +183,7 @@ def test_lanes_and_mode_change_only_while_nothing_waits(queue: Queue) -> None:
         queue.ack("o", message_id)
 
     chosen = options("ordered", lanes=4)
-    own = queue.of("o")
-    queue.call(
-        "configure",
-        [queue.keys.state, queue.keys.options, own.leases, own.delayed, own.details, *own.ready],
-        ["o", chosen],
-    )
+    queue.run(scripts.configure(queue.keys, queue.of("o"), consumer="o", options=chosen))
     queue.refresh()
     queue.publish("5", "6", order_hashes=[1, 2])
     assert queue.claim("o", count=4).ids == [5, 6]
@@ -203,10 +199,6 @@ def test_options_that_break_a_rule_are_refused(single: RedisClient, text: str) -
     queue = Queue(client=single)
 
     with pytest.raises(UsageError, match="options do not read"):
-        queue.call(
-            "register",
-            [queue.keys.state, queue.keys.options, queue.keys.consumers, queue.of("a").details],
-            ["a", text, "new", ""],
-        )
+        queue.run(scripts.register(queue.keys, queue.of("a"), consumer="a", options=text, start="new", now_ms=""))
 
     assert single.exists(queue.keys.state) == 0

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -341,18 +341,18 @@ class RecordingQueue(Queue):
 
     called: set[str]
 
-    def call(self, script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
-        self.called.add(f"fanout/{script}")
-        return super().call(script, keys, args)
+    def run(self, call: lua.Call) -> Any:
+        self.called.add(call.script.name)
+        return super().run(call)
 
 
 class LimitedQueue(RecordingQueue):
     """A queue whose every call is made by a user that may touch the declared keys only."""
 
-    def call(self, script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
-        self.called.add(f"fanout/{script}")
-        with limited(self.client, [str(key) for key in keys]) as user:
-            return ScriptCaller(user).call(lua.load(f"fanout/{script}"), keys, args)
+    def run(self, call: lua.Call) -> Any:
+        self.called.add(call.script.name)
+        with limited(self.client, [str(key) for key in call.keys]) as user:
+            return ScriptCaller(user).call(*call)
 
 
 def call_every_script(queue: RecordingQueue) -> None:

@@ -13,7 +13,7 @@ from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Generator, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from queuekeeper import lua
@@ -74,6 +74,8 @@ from queuekeeper.fanout.model import (
 from queuekeeper.fanout.records import read_record, write_record
 from queuekeeper.fanout.store import DEFAULT_FINDINGS, DEFAULT_LEASE_MS
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, check_prefix, fanout_consumer_keys, fanout_keys
+from queuekeeper.lua.bind import Bound
+from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.operation import Operation, errors_name
 
 MESSAGES_PER_CALL = 100
@@ -104,9 +106,6 @@ MAX_WAIT_S = 86_400.0
 MAX_ID = 2**53 - 1
 LEAVING = "leaving"
 """Mode of a consumer that is being removed."""
-
-CONSUMER_FIELDS = 11
-"""Where the script that describes a consumer names its fields."""
 
 UNREADABLE = "unreadable"
 """Reason of a dead letter whose record nobody can read."""
@@ -236,6 +235,9 @@ class FanoutOperations:
         self._counts_only = counts_only
         self._memberships: OrderedDict[str, _Membership] = OrderedDict()
         self._lock = threading.Lock()
+        # To put the names together takes as long as all else that a call of one message does here.
+        self._keys_of = lru_cache(maxsize=RECENT_QUEUES)(partial(fanout_keys, prefix=self._prefix))
+        self._own_keys_of = lru_cache(maxsize=RECENT_QUEUES)(partial(fanout_consumer_keys, prefix=self._prefix))
 
     # Who is registered.
 
@@ -247,27 +249,25 @@ class FanoutOperations:
         check_consumer(consumer)
         check_choice("start", start, Start)
         chosen = options or ConsumerOptions()
-        details = fanout_consumer_keys(queue, consumer, prefix=self._prefix).details
-        created, version, _, text, adopting = yield from _ask(
-            "register",
-            [keys.state, keys.options, keys.consumers, details],
-            [consumer, _written(chosen), start, self._now()],
+        own = fanout_consumer_keys(queue, consumer, prefix=self._prefix)
+        reply = yield from _ask(
+            scripts.register(keys, own, consumer=consumer, options=_written(chosen), start=start, now_ms=self._now())
         )
         self._forget(queue)
-        adopted = (yield from self._adopt(queue, consumer, adopting.decode())) if adopting else 0
+        adopted = (yield from self._adopt(queue, consumer, reply.adopting.decode())) if reply.adopting else 0
         return Registration(
             queue=queue,
             consumer=consumer,
-            created=bool(created),
-            options=_read_options(text) or chosen,
+            created=bool(reply.created),
+            options=_read_options(reply.options) or chosen,
             adopted=adopted,
-            version=version,
+            version=reply.membership,
         )
 
     def adopt(self, queue: str, *, consumer: str) -> Operation[int]:
         """See ``store.FanoutStore.adopt``."""
         reply = yield from self._consumer_facts(queue, consumer, sample=0)
-        fields: list[bytes] = reply[CONSUMER_FIELDS]
+        fields: list[bytes] = reply.fields
         adopting = fields[fields.index(b"adopting") + 1]
         return (yield from self._adopt(queue, consumer, adopting.decode())) if adopting else 0
 
@@ -284,36 +284,28 @@ class FanoutOperations:
             ids = sorted({message_id for message_id in counts if message_id < int(below)}, reverse=True)
         adopted = at = 0
         more = 1
+
+        def call(keys: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
+            return scripts.adopt(
+                keys,
+                own,
+                consumer=consumer,
+                limit=IDS_PER_CALL,
+                is_last=int(at >= len(ids)),
+                now_ms=self._now(),
+                ids=page,
+            )
+
         while more:
             page = ids[at : at + IDS_PER_CALL]
             at += IDS_PER_CALL
-            adopted_now, more = yield from self._ask_with_lanes(
-                queue, consumer, partial(self._adopt_call, consumer, page, is_last=at >= len(ids))
-            )
-            adopted += adopted_now
+            reply = yield from self._ask_with_lanes(queue, consumer, call)
+            adopted += reply.adopted
+            more = reply.more
             if self._counts_only and start != Start.RETAINED:
                 # What is held has not become less.
                 break
         return adopted
-
-    def _adopt_call(
-        self, consumer: str, page: Sequence[int], keys: FanoutKeys, own: FanoutConsumerKeys, *, is_last: bool
-    ) -> lua.Call:
-        return _call(
-            "adopt",
-            [
-                keys.state,
-                keys.options,
-                keys.messages,
-                keys.references,
-                keys.expiries,
-                keys.held,
-                own.details,
-                own.wake,
-                *own.ready,
-            ],
-            [consumer, IDS_PER_CALL, int(is_last), self._now(), *page],
-        )
 
     def configure(
         self, queue: str, *, consumer: str | None = None, options: ConsumerOptions | QueueOptions
@@ -323,28 +315,25 @@ class FanoutOperations:
             raise UsageError("a consumer takes ConsumerOptions, and the queue itself QueueOptions")
         if isinstance(options, QueueOptions):
             yield from _ask(
-                "configure_queue",
-                [self._keys(queue).state],
-                [options.when_nobody, options.max_held, options.deduplication_ms],
+                scripts.configure_queue(
+                    self._keys(queue),
+                    when_nobody=options.when_nobody,
+                    max_held=options.max_held,
+                    deduplication_ms=options.deduplication_ms,
+                )
             )
             return
         assert consumer is not None
         text = _written(options)
         yield from self._ask_with_lanes(
-            queue,
-            consumer,
-            lambda keys, own: _call(
-                "configure",
-                [keys.state, keys.options, own.leases, own.delayed, own.details, *own.ready],
-                [consumer, text],
-            ),
+            queue, consumer, lambda keys, own: scripts.configure(keys, own, consumer=consumer, options=text)
         )
         self._forget(queue)
 
     def touch(self, queue: str, *, consumer: str) -> Operation[int]:
         """See ``store.FanoutStore.touch``."""
         keys, _ = self._own_keys(queue, consumer)
-        seen_ms: int = yield from _ask("touch", [keys.state, keys.options, keys.consumers], [consumer, self._now()])
+        seen_ms: int = yield from _ask(scripts.touch(keys, consumer=consumer, now_ms=self._now()))
         return seen_ms
 
     def unregister(
@@ -397,46 +386,37 @@ class FanoutOperations:
         unseen_since_ms: int | None = None,
     ) -> Steps[UnregisterReport | None]:
         """Remove a consumer; none when it was seen since."""
-        args: list[lua.Value] = [consumer, int(force), "" if unseen_since_ms is None else unseen_since_ms, IDS_PER_CALL]
         released = freed = pages = 0
         more = 1
+
+        def call(keys: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
+            return scripts.unregister(
+                keys,
+                own,
+                consumer=consumer,
+                force=int(force),
+                unseen_since_ms="" if unseen_since_ms is None else unseen_since_ms,
+                limit=IDS_PER_CALL,
+                # Between pages others may finish the removal, and a new consumer of the name register: that one stays.
+                begun=int(begun or pages > 0),
+                now_ms=self._now(),
+            )
+
         while more:
-            # Between pages others may finish the removal, and another consumer of the name register: that one stays.
-            call = partial(self._unregister_call, [*args, int(begun or pages > 0)])
             try:
                 reply = yield from self._ask_with_lanes(queue, consumer, call)
             except UnknownConsumer:
                 if not pages:
                     raise
                 break
-            if reply[0] == b"seen":
+            if reply.word == "seen":
                 return None
-            released += reply[0]
-            freed += reply[1]
-            more = 0 if self._counts_only else reply[2]
+            released += reply.released
+            freed += reply.freed
+            more = 0 if self._counts_only else reply.more
             pages += 1
         self._forget(queue)
         return UnregisterReport(queue=queue, consumer=consumer, released=released, freed=freed, dry_run=False)
-
-    def _unregister_call(self, args: Sequence[lua.Value], keys: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
-        return _call(
-            "unregister",
-            [
-                keys.state,
-                keys.options,
-                keys.consumers,
-                keys.messages,
-                keys.references,
-                keys.expiries,
-                own.leases,
-                own.delayed,
-                own.dead,
-                own.details,
-                own.wake,
-                *own.ready,
-            ],
-            [*args, self._now()],
-        )
 
     # Messages.
 
@@ -497,38 +477,33 @@ class FanoutOperations:
                 )
             count, consumer_keys = 1, _publish_keys(member, order_hashes)
             consumer_args = [to, _written(member.options)]
-        args: list[lua.Value] = [membership.number, to or "", self._now(), count, *consumer_args]
+        values: list[lua.Value] = [*consumer_args]
         for message, order_hash, record in zip(messages, order_hashes, records, strict=True):
             remembered_ms = "" if message.deduplication_ms is None else message.deduplication_ms
-            args += (message.ttl_ms, order_hash, message.deduplication_id or "", remembered_ms, record)
-        dropped, *published = yield from _ask(
-            "publish",
-            [
-                keys.state,
-                keys.messages,
-                keys.references,
-                keys.expiries,
-                keys.held,
-                keys.remembered,
-                keys.deduplications,
-                *consumer_keys,
-            ],
-            args,
-        )
-        reports = []
-        for position in range(0, len(published), 3):
-            message_id, consumers, is_duplicate = published[position : position + 3]
-            reports.append(
-                PublishReport(
-                    id=int(message_id),
-                    consumers=consumers,
-                    held=consumers == 0,
-                    duplicate=bool(is_duplicate),
-                    # What a call has dropped is said of its last message.
-                    dropped=dropped if position == len(published) - 3 else 0,
-                )
+            values += (message.ttl_ms, order_hash, message.deduplication_id or "", remembered_ms, record)
+        reply = yield from _ask(
+            scripts.publish(
+                keys,
+                consumer_keys=consumer_keys,
+                membership=membership.number,
+                to=to or "",
+                now_ms=self._now(),
+                consumers=count,
+                values=values,
             )
-        return reports
+        )
+        last = len(reply.messages) - 1
+        return [
+            PublishReport(
+                id=int(published.id),
+                consumers=published.consumers,
+                held=published.consumers == 0,
+                duplicate=bool(published.is_duplicate),
+                # What a call has dropped is said of its last message.
+                dropped=reply.dropped if position == last else 0,
+            )
+            for position, published in enumerate(reply.messages)
+        ]
 
     def claim(
         self,
@@ -544,31 +519,23 @@ class FanoutOperations:
         check_integer("lease_ms", lease_ms, 1, MAX_MS)
         check_integer("max_stalls", max_stalls, 0, MAX_STALLS)
         token = self._new_token()
-        deadline_ms, wait_until_ms, more, skipped, stalled, dead, *claimed = yield from self._ask_with_lanes(
+        reply = yield from self._ask_with_lanes(
             queue,
             consumer,
-            lambda keys, own: _call(
-                "claim",
-                [
-                    keys.state,
-                    keys.options,
-                    keys.consumers,
-                    keys.messages,
-                    keys.references,
-                    keys.expiries,
-                    own.leases,
-                    own.delayed,
-                    own.dead,
-                    own.details,
-                    own.wake,
-                    *own.ready,
-                ],
-                [consumer, token, lease_ms, count, max_stalls, self._now()],
+            lambda keys, own: scripts.claim(
+                keys,
+                own,
+                consumer=consumer,
+                token=token,
+                lease_ms=lease_ms,
+                count=count,
+                max_stalls=max_stalls,
+                now_ms=self._now(),
             ),
         )
+        dead = reply.dead
         messages = []
-        for position in range(0, len(claimed), 4):
-            raw_id, attempt, stalls, raw = claimed[position : position + 4]
+        for raw_id, attempt, stalls, raw in reply.messages:
             message = _message(queue, consumer, int(raw_id), raw, attempt=attempt, stalls=stalls)
             if message is not None:
                 messages.append(message)
@@ -583,11 +550,11 @@ class FanoutOperations:
         return Claimed(
             messages=tuple(messages),
             token=token,
-            deadline_ms=int(deadline_ms),
-            wait_until_ms=wait_until_ms or None,
-            more=bool(more),
-            skipped=skipped,
-            stalled=stalled,
+            deadline_ms=int(reply.deadline_ms),
+            wait_until_ms=reply.wait_until_ms or None,
+            more=bool(reply.more),
+            skipped=reply.skipped,
+            stalled=reply.stalled,
             dead=dead,
         )
 
@@ -596,14 +563,10 @@ class FanoutOperations:
         keys, own = self._own_keys(queue, consumer)
         acked = freed = stale = 0
         for part in _parts(ids):
-            acked_now, freed_now, *stale_now = yield from _ask(
-                "ack",
-                [keys.state, keys.messages, keys.references, keys.expiries, own.leases, own.details, own.wake],
-                [token, *part],
-            )
-            acked += acked_now
-            freed += freed_now
-            stale += len(stale_now)
+            reply = yield from _ask(scripts.ack(keys, own, token=token, ids=part))
+            acked += reply.acked
+            freed += reply.freed
+            stale += len(reply.stale)
         return AckReport(acked=acked, stale=stale, freed=freed)
 
     def nack(
@@ -621,38 +584,25 @@ class FanoutOperations:
         check_integer("delay_ms", delay_ms, 0, MAX_MS)
         if max_attempts is not None:
             check_integer("max_attempts", max_attempts, 1, 2**31 - 1)
-        word, *rest = yield from self._ask_with_lanes(
+        reply = yield from self._ask_with_lanes(
             queue,
             consumer,
-            lambda keys, own: _call(
-                "nack",
-                [
-                    keys.state,
-                    keys.options,
-                    keys.messages,
-                    keys.expiries,
-                    own.leases,
-                    own.delayed,
-                    own.dead,
-                    own.details,
-                    own.wake,
-                    *own.ready,
-                ],
-                [
-                    consumer,
-                    token,
-                    message_id,
-                    delay_ms,
-                    max_attempts or "",
-                    _cut(reason),
-                    "tail",
-                    self._now(),
-                ],
+            lambda keys, own: scripts.nack(
+                keys,
+                own,
+                consumer=consumer,
+                token=token,
+                id=message_id,
+                delay_ms=delay_ms,
+                max_attempts=max_attempts or "",
+                reason=_cut(reason),
+                position="tail",
+                now_ms=self._now(),
             ),
         )
-        if word == b"retried":
-            return NackReport(outcome=Outcome.RETRY, due_ms=int(rest[0]))
-        return NackReport(outcome=Outcome.DEAD if word == b"dead" else Outcome.STALE)
+        if reply.word == "retried":
+            return NackReport(outcome=Outcome.RETRY, due_ms=int(reply.due_ms))
+        return NackReport(outcome=Outcome.DEAD if reply.word == "dead" else Outcome.STALE)
 
     def extend(
         self, queue: str, *, consumer: str, token: str, ids: Sequence[int], lease_ms: int = DEFAULT_LEASE_MS
@@ -663,23 +613,25 @@ class FanoutOperations:
         deadline_ms = 0
         stale: list[int] = []
         for part in _parts(ids):
-            deadline, *stale_now = yield from _ask(
-                "extend", [keys.messages, keys.expiries, own.leases, own.details], [token, lease_ms, self._now(), *part]
+            reply = yield from _ask(
+                scripts.extend(keys, own, token=token, lease_ms=lease_ms, now_ms=self._now(), ids=part)
             )
-            deadline_ms = int(deadline)
-            stale += map(int, stale_now)
+            deadline_ms = int(reply.deadline_ms)
+            stale += map(int, reply.stale)
         return ExtendReport(deadline_ms=deadline_ms, stale=tuple(stale))
 
     def return_claimed(self, queue: str, *, consumer: str, token: str, ids: Sequence[int]) -> Operation[ReturnReport]:
         """See ``store.FanoutStore.return_claimed``."""
         returned = stale = 0
+
+        def call(part: Sequence[int], _: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
+            return scripts.return_claimed(own, token=token, ids=part)
+
         # The first ones last, since each part goes to the head.
         for part in reversed(_parts(sorted(ids))):
-            returned_now, *stale_now = yield from self._ask_with_lanes(
-                queue, consumer, partial(_return_call, token, part)
-            )
-            returned += returned_now
-            stale += len(stale_now)
+            reply = yield from self._ask_with_lanes(queue, consumer, partial(call, part))
+            returned += reply.returned
+            stale += len(reply.stale)
         return ReturnReport(returned=returned, stale=stale)
 
     def reap(self, queue: str, *, consumer: str, max_stalls: int = DEFAULT_MAX_STALLS) -> Operation[ReapReport]:
@@ -704,49 +656,33 @@ class FanoutOperations:
         requeued = dead = skipped = unseen = offset = behind = 0
         revived: list[int] = []
         more = lane = 1
-        while more:
-            call = partial(
-                self._reap_call,
-                consumer,
-                [max_stalls, IDS_PER_CALL, lane, offset],
-                [part, behind if self._counts_only else "", *lives_on],
-            )
-            reply = yield from self._ask_with_lanes(queue, consumer, call)
-            requeued_now, dead_now, skipped_now, more, lane, offset, here, unseen_now, *revived_now = reply
-            requeued += requeued_now
-            dead += dead_now
-            skipped += skipped_now
-            unseen += unseen_now
-            revived += map(int, revived_now)
-            behind += IDS_PER_CALL
-            offset += here if self._counts_only else 0
-        return ReapReport(requeued=requeued, dead=dead, skipped=skipped, gone_in_line=unseen, revived=tuple(revived))
 
-    def _reap_call(
-        self,
-        consumer: str,
-        args: Sequence[lua.Value],
-        more_args: Sequence[lua.Value],
-        keys: FanoutKeys,
-        own: FanoutConsumerKeys,
-    ) -> lua.Call:
-        return _call(
-            "reap",
-            [
-                keys.state,
-                keys.options,
-                keys.messages,
-                keys.references,
-                keys.expiries,
-                own.leases,
-                own.delayed,
-                own.dead,
-                own.details,
-                own.wake,
-                *own.ready,
-            ],
-            [consumer, *args, self._now(), *more_args],
-        )
+        def call(keys: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
+            return scripts.reap(
+                keys,
+                own,
+                consumer=consumer,
+                max_stalls=max_stalls,
+                limit=IDS_PER_CALL,
+                lane=lane,
+                offset=offset,
+                now_ms=self._now(),
+                part=part,
+                behind=behind if self._counts_only else "",
+                ids=lives_on,
+            )
+
+        while more:
+            reply = yield from self._ask_with_lanes(queue, consumer, call)
+            requeued += reply.requeued
+            dead += reply.dead
+            skipped += reply.skipped
+            unseen += reply.unseen
+            revived += map(int, reply.revived)
+            more, lane, offset = reply.more, reply.lane, reply.offset
+            behind += IDS_PER_CALL
+            offset += reply.here if self._counts_only else 0
+        return ReapReport(requeued=requeued, dead=dead, skipped=skipped, gone_in_line=unseen, revived=tuple(revived))
 
     # Dead letters.
 
@@ -757,24 +693,25 @@ class FanoutOperations:
         _check_page(offset, limit)
         keys, own = self._own_keys(queue, consumer)
         yield from self._member(queue, consumer)
-        total, *found = yield from _ask("list_dead", [keys.messages, own.dead, own.details], [offset, limit])
-        letters = []
-        for raw_id, died_ms, attempts, stalls, reason, raw in _rows(found, 6):
-            if not raw_id.isdigit():
-                # Whatever others put there is no letter.
-                continue
-            letters.append(
-                DeadLetter(
-                    id=int(raw_id),
-                    died_ms=int(died_ms),
-                    reason=reason.decode("utf-8", "replace"),
-                    attempts=attempts,
-                    stalls=stalls,
-                    message=_message(queue, consumer, int(raw_id), raw, attempt=attempts, stalls=stalls),
-                )
+        reply = yield from _ask(scripts.list_dead(keys, own, offset=offset, limit=limit))
+        letters = tuple(
+            DeadLetter(
+                id=int(letter.id),
+                died_ms=int(letter.died_ms),
+                reason=letter.reason.decode("utf-8", "replace"),
+                attempts=letter.attempts,
+                stalls=letter.stalls,
+                message=_message(
+                    queue, consumer, int(letter.id), letter.message, attempt=letter.attempts, stalls=letter.stalls
+                ),
             )
-        reached = offset + len(found) // 6
-        return DeadPage(letters=tuple(letters), total=total, next_offset=reached if found and reached < total else None)
+            for letter in reply.letters
+            # Whatever others put there is no letter.
+            if letter.id.isdigit()
+        )
+        reached = offset + len(reply.letters)
+        goes_on = reply.letters and reached < reply.total
+        return DeadPage(letters=letters, total=reply.total, next_offset=reached if goes_on else None)
 
     def retry_dead(self, queue: str, *, consumer: str, ids: Sequence[int] | None = None) -> Operation[RetryReport]:
         """See ``store.FanoutStore.retry_dead``."""
@@ -785,20 +722,15 @@ class FanoutOperations:
             # Each part goes to the head.
             parts.reverse()
         retried = missing = 0
-        for part in parts:
-            retried_now, *missing_now = yield from self._ask_with_lanes(
-                queue, consumer, partial(self._retry_call, consumer, part)
-            )
-            retried += retried_now
-            missing += len(missing_now)
-        return RetryReport(retried=retried, missing=missing)
 
-    def _retry_call(self, consumer: str, part: Sequence[int], keys: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
-        return _call(
-            "retry_dead",
-            [keys.state, keys.options, keys.messages, keys.expiries, own.dead, own.details, own.wake, *own.ready],
-            [consumer, self._now(), *part],
-        )
+        def call(part: Sequence[int], keys: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
+            return scripts.retry_dead(keys, own, consumer=consumer, now_ms=self._now(), ids=part)
+
+        for part in parts:
+            reply = yield from self._ask_with_lanes(queue, consumer, partial(call, part))
+            retried += reply.retried
+            missing += len(reply.missing)
+        return RetryReport(retried=retried, missing=missing)
 
     def purge_dead(
         self, queue: str, *, consumer: str, ids: Sequence[int] | None = None, dry_run: bool = False
@@ -826,14 +758,20 @@ class FanoutOperations:
         released = freed = behind = 0
         more = 1
         while more:
-            released_now, freed_now, more = yield from _ask(
-                "purge_dead",
-                [keys.state, keys.messages, keys.references, keys.expiries, own.dead, own.details],
-                ["" if died_before_ms is None else died_before_ms, IDS_PER_CALL, behind, *ids],
+            reply = yield from _ask(
+                scripts.purge_dead(
+                    keys,
+                    own,
+                    died_before_ms="" if died_before_ms is None else died_before_ms,
+                    limit=IDS_PER_CALL,
+                    behind=behind,
+                    ids=ids,
+                )
             )
-            released += released_now
-            freed += freed_now
-            behind += released_now if self._counts_only else 0
+            released += reply.purged
+            freed += reply.freed
+            more = reply.more
+            behind += reply.purged if self._counts_only else 0
         return PurgeReport(released=released, freed=freed)
 
     # Upkeep.
@@ -860,22 +798,13 @@ class FanoutOperations:
         expired = held_at = behind = 0
         more = 1
         while more:
-            expired_now, more, held_at, here = yield from _ask(
-                "expire",
-                [
-                    keys.state,
-                    keys.messages,
-                    keys.references,
-                    keys.expiries,
-                    keys.held,
-                    keys.remembered,
-                    keys.deduplications,
-                ],
-                [IDS_PER_CALL, held_at, self._now(), behind],
+            reply = yield from _ask(
+                scripts.expire(keys, limit=IDS_PER_CALL, held_at=held_at, now_ms=self._now(), behind=behind)
             )
-            expired += expired_now
+            expired += reply.expired
+            more, held_at = reply.more, reply.held_at
             if self._counts_only:
-                held_at += here
+                held_at += reply.here
                 behind += IDS_PER_CALL
         return expired
 
@@ -893,27 +822,13 @@ class FanoutOperations:
                 view = yield from self._consumer_view(queue, name, sample=0)
                 released += view.ready + view.delayed
                 continue
-            own = member.keys
-            report = yield from _drained(
-                "purge",
-                [
-                    keys.state,
-                    keys.messages,
-                    keys.references,
-                    keys.expiries,
-                    own.delayed,
-                    own.details,
-                    *own.ready,
-                ],
-            )
+            report = yield from _drained(scripts.purge(keys, member.keys, limit=IDS_PER_CALL))
             released += report.released
             freed += report.freed or 0
         if consumer is None and dry_run:
             released += (yield from self._queue_facts(queue)).held
         elif consumer is None:
-            report = yield from _drained(
-                "purge_held", [keys.state, keys.messages, keys.references, keys.expiries, keys.held]
-            )
+            report = yield from _drained(scripts.purge_held(keys, limit=IDS_PER_CALL))
             released += report.released
             freed += report.freed or 0
         return PurgeReport(released=released, freed=None if dry_run else freed, dry_run=dry_run)
@@ -921,7 +836,7 @@ class FanoutOperations:
     def pause(self, queue: str, *, consumer: str | None = None) -> Operation[bool]:
         """See ``store.FanoutStore.pause``."""
         keys, paused = self._pausable(queue, consumer)
-        return bool((yield from _ask("pause", [keys.state, keys.options, paused], [consumer or ""])))
+        return bool((yield from _ask(scripts.pause(keys, paused=paused, consumer=consumer or ""))))
 
     def resume(self, queue: str, *, consumer: str | None = None) -> Operation[bool]:
         """See ``store.FanoutStore.resume``."""
@@ -931,7 +846,7 @@ class FanoutOperations:
             wakes = [member.keys.wake for member in membership.members.values()]
         else:
             wakes = [self._own_keys(queue, consumer)[1].wake]
-        return bool((yield from _ask("resume", [keys.state, keys.options, paused, *wakes], [consumer or ""])))
+        return bool((yield from _ask(scripts.resume(keys, paused=paused, wakes=wakes, consumer=consumer or ""))))
 
     def _pausable(self, queue: str, consumer: str | None) -> tuple[FanoutKeys, str]:
         """Return the keys of a queue, and the one that notes a pause."""
@@ -960,11 +875,11 @@ class FanoutOperations:
         member = yield from self._member(queue, consumer)
         own = member.keys
         check_integer("lane", lane, 0, len(own.ready) - 1)
-        found = yield from _ask("peek", [keys.messages, own.details, own.ready[lane]], [offset, limit])
+        reply = yield from _ask(scripts.peek(keys, own, ready=own.ready[lane], offset=offset, limit=limit))
         messages = (
-            _message(queue, consumer, int(raw_id), raw, attempt=attempts, stalls=stalls)
-            for raw_id, attempts, stalls, raw in _rows(found, 4)
-            if raw_id.isdigit()
+            _message(queue, consumer, int(found.id), found.message, attempt=found.attempts, stalls=found.stalls)
+            for found in reply.messages
+            if found.id.isdigit()
         )
         return tuple(message for message in messages if message is not None)
 
@@ -1086,11 +1001,11 @@ class FanoutOperations:
             membership = yield from self._membership(queue, fresh=bool(tries))
             groups = _groups(membership, walk)
             wanted = list(ids)
-            answers: list[dict[int, Sequence[Any]]] = []
+            answers: list[dict[int, Any]] = []
             try:
                 for group in groups:
-                    rows = yield from self._ask_group(queue, "verify", membership, group, wanted)
-                    answers.append({int(row[0]): row for row in _rows(rows, 5)})
+                    reply = yield from self._ask_group(queue, scripts.verify, membership, group, wanted)
+                    answers.append({int(row.id): row for row in reply.rows})
                     # There may be fewer than were asked about.
                     wanted = wanted[: len(answers[-1])]
             except MembershipChanged:
@@ -1108,20 +1023,23 @@ class FanoutOperations:
             wrong = found.wrong
             is_last = number == len(found.groups) - 1
             while wrong:
-                args: list[lua.Value] = []
+                values: list[lua.Value] = []
                 for one in wrong:
                     # The count is right when the last group is.
                     elsewhere: lua.Value = sum(one.owed) - one.owed[number] if is_last else "-"
-                    args += (one.id, elsewhere, "" if len(found.groups) == 1 else one.references)
-                repaired, _, freed_now, *_ = yield from self._ask_group(queue, "repair", found.membership, group, args)
-                wrong = wrong[repaired:]
-                freed += freed_now
+                    values += (one.id, elsewhere, "" if len(found.groups) == 1 else one.references)
+                reply = yield from self._ask_group(queue, scripts.repair, found.membership, group, values)
+                wrong = wrong[reply.looked_at :]
+                freed += reply.freed
         return freed
 
     def _ask_group(
-        self, queue: str, verb: str, membership: _Membership, group: Sequence[str], values: Sequence[lua.Value]
+        self, queue: str, script: Bound, membership: _Membership, group: Sequence[str], values: Sequence[lua.Value]
     ) -> Steps[Reply]:
-        """Ask what needs the keys of several consumers, those that are being removed, too."""
+        """Ask what needs the keys of several consumers, those that are being removed, too.
+
+        :param script: ``verify`` or ``repair``.
+        """
         keys = self._keys(queue)
         consumer_keys: list[str] = []
         lanes: list[int] = []
@@ -1133,9 +1051,14 @@ class FanoutOperations:
             lanes.append(0 if is_fifo and len(own.ready) == 1 else len(own.ready))
         return (
             yield from _ask(
-                verb,
-                [keys.state, keys.messages, keys.references, keys.expiries, keys.held, *consumer_keys],
-                [membership.number, self._now(), len(lanes), *lanes, *values],
+                script(
+                    keys,
+                    consumer_keys=consumer_keys,
+                    membership=membership.number,
+                    now_ms=self._now(),
+                    consumers=len(lanes),
+                    values=[*lanes, *values],
+                )
             )
         )
 
@@ -1146,12 +1069,12 @@ class FanoutOperations:
 
     def _keys(self, queue: str) -> FanoutKeys:
         check_queue(queue)
-        return fanout_keys(queue, prefix=self._prefix)
+        return self._keys_of(queue)
 
     def _own_keys(self, queue: str, consumer: str) -> tuple[FanoutKeys, FanoutConsumerKeys]:
         """Return the keys of a queue and of a consumer, for those who need no lanes."""
         check_consumer(consumer)
-        return self._keys(queue), fanout_consumer_keys(queue, consumer, prefix=self._prefix)
+        return self._keys(queue), self._own_keys_of(queue, consumer)
 
     def _ask_with_lanes(self, queue: str, consumer: str, make: _ConsumerCall) -> Steps[Reply]:
         """Ask what needs the list of every lane of a consumer; how many it has is read when it was not known."""
@@ -1162,7 +1085,7 @@ class FanoutOperations:
             if tries:
                 member = (yield from self._membership(queue, fresh=True)).members.get(consumer)
             try:
-                return (yield from _asked(make(keys, own if member is None else member.keys)))
+                return (yield from _ask(make(keys, own if member is None else member.keys)))
             except MembershipChanged:
                 if tries == TRIES:
                     raise
@@ -1185,11 +1108,11 @@ class FanoutOperations:
                     self._memberships.move_to_end(queue)
                     return known
         keys = self._keys(queue)
-        number, now_ms, *listed = yield from _ask("list_consumers", [keys.state, keys.options, keys.consumers], [])
+        reply = yield from _ask(scripts.list_consumers(keys))
         members: dict[str, _Member] = {}
         publish_args: list[str] = []
-        for position in range(0, len(listed), 3):
-            name, text, last_seen_ms = listed[position].decode(), listed[position + 1], listed[position + 2]
+        for raw_name, text, last_seen_ms in reply.members:
+            name = raw_name.decode()
             own = fanout_consumer_keys(queue, name, lanes=_lanes(text), prefix=self._prefix)
             member = members[name] = _Member(_read_options(text), last_seen_ms, own)
             if member.options is not None:
@@ -1197,7 +1120,7 @@ class FanoutOperations:
         joined = [member for member in members.values() if member.options is not None]
         is_plain = all(len(member.keys.ready) == 1 for member in joined)
         publish_keys = [key for member in joined for key in _publish_keys(member)] if is_plain else None
-        found = _Membership(number, now_ms, members, len(joined), publish_keys, publish_args)
+        found = _Membership(reply.membership, reply.now_ms, members, len(joined), publish_keys, publish_args)
         with self._lock:
             self._memberships[queue] = found
             self._memberships.move_to_end(queue)
@@ -1221,16 +1144,14 @@ class FanoutOperations:
     def _queue_facts(self, queue: str) -> Steps[QueueView]:
         """Describe a queue without its consumers."""
         keys = self._keys(queue)
-        fields, messages, _, held, deduplications, next_expiry_ms, _ = yield from _ask(
-            "inspect", [keys.state, keys.messages, keys.references, keys.expiries, keys.held, keys.remembered], []
-        )
-        state = {name.decode(): value.decode() for name, value in _rows(fields, 2)}
+        reply = yield from _ask(scripts.inspect(keys))
+        state = _pairs(reply.fields)
         chosen = {name: state.pop(name) for name in ("when_nobody", "max_held", "deduplication_ms") if name in state}
         for name in ("version", "members"):
             state.pop(name, None)
         return QueueView(
             queue=queue,
-            exists=bool(fields),
+            exists=bool(reply.fields),
             options=QueueOptions(
                 when_nobody=WhenNobody(chosen.pop("when_nobody", QueueOptions.when_nobody)),
                 **{name: int(value) for name, value in chosen.items()},
@@ -1238,11 +1159,11 @@ class FanoutOperations:
             paused=state.pop("paused", None) is not None,
             version=int(state.pop("membership", 0)),
             last_id=int(state.pop("next_id", 1)) - 1,
-            messages=messages,
-            held=held,
-            deduplications=deduplications,
+            messages=reply.messages,
+            held=reply.held,
+            deduplications=reply.deduplications,
             stored_bytes=int(state.pop("bytes", 0)),
-            next_expiry_ms=next_expiry_ms or None,
+            next_expiry_ms=reply.next_expiry_ms or None,
             counters={name: int(value) for name, value in state.items()},
             consumers=(),
         )
@@ -1253,21 +1174,8 @@ class FanoutOperations:
             yield from self._ask_with_lanes(
                 queue,
                 consumer,
-                lambda keys, own: _call(
-                    "inspect_consumer",
-                    [
-                        keys.state,
-                        keys.options,
-                        keys.consumers,
-                        keys.messages,
-                        keys.references,
-                        own.leases,
-                        own.delayed,
-                        own.dead,
-                        own.details,
-                        *own.ready,
-                    ],
-                    [consumer, sample, self._now()],
+                lambda keys, own: scripts.inspect_consumer(
+                    keys, own, consumer=consumer, sample=sample, now_ms=self._now()
                 ),
             )
         )
@@ -1278,30 +1186,28 @@ class FanoutOperations:
         :param sample: messages next in line to look at for ``only_holder``.
         """
         reply = yield from self._consumer_facts(queue, consumer, sample=sample)
-        text, last_seen_ms, leased, overdue, delayed, dead, *instants_ms, sampled, only_holder, fields, lanes = reply
-        deadline_ms, due_ms, died_ms = instants_ms
-        details = {name.decode(): value.decode() for name, value in _rows(fields, 2)}
-        lengths, published_ms, states = lanes[::3], lanes[1::3], lanes[2::3]
+        details = _pairs(reply.fields)
+        lengths, published_ms, states = reply.lanes[::3], reply.lanes[1::3], reply.lanes[2::3]
         blocked_ms = [int(state.split()[1]) for state in states if state.startswith(b"blocked ")]
         del details["registered_ms"]
         return ConsumerView(
             consumer=consumer,
-            options=_read_options(text),
+            options=_read_options(reply.options),
             paused=bool(details.pop("paused")),
             adopting=bool(details.pop("adopting")),
-            last_seen_ms=last_seen_ms,
+            last_seen_ms=reply.last_seen_ms,
             ready=sum(lengths),
-            leased=leased,
-            overdue=overdue,
-            delayed=delayed,
-            dead=dead,
+            leased=reply.leased,
+            overdue=reply.overdue,
+            delayed=reply.delayed,
+            dead=reply.dead,
             oldest_ready_ms=min((instant for instant in published_ms if instant), default=None),
-            next_deadline_ms=deadline_ms or None,
-            next_due_ms=due_ms or None,
-            oldest_dead_ms=died_ms or None,
+            next_deadline_ms=reply.deadline_ms or None,
+            next_due_ms=reply.due_ms or None,
+            oldest_dead_ms=reply.oldest_dead_ms or None,
             blocked_until_ms=min(blocked_ms, default=None),
-            sampled=sampled,
-            only_holder=only_holder,
+            sampled=reply.sampled,
+            only_holder=reply.only_holder,
             counters={name: int(value or 0) for name, value in details.items()},
         )
 
@@ -1311,20 +1217,12 @@ class FanoutOperations:
             self._memberships.pop(queue, None)
 
 
-def _call(verb: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> lua.Call:
-    return lua.Call(lua.load(f"fanout/{verb}"), keys, args)
-
-
-def _asked(call: lua.Call) -> Steps[Reply]:
-    """Return the reply of one call, or raise what stands in its place."""
+def _ask(call: lua.Call) -> Steps[Reply]:
+    """Return the reply of one call by the names of its header, or raise what stands in its place."""
     [reply] = yield [call]
     if isinstance(reply, QueuekeeperError):
         raise reply
-    return reply
-
-
-def _ask(verb: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Steps[Reply]:
-    return (yield from _asked(_call(verb, keys, args)))
+    return call.script.read(reply)
 
 
 def _given_up(reports: list[PublishReport], count: int, error: QueuekeeperError) -> list[PublishReport]:
@@ -1354,8 +1252,9 @@ def _parts(ids: Sequence[int], most: int = MAX_CLAIM) -> list[Sequence[int]]:
     return [ids[start : start + most] for start in range(0, len(ids), most)]
 
 
-def _rows(values: Sequence[Any], width: int) -> Iterator[Sequence[Any]]:
-    return (values[start : start + width] for start in range(0, len(values), width))
+def _pairs(values: Sequence[bytes]) -> dict[str, str]:
+    """Return the fields of a hash as scripts answer them, names and values in turn."""
+    return {name.decode(): value.decode() for name, value in zip(values[::2], values[1::2], strict=True)}
 
 
 def _check_page(offset: int, limit: int) -> None:
@@ -1363,18 +1262,15 @@ def _check_page(offset: int, limit: int) -> None:
     check_integer("limit", limit, 1, MAX_PAGE)
 
 
-def _return_call(token: str, part: Sequence[int], _: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
-    return _call("return_claimed", [own.leases, own.details, own.wake, *own.ready], [token, *part])
-
-
-def _drained(verb: str, keys: Sequence[lua.Value]) -> Steps[PurgeReport]:
-    """Repeat a script that gives messages up until there are no more."""
+def _drained(call: lua.Call) -> Steps[PurgeReport]:
+    """Repeat a call that gives messages up until there are no more."""
     released = freed = 0
     more = 1
     while more:
-        released_now, freed_now, more = yield from _ask(verb, keys, [IDS_PER_CALL])
-        released += released_now
-        freed += freed_now
+        reply = yield from _ask(call)
+        released += reply.released
+        freed += reply.freed
+        more = reply.more
     return PurgeReport(released=released, freed=freed)
 
 
@@ -1383,8 +1279,9 @@ def _walk(key: str, *, limit: int = IDS_PER_WALK) -> Steps[list[int]]:
     found: list[int] = []
     cursor: lua.Value = 0
     while True:
-        cursor, *page = yield from _ask("list_ids", [key], [cursor, limit, 0])
-        found += map(int, page)
+        reply = yield from _ask(scripts.list_ids(holder=key, cursor=cursor, limit=limit, with_values=0))
+        cursor = reply.cursor
+        found += map(int, reply.ids)
         if cursor == b"0":
             return found
 
@@ -1394,8 +1291,9 @@ def _walk_values(key: str) -> Steps[dict[int, bytes]]:
     found: dict[int, bytes] = {}
     cursor: lua.Value = 0
     while True:
-        cursor, *page = yield from _ask("list_ids", [key], [cursor, IDS_PER_WALK, 1])
-        found.update((int(raw_id), value) for raw_id, value in _rows(page, 2))
+        reply = yield from _ask(scripts.list_ids(holder=key, cursor=cursor, limit=IDS_PER_WALK, with_values=1))
+        cursor = reply.cursor
+        found.update((int(raw_id), value) for raw_id, value in zip(reply.ids[::2], reply.ids[1::2], strict=True))
         if cursor == b"0":
             return found
 
@@ -1416,9 +1314,7 @@ def _groups(membership: _Membership, walk: _Walk) -> list[list[str]]:
     return groups
 
 
-def _judged(
-    message_id: int, groups: Sequence[Sequence[str]], rows: Sequence[Sequence[Any]], over_ms: int
-) -> _Verdict | None:
+def _judged(message_id: int, groups: Sequence[Sequence[str]], rows: Sequence[Any], over_ms: int) -> _Verdict | None:
     """Return what is wrong with one message; none when it has changed from call to call.
 
     :param rows: what the script says of it, group by group. In each the places have a word per consumer that has
@@ -1428,10 +1324,10 @@ def _judged(
     places: list[tuple[str | None, str]] = []
     owed: list[int] = []
     facts: set[tuple[Any, ...]] = set()
-    for names, (_, has_message, references, expires_at_ms, text) in zip(groups, rows, strict=True):
-        words = text.decode().split()
+    for names, row in zip(groups, rows, strict=True):
+        words = row.places.decode().split()
         is_held = "0h" in words
-        facts.add((has_message, references, expires_at_ms, is_held))
+        facts.add((row.has_message, row.references, row.expires_at_ms, is_held))
         kinds = [(names[position - 1], kind) for position, kind in map(_place, words) if position]
         places += kinds
         owed.append(sum(kind != "n" for _, kind in kinds))

@@ -53,7 +53,9 @@ def read_record(raw: bytes) -> Record:
     end = start + int.from_bytes(raw[len(_FORMAT) : start])
     if not raw.startswith(_FORMAT) or len(raw) < max(start, end):
         raise ValueError("not a record of a fan-out queue")
-    fields = orjson.loads(raw[start:end]) if end > start else {}
+    if end == start:
+        return Record(raw[end:], None, None, {})
+    fields = orjson.loads(raw[start:end])
     if not isinstance(fields, dict) or any(
         name not in _FIELDS or not isinstance(value, _FIELDS[name]) for name, value in fields.items()
     ):

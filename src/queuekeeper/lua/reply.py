@@ -98,19 +98,32 @@ def _record(script: str, shape: _Shape, line: Line, has_words: bool) -> Read:
         row: Any = namedtuple(f"{verb}_{shape.tail}", shape.columns) if shape.columns else None
     except ValueError as error:
         raise fail_at(line, f"a reply cannot be read by these names: {error}") from None
-    make, count, width = partial(tuple.__new__, record), len(shape.head), len(shape.columns)
-    make_row = partial(tuple.__new__, row)
-    words, skipped = ((shape.word,), bool(shape.word)) if has_words else ((), False)
+    skipped, width = int(bool(shape.word)), max(1, len(shape.columns))
+    least = skipped + len(shape.head)
+    values = [*([repr(shape.word)] if has_words else []), *(f"reply[{skipped + at}]" for at in range(len(shape.head)))]
+    wrong = f"len(reply) != {least}"
+    if shape.columns:
+        # Taken from one iterator, as this is what the hot paths read; strict=True would cost three times the rest.
+        wrong = f"len(reply) < {least} or (len(reply) - {least}) % {width}"
+        values.append(f"tuple(map(_row, zip({', '.join(['_rest'] * width)})))")
+    elif shape.tail:
+        wrong = f"len(reply) < {least}"
+        values.append(f"tuple(reply[{least}:])")
+    code = ["def read(reply):", f"    if {wrong}:", "        raise _wrong(reply)"]
+    if shape.columns:
+        code.append(f"    _rest = iter(reply[{least}:])" if least > 1 else "    _rest = iter(reply)")
+        code += ["    next(_rest)"] * (least == 1)
+    code.append(f"    return _new(_record, ({', '.join(values)},))")
 
-    def read(reply: list[Any]) -> Any:
-        values = reply[1:] if skipped else reply
-        if len(values) < count or (not shape.tail and len(values) > count):
-            raise ValueError(f"{script} answered {len(values)} values: its header names {', '.join(fields)}")
-        if not shape.tail:
-            return make((*words, *values))
-        rest = values[count:]
-        if width:
-            return make((*words, *values[:count], tuple(map(make_row, zip(*[iter(rest)] * width, strict=True)))))
-        return make((*words, *values[:count], tuple(rest)))
+    def wrong_number(reply: list[Any]) -> ValueError:
+        return ValueError(f"{script} answered {len(reply) - skipped} values: its header names {', '.join(fields)}")
 
+    space: dict[str, Any] = {
+        "_new": tuple.__new__,
+        "_record": record,
+        "_row": partial(tuple.__new__, row),
+        "_wrong": wrong_number,
+    }
+    exec(compile("\n".join(code), f"<reply of {script}>", "exec"), space)  # noqa: S102 - of names that the rule admits
+    read: Read = space["read"]
     return read
