@@ -5,17 +5,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, LiteralString, cast
+from typing import Any, LiteralString, TypeVar, cast
 
 import psycopg
 from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import kwargs_row
 from psycopg.types.json import set_json_loads
 from pydantic_core import from_json
 
@@ -23,6 +24,8 @@ from queuekeeper import assets
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.hosts import is_loopback
 
+T = TypeVar("T")
+_PLAN = "make a plan first, with this release of Queuekeeper"
 Connection = psycopg.Connection[tuple[Any, ...]]
 """A connection whose rows are plain tuples."""
 
@@ -241,9 +244,7 @@ def server_words(error: Exception) -> str:
 
 
 @contextmanager
-def translated_errors(
-    connection: psycopg.BaseConnection[Any], *, missing: str = "make a plan first, with this release of Queuekeeper"
-) -> Iterator[None]:
+def translated_errors(connection: psycopg.BaseConnection[Any], *, missing: str = _PLAN) -> Iterator[None]:
     """Turn what the server answers into words that say what to do; other errors pass.
 
     :param missing: what to do when a table or column is missing.
@@ -288,6 +289,18 @@ def statement(name: str) -> LiteralString:
     lines = assets.read("sql", f"{name}.sql").splitlines(keepends=True)
     comment = takewhile(lambda line: not line.strip() or line.startswith("--"), lines)
     return "".join(lines[len(list(comment)) :]).strip()
+
+
+def records(
+    connection: Connection, made: Callable[..., T], name: str, parameters: Mapping[str, Any], *, missing: str = _PLAN
+) -> list[T]:
+    """Run a statement and return a record per row, made of its columns by their names.
+
+    :param made: the record's class, or what makes one of such arguments.
+    :param missing: as for :func:`translated_errors`.
+    """
+    with translated_errors(connection, missing=missing), connection.cursor(row_factory=kwargs_row(made)) as cursor:
+        return cursor.execute(statement(name), parameters).fetchall()
 
 
 def migrations(directory: Path | None = None) -> list[Migration]:

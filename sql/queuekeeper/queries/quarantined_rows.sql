@@ -1,13 +1,12 @@
 -- Read quarantined rows, a client at a time and in the order of its messages.
 -- params: plan_id, status, reason, client_id, maximum; a null matches everything
--- rows: (quarantine_id, plan_id, cohort, kind, reason, detail, client_id, serial_number, topic, time, packet_id,
+-- rows: (quarantine_id, cohort, kind, reason, detail, client_id, serial_number, topic, time, packet_id,
 -- packet_type, qos, payload, user_properties, retain, msg_expiry_interval, payload_format_indicator,
 -- content_type, response_topic, correlation_data, last_packet_id, status, assigned_packet_id, replayed_at,
 -- quarantined_at)
 -- index: quarantine_message_key
 SELECT
     quarantine_id,
-    plan_id,
     cohort,
     kind,
     reason,

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 import sys
 import time
-from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -40,36 +43,99 @@ def _group() -> None:
     """Move sessions while devices are connected."""
 
 
-def _driver(
-    plan_id: str,
-    postgres_url: str | None,
-    redis_url: str | None,
-    *,
-    as_json: bool,
-    lease: Lease | None = None,
-    movers: int = 8,
-) -> OnlineDriver:
-    from queuekeeper.migration.model import Lease
-    from queuekeeper.migration.online.driver import OnlineDriver
+@dataclass(frozen=True, kw_only=True)
+class _Call:
+    """What commands on a plan are asked alike."""
 
-    source, target = context.reachable(postgres_url, redis_url)
-    out = sys.stderr if as_json else sys.stdout
-    return OnlineDriver(
-        postgres_url=source,
-        redis_url=target,
-        plan_id=plan_id,
-        actor=context.person(),
-        lease_ms=(lease or Lease()).lease_ms,
-        count=movers,
-        tell=lambda line: print(line, file=out, flush=True),
-    )
+    plan_id: str
+    postgres_url: str | None
+    redis_url: str | None
+    as_json: bool
+    cohorts: str | None = None
+    movers: int = 8
+    yes: bool = False
+    dry_run: bool = False
+
+    def driver(self, lease: Lease | None = None) -> OnlineDriver:
+        """Return what does the steps."""
+        from queuekeeper.migration.model import Lease
+        from queuekeeper.migration.online.driver import OnlineDriver
+
+        source, target = context.reachable(self.postgres_url, self.redis_url)
+        out = sys.stderr if self.as_json else sys.stdout
+        return OnlineDriver(
+            postgres_url=source,
+            redis_url=target,
+            plan_id=self.plan_id,
+            actor=context.person(),
+            lease_ms=(lease or Lease()).lease_ms,
+            count=self.movers,
+            tell=lambda line: print(line, file=out, flush=True),
+        )
+
+    def chosen(self) -> list[int] | None:
+        """Return the cohorts to work on; none for all that are so far."""
+        if self.cohorts is None:
+            return None
+        with context.open_ledger(self.postgres_url) as ledger:
+            return ledger.load_plan(self.plan_id).choose(self.cohorts)
+
+    def agree(self, question: str, *, kind: str) -> None:
+        """Ask, and put the answer on record.
+
+        :param kind: of the question, as the audit has it.
+        """
+        from queuekeeper.audit import record_answer
+
+        with context.postgres_connection(self.postgres_url) as connection:
+            note = partial(record_answer, connection, subject=self.plan_id, kind=kind)
+            context.confirm(question, yes=self.yes, as_json=self.as_json, note=note)
+
+    def only_looks(self, chosen: list[int] | None, state: str, words: str) -> bool:
+        """Show what a step would work on, and tell whether that is all that was asked for."""
+        if self.dry_run:
+            _plan_step(self.plan_id, chosen, state, words, self.postgres_url, as_json=self.as_json)
+        return self.dry_run
 
 
-def _chosen(driver_plan: str, cohorts: str | None, postgres_url: str | None) -> list[int] | None:
-    if cohorts is None:
-        return None
-    with context.open_ledger(postgres_url) as ledger:
-        return ledger.load_plan(driver_plan).choose(cohorts)
+_ASKED: dict[str, tuple[Any, Any]] = {
+    "cohorts": (Cohorts, None),
+    "movers": (Movers, 8),
+    "yes": (context.Yes, False),
+    "dry_run": (context.DryRun, False),
+    "postgres_url": (context.PostgresUrl, None),
+    "redis_url": (context.RedisUrl, None),
+    "as_json": (context.AsJson, False),
+}
+
+
+def _step(*asks: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Let a command on a plan be asked what such commands are asked; it is called with all of that as one.
+
+    :param asks: names of what it is asked besides plan, servers and JSON.
+    """
+    names = (*asks, "postgres_url", "redis_url", "as_json")
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def called(plan_id: str, **given: Any) -> None:
+            command(_Call(plan_id=plan_id, **{name: given.pop(name) for name in names}), **given)
+
+        own = [each for each in signature(command).parameters.values() if each.name != "call"]
+        # The model's own name is known to the type checker only.
+        called.__annotations__ = {each.name: each.annotation for each in own if each.name != "parameters"}
+        hints = get_type_hints(called, include_extras=True)
+        own = [each.replace(annotation=hints.get(each.name, each.annotation)) for each in own]
+        plan = Parameter("plan_id", Parameter.POSITIONAL_OR_KEYWORD, annotation=PlanId)
+        asked = [
+            Parameter(name, Parameter.KEYWORD_ONLY, annotation=_ASKED[name][0], default=_ASKED[name][1])
+            for name in names
+        ]
+        vars(called)["__signature__"] = Signature([plan, *own, *asked])
+        called.__annotations__ = {each.name: each.annotation for each in (plan, *own, *asked)}
+        return called
+
+    return decorate
 
 
 def _show(report: StepReport, *, as_json: bool) -> None:
@@ -97,72 +163,40 @@ def _show(report: StepReport, *, as_json: bool) -> None:
         raise CheckFailed(f"not all clients are done: {words}; they stay where they are, run the command again")
 
 
-def _agree(plan_id: str, question: str, *, kind: str, postgres_url: str | None, yes: bool, as_json: bool) -> None:
-    """Ask, and put the answer on record.
-
-    :param kind: of the question, as the audit has it.
-    """
-    from queuekeeper.audit import record_answer
-
-    with context.postgres_connection(postgres_url) as connection:
-        note = partial(record_answer, connection, subject=plan_id, kind=kind)
-        context.confirm(question, yes=yes, as_json=as_json, note=note)
-
-
 @app.command()
+@_step("cohorts")
 def arm(
-    plan_id: PlanId,
+    call: _Call,
     *,
-    cohorts: Cohorts = None,
     require_trigger: Annotated[
         bool, typer.Option("--require-trigger", help="Refuse unless PostgreSQL refuses writers that do not ask.")
     ] = False,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
 ) -> None:
     """Have writers look who owns a client. Nothing moves yet.
 
     Example: `queuekeeper online arm 0123456789abcdef --cohorts 0-3`
     """
-    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json)
-    _show(driver.arm(_chosen(plan_id, cohorts, postgres_url), require_trigger=require_trigger), as_json=as_json)
+    _show(call.driver().arm(call.chosen(), require_trigger=require_trigger), as_json=call.as_json)
 
 
 @app.command("catch-up")
-def catch_up(
-    plan_id: PlanId,
-    *,
-    cohorts: Cohorts = None,
-    movers: Movers = 8,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@_step("cohorts", "movers")
+def catch_up(call: _Call) -> None:
     """Make the copies in Redis equal to PostgreSQL, without a fence.
 
     Example: `queuekeeper online catch-up 0123456789abcdef`
     """
-    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, movers=movers)
-    _show(driver.catch_up(_chosen(plan_id, cohorts, postgres_url)), as_json=as_json)
+    _show(call.driver().catch_up(call.chosen()), as_json=call.as_json)
 
 
 @app.command()
-def verify(
-    plan_id: PlanId,
-    *,
-    cohorts: Cohorts = None,
-    movers: Movers = 8,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@_step("cohorts", "movers")
+def verify(call: _Call) -> None:
     """Compare every client in both stores. A copy that is behind is made good first.
 
     Example: `queuekeeper online verify 0123456789abcdef --json`
     """
-    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, movers=movers)
-    _show(driver.verify(_chosen(plan_id, cohorts, postgres_url)), as_json=as_json)
+    _show(call.driver().verify(call.chosen()), as_json=call.as_json)
 
 
 def _online() -> type[OnlineWish]:
@@ -179,27 +213,16 @@ def _rollback() -> type[RollbackWish]:
 
 @app.command(cls=JobCommand)
 @takes(_online, only=["canary_percent"], names={"canary_percent": ["--percent"]})
-def rehearse(
-    plan_id: PlanId,
-    *,
-    parameters: OnlineWish,
-    yes: context.Yes = False,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@_step("yes")
+def rehearse(call: _Call, *, parameters: OnlineWish) -> None:
     """Take the canary to Redis and back before all others.
 
     Example: `queuekeeper online rehearse 0123456789abcdef --percent 1`
     """
-    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json)
-    _agree(
-        plan_id,
+    driver = call.driver()
+    call.agree(
         f"Cohorts with at least {parameters.canary_percent} % of the clients will go to Redis and back.",
         kind="online_rehearsal",
-        postgres_url=postgres_url,
-        yes=yes,
-        as_json=as_json,
     )
     driver.choose_canary(parameters.canary_percent)
     reports = driver.rehearse()
@@ -208,7 +231,7 @@ def rehearse(
         rows = [(each.step, each.clients, each.written, _longest(each), f"{each.seconds:,.1f}") for each in reports]
         out.print(table("Rehearsal", ("step", "clients", "messages written", "longest fence", "seconds"), rows))
 
-    show([plain(each) for each in reports], as_json=as_json, pretty=pretty)
+    show([plain(each) for each in reports], as_json=call.as_json, pretty=pretty)
 
 
 def _longest(report: StepReport) -> str | None:
@@ -217,92 +240,50 @@ def _longest(report: StepReport) -> str | None:
 
 @app.command("cut-over", cls=JobCommand)
 @takes(_online, only=["lease_ms"])
-def cut_over(
-    plan_id: PlanId,
-    *,
-    parameters: OnlineWish,
-    cohorts: Cohorts = None,
-    movers: Movers = 8,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@_step("cohorts", "movers", "dry_run", "yes")
+def cut_over(call: _Call, *, parameters: OnlineWish) -> None:
     """Give the clients of verified cohorts to Redis.
 
     Example: `queuekeeper online cut-over 0123456789abcdef --cohorts 0-3 --lease-ms 500`
     """
-    chosen = _chosen(plan_id, cohorts, postgres_url)
-    if dry_run:
-        _plan_step(plan_id, chosen, "verified", "would be given to Redis", postgres_url, as_json=as_json)
+    chosen = call.chosen()
+    if call.only_looks(chosen, "verified", "would be given to Redis"):
         return
-    _agree(
-        plan_id,
-        "Clients of verified cohorts will be Redis's.",
-        kind="online_cut_over",
-        postgres_url=postgres_url,
-        yes=yes,
-        as_json=as_json,
-    )
-    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, lease=parameters, movers=movers)
-    _show(driver.cut_over(chosen), as_json=as_json)
+    call.agree("Clients of verified cohorts will be Redis's.", kind="online_cut_over")
+    _show(call.driver(parameters).cut_over(chosen), as_json=call.as_json)
 
 
 @app.command("roll-back", cls=JobCommand)
 @takes(_rollback, only=["lease_ms", "max_lag_s"])
-def roll_back(
-    plan_id: PlanId,
-    *,
-    parameters: RollbackWish,
-    cohorts: Cohorts = None,
-    movers: Movers = 8,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@_step("cohorts", "movers", "dry_run", "yes")
+def roll_back(call: _Call, *, parameters: RollbackWish) -> None:
     """Give clients back to PostgreSQL, with all that Redis holds.
 
     Example: `queuekeeper online roll-back 0123456789abcdef --dry-run`
     """
-    chosen = _chosen(plan_id, cohorts, postgres_url)
-    if dry_run:
-        _plan_step(plan_id, chosen, "on_redis", "would go back to PostgreSQL", postgres_url, as_json=as_json)
+    chosen = call.chosen()
+    if call.only_looks(chosen, "on_redis", "would go back to PostgreSQL"):
         return
-    _agree(
-        plan_id,
-        "Clients will be PostgreSQL's again.",
-        kind="online_roll_back",
-        postgres_url=postgres_url,
-        yes=yes,
-        as_json=as_json,
-    )
-    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json, lease=parameters, movers=movers)
-    _show(driver.roll_back(chosen, max_lag_s=parameters.max_lag_s), as_json=as_json)
+    call.agree("Clients will be PostgreSQL's again.", kind="online_roll_back")
+    report = call.driver(parameters).roll_back(chosen, max_lag_s=parameters.max_lag_s)
+    _show(report, as_json=call.as_json)
 
 
 @app.command()
+@_step("cohorts", "dry_run")
 def mirror(
-    plan_id: PlanId,
+    call: _Call,
     *,
-    cohorts: Cohorts = None,
     follow: Annotated[bool, typer.Option("--follow", help="Go on until a signal ends it.")] = False,
-    dry_run: context.DryRun = False,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
 ) -> None:
     """Write to PostgreSQL what has changed in Redis since.
 
     Example: `queuekeeper online mirror 0123456789abcdef --follow`
     """
-    chosen = _chosen(plan_id, cohorts, postgres_url)
-    driver = _driver(plan_id, postgres_url, redis_url, as_json=as_json)
+    chosen, driver = call.chosen(), call.driver()
     if not follow:
-        report = driver.mirror(chosen, dry_run=dry_run)
-        show(report, as_json=as_json, pretty=lambda out: out.print(record("Mirror", report)))
+        report = driver.mirror(chosen, dry_run=call.dry_run)
+        show(report, as_json=call.as_json, pretty=lambda out: out.print(record("Mirror", report)))
         return
     going = True
 
@@ -312,12 +293,12 @@ def mirror(
 
     with stopped_by_signals(stop):
         while going:
-            report = driver.mirror(chosen, dry_run=dry_run)
+            report = driver.mirror(chosen, dry_run=call.dry_run)
             words = (
                 f"mirror: {report.behind:,} of {report.clients:,} clients were behind, by {report.lag_s:,.1f} s; "
                 f"{report.written:,} written, {report.refused:,} refused"
             )
-            show(report, as_json=as_json, pretty=partial(_print, words))
+            show(report, as_json=call.as_json, pretty=partial(_print, words))
             time.sleep(0.5)
 
 
@@ -326,14 +307,11 @@ def _print(words: str, out: Console) -> None:
 
 
 @app.command()
+@_step("cohorts")
 def soak(
-    plan_id: PlanId,
+    call: _Call,
     *,
-    cohorts: Cohorts = None,
     seconds: Annotated[float, typer.Option(min=0, help="How long to watch, from the beginning of the soak.")] = 600.0,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
 ) -> None:
     """Watch cohorts on Redis for a while, with the mirror at work.
 
@@ -341,59 +319,36 @@ def soak(
 
     Example: `queuekeeper online soak 0123456789abcdef --seconds 3600`
     """
-    chosen = _chosen(plan_id, cohorts, postgres_url)
-    report = _driver(plan_id, postgres_url, redis_url, as_json=as_json).soak(chosen, seconds=seconds)
-    show(report, as_json=as_json, pretty=lambda out: out.print(record("Soak", report)))
+    report = call.driver().soak(call.chosen(), seconds=seconds)
+    show(report, as_json=call.as_json, pretty=lambda out: out.print(record("Soak", report)))
 
 
 @app.command()
-def commit(
-    plan_id: PlanId,
-    *,
-    cohorts: Cohorts = None,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@_step("cohorts", "dry_run", "yes")
+def commit(call: _Call) -> None:
     """End the mirror. There is no way back after this.
 
     Example: `queuekeeper online commit 0123456789abcdef --dry-run`
     """
-    chosen = _chosen(plan_id, cohorts, postgres_url)
-    if dry_run:
-        _plan_step(plan_id, chosen, "soaking", "would stay Redis's for good", postgres_url, as_json=as_json)
+    chosen = call.chosen()
+    if call.only_looks(chosen, "soaking", "would stay Redis's for good"):
         return
-    _agree(
-        plan_id,
-        "The mirror will end: there is no way back but a new migration.",
-        kind="online_commit",
-        postgres_url=postgres_url,
-        yes=yes,
-        as_json=as_json,
-    )
-    _show(_driver(plan_id, postgres_url, redis_url, as_json=as_json).commit(chosen), as_json=as_json)
+    call.agree("The mirror will end: there is no way back but a new migration.", kind="online_commit")
+    _show(call.driver().commit(chosen), as_json=call.as_json)
 
 
 @app.command()
-def disarm(
-    plan_id: PlanId,
-    *,
-    cohorts: Cohorts = None,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@_step("cohorts")
+def disarm(call: _Call) -> None:
     """Have nobody look for owners any more; all are PostgreSQL's.
 
     Example: `queuekeeper online disarm 0123456789abcdef`
     """
-    _driver(plan_id, postgres_url, redis_url, as_json=as_json).disarm(_chosen(plan_id, cohorts, postgres_url))
+    call.driver().disarm(call.chosen())
     show(
-        {"plan_id": plan_id, "disarmed": True},
-        as_json=as_json,
-        pretty=lambda out: out.print(f"Plan {plan_id}: PostgreSQL serves, nobody looks for owners any more."),
+        {"plan_id": call.plan_id, "disarmed": True},
+        as_json=call.as_json,
+        pretty=lambda out: out.print(f"Plan {call.plan_id}: PostgreSQL serves, nobody looks for owners any more."),
     )
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from enum import StrEnum
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import psycopg
 from psycopg.types.json import Jsonb
@@ -17,11 +17,12 @@ from psycopg.types.json import Jsonb
 from queuekeeper import audit
 from queuekeeper.approvals import Standing, check_current, milliseconds
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, records, statement, translated_errors
 
 _QUERIES = "queuekeeper/queries/"
 _KNOWN_RUNS = 5
 _MAX_INT = 2_147_483_647
+T = TypeVar("T")
 _UNITS = {"session_migration": "messages", "online_migration": "clients"}
 MIGRATIONS = tuple(_UNITS)
 """Kinds of runs that are migrations: with the broker stopped, and with devices connected."""
@@ -157,9 +158,9 @@ class Runs:
 
         :raises UsageError: when there is no such run; names those that exist.
         """
-        row = self._known(run_id, self._row("load_run", {"maintenance_run_id": run_id}))
-        found = dict(zip((each.name for each in fields(MaintenanceRun)), row, strict=True))
-        return MaintenanceRun(**found | {"state": RunState(found["state"])})
+        found = self._records(MaintenanceRun, "load_run", {"maintenance_run_id": run_id})
+        self._known(run_id, tuple(found) or None)
+        return replace(found[0], state=RunState(found[0].state))
 
     def latest_id(self, kind: str | None = None) -> str | None:
         """Return the id of the newest run, if any.
@@ -281,6 +282,9 @@ class Runs:
             cursor = self.connection.execute(statement(f"{_QUERIES}{name}"), parameters)
             return cursor.fetchall() if cursor.description else []
 
+    def _records(self, made: Callable[..., T], name: str, parameters: dict[str, Any]) -> list[T]:
+        return records(self.connection, made, f"{_QUERIES}{name}", parameters, missing=self.missing)
+
     def _row(self, name: str, parameters: dict[str, Any]) -> tuple[Any, ...] | None:
         return next(iter(self._rows(name, parameters)), None)
 
@@ -377,22 +381,7 @@ class MaintenanceRuns(Runs):
 
     def progress(self, run_id: str) -> list[ShardProgress]:
         """Return how far a run has come in each shard that it has begun, by name of the shard."""
-        return [
-            ShardProgress(
-                shard=shard,
-                cursor=cursor,
-                scanned=scanned,
-                removed=removed,
-                repaired=repaired,
-                freed_bytes=freed_bytes,
-                counts=counts,
-                done=done,
-                updated_at=updated_at,
-            )
-            for shard, cursor, scanned, removed, repaired, freed_bytes, counts, done, updated_at in self._rows(
-                "shard_progress", {"maintenance_run_id": run_id}
-            )
-        ]
+        return self._records(ShardProgress, "shard_progress", {"maintenance_run_id": run_id})
 
     def shard_progress(self, run_id: str, shard: str) -> ShardProgress:
         """Return how far a run has come in one shard; nothing is done in one that it has not begun."""

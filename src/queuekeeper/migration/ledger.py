@@ -152,7 +152,7 @@ class MigrationLedger(Runs):
     kinds = MIGRATIONS
     noun = "plan"
     none_known = "there are no plans yet"
-    missing = "make a plan first"
+    missing = "make a plan first, with this release of Queuekeeper"
 
     # --- plans -------------------------------------------------------------------------------------------------
 
@@ -203,13 +203,7 @@ class MigrationLedger(Runs):
         """
         with self._transaction():
             row = self._known(plan_id, self._row("load_plan", {"plan_id": plan_id}))
-            names = [
-                "cohort", "slot_first", "slot_last", "shard", "sessions", "clients", "messages", "payload_bytes",
-                "to_copy", "expired", "trimmed", "quarantined", "quarantined_by_reason", "forecast_bytes",
-                "longest_queue",
-            ]  # fmt: skip
-            found = self._rows("load_cohorts", {"plan_id": plan_id})
-        cohorts = tuple(CohortPlan(**dict(zip(names, values, strict=True))) for values in found)
+            cohorts = tuple(self._records(CohortPlan, "load_cohorts", {"plan_id": plan_id}))
         stored_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason = row
         return MigrationPlan(
             plan_id=stored_id,
@@ -285,9 +279,8 @@ class MigrationLedger(Runs):
         :param parts: only these parts; all of them when absent.
         """
         wanted = None if parts is None else list(parts)
-        row = self._row("progress", {"plan_id": plan_id, "step": step, "parts": wanted})
-        done, total, begun, updated_at_ms = row or (0, 0, 0, None)
-        return Progress(done=done, total=total, parts=begun, updated_at_ms=updated_at_ms)
+        (found,) = self._records(Progress, "progress", {"plan_id": plan_id, "step": step, "parts": wanted})
+        return found
 
     def clear_progress(self, plan_id: str, step: Step, parts_prefix: str = "") -> None:
         """Forget the progress of the parts whose names begin so."""
@@ -299,8 +292,7 @@ class MigrationLedger(Runs):
 
     def throughput(self, plan_id: str, step: Step) -> list[ThroughputSample]:
         """Return the curve of a step in order of time."""
-        rows = self._rows("throughput", {"plan_id": plan_id, "step": step})
-        return [ThroughputSample(at_ms=at_ms, done=done) for at_ms, done in rows]
+        return self._records(ThroughputSample, "throughput", {"plan_id": plan_id, "step": step})
 
     def save_copy_report(self, report: CopyReport) -> None:
         """Keep what one run of the copy did."""
@@ -356,11 +348,7 @@ class MigrationLedger(Runs):
 
     def quarantine_counts(self, plan_id: str) -> list[QuarantineCount]:
         """Return quarantined rows by reason, most frequent first."""
-        rows = self._rows("quarantine_counts", {"plan_id": plan_id})
-        return [
-            QuarantineCount(reason=reason, kind=kind, open=open_, replayed=replayed)
-            for reason, kind, open_, replayed in rows
-        ]
+        return self._records(QuarantineCount, "quarantine_counts", {"plan_id": plan_id})
 
     def quarantined(
         self,
@@ -376,12 +364,6 @@ class MigrationLedger(Runs):
         :param status: none for open and replayed ones.
         :param limit: most rows to return, since they hold payloads; none for all.
         """
-        names = [
-            "quarantine_id", "plan_id", "cohort", "kind", "reason", "detail", "client_id", "serial_number", "topic",
-            "time", "packet_id", "packet_type", "qos", "payload", "user_properties", "retain", "msg_expiry_interval",
-            "payload_format_indicator", "content_type", "response_topic", "correlation_data", "last_packet_id",
-            "status", "assigned_packet_id", "replayed_at", "quarantined_at",
-        ]  # fmt: skip
         choice = {
             "plan_id": plan_id,
             "status": status,
@@ -389,12 +371,7 @@ class MigrationLedger(Runs):
             "client_id": client_id,
             "maximum": limit,
         }
-        result: list[QuarantinedRow] = []
-        for values in self._rows("quarantined_rows", choice):
-            found = dict(zip(names, values, strict=True))
-            del found["plan_id"]
-            result.append(QuarantinedRow(**found))
-        return result
+        return self._records(QuarantinedRow, "quarantined_rows", choice)
 
     def mark_replayed(self, quarantine_id: int, assigned_packet_id: int | None, at_ms: int) -> bool:
         """Note that a quarantined row was replayed.
@@ -422,12 +399,7 @@ class MigrationLedger(Runs):
 
     def ledger(self, plan_id: str) -> tuple[LedgerRow, ...]:
         """Return where the rows went, cohort by cohort."""
-        names = [
-            "cohort", "rows_seen", "copied", "expired", "trimmed", "superseded", "quarantined", "sessions_seen",
-            "sessions_copied", "differences", "digest",
-        ]  # fmt: skip
-        rows = self._rows("ledger", {"plan_id": plan_id})
-        return tuple(LedgerRow(**dict(zip(names, values, strict=True))) for values in rows)
+        return tuple(self._records(LedgerRow, "ledger", {"plan_id": plan_id}))
 
     def verified_at_ms(self, plan_id: str) -> int | None:
         """Return when a cohort of the plan was verified last, if any was."""
@@ -472,18 +444,11 @@ class MigrationLedger(Runs):
 
         :param limit: most to return; none for all.
         """
-        rows = self._rows("differences", {"plan_id": plan_id, "maximum": limit})
-        return [
-            Difference(
-                cohort=cohort, client_id=client_id, serial_number=serial, kind=kind, expected=expected, found=found
-            )
-            for cohort, client_id, serial, kind, expected, found in rows
-        ]
+        return self._records(Difference, "differences", {"plan_id": plan_id, "maximum": limit})
 
     def difference_counts(self, plan_id: str) -> list[DifferenceCount]:
         """Return how many differences the last verification found, by kind and most frequent first."""
-        rows = self._rows("difference_counts", {"plan_id": plan_id})
-        return [DifferenceCount(kind=kind, found=found) for kind, found in rows]
+        return self._records(DifferenceCount, "difference_counts", {"plan_id": plan_id})
 
     # --- reports -----------------------------------------------------------------------------------------------
 
@@ -500,13 +465,7 @@ class MigrationLedger(Runs):
 
     def reports(self, plan_id: str) -> list[StoredReport]:
         """Return where reports were written, latest first."""
-        rows = self._rows("reports", {"plan_id": plan_id})
-        return [
-            StoredReport(
-                report_id=report_id, html_path=html_path, json_path=json_path, sha256=sha256, created_at=created_at
-            )
-            for report_id, html_path, json_path, sha256, created_at in rows
-        ]
+        return self._records(StoredReport, "reports", {"plan_id": plan_id})
 
     # --- locks -------------------------------------------------------------------------------------------------
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from queuekeeper import __version__
 from queuekeeper.errors import QueuekeeperError
@@ -43,6 +44,11 @@ from queuekeeper.report.files import ReportFiles, ReportKind, write_files
 from queuekeeper.report.servers import ServerMemory, measure_servers
 from queuekeeper.sessions.judge import Reason
 
+T = TypeVar("T")
+_TOTALS = (
+    "sessions", "clients", "messages", "payload_bytes", "to_copy", "expired", "trimmed", "quarantined",
+    "forecast_bytes",
+)  # fmt: skip
 DIFFERENCES_SHOWN = 200
 POINTS_PER_STEP = 400
 STEPS: tuple[Step, ...] = ("copy", "verify")
@@ -265,15 +271,8 @@ def compose_report(
 
 def _quarantine_line(plan_id: str, count: QuarantineCount) -> QuarantineLine:
     meaning, repair, _ = guide(count.reason)
-    return QuarantineLine(
-        reason=count.reason,
-        kind=count.kind,
-        open=count.open,
-        replayed=count.replayed,
-        meaning=meaning,
-        repair=repair,
-        command=replay_command(plan_id, count.reason),
-    )
+    command = replay_command(plan_id, count.reason)
+    return _made_of(QuarantineLine, count, meaning=meaning, repair=repair, command=command)
 
 
 def guide(reason: str) -> tuple[str, str, str]:
@@ -283,24 +282,15 @@ def guide(reason: str) -> tuple[str, str, str]:
     return ("This release does not know the reason.", "Look at the column detail of queuekeeper.quarantine.", "")
 
 
-def _ledger_line(row: LedgerRow) -> LedgerLine:
-    return LedgerLine(
-        rows_seen=row.rows_seen,
-        copied=row.copied,
-        expired=row.expired,
-        trimmed=row.trimmed,
-        superseded=row.superseded,
-        quarantined=row.quarantined,
-        unaccounted=row.unaccounted,
-        sessions_seen=row.sessions_seen,
-        sessions_copied=row.sessions_copied,
-        differences=row.differences,
-    )
+def _made_of(made: Callable[..., T], source: object, **more: Any) -> T:
+    """Return a record of which the source has all fields but those that are given."""
+    names = {each.name for each in fields(cast(Any, made))} - more.keys()
+    return made(**{name: getattr(source, name) for name in names}, **more)
 
 
 def total_line(rows: Sequence[LedgerRow]) -> LedgerLine:
     """Return the sum of all cohorts' lines."""
-    lines = [asdict(_ledger_line(row)) for row in rows]
+    lines = [asdict(_made_of(LedgerLine, row)) for row in rows]
     # Without signs: a row counted twice in one cohort is no consolation for one that is missing in another.
     return LedgerLine(**{each.name: sum(abs(line[each.name]) for line in lines) for each in fields(LedgerLine)})
 
@@ -365,31 +355,15 @@ def _digest(rows: Sequence[LedgerRow]) -> str | None:
 
 
 def _plan_facts(plan: MigrationPlan, *, throttle: int | None) -> PlanFacts:
-    return PlanFacts(
-        plan_id=plan.plan_id,
+    return _made_of(
+        PlanFacts,
+        plan,
         state=plan.state.value,
-        state_reason=plan.state_reason,
         parameters=asdict(plan.parameters) | {"throttle_messages_per_s": throttle},
-        source_fingerprint=plan.source_fingerprint,
-        code_version=plan.code_version,
-        as_of_ms=plan.as_of_ms,
         cohorts=len(plan.cohorts),
         chosen=len(plan.chosen),
         longest_queue=max((cohort.longest_queue for cohort in plan.chosen_cohorts), default=0),
-        **{
-            name: plan.total(name)
-            for name in (
-                "sessions",
-                "clients",
-                "messages",
-                "payload_bytes",
-                "to_copy",
-                "expired",
-                "trimmed",
-                "quarantined",
-                "forecast_bytes",
-            )
-        },
+        **{name: plan.total(name) for name in _TOTALS},
     )
 
 
@@ -402,20 +376,12 @@ def _cohort_lines(
     for cohort in plan.cohorts:
         row = by_number.get(cohort.cohort)
         lines.append(
-            CohortLine(
-                cohort=cohort.cohort,
-                slot_first=cohort.slot_first,
-                slot_last=cohort.slot_last,
-                shard=cohort.shard,
+            _made_of(
+                CohortLine,
+                cohort,
                 chosen=cohort.cohort in chosen,
                 state=states.get(cohort.cohort, CohortState.PLANNED).value,
-                sessions=cohort.sessions,
-                messages=cohort.messages,
-                to_copy=cohort.to_copy,
-                payload_bytes=cohort.payload_bytes,
-                forecast_bytes=cohort.forecast_bytes,
-                longest_queue=cohort.longest_queue,
-                ledger=None if row is None else _ledger_line(row),
+                ledger=None if row is None else _made_of(LedgerLine, row),
                 digest=None if row is None else row.digest,
             )
         )
@@ -433,15 +399,8 @@ def summarise_differences(
         total=max(total, sum(count.found for count in counts)),
         by_kind={count.kind: count.found for count in counts},
         shown=tuple(
-            DifferenceLine(
-                cohort=difference.cohort,
-                client=client_label(difference.client_id, show_client_ids=show_client_ids),
-                serial_number=difference.serial_number,
-                kind=difference.kind,
-                expected=difference.expected,
-                found=difference.found,
-            )
-            for difference in found[:shown]
+            _made_of(DifferenceLine, each, client=client_label(each.client_id, show_client_ids=show_client_ids))
+            for each in found[:shown]
         ),
     )
 
@@ -496,15 +455,7 @@ def _thinned(points: list[ThroughputPoint]) -> tuple[ThroughputPoint, ...]:
         last, begun_s = group[-1], points[start - 1].elapsed_s if start else 0.0
         weights = [after - before for before, after in pairwise([begun_s, *(point.elapsed_s for point in group)])]
         moved = sum(point.messages_per_s * weight for point, weight in zip(group, weights, strict=True))
-        result.append(
-            ThroughputPoint(
-                run=last.run,
-                at_ms=last.at_ms,
-                elapsed_s=last.elapsed_s,
-                done=last.done,
-                messages_per_s=moved / sum(weights),
-            )
-        )
+        result.append(replace(last, messages_per_s=moved / sum(weights)))
         start += len(group)
     return tuple(result)
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
 
 from queuekeeper.errors import UsageError
 from queuekeeper.migration.ledger import MigrationLedger, Step, ThroughputSample
 from queuekeeper.migration.model import CohortState, Difference, PlanState
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, records, statement, translated_errors
 from queuekeeper.report.figures import duration
 
 _QUERIES = "queuekeeper/queries/"
@@ -162,9 +163,7 @@ def _step(
 ) -> StepStatus:
     progress = ledger.progress(plan_id, step)
     wanted = {"plan_id": plan_id, "step": step, "since_ms": now_ms - RECENT_MS}
-    with translated_errors(connection):
-        rows = connection.execute(statement(f"{_QUERIES}recent_throughput"), wanted).fetchall()
-    samples = [ThroughputSample(at_ms=at_ms, done=done) for at_ms, done in rows]
+    samples = records(connection, ThroughputSample, f"{_QUERIES}recent_throughput", wanted)
     rate, low, high = speeds(samples)
     left = max(0, total - progress.done)
     return StepStatus(
@@ -238,29 +237,17 @@ def hold_words(
 
 def list_plans(connection: Connection, *, limit: int = 50) -> list[PlanLine]:
     """Return the plans that were asked for last, latest first."""
-    with translated_errors(connection, missing="run `queuekeeper database migrate`"):
-        rows = connection.execute(statement(f"{_QUERIES}plan_lines"), {"maximum": limit}).fetchall()
-    names = ("plan_id", "state", "planned_at", "approved_by", "chosen", "verified", "to_copy", "copied")
-    return [PlanLine(**dict(zip(names, row, strict=True))) for row in rows]
+    missing = "run `queuekeeper database migrate`"
+    return records(connection, PlanLine, f"{_QUERIES}plan_lines", {"maximum": limit}, missing=missing)
 
 
 def cohorts_to_look_at(connection: Connection, plan_id: str, *, limit: int = 100) -> list[TroubledCohort]:
     """Return the cohorts that failed, differ or have rows unaccounted for, the worst first."""
-    with translated_errors(connection):
-        rows = connection.execute(
-            statement(f"{_QUERIES}cohorts_to_look_at"), {"plan_id": plan_id, "maximum": limit}
-        ).fetchall()
-    names = ("cohort", "state", "unaccounted", "differences")
-    return [TroubledCohort(**dict(zip(names, row, strict=True))) for row in rows]
+    wanted = {"plan_id": plan_id, "maximum": limit}
+    return records(connection, TroubledCohort, f"{_QUERIES}cohorts_to_look_at", wanted)
 
 
 def cohort_differences(connection: Connection, plan_id: str, cohort: int, *, limit: int = 10_000) -> list[Difference]:
     """Return the differences of one cohort that were kept, a client at a time and in the order of its messages."""
-    with translated_errors(connection):
-        rows = connection.execute(
-            statement(f"{_QUERIES}cohort_differences"), {"plan_id": plan_id, "cohort": cohort, "maximum": limit}
-        ).fetchall()
-    return [
-        Difference(cohort=cohort, client_id=client_id, serial_number=serial, kind=kind, expected=expected, found=found)
-        for client_id, serial, kind, expected, found in rows
-    ]
+    wanted = {"plan_id": plan_id, "cohort": cohort, "maximum": limit}
+    return records(connection, partial(Difference, cohort=cohort), f"{_QUERIES}cohort_differences", wanted)

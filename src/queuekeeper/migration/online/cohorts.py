@@ -6,11 +6,11 @@ at its next write, whatever it is doing and whoever has forgotten to stop it.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 import psycopg
 
@@ -18,9 +18,10 @@ from queuekeeper import audit
 from queuekeeper.errors import RefusedError, StaleDriver, UsageError
 from queuekeeper.migration.model import MigrationPlan
 from queuekeeper.migration.online.states import OnlineState, check_states, edge
-from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.postgres import Connection, records, statement, translated_errors
 
 _QUERIES = "queuekeeper/queries/"
+T = TypeVar("T")
 _MISSING = "apply the migrations (queuekeeper database migrate)"
 
 
@@ -94,21 +95,8 @@ class OnlineCohorts:
         :param cohorts: only these.
         """
         wanted = None if cohorts is None else list(cohorts)
-        return [
-            OnlineCohort(
-                cohort=row[0],
-                slot_first=row[1],
-                slot_last=row[2],
-                state=OnlineState(row[3]),
-                step_at=row[4],
-                default_owner=row[5],
-                driver=row[6],
-                dirty_reason=row[7],
-                servers=row[8],
-                verified_at_ms=row[9],
-            )
-            for row in self._rows("online_cohorts", {"plan_id": plan_id, "cohorts": wanted})
-        ]
+        found = self._records(OnlineCohort, "online_cohorts", {"plan_id": plan_id, "cohorts": wanted})
+        return [replace(each, state=OnlineState(each.state)) for each in found]
 
     def arm(self, plan: MigrationPlan, cohorts: Sequence[int], *, actor: str) -> list[OnlineCohort]:
         """Have ownership noted and checked for all clients of cohorts; they stay PostgreSQL's.
@@ -246,17 +234,10 @@ class OnlineCohorts:
 
         :raises UsageError: when nothing of the plan was ever armed.
         """
-        rows = self._rows("online_control", {"plan_id": plan_id})
-        if not rows:
+        found = self._records(Control, "online_control", {"plan_id": plan_id})
+        if not found:
             raise UsageError(f"plan {plan_id} was never armed: arm it first (queuekeeper online arm {plan_id})")
-        paused, clients_per_s, held_back, canary, rehearsed_at = rows[0]
-        return Control(
-            paused=paused,
-            clients_per_s=clients_per_s,
-            held_back=held_back,
-            canary=tuple(canary),
-            rehearsed_at=rehearsed_at,
-        )
+        return replace(found[0], canary=tuple(found[0].canary))
 
     def hold_back(self, plan_id: str, reason: str) -> None:
         """Note what slows the work down at this moment."""
@@ -285,6 +266,9 @@ class OnlineCohorts:
     def _transaction(self) -> Iterator[None]:
         with translated_errors(self._connection, missing=_MISSING), self._connection.transaction():
             yield
+
+    def _records(self, made: Callable[..., T], name: str, values: dict[str, Any]) -> list[T]:
+        return records(self._connection, made, _QUERIES + name, values, missing=_MISSING)
 
     def _rows(self, name: str, values: dict[str, Any]) -> list[tuple[Any, ...]]:
         with translated_errors(self._connection, missing=_MISSING):
