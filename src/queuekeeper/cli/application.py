@@ -29,6 +29,7 @@ from queuekeeper.cli import (
     repair,
     servers,
     sessions,
+    work,
 )
 from queuekeeper.cli.context import CommandGroup, begin
 from queuekeeper.cli.options import JobCommand
@@ -93,6 +94,7 @@ app.add_typer(cleanup.app, name="cleanup")
 app.add_typer(repair.app, name="repair")
 app.add_typer(partitions.app, name="partitions")
 app.add_typer(events.app, name="events")
+events.app.command("work")(work.events_work)
 for schema_command in (event_schema.install, event_schema.uninstall, event_schema.status):
     events.app.command(schema_command.__name__)(schema_command)
 app.add_typer(compacted.app, name="compacted")
@@ -100,6 +102,7 @@ for name, collector_command in compacted_gc.COMMANDS:
     compacted.app.command(name, cls=JobCommand)(collector_command)
 compacted.app.command("serve-mqtt")(compacted_mqtt.serve_mqtt)
 app.add_typer(fanout.app, name="fanout")
+fanout.app.command("work")(work.fanout_work)
 fanout.app.command("repair-all", cls=JobCommand)(jobs.command_of("fanout_repair", REPAIR_ALL, argument="queues"))
 _CONTROLS = ("status", "pause", "resume", "throttle")
 jobs.add_aliases(compacted.app, "compacted_queue_gc", {f"gc-{name}": name for name in _CONTROLS})

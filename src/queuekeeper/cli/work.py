@@ -1,0 +1,160 @@
+"""``queuekeeper fanout work`` and ``queuekeeper events work``: run handlers of your own, in processes and threads."""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+import asyncio
+import inspect
+import logging
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from queuekeeper.cli import context
+from queuekeeper.cli.input import KeyPrefix, prefix
+
+if TYPE_CHECKING:
+    from queuekeeper.fanout.handlers import Handler
+    from queuekeeper.service.aio import AsyncService
+    from queuekeeper.service.blocking import BlockingService
+
+Target = Annotated[
+    str, typer.Argument(metavar="MODULE:NAME", help="Function that handles a message, such as billing:bill.")
+]
+Workers = Annotated[int, typer.Option(min=1, max=1_000, help="Messages that one process handles at once.")]
+ProcessCount = Annotated[int, typer.Option("--processes", min=1, max=64, help="Number of processes.")]
+Reload = Annotated[
+    bool, typer.Option("--reload", help="Start the processes anew when a Python file of the current folder changes.")
+]
+
+
+def fanout_work(
+    target: Target,
+    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")],
+    consumer: Annotated[str, typer.Argument(metavar="CONSUMER", help="Name of the consumer; registered if it is new.")],
+    *,
+    workers: Workers = 8,
+    processes: ProcessCount = 1,
+    reload: Reload = False,
+    key_prefix: KeyPrefix = None,
+    redis_url: context.RedisUrl = None,
+) -> None:
+    """Run a handler on a consumer's messages until SIGTERM or Ctrl-C.
+
+    Handlers at work are finished first. A process that dies is replaced. A coroutine function runs in an event loop.
+
+    Example: `queuekeeper fanout work billing:bill orders billing --processes 2`
+    """
+    from queuekeeper.fanout.consumer import WorkRules
+
+    rules = WorkRules(workers=workers)
+
+    def serve(handler: Any) -> None:
+        from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer
+        from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
+        from queuekeeper.redis_async import connect
+
+        if not _is_coroutine(handler):
+            with context.redis_connection(redis_url) as client:
+                queues = FanoutQueues(client, prefix=prefix(key_prefix))
+                _serve(FanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
+            return
+
+        async def serve_async() -> None:
+            async with await connect(context.redis_address(redis_url)) as caller:
+                queues = AsyncFanoutQueues(caller, prefix=prefix(key_prefix))
+                await _serve_async(AsyncFanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
+
+        asyncio.run(serve_async())
+
+    _run(target, serve, processes=processes, reload=reload)
+
+
+def events_work(
+    target: Target,
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")],
+    *,
+    topics: Annotated[
+        list[str] | None, typer.Option("--topic", help="Topic to handle; may be repeated. Without it, all topics.")
+    ] = None,
+    retry: Annotated[
+        list[float] | None,
+        typer.Option(
+            "--retry",
+            metavar="SECONDS",
+            help="Pause before a retry, one per retry; after the last failure events become dead letters. Without it, "
+            "the order is kept and a delivery comes again until it is done.",
+        ),
+    ] = None,
+    processes: ProcessCount = 1,
+    reload: Reload = False,
+    postgres_url: context.PostgresUrl = None,
+) -> None:
+    """Run a handler on a group's events until SIGTERM or Ctrl-C.
+
+    Of several processes one reads, and another goes on where it stopped.
+
+    Example: `queuekeeper events work billing:bill billing --topic order.paid --retry 1 --retry 10`
+    """
+    from queuekeeper.events.model import Interest
+
+    interest = Interest.topics(*topics) if topics else Interest()
+
+    def serve(handler: Any) -> None:
+        from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
+
+        name, url = target.partition(":")[2], context.postgres_address(postgres_url)
+        if not _is_coroutine(handler):
+            consumer = EventConsumer(url, group_id=group)
+            consumer.handle(handler, name=name, interest=interest, retries_s=retry)
+            _serve(consumer)
+            return
+
+        async def serve_async() -> None:
+            consumer = AsyncEventConsumer(url, group_id=group)
+            await consumer.handle(handler, name=name, interest=interest, retries_s=retry)
+            await _serve_async(consumer)
+
+        asyncio.run(serve_async())
+
+    _run(target, serve, processes=processes, reload=reload)
+
+
+def _run(target: str, serve: Callable[[Any], None], *, processes: int, reload: bool) -> None:
+    from queuekeeper.service.processes import Processes, is_worker, load
+
+    logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(process)d %(message)s")
+    # A wrong name is told before anything starts.
+    handler = load(target)
+    if is_worker() or (processes == 1 and not reload):
+        serve(handler)
+        return
+    command = [sys.executable, "-m", "queuekeeper", *sys.argv[1:]]
+    code = Processes(command, count=processes, watched=[Path.cwd()] if reload else []).run()
+    if code:
+        raise typer.Exit(code)
+
+
+def _serve(service: BlockingService[Any]) -> None:
+    from queuekeeper.service.processes import end_with_parent, is_worker
+
+    if is_worker():
+        end_with_parent(service.stop)
+    service.run()
+
+
+async def _serve_async(service: AsyncService[Any]) -> None:
+    from queuekeeper.service.processes import end_with_parent, is_worker
+
+    if is_worker():
+        loop = asyncio.get_running_loop()
+        end_with_parent(lambda: loop.call_soon_threadsafe(service.stop))
+    await service.run()
+
+
+def _is_coroutine(handler: Callable[..., Any] | Handler) -> bool:
+    function = getattr(handler, "work", handler)
+    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)

@@ -1,0 +1,176 @@
+"""Several processes of one service: started, replaced when they die, made anew on change, ended in good order."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from queuekeeper.clock import Backoff
+from queuekeeper.errors import UsageError
+from queuekeeper.service.signals import stopped_by_signals
+
+WORKER = "QUEUEKEEPER_WORKER"
+"""Variable of the environment by which a process knows that it is one of several."""
+
+LOOK_S = 0.2
+"""How often processes and files are looked at."""
+
+STEADY_S = 60.0
+"""A process that has lived so long is replaced at once when it dies."""
+
+BACKOFF = Backoff(first_s=0.5, longest_s=30.0)
+"""Pauses before a process is replaced that dies soon after its start."""
+
+_log = logging.getLogger(__name__)
+
+
+def load(target: str) -> Callable[..., Any]:
+    """Return what ``MODULE:NAME`` names; modules of the current folder are found, too.
+
+    :raises UsageError: when there is no such module or name, or it cannot be called.
+    """
+    module_name, _, name = target.partition(":")
+    if not module_name or not name:
+        raise UsageError(f"{target!r} is not MODULE:NAME, such as billing:bill")
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise
+        raise UsageError(
+            f"there is no module {error.name}: it is looked for in {folder} and in Python's path"
+        ) from error
+    found = getattr(module, name, None)
+    if found is None:
+        raise UsageError(f"module {module_name} has no {name!r}")
+    if not callable(found):
+        raise UsageError(f"{target} is a {type(found).__name__}: it must be a function, or made one by a decorator")
+    return found  # type: ignore[no-any-return]
+
+
+def is_worker() -> bool:
+    """Return whether this process is one of several that :class:`Processes` has started."""
+    return WORKER in os.environ
+
+
+def end_with_parent(stop: Callable[[], object]) -> None:
+    """Have a function called when the process that started this one ends it, or is gone."""
+
+    def watch() -> None:
+        sys.stdin.buffer.read()
+        stop()
+
+    threading.Thread(target=watch, name="queuekeeper-parent", daemon=True).start()
+
+
+@dataclass
+class _Process:
+    began_s: float
+    deaths: int
+    running: subprocess.Popen[bytes] | None = field(default=None)
+    """None while it waits to be replaced."""
+
+
+class Processes:
+    """Keeps processes of a command running until it is told to stop.
+
+    :param count: processes.
+    :param watched: folders; when a Python file below them changes, all processes are made anew.
+    """
+
+    def __init__(self, command: Sequence[str], *, count: int, watched: Iterable[Path] = ()) -> None:
+        self._command = list(command)
+        self._watched = tuple(watched)
+        self._stopped = threading.Event()
+        self._processes = [_Process(began_s=0.0, deaths=0) for _ in range(count)]
+
+    def run(self) -> int:
+        """Run until SIGTERM, Ctrl-C or :meth:`stop`, and return an exit code.
+
+        0 when told to stop; the code of a process that refuses its arguments, which no repetition would cure.
+        """
+        with stopped_by_signals(self.stop):
+            seen = self._state()
+            for process in self._processes:
+                self._start(process)
+            try:
+                while not self._stopped.wait(LOOK_S):
+                    code = self._replace_dead()
+                    if code is not None:
+                        return code
+                    state = self._state()
+                    if state != seen:
+                        _log.warning("files have changed: the processes are made anew")
+                        self._end()
+                        seen = state
+                        for process in self._processes:
+                            self._start(process)
+            finally:
+                self._end()
+        return 0
+
+    def stop(self) -> None:
+        """End it in good order; may be called in another thread and in a signal handler."""
+        self._stopped.set()
+
+    def _start(self, process: _Process) -> None:
+        # A session of its own: Ctrl-C is for this process, which then tells the others once.
+        process.running = subprocess.Popen(
+            self._command, stdin=subprocess.PIPE, env={**os.environ, WORKER: "1"}, start_new_session=True
+        )
+        process.began_s = time.monotonic()
+
+    def _replace_dead(self) -> int | None:
+        """Start again what has died; return the exit code of one that refuses its arguments."""
+        for process in self._processes:
+            running = process.running
+            if running is not None and running.poll() is not None:
+                assert running.stdin is not None
+                running.stdin.close()
+                process.running = None
+                if running.returncode == UsageError.exit_code:
+                    return UsageError.exit_code
+                lived_s = time.monotonic() - process.began_s
+                process.deaths = 0 if lived_s >= STEADY_S else process.deaths + 1
+                process.began_s = time.monotonic()
+                _log.error("process %d ended with code %d; it is replaced", running.pid, running.returncode)
+            if process.running is None and time.monotonic() >= process.began_s + self._pause_s(process):
+                self._start(process)
+        return None
+
+    @staticmethod
+    def _pause_s(process: _Process) -> float:
+        return 0.0 if process.deaths < 2 else BACKOFF.after(process.deaths - 2)
+
+    def _end(self) -> None:
+        """Tell all processes to end, and wait until they have."""
+        running = [process.running for process in self._processes if process.running is not None]
+        for one in running:
+            assert one.stdin is not None
+            one.stdin.close()
+        for one in running:
+            one.wait()
+        for process in self._processes:
+            process.running = None
+
+    def _state(self) -> dict[Path, int]:
+        """Return when each Python file was changed."""
+        found = {}
+        for folder in self._watched:
+            for path in folder.rglob("*.py"):
+                # It may be gone by now.
+                if path.is_file():
+                    found[path] = path.stat().st_mtime_ns
+        return found

@@ -1,0 +1,189 @@
+"""``queuekeeper fanout work`` and ``events work``: handlers in processes that die, of files that change."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from queuekeeper.events import EventBroker, Interest, NewEvent, schema
+from queuekeeper.fanout import FanoutQueues, NewMessage
+from queuekeeper.postgres import connect as connect_postgres
+from queuekeeper.redis_client import connect
+from tests.patience import PATIENCE_S
+
+pytestmark = pytest.mark.integration
+
+BILLING = """
+import os
+from pathlib import Path
+from queuekeeper.fanout import handler
+
+DONE = Path(__file__).with_name("done")
+
+def note(text):
+    with DONE.open("a") as file:
+        file.write(f"{text} {os.getpid()} one\\n")
+
+@handler(max_attempts=8)
+def bill(message):
+    note(message.body.decode())
+
+async def bill_async(message):
+    note(message.body.decode())
+
+def bill_events(delivery):
+    for event in delivery.events:
+        note(event.payload)
+
+NUMBER = 7
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "billing.py").write_text(BILLING)
+    return tmp_path
+
+
+@pytest.fixture
+def queues(valkey_url: str) -> Iterator[FanoutQueues]:
+    with connect(valkey_url) as client:
+        yield FanoutQueues(client)
+
+
+@pytest.fixture
+def started(folder: Path, valkey_url: str) -> Iterator[Callable[..., subprocess.Popen[str]]]:
+    """Start the command in the user's folder; what a test leaves running is ended."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("QUEUEKEEPER_")}
+    environment |= {"QUEUEKEEPER_REDIS_URL": valkey_url, "QUEUEKEEPER_HOME": str(folder)}
+    running: list[subprocess.Popen[str]] = []
+
+    def start(*words: str) -> subprocess.Popen[str]:
+        running.append(
+            subprocess.Popen(
+                [sys.executable, "-m", "queuekeeper", *words],
+                cwd=folder, env=environment, stderr=subprocess.PIPE, text=True,
+            )
+        )  # fmt: skip
+        return running[-1]
+
+    yield start
+    for process in running:
+        process.kill()
+        process.communicate()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    ends_s = time.monotonic() + PATIENCE_S
+    while not condition():
+        assert time.monotonic() < ends_s
+        time.sleep(0.05)
+
+
+def done(folder: Path) -> list[list[str]]:
+    path = folder / "done"
+    return [line.split() for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def stop(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGTERM)
+    _, errors = process.communicate(timeout=PATIENCE_S)
+    assert process.returncode == 0, errors
+
+
+def publish(queues: FanoutQueues, numbers: range) -> None:
+    queues.publish("orders", [NewMessage(body=str(number).encode()) for number in numbers])
+
+
+@pytest.mark.parametrize("name", ["bill", "bill_async"])
+def test_handler_works_on_all_messages_and_ends_by_a_signal(
+    started: Callable[..., subprocess.Popen[str]], queues: FanoutQueues, folder: Path, name: str
+) -> None:
+    queues.register("orders", consumer="billing")
+    publish(queues, range(50))
+
+    process = started("fanout", "work", f"billing:{name}", "orders", "billing")
+    until(lambda: len(done(folder)) == 50)
+    stop(process)
+
+    assert sorted(int(line[0]) for line in done(folder)) == list(range(50))
+    assert queues.size("orders", consumer="billing") == 0
+
+
+def test_process_that_dies_is_replaced_and_nothing_is_lost(
+    started: Callable[..., subprocess.Popen[str]], queues: FanoutQueues, folder: Path
+) -> None:
+    queues.register("orders", consumer="billing")
+    process = started("fanout", "work", "billing:bill", "orders", "billing", "--processes", "2")
+    publish(queues, range(1))
+    until(lambda: bool(done(folder)))
+
+    os.kill(int(done(folder)[0][1]), signal.SIGKILL)
+    publish(queues, range(1, 100))
+    until(lambda: {int(line[0]) for line in done(folder)} == set(range(100)))
+    stop(process)
+
+    assert queues.size("orders", consumer="billing") == 0
+
+
+def test_changed_file_is_loaded_anew(
+    started: Callable[..., subprocess.Popen[str]], queues: FanoutQueues, folder: Path
+) -> None:
+    queues.register("orders", consumer="billing")
+    process = started("fanout", "work", "billing:bill", "orders", "billing", "--reload")
+    publish(queues, range(1))
+    until(lambda: bool(done(folder)))
+
+    (folder / "billing.py").write_text(BILLING.replace(" one", " changed"))
+    until(lambda: process.poll() is None and _works_by_the_changed_file(queues, folder))
+    stop(process)
+
+
+def _works_by_the_changed_file(queues: FanoutQueues, folder: Path) -> bool:
+    publish(queues, range(1, 2))
+    time.sleep(0.2)
+    return done(folder)[-1][2] == "changed"
+
+
+def test_events_are_handled_by_a_group(
+    started: Callable[..., subprocess.Popen[str]], postgres_url: str, folder: Path
+) -> None:
+    with connect_postgres(postgres_url, autocommit=True) as connection:
+        schema.install(connection)
+        broker = EventBroker(connection)
+        broker.subscribe("billing", Interest.topics("order.paid"))
+        url = ["--postgres-url", postgres_url]
+        dispatcher = started("events", "dispatch", *url)
+        worker = started("events", "work", "billing:bill_events", "billing", "--topic", "order.paid", *url)
+        broker.publish([NewEvent(topic="order.paid", payload=number) for number in range(20)])
+        until(lambda: len(done(folder)) >= 20)
+        stop(worker)
+        stop(dispatcher)
+
+    assert sorted(int(line[0]) for line in done(folder)) == list(range(20))
+
+
+@pytest.mark.parametrize(
+    ("target", "words"),
+    [
+        ("billing", "'billing' is not MODULE:NAME, such as billing:bill"),
+        ("biling:bill", "there is no module biling: it is looked for in "),
+        ("billing:bil", "module billing has no 'bil'"),
+        ("billing:NUMBER", "billing:NUMBER is a int: it must be a function"),
+    ],
+)
+def test_wrong_target_is_named_before_anything_starts(
+    started: Callable[..., subprocess.Popen[str]], target: str, words: str
+) -> None:
+    process = started("fanout", "work", target, "orders", "billing", "--processes", "2")
+    _, errors = process.communicate(timeout=PATIENCE_S)
+
+    assert process.returncode == 2
+    assert words in errors.replace("\n", " ")
