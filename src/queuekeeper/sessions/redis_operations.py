@@ -38,6 +38,7 @@ from queuekeeper.keyspace import (
     quarantined_key,
     session_keys,
 )
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation
 from queuekeeper.sessions import jsonl
 from queuekeeper.sessions.judge import Reason
@@ -147,9 +148,6 @@ class _Keys:
         self.stem = payload_key(client_id, "", prefix=prefix).encode()
         # Empty: the key is absent; none: not known. A wrong one costs a conflict and does no harm.
         self.last: bytes | None = None
-
-    def three(self) -> list[bytes]:
-        return [self.messages, self.last_packet_id, self.session]
 
     def payload(self, packet_id: int) -> bytes:
         return b"%b%d" % (self.stem, packet_id)
@@ -286,8 +284,8 @@ class RedisSessionOperations:
         self._clock = clock
         expiry_s = self._rules.session_expiry_s
         self._session_expiry_ms = "" if expiry_s is None else 1_000 * expiry_s
-        # Digests are worked out once.
-        self._save_script = lua.load("sessions/save_messages")
+        # Bound once: looking it up costs a hundredth of a save.
+        self._save_script = scripts.save_messages
 
     # Saving.
 
@@ -443,17 +441,17 @@ class RedisSessionOperations:
             trimmed = _added(trimmed, made_room)
             if has_it is not None:
                 replicated = has_it and replicated is not False
-            replayed = type(reply) is list
+            replayed = type(reply) is not bytes
             if not replayed:
                 serial, references, expired, replaced = _read_saved(reply)
                 trimmed = _added(trimmed, _Trimmed(dead=replaced))
-            elif reply[0] == b"forgotten":
+            elif reply.word == "forgotten":
                 forgotten = True
                 break
             else:
-                _, serial, runs, expired = reply
+                serial, expired = reply.first_serial, reply.expired
                 replays += 1
-                ids = _read_runs(runs)
+                ids = _read_runs(reply.packet_ids)
                 if len(ids) != len(part.messages):
                     stored = len(save.messages) - len(part.messages) + len(ids)
                     raise other_batch(save, stored=stored, given=len(save.messages))
@@ -498,7 +496,6 @@ class RedisSessionOperations:
         refused: Sequence[Refusal] = (),
     ) -> lua.Call:
         stem = keys.stem
-        names = [keys.messages, keys.last_packet_id, keys.session, *[b"%b%d" % (stem, packet_id) for packet_id in ids]]
         epoch = "" if self._epoch_of is None else self._epoch(keys)
         batch: lua.Value = ""
         if save.source is not None or refused:
@@ -507,13 +504,22 @@ class RedisSessionOperations:
             if save.source is not None:
                 told = f"{save.offset or 0}:{number}:{_write_runs(ids)}:{save.source}"
                 batch = f"{len(refused) - over}:{over}:{told}"
-        last_packet_id: lua.Value = ids[-1] if ids else ""
-        args: list[lua.Value] = [epoch, last, last_packet_id, self._session_expiry_ms, batch, self._clock()]
+        stored: list[lua.Value] = []
         client_id = save.client_id
         for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
-            args.append(end_ms)
-            args.append(stored_json(message, client_id=client_id, packet_id=packet_id, packet_type=_PUBLISH))
-        return lua.Call(self._save_script, names, args)
+            stored.append(end_ms)
+            stored.append(stored_json(message, client_id=client_id, packet_id=packet_id, packet_type=_PUBLISH))
+        return self._save_script(
+            keys,
+            payloads=[b"%b%d" % (stem, packet_id) for packet_id in ids],
+            epoch=epoch,
+            expected=last,
+            last_packet_id=ids[-1] if ids else "",
+            session_expiry_ms=self._session_expiry_ms,
+            batch=batch,
+            now_ms=self._clock(),
+            messages=stored,
+        )
 
     def _claim(
         self,
@@ -540,18 +546,21 @@ class RedisSessionOperations:
         for _ in range(TRIES):
             if begun is None:
                 ids = _following(last or b"", count, in_use)
-                replies = yield [call(last or b"", ids)]
+                asked = call(last or b"", ids)
+                replies = yield [asked]
+                read = asked.script.read
             else:
                 ids, replies = begun
                 begun = None
-            reply = _checked(replies[0])
-            if type(reply) is bytes or reply[0] != b"conflict":
+                read = self._save_script.script.read
+            reply = read(_checked(replies[0]))
+            if type(reply) is bytes or reply.word != "conflict":
                 return ids, reply, _replicated(replies), trimmed
-            last = reply[1]
+            last = reply.last_packet_id
             keys.last = last
-            if len(reply) == 2:
+            if not reply.positions:
                 continue
-            in_use.update(ids[position] for position in reply[2:])
+            in_use.update(ids[position] for position in reply.positions)
             collisions += 1
             if collisions == LISTED_AFTER:
                 collisions = 0
@@ -571,8 +580,8 @@ class RedisSessionOperations:
             own = [(r.member, packet_id) for r in page if (packet_id := keys.packet_id(r.member)) is not None]
             if own:
                 # The packet id of a message that has expired is free, though a reference still leads to it.
-                call = self._call("find_missing", [member for member, _ in own], [])
-                missing = set(_checked((yield [call])[0]))
+                call = scripts.find_missing(payloads=[member for member, _ in own])
+                missing = set((yield from _ask(call)).positions)
                 found.update(packet_id for at, (_, packet_id) in enumerate(own) if at not in missing)
             if _is_last(page, REFERENCES_PER_LIST):
                 return found
@@ -594,14 +603,17 @@ class RedisSessionOperations:
                 page = yield from self._list(keys, "serial", cursor, wanted)
                 candidates = [r for r in page if keys.packet_id(r.member) and r.serial <= _MAX_SERIAL]
                 if candidates:
-                    call = self._call(
-                        "trim_messages",
-                        [keys.messages, keys.session, *(r.member for r in candidates)],
-                        [self._epoch(keys), limit, *(r.serial for r in candidates)],
+                    call = scripts.trim_messages(
+                        keys,
+                        payloads=[r.member for r in candidates],
+                        epoch=self._epoch(keys),
+                        limit=limit,
+                        serials=[r.serial for r in candidates],
                     )
-                    trimmed, expired, references = _checked((yield [call])[0])
-                    live[in_flight] += trimmed
-                    dead += expired
+                    reply = yield from _ask(call)
+                    references = reply.references
+                    live[in_flight] += reply.trimmed
+                    dead += reply.dead
                 if _is_last(page, wanted):
                     break
                 cursor = page[-1].serial
@@ -616,10 +628,16 @@ class RedisSessionOperations:
             page = yield from self._list(keys, "serial", cursor, KEYS_PER_CALL)
             last = _is_last(page, KEYS_PER_CALL)
             own = [r.member for r in page if keys.packet_id(r.member) is not None]
-            args: list[lua.Value] = [self._epoch(keys), earliest, saved_last_packet_id if last else b""]
-            call = self._call("remove_dead_references", [keys.messages, keys.session, *own], args)
-            gone, earliest = _checked((yield [call])[0])
-            removed += gone
+            call = scripts.remove_dead_references(
+                keys,
+                payloads=own,
+                epoch=self._epoch(keys),
+                earliest_expiry_ms=earliest,
+                complete_for=saved_last_packet_id if last else b"",
+            )
+            reply = yield from _ask(call)
+            earliest = reply.earliest_expiry_ms
+            removed += reply.removed
             if last:
                 return removed
             cursor = page[-1].serial
@@ -740,8 +758,8 @@ class RedisSessionOperations:
         own = [member for member in members if member.startswith(keys.stem)]
         stored: dict[bytes, tuple[bytes, int]] = {}
         if own:
-            reply = _checked((yield [self._call("fetch_messages", own, [max_bytes])])[0])
-            stored = dict(zip(own, zip(reply[::2], reply[1::2], strict=True), strict=False))
+            reply = yield from _ask(scripts.fetch_messages(payloads=own, max_bytes=max_bytes))
+            stored = dict(zip(own, reply.records, strict=False))
         records: list[tuple[bytes, int]] = []
         for member in members:
             if member in stored:
@@ -758,14 +776,20 @@ class RedisSessionOperations:
         calls: Step = []
         for start in range(0, len(page.dead), KEYS_PER_CALL):
             dead = [reference.member for reference in page.dead[start : start + KEYS_PER_CALL]]
-            calls.append(self._call("remove_dead_references", [keys.messages, keys.session, *dead], [epoch, "", ""]))
+            calls.append(
+                scripts.remove_dead_references(keys, payloads=dead, epoch=epoch, earliest_expiry_ms="", complete_for="")
+            )
         for reference in page.unreadable:
             aside = quarantined_key(client_id, reference.serial, prefix=self._prefix)
             calls.append(
-                self._call(
-                    "quarantine_message",
-                    [keys.messages, keys.session, reference.member, aside],
-                    [epoch, reference.serial, QUARANTINE_MS, ""],
+                scripts.quarantine_message(
+                    keys,
+                    payload=reference.member,
+                    quarantined=aside,
+                    epoch=epoch,
+                    serial=reference.serial,
+                    keep_ms=QUARANTINE_MS,
+                    client_id="",
                 )
             )
         if calls:
@@ -776,9 +800,8 @@ class RedisSessionOperations:
         """See ``store.SessionOperations.mark_delivered``."""
         check_integer("serial", serial, 0, _MAX_SERIAL, "of a message that was fetched")
         keys = self._keys(client_id)
-        args: list[lua.Value] = [self._epoch(keys), serial, self._session_expiry_ms]
-        replies = yield [self._call("mark_delivered", keys.three(), args)]
-        return bool(_checked(replies[0]))
+        call = scripts.mark_delivered(keys, epoch=self._epoch(keys), serial=serial, keep_ms=self._session_expiry_ms)
+        return bool((yield from _ask(call)))
 
     def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
         """See ``store.SessionOperations.ack``."""
@@ -786,22 +809,31 @@ class RedisSessionOperations:
         calls: Step = []
         for start in range(0, len(acks), KEYS_PER_CALL):
             batch = acks[start : start + KEYS_PER_CALL]
-            names = [keys.messages, keys.session, *(keys.payload(ack.packet_id) for ack in batch)]
-            args = [self._epoch(keys), *("" if ack.serial is None else ack.serial for ack in batch)]
-            calls.append(self._call("ack", names, args))
+            calls.append(
+                scripts.ack(
+                    keys,
+                    payloads=[keys.payload(ack.packet_id) for ack in batch],
+                    epoch=self._epoch(keys),
+                    serials=["" if ack.serial is None else ack.serial for ack in batch],
+                )
+            )
         removed = 0
         if calls:
-            for reply in (yield calls):
-                removed += sum(_checked(reply))
+            for call, reply in zip(calls, (yield calls), strict=True):
+                removed += sum(call.script.read(_checked(reply)).removed)
         return AckReport(client_id=client_id, removed=removed, unknown=len(acks) - removed)
 
     def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
         """See ``store.SessionOperations.mark_released``; a record that nobody can read is missing."""
         check_packet_id(packet_id)
         keys = self._keys(client_id)
-        names = [keys.messages, keys.session, keys.payload(packet_id)]
-        replies = yield [self._call("mark_released", names, [self._epoch(keys), "" if serial is None else serial])]
-        outcome = _checked(replies[0]).decode()
+        call = scripts.mark_released(
+            keys,
+            payload=keys.payload(packet_id),
+            epoch=self._epoch(keys),
+            serial="" if serial is None else serial,
+        )
+        outcome = (yield from _ask(call)).decode()
         # The next fetch puts it in quarantine.
         return Release.MISSING if outcome == "unreadable" else Release(outcome)
 
@@ -828,11 +860,13 @@ class RedisSessionOperations:
             going = [reference.member for reference in page if reference.serial <= highest]
             own = [member for member in going if keys.packet_id(member) is not None]
             foreign = [member for member in going if keys.packet_id(member) is None]
-            call = self._call("purge_session", [*keys.three(), *own], [self._epoch(keys), highest, *foreign])
-            gone, remaining = _checked((yield [call])[0])
-            progress.removed += gone
-            if not remaining or len(going) < KEYS_PER_CALL:
-                return PurgeReport(client_id=client_id, messages=progress.removed, kept=remaining, dry_run=False)
+            call = scripts.purge_session(
+                keys, payloads=own, epoch=self._epoch(keys), up_to_serial=highest, members=foreign
+            )
+            reply = yield from _ask(call)
+            progress.removed += reply.removed
+            if not reply.remaining or len(going) < KEYS_PER_CALL:
+                return PurgeReport(client_id=client_id, messages=progress.removed, kept=reply.remaining, dry_run=False)
 
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
         """See ``store.SessionOperations.get_last_packet_id``."""
@@ -847,9 +881,14 @@ class RedisSessionOperations:
         keys = self._keys(client_id)
         # TBMQ 1.x wrote 0 into sessions that had never given one out.
         for text in ("", "0") if expected is None else (expected,):
-            args: list[lua.Value] = [self._epoch(keys), text, packet_id, self._session_expiry_ms]
-            replies = yield [self._call("set_last_packet_id", keys.three(), args)]
-            if _checked(replies[0]):
+            call = scripts.set_last_packet_id(
+                keys,
+                epoch=self._epoch(keys),
+                expected=text,
+                last_packet_id=packet_id,
+                keep_ms=self._session_expiry_ms,
+            )
+            if (yield from _ask(call)):
                 return True
         return False
 
@@ -859,8 +898,14 @@ class RedisSessionOperations:
         keys = self._keys(client_id)
 
         def call(last: bytes, ids: Sequence[int]) -> lua.Call:
-            names = [*keys.three(), *map(keys.payload, ids)]
-            return self._call("reserve_packet_ids", names, [self._epoch(keys), last, ids[-1], self._session_expiry_ms])
+            return scripts.reserve_packet_ids(
+                keys,
+                payloads=map(keys.payload, ids),
+                epoch=self._epoch(keys),
+                expected=last,
+                last_packet_id=ids[-1],
+                keep_ms=self._session_expiry_ms,
+            )
 
         ids, *_ = yield from self._claim(keys, count, call)
         keys.last = b"%d" % ids[-1]
@@ -982,25 +1027,31 @@ class RedisSessionOperations:
         stored = expired = 0
         chunks = list(_import_chunks(session.messages)) or [[]]
         for number, chunk in enumerate(chunks):
-            last = number == len(chunks) - 1
-            last_packet_id = "" if session.last_packet_id is None else session.last_packet_id
-            last_serial = "" if session.last_serial is None else session.last_serial
-            args: list[lua.Value] = [
-                plan, self._epoch(keys) or 0, "redis", number, int(last), last_packet_id, last_serial,
-            ]  # fmt: skip
+            messages: list[lua.Value] = []
             for message in chunk:
-                args += (message.serial, self._end_of_life(message), _imported_json(message, client_id))
-            names = [*keys.three(), *(keys.payload(message.packet_id) for message in chunk)]
+                messages += (message.serial, self._end_of_life(message), _imported_json(message, client_id))
+            call = scripts.import_session(
+                keys,
+                payloads=[keys.payload(message.packet_id) for message in chunk],
+                plan=plan,
+                epoch=self._epoch(keys) or 0,
+                owner="redis",
+                chunk=number,
+                last=int(number == len(chunks) - 1),
+                last_packet_id="" if session.last_packet_id is None else session.last_packet_id,
+                last_serial="" if session.last_serial is None else session.last_serial,
+                messages=messages,
+            )
             try:
-                reply = _checked((yield [self._call("import_session", names, args)])[0])
+                reply = yield from _ask(call)
             except (ImportedBefore, MovedOn, NotOwner, StaleEpoch) as error:
                 if isinstance(error, NotOwner | StaleEpoch) and self._epoch(keys) != "":
                     raise
                 raise MovedOn(f"the session of {client_id!r} exists: {error}") from None
-            if reply[0] in (b"unchanged", b"used"):
+            if reply.word in ("unchanged", "used"):
                 raise MovedOn(f"the session of {client_id!r} exists: these lines were imported before")
-            stored += reply[1]
-            expired += reply[2]
+            stored += reply.written
+            expired += reply.expired
         if stored and session.delivered_serial > FIRST_SERIAL:
             yield from self.mark_delivered(client_id, serial=session.delivered_serial)
         return ImportReport(client_id=client_id, stored=stored, expired=expired, last_packet_id=session.last_packet_id)
@@ -1016,7 +1067,7 @@ class RedisSessionOperations:
         :raises StaleEpoch: when Redis knows a greater epoch, or another owner under this one.
         """
         call = self._set_owner_call(client_id, epoch=epoch, owner=owner, mirrored=mirrored)
-        return bool(_checked((yield [call])[0]) == b"set")
+        return bool((yield from _ask(call)) == b"set")
 
     def set_owner_call(self, ownership: Ownership) -> lua.Call:
         """Return the call that notes an owner as PostgreSQL says; its reply is ``set`` when Redis did not know yet.
@@ -1033,11 +1084,11 @@ class RedisSessionOperations:
         keys = self._keys(client_id)
         # Whoever saves next asks for the last packet id, as PostgreSQL may have given some out.
         keys.last = None
-        return self._call("set_owner", keys.three(), [epoch, owner, int(mirrored)])
+        return scripts.set_owner(keys, epoch=epoch, owner=owner, mirror=int(mirrored))
 
     def read_session_call(self, client_id: str) -> lua.Call:
         """Return the call that reads what a session says about itself."""
-        return self._call("read_session", self._keys(client_id).three(), [])
+        return scripts.read_session(self._keys(client_id))
 
     def read_snapshot(self, client_id: str, serials: Sequence[int] | None = None) -> Operation[SessionSnapshot]:
         """Read what the other store has to know of a session; what changes meanwhile may be in it or not.
@@ -1147,22 +1198,25 @@ class RedisSessionOperations:
         sources += [(batch.source, "") for batch in _batches(state.fields) if batch.source not in offsets]
         written = removed = 0
         for part in _sync_parts(gone, wanted, sources):
-            args: list[lua.Value] = [
-                epoch,
-                len(part.gone),
-                "" if snapshot.last_packet_id is None else snapshot.last_packet_id,
-                "" if snapshot.last_serial is None else snapshot.last_serial,
-                "" if snapshot.delivered_serial is None else snapshot.delivered_serial,
-                len(part.sources),
-            ]
+            values: list[lua.Value] = []
             for source in part.sources:
-                args += source
+                values += source
             for message in part.messages.values():
-                args += (message.serial, self._end_of_life(message), _imported_json(message, client_id))
-            names = [*keys.three(), *part.gone, *part.messages]
-            reply = _checked((yield [self._call("sync_session", names, args)])[0])
-            written += reply[0]
-            removed += reply[1]
+                values += (message.serial, self._end_of_life(message), _imported_json(message, client_id))
+            call = scripts.sync_session(
+                keys,
+                payloads=[*part.gone, *part.messages],
+                epoch=epoch,
+                removed=len(part.gone),
+                last_packet_id="" if snapshot.last_packet_id is None else snapshot.last_packet_id,
+                last_serial="" if snapshot.last_serial is None else snapshot.last_serial,
+                delivered_serial="" if snapshot.delivered_serial is None else snapshot.delivered_serial,
+                sources=len(part.sources),
+                values=values,
+            )
+            reply = yield from _ask(call)
+            written += reply.written
+            removed += reply.removed
         return ApplyReport(written=written, removed=removed)
 
     def read_outbox(self, client_id: str) -> Operation[Outbox | None]:
@@ -1176,9 +1230,10 @@ class RedisSessionOperations:
         for start in range(0, len(client_ids), SESSIONS_PER_STEP):
             some = client_ids[start : start + SESSIONS_PER_STEP]
             calls = [self.read_session_call(client_id) for client_id in some]
-            for client_id, reply in zip(some, (yield calls), strict=True):
-                _, _, _, now_ms, *fields = _checked(reply)
-                outbox = _outbox(client_id, dict(zip(fields[::2], fields[1::2], strict=True)), read_ms=now_ms)
+            replies = yield calls
+            for client_id, call, answer in zip(some, calls, replies, strict=True):
+                reply = call.script.read(_checked(answer))
+                outbox = _outbox(client_id, dict(reply.fields), read_ms=reply.now_ms)
                 if outbox is not None:
                     found[client_id] = outbox
         return found
@@ -1193,7 +1248,8 @@ class RedisSessionOperations:
         :raises StaleEpoch: when the session has another epoch.
         """
         keys = self._keys(client_id)
-        return bool(_checked((yield [self._call("trim_outbox", [keys.session], [epoch, version, read_ms])])[0]))
+        call = scripts.trim_outbox(keys, epoch=epoch, outbox_version=version, read_ms=read_ms)
+        return bool((yield from _ask(call)))
 
     def _references(self, keys: _Keys, serials: Sequence[int] | None) -> Steps[list[_Reference]]:
         """List references in their order: all, or those with these serials."""
@@ -1209,12 +1265,13 @@ class RedisSessionOperations:
             some = runs[start : start + KEYS_PER_CALL]
             # The list begins behind a serial.
             calls = [
-                self._call("list_references", [keys.messages], ["serial", first - 1, last - first + 1])
+                scripts.list_references(keys, by="serial", start=first - 1, limit=last - first + 1)
                 for first, last in some
             ]
-            for (first, last), reply in zip(some, (yield calls), strict=True):
-                pairs = zip(_checked(reply)[::2], map(_serial, reply[1::2]), strict=True)
-                found += (_Reference(*pair) for pair in pairs if first <= pair[1] <= last)
+            replies = yield calls
+            for (first, last), call, reply in zip(some, calls, replies, strict=True):
+                listed = _listed(call.script.read(_checked(reply)))
+                found += (reference for reference in listed if first <= reference.serial <= last)
         return found
 
     def _is_stored(self, message: PendingMessage, record: tuple[bytes, int], client_id: str) -> bool:
@@ -1247,28 +1304,22 @@ class RedisSessionOperations:
         check_client_id(client_id)
         return self._recent.get(client_id)
 
-    @staticmethod
-    def _call(verb: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> lua.Call:
-        return lua.Call(lua.load(f"sessions/{verb}"), keys, args)
-
     def _epoch(self, keys: _Keys) -> lua.Value:
         epoch = None if self._epoch_of is None else self._epoch_of(keys.client_id)
         return "" if epoch is None else epoch
 
     def _read_session(self, keys: _Keys) -> Steps[_State]:
-        reply = _checked((yield [self._call("read_session", keys.three(), [])])[0])
-        last_packet_id, references, highest, now_ms, *fields = reply
+        reply = yield from _ask(scripts.read_session(keys))
         return _State(
-            last_packet_id=last_packet_id,
-            references=references,
-            highest=min(_serial(highest), _MAX_SERIAL) if highest else FIRST_SERIAL,
-            now_ms=now_ms,
-            fields=dict(zip(fields[::2], fields[1::2], strict=True)),
+            last_packet_id=reply.last_packet_id,
+            references=reply.references,
+            highest=min(_serial(reply.highest), _MAX_SERIAL) if reply.highest else FIRST_SERIAL,
+            now_ms=reply.now_ms,
+            fields=dict(reply.fields),
         )
 
     def _list(self, keys: _Keys, by: str, start: int, limit: int) -> Steps[list[_Reference]]:
-        reply = _checked((yield [self._call("list_references", [keys.messages], [by, start, limit])])[0])
-        return [_Reference(*pair) for pair in zip(reply[::2], map(_serial, reply[1::2]), strict=True)]
+        return _listed((yield from _ask(scripts.list_references(keys, by=by, start=start, limit=limit))))
 
 
 class _SyncPart(NamedTuple):
@@ -1346,6 +1397,15 @@ def _part(replies: Sequence[Reply], start: int, end: int) -> Sequence[Reply]:
 
 def _replicated(replies: Sequence[Reply]) -> bool | None:
     return replies.replicated[0] if isinstance(replies, lua.Replies) else None
+
+
+def _ask(call: lua.Call) -> Steps[Reply]:
+    """Return the reply of one call by the names of its header, or raise what stands in its place."""
+    return call.script.read(_checked((yield [call])[0]))
+
+
+def _listed(reply: Reply) -> list[_Reference]:
+    return [_Reference(row.member, _serial(row.score)) for row in reply.references]
 
 
 def _checked(reply: Reply) -> Reply:
