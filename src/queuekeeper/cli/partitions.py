@@ -454,13 +454,8 @@ def _coverage(out: Console, found: Coverage) -> None:
         )
     )
     if found.findings:
-        out.print(
-            table(
-                "Findings",
-                ("kind", "where", "what"),
-                [(each.kind, each.subject, each.words) for each in found.findings],
-            )
-        )
+        rows = [(each.kind, each.subject, each.words) for each in found.findings]
+        out.print(table("Findings", ("kind", "where", "what"), rows))
 
 
 def _show_plans(plans: Sequence[PartitionPlan], errors: Sequence[str], *, as_json: bool) -> None:
@@ -480,22 +475,10 @@ def _show_plans(plans: Sequence[PartitionPlan], errors: Sequence[str], *, as_jso
 
 
 def _retired(found: Sequence[RetiredPartition]) -> Any:
-    return table(
-        "Retired partitions",
-        ("id", "table", "partition", "from", "to", "state", "bytes", "retired", "archived", "drop after"),
-        [
-            (
-                each.retired_id,
-                each.table,
-                each.partition_name,
-                each.lower,
-                each.upper,
-                each.state,
-                each.bytes,
-                f"{each.retired_at:%Y-%m-%d}",
-                each.archived_at is not None,
-                f"{each.drop_after:%Y-%m-%d}",
-            )
-            for each in found
-        ],
-    )
+    names = ("retired_id", "table", "partition_name", "lower", "upper", "state", "bytes")
+    days = ("retired_at", "archived_at", "drop_after")
+    rows = [
+        [*(getattr(each, name) for name in names), *((at := getattr(each, day)) and f"{at:%Y-%m-%d}" for day in days)]
+        for each in found
+    ]
+    return table("Retired partitions", [each.replace("_", " ") for each in (*names, *days)], rows)

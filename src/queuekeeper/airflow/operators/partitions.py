@@ -257,16 +257,7 @@ class PlanQuestionOperator(PlanPartitionsOperator):
         }
 
 
-_AT_WORK = sorted(
-    set(TaskInstanceState)
-    - {
-        TaskInstanceState.SUCCESS,
-        TaskInstanceState.FAILED,
-        TaskInstanceState.UPSTREAM_FAILED,
-        TaskInstanceState.SKIPPED,
-        TaskInstanceState.REMOVED,
-    }
-)
+_AT_WORK = sorted(set(TaskInstanceState) - {"success", "failed", "upstream_failed", "skipped", "removed"})
 
 
 def _others_at_work(context: Context, *task_ids: str) -> bool:

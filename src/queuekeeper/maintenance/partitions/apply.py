@@ -122,7 +122,7 @@ def apply_plan(
 
 
 def _paused(step: PlannedStep) -> StepOutcome:
-    words = "the run is paused: resume it, and repeat this"
+    words = "the run is paused: resume it, or repeat this"
     return StepOutcome(kind=step.kind, partition=step.partition, state=StepState.PAUSED, words=words)
 
 
