@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from queuekeeper import postgres
+from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import (
     QueuekeeperError,
@@ -27,9 +28,12 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.keyspace import session_keys
+from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import BadRows, MigrationParameters, Mode, PlanState, plan_id
 from queuekeeper.migration.preflight import HEAP_PER_PAYLOAD, HEAP_PER_QUEUED
 from queuekeeper.migration.spark import our_errors, task_memory
+from queuekeeper.migration.status import migration_status
+from queuekeeper.postgres import connect
 from queuekeeper.redis_client import facts
 from tests.conftest import REDIS_FLAVOURS
 from tests.spark.world import PARAMETERS, World
@@ -321,3 +325,30 @@ def test_forecast_is_close_to_the_memory_that_is_used(
     world.copy(plan.plan_id)
     grown = facts(world.client)[0].used_memory_bytes - before
     assert plan.total("forecast_bytes") == pytest.approx(grown, rel=0.15)
+
+
+def test_paused_copy_says_so_writes_nothing_and_goes_on(
+    spark: SparkSession, make_world: Callable[..., World], healthy_template: str
+) -> None:
+    world = make_world(template=healthy_template)
+    plan = world.plan()
+    world.ledger.set_paused(plan.plan_id, True)
+    seen: list[tuple[str, int]] = []
+
+    def look_and_resume() -> None:
+        with connect(world.postgres_url, autocommit=True) as connection:
+            ledger = MigrationLedger(connection)
+            while not ledger.progress(plan.plan_id, "copy").parts:
+                time.sleep(0.05)
+            client: Any = world.client
+            held = migration_status(connection, plan.plan_id, now_ms=system_clock()).held_back
+            seen.append((held, client.dbsize()))
+            ledger.set_paused(plan.plan_id, False)
+
+    watcher = threading.Thread(target=look_and_resume, daemon=True)
+    watcher.start()
+    world.copy(plan.plan_id)
+    watcher.join(timeout=60)
+
+    assert seen == [("Paused by a person: queuekeeper run resume lets it go on.", 0)]
+    assert world.verify(plan.plan_id).balanced

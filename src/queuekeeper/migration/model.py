@@ -101,7 +101,8 @@ class MigrationParameters(SessionRules):
     throttle_messages_per_s: int | None = parameter(
         None,
         title="Throttle (messages per second)",
-        help="Messages copied per second, over all tasks. It can be changed while the copy runs, see the runbook.",
+        help="Messages copied per second, over all tasks; online, clients per second once these change over. It can be "
+        "changed meanwhile, see the runbook.",
         unset="as fast as the servers allow",
         section=Section.PACE,
         least=1,
