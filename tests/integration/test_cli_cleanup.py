@@ -120,7 +120,7 @@ def test_refusals_have_words_and_exit_codes(world: World) -> None:
         "throttle", run_id, "fast", code=2, words="the rate is 'fast': write operations per second, 1 or more, or none"
     )
     fails("undo", run_id, "--yes", code=2, words="has no undo file")
-    fails("report", code=1, words="not done: .* slots 0-8191, .*; queuekeeper cleanup apply")
+    fails("report", code=1, words="not done: .* slots 0-8191, .*; `queuekeeper cleanup apply")
     other = world.runs.save_plan(kind="repair_ttl", parameters={}, plan={}).maintenance_run_id
     fails("pause", other, code=2, words=f"run {other} is a repair_ttl, not a cleanup")
     assert world.contents() == before

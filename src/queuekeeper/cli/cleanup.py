@@ -3,20 +3,20 @@
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from queuekeeper.cli import context, jobs
 from queuekeeper.cli.options import JobCommand, takes
-from queuekeeper.cli.output import cell, pairs, plain, printable, show, table
-from queuekeeper.cli.run_control import RunId, RunIdOrNewest, agree
+from queuekeeper.cli.output import pairs, printable, show, show_tables, table
+from queuekeeper.cli.run_control import RunId, agree
 from queuekeeper.errors import CheckFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from queuekeeper.maintenance.cleanup.expired_references import CleanupOutcome, CleanupPlan
+    from queuekeeper.maintenance.cleanup.expired_references import CleanupOutcome
     from queuekeeper.maintenance.cleanup.model import CleanupParameters
 
 KIND = "expired_reference_cleanup"
@@ -59,13 +59,15 @@ def plan(
         run_id = engine.save(MaintenanceRuns(connection), made).maintenance_run_id
 
     def pretty(out: Console) -> None:
-        _plan(out, run_id, made)
+        out.print(pairs(f"Cleanup {run_id}", dict(Cleanup.plan_rows(made))))
+        show_tables(out, [each for each in Cleanup.tables(made) if each.rows])
         if made.empty:
             out.print("\nNothing to do.")
         else:
             out.print(f"\nNext: queuekeeper cleanup apply {run_id}")
 
-    show(_plan_facts(run_id, made), as_json=as_json, pretty=pretty)
+    facts = {"maintenance_run_id": run_id, "empty": made.empty, "to_do": made.counts.to_do} | made.facts()
+    show(facts, as_json=as_json, pretty=pretty)
 
 
 @app.command()
@@ -111,102 +113,7 @@ def apply(
         raise CheckFailed("; ".join(stopped))
 
 
-@app.command()
-def status(
-    run_id: RunIdOrNewest = None, *, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False
-) -> None:
-    """Tell how far a cleanup has come.
-
-    Example: `queuekeeper cleanup status`
-    """
-    from queuekeeper.jobs.engine import load_plan
-    from queuekeeper.maintenance.cleanup.expired_references import Cleanup
-
-    with context.open_maintenance_runs(postgres_url) as runs:
-        run_id = jobs.chosen(runs, run_id, KIND)
-        made = load_plan(Cleanup, runs, run_id)
-        run = runs.load(run_id)
-        progress = {each.shard: each for each in runs.progress(run_id)}
-
-    def pretty(out: Console) -> None:
-        _plan(out, str(run_id), made)
-        throttle = run.throttle_operations_per_s
-        out.print(
-            pairs(
-                "State",
-                {
-                    "run": cell(
-                        run.state.value, style={"done": "green", "failed": "red"}.get(run.state.value, "yellow")
-                    ),
-                    "paused": run.paused,
-                    "approved": run.approved_by,
-                    "throttle": "none" if throttle is None else f"{throttle:,} operations/s",
-                },
-            )
-        )
-        out.print(
-            table(
-                "Shards",
-                ("shard", "keys", "of", "removed", "repaired", "done"),
-                [
-                    (each.share, seen.scanned, each.counts.keys, seen.removed, seen.repaired, seen.done)
-                    if (seen := progress.get(each.share))
-                    else (each.share, 0, each.counts.keys, 0, 0, False)
-                    for each in made.shares
-                ],
-            )
-        )
-
-    facts = _plan_facts(run_id, made) | {
-        "state": run.state.value,
-        "paused": run.paused,
-        "approved_by": run.approved_by,
-        "throttle_operations_per_s": run.throttle_operations_per_s,
-        "progress": [plain(each) for each in progress.values()],
-        "report": run.report,
-    }
-    show(facts, as_json=as_json, pretty=pretty)
-
-
-@app.command()
-def report(
-    run_id: RunIdOrNewest = None,
-    *,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Look again, and say what was planned, done and left.
-
-    Exit code 1 when a shard is not done.
-
-    Example: `queuekeeper cleanup report`
-    """
-    from queuekeeper.jobs.report import facts_of
-    from queuekeeper.maintenance.cleanup.expired_references import Cleanup
-
-    with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
-        run_id = jobs.chosen(runs, run_id, KIND)
-        outcome = jobs.engine_for(Cleanup, client).report(runs, run_id, dry_run=False)
-    show(facts_of(Cleanup, outcome), as_json=as_json, pretty=lambda out: _outcome(out, outcome))
-    if outcome.open_shares:
-        raise CheckFailed(f"not done: {', '.join(outcome.open_shares)}; queuekeeper cleanup apply {run_id}")
-
-
-jobs.add_aliases(app, KIND, {name: name for name in ("pause", "resume", "throttle", "undo")})
-
-
-def _plan_facts(run_id: str, made: CleanupPlan) -> dict[str, Any]:
-    return {"maintenance_run_id": run_id, "empty": made.empty, "to_do": made.counts.to_do} | made.facts()
-
-
-def _plan(out: Console, run_id: str, made: CleanupPlan) -> None:
-    from queuekeeper.maintenance.cleanup.expired_references import Cleanup
-
-    out.print(pairs(f"Cleanup {run_id}", dict(Cleanup.plan_rows(made))))
-    for each in Cleanup.tables(made):
-        if each.rows:
-            out.print(table(each.heading, each.heads, each.rows))
+jobs.add_aliases(app, KIND, {name: name for name in ("status", "report", "pause", "resume", "throttle", "undo")})
 
 
 def _outcome(out: Console, outcome: CleanupOutcome) -> None:

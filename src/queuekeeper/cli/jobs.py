@@ -168,7 +168,7 @@ def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool, is_r
     if outcome.open_shares:
         go_on = job.words.go_on.format(command=job.words.command, run_id=run_id)
         again = f"{go_on}` goes on" if is_recorded else f"{job.words.command}` begins again, and finds what is left"
-        raise CheckFailed(f"not done: `queuekeeper {again}")
+        raise CheckFailed(f"not done: {', '.join(outcome.open_shares)}; `queuekeeper {again}")
     if outcome.broken:
         raise CheckFailed(f"{words}: the lines above say why; {job.words.hint}")
 
