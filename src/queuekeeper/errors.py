@@ -42,6 +42,7 @@
     ├── StoreFull                    1   the server refused a write for want of memory
     ├── UnreadableRecord             1   a stored value is none of ours, or was damaged
     ├── Rejected                     1   a handler's word: a message or event will never do
+    ├── TimeLimitExceeded            1   a handler took longer than it may
     └── ScriptError                  1   a Lua file is broken, or a script answered with an unknown error word
         ├── OutOfOrder
         └── StaleEpoch
@@ -219,6 +220,10 @@ class UnreadableRecord(QueuekeeperError):
 
 class Rejected(QueuekeeperError):
     """Raised by a handler: what it was given will never do, and becomes a dead letter at once."""
+
+
+class TimeLimitExceeded(QueuekeeperError):
+    """A handler took longer than it may."""
 
 
 class ScriptError(QueuekeeperError):

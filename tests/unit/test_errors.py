@@ -37,6 +37,7 @@ EXIT_CODES = {
     "ScatteredClient": 2,
     "SchemaMismatch": 4,
     "Rejected": 1,
+    "TimeLimitExceeded": 1,
     "ScriptError": 1,
     "SequenceConflict": 4,
     "ServerUnavailable": 4,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from queuekeeper.checks import check_fields, check_integer
 from queuekeeper.errors import Rejected, UsageError
 from queuekeeper.fanout.model import MAX_MS, FanoutMessage
 from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.service.limits import limited, time_is_up
 
 Work: TypeAlias = Callable[[FanoutMessage], Any]
 """Works on a message; a coroutine function for asyncio. When it returns, the message is done; when it raises, not."""
@@ -30,6 +33,9 @@ class RetryRules:
     :param max_delay_ms: the longest.
     :param jitter: share of a delay that chance takes away, so that what failed together does not come again together.
     :param dead_on: exceptions that no retry will cure: the message becomes a dead letter at once.
+    :param time_limit_ms: time that a handler may take for a message; then it has failed with
+        :class:`~queuekeeper.errors.TimeLimitExceeded`. None for no limit. A thread is stopped when it is in Python
+        code, not in a query or a sleep.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -39,6 +45,7 @@ class RetryRules:
     max_delay_ms: int = 300_000
     jitter: float = 0.5
     dead_on: tuple[type[Exception], ...] = (Rejected,)
+    time_limit_ms: int | None = None
 
     def __post_init__(self) -> None:
         if self.max_attempts is not None:
@@ -49,6 +56,8 @@ class RetryRules:
             # What is not a number is not within anything.
             if type(value) not in (int, float) or not least <= value <= most:
                 raise UsageError(f"{name} is {value!r}: it must be a number from {least} to {most}")
+        if self.time_limit_ms is not None:
+            check_integer("time_limit_ms", self.time_limit_ms, 1, MAX_MS)
         check_fields(self, "dead_on")
         for one in self.dead_on:
             if not issubclass(one, Exception):
@@ -146,7 +155,7 @@ class Attempt:
         now_s: Callable[[], float],
     ) -> None:
         self.operations = self
-        self.answer = handler.work
+        self._work = handler.work
         self._rules = handler.rules
         self._message = message
         self._middleware = middleware
@@ -183,6 +192,24 @@ class Attempt:
                 hook(one)
             except Exception:
                 _log.exception("middleware %r failed", one)
+
+    def answer(self, message: FanoutMessage) -> Any:
+        """Have the handler work on the message, within its time."""
+        limit_ms = self._rules.time_limit_ms
+        if limit_ms is None:
+            return self._work(message)
+        if inspect.iscoroutinefunction(self._work) or inspect.iscoroutinefunction(type(self._work).__call__):
+            return self._within(limit_ms / 1_000)
+        return limited(self._work, message, limit_s=limit_ms / 1_000)
+
+    async def _within(self, limit_s: float) -> None:
+        try:
+            async with asyncio.timeout(limit_s) as limit:
+                await self._work(self._message)
+        except TimeoutError as error:
+            if not limit.expired():
+                raise
+            raise time_is_up(limit_s) from error
 
     run = blocking(_attempt)
     run_async = awaited(_attempt)
