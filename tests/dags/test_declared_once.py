@@ -40,8 +40,9 @@ JOBS = ("cleanup", "compacted_gc", "fanout_repair", "migrate", "online", "partit
 def _models() -> list[type[Parameters]]:
     """Return every model of the package that declares parameters."""
     for path in SOURCE.rglob("*.py"):
-        if DECLARING in path.read_text("utf-8") and "/cli/" not in str(path) and "/airflow/" not in str(path):
-            import_module(".".join(path.relative_to(SOURCE).with_suffix("").parts))
+        name = path.relative_to(SOURCE).with_suffix("")
+        if DECLARING in path.read_text("utf-8") and not {"cli", "airflow"} & {*name.parts}:
+            import_module(".".join(name.parts))
 
     def below(model: type[Parameters]) -> Iterator[type[Parameters]]:
         for each in model.__subclasses__():

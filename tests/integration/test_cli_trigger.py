@@ -33,6 +33,7 @@ def test_dry_run_shows_the_sql_and_changes_nothing(connection: Connection, postg
     assert not any(trigger.installed for trigger in foreign_writers.state(connection).triggers)
     shown = COMMANDS.as_json("trigger", "install", "--dry-run", "--postgres-url", postgres_url)
     for statement in shown["statements"]:
+        assert f"{statement};\n" in result.stdout, "it is there to be copied"
         connection.execute(statement.encode())
     assert foreign_writers.state(connection).complete
 

@@ -3,17 +3,14 @@
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from queuekeeper.cli import context
-from queuekeeper.cli.output import show
+from queuekeeper.cli.command import Call, Plain, command, group
+from queuekeeper.cli.output import Shown
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-app = typer.Typer(no_args_is_help=True, help="Print users and roles with the least that each job needs.")
+app = group("Print users and roles with the least that each job needs.")
 
 Job = Annotated[
     list[str] | None,
@@ -21,20 +18,14 @@ Job = Annotated[
 ]
 
 
-@app.callback()
-def _group() -> None:
-    """Print users and roles with the least that each job needs."""
+class OnKeys(Call):
+    """A call of a command that connects nowhere, and names keys."""
+
+    takes = ("key_prefix", "as_json")
 
 
-@app.command()
-def redis(
-    *,
-    job: Job = None,
-    key_prefix: Annotated[
-        str | None, typer.Option("--key-prefix", help="Prefix of the Redis keys. [default: QUEUEKEEPER_KEY_PREFIX]")
-    ] = None,
-    as_json: context.AsJson = False,
-) -> None:
+@command(app)
+def redis(call: OnKeys, *, job: Job = None) -> Shown:
     """Print `ACL SETUSER` for each job.
 
     Nothing is sent anywhere: put passwords in, and give it to each master.
@@ -45,28 +36,24 @@ def redis(
 
     from queuekeeper.access import redis_user, redis_users
 
-    prefix = context.settings().key_prefix if key_prefix is None else key_prefix
     users = [redis_user(name) for name in dict.fromkeys(job)] if job else list(redis_users().values())
     found = [
         {
             "job": user.job,
             "purpose": user.purpose,
             "reads_payloads": user.reads_payloads,
-            "command": user.command(key_prefix=prefix),
+            "command": user.command(key_prefix=call.key_prefix),
         }
         for user in users
     ]
-
-    def pretty(out: Console) -> None:
-        for each in found:
-            out.print(Text(f"# {each['purpose']}", style="dim"), soft_wrap=True)
-            out.print(Text(str(each["command"])), soft_wrap=True)
-
-    show({"users": found}, as_json=as_json, pretty=pretty)
+    lines = [(f"# {each['purpose']}", str(each["command"])) for each in found]
+    texts = [Text(text, style=style) for line in lines for text, style in zip(line, ("dim", ""), strict=True)]
+    return Shown({"users": found}, lambda: texts)
 
 
-@app.command()
+@command(app)
 def postgres(
+    call: Plain,
     *,
     job: Job = None,
     role_prefix: Annotated[
@@ -75,8 +62,7 @@ def postgres(
     sessions_schema: Annotated[
         str, typer.Option("--sessions-schema", help="Schema that holds TBMQ's tables.")
     ] = "public",
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown | None:
     """Print a psql script with a role for each job.
 
     Nothing is sent anywhere: run it as a superuser, then give each role a password. It may be run again, and has to be
@@ -102,5 +88,8 @@ def postgres(
         for role in roles
     ]
     script = psql_script(roles, prefix=prefix, sessions_schema=sessions_schema)
+    if call.as_json:
+        return Shown({"roles": found}, list)
     # As it is: what a console would colour, wrap or fold is read by a program.
-    show({"roles": found}, as_json=as_json, pretty=lambda _: typer.echo(script, nl=False))
+    typer.echo(script, nl=False)
+    return None

@@ -12,12 +12,10 @@ from queuekeeper.cli import (
     audit,
     cleanup,
     compacted,
-    compacted_gc,
     compacted_mqtt,
     database,
     doctor,
     event_schema,
-    events,
     explain,
     fanout,
     jobs,
@@ -31,6 +29,7 @@ from queuekeeper.cli import (
     sessions,
     work,
 )
+from queuekeeper.cli.command import CONFIRMS, command
 from queuekeeper.cli.context import CommandGroup, begin
 from queuekeeper.cli.options import JobCommand
 
@@ -79,13 +78,13 @@ def root(
     begin(debug=debug)
 
 
-app.command("up")(servers.up)
-app.command("status")(servers.status)
-app.command("down")(servers.down)
-app.command("doctor")(doctor.doctor)
-app.command("metrics")(metrics.metrics)
-app.command("explain")(explain.explain)
-app.command("sample")(sessions.sample)
+command(app)(servers.up)
+command(app)(servers.status)
+command(app)(servers.down)
+command(app)(doctor.doctor)
+command(app)(metrics.metrics)
+command(app)(explain.explain)
+command(app, also=CONFIRMS)(sessions.sample)
 app.add_typer(migrate.app, name="migrate")
 app.add_typer(online.app, name="online")
 app.add_typer(sessions.app, name="sessions")
@@ -93,14 +92,9 @@ app.add_typer(quality.app, name="quality")
 app.add_typer(cleanup.app, name="cleanup")
 app.add_typer(repair.app, name="repair")
 app.add_typer(partitions.app, name="partitions")
-app.add_typer(events.app, name="events")
-events.app.command("work")(work.events_work)
-for schema_command in (event_schema.install, event_schema.uninstall, event_schema.status):
-    events.app.command(schema_command.__name__)(schema_command)
-app.add_typer(compacted.app, name="compacted")
-for name, collector_command in compacted_gc.COMMANDS:
-    compacted.app.command(name, cls=JobCommand)(collector_command)
-compacted.app.command("serve-mqtt")(compacted_mqtt.serve_mqtt)
+app.add_typer(event_schema.app, name="events")
+event_schema.app.command("work")(work.events_work)
+app.add_typer(compacted_mqtt.app, name="compacted")
 app.add_typer(fanout.app, name="fanout")
 fanout.app.command("work")(work.fanout_work)
 fanout.app.command("repair-all", cls=JobCommand)(jobs.command_of("fanout_repair", REPAIR_ALL, argument="queues"))

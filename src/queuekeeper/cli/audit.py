@@ -4,58 +4,43 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.output import show, table
+from queuekeeper.cli.command import OnPostgres, command, group
+from queuekeeper.cli.output import Shown, cell, table
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-app = typer.Typer(no_args_is_help=True, help="Read the record of approvals, changes and looks at contents.")
+app = group("Read the record of approvals, changes and looks at contents.")
 
 
-@app.callback()
-def _group() -> None:
-    """Read the record of approvals, changes and looks at contents."""
-
-
-@app.command("list")
+@command(app, "list")
 def list_entries(
+    call: OnPostgres,
     *,
     actor: Annotated[str | None, typer.Option(help="Show only what this person did.")] = None,
     subject: Annotated[str | None, typer.Option(help="Show only entries about this plan, run or client hash.")] = None,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of entries to show, newest first.")] = 50,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """List entries, the latest first.
 
     Example: `queuekeeper audit list --actor admin`
     """
     from queuekeeper.audit import AuditFilter, latest
 
-    with context.postgres_connection(postgres_url) as connection:
-        entries = latest(connection, wanted=AuditFilter(actor=actor, subject=subject), limit=limit)
-
-    def pretty(out: Console) -> None:
-        rows = [
-            (entry.seq, f"{entry.at:%Y-%m-%d %H:%M:%S}", entry.actor, str(entry.action), entry.subject, entry.effect)
-            for entry in entries
-        ]
-        out.print(table("Audit", ("entry", "UTC", "who", "what", "about", "effect"), rows))
-
-    show({"entries": entries}, as_json=as_json, pretty=pretty)
+    entries = latest(call.connection, wanted=AuditFilter(actor=actor, subject=subject), limit=limit)
+    rows = [
+        (entry.seq, f"{entry.at:%Y-%m-%d %H:%M:%S}", entry.actor, str(entry.action), entry.subject, entry.effect)
+        for entry in entries
+    ]
+    return Shown(
+        {"entries": entries}, lambda: [table("Audit", ("entry", "UTC", "who", "what", "about", "effect"), rows)]
+    )
 
 
-@app.command()
-def verify(
-    *,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@command(app)
+def verify(call: OnPostgres) -> Shown:
     """Check that no entry was changed, removed or put in between. The exit code is 1 when one was.
 
     Keep the hash of the last entry elsewhere: then nobody can cut the end off unseen.
@@ -64,18 +49,12 @@ def verify(
     """
     from queuekeeper.audit import read_chain, verify_chain
 
-    with context.postgres_connection(postgres_url) as connection:
-        report = verify_chain(read_chain(connection))
-
-    def pretty(out: Console) -> None:
-        if report.is_whole:
-            out.print(f"{report.entries:,} entries, and none was changed. Last hash: {report.head}", soft_wrap=True)
-        else:
-            out.print(f"Entry {report.broken_at:,} does not fit: {report.problem}", soft_wrap=True)
-
-    show(report, as_json=as_json, pretty=pretty)
-    if not report.is_whole:
-        raise typer.Exit(1)
+    report = verify_chain(read_chain(call.connection))
+    if report.is_whole:
+        words = f"{report.entries:,} entries, and none was changed. Last hash: {report.head}"
+    else:
+        words = f"Entry {report.broken_at:,} does not fit: {report.problem}"
+    return Shown(report, lambda: [cell(words)], failed=None if report.is_whole else "")
 
 
 @app.command()

@@ -3,84 +3,65 @@
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from queuekeeper.cli import context, jobs
-from queuekeeper.cli.options import JobCommand, takes
-from queuekeeper.cli.output import pairs, printable, show, show_tables, table
+from queuekeeper.cli import jobs
+from queuekeeper.cli.command import CONFIRMS, OnServers, command, group
+from queuekeeper.cli.options import takes
+from queuekeeper.cli.output import Shown, cell, pairs, table
 from queuekeeper.cli.run_control import RunId, agree
-from queuekeeper.errors import CheckFailed
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from queuekeeper.maintenance.cleanup.expired_references import CleanupOutcome
-    from queuekeeper.maintenance.cleanup.model import CleanupParameters
+    from queuekeeper.jobs.model import AnyJob, AnyOutcome
+    from queuekeeper.jobs.parameters import Parameters
 
 KIND = "expired_reference_cleanup"
 
-app = typer.Typer(no_args_is_help=True)
+app = group("Clean Redis of what has expired, in sessions in use.")
 
 
-@app.callback()
-def _group() -> None:
-    """Clean Redis of what has expired, in sessions in use."""
+def _cleanup() -> type[AnyJob]:
+    from queuekeeper.jobs.registry import job_of
+
+    return job_of(KIND)
 
 
-def _parameters() -> type[CleanupParameters]:
-    from queuekeeper.maintenance.cleanup.model import CleanupParameters
-
-    return CleanupParameters
-
-
-@app.command(cls=JobCommand)
-@takes(_parameters)
-def plan(
-    *,
-    parameters: CleanupParameters,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@command(app, asks=takes(lambda: jobs.model_of(KIND)))
+def plan(call: OnServers, *, parameters: Parameters) -> Shown:
     """Count what a cleanup would do. Nothing is written to Redis, so there is no dry run.
 
     Example: `queuekeeper cleanup plan --idle-days 90`
     """
-    from queuekeeper.jobs.store import MaintenanceRuns
-    from queuekeeper.maintenance.cleanup.expired_references import Cleanup
     from queuekeeper.postgres import migrate
 
-    with context.postgres_connection(postgres_url) as connection, context.redis_connection(redis_url) as client:
-        migrate(connection)
-        engine = jobs.engine_for(Cleanup, client)
-        made = engine.plan(parameters)
-        run_id = engine.save(MaintenanceRuns(connection), made).maintenance_run_id
+    job = _cleanup()
+    engine = jobs.engine_for(job, call.client)
+    migrate(call.connection)
+    made = engine.plan(parameters)
+    run_id = engine.save(call.runs, made).maintenance_run_id
 
-    def pretty(out: Console) -> None:
-        out.print(pairs(f"Cleanup {run_id}", dict(Cleanup.plan_rows(made))))
-        show_tables(out, [each for each in Cleanup.tables(made) if each.rows])
-        if made.empty:
-            out.print("\nNothing to do.")
-        else:
-            out.print(f"\nNext: queuekeeper cleanup apply {run_id}")
+    def pretty() -> Iterator[Any]:
+        yield pairs(f"Cleanup {run_id}", dict(job.plan_rows(made)))
+        yield from (table(each.heading, each.heads, each.rows) for each in job.tables(made) if each.rows)
+        yield "\nNothing to do." if made.empty else f"\nNext: queuekeeper cleanup apply {run_id}"
 
     facts = {"maintenance_run_id": run_id, "empty": made.empty, "to_do": made.counts.to_do} | made.facts()
-    show(facts, as_json=as_json, pretty=pretty)
+    return Shown(facts, pretty)
 
 
-@app.command()
+@command(app, also=CONFIRMS)
 def apply(
+    call: OnServers,
     run_id: RunId,
     *,
-    shard: Annotated[str | None, typer.Option(help="Clean one shard of the plan; all of them if left out.")] = None,
+    shard: Annotated[
+        str | None, typer.Option(help="Clean only this shard of the plan. Without it, all shards.")
+    ] = None,
     undo_directory: jobs.UndoDirectory = None,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    yes: context.Yes = False,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Clean as planned, then look again. Repeat it after an interruption: it goes on where it stopped.
 
     Asks for approval unless the plan is approved already; --yes approves it. Exit code 1 when a shard is not done.
@@ -88,44 +69,33 @@ def apply(
     Example: `queuekeeper cleanup apply 0123456789abcdef`
     """
     from queuekeeper.jobs.report import facts_of
-    from queuekeeper.maintenance.cleanup.expired_references import Cleanup
 
-    with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
-        engine = jobs.engine_for(Cleanup, client, undo_directory)
-        planned = engine.load(runs, run_id)
-        agree(runs, run_id, Cleanup.question(run_id, planned), yes=yes, as_json=as_json)
-        reports = [engine.apply(runs, run_id, each) for each in ([shard] if shard else planned.share_names())]
-        outcome = engine.report(runs, run_id, dry_run=False)
-
-    def pretty(out: Console) -> None:
-        for each in reports:
-            if each.undo_file:
-                out.print(f"Undo file: {printable(each.undo_file)}", soft_wrap=True)
-        _outcome(out, outcome)
-
-    show(
-        facts_of(Cleanup, outcome) | {"undo_files": [each.undo_file for each in reports if each.undo_file]},
-        as_json=as_json,
-        pretty=pretty,
+    job, runs = _cleanup(), call.runs
+    engine = jobs.engine_for(job, call.client, undo_directory)
+    planned = engine.load(runs, run_id)
+    agree(runs, run_id, job.question(run_id, planned), yes=call.yes, as_json=call.as_json)
+    reports = [engine.apply(runs, run_id, each) for each in ([shard] if shard else planned.share_names())]
+    outcome = engine.report(runs, run_id, dry_run=False)
+    files = [each.undo_file for each in reports if each.undo_file]
+    return Shown(
+        facts_of(job, outcome) | {"undo_files": files},
+        lambda: [*(cell(f"Undo file: {file}") for file in files), *_outcome(outcome)],
+        failed="; ".join(f"{each.share}: {each.stopped}" for each in reports if not each.done) or None,
     )
-    stopped = [f"{each.share}: {each.stopped}" for each in reports if not each.done]
-    if stopped:
-        raise CheckFailed("; ".join(stopped))
 
 
 jobs.add_aliases(app, KIND, {name: name for name in ("status", "report", "pause", "resume", "throttle", "undo")})
 
 
-def _outcome(out: Console, outcome: CleanupOutcome) -> None:
+def _outcome(outcome: AnyOutcome) -> Iterator[Any]:
     from queuekeeper.jobs.report import columns_of
 
     if outcome.clean:
-        out.print("✓ Clean: a second look finds nothing to do", style="bold green")
+        yield cell("✓ Clean: a second look finds nothing to do", style="bold green")
     elif outcome.open_shares:
-        out.print(f"✗ Not done: {printable(', '.join(outcome.open_shares))}", style="bold red")
+        yield cell(f"✗ Not done: {', '.join(outcome.open_shares)}", style="bold red")
     else:
         left = outcome.left.to_do if outcome.left is not None else 0
-        out.print(f"✓ Done; {left:,} more to clean by now", style="bold green")
+        yield cell(f"✓ Done; {left:,} more to clean by now", style="bold green")
     lines = columns_of(outcome)
-    heads = ("", "planned", "done", "left")[: len(lines[0])]
-    out.print(table(f"Cleanup {outcome.maintenance_run_id}", heads, lines))
+    yield table(f"Cleanup {outcome.maintenance_run_id}", ("", "planned", "done", "left")[: len(lines[0])], lines)

@@ -7,36 +7,23 @@ import os
 import sys
 from base64 import b64decode
 from collections.abc import Iterator
-from contextlib import contextmanager
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from queuekeeper.cli import context
-from queuekeeper.cli.input import STANDARD_STREAM, KeyPrefix, content, named_pairs, prefix
-from queuekeeper.cli.output import (
-    duration,
-    instant,
-    pairs,
-    plain,
-    printable,
-    record,
-    screen,
-    show,
-    shown_bytes,
-    table,
-)
-from queuekeeper.errors import CheckFailed, UnknownQueue, UnreadableRecord, UsageError
+from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group
+from queuekeeper.cli.input import STANDARD_STREAM, content, named_pairs
+from queuekeeper.cli.output import Shown, instant, listing, pairs, plain, printable, record, screen, shown_bytes
+from queuekeeper.errors import UnknownQueue, UnreadableRecord, UsageError
 from queuekeeper.service.signals import stopped_by_signals
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from queuekeeper.compacted.model import CompactedMessage
     from queuekeeper.compacted.queue import CompactedQueues
 
-app = typer.Typer(no_args_is_help=True)
+app = group("Keep the newest value of each key, for one consumer.")
 
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="Client id that owns the queue.")]
 KeyEncoding = Annotated[Literal["utf-8", "base64"], typer.Option(help="Encoding of KEY on the command line.")]
@@ -47,23 +34,24 @@ WhenFullName = Annotated[
     Literal["reject", "drop_oldest"],
     typer.Option("--when-full", help="What an append does when --max-keys or --max-bytes is reached."),
 ]
-_PLACES = frozenset({"acked", "acked_up_to", "epoch", "incarnation", "new_acked", "old_acked", "sent"})
-"""Numbers that name something and count nothing."""
+JsonLines = Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")]
 
 
-@app.callback()
-def _group() -> None:
-    """Keep the newest value of each key, for one consumer."""
+class OnQueues(OnRedis):
+    """A call of a command that works on compacted queues."""
 
+    @cached_property
+    def queues(self) -> CompactedQueues:
+        """The queues below the prefix."""
+        return self.bounded()
 
-@contextmanager
-def _opened(redis_url: str | None, key_prefix: str | None, **rules: Any) -> Iterator[CompactedQueues]:
-    from queuekeeper.compacted.model import QueueRules
-    from queuekeeper.compacted.queue import CompactedQueues
+    def bounded(self, **bounds: Any) -> CompactedQueues:
+        """Return the queues for a producer that keeps to bounds."""
+        from queuekeeper.compacted.model import QueueRules
+        from queuekeeper.compacted.queue import CompactedQueues
 
-    bounds = QueueRules(**rules)
-    with context.redis_connection(redis_url) as client:
-        yield CompactedQueues(client, prefix=prefix(key_prefix), rules=bounds)
+        rules = QueueRules(**bounds)
+        return CompactedQueues(self.client, prefix=self.key_prefix, rules=rules)
 
 
 def _key(text: str, encoding: str) -> bytes:
@@ -75,8 +63,9 @@ def _key(text: str, encoding: str) -> bytes:
         raise UsageError("KEY is not base64, as --key-encoding says") from None
 
 
-@app.command()
+@command(app)
 def append(
+    call: OnQueues,
     client_id: ClientId,
     key: Annotated[
         str | None, typer.Argument(metavar="[KEY]", help="Key of the value. It may contain slashes.")
@@ -131,10 +120,7 @@ def append(
     max_keys: MaxKeys = 0,
     max_bytes: MaxBytes = 0,
     when_full: WhenFullName = "reject",
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Store a value, or the lines of a file.
 
     Each takes the place of its key's value before. Of a file, 200 lines at a time are stored as a whole or not at all.
@@ -153,52 +139,35 @@ def append(
         raise UsageError("what is said about one value goes into the lines of the file, with --input")
     if key is not None and (value is not None) + (value_file is not None) + tombstone != 1:
         raise UsageError("say what is to be stored: one of --value, --value-file and --tombstone")
-    with _opened(redis_url, key_prefix, max_keys=max_keys, max_bytes=max_bytes, when_full=when_full) as queues:
-        if key is not None:
-            entry = Append(
-                key=_key(key, key_encoding),
-                value=b"" if tombstone else content(value, value_file),
-                tombstone=tombstone,
-                properties=Properties(named_pairs("property", properties)),
-                content_type=content_type,
-                expected_sequence=expected_sequence,
-            )
-            one = queues.append(client_id, [entry], producer=producer, number=number)
-            if one.is_forgotten:
-                raise gone_on(producer)
-            facts = {"client_id": client_id, "sequence": one.last_sequence} | {
-                name: fact for name, fact in plain(one).items() if name not in ("sequences", "replaced")
-            }
-            if one.replaced:
-                facts["replaced"] = one.replaced[0]
-        elif source == STANDARD_STREAM:
-            facts = plain(append_lines(queues, client_id, sys.stdin.buffer, producer=producer, number=number))
-        else:
-            assert source is not None
-            facts = plain(append_file(queues, client_id, Path(source), producer=producer, number=number))
-    show(facts, as_json=as_json, pretty=lambda out: out.print(pairs("Appended", _shown(facts))))
+    queues = call.bounded(max_keys=max_keys, max_bytes=max_bytes, when_full=when_full)
+    facts: Any
+    if key is not None:
+        entry = Append(
+            key=_key(key, key_encoding),
+            value=b"" if tombstone else content(value, value_file),
+            tombstone=tombstone,
+            properties=Properties(named_pairs("property", properties)),
+            content_type=content_type,
+            expected_sequence=expected_sequence,
+        )
+        one = queues.append(client_id, [entry], producer=producer, number=number)
+        if one.is_forgotten:
+            raise gone_on(producer)
+        facts = {"client_id": client_id, "sequence": one.last_sequence} | {
+            name: fact for name, fact in plain(one).items() if name not in ("sequences", "replaced")
+        }
+        if one.replaced:
+            facts["replaced"] = one.replaced[0]
+    elif source == STANDARD_STREAM:
+        facts = append_lines(queues, client_id, sys.stdin.buffer, producer=producer, number=number)
+    else:
+        facts = append_file(queues, client_id, Path(str(source)), producer=producer, number=number)
+    return Shown(facts, "Appended")
 
 
-def _shown(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return facts as people read them: instants as dates, and numbers of messages without commas."""
-    shown: dict[str, Any] = {}
-    for name, value in facts.items():
-        label = name.removesuffix("_ms").replace("_", " ")
-        if name == "acked_ms":
-            shown["acked last"] = instant(value)
-        elif name in ("appended_ms", "published_ms"):
-            shown[label] = instant(value)
-        elif name.endswith("_ms") and value is not None:
-            shown[label] = duration(value)
-        elif name.endswith("sequence") or name in _PLACES:
-            shown[label] = None if value is None else str(value)
-        else:
-            shown[label] = value
-    return shown
-
-
-@app.command()
+@command(app)
 def consume(
+    call: OnQueues,
     client_id: ClientId,
     *,
     limit: Annotated[
@@ -213,13 +182,11 @@ def consume(
     ] = None,
     window: Annotated[int, typer.Option(help="Largest number of unacknowledged messages, up to 500.")] = 5,
     show_values: ShowValues = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")] = False,
+    as_json: JsonLines = False,
 ) -> None:
     """Consume messages as the queue's one consumer.
 
-    Each is acknowledged once its line is written. Those that were fetched and are beyond --limit come again.
+    Each message is acknowledged once its line is written. Messages that were fetched and are beyond --limit come again.
 
     Example: `queuekeeper compacted consume meter-17 --show-values --json --follow`
     """
@@ -227,17 +194,16 @@ def consume(
 
     rules = ConsumerRules(window=window if limit is None else min(window, limit), takeover=takeover)
     count = 0
-    with _opened(redis_url, key_prefix) as queues:
-        consumer = CompactedConsumer(
-            queues, client_id, rules=rules, session=session, auto_ack=True, idle_timeout_s=None if follow else 0
-        )
-        with stopped_by_signals(consumer.stop), consumer:
-            for message in consumer:
-                sys.stdout.buffer.write(_line(message, content=show_values, as_json=as_json))
-                sys.stdout.buffer.flush()
-                count += 1
-                if count == limit:
-                    break
+    consumer = CompactedConsumer(
+        call.queues, client_id, rules=rules, session=session, auto_ack=True, idle_timeout_s=None if follow else 0
+    )
+    with stopped_by_signals(consumer.stop), consumer:
+        for message in consumer:
+            sys.stdout.buffer.write(_line(message, content=show_values, as_json=as_json))
+            sys.stdout.buffer.flush()
+            count += 1
+            if count == limit:
+                break
     screen(stderr=True).print(f"{count:,} messages consumed")
 
 
@@ -246,43 +212,42 @@ def _line(message: CompactedMessage, *, content: bool, as_json: bool) -> bytes:
 
     if as_json:
         return message_line(message, content=content)
-    sequence, key, appended, *_, remark = _row(message, content=False)
     shown = "" if message.tombstone else shown_bytes(message.value) if content else f"{len(message.value):,} bytes"
-    fields = (sequence, appended, printable(key), remark, printable(shown))
+    key, remark = printable(shown_bytes(message.key)), _remark(message)
+    fields = (str(message.sequence), instant(message.appended_ms) or "", key, remark, printable(shown))
     return ("\t".join(fields).rstrip() + "\n").encode()
 
 
-@app.command()
-def inspect(
-    client_id: ClientId,
-    *,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+def _remark(message: CompactedMessage) -> str:
+    if not message.is_readable:
+        return "unreadable"
+    return "deleted" if message.tombstone else "again" if message.redelivered else ""
+
+
+@command(app)
+def inspect(call: OnQueues, client_id: ClientId) -> Shown:
     """Show where a queue stands.
 
-    What waits and for how long, who consumes, and what was lost. Nothing is changed.
+    It shows what waits and for how long, who consumes, and what was lost. Nothing is changed.
 
     Example: `queuekeeper compacted inspect meter-17`
     """
-    with _opened(redis_url, key_prefix) as queues:
-        view = queues.inspect(client_id)
+    view = call.queues.inspect(client_id)
 
-    def pretty(out: Console) -> None:
-        facts = plain(view)
-        counters, retention = facts.pop("counters"), facts.pop("retention")
-        out.print(pairs(f"Queue {client_id}", _shown(facts)))
-        if retention is not None:
-            out.print(pairs("Retention of its own", _shown(retention)))
-        if counters:
-            out.print(pairs("Since it was made", {name.replace("_", " "): count for name, count in counters.items()}))
+    def pretty() -> Iterator[Any]:
+        # Kept apart below, and no dash where a queue has none of its own.
+        yield record(f"Queue {client_id}", {name: fact for name, fact in plain(view).items() if name != "retention"})
+        if view.retention is not None:
+            yield record("Retention of its own", view.retention)
+        if view.counters:
+            yield pairs("Since it was made", {name.replace("_", " "): count for name, count in view.counters.items()})
 
-    show(view, as_json=as_json, pretty=pretty)
+    return Shown(view, pretty)
 
 
-@app.command()
+@command(app)
 def peek(
+    call: OnQueues,
     client_id: ClientId,
     *,
     after_sequence: Annotated[
@@ -290,69 +255,49 @@ def peek(
     ] = 0,
     limit: Annotated[int, typer.Option(help="Number of messages to show, up to 500.")] = 20,
     show_values: ShowValues = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Show messages in order, and consume nothing.
 
-    Acknowledged ones are there, too, until retention or a newer value of their key removes them.
+    Acknowledged messages are shown too, until retention or a newer value of their key removes them.
 
     Example: `queuekeeper compacted peek meter-17 --limit 5 --show-values`
     """
     from queuekeeper.compacted.jsonl import message_facts
 
-    with _opened(redis_url, key_prefix) as queues:
-        messages = queues.peek(client_id, after_sequence=after_sequence, limit=limit)
+    messages = call.queues.peek(client_id, after_sequence=after_sequence, limit=limit)
+
+    def pretty() -> Iterator[Any]:
+        if not messages:
+            yield f"There is nothing in the queue of {printable(client_id)} behind {after_sequence}."
+            return
+        columns: dict[str, Any] = {"sequence": "sequence", "key": lambda each: shown_bytes(each.key)}
+        columns |= {"appended": "appended_ms", "bytes": lambda each: len(each.value), "type": "content_type"}
+        columns |= {"": _remark} | ({"value": lambda each: shown_bytes(each.value)} if show_values else {})
+        yield listing(f"Queue {client_id}", messages, columns)
+        if len(messages) == limit:
+            yield f"\nMore: --after {messages[-1].sequence}"
+
     facts = {
         "client_id": client_id,
         "messages": [message_facts(message, content=show_values) for message in messages],
         "next_after": messages[-1].sequence if messages else None,
     }
-
-    def pretty(out: Console) -> None:
-        if not messages:
-            out.print(f"There is nothing in the queue of {printable(client_id)} behind {after_sequence}.")
-            return
-        columns = ("sequence", "key", "appended", "bytes", "type", "", *(("value",) if show_values else ()))
-        rows = [_row(message, content=show_values) for message in messages]
-        out.print(table(f"Queue {client_id}", columns, rows))
-        if len(messages) == limit:
-            out.print(f"\nMore: --after {messages[-1].sequence}")
-
-    show(facts, as_json=as_json, pretty=pretty)
+    return Shown(facts, pretty)
 
 
-def _row(message: CompactedMessage, *, content: bool) -> list[Any]:
-    remark = "deleted" if message.tombstone else "again" if message.redelivered else ""
-    if not message.is_readable:
-        remark = "unreadable"
-    return [
-        str(message.sequence),
-        shown_bytes(message.key),
-        instant(message.appended_ms),
-        len(message.value),
-        message.content_type,
-        remark,
-        *([shown_bytes(message.value)] if content else []),
-    ]
-
-
-@app.command()
+@command(app)
 def get(
+    call: OnQueues,
     client_id: ClientId,
     key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the value; '' is a key like any other.")],
     *,
     key_encoding: KeyEncoding = "utf-8",
     show_values: ShowValues = False,
     raw: Annotated[bool, typer.Option("--raw", help="Write only the bytes of the value.")] = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Show the value that a key has now.
+) -> Shown | None:
+    """Show the value that a key has now, and do not consume it.
 
-    It is not consumed. What is in it is shown only when asked for.
+    The value itself is shown only when asked for.
 
     Examples: `queuekeeper compacted get meter-17 valve/1 --show-values`
 
@@ -360,10 +305,9 @@ def get(
     """
     from queuekeeper.compacted.jsonl import message_facts
 
-    if raw and as_json:
+    if raw and call.as_json:
         raise UsageError("--raw and --json both want stdout: --json --show-values has the value, too")
-    with _opened(redis_url, key_prefix) as queues:
-        message = queues.get(client_id, key=_key(key, key_encoding))
+    message = call.queues.get(client_id, key=_key(key, key_encoding))
     if message is None or (raw and message.tombstone):
         raise UsageError(
             f"the queue of {client_id!r} holds no value of {key!r}: `queuekeeper compacted peek` lists what is there"
@@ -376,13 +320,15 @@ def get(
     if raw:
         sys.stdout.buffer.write(message.value)
         sys.stdout.buffer.flush()
-        return
+        return None
     facts = {"client_id": client_id} | message_facts(message, content=show_values)
-    show(facts, as_json=as_json, pretty=lambda out: out.print(pairs(f"Key {key}", _shown(facts))))
+    properties = {name: str(fact) for name, fact in facts.items() if name == "properties"}
+    return Shown(facts, lambda: [record(f"Key {key}", facts | properties)])
 
 
-@app.command()
+@command(app, also=CONFIRMS)
 def rewind(
+    call: OnQueues,
     client_id: ClientId,
     to: Annotated[
         str,
@@ -391,16 +337,11 @@ def rewind(
             help="Where to read on: earliest, latest, a sequence number, or a time with a time zone.",
         ),
     ],
-    *,
-    yes: context.Yes = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Let the consumer begin again elsewhere.
+) -> Shown:
+    """Let the consumer begin again elsewhere. It asks first.
 
-    Back, for what it has had, or forward, past what it has not. A consumer at work is fenced off, and subscribes again.
-    It asks first.
+    Move it back to deliver messages again, or forward to pass messages over. A consumer at work is fenced off, and
+    subscribes again.
 
     Example: `queuekeeper compacted rewind meter-17 2026-11-22T08:00:00Z`
     """
@@ -408,70 +349,54 @@ def rewind(
     from queuekeeper.compacted.jsonl import rewind_facts
 
     position = forms.position(to)
-    with _opened(redis_url, key_prefix) as queues:
-        view = queues.inspect(client_id)
-        if not view.exists:
-            raise UnknownQueue(f"{printable(client_id)} has no compacted queue: there is nothing to begin again")
-        context.confirm(
-            f"The consumer of {printable(client_id)} will begin again at {to}. It has acknowledged up to {view.acked}, "
-            f"and the newest message is {view.sequence}.",
-            yes=yes,
-            as_json=as_json,
-        )
-        report = queues.rewind(client_id, to=position)
+    view = call.queues.inspect(client_id)
+    if not view.exists:
+        raise UnknownQueue(f"{printable(client_id)} has no compacted queue: there is nothing to begin again")
+    call.confirm(
+        f"The consumer of {printable(client_id)} will begin again at {to}. It has acknowledged up to {view.acked}, "
+        f"and the newest message is {view.sequence}."
+    )
+    report = call.queues.rewind(client_id, to=position)
     facts = rewind_facts(client_id, report)
 
-    def pretty(out: Console) -> None:
-        out.print(pairs("Rewound", _shown(facts)))
+    def pretty() -> Iterator[Any]:
+        yield record("Rewound", facts)
         if report.is_clamped:
-            out.print("\nThe queue has nothing there: it was set to the nearest place that it has.")
+            yield "\nThe queue has nothing there: it was set to the nearest place that it has."
 
-    show(facts, as_json=as_json, pretty=pretty)
+    return Shown(facts, pretty)
 
 
-@app.command()
+@command(app, also=CONFIRMS)
 def skip(
+    call: OnQueues,
     client_id: ClientId,
     sequence: Annotated[
         int, typer.Argument(metavar="SEQUENCE", help="Sequence number of the message that blocks the others.")
     ],
-    *,
-    yes: context.Yes = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Acknowledge a message that its consumer cannot.
+) -> Shown:
+    """Acknowledge a message that its consumer cannot. It asks first.
 
-    It stays in the queue. It asks first.
+    The message stays in the queue.
 
     Example: `queuekeeper compacted skip meter-17 4711`
     """
-    with _opened(redis_url, key_prefix) as queues:
-        context.confirm(
-            f"Message {sequence} of {printable(client_id)} will count as handled, though its consumer has not said so.",
-            yes=yes,
-            as_json=as_json,
-        )
-        report = queues.skip(client_id, sequence=sequence)
-    facts = {"client_id": client_id} | plain(report)
-    show(facts, as_json=as_json, pretty=lambda out: out.print(pairs("Skipped", _shown(facts))))
+    queues = call.queues
+    call.confirm(
+        f"Message {sequence} of {printable(client_id)} will count as handled, though its consumer has not said so."
+    )
+    return Shown({"client_id": client_id} | plain(queues.skip(client_id, sequence=sequence)), "Skipped")
 
 
-@app.command()
+@command(app, also=PLANS)
 def purge(
+    call: OnQueues,
     client_id: ClientId,
     what: Annotated[
         str,
         typer.Argument(metavar="WHAT", help="What to remove: all, acked, or every message up to a sequence number."),
     ],
-    *,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Remove messages of a queue.
 
     Its numbers, its cursor and what is appended meanwhile stay. A question says first how many messages go, and how
@@ -482,124 +407,80 @@ def purge(
     from queuekeeper.compacted import forms
 
     chosen = forms.purge(what)
-    with _opened(redis_url, key_prefix) as queues:
-        report = queues.purge(client_id, what=chosen, dry_run=True)
-        if not dry_run:
-            context.confirm(
-                f"{report.messages:,} messages of {printable(client_id)} will be removed, {report.unacked:,} of which "
-                "nobody has acknowledged.",
-                yes=yes,
-                as_json=as_json,
-            )
-            report = queues.purge(client_id, what=chosen)
-    title = "Dry run" if dry_run else "Purge"
-    show(report, as_json=as_json, pretty=lambda out: out.print(record(title, report)))
+    report = call.carry_out(
+        lambda only_count: call.queues.purge(client_id, what=chosen, dry_run=only_count),
+        lambda found: (
+            f"{found.messages:,} messages of {printable(client_id)} will be removed, {found.unacked:,} of "
+            "which nobody has acknowledged."
+        ),
+    )
+    return Shown(report, call.title("Purge"))
 
 
-@app.command()
-def drop(
-    client_id: ClientId,
-    *,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Remove a queue as a whole.
+@command(app, also=PLANS)
+def drop(call: OnQueues, client_id: ClientId) -> Shown:
+    """Remove a queue as a whole, with its numbers and its cursor.
 
-    With its numbers and its cursor: whoever appends then makes another one. A question says first what goes with it.
+    Whoever appends then makes another queue. A question says first what goes with it.
 
     Example: `queuekeeper compacted drop meter-17 --dry-run`
     """
-    with _opened(redis_url, key_prefix) as queues:
-        report = queues.drop(client_id, dry_run=True)
-        if not dry_run and report.existed:
-            context.confirm(
-                f"The queue of {printable(client_id)} will be removed, with {report.messages:,} messages, "
-                f"{report.lag + report.in_flight:,} of which nobody has acknowledged.",
-                yes=yes,
-                as_json=as_json,
-            )
-            # Not one that was made while somebody thought about it.
-            report = queues.drop(client_id, incarnation=report.incarnation)
-    title = "Dry run" if dry_run else "Drop"
-    show(report, as_json=as_json, pretty=lambda out: out.print(record(title, report)))
+    report = call.queues.drop(client_id, dry_run=True)
+    if not call.dry_run and report.existed:
+        call.confirm(
+            f"The queue of {printable(client_id)} will be removed, with {report.messages:,} messages, "
+            f"{report.lag + report.in_flight:,} of which nobody has acknowledged."
+        )
+        # Not one that was made while somebody thought about it.
+        report = call.queues.drop(client_id, incarnation=report.incarnation)
+    return Shown(report, call.title("Drop"))
 
 
-@app.command()
-def verify(
-    client_id: ClientId,
-    *,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Check that the keys of a queue agree.
+@command(app)
+def verify(call: OnQueues, client_id: ClientId) -> Shown:
+    """Check that the keys of a queue agree. The exit code is 1 when they do not.
 
-    Nothing is changed. The exit code is 1 when they do not.
+    Nothing is changed.
 
     Example: `queuekeeper compacted verify meter-17`
     """
     from queuekeeper.compacted.jsonl import verify_facts
 
-    with _opened(redis_url, key_prefix) as queues:
-        report = queues.verify(client_id)
+    report = call.queues.verify(client_id)
 
-    def pretty(out: Console) -> None:
-        out.print(record(f"Queue {client_id}", report))
+    def pretty() -> Iterator[Any]:
+        yield record(f"Queue {client_id}", report)
         if report.violations:
-            rows = [
-                (
-                    each.rule,
-                    None if each.key is None else shown_bytes(each.key),
-                    None if each.sequence is None else str(each.sequence),
-                )
-                for each in report.violations
-            ]
-            out.print(table("Violations", ("rule", "key", "sequence"), rows))
-            out.print("\nNext: queuekeeper compacted repair CLIENT --dry-run")
+            key = lambda each: None if each.key is None else shown_bytes(each.key)  # noqa: E731
+            yield listing("Violations", report.violations, {"rule": "rule", "key": key, "sequence": "sequence"})
+            yield "\nNext: queuekeeper compacted repair CLIENT --dry-run"
 
-    show(verify_facts(report), as_json=as_json, pretty=pretty)
-    if report.found:
-        raise CheckFailed(
-            f"the keys of {client_id!r} disagree in {report.found:,} places: `queuekeeper compacted repair` mends them"
-        )
+    places = f"the keys of {client_id!r} disagree in {report.found:,} places"
+    failed = f"{places}: `queuekeeper compacted repair` mends them" if report.found else None
+    return Shown(verify_facts(report), pretty, failed=failed)
 
 
-@app.command()
-def repair(
-    client_id: ClientId,
-    *,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@command(app, also=PLANS)
+def repair(call: OnQueues, client_id: ClientId) -> Shown:
     """Put right what `verify` finds.
 
     What leads nowhere is dropped, and numbers are counted again.
 
     Example: `queuekeeper compacted repair meter-17 --dry-run`
     """
-    with _opened(redis_url, key_prefix) as queues:
-        report = queues.repair(client_id, dry_run=True)
-        if not dry_run and report.found:
-            context.confirm(
-                f"{report.found:,} places in the keys of {printable(client_id)} will be put right.",
-                yes=yes,
-                as_json=as_json,
-            )
-            report = queues.repair(client_id, dry_run=False)
-    title = "Dry run" if dry_run else "Repair"
-    show(report, as_json=as_json, pretty=lambda out: out.print(record(title, report)))
-    if not dry_run and report.remaining:
-        raise CheckFailed(f"{report.remaining:,} places in the keys of {client_id!r} could not be put right")
+    report = call.carry_out(
+        lambda only_count: call.queues.repair(client_id, dry_run=only_count),
+        lambda found: f"{found.found:,} places in the keys of {printable(client_id)} will be put right.",
+        needed=lambda found: found.found,
+    )
+    left = f"{report.remaining:,} places in the keys of {client_id!r} could not be put right"
+    failed = left if report.remaining and not call.dry_run else None
+    return Shown(report, call.title("Repair"), failed=failed)
 
 
-@app.command()
+@command(app)
 def configure(
+    call: OnQueues,
     client_id: ClientId,
     *,
     policy: Annotated[
@@ -616,37 +497,25 @@ def configure(
     inherit: Annotated[
         bool, typer.Option("--inherit", help="Drop the queue's own retention. The collector's applies again.")
     ] = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Give a queue a retention of its own.
 
-    What is left out stays as it was. It is `gc` that acts on it.
+    Options that are left out stay as they were. `gc` acts on the retention.
 
     Example: `queuekeeper compacted configure meter-17 --policy compact --tombstone-life 3d`
     """
     from queuekeeper.compacted import forms
 
-    given = (policy, retention, tombstone_life)
-    if inherit is any(each is not None for each in given):
+    given = {"policy": policy, "retention": retention, "tombstone_life": tombstone_life}
+    if inherit is any(each is not None for each in given.values()):
         raise UsageError(
             "say either what is to hold for this queue (--policy, --retention, --tombstone-life) or --inherit"
         )
-    with _opened(redis_url, key_prefix) as queues:
-        before = queues.inspect(client_id).retention
-        after = (
-            None
-            if inherit
-            else forms.retention(before, policy=policy, retention=retention, tombstone_life=tombstone_life)
-        )
-        queues.configure(client_id, retention=after)
-    facts = {"client_id": client_id, "before": before, "after": after}
-
-    def pretty(out: Console) -> None:
-        if after is None:
-            out.print(f"The queue of {printable(client_id)} has the collector's retention now.")
-        else:
-            out.print(pairs(f"Retention of {client_id}", _shown(plain(after))))
-
-    show(facts, as_json=as_json, pretty=pretty)
+    before = call.queues.inspect(client_id).retention
+    after = None if inherit else forms.retention(before, **given)
+    call.queues.configure(client_id, retention=after)
+    inherits = f"The queue of {printable(client_id)} has the collector's retention now."
+    return Shown(
+        {"client_id": client_id, "before": before, "after": after},
+        lambda: [inherits if after is None else record(f"Retention of {client_id}", after)],
+    )

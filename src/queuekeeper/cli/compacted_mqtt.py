@@ -13,21 +13,26 @@ from urllib.parse import parse_qs, urlsplit
 
 import typer
 
-from queuekeeper.cli import context
+from queuekeeper.cli import compacted_gc, context
+from queuekeeper.cli.command import OnRedis, command
 from queuekeeper.cli.compacted import MaxBytes, MaxKeys, WhenFullName
-from queuekeeper.cli.input import KeyPrefix, prefix
-from queuekeeper.cli.output import pairs, record, screen, show
+from queuekeeper.cli.output import Shown, pairs, screen
 from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from queuekeeper.compacted.model import QueueRules
-    from queuekeeper.compacted.mqtt_link import BrokerAddress
+    from queuekeeper.compacted.mqtt import MqttDoor
     from queuekeeper.compacted.mqtt_relay import DoorReport
-    from queuekeeper.compacted.settings import EcqSettings
-    from queuekeeper.compacted.topics import Topics
+    from queuekeeper.compacted.queue import AsyncCompactedQueues
+
+app = compacted_gc.app
 
 
+@command(app, "serve-mqtt")
 def serve_mqtt(
+    call: OnRedis,
     *,
     broker_url: Annotated[
         str,
@@ -84,8 +89,6 @@ def serve_mqtt(
     max_bytes: MaxBytes = 0,
     max_value_bytes: Annotated[int, typer.Option(help="Largest size of a value in bytes.")] = 1_048_576,
     when_full: WhenFullName = "reject",
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -96,8 +99,7 @@ def serve_mqtt(
     show_config: Annotated[
         bool, typer.Option("--show-config", help="Print the settings in force, without passwords, and exit.")
     ] = False,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Let MQTT clients of a broker use compacted queues.
 
     What they publish to $ECQ/w/CLIENTID/KEY is stored. A client that connects here and subscribes to $ECQ/CLIENTID/#
@@ -133,10 +135,10 @@ def serve_mqtt(
         when_full=WhenFull(when_full),
     )
     address = BrokerAddress.parse(broker_url, ca_file=broker_ca)
-    target = _patient(context.redis_address(redis_url), settings.read_timeout_ms)
+    target = _patient(context.redis_address(call.redis_url), settings.read_timeout_ms)
     place = _host_and_port("--listen", listen)
     metrics_place = None if metrics is None else _host_and_port("--metrics", metrics)
-    stem = prefix(key_prefix)
+    stem = call.key_prefix
     topics = Topics(prefix=topic_prefix)
     tls = _tls(certificate, private_key)
     if show_config:
@@ -167,18 +169,18 @@ def serve_mqtt(
             "key_prefix": stem,
             "redis_url": without_password(target),
         }
-        show(config, as_json=as_json, pretty=lambda out: out.print(pairs("Settings of the MQTT door", config)))
-        return
+        return Shown(config, lambda: [pairs("Settings of the MQTT door", config)])
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
-    report = asyncio.run(
-        _serve(
+
+    def door(queues: AsyncCompactedQueues) -> MqttDoor:
+        from queuekeeper.compacted.mqtt import MqttDoor
+
+        return MqttDoor(
+            queues,
             address,
-            redis_url=target,
-            key_prefix=stem,
-            rules=rules,
+            listen=place,
             topics=topics,
             settings=settings,
-            listen=place,
             tls=tls,
             client_id=client_id,
             takes_writes=writes,
@@ -186,27 +188,13 @@ def serve_mqtt(
             error_after=error_after,
             metrics=metrics_place,
         )
-    )
-    show(report, as_json=as_json, pretty=lambda out: out.print(record("Served", report)))
+
+    return Shown(asyncio.run(_serve(door, host=place[0], redis_url=target, key_prefix=stem, rules=rules)), "Served")
 
 
 async def _serve(
-    broker: BrokerAddress,
-    *,
-    redis_url: str,
-    key_prefix: str,
-    rules: QueueRules,
-    topics: Topics,
-    settings: EcqSettings,
-    listen: tuple[str, int],
-    tls: ssl.SSLContext | None,
-    client_id: str,
-    takes_writes: bool,
-    empty_is_tombstone: bool,
-    error_after: int,
-    metrics: tuple[str, int] | None,
+    make: Callable[[AsyncCompactedQueues], MqttDoor], *, host: str, redis_url: str, key_prefix: str, rules: QueueRules
 ) -> DoorReport:
-    from queuekeeper.compacted.mqtt import MqttDoor
     from queuekeeper.compacted.queue import AsyncCompactedQueues
     from queuekeeper.redis_async import connect
 
@@ -214,21 +202,9 @@ async def _serve(
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told_to_end.set)
     async with await connect(redis_url) as caller:
-        door = MqttDoor(
-            AsyncCompactedQueues(caller, prefix=key_prefix, rules=rules),
-            broker,
-            listen=listen,
-            topics=topics,
-            settings=settings,
-            tls=tls,
-            client_id=client_id,
-            takes_writes=takes_writes,
-            empty_is_tombstone=empty_is_tombstone,
-            error_after=error_after,
-            metrics=metrics,
-        )
+        door = make(AsyncCompactedQueues(caller, prefix=key_prefix, rules=rules))
         async with door:
-            screen(stderr=True).print(f"Serving at {listen[0]}:{door.port}; end it with Ctrl-C or SIGTERM.")
+            screen(stderr=True).print(f"Serving at {host}:{door.port}; end it with Ctrl-C or SIGTERM.")
             await told_to_end.wait()
     return door.report
 

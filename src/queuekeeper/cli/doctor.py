@@ -3,29 +3,21 @@
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from queuekeeper.cli import context
-from queuekeeper.cli.output import cell, screen, show, table
+from queuekeeper.cli.command import OnServers
+from queuekeeper.cli.output import Shown, cell, screen, table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import Console
+    from collections.abc import Callable, Iterator
 
     from queuekeeper.doctor import Examination, Finding
 
 _STYLES = {"ok": "green", "unknown": "dim", "warning": "yellow", "failed": "bold red"}
 
 
-def doctor(
-    *,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+def doctor(call: OnServers) -> Shown:
     """Examine servers and machine, and say what to do.
 
     It changes nothing. The exit code is 1 when something has failed; a warning is a risk that you may want to take.
@@ -38,15 +30,13 @@ def doctor(
     settings = context.settings()
     findings: list[Finding] = []
     with screen(stderr=True).status("Examining"):
-        findings += _server("PostgreSQL", context.postgres_address, postgres_url, examine_postgres)
-        findings += _server("Redis", context.redis_address, redis_url, examine_redis)
+        findings += _server("PostgreSQL", context.postgres_address, call.postgres_url, examine_postgres)
+        findings += _server("Redis", context.redis_address, call.redis_url, examine_redis)
         findings += examine_machine(settings)
         findings += examine_java(settings)
         findings += examine_airflow(settings)
     examination = Examination(findings=tuple(findings))
-    show(examination, as_json=as_json, pretty=lambda out: _pretty(out, examination))
-    if not examination.fit:
-        raise typer.Exit(1)
+    return Shown(examination, lambda: _pretty(examination), failed=None if examination.fit else "")
 
 
 def _server(
@@ -66,7 +56,7 @@ def _server(
         return notes.findings
 
 
-def _pretty(out: Console, examination: Examination) -> None:
+def _pretty(examination: Examination) -> Iterator[Any]:
     from queuekeeper.doctor import State
 
     for subject in dict.fromkeys(finding.subject for finding in examination.findings):
@@ -75,6 +65,6 @@ def _pretty(out: Console, examination: Examination) -> None:
             for finding in examination.findings
             if finding.subject == subject
         ]
-        out.print(table(subject, ("state", "check", "found", "what to do"), rows))
+        yield table(subject, ("state", "check", "found", "what to do"), rows)
     counts = ", ".join(f"{examination.count(state):,} {state}" for state in State)
-    out.print(f"\n{counts}.")
+    yield f"\n{counts}."

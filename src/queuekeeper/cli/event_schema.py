@@ -4,19 +4,25 @@
 from __future__ import annotations
 
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from queuekeeper.cli import context
-from queuekeeper.cli.output import pairs, plain, show, table
+from queuekeeper.cli import events
+from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, command
+from queuekeeper.cli.output import Shown, pairs, plain, record, table
 from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from queuekeeper.events.takeover import TakeoverReport
+
+app = events.app
 
 
+@command(app, also=PLANS)
 def install(
+    call: OnPostgres,
     *,
     print_script: Annotated[
         bool, typer.Option("--print", help="Write the SQL of a new installation to stdout instead, for psql -f.")
@@ -37,133 +43,100 @@ def install(
             "server its list of undispatched events is empty, and these are among them.",
         ),
     ] = False,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown | None:
     """Create schema pgmb, or bring it to this release's state. Safe to repeat, also while others use it.
 
     Example: `queuekeeper events install --from-pgmb --dry-run`
     """
     from queuekeeper.events import schema
 
-    if not from_pgmb and (dry_run or redispatch_unmatched):
+    if not from_pgmb and (call.dry_run or redispatch_unmatched):
         raise UsageError("--dry-run and --redispatch-unmatched go with --from-pgmb")
     if print_script:
-        if as_json or from_pgmb:
+        if call.as_json or from_pgmb:
             raise UsageError("--print writes SQL: leave out --json and --from-pgmb")
         sys.stdout.write(schema.script())
-        return
+        return None
     if from_pgmb:
-        _take_over(postgres_url, dry_run=dry_run, redispatch_unmatched=redispatch_unmatched, yes=yes, as_json=as_json)
-        return
-    with context.postgres_connection(postgres_url) as connection:
-        report = schema.install(connection)
-
-    def pretty(out: Console) -> None:
-        for name in report.applied:
-            out.print(f"applied {name}")
-        out.print(f"Schema pgmb is {'created' if report.created else 'there'}, at version {report.version}.")
-
-    show(report, as_json=as_json, pretty=pretty)
+        return _take_over(call, redispatch_unmatched=redispatch_unmatched)
+    report = schema.install(call.connection)
+    state = f"Schema pgmb is {'created' if report.created else 'there'}, at version {report.version}."
+    return Shown(report, lambda: [*(f"applied {name}" for name in report.applied), state])
 
 
-def _take_over(
-    postgres_url: str | None, *, dry_run: bool, redispatch_unmatched: bool, yes: bool, as_json: bool
-) -> None:
+def _take_over(call: OnPostgres, *, redispatch_unmatched: bool) -> Shown:
     from queuekeeper.events.takeover import take_over
 
-    with context.postgres_connection(postgres_url) as connection:
-        if not dry_run:
-            context.confirm(
-                "PGMB will be put aside as schema pgmb_original and its content taken over; publishers wait meanwhile. "
-                "Take it over?",
-                yes=yes,
-                as_json=as_json,
-            )
-        report = take_over(connection, dry_run=dry_run, redispatch_unmatched=redispatch_unmatched)
-
-    def pretty(out: Console) -> None:
-        rows = [
-            (
-                line.subject,
-                f"{line.seen:,}",
-                ", ".join(f"{number:,} {fate}" for fate, number in line.fates.items()) or "none",
-                f"{line.unaccounted:,}",
-            )
-            for line in report.lines
-        ]
-        title = "Dry run" if report.dry_run else "Taken over"
-        out.print(table(title, ("what", "seen", "what becomes of it", "unaccounted"), rows))
-        if report.unmatched and not redispatch_unmatched:
-            out.print(
-                f"\n{report.unmatched:,} events went to nobody: no condition held, or a crash emptied PGMB's list. "
-                "--redispatch-unmatched dispatches them again."
-            )
-        for role in report.roles:
-            out.print(f"\nRole {role} had rights that it needs anew: docs/events.md, Who may do what.")
-        for work in report.to_stop:
-            out.print(f"\nStop before: {work}.")
-        if report.dry_run:
-            out.print("\nNothing was changed. Next: queuekeeper events install --from-pgmb")
-        else:
-            out.print(f"\nPGMB is kept as schema {report.set_aside}. Next: queuekeeper events dispatch")
-
-    show(
-        plain(report) | {"unaccounted": sum(abs(line.unaccounted) for line in report.lines)},
-        as_json=as_json,
-        pretty=pretty,
-    )
+    connection = call.connection
+    if not call.dry_run:
+        call.confirm(
+            "PGMB will be put aside as schema pgmb_original and its content taken over; publishers wait meanwhile. "
+            "Take it over?"
+        )
+    report = take_over(connection, dry_run=call.dry_run, redispatch_unmatched=redispatch_unmatched)
+    facts = plain(report) | {"unaccounted": sum(abs(line.unaccounted) for line in report.lines)}
+    return Shown(facts, lambda: _taken_over(report, redispatch_unmatched=redispatch_unmatched))
 
 
-def uninstall(
-    *, postgres_url: context.PostgresUrl = None, yes: context.Yes = False, as_json: context.AsJson = False
-) -> None:
+def _taken_over(report: TakeoverReport, *, redispatch_unmatched: bool) -> Iterator[Any]:
+    rows = [
+        (
+            line.subject,
+            f"{line.seen:,}",
+            ", ".join(f"{number:,} {fate}" for fate, number in line.fates.items()) or "none",
+            f"{line.unaccounted:,}",
+        )
+        for line in report.lines
+    ]
+    title = "Dry run" if report.dry_run else "Taken over"
+    yield table(title, ("what", "seen", "what becomes of it", "unaccounted"), rows)
+    if report.unmatched and not redispatch_unmatched:
+        yield (
+            f"\n{report.unmatched:,} events went to nobody: no condition held, or a crash emptied PGMB's list. "
+            "--redispatch-unmatched dispatches them again."
+        )
+    for role in report.roles:
+        yield f"\nRole {role} had rights that it needs anew: docs/events.md, Who may do what."
+    for work in report.to_stop:
+        yield f"\nStop before: {work}."
+    if report.dry_run:
+        yield "\nNothing was changed. Next: queuekeeper events install --from-pgmb"
+    else:
+        yield f"\nPGMB is kept as schema {report.set_aside}. Next: queuekeeper events dispatch"
+
+
+@command(app, also=CONFIRMS)
+def uninstall(call: OnPostgres) -> Shown:
     """Remove schema pgmb with everything in it.
 
     Example: `queuekeeper events uninstall --yes`
     """
     from queuekeeper.events import schema
 
-    with context.postgres_connection(postgres_url) as connection:
-        found = schema.status(connection).installed
-        if found:
-            context.confirm(
-                "Schema pgmb will be removed with all events, subscriptions and dead letters. Remove it?",
-                yes=yes,
-                as_json=as_json,
-            )
-            found = schema.uninstall(connection)
-    show(
-        {"removed": found},
-        as_json=as_json,
-        pretty=lambda out: out.print("Schema pgmb is removed." if found else "Schema pgmb was not there."),
-    )
+    found = schema.status(call.connection).installed
+    if found:
+        call.confirm("Schema pgmb will be removed with all events, subscriptions and dead letters. Remove it?")
+        found = schema.uninstall(call.connection)
+    return Shown({"removed": found}, lambda: ["Schema pgmb is removed." if found else "Schema pgmb was not there."])
 
 
-def status(*, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False) -> None:
+@command(app)
+def status(call: OnPostgres) -> Shown:
     """Tell what is installed, and how dispatching stands.
 
     Example: `queuekeeper events status`
     """
     from queuekeeper.events import schema
 
-    with context.postgres_connection(postgres_url) as connection:
-        found = schema.status(connection)
-        dispatching = schema.dispatch_status(connection) if found.installed else None
+    found = schema.status(call.connection)
+    dispatching = schema.dispatch_status(call.connection) if found.installed else None
 
-    def pretty(out: Console) -> None:
+    def pretty() -> Iterator[Any]:
         if not found.installed:
-            out.print("Schema pgmb is not installed: queuekeeper events install")
+            yield "Schema pgmb is not installed: queuekeeper events install"
             return
-        out.print(pairs("Event broker", {"version": found.version, "pending": ", ".join(found.pending) or None}))
+        yield pairs("Event broker", {"version": found.version, "pending": ", ".join(found.pending) or None})
         if dispatching:
-            rows = {name.replace("_", " "): value for name, value in plain(dispatching).items()}
-            out.print(pairs("Dispatching", rows))
+            yield record("Dispatching", plain(dispatching))
 
-    show(
-        plain(found) | {"dispatching": None if dispatching is None else plain(dispatching)},
-        as_json=as_json,
-        pretty=pretty,
-    )
+    return Shown(plain(found) | {"dispatching": None if dispatching is None else plain(dispatching)}, pretty)

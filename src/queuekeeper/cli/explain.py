@@ -3,22 +3,20 @@
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.input import KeyPrefix, prefix
-from queuekeeper.cli.output import cell, instant, pairs, screen, show, table
+from queuekeeper.cli.command import OnBoth
+from queuekeeper.cli.output import Shown, cell, instant, pairs, screen, table
 from queuekeeper.cli.sessions import ClientId
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from collections.abc import Callable
 
-    from queuekeeper.postgres import Connection
     from queuekeeper.quality.explain import Explanation
-    from queuekeeper.redis_client import RedisClient
 
 _STYLES = {
     "unknown": "bold red",
@@ -31,17 +29,14 @@ _STYLES = {
 
 
 def explain(
+    call: OnBoth,
     client_id: ClientId,
     *,
     gaps: Annotated[
         bool, typer.Option("--gaps", help="Show only messages that will not be delivered any more.")
     ] = False,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of messages to read from each store.")] = 1_000,
-    key_prefix: KeyPrefix = None,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Tell what became of each message of one queue.
 
     It goes serial by serial through what both stores hold, changes nothing, and shows neither payloads nor topics. A
@@ -56,30 +51,26 @@ def explain(
     from queuekeeper.quality.explain import read_queue
 
     problems: dict[str, str] = {}
-    connection: Connection | None = None
-    client: RedisClient | None = None
-    with ExitStack() as opened, screen(stderr=True).status("Reading both stores"):
+
+    def reached(product: str, opened: Callable[[], Any]) -> Any:
         try:
-            connection = opened.enter_context(context.postgres_connection(postgres_url))
+            return opened()
         except RefusedError as error:
-            problems["PostgreSQL"] = context.redact(str(error))
-        try:
-            client = opened.enter_context(context.redis_connection(redis_url))
-        except RefusedError as error:
-            problems["Redis"] = context.redact(str(error))
+            problems[product] = context.redact(str(error))
+            return None
+
+    with screen(stderr=True).status("Reading both stores"):
         reading = read_queue(
             client_id,
-            connection=connection,
-            client=client,
-            key_prefix=prefix(key_prefix),
+            connection=reached("PostgreSQL", lambda: call.connection),
+            client=reached("Redis", lambda: call.client),
+            key_prefix=call.key_prefix,
             limit=limit,
             problems=problems,
         )
     found = judge(client_id, reading=reading, hash_key=hash_key(context.settings()), now_ms=system_clock())
-    facts = _facts(found, gaps=gaps)
-    show(facts, as_json=as_json, pretty=lambda out: _pretty(out, client_id, found, gaps=gaps))
-    if found.unknown or found.problems:
-        raise typer.Exit(1)
+    failed = "" if found.unknown or found.problems else None
+    return Shown(_facts(found, gaps=gaps), lambda: _pretty(client_id, found, gaps=gaps), failed=failed)
 
 
 def _facts(found: Explanation, *, gaps: bool) -> dict[str, object]:
@@ -110,7 +101,7 @@ def _facts(found: Explanation, *, gaps: bool) -> dict[str, object]:
     }
 
 
-def _pretty(out: Console, client_id: str, found: Explanation, *, gaps: bool) -> None:
+def _pretty(client_id: str, found: Explanation, *, gaps: bool) -> Iterator[Any]:
     rows = []
     for line in found.lines:
         if gaps and not line.fate.is_gap:
@@ -130,14 +121,13 @@ def _pretty(out: Console, client_id: str, found: Explanation, *, gaps: bool) -> 
                 line.why,
             )
         )
-    out.print(table(f"Queue of {client_id}", ("serial", "fate", "packet id", "expires", "held by", "why"), rows))
+    yield table(f"Queue of {client_id}", ("serial", "fate", "packet id", "expires", "held by", "why"), rows)
     served = {"redis": "Redis", "postgres": "PostgreSQL"}.get(found.served_from or "", "neither store")
-    out.print(
-        pairs(
-            "In sum",
-            {"served from": served, **dict(sorted(found.counts.items()))}
-            | {f"{store} not reached": why for store, why in found.problems.items()}
-            | {"everything read": found.complete, "evidence (SHA-256)": found.evidence_hash()},
-        )
+    yield pairs(
+        "In sum",
+        {"served from": served, **dict(sorted(found.counts.items()))}
+        | {f"{store} not reached": why for store, why in found.problems.items()}
+        | {"everything read": found.complete, "evidence (SHA-256)": found.evidence_hash()},
     )
-    out.print(f"\n{found.advice}", soft_wrap=True)
+    yield ""
+    yield cell(found.advice)

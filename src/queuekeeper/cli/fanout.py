@@ -6,37 +6,38 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from queuekeeper.cli import context
-from queuekeeper.cli.input import STANDARD_STREAM, KeyPrefix, content, named_texts, prefix
+from queuekeeper.cli.command import PLANS, OnRedis, command, group
+from queuekeeper.cli.input import STANDARD_STREAM, content, named_texts
 from queuekeeper.cli.output import (
-    duration,
+    Shown,
     instant,
+    listing,
     pairs,
     plain,
     printable,
     record,
     screen,
-    show,
     shown_bytes,
     table,
+    told,
 )
-from queuekeeper.errors import CheckFailed, QueuekeeperError, UnknownConsumer, UsageError
+from queuekeeper.errors import QueuekeeperError, UnknownConsumer, UsageError
 from queuekeeper.service.signals import stopped_by_signals
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from queuekeeper.fanout.model import ConsumerView, FanoutMessage, QueueView
+    from queuekeeper.fanout.model import ConsumerOptions, ConsumerView, DeadLetter, FanoutMessage, QueueView
     from queuekeeper.fanout.queue import FanoutQueues
 
-app = typer.Typer(no_args_is_help=True)
-dead = typer.Typer(no_args_is_help=True, help="Look at dead letters, retry them, give them up.")
+app = group("Publish once for many consumers: fan-out queues in Redis.")
+dead = group("Look at dead letters, retry them, give them up.")
+app.add_typer(dead, name="dead")
 
 QueueName = Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")]
 ConsumerName = Annotated[str, typer.Argument(metavar="CONSUMER", help="Name of the consumer.")]
@@ -48,6 +49,7 @@ DeadIds = Annotated[
 ]
 AllDead = Annotated[bool, typer.Option("--all", help="Take all dead letters of the consumer.")]
 Offset = Annotated[int, typer.Option(help="Number of messages to skip before the first one shown.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")]
 ShowBodies = Annotated[bool, typer.Option("--show-bodies", help="Show bodies and headers too.")]
 ModeName = Annotated[
     Literal["fifo", "ordered"] | None,
@@ -87,46 +89,22 @@ IdleExpiry = Annotated[
         help="Time without a sign of life after which upkeep may remove the consumer; none is never. [default: none]",
     ),
 ]
-_DURATIONS = frozenset({"dead_retention_ms", "deduplication_ms", "idle_expiry_ms"})
-_NAMES = frozenset({"id", "last_id", "version"})
-"""Numbers that name something and count nothing."""
 
 
-@app.callback()
-def _group() -> None:
-    """Publish once for many consumers: fan-out queues in Redis."""
+class OnQueues(OnRedis):
+    """A call of a command that works on fan-out queues."""
+
+    @cached_property
+    def queues(self) -> FanoutQueues:
+        """The queues below the prefix."""
+        from queuekeeper.fanout.queue import FanoutQueues
+
+        return FanoutQueues(self.client, prefix=self.key_prefix)
 
 
-@contextmanager
-def _opened(redis_url: str | None, key_prefix: str | None) -> Iterator[FanoutQueues]:
-    from queuekeeper.fanout.queue import FanoutQueues
-
-    with context.redis_connection(redis_url) as client:
-        yield FanoutQueues(client, prefix=prefix(key_prefix))
-
-
-def _shown(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return facts as people read them: instants as dates, numbers of messages without commas, no lists."""
-    shown: dict[str, Any] = {}
-    for name, value in facts.items():
-        label = name.removesuffix("_ms").replace("_", " ")
-        if isinstance(value, dict | list):
-            continue
-        if value is None:
-            shown[label] = None
-        elif name in _DURATIONS:
-            shown[label] = duration(value)
-        elif name.endswith("_ms"):
-            shown[label] = instant(value)
-        elif name in _NAMES:
-            shown[label] = str(value)
-        else:
-            shown[label] = value
-    return shown
-
-
-@app.command()
+@command(app)
 def publish(
+    call: OnQueues,
     queue: QueueName,
     *,
     body: Annotated[
@@ -168,13 +146,10 @@ def publish(
             "this name stores nothing twice.",
         ),
     ] = None,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Publish a message, or the lines of a file.
 
-    Every consumer gets it, or nobody does. While none is registered it is held for one that adopts it.
+    Every consumer gets it, or nobody does. While no consumer is registered, the queue holds it for one that adopts it.
 
     Examples: `queuekeeper fanout publish orders --body '{"order": 17}' --content-type application/json`
 
@@ -192,30 +167,29 @@ def publish(
     if source is None and deduplicate_as is not None:
         raise UsageError("--deduplicate-as is about a file: one message has --deduplication-id")
     ttl_ms = duration_ms("ttl", ttl)
-    with _opened(redis_url, key_prefix) as queues:
-        if source is None:
-            message = NewMessage(
-                body=content(body, body_file),
-                content_type=content_type,
-                order_key=order_key,
-                ttl_ms=ttl_ms,
-                deduplication_id=deduplication_id,
-                headers=named_texts("header", headers),
-            )
-            report = FanoutProducer(queues).publish(queue, message, to=to)
-            facts = {"queue": queue} | {name: fact for name, fact in vars(report).items() if name != "error"}
-        elif source == STANDARD_STREAM:
-            lines = sys.stdin.buffer
-            facts = plain(publish_lines(queues, queue, lines, to=to, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as))
-        else:
-            facts = plain(
-                publish_file(queues, queue, Path(source), to=to, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as)
-            )
-    show(facts, as_json=as_json, pretty=lambda out: out.print(pairs("Published", _shown(facts))))
+    facts: Any
+    if source is None:
+        message = NewMessage(
+            body=content(body, body_file),
+            content_type=content_type,
+            order_key=order_key,
+            ttl_ms=ttl_ms,
+            deduplication_id=deduplication_id,
+            headers=named_texts("header", headers),
+        )
+        report = FanoutProducer(call.queues).publish(queue, message, to=to)
+        facts = {"queue": queue} | {name: fact for name, fact in vars(report).items() if name != "error"}
+    elif source == STANDARD_STREAM:
+        lines = sys.stdin.buffer
+        facts = publish_lines(call.queues, queue, lines, to=to, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as)
+    else:
+        facts = publish_file(call.queues, queue, Path(source), to=to, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as)
+    return Shown(facts, "Published")
 
 
-@app.command()
+@command(app)
 def consume(
+    call: OnQueues,
     queue: QueueName,
     consumer: ConsumerName,
     *,
@@ -232,13 +206,11 @@ def consume(
         ),
     ] = "30s",
     show_bodies: ShowBodies = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")] = False,
+    as_json: JsonLines = False,
 ) -> None:
     """Consume messages as one of a consumer's workers.
 
-    Each is acknowledged once its line is written; those whose line could not be written come again.
+    Each message is acknowledged once its line is written. A message whose line could not be written comes again.
 
     Example: `queuekeeper fanout consume orders billing --show-bodies --json --follow`
     """
@@ -247,7 +219,8 @@ def consume(
     count = stale = 0
     lease_ms = duration_ms("lease", lease)
     stopped = threading.Event()
-    with _opened(redis_url, key_prefix) as queues, stopped_by_signals(stopped.set):
+    queues = call.queues
+    with stopped_by_signals(stopped.set):
         while not stopped.is_set() and count != limit:
             room = batch if limit is None else min(batch, limit - count)
             claimed = queues.claim(queue, consumer=consumer, count=room, lease_ms=lease_ms)
@@ -282,65 +255,43 @@ def _line(message: FanoutMessage, *, content: bool, as_json: bool) -> bytes:
 
     if as_json:
         return message_line(message, content=content)
-    identity, published, *_ = _row(message, content=False)
     shown = shown_bytes(message.body) if content else f"{len(message.body):,} bytes"
     remark = f"attempt {message.attempt}" if message.attempt > 1 else ""
-    fields = (identity, published, printable(message.order_key or ""), remark, printable(shown))
+    order_key = printable(message.order_key or "")
+    fields = (str(message.id), instant(message.published_ms) or "", order_key, remark, printable(shown))
     return ("\t".join(fields).rstrip() + "\n").encode()
 
 
-def _row(message: FanoutMessage, *, content: bool) -> list[Any]:
-    return [
-        str(message.id),
-        instant(message.published_ms),
-        message.order_key,
-        len(message.body),
-        message.content_type,
-        message.attempt,
-        message.stalls,
-        *([shown_bytes(message.body)] if content else []),
-    ]
-
-
-def _columns(*, content: bool) -> tuple[str, ...]:
-    columns = ("id", "published", "order key", "bytes", "type", "attempts", "stalls")
-    return (*columns, "body") if content else columns
-
-
-@app.command()
-def inspect(
-    queue: QueueName,
-    consumer: ConsumerOrAll = None,
-    *,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@command(app)
+def inspect(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) -> Shown:
     """Show where a queue and its consumers stand.
 
-    What waits and since when, who works on what, what has failed, and what only one consumer keeps from being freed.
-    Nothing is changed.
+    It shows what waits and since when, who works on what, what has failed, and what only one consumer keeps from being
+    freed. Nothing is changed.
 
     Examples: `queuekeeper fanout inspect orders`
 
     `queuekeeper fanout inspect orders billing`
     """
-    with _opened(redis_url, key_prefix) as queues:
-        view = queues.inspect(queue)
+    view = call.queues.inspect(queue)
     if consumer is not None:
         found = _consumer_of(view, consumer)
-        show(found, as_json=as_json, pretty=lambda out: _print_consumer(out, queue, found))
-        return
+        options = found.options or {"mode": "leaving"}
+        return Shown(found, lambda: _standing(f"Consumer {found.consumer} of {queue}", found, options))
 
-    def pretty(out: Console) -> None:
-        facts = plain(view)
-        out.print(pairs(f"Queue {queue}", _shown(facts | facts["options"])))
-        _print_counters(out, facts)
+    def pretty() -> Iterator[Any]:
+        yield from _standing(f"Queue {queue}", view, view.options)
         if view.consumers:
             columns = ("consumer", "mode", "ready", "leased", "delayed", "dead", "oldest ready", "last seen", "")
-            out.print(table("Consumers", columns, [_consumer_row(each) for each in view.consumers]))
+            yield table("Consumers", columns, [_consumer_row(each) for each in view.consumers])
 
-    show(view, as_json=as_json, pretty=pretty)
+    return Shown(view, pretty)
+
+
+def _standing(title: str, view: QueueView | ConsumerView, options: Any) -> Iterator[Any]:
+    yield pairs(title, told(view) | told(options))
+    if view.counters:
+        yield pairs("So far", plain(view.counters))
 
 
 def _consumer_of(view: QueueView, consumer: str) -> ConsumerView:
@@ -364,32 +315,14 @@ def _consumer_row(view: ConsumerView) -> tuple[Any, ...]:
         *([f"alone holds {view.only_holder:,} of {view.sampled:,}"] if view.only_holder else []),
     ]
     mode = None if options is None else f"{options.mode}, {options.lanes} lanes" if options.lanes > 1 else options.mode
-    return (
-        view.consumer,
-        mode,
-        view.ready,
-        view.leased,
-        view.delayed,
-        view.dead,
-        instant(view.oldest_ready_ms),
-        instant(view.last_seen_ms),
-        ", ".join(remarks),
-    )
+    counts = (view.ready, view.leased, view.delayed, view.dead)
+    times = (instant(view.oldest_ready_ms), instant(view.last_seen_ms))
+    return (view.consumer, mode, *counts, *times, ", ".join(remarks))
 
 
-def _print_consumer(out: Console, queue: str, view: ConsumerView) -> None:
-    facts = plain(view)
-    out.print(pairs(f"Consumer {view.consumer} of {queue}", _shown(facts | (facts["options"] or {"mode": "leaving"}))))
-    _print_counters(out, facts)
-
-
-def _print_counters(out: Console, facts: dict[str, Any]) -> None:
-    if facts["counters"]:
-        out.print(pairs("So far", facts["counters"]))
-
-
-@app.command()
+@command(app)
 def peek(
+    call: OnQueues,
     queue: QueueName,
     consumer: ConsumerName,
     *,
@@ -399,111 +332,80 @@ def peek(
         int, typer.Option(help="Lane to show, for an ordered consumer that has several; the first is 0.")
     ] = 0,
     show_bodies: ShowBodies = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Show messages that wait, and take none.
 
-    Next in line first.
+    The next in line comes first.
 
     Example: `queuekeeper fanout peek orders billing --limit 5 --show-bodies`
     """
     from queuekeeper.fanout.jsonl import message_facts
 
-    with _opened(redis_url, key_prefix) as queues:
-        messages = queues.peek(queue, consumer=consumer, offset=offset, limit=limit, lane=lane)
-    facts = {
-        "queue": queue,
-        "consumer": consumer,
-        "messages": [message_facts(message, content=show_bodies) for message in messages],
-    }
-
-    def pretty(out: Console) -> None:
-        if not messages:
-            out.print(f"Nothing waits for {printable(consumer)} there.")
-            return
-        rows = [_row(message, content=show_bodies) for message in messages]
-        out.print(table(f"Waiting for {consumer}", _columns(content=show_bodies), rows))
-
-    show(facts, as_json=as_json, pretty=pretty)
-
-
-@app.command()
-def size(
-    queue: QueueName,
-    consumer: ConsumerOrAll = None,
-    *,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Count messages, all or those of a consumer.
-
-    All that are stored, or those that a consumer has yet to acknowledge. The number stands alone on its line. Dead
-    letters of a consumer are not in it.
-
-    Example: `queuekeeper fanout size orders billing`
-    """
-    with _opened(redis_url, key_prefix) as queues:
-        count = queues.size(queue, consumer=consumer)
-    show(
-        {"queue": queue, "consumer": consumer, "messages": count},
-        as_json=as_json,
-        pretty=lambda out: out.print(str(count)),
+    messages = call.queues.peek(queue, consumer=consumer, offset=offset, limit=limit, lane=lane)
+    columns: dict[str, Any] = {"id": "id", "published": "published_ms", "order key": "order_key"}
+    columns |= {"bytes": lambda each: len(each.body), "type": "content_type", "attempts": "attempt", "stalls": "stalls"}
+    if show_bodies:
+        columns["body"] = lambda each: shown_bytes(each.body)
+    nothing = f"Nothing waits for {printable(consumer)} there."
+    return Shown(
+        {
+            "queue": queue,
+            "consumer": consumer,
+            "messages": [message_facts(message, content=show_bodies) for message in messages],
+        },
+        lambda: [listing(f"Waiting for {consumer}", messages, columns) if messages else nothing],
     )
 
 
-@dead.command("list")
+@command(app)
+def size(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) -> Shown:
+    """Count messages, all or those of a consumer.
+
+    Counted are all that are stored, or those that a consumer has yet to acknowledge. The number stands alone on its
+    line. A consumer's dead letters are not counted.
+
+    Example: `queuekeeper fanout size orders billing`
+    """
+    count = call.queues.size(queue, consumer=consumer)
+    return Shown({"queue": queue, "consumer": consumer, "messages": count}, lambda: [str(count)])
+
+
+@command(dead, "list")
 def list_dead(
+    call: OnQueues,
     queue: QueueName,
     consumer: ConsumerName,
     *,
     offset: Offset = 0,
     limit: Annotated[int, typer.Option(help="Number of dead letters to show, up to 1,000.")] = 20,
     show_bodies: ShowBodies = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Show a consumer's dead letters and why they died, oldest first.
 
     Example: `queuekeeper fanout dead list orders billing`
     """
     from queuekeeper.fanout.jsonl import letter_facts
 
-    with _opened(redis_url, key_prefix) as queues:
-        page = queues.list_dead(queue, consumer=consumer, offset=offset, limit=limit)
-    facts = {
-        "queue": queue,
-        "consumer": consumer,
-        "total": page.total,
-        "next_offset": page.next_offset,
-        "letters": [letter_facts(letter, content=show_bodies) for letter in page.letters],
-    }
+    page = call.queues.list_dead(queue, consumer=consumer, offset=offset, limit=limit)
 
-    def pretty(out: Console) -> None:
+    def of_body(shown: Any) -> Any:
+        def made(letter: DeadLetter) -> Any:
+            return None if letter.message is None else shown(letter.message.body)
+
+        return made
+
+    def pretty() -> Iterator[Any]:
         if not page.letters:
-            out.print(f"There are no dead letters of {printable(consumer)} there.")
+            yield f"There are no dead letters of {printable(consumer)} there."
             return
-        columns = ("id", "died", "reason", "attempts", "stalls", "bytes", *(("body",) if show_bodies else ()))
-        rows = [
-            (
-                str(each.id),
-                instant(each.died_ms),
-                each.reason,
-                each.attempts,
-                each.stalls,
-                None if each.message is None else len(each.message.body),
-                *([None if each.message is None else shown_bytes(each.message.body)] if show_bodies else []),
-            )
-            for each in page.letters
-        ]
-        out.print(table(f"Dead letters of {consumer}: {page.total:,}", columns, rows))
+        columns = {"id": "id", "died": "died_ms", "reason": "reason", "attempts": "attempts", "stalls": "stalls"}
+        contents = {"bytes": of_body(len)} | ({"body": of_body(shown_bytes)} if show_bodies else {})
+        yield listing(f"Dead letters of {consumer}: {page.total:,}", page.letters, columns | contents)
         if page.next_offset is not None:
-            out.print(f"\nMore: --offset {page.next_offset}")
+            yield f"\nMore: --offset {page.next_offset}"
 
-    show(facts, as_json=as_json, pretty=pretty)
+    facts = {"queue": queue, "consumer": consumer, "total": page.total, "next_offset": page.next_offset}
+    return Shown(facts | {"letters": [letter_facts(each, content=show_bodies) for each in page.letters]}, pretty)
 
 
 def _wanted(ids: list[int] | None, *, everything: bool) -> list[int] | None:
@@ -513,17 +415,10 @@ def _wanted(ids: list[int] | None, *, everything: bool) -> list[int] | None:
     return ids or None
 
 
-@dead.command("retry")
+@command(dead, "retry")
 def retry_dead(
-    queue: QueueName,
-    consumer: ConsumerName,
-    ids: DeadIds = None,
-    *,
-    everything: AllDead = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+    call: OnQueues, queue: QueueName, consumer: ConsumerName, ids: DeadIds = None, *, everything: AllDead = False
+) -> Shown:
     """Put dead letters back in line, with their counts at zero.
 
     Examples: `queuekeeper fanout dead retry orders billing 17 18`
@@ -531,44 +426,28 @@ def retry_dead(
     `queuekeeper fanout dead retry orders billing --all`
     """
     wanted = _wanted(ids, everything=everything)
-    with _opened(redis_url, key_prefix) as queues:
-        report = queues.retry_dead(queue, consumer=consumer, ids=wanted)
-    show(report, as_json=as_json, pretty=lambda out: out.print(record("Retried", report)))
+    return Shown(call.queues.retry_dead(queue, consumer=consumer, ids=wanted), "Retried")
 
 
-@dead.command("purge")
+@command(dead, "purge", also=PLANS)
 def purge_dead(
-    queue: QueueName,
-    consumer: ConsumerName,
-    ids: DeadIds = None,
-    *,
-    everything: AllDead = False,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Give dead letters up for good.
-
-    A question says first how many.
+    call: OnQueues, queue: QueueName, consumer: ConsumerName, ids: DeadIds = None, *, everything: AllDead = False
+) -> Shown:
+    """Give dead letters up for good. A question says first how many.
 
     Example: `queuekeeper fanout dead purge orders billing --all --dry-run`
     """
     wanted = _wanted(ids, everything=everything)
-    with _opened(redis_url, key_prefix) as queues:
-        report = queues.purge_dead(queue, consumer=consumer, ids=wanted, dry_run=True)
-        if not dry_run:
-            context.confirm(
-                f"{report.released:,} dead letters of {printable(consumer)} will be removed.", yes=yes, as_json=as_json
-            )
-            report = queues.purge_dead(queue, consumer=consumer, ids=wanted)
-    title = "Dry run" if dry_run else "Purge"
-    show(report, as_json=as_json, pretty=lambda out: out.print(record(title, report)))
+    report = call.carry_out(
+        lambda only_count: call.queues.purge_dead(queue, consumer=consumer, ids=wanted, dry_run=only_count),
+        lambda found: f"{found.released:,} dead letters of {printable(consumer)} will be removed.",
+    )
+    return Shown(report, call.title("Purge"))
 
 
-@app.command()
+@command(app)
 def register(
+    call: OnQueues,
     queue: QueueName,
     consumer: ConsumerName,
     *,
@@ -586,14 +465,11 @@ def register(
     when_full: WhenFullName = None,
     dead_retention: DeadRetention = None,
     idle_expiry: IdleExpiry = None,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Register a consumer.
 
-    It gets all that is published from then on. One that is registered already stays as it is; `configure` gives it
-    other options.
+    It gets every message that is published from then on. A consumer that is registered already stays as it is;
+    `configure` gives it other options.
 
     Examples: `queuekeeper fanout register orders billing --start held`
 
@@ -601,7 +477,7 @@ def register(
     """
     from queuekeeper.fanout import forms
 
-    options = forms.consumer_options(
+    options: ConsumerOptions = forms.consumer_options(
         mode=mode,
         when_failed=when_failed,
         lanes=lanes,
@@ -610,20 +486,19 @@ def register(
         dead_retention=dead_retention,
         idle_expiry=idle_expiry,
     )
-    with _opened(redis_url, key_prefix) as queues:
-        report = queues.register(queue, consumer=consumer, options=options, start=forms.start(start))
+    report = call.queues.register(queue, consumer=consumer, options=options, start=forms.start(start))
 
-    def pretty(out: Console) -> None:
-        facts = plain(report)
-        out.print(pairs("Registered", _shown(facts | facts["options"])))
+    def pretty() -> Iterator[Any]:
+        yield pairs("Registered", told(report) | told(report.options))
         if not report.created and report.options != options:
-            out.print("\nIt was registered before, and keeps the options that it has: `configure` changes them.")
+            yield "\nIt was registered before, and keeps the options that it has: `configure` changes them."
 
-    show(report, as_json=as_json, pretty=pretty)
+    return Shown(report, pretty)
 
 
-@app.command()
+@command(app, also=PLANS)
 def unregister(
+    call: OnQueues,
     queue: QueueName,
     consumer: Annotated[
         str | None, typer.Argument(metavar="[CONSUMER]", help="Name of the consumer. Leave it out with --idle.")
@@ -633,15 +508,10 @@ def unregister(
     force: Annotated[
         bool, typer.Option("--force", help="Remove the consumer even while a worker holds messages of it.")
     ] = False,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Remove a consumer with all that waits for it.
 
-    Dead letters go too. A question says first how much that is. Other consumers keep what is theirs.
+    Its dead letters go too. A question says first how much that is. Other consumers keep what is theirs.
 
     Examples: `queuekeeper fanout unregister orders billing --dry-run`
 
@@ -651,57 +521,41 @@ def unregister(
         raise UsageError("name either a consumer or --idle")
     if idle and force:
         raise UsageError("--force is for one consumer: --idle removes nobody who works on messages")
-    with _opened(redis_url, key_prefix) as queues:
 
-        def reports(*, only_count: bool) -> list[Any]:
-            if consumer is None:
-                return queues.unregister_idle(queue, dry_run=only_count)
-            return [queues.unregister(queue, consumer=consumer, force=force, dry_run=only_count)]
+    def remove(only_count: bool) -> list[Any]:
+        if consumer is None:
+            return call.queues.unregister_idle(queue, dry_run=only_count)
+        return [call.queues.unregister(queue, consumer=consumer, force=force, dry_run=only_count)]
 
-        found = reports(only_count=True)
-        if not dry_run and found:
-            names = ", ".join(printable(each.consumer) for each in found)
-            context.confirm(
-                f"{names} will be removed from {printable(queue)}, with "
-                f"{sum(each.released for each in found):,} messages that are not acknowledged.",
-                yes=yes,
-                as_json=as_json,
-            )
-            found = reports(only_count=False)
+    def question(found: list[Any]) -> str:
+        names = ", ".join(printable(each.consumer) for each in found)
+        count = sum(each.released for each in found)
+        return f"{names} will be removed from {printable(queue)}, with {count:,} messages that are not acknowledged."
 
-    def pretty(out: Console) -> None:
-        if not found:
-            out.print("No consumer was unseen for as long as its options allow.")
-            return
-        rows = [(each.consumer, each.released, each.freed) for each in found]
-        out.print(table("Dry run" if dry_run else "Unregistered", ("consumer", "released", "freed"), rows))
-
-    show({"queue": queue, "dry_run": dry_run, "consumers": found}, as_json=as_json, pretty=pretty)
+    found = call.carry_out(remove, question, needed=bool)
+    columns = {"consumer": "consumer", "released": "released", "freed": "freed"}
+    nobody = "No consumer was unseen for as long as its options allow."
+    return Shown(
+        {"queue": queue, "dry_run": call.dry_run, "consumers": found},
+        lambda: [listing(call.title("Unregistered"), found, columns) if found else nobody],
+    )
 
 
-@app.command()
-def touch(
-    queue: QueueName,
-    consumer: ConsumerName,
-    *,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@command(app)
+def touch(call: OnQueues, queue: QueueName, consumer: ConsumerName) -> Shown:
     """Note that a consumer is alive.
 
-    So it is not removed as idle. Whoever consumes does so with every claim.
+    So it is not removed as idle. A consumer that claims messages does so with every claim.
 
     Example: `queuekeeper fanout touch orders nightly-export`
     """
-    with _opened(redis_url, key_prefix) as queues:
-        seen_ms = queues.touch(queue, consumer=consumer)
-    facts = {"queue": queue, "consumer": consumer, "last_seen_ms": seen_ms}
-    show(facts, as_json=as_json, pretty=lambda out: out.print(pairs("Touched", _shown(facts))))
+    seen_ms = call.queues.touch(queue, consumer=consumer)
+    return Shown({"queue": queue, "consumer": consumer, "last_seen_ms": seen_ms}, "Touched")
 
 
-@app.command()
+@command(app)
 def configure(
+    call: OnQueues,
     queue: QueueName,
     consumer: ConsumerOrAll = None,
     *,
@@ -723,13 +577,10 @@ def configure(
     deduplication_window: Annotated[
         str | None, typer.Option(metavar="DURATION", help="Time for which the queue remembers deduplication ids.")
     ] = None,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Give a consumer, or the queue itself, other options.
 
-    What is left out stays as it was. Mode and lanes can only change while nothing waits.
+    Options that are left out stay as they were. Mode and lanes can only change while nothing waits.
 
     Examples: `queuekeeper fanout configure orders billing --max-length 100000 --when-full drop_oldest`
 
@@ -757,167 +608,112 @@ def configure(
         raise UsageError(f"{'a queue' if consumer is None else 'a consumer'} is configured by {names}")
     before: Any
     after: Any
-    with _opened(redis_url, key_prefix) as queues:
-        view = queues.inspect(queue)
-        if consumer is None:
-            before, after = view.options, forms.queue_options(view.options, **of_queue)
-        else:
-            before = _consumer_of(view, consumer).options
-            after = forms.consumer_options(before, **of_consumer)
-        queues.configure(queue, consumer=consumer, options=after)
-    facts = {"queue": queue, "consumer": consumer, "before": before, "after": after}
-    title = f"Options of {queue if consumer is None else consumer}"
-    show(facts, as_json=as_json, pretty=lambda out: out.print(pairs(title, _shown(plain(after)))))
-
-
-@app.command()
-def pause(
-    queue: QueueName,
-    consumer: ConsumerOrAll = None,
-    *,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Hand no more messages out, to one consumer or to any.
-
-    What is handed out can be finished, and publishes go on.
-
-    Example: `queuekeeper fanout pause orders billing`
-    """
-    with _opened(redis_url, key_prefix) as queues:
-        changed = queues.pause(queue, consumer=consumer)
-    _show_pause(queue, consumer, paused=True, changed=changed, as_json=as_json)
-
-
-@app.command()
-def resume(
-    queue: QueueName,
-    consumer: ConsumerOrAll = None,
-    *,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Hand messages out again.
-
-    Also to a consumer that has halted at a dead letter.
-
-    Example: `queuekeeper fanout resume orders billing`
-    """
-    with _opened(redis_url, key_prefix) as queues:
-        changed = queues.resume(queue, consumer=consumer)
-    _show_pause(queue, consumer, paused=False, changed=changed, as_json=as_json)
-
-
-def _show_pause(queue: str, consumer: str | None, *, paused: bool, changed: bool, as_json: bool) -> None:
-    state = f"{'is' if changed else 'was'} {'paused' if paused else 'at work'}{' now' if changed else ' before'}"
-    show(
-        {"queue": queue, "consumer": consumer, "paused": paused, "changed": changed},
-        as_json=as_json,
-        pretty=lambda out: out.print(f"{printable(queue if consumer is None else consumer)} {state}."),
+    view = call.queues.inspect(queue)
+    if consumer is None:
+        before, after = view.options, forms.queue_options(view.options, **of_queue)
+    else:
+        before = _consumer_of(view, consumer).options
+        after = forms.consumer_options(before, **of_consumer)
+    call.queues.configure(queue, consumer=consumer, options=after)
+    return Shown(
+        {"queue": queue, "consumer": consumer, "before": before, "after": after},
+        lambda: [record(f"Options of {queue if consumer is None else consumer}", after)],
     )
 
 
-@app.command()
-def purge(
-    queue: QueueName,
-    consumer: ConsumerOrAll = None,
-    *,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@command(app)
+def pause(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) -> Shown:
+    """Hand no more messages out, to one consumer or to any.
+
+    Messages that are handed out already can be finished, and publishes go on.
+
+    Example: `queuekeeper fanout pause orders billing`
+    """
+    return _paused(queue, consumer, paused=True, changed=call.queues.pause(queue, consumer=consumer))
+
+
+@command(app)
+def resume(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) -> Shown:
+    """Hand messages out again.
+
+    This also restarts a consumer that has halted at a dead letter.
+
+    Example: `queuekeeper fanout resume orders billing`
+    """
+    return _paused(queue, consumer, paused=False, changed=call.queues.resume(queue, consumer=consumer))
+
+
+def _paused(queue: str, consumer: str | None, *, paused: bool, changed: bool) -> Shown:
+    state = f"{'is' if changed else 'was'} {'paused' if paused else 'at work'}{' now' if changed else ' before'}"
+    return Shown(
+        {"queue": queue, "consumer": consumer, "paused": paused, "changed": changed},
+        lambda: [f"{printable(queue if consumer is None else consumer)} {state}."],
+    )
+
+
+@command(app, also=PLANS)
+def purge(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) -> Shown:
     """Remove what waits, for one consumer or for all.
 
-    For all, what is held goes, too. What somebody works on stays, and so do dead letters. A question says first how
-    much goes.
+    For all, messages that the queue holds go too. Messages that a worker holds stay, and so do dead letters. A question
+    says first how many messages go.
 
     Example: `queuekeeper fanout purge orders billing --dry-run`
     """
-    with _opened(redis_url, key_prefix) as queues:
-        report = queues.purge(queue, consumer=consumer, dry_run=True)
-        if not dry_run:
-            whose = "all consumers" if consumer is None else printable(consumer)
-            context.confirm(
-                f"{report.released:,} messages that wait for {whose} will be removed.", yes=yes, as_json=as_json
-            )
-            report = queues.purge(queue, consumer=consumer)
-    title = "Dry run" if dry_run else "Purge"
-    show(report, as_json=as_json, pretty=lambda out: out.print(record(title, report)))
+    whose = "all consumers" if consumer is None else printable(consumer)
+    report = call.carry_out(
+        lambda only_count: call.queues.purge(queue, consumer=consumer, dry_run=only_count),
+        lambda found: f"{found.released:,} messages that wait for {whose} will be removed.",
+    )
+    return Shown(report, call.title("Purge"))
 
 
-@app.command()
+@command(app)
 def verify(
+    call: OnQueues,
     queue: QueueName,
     *,
     findings: Annotated[int, typer.Option(help="Largest number of findings to list.")] = 100,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
-    """Check that the keys of a queue agree.
+) -> Shown:
+    """Check that the keys of a queue agree. The exit code is 1 when they do not.
 
-    Nothing is changed, and others go on meanwhile. The exit code is 1 when they do not.
+    Nothing is changed, and others go on meanwhile.
 
     Example: `queuekeeper fanout verify orders`
     """
     from queuekeeper.fanout.jsonl import verify_facts
 
-    with _opened(redis_url, key_prefix) as queues:
-        facts = verify_facts(queue, queues.verify(queue, findings=findings))
+    facts = verify_facts(queue, call.queues.verify(queue, findings=findings))
 
-    def pretty(out: Console) -> None:
-        out.print(pairs(f"Queue {queue}", _shown(facts)))
+    def pretty() -> Iterator[Any]:
+        yield record(f"Queue {queue}", facts)
         if facts["findings"]:
-            columns = ("problem", "id", "consumer", "found", "expected")
-            rows = [
-                (each["problem"], str(each["id"]), each["consumer"], each["found"], each["expected"])
-                for each in facts["findings"]
-            ]
-            out.print(table("Findings", columns, rows))
-            out.print("\nNext: queuekeeper fanout repair QUEUE --dry-run")
+            columns = {name: name for name in ("problem", "id", "consumer", "found", "expected")}
+            yield listing("Findings", facts["findings"], columns)
+            yield "\nNext: queuekeeper fanout repair QUEUE --dry-run"
 
-    show(facts, as_json=as_json, pretty=pretty)
-    if facts["found"]:
-        raise CheckFailed(
-            f"the keys of {queue!r} disagree in {facts['found']:,} places: `queuekeeper fanout repair` mends them"
-        )
+    found = facts["found"]
+    words = f"the keys of {queue!r} disagree in {found:,} places: `queuekeeper fanout repair` mends them"
+    return Shown(facts, pretty, failed=words if found else None)
 
 
-@app.command()
-def repair(
-    queue: QueueName,
-    *,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+@command(app, also=PLANS)
+def repair(call: OnQueues, queue: QueueName) -> Shown:
     """Put right what `verify` finds.
 
     Messages that nobody owes an acknowledgement are freed, what leads nowhere is dropped, counts are set right.
 
     Example: `queuekeeper fanout repair orders --dry-run`
     """
-    with _opened(redis_url, key_prefix) as queues:
-        report = queues.repair(queue, dry_run=True)
-        found = sum(report.repaired.values())
-        if not dry_run and found:
-            context.confirm(
-                f"{found:,} places in the keys of {printable(queue)} will be put right.", yes=yes, as_json=as_json
-            )
-            report = queues.repair(queue, dry_run=False)
+    report = call.carry_out(
+        lambda only_count: call.queues.repair(queue, dry_run=only_count),
+        lambda found: f"{sum(found.repaired.values()):,} places in the keys of {printable(queue)} will be put right.",
+        needed=lambda found: sum(found.repaired.values()),
+    )
 
-    def pretty(out: Console) -> None:
-        out.print(record("Dry run" if dry_run else "Repair", report))
+    def pretty() -> Iterator[Any]:
+        yield record(call.title("Repair"), report)
         if report.repaired:
-            out.print(table("Found", ("problem", "places"), list(plain(report.repaired).items())))
+            yield table("Found", ("problem", "places"), list(plain(report.repaired).items()))
 
-    show(report, as_json=as_json, pretty=pretty)
-
-
-app.add_typer(dead, name="dead")
+    return Shown(report, pretty)

@@ -13,7 +13,7 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.errors import UsageError
 
-KeyPrefix = Annotated[str | None, typer.Option(help="Prefix of the Redis keys.")]
+KeyPrefix = Annotated[str | None, typer.Option(help="Prefix of the Redis keys. [default: QUEUEKEEPER_KEY_PREFIX]")]
 STANDARD_STREAM = "-"
 
 

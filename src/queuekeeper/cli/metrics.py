@@ -10,13 +10,19 @@ from typing import Annotated
 import typer
 
 from queuekeeper.cli import context
+from queuekeeper.cli.command import Call
 from queuekeeper.cli.output import screen
 
 
+class OnStores(Call):
+    """A call of a command that asks both stores, and writes what programs read."""
+
+    takes = ("postgres_url", "redis_url")
+
+
 def metrics(
+    call: OnStores,
     *,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
     output: Annotated[
         Path | None,
         typer.Option(
@@ -35,7 +41,8 @@ def metrics(
     from queuekeeper.metrics import gather
     from queuekeeper.report.files import write_whole
 
-    gathered = gather(postgres_url=context.postgres_address(postgres_url), redis_url=context.redis_address(redis_url))
+    source, target = context.postgres_address(call.postgres_url), context.redis_address(call.redis_url)
+    gathered = gather(postgres_url=source, redis_url=target)
     if output is None:
         sys.stdout.write(gathered.text)
     else:

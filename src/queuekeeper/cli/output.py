@@ -9,11 +9,16 @@ import sys
 import unicodedata
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, date, datetime
 from enum import Enum
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import typer
+
+from queuekeeper.errors import CheckFailed
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +32,16 @@ PIPE_WIDTH = 120
 
 SHOWN_CHARACTERS = 60
 """Most of a message's content that a table shows."""
+
+_DURATIONS = frozenset(
+    {"dead_retention_ms", "deduplication_ms", "idle_expiry_ms", "lease_left_ms", "retention_ms", "tombstone_ms"}
+)
+"""Spans of time in milliseconds, and so is what ends with ``_age_ms``; all other ``_ms`` are instants."""
+_NAMES = frozenset(
+    {"acked", "acked_up_to", "epoch", "id", "incarnation", "last_id", "new_acked", "old_acked", "sent", "sequence"}
+    | {"dead_letter_id", "incident_id", "known_issue_id", "last_packet_id", "packet_id", "serial", "version"}
+)
+"""Numbers that name something and count nothing, and so is what ends with ``_sequence``."""
 
 
 def screen(*, stderr: bool = False) -> Console:
@@ -70,6 +85,41 @@ def show(value: Any, *, as_json: bool, pretty: Callable[[Console], None]) -> Non
         sys.stdout.flush()
     else:
         pretty(screen())
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What a command has to show: one result, of which tables and JSON are two renderings.
+
+    :param facts: record or mapping; all of it is in the JSON.
+    :param view: title of a table of the facts, or makes what people see instead, top to bottom: tables, texts, which
+        stay on their lines, and strings, which are wrapped.
+    :param failed: makes the exit code 1, and goes to stderr; empty where what is shown says it.
+    """
+
+    facts: Any
+    view: str | Callable[[], Iterable[Table | Text | str]]
+    failed: str | None = None
+
+
+def show_result(shown: Shown, *, as_json: bool) -> None:
+    """Write a result to stdout.
+
+    :raises CheckFailed: where the result says so.
+    """
+    view = shown.view
+    parts = (lambda: [record(view, shown.facts)]) if isinstance(view, str) else view
+    show(shown.facts, as_json=as_json, pretty=lambda out: print_parts(out, parts()))
+    if shown.failed is not None:
+        if shown.failed:
+            raise CheckFailed(shown.failed)
+        raise typer.Exit(1)
+
+
+def print_parts(out: Console, parts: Iterable[Table | Text | str]) -> None:
+    """Write tables and texts, one below the other; a text stays on its line, a string is wrapped."""
+    for each in parts:
+        out.print(each, soft_wrap=type(each).__name__ == "Text")
 
 
 def printable(text: str) -> str:
@@ -142,15 +192,57 @@ def pairs(title: str, values: Mapping[str, Any]) -> Table:
 
 
 def record(title: str, value: Any) -> Table:
-    """Return a record's counts and words as pairs; what it holds inside is left out."""
-    return pairs(
-        title,
-        {
-            each.name.replace("_", " "): getattr(value, each.name)
-            for each in fields(value)
-            if isinstance(getattr(value, each.name), str | int | float | bool | None)
-        },
+    """Return a record's, or a mapping's, counts, words and instants as pairs; what it holds inside is left out."""
+    return pairs(title, told(value))
+
+
+def told(value: Any) -> dict[str, Any]:
+    """Return the facts of a record or a mapping as people read them, by their titles; lists and records are left out.
+
+    The name of a field says what it holds: ``_ms`` is an instant or a duration, some numbers are names.
+    """
+    items = (
+        value.items()
+        if isinstance(value, Mapping)
+        else ((each.name, getattr(value, each.name)) for each in fields(value))
     )
+    shown: dict[str, Any] = {}
+    for name, fact in items:
+        if isinstance(fact, str | int | float | datetime | date | Path | Enum | None):
+            label = name.removesuffix("_ms").replace("_", " ")
+            shown[label if label not in shown else f"{label} last"] = fact_of(name, fact)
+    return shown
+
+
+def fact_of(name: str, value: Any) -> Any:
+    """Return one fact as people read it.
+
+    :param name: of its field.
+    """
+    if isinstance(value, datetime):
+        return instant(int(value.timestamp() * 1_000))
+    if not isinstance(value, int) or isinstance(value, bool):
+        return value
+    if name in _DURATIONS or name.endswith("_age_ms"):
+        return duration(value)
+    if name.endswith("_ms"):
+        return instant(value)
+    return str(value) if name in _NAMES or name.endswith("_sequence") else value
+
+
+def listing(title: str, items: Iterable[Any], columns: Mapping[str, str | Callable[[Any], Any]]) -> Table:
+    """Return a table of records, one to a line.
+
+    :param columns: by heading, the field that it shows, such as ``event.topic``, or what makes it of a record.
+    """
+
+    def shown(item: Any, column: str | Callable[[Any], Any]) -> Any:
+        if not isinstance(column, str):
+            return column(item)
+        found = item.get(column) if isinstance(item, Mapping) else attrgetter(column)(item)
+        return fact_of(column.rpartition(".")[2], found)
+
+    return table(title, list(columns), [[shown(item, column) for column in columns.values()] for item in items])
 
 
 def instant(at_ms: int | None) -> str | None:

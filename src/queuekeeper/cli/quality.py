@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from datetime import UTC, date, datetime
 from enum import StrEnum
@@ -13,28 +14,28 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.options import JobCommand, takes
-from queuekeeper.cli.output import cell, instant, pairs, plain, printable, record, screen, show, table
-from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.cli.command import Call, OnPostgres, OnServers, Plain, command, group
+from queuekeeper.cli.options import takes
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, record, screen, table
+from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
-    from rich.console import Console
     from rich.text import Text
 
     from queuekeeper.quality.checks import Check
     from queuekeeper.quality.findings import Finding
     from queuekeeper.quality.incidents import Incident
     from queuekeeper.quality.known_issues import KnownIssue
-    from queuekeeper.quality.profile_model import ProfileParameters, ProfileReport, ProfileWish
+    from queuekeeper.quality.profile_model import ProfileReport, ProfileWish
     from queuekeeper.quality.run import QualityReport
     from queuekeeper.quality.store import QualityRun, QualityStore, TrendRun
 
-app = typer.Typer(no_args_is_help=True, help="Find every way in which a queue can be wrong.")
-known = typer.Typer(no_args_is_help=True, help="Failures that somebody answers for until a day.")
+app = group("Find every way in which a queue can be wrong.")
+known = group("Failures that somebody answers for until a day.")
 app.add_typer(known, name="known")
-incidents = typer.Typer(no_args_is_help=True, help="Say since when a finding stands, and who answers for it.")
+incidents = group("Say since when a finding stands, and who answers for it.")
 app.add_typer(incidents, name="incidents")
 
 
@@ -83,9 +84,11 @@ ParquetDirectory = Annotated[
 ShowClientIds = Annotated[
     bool, typer.Option("--show-client-ids", help="Name clients in examples as they are, not only by hash.")
 ]
-Owner = Annotated[str, typer.Option(help="Who answers for it.")]
-Reason = Annotated[str, typer.Option(help="Why it may be so until then.")]
-Until = Annotated[str, typer.Option(help="Last day on which it is excused, such as 2026-12-31.", metavar="DATE")]
+Owner = Annotated[str, typer.Option(help="Person or team that answers for the failure.")]
+Reason = Annotated[str, typer.Option(help="Why the failure is excused until then.")]
+Until = Annotated[
+    str, typer.Option(help="Last day on which the failure is excused, such as 2026-12-31.", metavar="DATE")
+]
 DataDocs = Annotated[
     Path | None,
     typer.Option(
@@ -101,41 +104,35 @@ RUNS_SHOWN = 30
 _NOTHING_TO_SEE = "Nothing was judged: without messages' contents no suite of this run has anything to look at."
 
 
-@app.callback()
-def _group() -> None:
-    """Find every way in which a queue can be wrong."""
-
-
-@known.callback()
-def _known_group() -> None:
-    """Failures that somebody answers for until a day."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class _Wishes:
     """What a profile is asked for on the command line."""
 
     stores: tuple[str, ...]
-    parameters: ProfileParameters
+    wish: ProfileWish
     parquet: Path | None
-    postgres_url: str | None
-    redis_url: str | None
     spark_master: str | None
     now_ms: int
 
-    def make(self) -> list[ProfileReport]:
+    def make(self, call: Call) -> list[ProfileReport]:
         """Read the stores with Spark, once nothing is known that keeps any of them from being read."""
         from queuekeeper.quality.profile_preflight import check_profiled, check_profiled_source
 
-        source, target = context.postgres_address(self.postgres_url), ""
+        parameters = self.wish.at(_moment(self.now_ms))
+        source, target = context.postgres_address(call.postgres_url), ""
         with context.postgres_connection(source) as connection:
             if "postgres" in self.stores:
-                check_profiled_source(connection, contents=self.parameters.contents)
+                check_profiled_source(connection, contents=parameters.contents)
         if "redis" in self.stores:
-            target = context.redis_address(self.redis_url)
+            target = context.redis_address(call.redis_url)
             with context.redis_connection(target) as client:
-                check_profiled(client, parameters=self.parameters)
-        parquet = None if self.parquet is None else str(self.parquet.absolute())
+                check_profiled(client, parameters=parameters)
+        read: dict[str, Any] = {
+            "postgres_url": source,
+            "parameters": parameters,
+            "now_ms": self.now_ms,
+            "parquet_dir": None if self.parquet is None else str(self.parquet.absolute()),
+        }
         with context.spark("queuekeeper quality profile", self.spark_master, *filter(None, (source, target))) as spark:
             from queuekeeper.quality.profile import profile_postgres, profile_redis
 
@@ -143,23 +140,9 @@ class _Wishes:
             for store in self.stores:
                 with screen(stderr=True).status(f"Reading {store}"):
                     if store == "redis":
-                        report = profile_redis(
-                            spark,
-                            redis_url=target,
-                            postgres_url=source,
-                            parameters=self.parameters,
-                            now_ms=self.now_ms,
-                            parquet_dir=parquet,
-                        )
+                        reports.append(profile_redis(spark, redis_url=target, **read))
                     else:
-                        report = profile_postgres(
-                            spark,
-                            postgres_url=source,
-                            parameters=self.parameters,
-                            now_ms=self.now_ms,
-                            parquet_dir=parquet,
-                        )
-                    reports.append(report)
+                        reports.append(profile_postgres(spark, **read))
             return reports
 
 
@@ -173,18 +156,15 @@ def _model() -> type[ProfileWish]:
     return ProfileWish
 
 
-@app.command(cls=JobCommand)
-@takes(_model)
+@command(app, asks=takes(_model))
 def profile(
+    call: OnServers,
     *,
     parameters: ProfileWish,
     store: StoreChoice = Stores.REDIS,
     parquet_directory: ParquetDirectory = None,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
     spark_master: context.SparkMaster = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Put a row of numbers for each queue on record.
 
     The store is only read.
@@ -193,37 +173,35 @@ def profile(
     """
     from queuekeeper.clock import system_clock
 
-    now_ms = system_clock()
-    reports = _Wishes(
+    wishes = _Wishes(
         stores=store.names,
-        parameters=parameters.at(_moment(now_ms)),
+        wish=parameters,
         parquet=parquet_directory,
-        postgres_url=postgres_url,
-        redis_url=redis_url,
         spark_master=spark_master,
-        now_ms=now_ms,
-    ).make()
+        now_ms=system_clock(),
+    )
+    reports = wishes.make(call)
+    named = " ".join(f"--profile {report.profile_id}" for report in reports)
+    tables = [(f"Profile of {report.store}", report) for report in reports]
+    return Shown(
+        reports,
+        lambda: [*(record(title, report) for title, report in tables), f"\nNext: queuekeeper quality run {named}"],
+    )
 
-    def pretty(out: Console) -> None:
-        for report in reports:
-            out.print(record(f"Profile of {report.store}", report))
-        named = " ".join(f"--profile {report.profile_id}" for report in reports)
-        out.print(f"\nNext: queuekeeper quality run {named}")
 
-    show(reports, as_json=as_json, pretty=pretty)
-
-
-@app.command("run", cls=JobCommand)
-@takes(_model)
+@command(app, "run", asks=takes(_model))
 def run_command(
+    call: OnServers,
     *,
     parameters: ProfileWish,
     store: SubjectChoice = Subject.REDIS,
     profiles: Annotated[
-        list[str] | None, typer.Option("--profile", help="Judge this profile instead of reading the store; repeatable.")
+        list[str] | None,
+        typer.Option("--profile", help="Judge this profile instead of reading the store. Repeat the option for more."),
     ] = None,
     suites: Annotated[
-        list[str] | None, typer.Option("--suite", help="Judge by this suite; all that fit if left out; repeatable.")
+        list[str] | None,
+        typer.Option("--suite", help="Judge by this suite. Repeat the option for more. Without it, all that fit."),
     ] = None,
     compare: Annotated[
         bool, typer.Option("--compare", help="Compare source and target, too: after a migration, with both stores.")
@@ -232,11 +210,8 @@ def run_command(
     parquet_directory: ParquetDirectory = None,
     show_client_ids: ShowClientIds = False,
     data_docs: DataDocs = None,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
     spark_master: context.SparkMaster = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Read the queues and judge them. Exit code 1 when something critical is wrong.
 
     Example: `queuekeeper quality run --contents`
@@ -255,7 +230,7 @@ def run_command(
     now_ms = system_clock()
     stores = store.stores
     if profiles:
-        with context.postgres_connection(postgres_url) as connection:
+        with context.postgres_connection(call.postgres_url) as connection:
             stores = tuple(each.store for each in QualityStore(connection).profiles(profiles))
     elif suites and set(suites) <= {*EVENT_SUITES, *QUEUE_SUITES}:
         stores = ()
@@ -271,41 +246,36 @@ def run_command(
     elif not stores:
         profile_ids = []
     else:
-        made = _Wishes(
-            stores=stores,
-            parameters=parameters.at(_moment(now_ms)),
-            parquet=parquet_directory,
-            postgres_url=postgres_url,
-            redis_url=redis_url,
-            spark_master=spark_master,
-            now_ms=now_ms,
-        ).make()
-        profile_ids = [report.profile_id for report in made]
+        wishes = _Wishes(
+            stores=stores, wish=parameters, parquet=parquet_directory, spark_master=spark_master, now_ms=now_ms
+        )
+        profile_ids = [report.profile_id for report in wishes.make(call)]
     now = _moment(now_ms)
     with screen(stderr=True).status("Judging"):
         report = run_quality(
-            postgres_url=context.postgres_address(postgres_url),
+            postgres_url=context.postgres_address(call.postgres_url),
             profile_ids=profile_ids,
             suites=chosen,
             quality_run_id=run_id or hashlib.sha256(f"{now_ms} {profile_ids}".encode()).hexdigest()[:16],
             now=now,
-            redis_url=context.redis_address(redis_url) if on_redis else None,
+            redis_url=context.redis_address(call.redis_url) if on_redis else None,
             key_prefix=parameters.key_prefix,
             turn=parameters.at(now).turn if on_queues and parameters.mode == "fast" else None,
             throttle_references_per_s=parameters.throttle_references_per_s,
             show_client_ids=show_client_ids,
             data_docs=data_docs,
         )
-    show(_report_facts(report), as_json=as_json, pretty=lambda out: _report(out, report))
-    if report.verdict is Verdict.FAILED:
-        raise CheckFailed(
-            f"quality run {report.quality_run_id} has failed: `queuekeeper quality results {report.quality_run_id}` "
-            "says what is wrong and what mends it"
-        )
+    words = (
+        f"quality run {report.quality_run_id} has failed: `queuekeeper quality results {report.quality_run_id}` "
+        "says what is wrong and what mends it"
+    )
+    failed = words if report.verdict is Verdict.FAILED else None
+    return Shown(_report_facts(report), lambda: _report(report), failed=failed)
 
 
-@app.command()
+@command(app)
 def judge(
+    call: Plain,
     parquet: Annotated[Path, typer.Argument(help="Folder that a profile has written: `parquet` in its report.")],
     *,
     suite: Annotated[str, typer.Option("--suite", help="Suite of one store's sessions.")] = "sessions_redis",
@@ -316,8 +286,7 @@ def judge(
     show_client_ids: ShowClientIds = False,
     data_docs: DataDocs = None,
     spark_master: context.SparkMaster = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Judge a profile's Parquet with Spark, far from any database. Exit code 1 when something critical is wrong.
 
     Nothing is put on record; `queuekeeper quality run` does that.
@@ -337,98 +306,89 @@ def judge(
             data_docs=data_docs,
         )
 
-    def pretty(out: Console) -> None:
-        rows = []
-        for each in report.results:
-            status = "broken" if each.broken else "passed" if each.passed else "failed"
-            rows.append(
-                (
-                    each.expectation.check,
-                    cell(status, style=_TONES[status]),
-                    each.expectation.description,
-                    each.broken or each.observed,
-                    ", ".join(_evidence(example) for example in each.examples[:3]),
-                )
-            )
-        columns = ("check", "status", "what should hold", "found", "for example")
-        out.print(table(f"{suite}, judged by Spark", columns, rows))
+    def status(each: Any) -> Text:
+        return _verdict("broken" if each.broken else "passed" if each.passed else "failed")
 
-    show(report, as_json=as_json, pretty=pretty)
-    if not report.passed:
-        raise CheckFailed(f"{suite}: something critical is wrong with the queues in {parquet}")
+    columns: dict[str, str | Callable[[Any], Any]] = {
+        "check": "expectation.check",
+        "status": status,
+        "what should hold": "expectation.description",
+        "found": lambda each: each.broken or each.observed,
+        "for example": _examples,
+    }
+    words = f"{suite}: something critical is wrong with the queues in {parquet}"
+    return Shown(
+        report,
+        lambda: [listing(f"{suite}, judged by Spark", report.results, columns)],
+        failed=None if report.passed else words,
+    )
 
 
 def _report_facts(report: QualityReport) -> Any:
+    results = [result.facts() for result in report.results]
     facts = {each.name: getattr(report, each.name) for each in fields(report)}
-    return plain(
-        facts
-        | {
-            "results": [result.facts() for result in report.results],
-            "overdue": [_issue_facts(issue) for issue in report.overdue],
-        }
-    )
+    return plain(facts | {"results": results, "overdue": [_issue_facts(issue) for issue in report.overdue]})
 
 
-def _report(out: Console, report: QualityReport) -> None:
-    _results(out, report.results)
-    out.print(
-        pairs(
-            "Quality run",
-            {
-                "run": report.quality_run_id,
-                "verdict": _verdict(report.verdict.value),
-                "queues": report.queues,
-                "messages": report.messages,
-                "not judged": ", ".join(report.not_judged) + ": needs --contents" if report.not_judged else None,
-                "seconds": report.seconds,
-            },
-        )
-    )
+def _report(report: QualityReport) -> Iterator[Any]:
+    yield from _results(report.results)
+    facts = {
+        "run": report.quality_run_id,
+        "verdict": _verdict(report.verdict.value),
+        "queues": report.queues,
+        "messages": report.messages,
+        "not judged": ", ".join(report.not_judged) + ": needs --contents" if report.not_judged else None,
+        "seconds": report.seconds,
+    }
+    yield pairs("Quality run", facts)
     if report.overdue:
-        out.print(_issues("Known issues whose day has passed", report.overdue))
+        yield _issues("Known issues whose day has passed", report.overdue)
 
 
 def _verdict(word: str) -> Text:
     return cell(word, style=_TONES.get(word, ""))
 
 
-def _results(out: Console, results: Sequence[Finding], *, if_none: str = _NOTHING_TO_SEE) -> None:
+def _results(results: Sequence[Finding], *, if_none: str = _NOTHING_TO_SEE) -> Iterator[Any]:
     """Show what did not pass, with evidence and remedy."""
-    from rich.text import Text
-
     from queuekeeper.quality.findings import Status
 
     if not results:
-        out.print(cell(if_none, style="yellow"), soft_wrap=True)
+        yield cell(if_none, style="yellow")
         return
     trouble = [result for result in results if result.status is not Status.PASSED]
     if not trouble:
-        out.print(cell(f"✓ All {len(results):,} expectations hold.", style="bold green"))
+        yield cell(f"✓ All {len(results):,} expectations hold.", style="bold green")
         return
-    rows = [
-        (
-            result.check_id,
-            cell(result.priority.value, style=_TONES.get(result.priority.value, "")),
-            cell(result.status.value, style=_TONES[result.status.value]),
-            result.description,
-            result.observed,
-            ", ".join(_evidence(example) for example in result.examples[:3]),
-        )
-        for result in trouble
-    ]
-    out.print(table("What was found", ("check", "", "status", "what should hold", "found", "for example"), rows))
+    columns: dict[str, str | Callable[[Any], Any]] = {
+        "check": "check_id",
+        "": _priority,
+        "status": lambda each: _verdict(each.status.value),
+        "what should hold": "description",
+        "found": "observed",
+        "for example": _examples,
+    }
+    yield listing("What was found", trouble, columns)
     worst: dict[str, Finding] = {}
     for result in trouble:
         worst.setdefault(result.check_id, result)
-    advice = [(number, result.check.advice) for number, result in worst.items()]
-    out.print(table("What to do", ("check", "advice"), advice))
+    yield table("What to do", ("check", "advice"), [(number, each.check.advice) for number, each in worst.items()])
     commands: dict[str, list[str]] = {}
     for number, result in worst.items():
         if command := result.command(shell_prefix=context.settings().key_prefix):
             commands.setdefault(command, []).append(number)
     for command, numbers in commands.items():
         # Outside of the table, which would break it: it is there to be copied.
-        out.print(Text(f"\nNext for {', '.join(numbers)}: {printable(command)}"), soft_wrap=True)
+        yield ""
+        yield cell(f"Next for {', '.join(numbers)}: {command}")
+
+
+def _priority(found: Finding | Incident) -> Text:
+    return _verdict(found.priority.value)
+
+
+def _examples(found: Any) -> str:
+    return ", ".join(_evidence(example) for example in found.examples[:3])
 
 
 def _evidence(example: Any) -> str:
@@ -436,14 +396,16 @@ def _evidence(example: Any) -> str:
     return f"{name} ({', '.join(rest)})" if rest else name
 
 
-@app.command()
+@command(app)
 def results(
+    call: OnPostgres,
     quality_run_id: RunIdOrNewest = None,
     *,
-    check_id: Annotated[str | None, typer.Option("--check", help="Only this check.", metavar="Q")] = None,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+    check_id: Annotated[
+        str | None,
+        typer.Option("--check", metavar="Q", help="Show only this check, such as Q9. Without it, all checks."),
+    ] = None,
+) -> Shown:
     """Show what a run found, with evidence and remedies.
 
     Example: `queuekeeper quality results --check Q9`
@@ -453,28 +415,22 @@ def results(
 
     if check_id is not None:
         check(check_id)
-    with context.postgres_connection(postgres_url) as connection:
-        store = QualityStore(connection)
-        run = store.run(quality_run_id) if quality_run_id else _newest(store)
-        found = [each for each in store.results(run.quality_run_id) if check_id in (None, each.check_id)]
+    store = QualityStore(call.connection)
+    run = store.run(quality_run_id) if quality_run_id else _newest(store)
+    found = [each for each in store.results(run.quality_run_id) if check_id in (None, each.check_id)]
 
-    def pretty(out: Console) -> None:
-        _results(out, found, if_none=_nothing_judged(run, check_id))
-        out.print(
-            pairs(
-                "Quality run",
-                {
-                    "run": run.quality_run_id,
-                    "verdict": _verdict(run.verdict.value),
-                    "began": instant(int(run.started_at.timestamp() * 1_000)),
-                    "profiles": ", ".join(run.profile_ids),
-                    "suites": ", ".join(run.suites),
-                },
-            )
-        )
+    def pretty() -> Iterator[Any]:
+        yield from _results(found, if_none=_nothing_judged(run, check_id))
+        facts = {
+            "run": run.quality_run_id,
+            "verdict": _verdict(run.verdict.value),
+            "began": instant(int(run.started_at.timestamp() * 1_000)),
+            "profiles": ", ".join(run.profile_ids),
+            "suites": ", ".join(run.suites),
+        }
+        yield pairs("Quality run", facts)
 
-    facts = plain(run) | {"results": plain([result.facts() for result in found])}
-    show(facts, as_json=as_json, pretty=pretty)
+    return Shown(plain(run) | {"results": plain([result.facts() for result in found])}, pretty)
 
 
 def _newest(store: QualityStore) -> QualityRun:
@@ -496,12 +452,11 @@ def _nothing_judged(run: QualityRun, check_id: str | None) -> str:
     return f"{check_id} was not judged: it is in none of the run's suites, {', '.join(run.suites)}."
 
 
-@app.command()
+@command(app)
 def checks(
+    call: Plain,
     check_id: Annotated[str | None, typer.Argument(metavar="[CHECK]", help="One check, such as Q9.")] = None,
-    *,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """List the checks, or explain one.
 
     Example: `queuekeeper quality checks Q9`
@@ -510,59 +465,44 @@ def checks(
 
     chosen = list(CHECKS.values()) if check_id is None else [check(check_id)]
 
-    def pretty(out: Console) -> None:
-        if check_id is not None:
-            _explain(out, chosen[0])
-            return
-        rows = [
-            (
-                each.id,
-                _priorities(each),
-                each.title,
-                ", ".join(each.stores),
-                each.remedy.name if each.remedy else None,
-                each.area,
-            )
-            for each in chosen
-        ]
-        out.print(table("Checks", ("check", "", "title", "stores", "remedy", "about"), rows))
+    def remedy(each: Check) -> str | None:
+        return each.remedy.name if each.remedy else None
 
-    facts = [plain(each) | {"severity": each.severity.value} for each in chosen]
-    show(facts, as_json=as_json, pretty=pretty)
+    def pretty() -> Iterator[Any]:
+        if check_id is None:
+            columns: dict[str, str | Callable[[Any], Any]] = {"check": "id", "": _priorities, "title": "title"}
+            columns |= {"stores": lambda each: ", ".join(each.stores), "remedy": remedy, "about": "area"}
+            yield listing("Checks", chosen, columns)
+            return
+        (one,) = chosen
+        facts = {
+            "priority": _priorities(one),
+            "stores": ", ".join(one.stores),
+            "found by": one.computation,
+            "cost": one.cost,
+            "what to do": one.advice,
+            "remedy": remedy(one),
+            "about": one.area,
+        }
+        yield pairs(f"{one.id}: {one.title}", facts)
+
+    return Shown([plain(each) | {"severity": each.severity.value} for each in chosen], pretty)
 
 
 def _priorities(check: Check) -> str:
     return check.priority.value if check.milder is None else f"{check.priority.value}, {check.milder.value}"
 
 
-def _explain(out: Console, check: Check) -> None:
-    out.print(
-        pairs(
-            f"{check.id}: {check.title}",
-            {
-                "priority": _priorities(check),
-                "stores": ", ".join(check.stores),
-                "found by": check.computation,
-                "cost": check.cost,
-                "what to do": check.advice,
-                "remedy": check.remedy.name if check.remedy else None,
-                "about": check.area,
-            },
-        )
-    )
-
-
-@app.command()
+@command(app)
 def report(
+    call: OnPostgres,
     quality_run_id: RunIdOrNewest = None,
     *,
     directory: Annotated[Path | None, typer.Option(help="Folder; else QUEUEKEEPER_REPORTS_DIR.")] = None,
     airflow_url: Annotated[
         str | None, typer.Option(help="Address of Airflow: findings then link to the forms of their remedies.")
     ] = None,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Write what a run found as an HTML page and as JSON.
 
     With trends and forecasts.
@@ -573,41 +513,31 @@ def report(
     from queuekeeper.quality.report import FORMS_PATH, build_report, write_report
     from queuekeeper.quality.store import QualityStore, Verdict
 
-    with context.postgres_connection(postgres_url) as connection:
-        chosen = quality_run_id or _newest(QualityStore(connection)).quality_run_id
-        built = build_report(
-            connection,
-            quality_run_id=chosen,
-            now_ms=system_clock(),
-            forms_url="" if airflow_url is None else f"{airflow_url.rstrip('/')}{FORMS_PATH}",
-        )
+    chosen = quality_run_id or _newest(QualityStore(call.connection)).quality_run_id
+    built = build_report(
+        call.connection,
+        quality_run_id=chosen,
+        now_ms=system_clock(),
+        forms_url="" if airflow_url is None else f"{airflow_url.rstrip('/')}{FORMS_PATH}",
+    )
     files = write_report(built, (directory or context.settings().reports).absolute())
-
-    def pretty(out: Console) -> None:
-        out.print(_verdict(built.verdict.value))
-        out.print(built.explanation, soft_wrap=True)
-        out.print(pairs("Files", {"HTML": files.html, "JSON": files.json, "SHA-256 of the HTML": files.sha256}))
-
-    facts = plain(files) | {
-        "quality_run_id": chosen,
-        "verdict": built.verdict.value,
-        "explanation": built.explanation,
-    }
-    show(facts, as_json=as_json, pretty=pretty)
-    if built.verdict is Verdict.FAILED:
-        raise CheckFailed(f"quality run {chosen} failed: open {files.html}")
+    verdict, paths = built.verdict, {"HTML": files.html, "JSON": files.json, "SHA-256 of the HTML": files.sha256}
+    return Shown(
+        plain(files) | {"quality_run_id": chosen, "verdict": verdict.value, "explanation": built.explanation},
+        lambda: [_verdict(verdict.value), cell(built.explanation), pairs("Files", paths)],
+        failed=f"quality run {chosen} failed: open {files.html}" if verdict is Verdict.FAILED else None,
+    )
 
 
-@app.command()
+@command(app)
 def trend(
+    call: OnPostgres,
     *,
     runs: Annotated[int, typer.Option(min=1, max=200, help="Newest finished runs to show.")] = RUNS_SHOWN,
     like: Annotated[
         str | None, typer.Option(metavar="RUN", help="Show runs on the servers of this one; of the newest if left out.")
     ] = None,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Show how each check came out in the last runs.
 
     Runs on the same servers; the oldest is to the left.
@@ -616,18 +546,17 @@ def trend(
     """
     from queuekeeper.quality.store import QualityStore
 
-    with context.postgres_connection(postgres_url) as connection:
-        store = QualityStore(connection)
-        newest = like or next((run.quality_run_id for run in store.runs(limit=1, finished=True)), None)
-        found = store.trend(runs=runs, same_servers_as=newest)
-    show(found, as_json=as_json, pretty=lambda out: _trend(out, found))
+    store = QualityStore(call.connection)
+    newest = like or next((run.quality_run_id for run in store.runs(limit=1, finished=True)), None)
+    found = store.trend(runs=runs, same_servers_as=newest)
+    return Shown(found, lambda: _trend(found))
 
 
-def _trend(out: Console, found: Sequence[TrendRun]) -> None:
+def _trend(found: Sequence[TrendRun]) -> Iterator[Any]:
     from queuekeeper.quality.checks import CHECKS
 
     if not found:
-        out.print("No run has finished yet.")
+        yield "No run has finished yet."
         return
     rows = []
     for number, check in CHECKS.items():
@@ -636,145 +565,111 @@ def _trend(out: Console, found: Sequence[TrendRun]) -> None:
             marks = "".join(" " if each is None else _MARKS[each.status.value] for each in cells)
             last = cells[-1]
             rows.append((number, check.title, marks, None if last is None else last.unexpected_count))
-    out.print(table(f"The last {len(found):,} runs", ("check", "title", "runs", "last"), rows))
-    out.print("· passed   k known   ✗ failed   ! could not be made")
+    yield table(f"The last {len(found):,} runs", ("check", "title", "runs", "last"), rows)
+    yield "· passed   k known   ✗ failed   ! could not be made"
 
 
-@known.command("add")
+@command(known, "add")
 def known_add(
+    call: OnPostgres,
     check_id: Annotated[str, typer.Argument(metavar="CHECK", help="Number of the check, such as Q9.")],
     *,
     owner: Owner,
     reason: Reason,
     until: Until,
     client_hash: Annotated[
-        str | None, typer.Option("--client-hash", help="Only this queue, as results name it; all if left out.")
+        str | None,
+        typer.Option("--client-hash", help="Excuse only this queue, as results name it. Without it, all queues."),
     ] = None,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Answer for a failure until a day: it is shown, and fails no run. Afterwards it fails again.
 
     Example: `queuekeeper quality known add Q9 --owner ops --reason "cleanup on Monday" --until 2026-12-31`
     """
     from queuekeeper.quality.known_issues import KnownIssues
 
-    with context.postgres_connection(postgres_url) as connection:
-        issue = KnownIssues(connection).add(
-            check_id=check_id, owner=owner, reason=reason, ends_on=_day(until), today=_today(), client_hash=client_hash
-        )
-    show(_issue_facts(issue), as_json=as_json, pretty=lambda out: out.print(_issues("Known issue", [issue])))
+    issue = KnownIssues(call.connection).add(
+        check_id=check_id, owner=owner, reason=reason, ends_on=_day(until), today=_today(), client_hash=client_hash
+    )
+    return Shown(_issue_facts(issue), lambda: [_issues("Known issue", [issue])])
 
 
-@known.command("list")
-def known_list(*, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False) -> None:
+@command(known, "list")
+def known_list(call: OnPostgres) -> Shown:
     """List known issues, those that end first first.
 
     Example: `queuekeeper quality known list`
     """
     from queuekeeper.quality.known_issues import KnownIssues
 
-    with context.postgres_connection(postgres_url) as connection:
-        found = KnownIssues(connection).all()
-
-    def pretty(out: Console) -> None:
-        out.print(_issues("Known issues", found) if found else "Nobody answers for anything.")
-
-    show([_issue_facts(issue) for issue in found], as_json=as_json, pretty=pretty)
+    found = KnownIssues(call.connection).all()
+    return Shown(
+        [_issue_facts(issue) for issue in found],
+        lambda: [_issues("Known issues", found) if found else "Nobody answers for anything."],
+    )
 
 
-@known.command("remove")
+@command(known, "remove")
 def known_remove(
-    known_issue_id: Annotated[int, typer.Argument(metavar="NUMBER", help="As `known list` shows it.")],
-    *,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+    call: OnPostgres,
+    known_issue_id: Annotated[int, typer.Argument(metavar="NUMBER", help="Number that `known list` shows.")],
+) -> Shown:
     """Answer for a failure no longer.
 
     Example: `queuekeeper quality known remove 3`
     """
     from queuekeeper.quality.known_issues import KnownIssues
 
-    with context.postgres_connection(postgres_url) as connection:
-        KnownIssues(connection).remove(known_issue_id)
-    show(
-        {"removed": known_issue_id},
-        as_json=as_json,
-        pretty=lambda out: out.print(f"Known issue {known_issue_id} is forgotten."),
-    )
+    KnownIssues(call.connection).remove(known_issue_id)
+    return Shown({"removed": known_issue_id}, lambda: [f"Known issue {known_issue_id} is forgotten."])
 
 
-@incidents.callback()
-def _incidents_group() -> None:
-    """Show findings of one cause over runs: since when, and who answers for them."""
-
-
-@incidents.command("list")
+@command(incidents, "list")
 def incidents_list(
+    call: OnPostgres,
     *,
-    closed: Annotated[bool, typer.Option("--closed", help="Those that have closed, too.")] = False,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+    closed: Annotated[bool, typer.Option("--closed", help="Show incidents that have closed, too.")] = False,
+) -> Shown:
     """List the incidents that stand, the latest seen first.
 
     Example: `queuekeeper quality incidents list`
     """
     from queuekeeper.quality.incidents import Incidents
 
-    with context.postgres_connection(postgres_url) as connection:
-        found = Incidents(connection).all(today=_today(), closed=closed)
-    show(
-        found, as_json=as_json, pretty=lambda out: out.print(_incident_table(found) if found else "No incident stands.")
-    )
+    found = Incidents(call.connection).all(today=_today(), closed=closed)
+    return Shown(found, lambda: [_incident_table(found) if found else "No incident stands."])
 
 
-@incidents.command("own")
+@command(incidents, "own")
 def incidents_own(
-    incident_id: Annotated[int, typer.Argument(metavar="NUMBER", help="As `incidents list` shows it.")],
+    call: OnPostgres,
+    incident_id: Annotated[int, typer.Argument(metavar="NUMBER", help="Number that `incidents list` shows.")],
     *,
     owner: Owner,
     reason: Reason,
     until: Until,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Answer for an incident until a day, by a known issue of its check. Afterwards the check fails runs again.
 
     Example: `queuekeeper quality incidents own 4 --owner ops --reason "cleanup on Monday" --until 2026-12-31`
     """
     from queuekeeper.quality.incidents import Incidents
 
-    with context.postgres_connection(postgres_url) as connection:
-        incident = Incidents(connection).own(
-            incident_id, owner=owner, reason=reason, ends_on=_day(until), today=_today()
-        )
-    show(incident, as_json=as_json, pretty=lambda out: out.print(_incident_table([incident])))
+    incident = Incidents(call.connection).own(
+        incident_id, owner=owner, reason=reason, ends_on=_day(until), today=_today()
+    )
+    return Shown(incident, lambda: [_incident_table([incident])])
 
 
 def _incident_table(found: Sequence[Incident]) -> Any:
     from queuekeeper.clock import system_clock
 
     now_ms = system_clock()
-    rows = [
-        (
-            str(each.incident_id),
-            each.check_id,
-            cell(each.priority.value, style=_TONES.get(each.priority.value, "")),
-            each.title,
-            each.state.value,
-            each.owner or "nobody",
-            None if each.known_until is None else str(each.known_until),
-            f"{each.days(now_ms)} d",
-            instant(int(each.first_seen_at.timestamp() * 1_000)),
-            instant(int(each.last_seen_at.timestamp() * 1_000)),
-            each.place,
-        )
-        for each in found
-    ]
-    columns = ("number", "check", "", "title", "state", "owner", "until", "age", "first seen", "last seen", "where")
-    return table("Incidents", columns, rows)
+    columns: dict[str, str | Callable[[Any], Any]] = {"number": "incident_id", "check": "check_id", "": _priority}
+    columns |= {"title": "title", "state": "state", "owner": lambda each: each.owner or "nobody"}
+    columns |= {"until": "known_until", "age": lambda each: f"{each.days(now_ms)} d"}
+    columns |= {"first seen": "first_seen_at", "last seen": "last_seen_at", "where": "place"}
+    return listing("Incidents", found, columns)
 
 
 def _day(text: str) -> date:
@@ -804,15 +699,10 @@ def _issue_facts(issue: KnownIssue) -> dict[str, Any]:
 
 def _issues(title: str, issues: Sequence[KnownIssue]) -> Any:
     today = _today()
-    rows = [
-        (
-            str(issue.known_issue_id),
-            issue.check_id,
-            issue.client_hash or "all",
-            issue.owner,
-            issue.reason,
-            cell(f"{issue.ends_on} (overdue)", style="red") if issue.is_overdue(today) else str(issue.ends_on),
-        )
-        for issue in issues
-    ]
-    return table(title, ("number", "check", "queue", "owner", "reason", "until"), rows)
+
+    def until(issue: KnownIssue) -> Any:
+        return cell(f"{issue.ends_on} (overdue)", style="red") if issue.is_overdue(today) else str(issue.ends_on)
+
+    columns: dict[str, str | Callable[[Any], Any]] = {"number": "known_issue_id", "check": "check_id"}
+    columns |= {"queue": lambda issue: issue.client_hash or "all", "owner": "owner", "reason": "reason"}
+    return listing(title, issues, columns | {"until": until})

@@ -3,26 +3,24 @@
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.output import cell, screen, show, table
+from queuekeeper.cli.command import Plain
+from queuekeeper.cli.output import Shown, cell, screen, table
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from queuekeeper.embedded import Status
 
 _STYLES = {"running": "green", "stopped": "dim", "external": "cyan"}
 
 
 def up(
-    *,
-    airflow: Annotated[bool, typer.Option("--airflow", help="Also start Airflow.")] = False,
-    as_json: context.AsJson = False,
-) -> None:
+    call: Plain, *, airflow: Annotated[bool, typer.Option("--airflow", help="Also start Airflow.")] = False
+) -> Shown:
     """Start private servers on free loopback ports. What runs already is left as it is.
 
     Example: `queuekeeper up --airflow`
@@ -40,23 +38,25 @@ def up(
                 console.print(words)
 
         status = embedded.up(settings, airflow=airflow, report=report)
-    show(status, as_json=as_json, pretty=lambda out: _servers(out, status))
-    if airflow and not as_json:
-        server = embedded.airflow_server(settings)
-        passwords = server.directory / "passwords.json"
-        screen().print(
-            f"\nSign in to Airflow at {server.url} as {server.user().name}; the password is in {passwords}",
-            soft_wrap=True,
-        )
+
+    def pretty() -> Iterator[Any]:
+        yield from _servers(status)
+        if airflow:
+            server = embedded.airflow_server(settings)
+            passwords, user = server.directory / "passwords.json", server.user().name
+            yield ""
+            yield cell(f"Sign in to Airflow at {server.url} as {user}; the password is in {passwords}")
+
+    return Shown(status, pretty)
 
 
 def status(
+    call: Plain,
     *,
     passwords: Annotated[
         bool, typer.Option("--passwords", help="Print the addresses of PostgreSQL and Redis with their passwords.")
     ] = False,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Tell how the servers stand, without starting or asking any.
 
     Example: `queuekeeper status --json`
@@ -66,13 +66,12 @@ def status(
     settings = context.settings()
     if passwords:
         found_urls = embedded.addresses_with_passwords(settings)
-        show(found_urls, as_json=as_json, pretty=lambda out: _addresses(out, found_urls))
-        return
+        return Shown(found_urls, lambda: _addresses(found_urls))
     found = embedded.status(settings)
-    show(found, as_json=as_json, pretty=lambda out: _servers(out, found))
+    return Shown(found, lambda: _servers(found))
 
 
-def down(*, as_json: context.AsJson = False) -> None:
+def down(call: Plain) -> Shown:
     """Stop the private servers; their data stay.
 
     Example: `queuekeeper down`
@@ -81,14 +80,12 @@ def down(*, as_json: context.AsJson = False) -> None:
 
     stopped = embedded.down(context.settings())
 
-    def pretty(out: Console) -> None:
-        names = ", ".join(stopped.names)
-        out.print(f"Stopped {names}. Data stay in {stopped.home}." if names else "Nothing was running.", soft_wrap=True)
-
-    show(stopped, as_json=as_json, pretty=pretty)
+    names = ", ".join(stopped.names)
+    words = f"Stopped {names}. Data stay in {stopped.home}." if names else "Nothing was running."
+    return Shown(stopped, lambda: [cell(words)])
 
 
-def _servers(out: Console, status: Status) -> None:
+def _servers(status: Status) -> Iterator[Any]:
     rows = [
         (
             server.name,
@@ -100,15 +97,14 @@ def _servers(out: Console, status: Status) -> None:
         )
         for server in status.servers
     ]
-    out.print(table(f"Servers in {status.home}", ("server", "state", "address", "version", "log"), rows))
+    yield table(f"Servers in {status.home}", ("server", "state", "address", "version", "log"), rows)
     if any(server.state == "stopped" for server in status.servers[:2]):
-        out.print("\nStart them by: queuekeeper up")
+        yield "\nStart them by: queuekeeper up"
     if any(server.state == "running" for server in status.servers[:2]):
-        out.print("\nAddresses with their passwords: queuekeeper status --passwords")
+        yield "\nAddresses with their passwords: queuekeeper status --passwords"
 
 
-def _addresses(out: Console, urls: dict[str, str]) -> None:
-    for url in urls.values():
-        out.print(url, soft_wrap=True, markup=False, highlight=False)
+def _addresses(urls: dict[str, str]) -> Iterator[Any]:
+    yield from map(cell, urls.values())
     if not urls:
-        out.print("No private server is running. Start them by: queuekeeper up")
+        yield "No private server is running. Start them by: queuekeeper up"

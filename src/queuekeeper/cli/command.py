@@ -1,0 +1,223 @@
+"""How a command is declared: it takes a call, which opens what it needs, and returns what it has to show.
+
+A kind of call says which options its commands share, so that these are declared once, in ``context``; what a call opens
+is closed when its command ends, and what a command returns is shown as tables or as JSON.
+"""
+
+# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterable
+from contextlib import ExitStack
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
+
+import typer
+
+from queuekeeper.cli import context
+from queuekeeper.cli.input import KeyPrefix, prefix
+from queuekeeper.cli.options import JobCommand
+from queuekeeper.cli.output import Shown, print_parts, screen, show_result
+
+if TYPE_CHECKING:
+    from queuekeeper.audit import Answer
+    from queuekeeper.jobs.store import MaintenanceRuns
+    from queuekeeper.postgres import Connection
+    from queuekeeper.redis_client import RedisClient
+
+Found = TypeVar("Found")
+Command = Callable[..., Shown | None]
+
+SHARED: dict[str, tuple[Any, Any]] = {
+    "dry_run": (context.DryRun, False),
+    "yes": (context.Yes, False),
+    "key_prefix": (KeyPrefix, None),
+    "postgres_url": (context.PostgresUrl, None),
+    "redis_url": (context.RedisUrl, None),
+    "as_json": (context.AsJson, False),
+}
+"""Options of many commands, each with its declaration and its default, in the order of the help."""
+
+CONFIRMS = ("yes",)
+"""What a command takes besides that asks before it changes something."""
+
+PLANS = ("dry_run", "yes")
+"""What a command takes besides that counts first, and asks."""
+
+
+class Call:
+    """One call of a command that needs no server.
+
+    :cvar takes: names of the shared options.
+    """
+
+    takes: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, opened: ExitStack, given: dict[str, Any]) -> None:
+        self.opened = opened
+        self.dry_run: bool = given.get("dry_run", False)
+        self.yes: bool = given.get("yes", False)
+        self.as_json: bool = given.get("as_json", False)
+        self.postgres_url: str | None = given.get("postgres_url")
+        self.redis_url: str | None = given.get("redis_url")
+        self._key_prefix: str | None = given.get("key_prefix")
+
+    @cached_property
+    def connection(self) -> Connection:
+        """Connection to the source and control database."""
+        return self.opened.enter_context(context.postgres_connection(self.postgres_url))
+
+    @cached_property
+    def client(self) -> RedisClient:
+        """Connection to the target."""
+        return self.opened.enter_context(context.redis_connection(self.redis_url))
+
+    @cached_property
+    def runs(self) -> MaintenanceRuns:
+        """Records of jobs."""
+        from queuekeeper.jobs.store import MaintenanceRuns
+
+        return MaintenanceRuns(self.connection)
+
+    @property
+    def key_prefix(self) -> str:
+        """What stands before every key: what the option says, else the settings."""
+        return prefix(self._key_prefix)
+
+    def confirm(self, question: str, *, note: Callable[[Answer], None] | None = None) -> None:
+        """Ask before something is written; see :func:`context.confirm`."""
+        context.confirm(question, yes=self.yes, as_json=self.as_json, note=note)
+
+    def say(self, parts: Callable[[], Iterable[Any]]) -> None:
+        """Show people, before they are asked, what it is about; programs get their result and nothing else."""
+        if not self.as_json:
+            print_parts(screen(stderr=True), parts())
+
+    def carry_out(
+        self,
+        act: Callable[[bool], Found],
+        question: Callable[[Found], str],
+        *,
+        needed: Callable[[Found], Any] = lambda _: True,
+    ) -> Found:
+        """Count what would be changed; unless it is a dry run, ask, and change it.
+
+        :param act: changes it, or, told true, only counts it.
+        :param question: what is asked, from what was counted.
+        :param needed: whether what was counted is worth a question.
+        :returns: what was counted, or done.
+        """
+        found = act(True)
+        if self.dry_run or not needed(found):
+            return found
+        self.confirm(question(found))
+        return act(False)
+
+    def title(self, done: str) -> str:
+        """Return the title of what was done, or would be."""
+        return "Dry run" if self.dry_run else done
+
+
+class Plain(Call):
+    """A call of a command that only has something to show."""
+
+    takes = ("as_json",)
+
+
+class OnPostgres(Call):
+    """A call of a command that works on PostgreSQL."""
+
+    takes = ("postgres_url", "as_json")
+
+
+class OnRedis(Call):
+    """A call of a command that works on Redis."""
+
+    takes = ("key_prefix", "redis_url", "as_json")
+
+
+class OnBoth(Call):
+    """A call of a command that works on both stores, and finds sessions in Redis by their prefix."""
+
+    takes = ("key_prefix", "postgres_url", "redis_url", "as_json")
+
+
+class OnServers(Call):
+    """A call of a command that works on both stores, and whose keys' prefix is said elsewhere."""
+
+    takes = ("postgres_url", "redis_url", "as_json")
+
+
+def group(words: str) -> typer.Typer:
+    """Return a group of commands.
+
+    :param words: say what it is for.
+    """
+    return typer.Typer(no_args_is_help=True, help=words)
+
+
+def command(
+    of: typer.Typer,
+    name: str | None = None,
+    *,
+    also: Collection[str] = (),
+    asks: Callable[[Callable[..., None]], Callable[..., None]] | None = None,
+) -> Callable[[Command], Command]:
+    """Make a function a command of a group; its first parameter is the call, and what it returns is shown.
+
+    :param name: of the command, unless it is the function's.
+    :param also: shared options that it takes besides those of its kind of call.
+    :param asks: what :func:`options.takes` returns, for a command that takes the parameters of a model.
+    """
+
+    def decorate(written: Command) -> Command:
+        taken = with_call(written, also=also)
+        if asks is None:
+            of.command(name)(taken)
+        else:
+            of.command(name or written.__name__, cls=JobCommand)(asks(taken))
+        return written
+
+    return decorate
+
+
+def with_call(written: Command, *, also: Collection[str] = ()) -> Callable[..., None]:
+    """Return a function as the command line calls it, with the shared options among its parameters.
+
+    An option that the function declares itself is its own: the call has its value, too.
+    """
+    own = list(inspect.signature(written).parameters.values())
+    # The model of a command is known to the type checker only.
+    hints = {name: each for name, each in written.__annotations__.items() if name not in ("parameters", "return")}
+    stand_in: Any = lambda: None  # noqa: E731 - only its annotations are asked for
+    stand_in.__annotations__ = hints
+    hints = get_type_hints(stand_in, globalns=written.__globals__, include_extras=True)
+    first, *others = own
+    kind: type[Call] = hints.pop(first.name)
+    names = {each.name for each in others}
+    shared = [name for name in SHARED if name in (*kind.takes, *also) and name not in names]
+
+    def called(**given: Any) -> None:
+        with ExitStack() as opened:
+            told = {name: given[name] for name in SHARED if name in given}
+            call = kind(opened, told)
+            found = written(call, **{name: value for name, value in given.items() if name in names})
+        if found is not None:
+            show_result(found, as_json=call.as_json)
+
+    call: Any = called
+    call.__name__, call.__doc__, call.__module__ = written.__name__, written.__doc__, written.__module__
+    call.__annotations__ = hints | {name: SHARED[name][0] for name in shared}
+    call.__signature__ = inspect.Signature(
+        [
+            *(each.replace(annotation=hints.get(each.name, each.annotation)) for each in others),
+            *(
+                inspect.Parameter(
+                    name, inspect.Parameter.KEYWORD_ONLY, default=SHARED[name][1], annotation=SHARED[name][0]
+                )
+                for name in shared
+            ),
+        ]
+    )
+    return called
