@@ -2,7 +2,7 @@
 
 A judgement of quality (`queue_quality`) says which queues are faulty. The chosen remedy looks at each of them and plans
 exactly what it would change; a person approves; every change is made by a script that looks once more, and is noted in
-an undo file before. A second plan shows what is left.
+an undo file before. A second look shows what is left, and the report says what was planned, done and left.
 
 ### If it fails
 
@@ -26,14 +26,10 @@ from airflow.sdk import DAG
 from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
-from queuekeeper.airflow.operators.repair import (
-    ApplyRepairOperator,
-    PlanRepairOperator,
-    ReportRepairOperator,
-    SummariseRepairOperator,
-)
+from queuekeeper.airflow.operators.jobs import SummariseJobOperator
+from queuekeeper.airflow.operators.repair import ApplyRepairOperator, PlanRepairOperator, ReportRepairOperator
 from queuekeeper.jobs.common import Approval, Connections, DryRunFirst
-from queuekeeper.maintenance.remedies.queues import Selection
+from queuekeeper.maintenance.remedies.model import Selection
 from queuekeeper.maintenance.remedies.registry import RepairWish
 
 CONNECTIONS = {
@@ -57,7 +53,9 @@ with DAG(
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
 ):
     plan = PlanRepairOperator(task_id="plan", **REDIS)
-    summarise = SummariseRepairOperator(task_id="summarise", run_id=RUN_ID, pool=Pool.POSTGRES)
+    summarise = SummariseJobOperator(
+        task_id="summarise", job="{{ params.remedy }}", maintenance_run_id=RUN_ID, pool=Pool.POSTGRES
+    )
     approve = ApprovePlanOperator(
         task_id="approve",
         subject=f"{{{{ params.remedy }}}}: make {{{{ '{{:,}}'.format({PLAN}['changes']) }}}} changes in Redis?",
@@ -66,6 +64,6 @@ with DAG(
         retry_delay=timedelta(seconds=1),
     )
     mend = ApplyRepairOperator(task_id="apply", run_id=RUN_ID, decision=approve.output, **REDIS)
-    report = ReportRepairOperator(task_id="report", run_id=RUN_ID, **REDIS)
+    report = ReportRepairOperator(task_id="report", maintenance_run_id=RUN_ID, **REDIS)
 
     plan >> summarise >> approve >> mend >> report

@@ -104,6 +104,7 @@ local redis = (function(server)
             return ask('ZCOUNT', key, low, high)
         end,
         HSET = new_fields,
+        HSETNX = new_fields,
         HDEL = function(key, ...)
             return how_many(ask('HMGET', key, unpack(each_once(1, ...))))
         end,

@@ -17,14 +17,13 @@ from queuekeeper.compacted.model import Purge, Retention, RetentionPolicy
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.fanout.model import ConsumerOptions, Start
 from queuekeeper.maintenance.fanout.model import FanoutRepairCounts
-from queuekeeper.maintenance.remedies import plan_remedy, undo_remedy
-from queuekeeper.maintenance.remedies.model import RemedyParameters, RemedyPlan
+from queuekeeper.maintenance.remedies.model import RemedyParameters
 from queuekeeper.maintenance.remedies.queues import named_queues
-from queuekeeper.maintenance.remedies.run import apply_remedy
 from queuekeeper.migration.undo import drop_imports
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests import cleanup_world, compacted_gc_world, fanout_repair_world
 from tests.cleanup_world import HOUR_MS, Device, record
+from tests.remedies_world import RemedyPlan, apply_remedy, plan_remedy, undo_remedy
 
 pytestmark = pytest.mark.conformance
 
@@ -342,12 +341,13 @@ class Remedy:
         return dict(self.plan().effects)
 
     def do(self, planned: Any) -> Counts:
-        report = apply_remedy(self.client, plan=planned, queues=self._queues(), undo_path=self.folder / "undo.jsonl")
+        report = apply_remedy(self.client, plan=planned, queues=self._queues(), undo_directory=self.folder)
         assert sum(report.moved_on.values()) == sum(planned.effects.values()) - sum(report.done.values())
         return dict(report.done)
 
     def undo(self, planned: Any, *, dry_run: bool) -> Counts:
-        found = undo_remedy(self.client, path=self.folder / "undo.jsonl", key=KEY, dry_run=dry_run)
+        (path,) = self.folder.glob("*.undo.jsonl")
+        found = undo_remedy(self.client, remedy=self.remedy, path=path, key=KEY, dry_run=dry_run)
         assert found.restored + sum(found.left.values()) > 0
         return asdict(replace(found, dry_run=False))
 

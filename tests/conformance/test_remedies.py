@@ -15,26 +15,26 @@ from tbmq_broker import Broker
 from queuekeeper import assets, postgres
 from queuekeeper.clock import Pace, system_clock
 from queuekeeper.embedded import PostgresServer
-from queuekeeper.errors import RefusedError, StalePlan, UsageError
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.keyspace import earlier_tag, is_scattered, orphan_key, payload_key, quarantined_key, session_keys
-from queuekeeper.maintenance.remedies import (
-    REMEDY_NAMES,
-    RemedyParameters,
-    RemedyPlan,
-    RemedyReport,
-    apply_remedy,
-    plan_remedy,
-    undo_remedy,
-)
-from queuekeeper.maintenance.remedies.queues import Selection, named_queues
-from queuekeeper.maintenance.remedies.records import apply_recorded, record_plan
+from queuekeeper.maintenance.remedies.model import REMEDY_NAMES, RemedyParameters
+from queuekeeper.maintenance.remedies.queues import named_queues
 from queuekeeper.maintenance.remedies.registry import REMEDIES
-from queuekeeper.maintenance.remedies.world import World
+from queuekeeper.maintenance.remedies.sessions import Sessions
 from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.patience import PATIENCE_S
+from tests.remedies_world import (
+    RemedyPlan,
+    RemedyReport,
+    apply_recorded,
+    apply_remedy,
+    plan_remedy,
+    record_plan,
+    undo_remedy,
+)
 
 pytestmark = pytest.mark.conformance
 
@@ -52,6 +52,7 @@ class Bench:
         self.any: Any = client
         self.client = client
         self.folder = folder
+        self.undo_files: dict[str, Path] = {}
         self.store = RedisSessionStore(client, rules=StoreRules(limit=65_000))
         self.now_ms = system_clock()
         for client_id in ("healthy-1", "healthy-2"):
@@ -86,26 +87,27 @@ class Bench:
             source=source,
         )
 
-    def apply(
-        self, plan: RemedyPlan, *client_ids: str, source: postgres.Connection | None = None, **options: Any
-    ) -> RemedyReport:
+    def apply(self, plan: RemedyPlan, *client_ids: str, source: postgres.Connection | None = None) -> RemedyReport:
         """Do what a plan says."""
         ids = client_ids or (C, "healthy-1", "healthy-2")
-        return apply_remedy(
+        report = apply_remedy(
             self.client,
             plan=plan,
             queues=named_queues(ids, key=KEY),
-            undo_path=self.undo_path(plan.remedy),
+            undo_directory=self.folder / plan.remedy,
             source=source,
-            **options,
         )
+        if report.undo_file:
+            self.undo_files[plan.remedy] = Path(report.undo_file)
+        return report
 
     def undo_path(self, remedy: str) -> Path:
-        return self.folder / f"{remedy}.jsonl"
+        """Return the file of the last run of a remedy that has changed something."""
+        return self.undo_files.get(remedy, self.folder / f"{remedy}.jsonl")
 
     def undo(self, remedy: str, *, dry_run: bool = False) -> Any:
         """Take the last run of a remedy back."""
-        return undo_remedy(self.client, path=self.undo_path(remedy), key=KEY, dry_run=dry_run)
+        return undo_remedy(self.client, remedy=remedy, path=self.undo_path(remedy), key=KEY, dry_run=dry_run)
 
     def mends(self, remedy: str, expected: dict[str, int], *, without_undo: bool = False, **parameters: Any) -> None:
         """Check the whole way of a remedy: plan, apply, second plan, repetition, undo, and the fault is back."""
@@ -124,7 +126,7 @@ class Bench:
         assert not repeated.done
         assert self.contents() == mended, "repeated, it changes nothing"
         if without_undo:
-            assert not REMEDIES[remedy].can_undo
+            assert not REMEDIES[remedy].undoes
             assert "There is none" in plan.undo
             assert not self.undo_path(remedy).exists()
             return
@@ -270,7 +272,8 @@ def test_counter_does_not_go_back_onto_waiting_messages(bench: Bench) -> None:
     header = {"format": "queuekeeper-undo-1", "kind": "repair_counter", "parameters": {}}
     lines = [json.dumps(line) for line in (header, {"client_id": C, "effect": effect})]
     bench.undo_path("repair_counter").write_text("\n".join(lines) + "\n", "utf-8")
-    assert bench.undo("repair_counter").left == {"there is no undo": 1}
+    with pytest.raises(UsageError, match="a repair_counter has no way back"):
+        bench.undo("repair_counter")
 
     assert Broker(bench.client, C).add("t") == 21
     assert bench.contents()[bench.payload(11)] == kept
@@ -405,14 +408,14 @@ def test_message_that_comes_during_a_reordering_stays_the_newest(
     rows(source, [(1_000_002, 1, bench.now_ms), (1_000_001, 2, bench.now_ms + 1)])
     plan = bench.plan("reorder_from_source", C, source=source)
     remedy: Any = REMEDIES["reorder_from_source"]
-    find = remedy.find
+    find = remedy.look
 
     def found_before_a_save(*arguments: Any) -> Any:
         effects = find(*arguments)
         bench.any.zadd(session_keys(C).messages, {bench.payload(3): newer})
         return effects
 
-    monkeypatch.setattr(remedy, "find", found_before_a_save)
+    monkeypatch.setattr(remedy, "look", found_before_a_save)
     report = bench.apply(plan, C, source=source)
 
     assert (report.done, report.changed) == ({}, 2)
@@ -424,8 +427,8 @@ def test_queue_that_changes_while_it_is_read_is_not_reordered(
 ) -> None:
     bench.save(count=3)
     rows(source, [(10 - n, n, bench.now_ms + n - 1) for n in range(1, 4)])
-    read = World.references
-    monkeypatch.setattr(World, "references", lambda world, queue: read(world, queue)[1:])
+    read = Sessions.references
+    monkeypatch.setattr(Sessions, "references", lambda sessions, queue: read(sessions, queue)[1:])
 
     plan = bench.plan("reorder_from_source", C, source=source)
 
@@ -514,14 +517,14 @@ def test_record_whose_reference_may_be_about_to_come_is_no_orphan(
     plan = bench.plan("unlink_orphans")
     assert plan.effects == {"orphan set aside": 1}
     remedy: Any = REMEDIES["unlink_orphans"]
-    find = remedy.find
+    find = remedy.look
 
     def found_before_a_save(*arguments: Any) -> Any:
         effects = find(*arguments)
         bench.any.set(bench.payload(5), json.dumps(fresh | {"packetId": 5}), keepttl=True)
         return effects
 
-    monkeypatch.setattr(remedy, "find", found_before_a_save)
+    monkeypatch.setattr(remedy, "look", found_before_a_save)
 
     assert (bench.apply(plan).done, bench.any.exists(bench.payload(5))) == ({}, 1)
 
@@ -619,14 +622,14 @@ def test_message_that_came_in_place_of_a_broken_record_stays(bench: Bench, monke
     bench.any.set(bench.payload(1), "{broken", keepttl=True)
     plan = bench.plan("quarantine_messages")
     remedy: Any = REMEDIES["quarantine_messages"]
-    find = remedy.find
+    find = remedy.look
 
     def found_before_a_purge(*arguments: Any) -> Any:
         effects = find(*arguments)
         bench.any.set(bench.payload(1), good, keepttl=True)
         return effects
 
-    monkeypatch.setattr(remedy, "find", found_before_a_purge)
+    monkeypatch.setattr(remedy, "look", found_before_a_purge)
 
     assert bench.apply(plan).done == {}
     assert order(bench) == [1, 2, 3, 4, 5, 6]
@@ -804,20 +807,22 @@ def test_batch_that_was_saved_before_the_move_is_not_saved_again(bench: Bench) -
     assert bench.store.inspect("%x").messages == 1
 
 
-def test_interrupted_move_goes_on(bench: Bench) -> None:
+def test_interrupted_move_goes_on(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     client_id = "%percent"
     as_earlier_builds_wrote(bench, client_id)
     plan = bench.plan("rekey_clients", client_id)
     calls = 0
 
-    def interrupted(keys: int) -> None:
+    def interrupted(pace: Any, keys: int) -> None:
         nonlocal calls
         calls += keys
         if calls > 900:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        bench.apply(plan, client_id, pace=interrupted)
+    with monkeypatch.context() as patched:
+        patched.setattr(Pace, "__call__", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            bench.apply(plan, client_id)
     assert bench.store.inspect(client_id).messages > 0
     rest = bench.plan("rekey_clients", client_id)
     bench.apply(rest, client_id)
@@ -828,14 +833,14 @@ def test_interrupted_move_goes_on(bench: Bench) -> None:
 
 def meddled(bench: Bench, monkeypatch: pytest.MonkeyPatch, copy: str, meddle: Callable[[], Any]) -> None:
     """Have something done when a copy has been written, before it is read back."""
-    calls = World.calls
+    calls = Sessions.calls
 
-    def between(world: World, verb: str, asked: Any) -> Any:
+    def between(sessions: Sessions, verb: str, asked: Any) -> Any:
         if verb == "export_messages" and asked[0][0][0] == copy:
             meddle()
-        return calls(world, verb, asked)
+        return calls(sessions, verb, asked)
 
-    monkeypatch.setattr(World, "calls", between)
+    monkeypatch.setattr(Sessions, "calls", between)
 
 
 def test_original_that_is_rewritten_during_its_move_stays_with_its_reference(
@@ -1056,7 +1061,7 @@ def test_user_with_the_rules_that_a_refusal_names_can_mend(
         queues = named_queues([C], key=KEY)
         with connect(f"redis://limited:secret@{options['host']}:{options['port']}") as user:
             plan = plan_remedy(user, remedy=remedy, queues=queues, parameters=RemedyParameters(), source=source)
-            apply_remedy(user, plan=plan, queues=queues, undo_path=bench.undo_path(remedy), source=source)
+            apply_remedy(user, plan=plan, queues=queues, undo_directory=bench.folder, source=source)
 
     try:
         basic = [
@@ -1114,7 +1119,7 @@ def test_parameter_that_makes_no_sense_is_refused(parameters: dict[str, Any], wo
 
 
 def test_unknown_remedy_and_unfit_undo_file_are_refused(bench: Bench, tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="there is no remedy 'magic': one of repair_counter, repair_ttl"):
+    with pytest.raises(UsageError, match=r"there is no job 'magic': there are .*repair_counter, repair_ttl"):
         bench.plan("magic")
     path = bench.undo_path("repair_ttl")
     with pytest.raises(UsageError, match="cannot be read: No such file"):
@@ -1158,17 +1163,11 @@ def test_writer_that_is_at_work_loses_nothing(bench: Bench, remedy: str) -> None
     assert len(set(saved)) == len(saved)
 
 
-def test_pace_is_asked_before_every_call(bench: Bench) -> None:
+def test_pace_is_asked_before_every_call(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     bench.save()
-    asked: list[int] = []
-    seen: Callable[[int], None] = asked.append
-    plan_remedy(
-        bench.client,
-        remedy="repair_ttl",
-        queues=named_queues([C], key=KEY),
-        parameters=RemedyParameters(),
-        pace=seen,
-    )
+    asked: list[float] = []
+    monkeypatch.setattr(Pace, "__call__", lambda pace, amount: asked.append(amount))
+    plan_remedy(bench.client, remedy="repair_ttl", queues=named_queues([C], key=KEY), parameters=RemedyParameters())
     assert sum(asked) >= 6
 
 
@@ -1179,9 +1178,7 @@ def test_paused_run_waits_and_goes_on(bench: Bench, postgres_url: str) -> None:
     with postgres.connect(postgres_url, autocommit=True) as connection:
         postgres.migrate(connection)
         runs = MaintenanceRuns(connection)
-        run_id = record_plan(
-            runs, bench.plan("repair_ttl"), selection=Selection(), now_ms=system_clock()
-        ).maintenance_run_id
+        run_id = record_plan(runs, bench.plan("repair_ttl"))
         runs.approve(run_id, "ada")
         runs.set_paused(run_id, True)
         said: list[str] = []
@@ -1205,7 +1202,7 @@ def test_paused_run_waits_and_goes_on(bench: Bench, postgres_url: str) -> None:
         worker = threading.Thread(target=mend)
         worker.start()
         assert paused.wait(PATIENCE_S)
-        assert said == [f"run {run_id} is paused"]
+        assert said == [f"queues: run {run_id} is paused"]
         assert bench.any.pexpiretime(bench.payload(1)) == -1
         with pytest.raises(RefusedError, match="another process works on queues"):
             apply_recorded(bench.client, runs=runs, run_id=run_id, queues=queues, undo_directory=bench.folder)
@@ -1237,7 +1234,7 @@ def test_run_that_was_killed_does_the_rest_and_nothing_else(
         runs = MaintenanceRuns(connection)
         plan = bench.plan("trim_dead_first", limit=10)
         assert plan.effects == {"message trimmed": 450}
-        run_id = record_plan(runs, plan, selection=Selection(), now_ms=system_clock()).maintenance_run_id
+        run_id = record_plan(runs, plan)
         runs.approve(run_id, "ada")
 
         def mend() -> RemedyReport:
@@ -1255,7 +1252,8 @@ def test_run_that_was_killed_does_the_rest_and_nothing_else(
 
         assert (report.done, report.queues) == ({"message trimmed": 450}, 1)
         assert bench.store.inspect(C).messages == 110
-        assert report.not_planned == 100
+        kept: Any = runs.load(run_id).report
+        assert kept["left"]["effects"] == {"message trimmed": 100}
         assert runs.shard_progress(run_id, "queues").repaired == 450
-        with pytest.raises(StalePlan, match="is done: plan again"):
-            mend()
+        assert mend().done == {"message trimmed": 450}, "the report of what was done"
+        assert bench.store.inspect(C).messages == 110

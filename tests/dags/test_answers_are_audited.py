@@ -22,11 +22,10 @@ from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.engine import save_plan
 from queuekeeper.jobs.model import Plan
 from queuekeeper.jobs.store import MaintenanceRuns
-from queuekeeper.maintenance.cleanup.expired_references import Cleanup, CleanupPlan
+from queuekeeper.maintenance.cleanup.expired_references import Cleanup
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts, CleanupFound, CleanupParameters
-from queuekeeper.maintenance.remedies import RemedyParameters, RemedyPlan
-from queuekeeper.maintenance.remedies.queues import Selection
-from queuekeeper.maintenance.remedies.records import record_plan
+from queuekeeper.maintenance.remedies.model import RemedyCounts, RemedyFound, RemedyParameters
+from queuekeeper.maintenance.remedies.repair_ttl import RepairTtl
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.postgres import Connection
 from tests import report_samples
@@ -98,25 +97,20 @@ def planned(connection: Connection, name: str) -> tuple[str, dict[str, Any]]:
             "RollBackOperator": {"lease_ms": "1000", "max_lag_s": "10"},
         }[name]
         return plan.plan_id, values
-    if name == "CheckJobApprovalOperator":
-        made: CleanupPlan = Plan(
-            parameters=CleanupParameters(),
+    if name in ("CheckJobApprovalOperator", "ApplyRepairOperator"):
+        is_cleanup = name == "CheckJobApprovalOperator"
+        made: Any = Plan(
+            parameters=CleanupParameters() if is_cleanup else RemedyParameters(),
             code_version=__version__,
             as_of_ms=system_clock(),
             shares=(),
-            counts=CleanupCounts(),
-            found=CleanupFound(),
+            counts=CleanupCounts() if is_cleanup else RemedyCounts(),
+            found=CleanupFound() if is_cleanup else RemedyFound(),
             steps=(),
             seconds=0.0,
         )
-        run_id = save_plan(Cleanup, runs, made).maintenance_run_id
-        return run_id, {"job": KIND, "maintenance_run_id": run_id}
-    if name == "ApplyRepairOperator":
-        remedy = RemedyPlan(
-            remedy="repair_ttl", parameters=RemedyParameters(), looked_at=0, queues=(), undo="none", examples=()
-        )
-        run_id = record_plan(runs, remedy, selection=Selection(), now_ms=system_clock()).maintenance_run_id
-        return run_id, {"run_id": run_id}
+        run_id = save_plan(Cleanup if is_cleanup else RepairTtl, runs, made).maintenance_run_id
+        return run_id, {"job": KIND, "maintenance_run_id": run_id} if is_cleanup else {"run_id": run_id}
     facts = {"as_of_ms": system_clock(), "code_version": __version__}
     run_id = runs.save_plan(kind="partition_drop", parameters={}, plan=facts).maintenance_run_id
     return run_id, {"asked": run_id, "planned": {"question": run_id, "table": "t", "plan": ""}, "plan_only": "False"}

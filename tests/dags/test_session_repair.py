@@ -23,7 +23,7 @@ from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.keyspace import payload_key
-from queuekeeper.maintenance.remedies import REMEDY_NAMES
+from queuekeeper.maintenance.remedies.model import REMEDY_NAMES
 from queuekeeper.redis_client import connect
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
@@ -194,9 +194,7 @@ def test_without_an_approval_nothing_is_written(world: World, decision: Any, wor
 
 def test_old_plan_is_refused(world: World) -> None:
     run_id = planned(world)
-    world.connection.execute(
-        "UPDATE queuekeeper.maintenance_runs SET parameters = parameters || jsonb_build_object('as_of_ms', 0)"
-    )
+    world.connection.execute("UPDATE queuekeeper.maintenance_runs SET plan = plan || jsonb_build_object('as_of_ms', 0)")
 
     with pytest.raises(StalePlan, match="and a plan counts for 8 days: plan again"):
         ApplyRepairOperator(task_id="apply", run_id=run_id, decision=ANSWER).execute({})

@@ -20,7 +20,7 @@ from queuekeeper.config import Settings
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.maintenance.remedies import REMEDY_NAMES
+from queuekeeper.maintenance.remedies.model import REMEDY_NAMES
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.quality_rows import queue, save_profile

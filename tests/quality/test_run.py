@@ -12,10 +12,10 @@ import pytest
 from queuekeeper import assets
 from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.maintenance.remedies.queues import Selection
+from queuekeeper.maintenance.remedies.model import Selection
+from queuekeeper.maintenance.remedies.queues import failed_queues
 from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.quality import run, suites
-from queuekeeper.quality.failed_queues import failed_queues
 from queuekeeper.quality.findings import Status
 from queuekeeper.quality.known_issues import KnownIssues
 from queuekeeper.quality.profile_model import ProfileParameters

@@ -6,8 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
-from queuekeeper import postgres
+from queuekeeper import assets, postgres
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs.engine import load_plan
+from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunControl, RunState, ShardProgress
 from queuekeeper.postgres import Connection
 
@@ -71,6 +73,45 @@ def test_progress_goes_on_from_what_was_written(runs: MaintenanceRuns) -> None:
         "a:1", "0", 5, 3, {"x": 3}, True,
     )  # fmt: skip
     assert (second.shard, second.done) == ("b:1", False)
+
+
+def test_run_of_a_remedy_of_an_earlier_release_is_read_as_that_of_any_job(
+    runs: MaintenanceRuns, connection: Connection
+) -> None:
+    hashes = ("0" * 16, "1" * 16)
+    run_id = runs.save_plan(
+        kind="repair_ttl",
+        parameters={
+            "default_ttl_s": 60, "limit": 9, "keep_s": 70, "grace_s": 80, "key_prefix": "tbmq:", "code_version": "0.1",
+            "as_of_ms": 7, "selection": {"quality_run_id": "q", "cohorts": "0-3", "client_hashes": list(hashes)},
+        },
+        plan={
+            "remedy": "repair_ttl", "looked_at": 5, "effects": {"life made shorter": 4}, "refusals": {"no": 1},
+            "queues": [
+                {"client_hash": hashes[0], "effects": {"life made shorter": 4}, "refused": ""},
+                {"client_hash": hashes[1], "effects": {}, "refused": "no"},
+            ],
+            "examples": [{"client_hash": hashes[0], "kind": "life made shorter"}], "undo": "words",
+        },
+        operations_per_s=500,
+    ).maintenance_run_id  # fmt: skip
+    counts = {"queues treated": 1, "done: life made shorter": 3, "in the queue begun last: life made shorter": 3}
+    runs.save_progress(run_id, ShardProgress(shard="queues", cursor=hashes[0], scanned=1, repaired=3, counts=counts))
+
+    for _ in range(2):
+        connection.execute(assets.read("sql", "migrations/0015_remedies_as_jobs.sql").encode())
+
+    plan = load_plan(job_of("repair_ttl"), runs, run_id)
+    asked = plan.parameters
+    assert (asked.limit, asked.key_prefix, asked.max_operations_per_s) == (9, "tbmq:", 500)
+    assert (asked.quality_run_id, asked.cohorts, asked.client_hashes) == ("q", "0-3", hashes)
+    assert (plan.code_version, plan.as_of_ms, plan.share_names()) == ("0.1", 7, ["queues"])
+    assert (plan.counts.queues, plan.counts.treated, plan.counts.changes) == (5, 1, 4)
+    assert plan.found.to_mend == {hashes[0]: {"life made shorter": 4}}
+    (progress,) = runs.progress(run_id)
+    kept = job_of("repair_ttl").Counts(**progress.counts)
+    assert (progress.cursor, kept.queues, kept.treated) == (hashes[0], 0, 1)
+    assert kept.effects == kept.in_queue == {"life made shorter": 3}
 
 
 def test_shard_is_worked_on_by_one_process_at_a_time(runs: MaintenanceRuns, connect: Callable[[], Connection]) -> None:

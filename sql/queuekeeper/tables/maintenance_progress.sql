@@ -1,9 +1,9 @@
--- How far a cleanup has come in each shard, so that it can pause, be killed and go on.
+-- How far a run of a job has come in each shard, so that it can pause, be killed and go on.
 -- needs: maintenance_runs
 CREATE TABLE queuekeeper.maintenance_progress (
     maintenance_run_id text NOT NULL,
     shard text NOT NULL, -- host:port, with a range of hash slots where a server is shared out
-    cursor text NOT NULL DEFAULT '0', -- where to go on: server's run id and SCAN's cursor, or what the remedy goes by
+    cursor text NOT NULL DEFAULT '0', -- where to go on: server's run id and SCAN's cursor, or what the job goes by
     scanned bigint NOT NULL DEFAULT 0,
     removed bigint NOT NULL DEFAULT 0,
     repaired bigint NOT NULL DEFAULT 0,

@@ -1,7 +1,7 @@
--- A cleanup or a remedy: its plan, and what it did.
+-- A run of a job: its plan, and what it did.
 CREATE TABLE queuekeeper.maintenance_runs (
     maintenance_run_id text NOT NULL, -- hash of parameters and what was found
-    kind text NOT NULL, -- expired_reference_cleanup, or the name of a remedy
+    kind text NOT NULL, -- name of the job, such as expired_reference_cleanup or repair_ttl
     parameters jsonb NOT NULL,
     state text NOT NULL,
     plan jsonb NOT NULL, -- what would be done

@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -13,7 +15,7 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import cell, instant, pairs, plain, record, show, show_tables, table
+from queuekeeper.cli.output import cell, instant, pairs, plain, record, screen, show, show_tables, table
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, agree, say, take_back
 from queuekeeper.errors import CheckFailed, UsageError
 
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from queuekeeper.jobs.engine import Engine
-    from queuekeeper.jobs.model import AnyJob, AnyOutcome
+    from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan
     from queuekeeper.jobs.parameters import Parameters
     from queuekeeper.jobs.store import Runs
     from queuekeeper.redis_client import RedisClient
@@ -47,8 +49,11 @@ app = typer.Typer(
 )
 
 
-def engine_for(job: type[AnyJob], client: RedisClient, undo_directory: Path | None = None) -> Engine:
-    """Return the engine, at work on a store for a command."""
+def engine_for(job: type[AnyJob], client: RedisClient, undo_directory: Path | None = None, **rest: Any) -> Engine:
+    """Return the engine, at work on a store for a command.
+
+    :param rest: what else it is given, see :class:`~queuekeeper.jobs.engine.Engine`.
+    """
     from queuekeeper.identity import client_namer
     from queuekeeper.jobs.engine import Engine
 
@@ -59,6 +64,7 @@ def engine_for(job: type[AnyJob], client: RedisClient, undo_directory: Path | No
         undo_directory=undo_directory or settings.undo,
         name_client=client_namer(settings),
         say=say,
+        **rest,
     )
 
 
@@ -70,6 +76,8 @@ def carry_out(
     go_on: str | None,
     report_directory: Path | None,
     undo_directory: Path | None = None,
+    undo_file: Path | None = None,
+    given: Any = None,
     postgres_url: str | None,
     redis_url: str | None,
     yes: bool,
@@ -79,6 +87,8 @@ def carry_out(
 
     :param parameters: of the job.
     :param go_on: run to go on with; then there is no new plan.
+    :param undo_file: where to note what is changed, in place of a file in the folder.
+    :param given: what the job is told and no record may hold.
     :raises CheckFailed: when it was stopped, or there was something that could not be worked on.
     """
     from queuekeeper.jobs.registry import job_of
@@ -88,7 +98,7 @@ def carry_out(
     with context.runs_if_any(postgres_url) as runs, context.redis_connection(redis_url) as client:
         if runs.connection is None:
             say("No PostgreSQL is named: this run is not on record, so no other command can pause it or go on with it.")
-        engine = engine_for(job, client, undo_directory)
+        engine = engine_for(job, client, undo_directory, undo_file=undo_file, database=runs.connection, given=given)
         if go_on is None:
             plan = engine.plan(parameters)
             run_id = engine.save(runs, plan).maintenance_run_id
@@ -96,6 +106,8 @@ def carry_out(
             run_id, plan = go_on, engine.load(runs, go_on)
         if not dry_run and (not plan.empty or job.works_when_empty):
             if not plan.empty:
+                if not as_json:
+                    _show_plan(screen(stderr=True), job, run_id, plan)
                 agree(runs, run_id, job.question(run_id, plan), yes=yes, as_json=as_json)
             for share in plan.share_names():
                 engine.apply(runs, run_id, share)
@@ -146,6 +158,18 @@ def model_of(kind: str) -> type[Parameters]:
     return model
 
 
+def _show_plan(out: Console, job: type[AnyJob], run_id: str, plan: AnyPlan) -> None:
+    """Show what is about to be asked about."""
+    out.print(pairs(f"Plan {run_id}", dict(job.plan_rows(plan))))
+    _show_tables(out, job, plan)
+
+
+def _show_tables(out: Console, job: type[AnyJob], plan: AnyPlan) -> None:
+    for each in job.tables(plan):
+        if each.rows:
+            out.print(table(each.heading, each.heads, each.rows))
+
+
 def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool, is_recorded: bool = True) -> None:
     from queuekeeper.jobs.report import columns_of, facts_of, verdict
 
@@ -157,12 +181,12 @@ def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool, is_r
         lines = columns_of(outcome)
         heads = ("", "planned", "done", "second look")[: len(lines[0])]
         out.print(table(f"{job.words.title} {run_id}", heads, lines))
-        for each in job.tables(outcome.plan):
-            if each.rows:
-                out.print(table(each.heading, each.heads, each.rows))
+        _show_tables(out, job, outcome.plan)
         facts = {name.lower(): text for name, text, _ in job.figures(outcome)}
         asked = {"what": job.rule_words(outcome.plan.parameters), "as of": instant(outcome.plan.as_of_ms)}
         out.print(pairs("Asked for", asked | facts))
+        for path in outcome.undo_files:
+            out.print(cell(f"Undo file: {path}"), soft_wrap=True)
 
     show(facts_of(job, outcome), as_json=as_json, pretty=pretty)
     if outcome.open_shares:
@@ -357,13 +381,45 @@ def undo(
 
     Example: `queuekeeper run undo 0123456789abcdef --dry-run`
     """
+    take_run_back(
+        run_id,
+        kind=kind,
+        dry_run=dry_run,
+        undo_directory=undo_directory,
+        postgres_url=postgres_url,
+        redis_url=redis_url,
+        yes=yes,
+        as_json=as_json,
+    )
+
+
+def take_run_back(
+    run_id: str = "",
+    *,
+    kind: str | None = None,
+    dry_run: bool,
+    undo_directory: Path | None = None,
+    undo_file: Path | None = None,
+    max_operations_per_s: int | None = None,
+    postgres_url: str | None,
+    redis_url: str | None,
+    yes: bool,
+    as_json: bool,
+) -> None:
+    """Take a run back: of its record, or of the one file that is named.
+
+    :param undo_file: says by its first line which run it is of.
+    :param max_operations_per_s: how fast; none for as fast as the run was.
+    """
     from queuekeeper.cli import migrate
     from queuekeeper.jobs.registry import job_of
-    from queuekeeper.jobs.store import MIGRATIONS
+    from queuekeeper.jobs.store import MIGRATIONS, UnrecordedRuns
     from queuekeeper.jobs.undo import read_undo_file, undo_paths
 
-    with context.runs_if_any(postgres_url) as runs, context.redis_connection(redis_url) as client:
-        if runs.connection is not None:
+    # Counting what a file tells of needs no record.
+    records = nullcontext(UnrecordedRuns()) if undo_file and dry_run else context.runs_if_any(postgres_url)
+    with records as runs, context.redis_connection(redis_url) as client:
+        if runs.connection is not None and not undo_file:
             recorded = runs.load(chosen(runs, run_id, kind))
             if recorded.kind == "online_migration":
                 raise UsageError(
@@ -377,12 +433,16 @@ def undo(
                 return
             job, asked = job_of(recorded.kind), recorded.parameters
         else:
-            # The first line of its undo file says what a run without a record was.
-            directory = undo_directory or context.settings().undo
-            header, _ = read_undo_file(undo_paths(directory, run_id=run_id)[0], kind=kind)
-            job, asked = job_of(header["kind"]), {"key_prefix": header.get("key_prefix", "")}
-        engine = engine_for(job, client, undo_directory)
+            # The first line of an undo file says what a run without a record was; remedies called it otherwise once.
+            path = undo_file or undo_paths(undo_directory or context.settings().undo, run_id=run_id)[0]
+            header, _ = read_undo_file(path, kind=kind)
+            job = job_of(str(header.get("kind")))
+            asked = header.get("parameters") or {"key_prefix": header.get("key_prefix", "")}
+            run_id = run_id or str(header.get("maintenance_run_id") or header.get("run_id") or path.name)
+        engine = engine_for(job, client, undo_directory, undo_file=undo_file, database=runs.connection)
         parameters = job.Parameters(**asked)
+        if max_operations_per_s is not None:
+            parameters = replace(parameters, max_operations_per_s=max_operations_per_s)
         found = take_back(
             lambda only_count: engine.undo(run_id=run_id, parameters=parameters, dry_run=only_count),
             lambda counted: f"{job.undo_words(counted)} Take run {run_id} back?",
@@ -393,7 +453,14 @@ def undo(
             yes=yes,
             as_json=as_json,
         )
-    show(found, as_json=as_json, pretty=lambda out: out.print(record("Undo", found)))
+
+    def pretty(out: Console) -> None:
+        out.print(record("Undo", found))
+        left = getattr(found, "left", None)
+        if isinstance(left, Mapping) and left:
+            out.print(table("Left as they are", ("reason", "changes"), left.items()))
+
+    show(found, as_json=as_json, pretty=pretty)
 
 
 def report(
@@ -433,7 +500,7 @@ def report(
         return
     with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
         found, job = run.maintenance_run_id, job_of(run.kind)
-        outcome = engine_for(job, client).report(runs, found, dry_run=False)
+        outcome = engine_for(job, client, database=runs.connection).report(runs, found, dry_run=False)
     if report_directory is not None:
         say(f"Report: {write_report(job, outcome, report_directory.absolute()).html}")
     _show_outcome(job, outcome, as_json=as_json)

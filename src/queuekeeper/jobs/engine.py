@@ -23,8 +23,9 @@ from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan, S
 from queuekeeper.jobs.pace import Breaker, RunPaused, TimeIsUp, run_pace, run_rest
 from queuekeeper.jobs.shares import server_clock
 from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
-from queuekeeper.jobs.undo import UndoFile, undo_path
+from queuekeeper.jobs.undo import UndoFile, undo_path, undo_paths
 from queuekeeper.jobs.writer import Writer
+from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient
 
 _log = logging.getLogger(__name__)
@@ -37,6 +38,9 @@ class Engine:
     :param job: the job.
     :param clock: none for the clock of the server that is worked on.
     :param undo_directory: folder of the undo files; none for jobs without a way back.
+    :param undo_file: the one file of a job with one share, where somebody has named it.
+    :param database: PostgreSQL, for a job that reads it.
+    :param given: what the job is told and no record may hold.
     :param name_client: gives the name of a client for reports, a keyed hash of its id.
     :param uniform: chooses how long the start of a share is put off.
     :param stays: whether it waits in its place while a run is paused; else it gives up with :class:`RunPaused`, and
@@ -48,6 +52,9 @@ class Engine:
     client: RedisClient
     clock: Clock | None = None
     undo_directory: Path | None = None
+    undo_file: Path | None = None
+    database: Connection | None = None
+    given: Any = None
     name_client: Callable[[str], str] = lambda _: ""
     uniform: Callable[[float, float], float] = random.uniform
     stays: bool = True
@@ -60,6 +67,7 @@ class Engine:
 
         :raises RefusedError: when a server or the rights on it do not do.
         """
+        parameters = self.job.settled(parameters, self.database)
         self.job.check(self.client, parameters, writing=False)
         now_ms = self._now_ms()
         rate: int | None = parameters.max_operations_per_s
@@ -103,6 +111,7 @@ class Engine:
         :raises RefusedError: when nobody has approved what needs it, another process works on the share, or the server
             refuses.
         :raises StalePlan: when the plan or its approval are too old, or another release made it.
+        :raises RunPaused: when it is paused and this engine does not stay; called again later, it goes on.
         """
         plan = self.load(runs, run_id)
         if share not in plan.share_names():
@@ -190,8 +199,9 @@ class Engine:
         """
         if not self.job.undoes:
             raise UsageError(f"a {self.job.words.noun} has no way back")
-        work = self._pass(parameters, now_ms=self._now_ms(), wait=lambda _: None, writes=not dry_run)
-        return work.undo(run_id, self._directory())
+        rate: int | None = parameters.max_operations_per_s
+        work = self._pass(parameters, now_ms=self._now_ms(), wait=Pace(lambda: rate), writes=not dry_run)
+        return work.undo(run_id, [self.undo_file] if self.undo_file else undo_paths(self._directory(), run_id=run_id))
 
     # --- report --------------------------------------------------------------------------------------------------
 
@@ -228,6 +238,7 @@ class Engine:
             left=left,
             proved=proved,
             open_shares=() if is_over else _open_shares(runs, run_id, plan),
+            undo_files=self._undo_files(run_id, plan) if counts.changes else (),
             facts=look.facts(),
             generated_at_ms=self._now_ms(),
         )
@@ -268,6 +279,8 @@ class Engine:
             say=self.say,
             name_client=self.name_client,
             planned=planned,
+            database=self.database,
+            given=self.given,
         )
         return self.job(world)
 
@@ -282,8 +295,15 @@ class Engine:
             raise UsageError(f"a {self.job.words.noun} needs a folder for its undo files: name one")
         return self.undo_directory
 
+    def _undo_files(self, run_id: str, plan: AnyPlan) -> tuple[str, ...]:
+        """Return the undo files of a run that are on this machine."""
+        if not self.job.undoes:
+            return ()
+        paths = (self._undo_path(run_id, share) for share in plan.share_names())
+        return tuple(str(path) for path in paths if path.exists())
+
     def _undo_path(self, run_id: str, share: str) -> Path:
-        return undo_path(self._directory(), run_id=run_id, shard=share)
+        return self.undo_file or undo_path(self._directory(), run_id=run_id, shard=share)
 
 
 def save_plan(job: type[AnyJob], runs: MaintenanceRuns, plan: AnyPlan) -> MaintenanceRun:

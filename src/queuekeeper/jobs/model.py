@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -15,8 +15,9 @@ from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.pace import Breaker
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.shares import check_servers
-from queuekeeper.jobs.undo import read_undo_file, undo_paths
+from queuekeeper.jobs.undo import read_undo_file
 from queuekeeper.jobs.writer import Writer
+from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.report.figures import instant
 from queuekeeper.report.files import ReportKind
@@ -40,6 +41,7 @@ class Words:
     :param to_do: what follows the number of changes that are to be made.
     :param done: what follows the number of those that were made.
     :param planned: what a dry run has come to.
+    :param nothing: what a run has come to that found nothing to do.
     :param left: what a second look has found.
     :param clean: what it says when it has found nothing.
     :param broken: what could not be worked on.
@@ -57,6 +59,7 @@ class Words:
     to_do: str = "changes to be made"
     done: str = "changes made"
     planned: str = "{count} changes are to be made, nothing was changed"
+    nothing: str = "healthy: there was nothing to do, and nothing was changed"
     left: str = "{count} changes are left to be made"
     clean: str = "clean: a second look finds nothing that was to be done"
     broken: str = "{count} keys cannot be worked on"
@@ -163,6 +166,7 @@ class Outcome(Generic[P, C, F]):
     :param left: what the second look still finds to do; none where there was no need of one.
     :param proved: whether that look took in everything.
     :param open_shares: shares that were not gone through to the end.
+    :param undo_files: those on this machine that tell what was done.
     :param facts: what the job says of the whole besides.
     """
 
@@ -175,6 +179,7 @@ class Outcome(Generic[P, C, F]):
     open_shares: tuple[str, ...]
     facts: Mapping[str, Any]
     generated_at_ms: int
+    undo_files: tuple[str, ...] = ()
 
     @property
     def moved_on(self) -> dict[str, int]:
@@ -222,6 +227,8 @@ class World(Generic[P]):
     :param planned: the plan that is carried out or looked at again; none while it is made.
     :param total: what was counted of the share so far, by earlier calls of the run too; none in a second look.
     :param token: names run and share to whatever lets only one at a time.
+    :param database: PostgreSQL, for a job that reads it; none where nobody has named one.
+    :param given: what a job is told and no record may hold, such as client ids.
     """
 
     client: RedisClient
@@ -238,6 +245,8 @@ class World(Generic[P]):
     total: Any = None
     run_id: str = ""
     token: str = ""
+    database: Connection | None = None
+    given: Any = None
 
     @property
     def counts_only(self) -> bool:
@@ -328,9 +337,9 @@ class Job(ABC, Generic[P, C, F]):
         """Return what the pass has found besides counts."""
         return self.Found()  # type: ignore[no-any-return]
 
-    def undo(self, run_id: str, directory: Path) -> Any:
+    def undo(self, run_id: str, files: Sequence[Path]) -> Any:
         """Take back, or only count, what the undo files of a run tell of, and return a record of counts."""
-        files, noted, taken_back = undo_paths(directory, run_id=run_id), 0, 0
+        noted = taken_back = 0
         for path in files:
             for line in read_undo_file(path, kind=self.kind)[1]:
                 noted += 1
@@ -350,6 +359,11 @@ class Job(ABC, Generic[P, C, F]):
     def undo_header(self) -> dict[str, Any]:
         """Return what the first line of an undo file says besides run and share."""
         return {}
+
+    @classmethod
+    def settled(cls, parameters: P, database: Connection | None) -> P:
+        """Return the parameters of a plan: what was asked for, with what had to be looked up first."""
+        return parameters
 
     @classmethod
     def check(cls, client: RedisClient, parameters: P, *, writing: bool) -> None:
@@ -403,6 +417,11 @@ class Job(ABC, Generic[P, C, F]):
     def tables(cls, plan: Plan[P, C, F]) -> list[Table]:
         """Return what the plan has found, for a person."""
         return []
+
+    @classmethod
+    def told(cls, outcome: Outcome[P, C, F]) -> dict[str, Any]:
+        """Return what JSON says of a run besides, for whoever reads the names of an earlier release."""
+        return {}
 
     def facts(self) -> dict[str, Any]:
         """Return what there is to say of a whole run besides, when it is reported."""

@@ -79,7 +79,7 @@ def run_pace(
             raise TimeIsUp(f"its {max_run_minutes} minutes are over: apply again, and it goes on from here")
 
     def allowed() -> float | None:
-        paused = partial(say, f"{shard}: paused")
+        paused = partial(say, f"{shard}: run {run_id} is paused")
         control = control_of(runs, run_id, paused=paused, check=check_time) if stays else runs.control(run_id)
         check_time()
         if control.operations_per_s is None:

@@ -13,6 +13,15 @@ _PLACES = {
     "compacted_queue_gc": "queuekeeper.maintenance.compacted.collection:Collection",
     "expired_reference_cleanup": "queuekeeper.maintenance.cleanup.expired_references:Cleanup",
     "fanout_repair": "queuekeeper.maintenance.fanout.repair:FanoutRepair",
+    "repair_counter": "queuekeeper.maintenance.remedies.repair_counter:RepairCounter",
+    "repair_ttl": "queuekeeper.maintenance.remedies.repair_ttl:RepairTtl",
+    "reorder_from_source": "queuekeeper.maintenance.remedies.reorder_from_source:ReorderFromSource",
+    "unlink_orphans": "queuekeeper.maintenance.remedies.unlink_orphans:UnlinkOrphans",
+    "remove_duplicates": "queuekeeper.maintenance.remedies.remove_duplicates:RemoveDuplicates",
+    "rekey_clients": "queuekeeper.maintenance.remedies.rekey_clients:RekeyClients",
+    "trim_dead_first": "queuekeeper.maintenance.remedies.trim_dead_first:TrimDeadFirst",
+    "quarantine_messages": "queuekeeper.maintenance.remedies.quarantine_messages:QuarantineMessages",
+    "replay_quarantined": "queuekeeper.maintenance.remedies.quarantine_messages:ReplayQuarantined",
 }
 _added: dict[str, type[AnyJob]] = {}
 

@@ -23,7 +23,7 @@ def verdict(job: type[AnyJob], outcome: AnyOutcome) -> str:
     if outcome.broken:
         return words.broken.format(count=number(outcome.broken))
     if outcome.left is None and outcome.plan.empty:
-        return "healthy: there was nothing to do, and nothing was changed"
+        return words.nothing
     if outcome.dry_run:
         return words.planned.format(count=number(outcome.plan.counts.changes))
     if outcome.open_shares:
@@ -36,14 +36,15 @@ def verdict(job: type[AnyJob], outcome: AnyOutcome) -> str:
 
 def facts_of(job: type[AnyJob], outcome: AnyOutcome) -> dict[str, Any]:
     """Return what there is to say of a run as JSON can hold it."""
-    return outcome_facts(outcome) | {"verdict": verdict(job, outcome)}
+    return outcome_facts(outcome) | {"verdict": verdict(job, outcome)} | job.told(outcome)
 
 
 def columns_of(outcome: AnyOutcome) -> list[tuple[str, ...]]:
     """Return a line per count: its name, what was planned, and after a second look what was done and left."""
     sides = [outcome.plan.counts] if outcome.left is None else [outcome.plan.counts, outcome.counts, outcome.left]
     texts = [dict(each.rows()) for each in sides]
-    return [(name, *(column[name] for column in texts)) for name in texts[0]]
+    names = dict.fromkeys(name for column in texts for name in column)
+    return [(name, *(column.get(name, "0") for column in texts)) for name in names]
 
 
 def write_report(job: type[AnyJob], outcome: AnyOutcome, directory: Path) -> ReportFiles:

@@ -112,7 +112,8 @@ def counting(script: Script) -> Script:
 _CALLED = re.compile(r"redis\.p?call\(\s*'([A-Z]+)'(?:,\s*'([A-Z]+)')?")
 _CONTAINERS = frozenset({"MEMORY", "OBJECT"})
 _ASKED_INSTEAD = {
-    "del": "exists", "expire": "exists", "hdel": "hmget", "hincrby": "hget", "hset": "hmget", "lpop": "lrange",
+    "del": "exists", "expire": "exists", "hdel": "hmget", "hincrby": "hget", "hset": "hmget", "hsetnx": "hmget",
+    "lpop": "lrange",
     "lpush": "llen", "lrem": "lpos", "lset": None, "ltrim": None, "persist": "pexpiretime", "pexpire": "exists",
     "pexpireat": "exists", "rename": None, "rpush": "llen", "set": None, "unlink": "exists", "zadd": "zmscore",
     "zincrby": "zscore", "zrem": "zmscore", "zremrangebyscore": "zcount",

@@ -36,8 +36,8 @@ class AskedOperator(BaseOperator):
         self.parameters |= given
 
     def asked(self, model: type[Asked]) -> Asked:
-        """Return the parameters of one of the models, once Airflow has rendered them.
+        """Return the parameters of a model, once Airflow has rendered them; what no form has, has its default.
 
         :raises UsageError: when a value is refused.
         """
-        return model.of_texts({name: self.parameters[name] for name in describe(model)})
+        return model.of_texts({name: self.parameters[name] for name in describe(model) if name in self.parameters})

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -25,14 +25,16 @@ from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
 from queuekeeper.identity import client_namer
 from queuekeeper.jobs.engine import Engine, load_plan
-from queuekeeper.jobs.model import AnyJob
+from queuekeeper.jobs.model import AnyJob, AnyPlan
 from queuekeeper.jobs.pace import RunPaused
+from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.report import verdict, write_report
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.jobs.undo import remove_old_undo_files
 from queuekeeper.postgres import Connection, migrate
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.report.files import ReportFiles
+from queuekeeper.report.files import ReportFiles, ReportKind
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -44,12 +46,12 @@ RUN_KEY = "maintenance_run_id"
 class JobOperator(BaseOperator):
     """What all tasks of a job are given.
 
-    :param job: its name, such as ``fanout_repair``.
+    :param job: its name, such as ``fanout_repair`` (templated).
     :param postgres_conn_id: where plan, approval and progress are kept (templated).
     :param redis_conn_id: what is worked on (templated).
     """
 
-    template_fields: Sequence[str] = ("postgres_conn_id", "redis_conn_id")
+    template_fields: Sequence[str] = ("job", "postgres_conn_id", "redis_conn_id")
 
     def __init__(
         self,
@@ -83,13 +85,14 @@ class JobOperator(BaseOperator):
         """The job."""
         return job_of(self.job)
 
-    def engine(self, client: RedisClient) -> Engine:
+    def engine(self, client: RedisClient, runs: MaintenanceRuns) -> Engine:
         """Return the engine, at work on a store."""
         settings = Settings()
         return Engine(
             job=self.kind,
             client=client,
             undo_directory=settings.undo,
+            database=runs.connection,
             name_client=client_namer(settings),
             # A worker is given back.
             stays=False,
@@ -113,6 +116,7 @@ class PlanJobOperator(AskedOperator, JobOperator):
         "plan_only",
         "undo_retention_days",
     )
+    models: tuple[type[Parameters], ...] = ()
 
     def __init__(
         self,
@@ -122,13 +126,21 @@ class PlanJobOperator(AskedOperator, JobOperator):
         undo_retention_days: int | str = "{{ params.undo_retention_days | default('') }}",
         **kwargs: Any,
     ) -> None:
-        self.models = (job_of(job).Parameters,)
+        self.models = self.models or (job_of(job).Parameters,)
         super().__init__(job=job, **kwargs)
         self.plan_only = plan_only
         self.undo_retention_days = undo_retention_days
 
     def execute(self, context: Context) -> list[dict[str, str]]:
         """Return run and share of each task that is to work; none in a dry run, or when there is nothing to do."""
+        job = self.kind
+        run_id, plan = self.make_plan(context)
+        is_over = flag("dry_run", self.plan_only) or (plan.empty and not job.works_when_empty)
+        context["ti"].xcom_push(key=RUN_KEY, value=run_id)
+        return [] if is_over else [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
+
+    def make_plan(self, context: Context) -> tuple[str, AnyPlan]:
+        """Plan, write it down, and return it with the id of its run."""
         reject_unknown_of(context)
         job = self.kind
         parameters = self.asked(job.Parameters)
@@ -136,18 +148,17 @@ class PlanJobOperator(AskedOperator, JobOperator):
             days = int(self.undo_retention_days)
             old = remove_old_undo_files(Settings().undo, kind=job.kind, days=days, now_ms=system_clock())
             self.log.info("%s undo files were old and are gone", old)
-        with self.postgres_hook.connect() as connection, self.redis_hook.connect() as client:
+        with self.postgres_hook.connect() as connection:
             migrate(connection)
-            plan = self.engine(client).plan(parameters)
-            with self.postgres_hook.maintenance_runs() as runs:
-                run_id = self.engine(client).save(runs, plan).maintenance_run_id
+        with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
+            engine = self.engine(client, runs)
+            plan = engine.plan(parameters)
+            run_id = engine.save(runs, plan).maintenance_run_id
         self.log.info("Run %s: %s", run_id, plan.counts)
         for table in job.tables(plan):
             for row in table.rows:
                 self.log.info("%s: %s", table.heading, dict(zip(table.heads, row, strict=True)))
-        is_over = flag("dry_run", self.plan_only) or (plan.empty and not job.works_when_empty)
-        context["ti"].xcom_push(key=RUN_KEY, value=run_id)
-        return [] if is_over else [{RUN_KEY: run_id, "share": share} for share in plan.share_names()]
+        return run_id, plan
 
 
 class SummariseJobOperator(JobOperator):
@@ -167,7 +178,10 @@ class SummariseJobOperator(JobOperator):
         with self.postgres_hook.maintenance_runs() as runs:
             plan = load_plan(self.kind, runs, self.maintenance_run_id)
         rows = [("Run", f"`{self.maintenance_run_id}`"), *self.kind.plan_rows(plan)]
-        markdown = "\n".join(["| | |", "| --- | --- |", *(f"| {name} | {text} |" for name, text in rows)])
+        tables = [each for each in self.kind.tables(plan) if each.rows]
+        markdown = "\n\n".join(
+            [_markdown(("", ""), rows), *(f"{each.heading}:\n\n{_markdown(each.heads, each.rows)}" for each in tables)]
+        )
         self.log.info("Run %s in short:\n%s", self.maintenance_run_id, markdown)
         return {
             "maintenance_run_id": self.maintenance_run_id,
@@ -269,7 +283,7 @@ class ApplyJobShareOperator(PausableOperator, JobOperator):
         """Return what was done; a share that is not done fails the task once that is noted."""
         self.log.info("%s %s for run %s", self.kind.words.title, self.share, self.maintenance_run_id)
         with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
-            report = self.engine(client).apply(runs, self.maintenance_run_id, self.share)
+            report = self.engine(client, runs).apply(runs, self.maintenance_run_id, self.share)
         self.log.info("%s: %s", self.share, report.counts)
         if report.undo_file:
             self.log.info("What can be taken back stands in %s", report.undo_file)
@@ -281,11 +295,14 @@ class ApplyJobShareOperator(PausableOperator, JobOperator):
 class ReportJobOperator(PausableOperator, JobOperator):
     """Look a second time, and write what was planned, done and left as HTML and JSON.
 
+    :cvar reports: kind of all of its reports, where the form chooses the job.
+
     :param maintenance_run_id: the run; empty when there is no plan (templated).
     :param plan_only: nothing was to be done (templated).
     """
 
     template_fields: Sequence[str] = (*JobOperator.template_fields, RUN_KEY, "plan_only")
+    reports: ReportKind | None = None
 
     def __init__(
         self, *, maintenance_run_id: str, plan_only: bool | str = "{{ params.dry_run }}", **kwargs: Any
@@ -293,7 +310,7 @@ class ReportJobOperator(PausableOperator, JobOperator):
         super().__init__(**kwargs)
         self.maintenance_run_id = maintenance_run_id
         self.plan_only = plan_only
-        self.operator_extra_links = (ReportLink(self.kind.report),)
+        self.operator_extra_links = (ReportLink(self.reports or self.kind.report),)
 
     def work(self, context: Context) -> dict[str, Any]:
         """Return what it came to, and where the files are.
@@ -304,7 +321,9 @@ class ReportJobOperator(PausableOperator, JobOperator):
             raise AirflowSkipException("there is no plan, so there is nothing to report")
         job = self.kind
         with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
-            outcome = self.engine(client).report(runs, self.maintenance_run_id, dry_run=flag("dry_run", self.plan_only))
+            outcome = self.engine(client, runs).report(
+                runs, self.maintenance_run_id, dry_run=flag("dry_run", self.plan_only)
+            )
         files = write_report(job, outcome, Settings().reports)
         where = publish(files, context)
         words = verdict(job, outcome)
@@ -348,3 +367,8 @@ class CheckReportOperator(BaseOperator):
             raise AirflowSkipException("there was nothing to report")
         if self.report["trouble"]:
             raise CheckFailed(f"{self.report['trouble']}; report: {self.report['html']}")
+
+
+def _markdown(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    lines = (heads, ["---"] * len(heads), *rows)
+    return "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)

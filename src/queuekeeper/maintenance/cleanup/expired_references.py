@@ -13,7 +13,7 @@ in which they write. Other faults are counted and left to the remedies.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from itertools import pairwise
@@ -140,9 +140,9 @@ class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
             )
         )
 
-    def undo(self, run_id: str, directory: Path) -> UndoReport:
+    def undo(self, run_id: str, files: Sequence[Path]) -> UndoReport:
         """Put dead references back and take expiries off again; messages that were removed do not come back."""
-        return undo_cleanup(self.world.client, run_id=run_id, directory=directory, dry_run=self.world.counts_only)
+        return undo_cleanup(self.world.client, run_id=run_id, files=files, dry_run=self.world.counts_only)
 
     def _server_run_id(self, share: str) -> str:
         address = share.partition(" slots ")[0]

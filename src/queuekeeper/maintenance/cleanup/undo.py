@@ -7,23 +7,22 @@ from hashlib import blake2b
 from pathlib import Path
 
 from queuekeeper import lua
-from queuekeeper.jobs.undo import read_undo_file, undo_paths
+from queuekeeper.jobs.undo import read_undo_file
 from queuekeeper.jobs.writer import Writer
 from queuekeeper.maintenance.cleanup.model import KIND, UndoReport
 from queuekeeper.redis_client import RedisClient
 
 
-def undo_cleanup(client: RedisClient, *, run_id: str, directory: Path, dry_run: bool) -> UndoReport:
+def undo_cleanup(client: RedisClient, *, run_id: str, files: Sequence[Path], dry_run: bool) -> UndoReport:
     """Put dead references back and take expiries off again. Messages that were removed do not come back.
 
     A reference that is there by now belongs to a newer message, an expiry that is another by now to somebody else, and
     a set that is of another type by now to another program: all are left as they are, and counted.
 
-    :param directory: folder of the undo files.
+    :param files: undo files of the run.
     :param dry_run: the scripts decide all the same, and only count.
-    :raises UsageError: when there is no file of this run on this machine.
+    :raises UsageError: when one of them is none of a cleanup.
     """
-    paths = undo_paths(directory, run_id=run_id)
     writer = Writer(client, counts_only=dry_run)
     restore, persist = lua.load("maintenance/restore_references"), lua.load("maintenance/persist_keys")
     references = expiries = wrong_type_keys = noted = 0
@@ -36,7 +35,7 @@ def undo_cleanup(client: RedisClient, *, run_id: str, directory: Path, dry_run: 
         known.add(digest)
         return len(known) > before
 
-    for path in paths:
+    for path in files:
         _, lines = read_undo_file(path, kind=KIND)
         for line in lines:
             if "references" in line:
@@ -58,7 +57,7 @@ def undo_cleanup(client: RedisClient, *, run_id: str, directory: Path, dry_run: 
     return UndoReport(
         maintenance_run_id=run_id,
         dry_run=dry_run,
-        files=len(paths),
+        files=len(files),
         noted=noted,
         references=references,
         expiries=expiries,

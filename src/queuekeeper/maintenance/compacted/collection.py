@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from base64 import b64encode
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from heapq import nlargest
 from itertools import chain
 from pathlib import Path
@@ -173,9 +173,9 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
         """Return whether the undo file has the values."""
         return {"values": self.world.parameters.keep_values}
 
-    def undo(self, run_id: str, directory: Path) -> Restoration:
+    def undo(self, run_id: str, files: Sequence[Path]) -> Restoration:
         """Put messages back whose key has no value now; see :mod:`queuekeeper.maintenance.compacted.restoration`."""
-        return restore_collected(self._queues, run_id=run_id, directory=directory, dry_run=self.world.counts_only)
+        return restore_collected(self._queues, run_id=run_id, files=files, dry_run=self.world.counts_only)
 
     # --- inside --------------------------------------------------------------------------------------------------
 

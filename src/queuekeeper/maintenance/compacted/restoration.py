@@ -9,7 +9,7 @@ a collection whose file is not here, nobody can tell which keys it were, and not
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from hashlib import blake2b
@@ -19,7 +19,7 @@ from typing import Any
 from queuekeeper.compacted.model import DueRow, QueueView, RestoreReport
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import RefusedError, ScriptError, StaleEpoch, UnknownQueue, UsageError
-from queuekeeper.jobs.undo import read_undo_file, undo_paths, undo_paths_of
+from queuekeeper.jobs.undo import read_undo_file, undo_paths_of
 from queuekeeper.maintenance.compacted.model import KIND, Restoration
 
 
@@ -37,23 +37,21 @@ def undo_mark(view: QueueView) -> dict[str, Any]:
     }
 
 
-def restore_collected(queues: CompactedQueues, *, run_id: str, directory: Path, dry_run: bool) -> Restoration:
+def restore_collected(queues: CompactedQueues, *, run_id: str, files: Sequence[Path], dry_run: bool) -> Restoration:
     """Put messages back whose key has no value now; each has the place in the order that it had.
 
     They are as old as they were: the next collection removes them again, unless the queue has another retention by
     then.
 
-    :param directory: folder of the undo files.
+    :param files: undo files of the run; those of later collections are looked for beside them.
     :param queues: they only count in a dry run, in which the script decides all the same.
-    :raises UsageError: when there is no file of this run on this machine.
     :raises RefusedError: when the run kept no values.
     """
-    paths = undo_paths(directory, run_id=run_id)
-    for path in paths:
+    for path in files:
         header, _ = read_undo_file(path, kind=KIND)
         if not header["values"]:
             raise RefusedError(f"run {run_id} was told to keep no values: {path} only lists what was removed")
-    histories = _histories(paths, directory)
+    histories = _histories(files, files[0].parent)
     for (client_id, _), history in histories.items():
         # Of a queue that nobody can read by now nothing comes back; that of others does.
         with suppress(ScriptError, UsageError):
@@ -61,7 +59,7 @@ def restore_collected(queues: CompactedQueues, *, run_id: str, directory: Path, 
     restored = kept = only_after_rewind = 0
     # What a run that was killed has tried twice comes back once.
     known: set[tuple[str, int, int]] = set()
-    for path in paths:
+    for path in files:
         for number, line in _row_lines(path):
             batch = histories[_queue(line)].batches[path, number]
             rows = [_row(each) for each in line["rows"]]
@@ -76,7 +74,7 @@ def restore_collected(queues: CompactedQueues, *, run_id: str, directory: Path, 
     return Restoration(
         maintenance_run_id=run_id,
         dry_run=dry_run,
-        files=len(paths),
+        files=len(files),
         restored=restored,
         kept=kept,
         only_after_rewind=only_after_rewind,

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from queuekeeper.keyspace import quarantined_key
 from queuekeeper.maintenance.remedies.model import Effect, Queue
-from queuekeeper.maintenance.remedies.world import World
+from queuekeeper.maintenance.remedies.sessions import Sessions
 
 _INTEGER = re.compile(r"0|-?[1-9][0-9]{0,15}")
 _LEFT = {
@@ -22,30 +22,30 @@ def is_serial(score: str) -> bool:
     return _INTEGER.fullmatch(score) is not None
 
 
-def aside_key(world: World, queue: Queue, effect: Effect) -> str:
+def aside_key(sessions: Sessions, queue: Queue, effect: Effect) -> str:
     """Return the name of a record in quarantine."""
-    return quarantined_key(queue.client_id, int(effect.serial), prefix=world.parameters.key_prefix)
+    return quarantined_key(queue.client_id, int(effect.serial), prefix=sessions.parameters.key_prefix)
 
 
-def payload_of(world: World, queue: Queue, effect: Effect) -> bytes:
+def payload_of(sessions: Sessions, queue: Queue, effect: Effect) -> bytes:
     """Return the name that a record has in its session, also when it is no good one."""
     if effect.member:
-        return effect.member.encode("utf-8", "surrogateescape")
-    return world.payload(queue, effect.packet_id or 0).encode()
+        return effect.raw_member
+    return sessions.payload(queue, effect.packet_id or 0).encode()
 
 
-def put_aside(world: World, queue: Queue, effects: Sequence[Effect], *, judged: bool) -> list[bool]:
+def put_aside(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, judged: bool) -> list[bool]:
     """Move records out of their session, where they still have their serial.
 
     :param judged: only those that are no messages of this client under their own packet id.
     """
-    keys = world.keys(queue)
-    replies = world.calls(
+    keys = sessions.keys(queue)
+    replies = sessions.calls(
         "quarantine_message",
         [
             (
-                [keys.messages, keys.session, payload_of(world, queue, each), aside_key(world, queue, each)],
-                ["", each.serial, 1_000 * world.parameters.keep_s, queue.client_id if judged else ""],
+                [keys.messages, keys.session, payload_of(sessions, queue, each), aside_key(sessions, queue, each)],
+                ["", each.serial, 1_000 * sessions.parameters.keep_s, queue.client_id if judged else ""],
             )
             for each in effects
         ],
@@ -53,17 +53,17 @@ def put_aside(world: World, queue: Queue, effects: Sequence[Effect], *, judged: 
     return [bool(reply) for reply in replies]
 
 
-def bring_back(world: World, queue: Queue, effects: Sequence[Effect], *, judged: bool) -> list[str]:
+def bring_back(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, judged: bool) -> list[str]:
     """Move records back into their session and say for each why it was not; an empty text when it was.
 
     :param judged: only those that are messages of this client under their own packet id.
     """
-    keys = world.keys(queue)
-    replies = world.calls(
+    keys = sessions.keys(queue)
+    replies = sessions.calls(
         "restore_message",
         [
             (
-                [keys.messages, keys.session, aside_key(world, queue, each), payload_of(world, queue, each)],
+                [keys.messages, keys.session, aside_key(sessions, queue, each), payload_of(sessions, queue, each)],
                 [
                     each.serial,
                     "" if each.expires_at_ms is None else str(each.expires_at_ms),

@@ -1,18 +1,16 @@
-"""What a remedy is asked for, what it plans and what it reports, as frozen records; no server is asked here."""
+"""What a remedy is asked for, what it finds and what it counts; no server is asked here."""
 
 from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import Any, Self
 
 from queuekeeper.jobs import common
+from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.parameters import MAX_SECONDS, Parameters, Section, parameter
-
-if TYPE_CHECKING:
-    from queuekeeper.maintenance.remedies.world import World
 
 REMEDY_NAMES = (
     "repair_counter",
@@ -34,11 +32,49 @@ _NUMBER = re.compile(r"-?([0-9]{1,17}(\.[0-9]{1,17})?(e[+-][0-9]{1,3})?|inf)", r
 _HIDDEN = {"member", "references", "last_score", "last_serial"}
 
 
+def text_of(member: bytes) -> str:
+    """Return any reference as a text that JSON can hold."""
+    return member.decode("utf-8", "surrogateescape")
+
+
 class QueueRefused(Exception):
     """One queue cannot be treated; the others can."""
 
 
-class RemedyParameters(Parameters):
+class Selection(Parameters):
+    """A choice among the queues of a judgement of quality."""
+
+    quality_run_id: str = parameter(
+        "",
+        title="Quality run",
+        help="Treat the queues that failed the remedy's check in this quality run. The newest is taken where a form "
+        "leaves this empty, or a command says latest.",
+        form_pattern=r"^[0-9A-Za-z_.:+\-]*$",
+        longest=200,
+        noun="RUN",
+        examples=["3f2a9c0d11e47b58"],
+    )
+    cohorts: str = common.cohorts(what="Treat only queues of these cohorts, as the profile has cut them.")
+    client_hashes: tuple[str, ...] = parameter(
+        (),
+        title="Queues",
+        help="Treat only these queues, by their names in reports, whatever their checks said.",
+        unset="all queues that failed",
+        pattern="^[0-9a-f]{16}$",
+        rule="each must be the name of a queue in reports: 16 hex digits",
+        noun="HASH",
+        examples=[["0123456789abcdef"]],
+    )
+
+
+def throttle() -> Any:
+    """Declare how fast a remedy reads; a form is careful where a command goes as fast as it can."""
+    return common.max_operations_per_s(
+        None, proposed=5_000, counted="Keys asked for, by plan and repair,", examples=(None, 1_000, 20_000)
+    )
+
+
+class RemedyParameters(Selection):
     """What a remedy goes by."""
 
     default_ttl_s: int = common.default_ttl_s()
@@ -60,6 +96,8 @@ class RemedyParameters(Parameters):
         least=1,
         most=MAX_SECONDS,
     )
+    max_operations_per_s: int | None = throttle()
+    max_run_minutes: int | None = common.max_run_minutes()
     key_prefix: str = common.key_prefix()
 
 
@@ -105,6 +143,11 @@ class Effect:
     last_serial: int | None = field(default=None, compare=False)
     member: str = field(default="", repr=False)
 
+    @property
+    def raw_member(self) -> bytes:
+        """The reference as the server has it; see :func:`text_of`."""
+        return self.member.encode("utf-8", "surrogateescape")
+
     def shown(self, client_hash: str) -> dict[str, Any]:
         """Return it as people see it."""
         facts = {name: value for name, value in asdict(self).items() if name not in _HIDDEN and value not in (None, "")}
@@ -115,12 +158,64 @@ class Effect:
         return {"client_hash": client_hash} | facts
 
 
+@dataclass(kw_only=True)
+class RemedyCounts(Counts):
+    """What was found or done, in queues and by kind of effect.
+
+    :ivar queues: gone through to the end.
+    :ivar treated: those of them with something to do.
+    :ivar changed: effects that no longer fitted when their turn came: somebody else was faster.
+    :ivar not_planned: effects found during the work that the plan did not have; plan again for them.
+    :ivar effects: number of effects by kind.
+    :ivar refusals: number of queues by the reason why they cannot be treated.
+    :ivar in_queue: effects by kind in a queue that is not gone through yet.
+    """
+
+    queues: int = 0
+    treated: int = 0
+    changed: int = 0
+    not_planned: int = 0
+    effects: dict[str, int] = field(default_factory=dict)
+    refusals: dict[str, int] = field(default_factory=dict)
+    in_queue: dict[str, int] = field(default_factory=dict)
+
+    def add(self, other: Self) -> None:
+        """Add what was counted elsewhere."""
+        for name in ("queues", "treated", "changed", "not_planned"):
+            setattr(self, name, getattr(self, name) + getattr(other, name))
+        self.effects = _sum(self.effects, other.effects)
+        self.refusals = _sum(self.refusals, other.refusals)
+        self.in_queue = {} if other.queues else _sum(self.in_queue, other.effects)
+
+    def add_changes(self, other: Self) -> None:
+        """Add what was changed of a step that is to be repeated."""
+        self.effects = _sum(self.effects, other.effects)
+        self.in_queue = _sum(self.in_queue, other.effects)
+
+    def moved_on(self, done: Self) -> dict[str, int]:
+        """Return, by kind, how much of a plan was not done: planned = done + moved on."""
+        left = {kind: count - done.effects.get(kind, 0) for kind, count in self.effects.items()}
+        return {kind: count for kind, count in left.items() if count > 0}
+
+    @property
+    def changes(self) -> int:
+        """All effects."""
+        return sum(self.effects.values())
+
+    def rows(self) -> list[tuple[str, str]]:
+        """Return the counts as names and texts, for a person."""
+        figures = {"sessions looked at": self.queues, "sessions treated": self.treated, **self.effects}
+        figures |= {"changed meanwhile": self.changed, "not in the plan": self.not_planned}
+        figures |= {f"not treated: {reason}": count for reason, count in self.refusals.items()}
+        return [(name, f"{count:,}") for name, count in figures.items()]
+
+
 @dataclass(frozen=True, kw_only=True)
 class QueuePlan:
     """What would become of one queue.
 
     :param effects: number of effects by kind.
-    :param refused: why nothing can be done; empty when it can.
+    :param refused: why nothing, or nothing more, can be done; empty when it can.
     """
 
     client_hash: str
@@ -129,102 +224,20 @@ class QueuePlan:
 
 
 @dataclass(frozen=True, kw_only=True)
-class RemedyPlan:
-    """What a remedy would do.
+class RemedyFound:
+    """What a plan of a remedy has found besides counts.
 
     :param queues: those with something to mend, or with a reason why they cannot be.
-    :param looked_at: queues that were looked at.
     :param examples: some effects in full.
-    :param undo: how it can be undone, or that it cannot.
     """
 
-    remedy: str
-    parameters: RemedyParameters
-    looked_at: int
-    queues: tuple[QueuePlan, ...]
-    examples: tuple[Mapping[str, Any], ...]
-    undo: str
+    queues: tuple[QueuePlan, ...] = ()
+    examples: tuple[Mapping[str, Any], ...] = ()
 
     @property
-    def effects(self) -> dict[str, int]:
-        """Number of effects by kind, over all queues."""
-        return total(queue.effects for queue in self.queues)
-
-    @property
-    def refusals(self) -> dict[str, int]:
-        """Number of queues by the reason why they cannot be treated."""
-        return dict(sorted(Counter(queue.refused for queue in self.queues if queue.refused).items()))
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to do."""
-        return not any(queue.effects for queue in self.queues)
-
-    def as_record(self) -> dict[str, Any]:
-        """Return it as JSON keeps it; the same findings give the same record."""
-        return {
-            "remedy": self.remedy,
-            "looked_at": self.looked_at,
-            "effects": self.effects,
-            "refusals": self.refusals,
-            "queues": [asdict(queue) for queue in self.queues],
-            "examples": [dict(example) for example in self.examples],
-            "undo": self.undo,
-        }
-
-    @classmethod
-    def from_record(cls, record: Mapping[str, Any], parameters: RemedyParameters) -> RemedyPlan:
-        """Return what :meth:`as_record` wrote."""
-        return cls(
-            remedy=record["remedy"],
-            parameters=parameters,
-            looked_at=record["looked_at"],
-            queues=tuple(QueuePlan(**queue) for queue in record["queues"]),
-            examples=tuple(record["examples"]),
-            undo=record["undo"],
-        )
-
-
-@dataclass(frozen=True, kw_only=True)
-class RemedyReport:
-    """What a remedy did.
-
-    :param queues: queues that were treated, earlier tries of the run included.
-    :param done: effects by kind, likewise.
-    :param moved_on: effects by kind that were planned and not done: planned = done + moved on.
-    :param changed: those of them that no longer fitted when their turn came: somebody else was faster.
-    :param not_planned: effects found now that the plan did not have; plan again for them.
-    :param refusals: queues by the reason why they could not be treated.
-    :param undo_file: what takes it back; empty when there is nothing to take back.
-    """
-
-    remedy: str
-    queues: int
-    done: Mapping[str, int]
-    moved_on: Mapping[str, int]
-    changed: int
-    not_planned: int
-    refusals: Mapping[str, int]
-    undo_file: str
-    seconds: float
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a remedy has come, over all tries of its run.
-
-    :param queue: hash of the queue that was begun last; those before it, in the order of hashes, are finished.
-    :param in_queue: effects done in that queue by kind.
-    :param looked_at: queues gone through, that one included.
-    :param queues: queues that were treated.
-    :param done: effects by kind.
-    """
-
-    queue: str = ""
-    in_queue: Mapping[str, int] = field(default_factory=dict)
-    looked_at: int = 0
-    queues: int = 0
-    done: Mapping[str, int] = field(default_factory=dict)
+    def to_mend(self) -> dict[str, Mapping[str, int]]:
+        """Effects by kind of each queue in which there is something to do."""
+        return {queue.client_hash: queue.effects for queue in self.queues if queue.effects}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -241,80 +254,5 @@ class UndoReport:
     left: Mapping[str, int]
 
 
-class Remedy(Protocol):
-    """One way to mend queues; each is a module beside this one, and ``run`` does what all have in common.
-
-    :cvar name: of :data:`REMEDY_NAMES`.
-    :cvar purpose: what it does, in a sentence.
-    :cvar undo_words: how it can be undone, or that it cannot.
-    :cvar can_undo: whether :meth:`undo` does anything.
-    :cvar looks_by: scripts by which it looks, beside those that all use.
-    :cvar writes_by: scripts by which it writes.
-    :cvar reads_source: whether it needs PostgreSQL with TBMQ's tables.
-    :cvar whole: whether the effects of a queue are given to :meth:`apply` and :meth:`undo` all at once, and only when
-        all of them were planned: it takes the steps itself, and stops at the first that no longer fits.
-    :cvar reads_back: whether :meth:`apply` reads what it has written, so that it cannot be asked what it would do: a
-        plan then says what was found.
-    """
-
-    name: ClassVar[str]
-    purpose: ClassVar[str]
-    undo_words: ClassVar[str]
-    can_undo: ClassVar[bool]
-    looks_by: ClassVar[frozenset[str]]
-    writes_by: ClassVar[frozenset[str]]
-    reads_source: ClassVar[bool]
-    whole: ClassVar[bool]
-    reads_back: ClassVar[bool]
-
-    def survey(self, world: World, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
-        """Return, by client id, what only a walk over all keys finds; empty where none is needed."""
-        ...
-
-    def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
-        """Return what would be done, in the order in which it would.
-
-        :raises QueueRefused: when the queue cannot be treated.
-        """
-        ...
-
-    def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
-        """Do it, each effect only where it still fits, and say for each whether it was done."""
-        ...
-
-    def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
-        """Take effects back where nobody has touched the place since; an empty text for each that was.
-
-        Otherwise the text says why it was not.
-        """
-        ...
-
-
-class SimpleRemedy:
-    """What most remedies have in common."""
-
-    name: ClassVar[str]
-    purpose: ClassVar[str]
-    undo_words: ClassVar[str]
-    can_undo: ClassVar[bool] = True
-    looks_by: ClassVar[frozenset[str]] = frozenset()
-    writes_by: ClassVar[frozenset[str]]
-    reads_source: ClassVar[bool] = False
-    whole: ClassVar[bool] = False
-    reads_back: ClassVar[bool] = False
-
-    def survey(self, world: World, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
-        """Return nothing: the queue itself says all."""
-        return {}
-
-    def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
-        """Leave everything as it is."""
-        return ["there is no undo"] * len(effects)
-
-
-def total(counts: Any) -> dict[str, int]:
-    """Return the sum of several counts, by name."""
-    found: Counter[str] = Counter()
-    for each in counts:
-        found.update(each)
-    return dict(sorted(found.items()))
+def _sum(one: Mapping[str, int], other: Mapping[str, int]) -> dict[str, int]:
+    return dict(sorted((Counter(one) + Counter(other)).items()))

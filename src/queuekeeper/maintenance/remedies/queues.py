@@ -2,39 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.identity import client_hash
-from queuekeeper.jobs import common
-from queuekeeper.jobs.parameters import Parameters, parameter
-from queuekeeper.keyspace import check_client_id
-from queuekeeper.maintenance.remedies.model import Queue
+from queuekeeper.keyspace import check_client_id, parse_cohorts
+from queuekeeper.maintenance.remedies.model import Queue, Selection
+from queuekeeper.postgres import Connection, statement, translated_errors
 
 
-class Selection(Parameters):
-    """A choice among the queues of a judgement of quality."""
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """Queues of a judgement of quality, and the rules that it went by.
 
-    quality_run_id: str = parameter(
-        "",
-        title="Quality run",
-        help="Treat the queues that failed the remedy's check in this quality run. The newest is taken where a form "
-        "leaves this empty, or a command says latest.",
-        form_pattern=r"^[0-9A-Za-z_.:+\-]*$",
-        longest=200,
-        noun="RUN",
-        examples=["3f2a9c0d11e47b58"],
-    )
-    cohorts: str = common.cohorts(what="Treat only queues of these cohorts, as the profile has cut them.")
-    client_hashes: tuple[str, ...] = parameter(
-        (),
-        title="Queues",
-        help="Treat only these queues, by their names in reports, whatever their checks said.",
-        unset="all queues that failed",
-        pattern="^[0-9a-f]{16}$",
-        rule="each must be the name of a queue in reports: 16 hex digits",
-        noun="HASH",
-        examples=[["0123456789abcdef"]],
-    )
+    :param limit: messages that a session may hold.
+    :param default_ttl_s: life of a message whose publisher set no expiry.
+    """
+
+    quality_run_id: str
+    queues: tuple[Queue, ...]
+    limit: int
+    default_ttl_s: int
 
 
 def named_queues(client_ids: Iterable[str], *, key: bytes) -> list[Queue]:
@@ -47,3 +36,44 @@ def named_queues(client_ids: Iterable[str], *, key: bytes) -> list[Queue]:
     for client_id in found:
         check_client_id(client_id)
     return [Queue(client_id=client_id, client_hash=client_hash(client_id, key=key)) for client_id in found]
+
+
+def failed_queues(connection: Connection, *, remedy: str, selection: Selection) -> Judged:
+    """Return the queues of Redis that a judgement of quality found in need of a remedy, in the order of their hashes.
+
+    :raises UsageError: when there is no such judgement, cohort or client hash.
+    :raises RefusedError: when its queues have been dropped since.
+    """
+    with translated_errors(connection, missing="run `queuekeeper database migrate`"):
+        run = connection.execute(
+            statement("quality/judged_profiles"), {"quality_run_id": selection.quality_run_id or None}
+        ).fetchone()
+        if run is None:
+            wanted = f"quality run {selection.quality_run_id!r}" if selection.quality_run_id else "quality run yet"
+            raise UsageError(f"there is no {wanted} with a profile of Redis: run `queuekeeper quality run` first")
+        quality_run_id, profile_ids, cohort_count, limit, default_ttl_s, is_forgotten = run
+        if is_forgotten:
+            raise RefusedError(
+                f"the queues of quality run {quality_run_id} have been dropped since, as newer profiles are there: "
+                "name a newer run, or make one by `queuekeeper quality run`"
+            )
+        cohorts = parse_cohorts(selection.cohorts, count=cohort_count)
+        rows = connection.execute(
+            statement("quality/queues_to_repair"),
+            {
+                "remedy": remedy,
+                "profile_ids": profile_ids,
+                "cohorts": cohorts,
+                "client_hashes": list(selection.client_hashes) or None,
+            },
+        ).fetchall()
+    queues = tuple(Queue(client_id=client_id, client_hash=digest) for client_id, digest in rows)
+    missing = sorted(set(selection.client_hashes) - {queue.client_hash for queue in queues})
+    if missing:
+        raise UsageError(f"quality run {quality_run_id} knows no queue {_listed(missing)} in these cohorts")
+    return Judged(quality_run_id=quality_run_id, queues=queues, limit=limit, default_ttl_s=default_ttl_s)
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

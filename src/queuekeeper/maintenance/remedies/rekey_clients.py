@@ -8,10 +8,12 @@ from itertools import groupby
 from typing import Any, NamedTuple
 
 from queuekeeper import lua
+from queuekeeper.jobs.model import World
 from queuekeeper.keyspace import MAX_PACKET_ID, earlier_tag, encoded_client_id, is_scattered, key_stem
 from queuekeeper.maintenance.remedies.aside import is_serial
-from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused, SimpleRemedy
-from queuekeeper.maintenance.remedies.world import World
+from queuekeeper.maintenance.remedies.job import Remedy
+from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused, RemedyParameters
+from queuekeeper.maintenance.remedies.sessions import Sessions
 from queuekeeper.redis_client import is_cluster
 
 BYTES_PER_WRITE = 524_288
@@ -43,7 +45,7 @@ class _Record(NamedTuple):
         return hashlib.sha1(self.content, usedforsecurity=False).hexdigest()
 
 
-class RekeyClients(SimpleRemedy):
+class RekeyClients(Remedy):
     """See ``purpose``.
 
     The keys under the encoded id may also be, or hold messages of, a client that is truly called so. The client id
@@ -56,7 +58,7 @@ class RekeyClients(SimpleRemedy):
     ``member`` of an effect is the id under which the keys are that it is about.
     """
 
-    name = "rekey_clients"
+    kind = "rekey_clients"
     looks_by = frozenset({"export_messages"})
     writes_by = frozenset({"mark_delivered", "rekey_messages", "finish_rekey", "unlink_copied", "remove_references"})
     purpose = (
@@ -64,17 +66,21 @@ class RekeyClients(SimpleRemedy):
         "builds before release 0.1 to the keys that TBMQ gives them. Messages of a client truly called like the "
         "encoded id stay where they are."
     )
-    undo_words = "There is none: nobody looks under the old keys. Each copy is compared before its original goes."
-    can_undo = False
-    reads_back = True
+    way_back = "There is none: nobody looks under the old keys. Each copy is compared before its original goes."
+    undoes = False
 
-    def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
+    def __init__(self, world: World[RemedyParameters]) -> None:
+        super().__init__(world)
+        # What a pass that only counts has counted as gone, and a later step must not meet again.
+        self._gone: set[bytes] = set()
+
+    def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per message under the old tag, and one for its counter."""
-        return [effect for move in _moves(world, queue) for effect in move.find()]
+        return [effect for move in _moves(self.sessions, queue, self._gone) for effect in move.find()]
 
-    def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+    def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Copy, compare, remove."""
-        moves = {move.source: move for move in _moves(world, queue)}
+        moves = {move.source: move for move in _moves(self.sessions, queue, self._gone)}
         return [
             done
             for source, some in groupby(effects, key=lambda effect: effect.member)
@@ -82,50 +88,53 @@ class RekeyClients(SimpleRemedy):
         ]
 
 
-def _moves(world: World, queue: Queue) -> list[_Move]:
+def _moves(sessions: Sessions, queue: Queue, gone: set[bytes]) -> list[_Move]:
     """Return where a queue's id may stand for keys of another: as the encoded one, and as the one that was encoded."""
     found: list[_Move] = []
     decoded, encoded = encoded_client_id(queue.client_id), earlier_tag(queue.client_id)
     if decoded is not None:
         target = Queue(client_id=decoded, client_hash=queue.client_hash)
-        found.append(_Move(world, source=queue.client_id, target=target, is_named=False))
+        found.append(_Move(sessions, gone, source=queue.client_id, target=target, is_named=False))
     if encoded is not None:
-        found.append(_Move(world, source=encoded, target=queue, is_named=True))
+        found.append(_Move(sessions, gone, source=encoded, target=queue, is_named=True))
     return found
 
 
 class _Move:
     """A session under the encoded id, and the client whose it may be.
 
+    :param gone: names of what a pass that only counts has counted as gone.
     :param source: the encoded id.
     :param is_named: whether it is the target that a person has named, or a judgement.
     """
 
-    def __init__(self, world: World, *, source: str, target: Queue, is_named: bool) -> None:
+    def __init__(self, sessions: Sessions, gone: set[bytes], *, source: str, target: Queue, is_named: bool) -> None:
         self.source = source
-        self._world = world
+        self._gone = gone
+        self._counts_only = sessions.world.counts_only
+        self._sessions = sessions
         self._old_queue = Queue(client_id=source, client_hash=target.client_hash)
         self._target = target
         self._is_named = is_named
-        self._messages, self._last_packet_id, self._session = world.keys(self._old_queue)
+        self._messages, self._last_packet_id, self._session = sessions.keys(self._old_queue)
 
     def find(self) -> list[Effect]:
-        members = self._world.members(self._messages)
+        members = self._members()
         verdicts = self._judge([member for member, _ in members])
         words = {word for word, _ in verdicts}
-        counter = self._read([self._last_packet_id])[0]
+        counter = self._counter()
         if not words & _OWN:
             if self._is_named and (members or counter) and "other_client" not in words:
                 raise QueueRefused("no message tells whether the keys under its encoded id are its own")
             return self._note()
-        if is_scattered(self._target.client_id) and is_cluster(self._world.client):
+        if is_scattered(self._target.client_id) and is_cluster(self._sessions.client):
             raise QueueRefused("a cluster cannot serve its own keys: its id begins with a closing brace")
         if "wrong_type" in words:
             raise QueueRefused("a key of the session holds another Redis type")
-        fields = self._world.state(self._old_queue).fields
+        fields = self._sessions.state(self._old_queue).fields
         if "mirror" in fields:
             raise QueueRefused("its changes still go to PostgreSQL too: end the online migration first")
-        state = self._world.state(self._target)
+        state = self._sessions.state(self._target)
         if "rekeyed" not in state.fields and (state.references or state.last_packet_id or state.fields):
             raise QueueRefused("the session exists and was not moved here")
         is_shared = "other_client" in words
@@ -153,13 +162,13 @@ class _Move:
 
     def _note(self) -> list[Effect]:
         """Return what is left to do of a move that was killed right before its end."""
-        if is_scattered(self._target.client_id) and is_cluster(self._world.client):
+        if is_scattered(self._target.client_id) and is_cluster(self._sessions.client):
             return []
-        noted = "rekeyed" in self._world.state(self._target).fields
+        noted = "rekeyed" in self._sessions.state(self._target).fields
         return [Effect(kind=_NOTE, member=self.source)] if noted else []
 
     def apply(self, effects: Sequence[Effect]) -> list[bool]:
-        counter = self._read([self._last_packet_id])[0]
+        counter = self._counter()
         last_packet_id = "" if counter is None else _counter(counter.content)
         done: dict[int, bool] = {}
         messages = [(place, each) for place, each in enumerate(effects) if each.kind == _MOVED]
@@ -173,13 +182,13 @@ class _Move:
             elif each.kind in {_COUNTER, _COPIED} and counter is not None:
                 # The counter goes last: while it is there, so is what it counts.
                 if not messages:
-                    self._world.call("rekey_messages", self._world.keys(self._target), [last_packet_id])
+                    self._sessions.call("rekey_messages", self._sessions.keys(self._target), [last_packet_id])
                 if each.kind == _COPIED:
                     done[place] = True
-                elif not self._world.members(self._messages):
+                elif not self._members():
                     done[place] = self._remove(self._last_packet_id, counter.digest)
-        members = self._world.members(self._messages)
-        is_emptied = not members and self._read([self._last_packet_id])[0] is None
+        members = self._members()
+        is_emptied = not members and self._counter() is None
         words = {word for word, _ in self._judge([member for member, _ in members])}
         if is_emptied or (not words & _OWN and "other_client" in words):
             noted = self._finish(is_emptied=is_emptied)
@@ -191,35 +200,31 @@ class _Move:
 
         Without the note, a later move into a session that has gone its own way is refused.
         """
-        fields = self._world.state(self._old_queue).fields
+        fields = self._sessions.state(self._old_queue).fields
         kept: list[lua.Value] = []
         for name, value in fields.items():
             if name not in _LEFT_BEHIND and name not in _NOTED_ANEW:
                 kept += (name, value)
         if "delivered_serial" in fields:
             # What has been sent is noted of the set as it is here, or it would not be believed.
-            self._world.call("mark_delivered", self._world.keys(self._target), ["", fields["delivered_serial"], ""])
-        noted = bool(self._world.call("finish_rekey", [self._world.keys(self._target).session], kept))
+            self._sessions.call(
+                "mark_delivered", self._sessions.keys(self._target), ["", fields["delivered_serial"], ""]
+            )
+        noted = bool(self._sessions.call("finish_rekey", [self._sessions.keys(self._target).session], kept))
         if is_emptied and fields:
             self._remove(self._session, _digest_of(fields))
         return noted
 
     def _move(self, part: Sequence[tuple[Effect, _Record]], last_packet_id: str) -> list[Effect]:
         """Move some messages and return those of which nothing is left under the old tag."""
-        world = self._world
-        names = [world.payload(self._target, each.packet_id or 0) for each, _ in part]
+        sessions = self._sessions
+        names = [sessions.payload(self._target, each.packet_id or 0) for each, _ in part]
         triples: list[lua.Value] = []
         for each, record in part:
             triples += (each.serial, record.expires_at_ms, record.content)
-        world.call("rekey_messages", [*world.keys(self._target), *names], [last_packet_id, *triples])
-        written = world.call("export_messages", names, [])
-        # The server's time, read after the copies: those that have expired by themselves are no loss.
-        now_ms = world.state(self._target).now_ms
-        for at, (_, record) in enumerate(part):
-            copy = _Record(written[2 * at], written[2 * at + 1])
-            expired = copy.expires_at_ms == _ABSENT and 0 <= record.expires_at_ms <= now_ms
-            if copy != record and not expired:
-                raise QueueRefused("a copy differs from its original, which stays")
+        sessions.call("rekey_messages", [*sessions.keys(self._target), *names], [last_packet_id, *triples])
+        if not self._counts_only:
+            self._compare(names, [record for _, record in part])
         names = [self._payload(each.packet_id) for each, _ in part]
         gone = [
             each
@@ -230,10 +235,31 @@ class _Move:
             self._forget(gone)
         return gone
 
+    def _compare(self, names: Sequence[str], records: Sequence[_Record]) -> None:
+        """Check that copies are what they are copies of.
+
+        :raises QueueRefused: when one is not.
+        """
+        written = self._sessions.call("export_messages", names, [])
+        # The server's time, read after the copies: those that have expired by themselves are no loss.
+        now_ms = self._sessions.state(self._target).now_ms
+        for at, record in enumerate(records):
+            copy = _Record(written[2 * at], written[2 * at + 1])
+            expired = copy.expires_at_ms == _ABSENT and 0 <= record.expires_at_ms <= now_ms
+            if copy != record and not expired:
+                raise QueueRefused("a copy differs from its original, which stays")
+
     # What is under the encoded id.
 
+    def _members(self) -> list[tuple[bytes, str]]:
+        return [each for each in self._sessions.members(self._messages) if each[0] not in self._gone]
+
+    def _counter(self) -> _Record | None:
+        is_gone = self._last_packet_id.encode() in self._gone
+        return None if is_gone else self._read([self._last_packet_id])[0]
+
     def _payload(self, packet_id: int | None) -> str:
-        return self._world.payload(self._old_queue, packet_id or 0)
+        return self._sessions.payload(self._old_queue, packet_id or 0)
 
     def _packet_id(self, member: bytes) -> int | None:
         stem, _, suffix = member.rpartition(b"_")
@@ -242,26 +268,32 @@ class _Move:
 
     def _judge(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
         """Say whether records are the target's; a reference to another session's key is none of this one."""
-        stem = f"{key_stem(self.source, prefix=self._world.parameters.key_prefix)}_messages_".encode()
+        stem = f"{key_stem(self.source, prefix=self._sessions.parameters.key_prefix)}_messages_".encode()
         near = [key for key in keys if key.startswith(stem)]
         verdicts = {
             key: (each.word, each.expires_at_ms)
-            for key, each in zip(near, self._world.judge(self._target, near), strict=True)
+            for key, each in zip(near, self._sessions.judge(self._target, near), strict=True)
         }
         return [verdicts.get(key, ("unreadable", _ABSENT)) for key in keys]
 
     def _read(self, keys: Sequence[str]) -> list[_Record | None]:
-        replies: list[Any] = self._world.calls("export_messages", [([key], []) for key in keys])
+        replies: list[Any] = self._sessions.calls("export_messages", [([key], []) for key in keys])
         return [None if reply[1] == _ABSENT else _Record(*reply) for reply in replies]
 
     def _remove(self, key: str, digest: str) -> bool:
-        return bool(self._world.call("unlink_copied", [key], [digest]))
+        removed = bool(self._sessions.call("unlink_copied", [key], [digest]))
+        if removed and self._counts_only:
+            self._gone.add(key.encode())
+        return removed
 
     def _forget(self, effects: Sequence[Effect]) -> int:
         pairs: list[lua.Value] = []
         for each in effects:
             pairs += (self._payload(each.packet_id), each.serial)
-        return int(self._world.call("remove_references", [self._messages], pairs))
+        removed = int(self._sessions.call("remove_references", [self._messages], pairs))
+        if removed == len(effects) and self._counts_only:
+            self._gone.update(self._payload(each.packet_id).encode() for each in effects)
+        return removed
 
 
 def _digest_of(fields: Mapping[str, str]) -> str:

@@ -5,30 +5,33 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from queuekeeper.maintenance.remedies.aside import aside_key, bring_back, is_serial
-from queuekeeper.maintenance.remedies.model import Effect, Queue, SimpleRemedy
+from queuekeeper.maintenance.remedies.job import Remedy
+from queuekeeper.maintenance.remedies.model import Effect, Queue
 from queuekeeper.maintenance.remedies.repair_ttl import TOLERANCE_MS
-from queuekeeper.maintenance.remedies.world import Reference, Verdict, World
+from queuekeeper.maintenance.remedies.sessions import Reference, Verdict
 
 
-class RemoveDuplicates(SimpleRemedy):
+class RemoveDuplicates(Remedy):
     """See ``purpose``."""
 
-    name = "remove_duplicates"
+    kind = "remove_duplicates"
     writes_by = frozenset({"quarantine_duplicate", "restore_message"})
     purpose = (
         "Of messages with the same topic, time and payload it keeps the oldest and puts the others into the session's "
         "quarantine; the server compares, and content stays there."
     )
-    undo_words = "Messages come back to their places while they are kept in quarantine."
+    way_back = "Messages come back to their places while they are kept in quarantine."
 
-    def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
+    def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per message that repeats one with a lower serial."""
-        world.state(queue)
-        references = [each for each in world.references(queue) if each.packet_id is not None and is_serial(each.score)]
+        self.sessions.state(queue)
+        references = [
+            each for each in self.sessions.references(queue) if each.packet_id is not None and is_serial(each.score)
+        ]
         first: dict[str, tuple[Reference, Verdict]] = {}
         effects: list[Effect] = []
         serials: set[str] = set()
-        for reference, verdict in world.judged(queue, references):
+        for reference, verdict in self.sessions.judged(queue, references):
             # A message that the client has confirmed half-way is in the midst of an exchange.
             if verdict.word != "publish":
                 continue
@@ -50,20 +53,20 @@ class RemoveDuplicates(SimpleRemedy):
                 )
         return effects
 
-    def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+    def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Move each, where the two still are the same."""
-        keys = world.keys(queue)
-        keep_ms = 1_000 * world.parameters.keep_s
-        replies = world.calls(
+        keys = self.sessions.keys(queue)
+        keep_ms = 1_000 * self.sessions.parameters.keep_s
+        replies = self.sessions.calls(
             "quarantine_duplicate",
             [
                 (
                     [
                         keys.messages,
                         keys.session,
-                        world.payload(queue, each.twin or 0),
-                        world.payload(queue, each.packet_id or 0),
-                        aside_key(world, queue, each),
+                        self.sessions.payload(queue, each.twin or 0),
+                        self.sessions.payload(queue, each.packet_id or 0),
+                        aside_key(self.sessions, queue, each),
                     ],
                     [each.twin_serial, each.serial, keep_ms, TOLERANCE_MS],
                 )
@@ -72,9 +75,9 @@ class RemoveDuplicates(SimpleRemedy):
         )
         return [bool(reply) for reply in replies]
 
-    def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
+    def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
         """Move each back."""
-        return bring_back(world, queue, effects, judged=False)
+        return bring_back(self.sessions, queue, effects, judged=False)
 
 
 def _lives_as_long(kept: Verdict, going: Verdict) -> bool:

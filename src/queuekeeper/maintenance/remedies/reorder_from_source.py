@@ -9,14 +9,15 @@ from psycopg import errors as postgres_errors
 
 from queuekeeper import lua
 from queuekeeper.errors import SchemaMismatch
-from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused, SimpleRemedy
-from queuekeeper.maintenance.remedies.world import Reference, Verdict, World, batches
+from queuekeeper.maintenance.remedies.job import Remedy
+from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused
+from queuekeeper.maintenance.remedies.sessions import Reference, Sessions, Verdict, batches
 from queuekeeper.postgres import address, server_words, statement
 
 _MAX_SERIAL = 2**53
 
 
-class ReorderFromSource(SimpleRemedy):
+class ReorderFromSource(Remedy):
     """See ``purpose``.
 
     A message is that of a row when packet id and time are the same. Messages without a row came after the migration:
@@ -24,33 +25,33 @@ class ReorderFromSource(SimpleRemedy):
     is refused.
     """
 
-    name = "reorder_from_source"
+    kind = "reorder_from_source"
     writes_by = frozenset({"reorder_messages"})
     purpose = (
         "Gives messages the serials of their rows in PostgreSQL, and puts those that came later behind them; refuses a "
         "queue of which the source says too little."
     )
-    undo_words = (
+    way_back = (
         "References get the serials back that they had, if none of them has changed since and no newer message would "
         "come between them."
     )
     reads_source = True
     whole = True
 
-    def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
+    def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per reference that gets another serial, the highest new serial first.
 
         From above each step leaves an order that the next one can go on from.
         """
-        state = world.state(queue)
-        references = world.references(queue)
+        state = self.sessions.state(queue)
+        references = self.sessions.references(queue)
         # The set is read in pages, from which an acknowledgement may hide members.
         if (state.references, state.last_score) != (len(references), references[-1].score if references else ""):
             raise QueueRefused("it changed while it was read: try again")
         if any(each.packet_id is None for each in references):
             raise QueueRefused("it holds references that name no packet id: quarantine_messages first")
-        verdicts = world.judge(queue, [each.member for each in references])
-        serials = _serials(_rows(world, queue), references, verdicts)
+        verdicts = self.sessions.judge(queue, [each.member for each in references])
+        serials = _serials(_rows(self.sessions, queue), references, verdicts)
         effects = [
             Effect(
                 kind="message moved to its place",
@@ -66,25 +67,27 @@ class ReorderFromSource(SimpleRemedy):
         ]
         return sorted(effects, key=lambda effect: -int(effect.after or 0))
 
-    def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+    def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Set the serials."""
-        return _move(world, queue, effects, back=False)
+        return _move(self.sessions, queue, effects, back=False)
 
-    def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
+    def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
         """Set them back."""
         return [
-            "" if done else "the message has gone or moved since" for done in _move(world, queue, effects, back=True)
+            "" if done else "the message has gone or moved since"
+            for done in _move(self.sessions, queue, effects, back=True)
         ]
 
 
-def _rows(world: World, queue: Queue) -> dict[tuple[int, int], int]:
+def _rows(sessions: Sessions, queue: Queue) -> dict[tuple[int, int], int]:
     """Return serials of the source's rows by packet id and time."""
-    assert world.source is not None  # whoever plans has looked
+    source = sessions.world.database
+    assert source is not None  # whoever looks for queues has checked
     try:
-        rows = world.source.execute(statement("maintenance/source_serials"), {"client_id": queue.client_id}).fetchall()
+        rows = source.execute(statement("maintenance/source_serials"), {"client_id": queue.client_id}).fetchall()
     except (postgres_errors.UndefinedTable, postgres_errors.UndefinedColumn) as error:
         raise SchemaMismatch(
-            f"{address(world.source)} does not hold TBMQ 1.x's tables: {server_words(error)}. "
+            f"{address(source)} does not hold TBMQ 1.x's tables: {server_words(error)}. "
             "Name the database that the sessions came from"
         ) from error
     if not rows:
@@ -131,8 +134,8 @@ def _serials(
     return [found[position] for position in range(len(references))]
 
 
-def _move(world: World, queue: Queue, effects: Sequence[Effect], *, back: bool) -> list[bool]:
-    state = world.state(queue)
+def _move(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, back: bool) -> list[bool]:
+    state = sessions.state(queue)
     delivered = state.fields.get("delivered_serial", "")
     moves = [(each, each.after, each.before) if back else (each, each.before, each.after) for each in effects]
     serials = [_serial(to) for _, _, to in moves]
@@ -150,13 +153,17 @@ def _move(world: World, queue: Queue, effects: Sequence[Effect], *, back: bool) 
         return [False] * len(moves)
     else:
         there = ["", state.last_score]
-    keys = world.keys(queue)
+    keys = sessions.keys(queue)
     steps = list(batches(enumerate(zip(moves, serials, strict=True))))
     done = [False] * len(moves)
     for step in reversed(steps) if back else steps:
-        names = [keys.messages, keys.session, *(world.payload(queue, move[0].packet_id or 0) for _, (move, _) in step)]
+        names = [
+            keys.messages,
+            keys.session,
+            *(sessions.payload(queue, move[0].packet_id or 0) for _, (move, _) in step),
+        ]
         pairs = [str(value) for _, (move, serial) in step for value in (move[1], serial)]
-        moved = world.call("reorder_messages", names, [highest, sent, *there, *pairs])
+        moved = sessions.call("reorder_messages", names, [highest, sent, *there, *pairs])
         if not moved:
             break
         for (place, _), reply in zip(step, moved, strict=True):

@@ -5,34 +5,34 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from queuekeeper.keyspace import MAX_PACKET_ID, safe_counter
-from queuekeeper.maintenance.remedies.model import Effect, Queue, SimpleRemedy
-from queuekeeper.maintenance.remedies.world import World
+from queuekeeper.maintenance.remedies.job import Remedy
+from queuekeeper.maintenance.remedies.model import Effect, Queue
 
 _SET = "counter set where there was none"
 _MOVED = "counter moved forward"
 
 
-class RepairCounter(SimpleRemedy):
+class RepairCounter(Remedy):
     """See ``purpose``."""
 
-    name = "repair_counter"
+    kind = "repair_counter"
     writes_by = frozenset({"set_last_packet_id"})
     purpose = (
         "Moves the last packet id forward to that of the newest message, also where it is missing, and past packet ids "
         "that the broker would give out a second time; never back."
     )
-    undo_words = "There is none: a counter that went back would give out packet ids that waiting messages have."
-    can_undo = False
+    way_back = "There is none: a counter that went back would give out packet ids that waiting messages have."
+    undoes = False
 
-    def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
+    def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect when the counter is missing, no packet id, or leads to messages that wait."""
-        state = world.state(queue)
+        state = self.sessions.state(queue)
         text = state.last_packet_id
         # What our own store gave out last is right, however far the newest message lies behind it; and it passes over
         # packet ids that are in use.
         if state.references == 0 or (text and state.fields.get("saved_last_packet_id") == text):
             return []
-        waiting = [each.packet_id for each in world.references(queue) if each.packet_id is not None]
+        waiting = [each.packet_id for each in self.sessions.references(queue) if each.packet_id is not None]
         if not waiting:
             return []
         last = _valid(text)
@@ -41,12 +41,12 @@ class RepairCounter(SimpleRemedy):
             return []
         return [Effect(kind=_MOVED if last else _SET, packet_id=waiting[-1], before=text, after=target)]
 
-    def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+    def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Set it where it still is what was found."""
-        keys = world.keys(queue)
+        keys = self.sessions.keys(queue)
         return [
             bool(
-                world.call(
+                self.sessions.call(
                     "set_last_packet_id",
                     keys,
                     ["", str(effect.before), str(effect.after), ""],

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from queuekeeper.maintenance.remedies.model import Effect, Queue, SimpleRemedy
-from queuekeeper.maintenance.remedies.world import Verdict, World, batches
+from queuekeeper.maintenance.remedies.job import Remedy
+from queuekeeper.maintenance.remedies.model import Effect, Queue
+from queuekeeper.maintenance.remedies.sessions import Sessions, Verdict, batches
 from queuekeeper.sessions.model import MAX_EXPIRY_INTERVAL_S
 from queuekeeper.sessions.wire import MAX_INTERVAL_S, expires_at_ms
 
@@ -18,27 +19,27 @@ _GIVEN = "life given where there was no end"
 _SHORTENED = "life made shorter"
 
 
-class RepairTtl(SimpleRemedy):
+class RepairTtl(Remedy):
     """See ``purpose``."""
 
-    name = "repair_ttl"
+    kind = "repair_ttl"
     writes_by = frozenset({"set_expiry"})
     purpose = (
         "Sets the instant at which a message expires from its own time and expiry, or the default life, "
         "where it has none or a later one; no life is made longer."
     )
-    undo_words = "Messages get the instant back that they had, while they are there."
+    way_back = "Messages get the instant back that they had, while they are there."
 
-    def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
+    def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per message that would live too long."""
-        state = world.state(queue)
-        references = [each for each in world.references(queue) if each.packet_id is not None]
-        grace_ms = state.now_ms + 1_000 * world.parameters.grace_s
+        state = self.sessions.state(queue)
+        references = [each for each in self.sessions.references(queue) if each.packet_id is not None]
+        grace_ms = state.now_ms + 1_000 * self.sessions.parameters.grace_s
         effects: list[Effect] = []
-        for reference, verdict in world.judged(queue, references):
+        for reference, verdict in self.sessions.judged(queue, references):
             if not verdict.readable:
                 continue
-            wanted = max(_end_ms(verdict, world.parameters.default_ttl_s), grace_ms)
+            wanted = max(_end_ms(verdict, self.sessions.parameters.default_ttl_s), grace_ms)
             if verdict.expires_at_ms != _NEVER and verdict.expires_at_ms <= wanted + TOLERANCE_MS:
                 continue
             effects.append(
@@ -52,13 +53,13 @@ class RepairTtl(SimpleRemedy):
             )
         return effects
 
-    def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+    def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Set the instants."""
-        return _set(world, queue, [(effect, effect.before, effect.after) for effect in effects], may_lengthen=0)
+        return _set(self.sessions, queue, [(effect, effect.before, effect.after) for effect in effects], may_lengthen=0)
 
-    def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
+    def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
         """Set them back."""
-        done = _set(world, queue, [(effect, effect.after, effect.before) for effect in effects], may_lengthen=1)
+        done = _set(self.sessions, queue, [(effect, effect.after, effect.before) for effect in effects], may_lengthen=1)
         return ["" if each else "the message is gone, or expires at another instant by now" for each in done]
 
 
@@ -72,16 +73,20 @@ def _end_ms(verdict: Verdict, default_ttl_s: int) -> int:
 
 
 def _set(
-    world: World,
+    sessions: Sessions,
     queue: Queue,
     changes: Sequence[tuple[Effect, int | str | None, int | str | None]],
     *,
     may_lengthen: int,
 ) -> list[bool]:
-    keys = world.keys(queue)
+    keys = sessions.keys(queue)
     done: list[bool] = []
     for batch in batches(changes):
-        names = [keys.messages, keys.session, *(world.payload(queue, effect.packet_id or 0) for effect, _, _ in batch)]
+        names = [
+            keys.messages,
+            keys.session,
+            *(sessions.payload(queue, effect.packet_id or 0) for effect, _, _ in batch),
+        ]
         triples = [str(value) for effect, before, after in batch for value in (effect.serial, before, after)]
-        done += map(bool, world.call("set_expiry", names, [may_lengthen, *triples]))
+        done += map(bool, sessions.call("set_expiry", names, [may_lengthen, *triples]))
     return done

@@ -6,8 +6,9 @@ from collections.abc import Mapping, Sequence
 
 from queuekeeper import lua
 from queuekeeper.keyspace import orphan_key
-from queuekeeper.maintenance.remedies.model import Effect, Queue, SimpleRemedy
-from queuekeeper.maintenance.remedies.world import World, batches
+from queuekeeper.maintenance.remedies.job import Remedy
+from queuekeeper.maintenance.remedies.model import Effect, Queue
+from queuekeeper.maintenance.remedies.sessions import Sessions, batches
 
 _ABSENT = -2
 _LEFT = {
@@ -16,57 +17,58 @@ _LEFT = {
 }
 
 
-class UnlinkOrphans(SimpleRemedy):
+class UnlinkOrphans(Remedy):
     """See ``purpose``."""
 
-    name = "unlink_orphans"
+    kind = "unlink_orphans"
     looks_by = frozenset({"find_orphans"})
     writes_by = frozenset({"unlink_orphan", "restore_message"})
     purpose = (
         "Takes records that no reference names out of their sessions and keeps them under another name for a while."
     )
-    undo_words = (
+    way_back = (
         "Records get their names and expiry instants back while they are kept; they never leave the server, so the "
         "memory comes back when that time is over."
     )
 
-    def survey(self, world: World, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
+    def survey(self, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
         """Walk over all payload keys: an orphan is named nowhere else."""
-        return world.numbered_keys(queues, "messages")
+        return self.sessions.numbered_keys(queues, "messages")
 
-    def find(self, world: World, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
+    def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per record without a reference; a young one may be about to get its own."""
-        old_ms = world.state(queue).now_ms - 1_000 * world.parameters.grace_s
-        messages = world.keys(queue).messages
+        old_ms = self.sessions.state(queue).now_ms - 1_000 * self.sessions.parameters.grace_s
+        messages = self.sessions.keys(queue).messages
         found: list[int] = []
         for batch in batches(surveyed):
-            keys = [world.payload(queue, packet_id) for packet_id in batch]
-            replies = world.call("find_orphans", [messages, *keys], [])
+            keys = [self.sessions.payload(queue, packet_id) for packet_id in batch]
+            replies = self.sessions.call("find_orphans", [messages, *keys], [])
             found += (packet_id for packet_id, reply in zip(batch, replies, strict=True) if reply != _ABSENT)
-        verdicts = world.judge(queue, [world.payload(queue, packet_id) for packet_id in found])
+        verdicts = self.sessions.judge(queue, [self.sessions.payload(queue, packet_id) for packet_id in found])
         return [
             Effect(kind="orphan set aside", packet_id=packet_id, expires_at_ms=verdict.expires_at_ms)
             for packet_id, verdict in zip(found, verdicts, strict=True)
             if verdict.word != "missing" and verdict.time_ms <= old_ms
         ]
 
-    def apply(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+    def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Rename each, where it still is an orphan."""
-        keep_ms, grace_ms = 1_000 * world.parameters.keep_s, 1_000 * world.parameters.grace_s
-        messages = world.keys(queue).messages
+        keep_ms, grace_ms = 1_000 * self.sessions.parameters.keep_s, 1_000 * self.sessions.parameters.grace_s
+        messages = self.sessions.keys(queue).messages
         calls: list[tuple[list[str], list[lua.Value]]] = [
-            ([messages, *_names(world, queue, each)], [keep_ms, str(each.expires_at_ms), grace_ms]) for each in effects
+            ([messages, *_names(self.sessions, queue, each)], [keep_ms, str(each.expires_at_ms), grace_ms])
+            for each in effects
         ]
-        return [bool(reply) for reply in world.calls("unlink_orphan", calls)]
+        return [bool(reply) for reply in self.sessions.calls("unlink_orphan", calls)]
 
-    def undo(self, world: World, queue: Queue, effects: Sequence[Effect]) -> list[str]:
+    def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
         """Rename each back."""
-        keys = world.keys(queue)
-        replies = world.calls(
+        keys = self.sessions.keys(queue)
+        replies = self.sessions.calls(
             "restore_message",
             [
                 (
-                    [keys.messages, keys.session, *reversed(_names(world, queue, each))],
+                    [keys.messages, keys.session, *reversed(_names(self.sessions, queue, each))],
                     ["", str(each.expires_at_ms), ""],
                 )
                 for each in effects
@@ -75,9 +77,9 @@ class UnlinkOrphans(SimpleRemedy):
         return [_LEFT.get(reply.decode(), "") for reply in replies]
 
 
-def _names(world: World, queue: Queue, effect: Effect) -> list[str]:
+def _names(sessions: Sessions, queue: Queue, effect: Effect) -> list[str]:
     packet_id = effect.packet_id or 0
     return [
-        world.payload(queue, packet_id),
-        orphan_key(queue.client_id, packet_id, prefix=world.parameters.key_prefix),
+        sessions.payload(queue, packet_id),
+        orphan_key(queue.client_id, packet_id, prefix=sessions.parameters.key_prefix),
     ]

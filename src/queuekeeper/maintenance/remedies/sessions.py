@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any, NamedTuple, TypeVar
 
 from queuekeeper import lua
-from queuekeeper.clock import Clock
 from queuekeeper.errors import ScatteredClient, ScriptError
-from queuekeeper.jobs.writer import Writer
+from queuekeeper.jobs.model import World
 from queuekeeper.keyspace import (
     MAX_PACKET_ID,
     SessionKeys,
@@ -21,8 +19,7 @@ from queuekeeper.keyspace import (
     session_scan_pattern,
 )
 from queuekeeper.maintenance.remedies.model import Queue, QueueRefused, RemedyParameters
-from queuekeeper.postgres import Connection
-from queuekeeper.redis_client import RedisClient, nodes, redis_errors
+from queuekeeper.redis_client import nodes, redis_errors
 
 KEYS_PER_CALL = 200
 """Keys of one script call: about a millisecond of the server's time."""
@@ -84,26 +81,13 @@ class State(NamedTuple):
     fields: dict[str, str]
 
 
-@dataclass(kw_only=True)
-class World:
-    """Servers and wishes of one remedy.
+class Sessions:
+    """Sessions of one server, read and written by scripts at the pace of the run that a remedy is part of."""
 
-    :param source: database with TBMQ's tables; none where no remedy asks for it.
-    :param pace: waits until so many keys may be asked for.
-    :param counts_only: scripts answer what they would do, and nothing is written.
-    """
-
-    client: RedisClient
-    parameters: RemedyParameters
-    clock: Clock
-    pace: Callable[[int], None]
-    source: Connection | None = None
-    counts_only: bool = False
-    writer: Writer = field(init=False)
-
-    def __post_init__(self) -> None:
-        """Make one writer for all scripts."""
-        self.writer = Writer(self.client, counts_only=self.counts_only)
+    def __init__(self, world: World[RemedyParameters]) -> None:
+        self.world = world
+        self.parameters = world.parameters
+        self.client = world.client
 
     # Names.
 
@@ -129,9 +113,9 @@ class World:
         script = lua.load(f"sessions/{verb}")
         found: list[Any] = []
         for batch in batches(calls):
-            self.pace(sum(len(keys) for keys, _ in batch))
+            self.world.pace(sum(len(keys) for keys, _ in batch))
             try:
-                found += self.writer.execute([lua.Call(script, keys, args) for keys, args in batch]).or_raise()
+                found += self.world.writer.execute([lua.Call(script, keys, args) for keys, args in batch]).or_raise()
             except ScatteredClient:
                 raise QueueRefused(
                     "its id begins with a closing brace, and no script of a cluster can use its keys: they lie in "
@@ -202,7 +186,7 @@ class World:
         for address, node in nodes(self.client):
             with redis_errors(address):
                 for key in node.scan_iter(match=pattern, count=SCAN_COUNT):
-                    self.pace(1)
+                    self.world.pace(1)
                     stem, _, number = key.rpartition(f"_{kind}_".encode())
                     client_id = wanted.get(stem)
                     if client_id is not None and re.fullmatch(rb"0|-?[1-9][0-9]{0,15}", number):

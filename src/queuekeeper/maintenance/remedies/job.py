@@ -1,0 +1,392 @@
+"""What all remedies have in common as jobs of the engine: queue by queue, they find effects, make them, take them back.
+
+Each remedy is a class of its own, named in :data:`queuekeeper.maintenance.remedies.model.REMEDY_NAMES`.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Generator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
+from pathlib import Path
+from typing import Any, ClassVar
+
+from queuekeeper import lua
+from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, RefusedError, UsageError
+from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
+from queuekeeper.jobs.undo import read_undo_file
+from queuekeeper.maintenance.remedies.model import (
+    EXAMPLES,
+    Effect,
+    Queue,
+    QueuePlan,
+    QueueRefused,
+    RemedyCounts,
+    RemedyFound,
+    RemedyParameters,
+    UndoReport,
+)
+from queuekeeper.maintenance.remedies.queues import failed_queues
+from queuekeeper.maintenance.remedies.sessions import KEYS_PER_CALL, Sessions, batches
+from queuekeeper.postgres import Connection
+from queuekeeper.redis_client import RedisClient, address_of, facts, unfit
+from queuekeeper.report.files import ReportKind
+
+REPORT = ReportKind("repair", "Repair report")
+
+SHARE = "queues"
+"""A remedy's work is one share: it goes from queue to queue."""
+
+_NOT_TREATED = (QueueRefused, MovedOn, NotOwner, PacketIdInUse)
+"""What stops one queue only."""
+
+_THROUGH = " is done"
+_LOOKING = ("read_session", "list_references", "judge_messages")
+_GROUNDWORK = ("evalsha", "script|load", "scan", "info", "time", "command", "cluster|slots", "client|setname")
+_WITHOUT_KEY = frozenset({"time"})
+
+RemedyPlan = Plan[RemedyParameters, RemedyCounts, RemedyFound]
+RemedyOutcome = Outcome[RemedyParameters, RemedyCounts, RemedyFound]
+
+
+@dataclass(kw_only=True)
+class _Visit:
+    """A queue while it is gone through.
+
+    :ivar planned: how much may be done in it yet, by kind; none where nothing limits it.
+    :ivar counts: what the last step of the queue adds.
+    """
+
+    queue: Queue
+    planned: Counter[str] | None
+    counts: RemedyCounts
+    done: Counter[str]
+    refused: str = ""
+
+
+class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
+    """One way to mend queues.
+
+    :cvar purpose: what it does, in a sentence.
+    :cvar way_back: how it can be undone, or that it cannot.
+    :cvar looks_by: scripts by which it looks, beside those that all use.
+    :cvar writes_by: scripts by which it writes.
+    :cvar reads_source: whether it needs PostgreSQL with TBMQ's tables.
+    :cvar whole: whether the effects of a queue are given to :meth:`change` and :meth:`restore` all at once, and only
+        when all of them were planned: it takes the steps itself, and stops at the first that no longer fits.
+    """
+
+    Parameters = RemedyParameters
+    Counts = RemedyCounts
+    Found = RemedyFound
+    asks = True
+    undoes = True
+    purpose: ClassVar[str]
+    way_back: ClassVar[str]
+    looks_by: ClassVar[frozenset[str]] = frozenset()
+    writes_by: ClassVar[frozenset[str]]
+    reads_source: ClassVar[bool] = False
+    whole: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        """Give the remedy its words; reports of all of them are of one kind."""
+        cls.report = REPORT
+        cls.words = Words(
+            noun=cls.kind,
+            title=cls.kind,
+            about="sessions",
+            command=f"repair {cls.kind}",
+            unit="queue",
+            units="queues",
+            planned="{count} changes are to be made in Redis, nothing was changed",
+            nothing="There is nothing to do.",
+            left="done; {count} more changes to be made by now: plan again",
+            footer="Queues are named by a keyed hash of the client's id. No content leaves the server.",
+        )
+
+    def __init__(self, world: World[RemedyParameters]) -> None:
+        super().__init__(world)
+        self.sessions = Sessions(world)
+        self._queues: list[QueuePlan] = []
+        self._examples: list[dict[str, Any]] = []
+
+    # --- what each remedy says -------------------------------------------------------------------------------------
+
+    def survey(self, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:
+        """Return, by client id, what only a walk over all keys finds; empty where none is needed."""
+        return {}
+
+    @abstractmethod
+    def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
+        """Return what would be done, in the order in which it would.
+
+        :raises QueueRefused: when the queue cannot be treated.
+        """
+
+    @abstractmethod
+    def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
+        """Do it, each effect only where it still fits, and say for each whether it was done, or would be."""
+
+    def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
+        """Take effects back where nobody has touched the place since; an empty text for each that was.
+
+        Otherwise the text says why it was not.
+        """
+        raise UsageError(f"{self.kind} has no way back")
+
+    # --- as a job --------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def settled(cls, parameters: RemedyParameters, database: Connection | None) -> RemedyParameters:
+        """Return the parameters with the judgement that chooses queues, and the limits by which it judged.
+
+        The newest judgement may be another one by the time of the approval.
+        """
+        given = parameters.model_fields_set
+        if "quality_run_id" not in given:
+            return parameters
+        if database is None:
+            raise UsageError("judgements of quality are kept in PostgreSQL: name the database by --postgres-url")
+        judged = failed_queues(database, remedy=cls.kind, selection=parameters)
+        limits = {"limit": judged.limit, "default_ttl_s": judged.default_ttl_s}
+        missing: dict[str, Any] = {name: value for name, value in limits.items() if name not in given}
+        return replace(parameters, quality_run_id=judged.quality_run_id, **missing)
+
+    @classmethod
+    def check(cls, client: RedisClient, parameters: RemedyParameters, *, writing: bool) -> None:
+        """Check that servers are new enough and the user may do what the remedy's scripts do.
+
+        :raises RefusedError: naming the commands that are refused, and the rules that allow them.
+        """
+        problems = [problem for server in facts(client) for problem in unfit(server)]
+        if problems:
+            raise RefusedError("; ".join(problems))
+        scripts = [lua.load(f"sessions/{name}") for name in (*_LOOKING, *cls.looks_by, *cls.writes_by)]
+        # Who may write may count as well.
+        ways = (True, False) if writing else (True,)
+        called = (lua.commands_called(script, counts_only=way) for script in scripts for way in ways)
+        commands = sorted(frozenset().union(*called) - _WITHOUT_KEY)
+        key = f"{parameters.key_prefix}{{queuekeeper}}_messages"
+        refused = lua.ScriptCaller(client).call(lua.load("maintenance/refused_commands"), [key], commands)
+        if refused:
+            names = ", ".join(name.decode() for name in refused)
+            rules = " ".join(f"+{command}" for command in (*_GROUNDWORK, *commands))
+            raise RefusedError(
+                f"Redis at {address_of(client)} does not allow this user {names} on keys such as {key}: "
+                f"ACL SETUSER <user> ~{parameters.key_prefix}{{*}}_* {rules}"
+            )
+
+    def shares(self) -> list[str]:
+        """Return the one share that there is."""
+        return [SHARE]
+
+    def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
+        """Yield what is to be done in each queue, at most as much of each kind as was planned there.
+
+        The last step of a queue is empty: it ends it. A queue in whose midst a run was stopped is looked at again.
+        """
+        if self.reads_source and self.world.database is None:
+            raise UsageError(f"{self.kind} needs the PostgreSQL database that the sessions came from: name it")
+        begun, was_through = after.removesuffix(_THROUGH), after.endswith(_THROUGH)
+        queues = [
+            queue
+            for queue in self._wanted()
+            if queue.client_hash > begun or (queue.client_hash == begun and not was_through)
+        ]
+        surveyed = self.survey(queues) if queues else {}
+        for queue in queues:
+            visit = self._visit(queue, is_begun=queue.client_hash == begun)
+            for batch in self._batches(self._effects(visit, surveyed.get(queue.client_id, ()))):
+                visit.counts.treated = 1
+                yield Step(cursor=queue.client_hash, work=(visit, batch))
+                if visit.refused:
+                    break
+            yield Step(cursor=f"{queue.client_hash}{_THROUGH}", work=(visit, []))
+
+    def apply(self, step: Step) -> RemedyCounts:
+        """Change what still fits, or count it."""
+        visit, batch = step.work
+        if not batch:
+            return self._end(visit)
+        client_id = visit.queue.client_id
+        self.world.writer.note({"client_id": client_id, "effect": asdict(each)} for each in batch)
+        try:
+            fitted = self.change(visit.queue, batch)
+        except _NOT_TREATED as error:
+            visit.refused = str(error)
+            return RemedyCounts()
+        done = [effect for effect, was_done in zip(batch, fitted, strict=True) if was_done]
+        visit.done.update(effect.kind for effect in done)
+        if len(self._examples) < EXAMPLES:
+            shown = done[: EXAMPLES - len(self._examples)]
+            self._examples += (effect.shown(visit.queue.client_hash) for effect in shown)
+        return RemedyCounts(changed=len(batch) - len(done), effects=dict(Counter(effect.kind for effect in done)))
+
+    def found(self) -> RemedyFound:
+        """Return what would become of the queues."""
+        return RemedyFound(queues=tuple(self._queues), examples=tuple(self._examples))
+
+    def undo_header(self) -> dict[str, Any]:
+        """Return what the remedy goes by: so long records are kept that are put aside again."""
+        return {"parameters": {**asdict(self.world.parameters), "client_hashes": []}}
+
+    def undo(self, run_id: str, files: Sequence[Path]) -> UndoReport:
+        """Take back what undo files tell, the last change first, where nobody has touched the place since.
+
+        :raises UsageError: when they are damaged.
+        """
+        self.check(self.world.client, self.world.parameters, writing=not self.world.counts_only)
+        # A repeated run may have noted a change twice: the last time counts.
+        noted: dict[tuple[str, Effect], None] = {}
+        for path in files:
+            try:
+                for line in read_undo_file(path, kind=self.kind)[1]:
+                    change = (line["client_id"], Effect(**line["effect"]))
+                    noted.pop(change, None)
+                    noted[change] = None
+            except (KeyError, TypeError) as error:
+                raise UsageError(f"{path} is damaged: {error}") from None
+        left: Counter[str] = Counter()
+        for client_id, group in groupby(reversed(noted), key=lambda each: each[0]):
+            queue = Queue(client_id=client_id, client_hash=self.world.name_client(client_id))
+            effects = [effect for _, effect in group]
+            # Noted in order, taken back in reverse; a remedy that takes its own steps reverses those.
+            if self.whole:
+                effects.reverse()
+            for batch in self._batches(effects):
+                try:
+                    left.update(reason for reason in self.restore(queue, batch) if reason)
+                except _NOT_TREATED as error:
+                    left[str(error)] += len(batch)
+        return UndoReport(
+            remedy=self.kind,
+            dry_run=self.world.counts_only,
+            restored=len(noted) - left.total(),
+            left=dict(sorted(left.items())),
+        )
+
+    # --- what it says ----------------------------------------------------------------------------------------------
+
+    @classmethod
+    def rule_words(cls, parameters: RemedyParameters) -> str:
+        """Return what a run was asked to do, and whether it can be undone."""
+        return f"{cls.purpose} Undo: {cls.way_back}"
+
+    @classmethod
+    def question(cls, run_id: str, plan: RemedyPlan) -> str:
+        """Return what is asked before anything changes."""
+        return f"{plan.counts.changes:,} changes will be made in Redis."
+
+    @classmethod
+    def undo_words(cls, counted: UndoReport) -> str:
+        """Return what taking back would do in a sentence."""
+        return f"Up to {counted.restored:,} changes of {counted.remedy} will be taken back."
+
+    @classmethod
+    def plan_rows(cls, plan: RemedyPlan) -> list[tuple[str, str]]:
+        """Return what a plan says, for the person who approves it; no client id is in it."""
+        return [("Remedy", f"{cls.kind}: {cls.purpose}"), *super().plan_rows(plan), ("Undo", cls.way_back)]
+
+    @classmethod
+    def tables(cls, plan: RemedyPlan) -> list[Table]:
+        """Return some of the changes in full."""
+        examples = plan.found.examples
+        names = list(dict.fromkeys(name for example in examples for name in example))
+        return [
+            Table(
+                heading="Some of the changes",
+                heads=tuple(name.replace("_", " ") for name in names),
+                rows=tuple(tuple(str(example.get(name, "")) for name in names) for example in examples),
+                empty="There is nothing to do.",
+            )
+        ]
+
+    @classmethod
+    def figures(cls, outcome: RemedyOutcome) -> list[tuple[str, str, str]]:
+        """Return how much was looked at."""
+        return [("Queues", f"{outcome.plan.counts.queues:,}", "looked at")]
+
+    @classmethod
+    def told(cls, outcome: RemedyOutcome) -> dict[str, Any]:
+        """Return a plan and what was done in the names of the remedies' own reports."""
+        plan, done = outcome.plan.counts, outcome.counts
+        return {
+            "remedy": cls.kind,
+            "looked_at": plan.queues,
+            "queues": done.treated,
+            "effects": plan.effects,
+            "done": done.effects,
+            "changed": done.changed,
+            "not_planned": done.not_planned,
+            "refusals": plan.refusals if outcome.dry_run else done.refusals,
+            "undo": cls.way_back,
+            "undo_file": next(iter(outcome.undo_files), ""),
+        }
+
+    # --- inside ----------------------------------------------------------------------------------------------------
+
+    def _wanted(self) -> list[Queue]:
+        """Return the queues to go through, in the order of their hashes: of a plan, those with something to do.
+
+        Client ids are in no plan: they are given again, or stand in the profile that was judged.
+        """
+        world, planned = self.world, None if self.world.planned is None else self.world.planned.found.to_mend
+        if planned == {}:
+            return []
+        queues: Sequence[Queue] | None = world.given
+        if queues is None:
+            if world.database is None:
+                raise UsageError("the sessions of this run are not on record: name their client ids again")
+            asked = world.parameters if planned is None else replace(world.parameters, client_hashes=tuple(planned))
+            queues = failed_queues(world.database, remedy=self.kind, selection=asked).queues
+        found = sorted(queues, key=lambda queue: queue.client_hash)
+        if planned is None:
+            return found
+        if missing := planned.keys() - {queue.client_hash for queue in found}:
+            raise UsageError(f"{len(missing):,} sessions of this run are not among those named: name all of them again")
+        return [queue for queue in found if queue.client_hash in planned]
+
+    def _visit(self, queue: Queue, *, is_begun: bool) -> _Visit:
+        """Begin with a queue, or go on in it."""
+        limit: Counter[str] | None = None
+        done: Mapping[str, int] = self.world.total.in_queue if is_begun else {}
+        if self.world.planned is not None and not self.world.counts_only:
+            limit = Counter(self.world.planned.found.to_mend[queue.client_hash])
+            limit.subtract(done)
+        counts = RemedyCounts(queues=1, treated=int(bool(done)))
+        return _Visit(queue=queue, planned=limit, counts=counts, done=Counter())
+
+    def _effects(self, visit: _Visit, surveyed: Sequence[int]) -> list[Effect]:
+        """Return what is to be done in a queue: no more of any kind than is left of its plan."""
+        try:
+            found = self.look(visit.queue, surveyed)
+        except _NOT_TREATED as error:
+            visit.refused = str(error)
+            return []
+        if visit.planned is None:
+            return found
+        effects: list[Effect] = []
+        for effect in found:
+            if visit.planned[effect.kind] > 0:
+                visit.planned[effect.kind] -= 1
+                effects.append(effect)
+        if self.whole and len(effects) < len(found):
+            effects = []
+        visit.counts.not_planned = len(found) - len(effects)
+        return effects
+
+    def _batches(self, effects: Sequence[Effect]) -> Sequence[list[Effect]]:
+        """Cut the effects of a queue into what is done at once."""
+        size = self.world.size(KEYS_PER_CALL)
+        return list(batches(effects, max(1, len(effects)) if self.whole else size))
+
+    def _end(self, visit: _Visit) -> RemedyCounts:
+        """Return what the end of a queue adds, and keep what became of it."""
+        if visit.refused:
+            visit.counts.refusals = {visit.refused: 1}
+        if visit.done or visit.refused:
+            effects = dict(sorted(visit.done.items()))
+            self._queues.append(QueuePlan(client_hash=visit.queue.client_hash, effects=effects, refused=visit.refused))
+        return visit.counts
