@@ -29,8 +29,7 @@ from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.jobs import SummariseJobOperator
 from queuekeeper.airflow.operators.repair import ApplyRepairOperator, PlanRepairOperator, ReportRepairOperator
 from queuekeeper.jobs.common import Approval, Connections, DryRunFirst
-from queuekeeper.maintenance.remedies.model import Selection
-from queuekeeper.maintenance.remedies.registry import RepairWish
+from queuekeeper.maintenance.remedies.model import RepairWish, Selection
 
 CONNECTIONS = {
     "postgres_conn_id": "{{ params.postgres_conn_id }}",

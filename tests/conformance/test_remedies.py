@@ -16,11 +16,11 @@ from queuekeeper import assets, postgres
 from queuekeeper.clock import Pace, system_clock
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs.registry import job_of
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.keyspace import earlier_tag, is_scattered, orphan_key, payload_key, quarantined_key, session_keys
 from queuekeeper.maintenance.remedies.model import REMEDY_NAMES, RemedyParameters
 from queuekeeper.maintenance.remedies.queues import named_queues
-from queuekeeper.maintenance.remedies.registry import REMEDIES
 from queuekeeper.maintenance.remedies.sessions import Sessions
 from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
@@ -126,7 +126,7 @@ class Bench:
         assert not repeated.done
         assert self.contents() == mended, "repeated, it changes nothing"
         if without_undo:
-            assert not REMEDIES[remedy].undoes
+            assert not job_of(remedy).undoes
             assert "There is none" in plan.undo
             assert not self.undo_path(remedy).exists()
             return
@@ -407,7 +407,7 @@ def test_message_that_comes_during_a_reordering_stays_the_newest(
     bench.save(count=2)
     rows(source, [(1_000_002, 1, bench.now_ms), (1_000_001, 2, bench.now_ms + 1)])
     plan = bench.plan("reorder_from_source", C, source=source)
-    remedy: Any = REMEDIES["reorder_from_source"]
+    remedy: Any = job_of("reorder_from_source")
     find = remedy.look
 
     def found_before_a_save(*arguments: Any) -> Any:
@@ -516,7 +516,7 @@ def test_record_whose_reference_may_be_about_to_come_is_no_orphan(
     bench.any.set(bench.payload(2), json.dumps(fresh), keepttl=True)
     plan = bench.plan("unlink_orphans")
     assert plan.effects == {"orphan set aside": 1}
-    remedy: Any = REMEDIES["unlink_orphans"]
+    remedy: Any = job_of("unlink_orphans")
     find = remedy.look
 
     def found_before_a_save(*arguments: Any) -> Any:
@@ -621,7 +621,7 @@ def test_message_that_came_in_place_of_a_broken_record_stays(bench: Bench, monke
     good = bench.any.get(bench.payload(1))
     bench.any.set(bench.payload(1), "{broken", keepttl=True)
     plan = bench.plan("quarantine_messages")
-    remedy: Any = REMEDIES["quarantine_messages"]
+    remedy: Any = job_of("quarantine_messages")
     find = remedy.look
 
     def found_before_a_purge(*arguments: Any) -> Any:
@@ -923,6 +923,15 @@ def test_messages_of_a_client_that_is_truly_called_like_the_tag_stay(bench: Benc
     assert (bench.store.get_last_packet_id("%x"), bench.store.get_last_packet_id("%25x")) == (5, 5)
     assert b"rekeyed" not in bench.any.hgetall("{%x}_session")
     assert bench.plan("rekey_clients", name).is_empty
+
+
+def test_session_that_is_named_by_both_of_its_names_is_planned_once(bench: Bench) -> None:
+    as_earlier_builds_wrote(bench, "%x", 210)
+
+    plan = bench.plan("rekey_clients", "%x", "%25x")
+    report = bench.apply(plan, "%x", "%25x")
+
+    assert plan.effects == report.done == {"counter moved": 1, "message moved": 210}
 
 
 def test_keys_that_no_message_claims_are_left_alone(bench: Bench) -> None:

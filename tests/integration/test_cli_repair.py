@@ -168,6 +168,42 @@ def test_without_a_quality_run_the_sentence_says_how_to_make_one(servers: Server
     )  # fmt: skip
 
 
+def test_run_of_a_remedy_is_listed_steered_reported_and_undone_like_that_of_any_job(servers: Servers) -> None:
+    key = hash_key(Settings())
+    save_profile(servers.postgres_url, queue(C, client_hash=client_hash(C, key=key), without_ttl=2))
+    servers.connection.execute(
+        "INSERT INTO queuekeeper.quality_runs (quality_run_id, mode, suites, profile_ids)"
+        " VALUES ('q1', 'full', '{sessions_redis}', '{redis-1}')"
+    )
+
+    def of_runs(*arguments: str) -> Any:
+        result = CliRunner().invoke(app, ["run", *arguments, "--json"])
+        assert result.exit_code == 0, result.stderr
+        return json.loads(result.stdout)
+
+    redis, records = servers.options[:2], servers.options[2:]
+    run_id = as_json("repair_ttl", "--quality-run", "q1", "--dry-run", *servers.options)["maintenance_run_id"]
+    (listed,) = of_runs("list", "--kind", "repair_ttl", *records)
+    assert (listed["run"], listed["state"]) == (run_id, "planned")
+    assert of_runs("pause", run_id, *records)["paused"] is True
+    assert of_runs("resume", run_id, *records)["paused"] is False
+    assert of_runs("throttle", run_id, "5000", *records)["throttle_operations_per_s"] == 5_000
+
+    # The clients are in the profile, and in no record of the run.
+    done = as_json("repair_ttl", "--go-on", run_id, "--yes", *servers.options)
+
+    assert (done["maintenance_run_id"], done["done"]) == (run_id, {"life given where there was no end": 2})
+    assert servers.lasting() == 0
+    status = of_runs("status", run_id, *records)
+    assert (status["state"], status["progress"][0]["repaired"]) == ("done", 2)
+    assert of_runs("report", run_id, *servers.options)["left"]["effects"] == {}
+    assert of_runs("undo", run_id, "--dry-run", *servers.options)["restored"] == 2
+    assert servers.lasting() == 0
+    assert of_runs("undo", run_id, "--yes", *servers.options)["restored"] == 2
+    assert servers.lasting() == 2
+    assert as_json("repair_ttl", C, "--dry-run", *redis)["looked_at"] == 1
+
+
 def test_bad_input_is_refused_before_anything_is_done(servers: Servers, tmp_path: Path) -> None:
     fails("repair_ttl", *servers.options, code=2, words="name either client ids or --quality-run")
     fails("repair_ttl", C, "--quality-run", "q1", *servers.options, code=2, words="name either client ids or")

@@ -112,6 +112,16 @@ class Finding:
         remedy = self.check.remedy_of(self.severity)
         return remedy.command_line(self.remedy_conf, shell_prefix=shell_prefix) if remedy and self.remedy else ""
 
+    def with_remedy(self, **values: Any) -> Finding:
+        """Return it with the DAG that mends it and its form, filled in; unchanged where a person has to look.
+
+        :param values: what the forms of remedies are filled in with.
+        """
+        remedy = self.check.remedy_of(self.severity)
+        if remedy is None:
+            return self
+        return replace(self, remedy=remedy.dag_id, remedy_conf=remedy.filled(**values))
+
     def with_form(self, values: Mapping[str, Any], *, forms_url: str) -> Finding:
         """Return it with the address of its remedy's form.
 

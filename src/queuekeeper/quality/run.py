@@ -15,7 +15,7 @@ from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.identity import hash_key
 from queuekeeper.maintenance.events.broker import read_event_broker
 from queuekeeper.postgres import Connection, connect, statement, translated_errors
-from queuekeeper.quality.checks import Priority, Severity, Store, check
+from queuekeeper.quality.checks import Priority, Severity, Store
 from queuekeeper.quality.compacted_queues import profile_compacted_queues
 from queuekeeper.quality.fanout_queues import profile_fanout_queues
 from queuekeeper.quality.findings import Finding, Status
@@ -377,8 +377,7 @@ class _Judge:
         status = self._status(found)
         # Of the queues only those in Redis are mended.
         mended = status is not Status.PASSED and suite.stores != (Store.POSTGRES,)
-        remedy = check(expectation.check).remedy_of(expectation.severity) if mended else None
-        return Finding(
+        finding = Finding(
             suite=suite.name,
             expectation=number,
             check_id=expectation.check,
@@ -388,14 +387,11 @@ class _Judge:
             unexpected_count=found.unexpected_count,
             observed=found.broken or found.observed,
             examples=self._examples(found, status),
-            remedy="" if remedy is None else remedy.dag_id,
-            remedy_conf={}
-            if remedy is None
-            else remedy.filled(
-                quality_run_id=self._quality_run_id,
-                key_prefix=self._key_prefix or None,
-                **self._choice(suite),
-            ),
+        )
+        if not mended:
+            return finding
+        return finding.with_remedy(
+            quality_run_id=self._quality_run_id, key_prefix=self._key_prefix or None, **self._choice(suite)
         )
 
     def _status(self, found: ExpectationResult) -> Status:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.operators.jobs import JobOperator, PausableOperator, PlanJobOperator, ReportJobOperator
@@ -12,9 +12,8 @@ from queuekeeper.audit import Answer
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed
 from queuekeeper.jobs.store import RunState
-from queuekeeper.maintenance.remedies.job import REPORT, SHARE
-from queuekeeper.maintenance.remedies.model import Selection
-from queuekeeper.maintenance.remedies.registry import REMEDIES, RepairWish
+from queuekeeper.maintenance.remedies.job import REPORT, SHARE, Remedy
+from queuekeeper.maintenance.remedies.model import RepairWish, Selection
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -45,7 +44,7 @@ class PlanRepairOperator(PlanJobOperator):
             "effects": plan.counts.effects,
             "changes": plan.counts.changes,
             "refusals": plan.counts.refusals,
-            "undo": REMEDIES[self.job].way_back,
+            "undo": cast(type[Remedy], self.kind).way_back,
         }
 
 

@@ -1,6 +1,6 @@
 """What all remedies have in common as jobs of the engine: queue by queue, they find effects, make them, take them back.
 
-Each remedy is a class of its own, named in :data:`queuekeeper.maintenance.remedies.model.REMEDY_NAMES`.
+Each remedy is a class of its own, named in :data:`queuekeeper.maintenance.remedies.model.PURPOSES`.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
 from queuekeeper.jobs.undo import read_undo_file
 from queuekeeper.maintenance.remedies.model import (
     EXAMPLES,
+    PURPOSES,
     Effect,
     Queue,
     QueuePlan,
@@ -92,7 +93,7 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
 
     def __init_subclass__(cls) -> None:
         """Give the remedy its words; reports of all of them are of one kind."""
-        cls.report = REPORT
+        cls.report, cls.purpose = REPORT, PURPOSES[cls.kind]
         cls.words = Words(
             noun=cls.kind,
             title=cls.kind,

@@ -12,18 +12,29 @@ from queuekeeper.jobs import common
 from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.parameters import MAX_SECONDS, Parameters, Section, parameter
 
-REMEDY_NAMES = (
-    "repair_counter",
-    "repair_ttl",
-    "reorder_from_source",
-    "unlink_orphans",
-    "remove_duplicates",
-    "rekey_clients",
-    "trim_dead_first",
-    "quarantine_messages",
-    "replay_quarantined",
-)
-"""All remedies, as forms, commands and checks name them."""
+PURPOSES = {
+    "repair_counter": "Moves the last packet id forward to that of the newest message, also where it is missing, and "
+    "past packet ids that the broker would give out a second time; never back.",
+    "repair_ttl": "Sets the instant at which a message expires from its own time and expiry, or the default life, "
+    "where it has none or a later one; no life is made longer.",
+    "reorder_from_source": "Gives messages the serials of their rows in PostgreSQL, and puts those that came later "
+    "behind them; refuses a queue of which the source says too little.",
+    "unlink_orphans": "Takes records that no reference names out of their sessions and keeps them under another name "
+    "for a while.",
+    "remove_duplicates": "Of messages with the same topic, time and payload it keeps the oldest and puts the others "
+    "into the session's quarantine; the server compares, and content stays there.",
+    "rekey_clients": "Moves sessions of client ids that begin with a closing brace or a percent sign from the encoded "
+    "keys of builds before release 0.1 to the keys that TBMQ gives them. Messages of a client truly called like the "
+    "encoded id stay where they are.",
+    "trim_dead_first": "Removes dead references, then the oldest messages, of a queue that holds more than the limit.",
+    "quarantine_messages": "Puts records that are no message, belong to another client or packet id, or whose packet "
+    "id is out of range into the session's quarantine.",
+    "replay_quarantined": "Puts records of the session's quarantine back at their serials, where they can be read "
+    "now, their places are free, and no message of the session repeats them.",
+}
+"""What each remedy does, by the name that forms, commands and checks know it by."""
+
+REMEDY_NAMES = tuple(PURPOSES)
 
 EXAMPLES = 20
 """Effects that a plan shows in full; it counts them all."""
@@ -98,6 +109,19 @@ class RemedyParameters(Selection):
     )
     max_operations_per_s: int | None = throttle()
     max_run_minutes: int | None = common.max_run_minutes()
+    key_prefix: str = common.key_prefix()
+
+
+class RepairWish(Parameters):
+    """What the DAG of the remedies is asked to do, besides which queues to treat."""
+
+    remedy: str = parameter(
+        REMEDY_NAMES[0],
+        title="Remedy",
+        help="What to mend. The plan says how it can be undone, or that it cannot.",
+        choices={name: f"{name}: {purpose}" for name, purpose in PURPOSES.items()},
+    )
+    max_operations_per_s: int | None = throttle()
     key_prefix: str = common.key_prefix()
 
 

@@ -15,14 +15,10 @@ _FOREIGN = "reference that names no key of its session removed"
 
 
 class QuarantineMessages(Remedy):
-    """See ``purpose``."""
+    """See ``PURPOSES``."""
 
     kind = "quarantine_messages"
     writes_by = frozenset({"quarantine_message", "remove_references", "restore_message"})
-    purpose = (
-        "Puts records that are no message, belong to another client or packet id, or whose packet id is out of range "
-        "into the session's quarantine."
-    )
     way_back = "Records come back to their places while they are kept; a reference without a record stays removed."
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
@@ -70,14 +66,10 @@ class QuarantineMessages(Remedy):
 
 
 class ReplayQuarantined(Remedy):
-    """See ``purpose``."""
+    """See ``PURPOSES``."""
 
     kind = "replay_quarantined"
     writes_by = frozenset({"restore_message", "quarantine_message"})
-    purpose = (
-        "Puts records of the session's quarantine back at their serials, where they can be read now, their places are "
-        "free, and no message of the session repeats them."
-    )
     way_back = "Messages go back into quarantine while they wait."
 
     def survey(self, queues: Sequence[Queue]) -> Mapping[str, Sequence[int]]:

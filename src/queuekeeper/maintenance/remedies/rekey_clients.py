@@ -46,7 +46,7 @@ class _Record(NamedTuple):
 
 
 class RekeyClients(Remedy):
-    """See ``purpose``.
+    """See ``PURPOSES``.
 
     The keys under the encoded id may also be, or hold messages of, a client that is truly called so. The client id
     inside each message decides whose it is, and messages of the other client stay. Without one that can be read nobody
@@ -61,11 +61,6 @@ class RekeyClients(Remedy):
     kind = "rekey_clients"
     looks_by = frozenset({"export_messages"})
     writes_by = frozenset({"mark_delivered", "rekey_messages", "finish_rekey", "unlink_copied", "remove_references"})
-    purpose = (
-        "Moves sessions of client ids that begin with a closing brace or a percent sign from the encoded keys of "
-        "builds before release 0.1 to the keys that TBMQ gives them. Messages of a client truly called like the "
-        "encoded id stay where they are."
-    )
     way_back = "There is none: nobody looks under the old keys. Each copy is compared before its original goes."
     undoes = False
 

@@ -12,14 +12,10 @@ from queuekeeper.maintenance.remedies.sessions import Reference, Verdict
 
 
 class RemoveDuplicates(Remedy):
-    """See ``purpose``."""
+    """See ``PURPOSES``."""
 
     kind = "remove_duplicates"
     writes_by = frozenset({"quarantine_duplicate", "restore_message"})
-    purpose = (
-        "Of messages with the same topic, time and payload it keeps the oldest and puts the others into the session's "
-        "quarantine; the server compares, and content stays there."
-    )
     way_back = "Messages come back to their places while they are kept in quarantine."
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:

@@ -18,7 +18,7 @@ _MAX_SERIAL = 2**53
 
 
 class ReorderFromSource(Remedy):
-    """See ``purpose``.
+    """See ``PURPOSES``.
 
     A message is that of a row when packet id and time are the same. Messages without a row came after the migration:
     they stay behind the others in their own order, and a queue in which one of them is older than a message with a row
@@ -27,10 +27,6 @@ class ReorderFromSource(Remedy):
 
     kind = "reorder_from_source"
     writes_by = frozenset({"reorder_messages"})
-    purpose = (
-        "Gives messages the serials of their rows in PostgreSQL, and puts those that came later behind them; refuses a "
-        "queue of which the source says too little."
-    )
     way_back = (
         "References get the serials back that they had, if none of them has changed since and no newer message would "
         "come between them."

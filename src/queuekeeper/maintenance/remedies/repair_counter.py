@@ -13,14 +13,10 @@ _MOVED = "counter moved forward"
 
 
 class RepairCounter(Remedy):
-    """See ``purpose``."""
+    """See ``PURPOSES``."""
 
     kind = "repair_counter"
     writes_by = frozenset({"set_last_packet_id"})
-    purpose = (
-        "Moves the last packet id forward to that of the newest message, also where it is missing, and past packet ids "
-        "that the broker would give out a second time; never back."
-    )
     way_back = "There is none: a counter that went back would give out packet ids that waiting messages have."
     undoes = False
 

@@ -20,14 +20,10 @@ _SHORTENED = "life made shorter"
 
 
 class RepairTtl(Remedy):
-    """See ``purpose``."""
+    """See ``PURPOSES``."""
 
     kind = "repair_ttl"
     writes_by = frozenset({"set_expiry"})
-    purpose = (
-        "Sets the instant at which a message expires from its own time and expiry, or the default life, "
-        "where it has none or a later one; no life is made longer."
-    )
     way_back = "Messages get the instant back that they had, while they are there."
 
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:

@@ -15,11 +15,10 @@ _TRIMMED = "message trimmed"
 
 
 class TrimDeadFirst(Remedy):
-    """See ``purpose``."""
+    """See ``PURPOSES``."""
 
     kind = "trim_dead_first"
     writes_by = frozenset({"remove_dead_references", "trim_messages"})
-    purpose = "Removes dead references, then the oldest messages, of a queue that holds more than the limit."
     way_back = "There is none: trimmed messages are removed. Export the sessions before (queuekeeper sessions export)."
     undoes = False
 

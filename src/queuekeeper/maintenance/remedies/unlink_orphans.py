@@ -18,14 +18,11 @@ _LEFT = {
 
 
 class UnlinkOrphans(Remedy):
-    """See ``purpose``."""
+    """See ``PURPOSES``."""
 
     kind = "unlink_orphans"
     looks_by = frozenset({"find_orphans"})
     writes_by = frozenset({"unlink_orphan", "restore_message"})
-    purpose = (
-        "Takes records that no reference names out of their sessions and keeps them under another name for a while."
-    )
     way_back = (
         "Records get their names and expiry instants back while they are kept; they never leave the server, so the "
         "memory comes back when that time is over."
