@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group
-from queuekeeper.cli.input import STANDARD_STREAM, content, named_pairs
+from queuekeeper.cli.input import STANDARD_STREAM, EndAfter, Follow, JsonLines, content, named_pairs
 from queuekeeper.cli.output import Shown, instant, listing, pairs, plain, printable, record, screen, shown_bytes
 from queuekeeper.errors import UnknownQueue, UnreadableRecord, UsageError
 from queuekeeper.service.signals import stopped_by_signals
@@ -34,7 +34,6 @@ WhenFullName = Annotated[
     Literal["reject", "drop_oldest"],
     typer.Option("--when-full", help="What an append does when --max-keys or --max-bytes is reached."),
 ]
-JsonLines = Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")]
 
 
 class OnQueues(OnRedis):
@@ -170,10 +169,8 @@ def consume(
     call: OnQueues,
     client_id: ClientId,
     *,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Number of messages after which to end. Without it, all that wait.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for more messages until SIGTERM or Ctrl-C.")] = False,
+    limit: EndAfter = None,
+    follow: Follow = False,
     takeover: Annotated[
         bool, typer.Option("--takeover", help="Take the queue over from a consumer that is at work.")
     ] = False,

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from queuekeeper.cli.command import PLANS, OnRedis, command, group
-from queuekeeper.cli.input import STANDARD_STREAM, content, named_texts
+from queuekeeper.cli.input import STANDARD_STREAM, EndAfter, Follow, JsonLines, content, named_texts
 from queuekeeper.cli.output import (
     Shown,
     instant,
@@ -49,7 +49,6 @@ DeadIds = Annotated[
 ]
 AllDead = Annotated[bool, typer.Option("--all", help="Take all dead letters of the consumer.")]
 Offset = Annotated[int, typer.Option(help="Number of messages to skip before the first one shown.")]
-JsonLines = Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")]
 ShowBodies = Annotated[bool, typer.Option("--show-bodies", help="Show bodies and headers too.")]
 ModeName = Annotated[
     Literal["fifo", "ordered"] | None,
@@ -193,10 +192,8 @@ def consume(
     queue: QueueName,
     consumer: ConsumerName,
     *,
-    limit: Annotated[
-        int | None, typer.Option(min=1, help="Number of messages after which to end. Without it, all that wait.")
-    ] = None,
-    follow: Annotated[bool, typer.Option("--follow", help="Wait for more messages until SIGTERM or Ctrl-C.")] = False,
+    limit: EndAfter = None,
+    follow: Follow = False,
     batch: Annotated[int, typer.Option(min=1, max=1_000, help="Largest number of messages to claim at once.")] = 10,
     lease: Annotated[
         str,

@@ -14,6 +14,11 @@ from queuekeeper.cli import context
 from queuekeeper.errors import UsageError
 
 KeyPrefix = Annotated[str | None, typer.Option(help="Prefix of the Redis keys. [default: QUEUEKEEPER_KEY_PREFIX]")]
+EndAfter = Annotated[
+    int | None, typer.Option(min=1, help="Number of messages after which to end. Without it, all that wait.")
+]
+Follow = Annotated[bool, typer.Option("--follow", help="Wait for more messages until SIGTERM or Ctrl-C.")]
+JsonLines = Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")]
 STANDARD_STREAM = "-"
 
 

@@ -17,6 +17,7 @@ from queuekeeper.cli import context
 from queuekeeper.cli.command import Call, OnPostgres, OnServers, Plain, command, group
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, record, screen, table
+from queuekeeper.cli.run_control import RunIdOrNewest
 from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -33,9 +34,9 @@ if TYPE_CHECKING:
     from queuekeeper.quality.store import QualityRun, QualityStore, TrendRun
 
 app = group("Find every way in which a queue can be wrong.")
-known = group("Failures that somebody answers for until a day.")
+known = group("Excuse failures until a day, and say who answers for them.")
 app.add_typer(known, name="known")
-incidents = group("Say since when a finding stands, and who answers for it.")
+incidents = group("Show since when a finding stands, and who answers for it.")
 app.add_typer(incidents, name="incidents")
 
 
@@ -68,7 +69,6 @@ class Subject(StrEnum):
         return Stores(self.value).names if self.value in set(Stores) else ()
 
 
-RunIdOrNewest = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id of the run; the newest if left out.")]
 StoreChoice = Annotated[Stores, typer.Option("--store", help="Which store to read.")]
 SubjectChoice = Annotated[
     Subject,
@@ -79,10 +79,14 @@ SubjectChoice = Annotated[
     ),
 ]
 ParquetDirectory = Annotated[
-    Path | None, typer.Option("--parquet-directory", help="Folder for the rows of queues as Parquet, too.")
+    Path | None,
+    typer.Option(
+        "--parquet-directory",
+        help="Folder to which the rows of queues are written as Parquet, too. Without it, no Parquet is written.",
+    ),
 ]
 ShowClientIds = Annotated[
-    bool, typer.Option("--show-client-ids", help="Name clients in examples as they are, not only by hash.")
+    bool, typer.Option("--show-client-ids", help="Show client ids in examples. Without it, only their hashes.")
 ]
 Owner = Annotated[str, typer.Option(help="Person or team that answers for the failure.")]
 Reason = Annotated[str, typer.Option(help="Why the failure is excused until then.")]
@@ -204,9 +208,11 @@ def run_command(
         typer.Option("--suite", help="Judge by this suite. Repeat the option for more. Without it, all that fit."),
     ] = None,
     compare: Annotated[
-        bool, typer.Option("--compare", help="Compare source and target, too: after a migration, with both stores.")
+        bool, typer.Option("--compare", help="Also compare source and target, after a migration. Needs both stores.")
     ] = False,
-    run_id: Annotated[str | None, typer.Option(help="Name of the run; one of this name is replaced.")] = None,
+    run_id: Annotated[
+        str | None, typer.Option(help="Name of the run. A run of the same name is replaced. Without it, a new name.")
+    ] = None,
     parquet_directory: ParquetDirectory = None,
     show_client_ids: ShowClientIds = False,
     data_docs: DataDocs = None,
@@ -279,7 +285,9 @@ def judge(
     parquet: Annotated[Path, typer.Argument(help="Folder that a profile has written: `parquet` in its report.")],
     *,
     suite: Annotated[str, typer.Option("--suite", help="Suite of one store's sessions.")] = "sessions_redis",
-    contents: Annotated[bool, typer.Option("--contents", help="The profile has read messages' contents.")] = False,
+    contents: Annotated[
+        bool, typer.Option("--contents", help="Say that the profile has read messages' contents.")
+    ] = False,
     clustered: Annotated[
         bool, typer.Option("--clustered", help="The queues are on a Redis cluster, where a bad hash tag is worse.")
     ] = False,
@@ -498,7 +506,9 @@ def report(
     call: OnPostgres,
     quality_run_id: RunIdOrNewest = None,
     *,
-    directory: Annotated[Path | None, typer.Option(help="Folder; else QUEUEKEEPER_REPORTS_DIR.")] = None,
+    directory: Annotated[
+        Path | None, typer.Option(help="Folder for the report. [default: QUEUEKEEPER_REPORTS_DIR]")
+    ] = None,
     airflow_url: Annotated[
         str | None, typer.Option(help="Address of Airflow: findings then link to the forms of their remedies.")
     ] = None,
@@ -533,9 +543,12 @@ def report(
 def trend(
     call: OnPostgres,
     *,
-    runs: Annotated[int, typer.Option(min=1, max=200, help="Newest finished runs to show.")] = RUNS_SHOWN,
+    runs: Annotated[
+        int, typer.Option(min=1, max=200, help="Number of finished runs to show, the newest ones.")
+    ] = RUNS_SHOWN,
     like: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Show runs on the servers of this one; of the newest if left out.")
+        str | None,
+        typer.Option(metavar="RUN", help="Show runs on the same servers as this run. Without it, as the newest run."),
     ] = None,
 ) -> Shown:
     """Show how each check came out in the last runs.
