@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from typing import Any, Self
 
 from redis.exceptions import ClusterDownError, MovedError, NoScriptError, ReadOnlyError, ResponseError
@@ -34,15 +34,45 @@ from queuekeeper.redis_connection import Connection, Endpoint, Limits, Question,
 _REFRESH_PAUSE_S = 0.1
 
 
-async def connect(
+class Opening:
+    """A connection that is to be opened: ``await`` opens it, ``async with`` opens it and closes it behind the block."""
+
+    def __init__(self, make: Callable[[], AsyncScriptCaller]) -> None:
+        self._make = make
+        self._caller: AsyncScriptCaller | None = None
+
+    async def _open(self) -> AsyncScriptCaller:
+        caller = self._make()
+        try:
+            await caller.open()
+        except BaseException:
+            await caller.close()
+            raise
+        return caller
+
+    def __await__(self) -> Generator[Any, None, AsyncScriptCaller]:
+        return self._open().__await__()
+
+    async def __aenter__(self) -> AsyncScriptCaller:
+        self._caller = await self._open()
+        return self._caller
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._caller is not None
+        await self._caller.close()
+
+
+def connect(
     url: str,
     *,
     replicas: int = 0,
     replica_timeout_ms: int = REPLICA_TIMEOUT_MS,
     retry_for_s: float = RETRY_FOR_S,
     limits: Limits | None = None,
-) -> AsyncScriptCaller:
+) -> Opening:
     """Open a connection to a single server, or to the cluster that the server belongs to.
+
+    ``async with connect(url) as caller:`` closes it as well; ``caller = await connect(url)`` leaves that to you.
 
     :param url: as :func:`redis_client.connect` takes it; also ``socket_timeout``, in seconds, for a reply.
     :param replicas: how many replicas to wait for after each write that holds a writing call; 0 waits for none.
@@ -52,19 +82,16 @@ async def connect(
     :raises ServerUnavailable: when the server cannot be reached or refuses us, with the cause and what to do.
     """
     check_replicas(replicas, replica_timeout_ms)
-    caller = AsyncScriptCaller(
-        endpoint(url),
-        replicas=replicas,
-        replica_timeout_ms=replica_timeout_ms,
-        retry_for_s=retry_for_s,
-        limits=limits or Limits(),
+    where = endpoint(url)
+    return Opening(
+        lambda: AsyncScriptCaller(
+            where,
+            replicas=replicas,
+            replica_timeout_ms=replica_timeout_ms,
+            retry_for_s=retry_for_s,
+            limits=limits or Limits(),
+        )
     )
-    try:
-        await caller.open()
-    except BaseException:
-        await caller.close()
-        raise
-    return caller
 
 
 class _Batch:

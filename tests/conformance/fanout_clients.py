@@ -86,7 +86,11 @@ class Clients:
         """Return queues with connections of their own."""
         if self._loop is None:
             return FanoutQueues(self._stack.enter_context(redis_client.connect(url)), retry_for_s=1)
-        caller = self._loop.run(connect_async(url, retry_for_s=1))
+
+        async def opened() -> Any:
+            return await connect_async(url, retry_for_s=1)
+
+        caller = self._loop.run(opened())
         self._stack.callback(lambda: self._loop and self._loop.run(caller.close()))
         return AsyncFanoutQueues(caller)
 

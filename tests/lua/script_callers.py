@@ -77,9 +77,12 @@ class AwaitedCaller:
     """``AsyncScriptCaller`` with an event loop that runs while somebody waits."""
 
     def __init__(self, url: str, **options: Any) -> None:
+        async def opened() -> redis_async.AsyncScriptCaller:
+            return await redis_async.connect(url, **options)
+
         self._runner = asyncio.Runner()
         try:
-            self._caller = self._runner.run(redis_async.connect(url, **options))
+            self._caller = self._runner.run(opened())
         except BaseException:
             self._runner.close()
             raise

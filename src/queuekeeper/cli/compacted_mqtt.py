@@ -201,7 +201,7 @@ async def _serve(
     told_to_end = asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         asyncio.get_running_loop().add_signal_handler(number, told_to_end.set)
-    async with await connect(redis_url) as caller:
+    async with connect(redis_url) as caller:
         door = make(AsyncCompactedQueues(caller, prefix=key_prefix, rules=rules))
         async with door:
             screen(stderr=True).print(f"Serving at {host}:{door.port}; end it with Ctrl-C or SIGTERM.")

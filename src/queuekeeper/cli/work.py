@@ -64,7 +64,7 @@ def fanout_work(
             return
 
         async def serve_async() -> None:
-            async with await connect(context.redis_address(redis_url)) as caller:
+            async with connect(context.redis_address(redis_url)) as caller:
                 queues = AsyncFanoutQueues(caller, prefix=prefix(key_prefix))
                 await _serve_async(AsyncFanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
 
