@@ -204,6 +204,23 @@ def test_run_of_a_remedy_is_listed_steered_reported_and_undone_like_that_of_any_
     assert as_json("repair_ttl", C, "--dry-run", *redis)["looked_at"] == 1
 
 
+def test_undo_file_of_an_earlier_release_is_found_by_its_run_and_taken_back(servers: Servers) -> None:
+    done = as_json("repair_ttl", C, "--yes", *servers.options)
+    path, run_id = Path(done["undo_file"]), done["maintenance_run_id"]
+    header, *lines = path.read_text("utf-8").splitlines()
+    known = json.loads(header)
+    parameters = {"default_ttl_s": 604_800, "limit": 10_000, "keep_s": 604_800, "grace_s": 600, "key_prefix": ""}
+    earlier = {"format": known["format"], "kind": known["kind"], "run_id": run_id, "parameters": parameters}
+    path.unlink()
+    (path.parent / f"{run_id}.repair.undo.jsonl").write_text("\n".join([json.dumps(earlier), *lines]) + "\n", "utf-8")
+
+    result = CliRunner().invoke(app, ["run", "undo", run_id, "--yes", "--json", *servers.options])
+
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["restored"] == 2
+    assert servers.lasting() == 2
+
+
 def test_bad_input_is_refused_before_anything_is_done(servers: Servers, tmp_path: Path) -> None:
     fails("repair_ttl", *servers.options, code=2, words="name either client ids or --quality-run")
     fails("repair_ttl", C, "--quality-run", "q1", *servers.options, code=2, words="name either client ids or")
