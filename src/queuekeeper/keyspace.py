@@ -319,6 +319,19 @@ def compacted_client_id(state_key: str, *, prefix: str = "") -> str:
     return state_key[len(f"{prefix}compacted:{{") : -len("}:state")]
 
 
+class RawSessionKeys(NamedTuple):
+    """:class:`SessionKeys` of an id that need be no text."""
+
+    messages: bytes
+    last_packet_id: bytes
+    session: bytes
+
+
+def raw_session_keys(stem: bytes) -> RawSessionKeys:
+    """Return the keys of the DEVICE session whose keys begin so, as :func:`split_session_key` tells."""
+    return RawSessionKeys(stem + b"_messages", stem + b"_last_packet_id", stem + b"_session")
+
+
 _SESSION_KEY = re.compile(rb"(\{.+\})_(?:messages(?:_([0-9]+))?|(last_packet_id|session))", re.DOTALL)
 
 

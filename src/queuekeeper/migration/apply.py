@@ -23,6 +23,7 @@ from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, RefusedError, StaleEpoch
 from queuekeeper.jobs.pace import control_of
 from queuekeeper.keyspace import safe_counter, session_keys
+from queuekeeper.lua import scripts
 from queuekeeper.migration import preflight, transforms
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import (
@@ -310,19 +311,24 @@ class SessionImporter:
         if chunk.client_id in self._left_alone:
             self.messages_done += chunk.count
             return
-        keys: list[lua.Value] = [*session_keys(chunk.client_id, prefix=self.prefix)]
-        keys += _unpacked(chunk.keys, chunk.count)
-        args: list[lua.Value] = [
-            self.plan_id, EPOCH, self.owner, str(chunk.number), "1" if chunk.last else "0",
-            chunk.last_packet_id if chunk.last else "", chunk.last_serial if chunk.last else "",
-            *_unpacked(chunk.args, 3 * chunk.count),
-        ]  # fmt: skip
+        call = scripts.sessions.import_session(
+            session_keys(chunk.client_id, prefix=self.prefix),
+            payloads=_unpacked(chunk.keys, chunk.count),
+            plan=self.plan_id,
+            epoch=EPOCH,
+            owner=self.owner,
+            chunk=chunk.number,
+            last=int(chunk.last),
+            last_packet_id=chunk.last_packet_id if chunk.last else "",
+            last_serial=chunk.last_serial if chunk.last else "",
+            messages=_unpacked(chunk.args, 3 * chunk.count),
+        )
         try:
             try:
-                reply = self._caller.call(self.script, keys, args)
+                reply = self._caller.call(*call)
             except ImportedBefore:
                 drop_import(self.client, chunk.client_id, prefix=self.prefix)
-                reply = self._caller.call(self.script, keys, args)
+                reply = self._caller.call(*call)
         except self.left_alone:
             self._left_alone.add(chunk.client_id)
             self._counts(chunk).sessions_moved_on += 1

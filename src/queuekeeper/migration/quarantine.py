@@ -9,6 +9,7 @@ from queuekeeper import lua
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import MovedOn, PacketIdInUse, StaleEpoch
 from queuekeeper.keyspace import MAX_PACKET_ID, is_scattered, payload_key, session_keys
+from queuekeeper.lua import scripts
 from queuekeeper.migration.apply import EPOCH
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.postgres import Connection
@@ -120,7 +121,6 @@ class _Replayer:
     ) -> None:
         self._client = client
         self._caller = lua.ScriptCaller(client)
-        self._script = lua.load("sessions/replay_message")
         self._plan_id = plan_id
         self._prefix = prefix
         self._default_ttl_s = default_ttl_s
@@ -147,18 +147,25 @@ class _Replayer:
             if self._dry_run:
                 return self._foresee(row, packet_id), packet_id
             try:
-                status, key = self._caller.call(
-                    self._script,
-                    [*keys, payload_key(row.client_id, packet_id, prefix=self._prefix)],
-                    self._arguments(row, packet_id, last=last or b"", moves_counter=assign),
+                call = scripts.sessions.replay_message(
+                    keys,
+                    payload=payload_key(row.client_id, packet_id, prefix=self._prefix),
+                    plan=self._plan_id,
+                    epoch=EPOCH,
+                    expected=last or b"",
+                    last_packet_id=packet_id if assign else "",
+                    serial=row.serial_number,
+                    expires_at_ms=self._expires_at_ms(row),
+                    message=_json(row, packet_id),
                 )
+                reply = call.script.read(self._caller.call(*call))
             except PacketIdInUse:
                 return "packet_id_in_use", None
             except StaleEpoch:
                 return "moved_on", None  # it has changed its owner while devices were connected
             except MovedOn:
                 continue  # the counter moved between reading and writing, unless the session is not ours at all
-            return status.decode(), int(key.rpartition(b"_")[2]) if key else packet_id
+            return reply.word, int(reply.key.rpartition(b"_")[2]) if reply.key else packet_id
         return "moved_on", None
 
     def _foresee(self, row: QuarantinedRow, packet_id: int) -> str:
@@ -183,29 +190,26 @@ class _Replayer:
             time_ms=row.time, msg_expiry_interval=row.msg_expiry_interval, default_ttl_s=self._default_ttl_s
         )
 
-    def _arguments(
-        self, row: QuarantinedRow, packet_id: int, *, last: bytes, moves_counter: bool
-    ) -> list[str | bytes | int]:
-        assert row.topic is not None
-        assert row.time is not None
-        assert row.qos is not None
-        assert row.packet_type is not None
-        assert row.serial_number is not None
-        json = wire.message_json(
-            client_id=row.client_id,
-            topic=row.topic,
-            time_ms=row.time,
-            qos=row.qos,
-            packet_id=packet_id,
-            packet_type=row.packet_type,
-            payload=row.payload or b"",
-            retain=row.retain,
-            user_property_pairs=user_properties(row.user_properties),
-            msg_expiry_interval=row.msg_expiry_interval,
-            payload_format_indicator=row.payload_format_indicator,
-            content_type=row.content_type,
-            response_topic=row.response_topic,
-            correlation_data=row.correlation_data,
-        )
-        counter = str(packet_id) if moves_counter else ""
-        return [self._plan_id, EPOCH, last, counter, row.serial_number, self._expires_at_ms(row), json]
+
+def _json(row: QuarantinedRow, packet_id: int) -> str | bytes:
+    """Return a row as TBMQ stores it."""
+    assert row.topic is not None
+    assert row.time is not None
+    assert row.qos is not None
+    assert row.packet_type is not None
+    return wire.message_json(
+        client_id=row.client_id,
+        topic=row.topic,
+        time_ms=row.time,
+        qos=row.qos,
+        packet_id=packet_id,
+        packet_type=row.packet_type,
+        payload=row.payload or b"",
+        retain=row.retain,
+        user_property_pairs=user_properties(row.user_properties),
+        msg_expiry_interval=row.msg_expiry_interval,
+        payload_format_indicator=row.payload_format_indicator,
+        content_type=row.content_type,
+        response_topic=row.response_topic,
+        correlation_data=row.correlation_data,
+    )

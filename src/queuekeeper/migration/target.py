@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from queuekeeper import lua
 from queuekeeper.keyspace import payload_key, session_keys
+from queuekeeper.lua import scripts
 from queuekeeper.redis_client import RedisClient, address_of, clocks_ms, redis_errors
 
 SCHEMA = pa.schema(
@@ -54,6 +55,7 @@ _KEYS_PER_CALL = 100
 _BYTES_PER_TRIP = 8_000_000
 _MOST_KEYS_PER_TRIP = 2_000
 # A message that is this many times as large as those before it is read in a trip of its own.
+_ANY_BYTES = 2**53 - 1
 _SURPLUS = 4
 _LARGE_BYTES = 1_000_000
 _LEFT_OUT = -3
@@ -85,7 +87,6 @@ class TargetReader:
         self._client = client
         self._prefix = prefix
         self._caller = lua.ScriptCaller(client)
-        self._script = lua.load("sessions/export_messages")
         self._keys_per_trip = _KEYS_PER_CALL
 
     def read(self, clients: Mapping[str, tuple[int, int]]) -> Iterator[pa.RecordBatch]:
@@ -176,10 +177,14 @@ class TargetReader:
                 end += 1
             most_bytes = _SURPLUS * _BYTES_PER_TRIP * (end - start) // len(references)
             keys = [member for _, _, member, _ in references[start:end]]
-            calls.append(lua.Call(self._script, keys, [most_bytes] if bounded else []))
+            max_bytes = most_bytes if bounded else _ANY_BYTES
+            calls.append(scripts.sessions.export_messages(payloads=keys, max_bytes=max_bytes))
             start = end
-        flat = [value for reply in self._caller.execute(calls).or_raise() for value in reply]
-        return zip(references, flat[::2], flat[1::2], strict=True)
+        replies = self._caller.execute(calls).or_raise()
+        records = (
+            record for call, reply in zip(calls, replies, strict=True) for record in call.script.read(reply).records
+        )
+        return ((reference, json, at_ms) for reference, (json, at_ms) in zip(references, records, strict=True))
 
     def _add(
         self,

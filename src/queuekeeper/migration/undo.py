@@ -9,6 +9,7 @@ from typing import Any
 from queuekeeper import lua
 from queuekeeper.errors import MovedOn
 from queuekeeper.keyspace import SessionKeys, session_keys
+from queuekeeper.lua import scripts
 from queuekeeper.redis_client import RedisClient
 
 PAGE = 500
@@ -58,15 +59,15 @@ class _Drop:
             self.messages += removed
 
     def _pages(self, caller: lua.ScriptCaller, keys: SessionKeys, plan_id: str) -> Iterator[int]:
-        script = lua.load("sessions/drop_import")
         behind = 0
         while True:
             references: Any = self.client.zrange(keys.messages, behind, behind + PAGE - 1)
-            removed, remaining = caller.call(script, [*keys, *references], [plan_id])
-            yield removed
-            if remaining == behind:
+            call = scripts.sessions.drop_import(keys, payloads=references, plan=plan_id)
+            reply = call.script.read(caller.call(*call))
+            yield reply.removed
+            if reply.remaining == behind:
                 return
-            behind += caller.still_there(removed)
+            behind += caller.still_there(reply.removed)
 
 
 def drop_import(client: RedisClient, client_id: str, *, prefix: str) -> int:

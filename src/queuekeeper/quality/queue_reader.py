@@ -18,6 +18,7 @@ from queuekeeper import lua
 from queuekeeper.clock import Pace
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import HALF_ROUND, MAX_PACKET_ID, SessionKeys, encoded_client_id, session_keys
+from queuekeeper.lua import scripts
 from queuekeeper.quality.profile_model import ProfileParameters
 from queuekeeper.quality.profile_tables import HOUR_MS, ODD_CHARACTERS, ROWS
 from queuekeeper.redis_client import RedisClient
@@ -141,10 +142,6 @@ class QueueReader:
         self._hash_key = hash_key
         self._pace = pace
         self._shares = parameters.shares
-        self._references = lua.load("quality/profile_references")
-        self._messages = lua.load("quality/profile_messages")
-        self._contents = lua.load("quality/profile_contents")
-        self._orphans = lua.load("sessions/find_orphans")
 
     def read(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield a row per client.
@@ -228,7 +225,10 @@ class QueueReader:
             self._read_messages(window, page, hours)
 
     def _read_page(self, window: _Window, step: list[tuple[int, int]], sizes: list[int]) -> _Page:
-        calls = [lua.Call(self._references, window.keys[queue], (start, _REFERENCES_PER_PAGE)) for queue, start in step]
+        calls = [
+            scripts.quality.profile_references(window.keys[queue], start=start, limit=_REFERENCES_PER_PAGE)
+            for queue, start in step
+        ]
         share = self._shares.reference
         replies = list(self._exchange(calls, sizes, most=_REFERENCES_PER_EXCHANGE, share=share))
         width = window.heads.shape[1]
@@ -259,7 +259,7 @@ class QueueReader:
         edges = _runs(owners, limit=_REFERENCES_PER_EXCHANGE)
         flat = self._numbers(
             [
-                lua.Call(self._messages, [window.keys[owners[first]].messages, *keys[first:end]])
+                scripts.quality.profile_messages(window.keys[owners[first]], payloads=keys[first:end])
                 for first, end in pairwise(edges)
             ],
             share=self._shares.message,
@@ -334,10 +334,11 @@ class QueueReader:
         ids = packet_ids.tolist()
         flat = self._numbers(
             [
-                lua.Call(
-                    self._contents,
-                    keys[first:end],
-                    [names[int(owners[first])], self._parameters.default_ttl_s, *ids[first:end]],
+                scripts.quality.profile_contents(
+                    payloads=keys[first:end],
+                    client_id=names[int(owners[first])],
+                    default_ttl_s=self._parameters.default_ttl_s,
+                    packet_ids=ids[first:end],
                 )
                 for first, end in pairwise(edges)
             ],
@@ -366,7 +367,7 @@ class QueueReader:
         pairs = list(pairwise(edges))
         for start in range(0, len(pairs), _QUEUES_PER_STEP):
             calls = [
-                lua.Call(self._orphans, [window.keys[owners[first]].messages, *keys[first:end]])
+                scripts.sessions.find_orphans(window.keys[owners[first]], payloads=keys[first:end])
                 for first, end in pairs[start : start + _QUEUES_PER_STEP]
             ]
             found.append(self._numbers(calls, share=1.0))

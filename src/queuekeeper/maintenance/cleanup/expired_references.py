@@ -26,6 +26,7 @@ from queuekeeper import lua
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
 from queuekeeper.keyspace import SLOTS, hash_slot, session_scan_pattern
+from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import (
     KIND,
     CleanupCounts,
@@ -226,7 +227,8 @@ def check_access(client: RedisClient, *, key_prefix: str, writing: bool) -> None
             raise RefusedError("; ".join(problems))
         key = f"{key_prefix}{{queuekeeper}}_messages"
         commands = _READING + (_WRITING if writing else ())
-        refused = lua.ScriptCaller(client).call(lua.load("maintenance/refused_commands"), [key], commands)
+        call = scripts.maintenance.refused_commands(key=key, commands=commands)
+        refused = lua.ScriptCaller(client).call(*call)
     if refused:
         names = ", ".join(name.decode() for name in refused)
         where = f"Redis at {address_of(client)}"

@@ -13,7 +13,8 @@ import redis
 from queuekeeper import lua
 from queuekeeper.errors import NotOwner, QueuekeeperError, ScriptError
 from queuekeeper.jobs.writer import Writer
-from queuekeeper.keyspace import split_session_key
+from queuekeeper.keyspace import raw_session_keys, split_session_key
+from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupParameters
 from queuekeeper.maintenance.cleanup.undo import name_of
 
@@ -107,7 +108,7 @@ class Sweep:
         self._prefix = parameters.key_prefix.encode()
         # A tag that is empty scatters a session's keys over slots: no script of a cluster may touch two of them.
         self._scattered = self._prefix + b"{}" if isinstance(writer.client, redis.RedisCluster) else None
-        self._judgement = (parameters.default_ttl_s * 1000, parameters.grace_s * 1000)
+        self._default_ttl_ms, self._grace_ms = parameters.default_ttl_s * 1_000, parameters.grace_s * 1_000
 
     def page(self, names: Iterable[bytes], pace: Callable[[int], None], counts: CleanupCounts) -> None:
         """Clean some keys, and add to counts what there was to do, or was done, as soon as it was."""
@@ -155,14 +156,14 @@ class Sweep:
         replies: list[lua.Reply] = []
         error: QueuekeeperError | None = None
         for trip in _trips(calls, cost):
-            for reply in self._writer.execute(trip):
+            for call, reply in zip(trip, self._writer.execute(trip), strict=True):
                 if _is_wrong_type(reply):
                     counts.wrong_type_keys += 1
                 elif isinstance(reply, NotOwner):
                     counts.held_sessions += 1
                 elif isinstance(reply, QueuekeeperError):
                     error = error or reply
-                replies.append(None if isinstance(reply, QueuekeeperError) else reply)
+                replies.append(None if isinstance(reply, QueuekeeperError) else call.script.read(reply))
             if error is not None:
                 break
         return replies + [None] * (len(calls) - len(replies)), error
@@ -173,22 +174,21 @@ class Sweep:
         """Go through sets page by page; return the sessions of which nothing is left but dead references."""
         emptied: set[bytes] = set()
         counts.sessions += len(queues)
-        list_references = lua.load("sessions/list_references")
         while queues:
             going_on: list[_Queue] = []
             # As many sets at once as may come with a full page each.
             for some in _slices(queues, CALLS_PER_TRIP // 4):
                 calls = [
-                    lua.Call(list_references, [each.stem + b"_messages"], ["rank", each.start, REFERENCES_PER_CALL])
+                    scripts.sessions.list_references(
+                        raw_session_keys(each.stem), by="rank", start=each.start, limit=REFERENCES_PER_CALL
+                    )
                     for each in some
                 ]
                 listed: list[_Queue] = []
                 for queue, reply in zip(some, self._call(calls, counts, cost=LIST_COST), strict=True):
                     if reply is None:
                         continue
-                    queue.page = [
-                        _Reference(member, float(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)
-                    ]
+                    queue.page = [_Reference(row.member, float(row.score)) for row in reply.references]
                     listed.append(queue)
                 pace(sum(len(each.page) for each in listed))
                 self._references(listed, counts)
@@ -220,18 +220,22 @@ class Sweep:
             queue.start += len(queue.page)
             if ours:
                 judged.append((queue, ours))
-        find = lua.load("maintenance/find_dead_references")
-        calls = [lua.Call(find, [queue.stem + b"_messages", *(each.member for each in ours)]) for queue, ours in judged]
+        calls = [
+            scripts.maintenance.find_dead_references(
+                raw_session_keys(queue.stem), payloads=[each.member for each in ours]
+            )
+            for queue, ours in judged
+        ]
         dead: list[tuple[_Queue, list[_Reference]]] = []
         lasting: list[tuple[_Queue, list[_Reference]]] = []
         for (queue, ours), reply in zip(judged, self._call(calls, counts), strict=True):
             if reply is None:
                 continue
-            gone = [ours[position] for position in _positions(reply[0])]
+            gone = [ours[position] for position in _positions(reply.dead)]
             if gone:
-                queue.dead_share = queue.dead_share if queue.dead_share[1] else (int(reply[2]), len(gone))
+                queue.dead_share = queue.dead_share if queue.dead_share[1] else (int(reply.bytes), len(gone))
                 dead.append((queue, gone))
-            without = [ours[position] for position in _positions(reply[1])]
+            without = [ours[position] for position in _positions(reply.lasting)]
             if without:
                 lasting.append((queue, without))
         self._remove(dead, counts)
@@ -248,17 +252,18 @@ class Sweep:
             }
             for queue, gone in dead
         )
-        remove = lua.load("sessions/remove_dead_references")
         calls = [
-            lua.Call(
-                remove,
-                [queue.stem + b"_messages", queue.stem + b"_session", *(each.member for each in gone)],
-                ["", "", ""],
+            scripts.sessions.remove_dead_references(
+                raw_session_keys(queue.stem),
+                payloads=[each.member for each in gone],
+                epoch="",
+                earliest_expiry_ms="",
+                complete_for="",
             )
             for queue, gone in dead
         ]
         for (queue, _), reply in zip(dead, self._call(calls, counts), strict=True):
-            number = 0 if reply is None else int(reply[0])
+            number = 0 if reply is None else int(reply.removed)
             memory, of = queue.dead_share
             counts.dead_references += number
             counts.freed_bytes += memory * number // of
@@ -267,7 +272,6 @@ class Sweep:
 
     def _repair(self, lasting: Sequence[tuple[_Queue, list[_Reference]]], counts: CleanupCounts) -> None:
         """Give messages without expiry one."""
-        script = lua.load("maintenance/repair_expiries")
         work = [
             (queue.stem, [each.member for each in page])
             for queue, without in lasting
@@ -275,7 +279,13 @@ class Sweep:
         ]
 
         def call(stem: bytes, keys: list[bytes], said_ms: int = 0) -> lua.Call:
-            return lua.Call(script, [stem + b"_messages", stem + b"_session", *keys], [*self._judgement, said_ms])
+            return scripts.maintenance.repair_expiries(
+                raw_session_keys(stem),
+                payloads=keys,
+                default_ttl_ms=self._default_ttl_ms,
+                grace_ms=self._grace_ms,
+                said_ms=said_ms,
+            )
 
         for judged in self._records(work, call, 1, counts):
             counts.unreadable += sum(answer == b"unreadable" for each in judged for _, (answer,) in each.answers)
@@ -290,19 +300,26 @@ class Sweep:
 
     def _orphans(self, payloads: dict[bytes, list[bytes]], counts: CleanupCounts) -> None:
         """Judge payload keys that no reference names."""
-        find = lua.load("sessions/find_orphans")
         asked = [(stem, page) for stem, keys in payloads.items() for page in _slices(keys, REFERENCES_PER_CALL)]
-        replies = self._call([lua.Call(find, [stem + b"_messages", *keys]) for stem, keys in asked], counts)
+        calls = [scripts.sessions.find_orphans(raw_session_keys(stem), payloads=keys) for stem, keys in asked]
+        replies = self._call(calls, counts)
         work = [
             (stem, list(some))
             for (stem, keys), reply in zip(asked, replies, strict=True)
             if reply is not None
-            for some in _slices([key for key, found in zip(keys, reply, strict=True) if found != -2], RECORDS_PER_CALL)
+            for some in _slices(
+                [key for key, found in zip(keys, reply.expiries, strict=True) if found != -2], RECORDS_PER_CALL
+            )
         ]
-        script = lua.load("maintenance/unlink_orphans")
 
         def call(stem: bytes, keys: list[bytes], said_ms: int = 0) -> lua.Call:
-            return lua.Call(script, [stem + b"_messages", *keys], [*self._judgement, said_ms])
+            return scripts.maintenance.unlink_orphans(
+                raw_session_keys(stem),
+                payloads=keys,
+                default_ttl_ms=self._default_ttl_ms,
+                grace_ms=self._grace_ms,
+                said_ms=said_ms,
+            )
 
         for judged in self._records(work, call, 2, counts):
             for _, (outcome, amount) in (pair for each in judged for pair in each.answers):
@@ -395,27 +412,30 @@ class Sweep:
         :param sessions: with the kinds of keys to count; others that get an expiry with them are met on their own.
         :param all_dead: only dead references are left of their sets, or were.
         """
-        script = lua.load("maintenance/expire_idle_session")
         keep_ms = self._parameters.idle_days * 86_400_000
         stems = list(sessions)
 
         def call(stem: bytes, said_ms: int = 0) -> lua.Call:
-            keys = [stem + b"_messages", stem + b"_last_packet_id", stem + b"_session"]
-            return lua.Call(script, keys, [keep_ms, said_ms, int(all_dead and self._writer.counts_only)])
+            return scripts.maintenance.expire_idle_session(
+                raw_session_keys(stem),
+                keep_ms=keep_ms,
+                said_ms=said_ms,
+                all_dead=int(all_dead and self._writer.counts_only),
+            )
 
         replies = self._call([call(stem) for stem in stems], counts)
         found = {stem: reply for stem, reply in zip(stems, replies, strict=True) if reply is not None}
-        counts.held_sessions += sum(reply[0] == b"held" for reply in found.values())
-        counts.wrong_type_keys += sum(reply[0] == b"foreign" for reply in found.values())
-        going = {stem: reply for stem, reply in found.items() if reply[0] == b"expires"}
+        counts.held_sessions += sum(reply.word == "held" for reply in found.values())
+        counts.wrong_type_keys += sum(reply.word == "foreign" for reply in found.values())
+        going = {stem: reply for stem, reply in found.items() if reply.word == "expires"}
         announced = dict(pair for stem, reply in going.items() for pair in _idle_expiries(stem, reply))
         self._note(announced.items())
         asked = list(going)
-        replies, error = self._call_until_error([call(stem, going[stem][-1]) for stem in asked], counts)
+        replies, error = self._call_until_error([call(stem, going[stem].as_of_ms) for stem in asked], counts)
         going = {
             stem: reply
             for stem, reply in zip(asked, replies, strict=True)
-            if reply is not None and reply[0] == b"expires"
+            if reply is not None and reply.word == "expires"
         }
         # Of a session that was used in between the script has judged anew.
         done = [pair for stem, reply in going.items() for pair in _idle_expiries(stem, reply)]
@@ -443,16 +463,16 @@ class Sweep:
             )
 
 
-def _judged(stem: bytes, keys: Sequence[bytes], reply: Sequence[Any], width: int) -> _Judged:
-    answers = [list(answer) for answer in _slices(reply[1:], width)]
-    return _Judged(stem, int(reply[0]), list(zip(keys, answers, strict=False)))
+def _judged(stem: bytes, keys: Sequence[bytes], reply: Any, width: int) -> _Judged:
+    answers = [[text] for text in reply.expires_at_ms] if width == 1 else list(map(list, reply.outcomes))
+    return _Judged(stem, int(reply.as_of_ms), list(zip(keys, answers, strict=False)))
 
 
-def _idle_sizes(reply: Sequence[Any]) -> dict[str, int]:
+def _idle_sizes(reply: Any) -> dict[str, int]:
     """Return the memory of each key of a session that is to expire."""
-    sizes = {"last_packet_id": int(reply[2]), "session": int(reply[3])}
+    sizes = {"last_packet_id": int(reply.last_packet_id), "session": int(reply.session)}
     return {kind: size for kind, size in sizes.items() if size}
 
 
-def _idle_expiries(stem: bytes, reply: Sequence[Any]) -> list[tuple[bytes, int]]:
-    return [(stem + b"_" + kind.encode(), int(reply[1])) for kind in _idle_sizes(reply)]
+def _idle_expiries(stem: bytes, reply: Any) -> list[tuple[bytes, int]]:
+    return [(stem + b"_" + kind.encode(), int(reply.expires_at_ms)) for kind in _idle_sizes(reply)]

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from hashlib import blake2b
 from pathlib import Path
 
 from queuekeeper import lua
 from queuekeeper.jobs.undo import read_undo_file
 from queuekeeper.jobs.writer import Writer
+from queuekeeper.keyspace import raw_session_keys
+from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import KIND, UndoReport
 from queuekeeper.redis_client import RedisClient
 
@@ -24,7 +25,6 @@ def undo_cleanup(client: RedisClient, *, run_id: str, files: Sequence[Path], dry
     :raises UsageError: when one of them is none of a cleanup.
     """
     writer = Writer(client, counts_only=dry_run)
-    restore, persist = lua.load("maintenance/restore_references"), lua.load("maintenance/persist_keys")
     references = expiries = wrong_type_keys = noted = 0
     # A cleanup that was killed may have noted a change twice.
     known: set[bytes] = set()
@@ -44,7 +44,9 @@ def undo_cleanup(client: RedisClient, *, run_id: str, files: Sequence[Path], dry
                 members = {member: score for member, score in members.items() if is_new(messages, member)}
                 noted += len(members)
                 pairs: list[lua.Value] = [each for pair in members.items() for each in (repr(pair[1]), pair[0])]
-                restored = int(_asked(writer, restore, [messages], pairs)) if pairs else 0
+                session = raw_session_keys(messages.removesuffix(b"_messages"))
+                call = scripts.maintenance.restore_references(session, references=pairs)
+                restored = int(writer.execute([call]).or_raise()[0]) if pairs else 0
                 wrong_type_keys += restored < 0
                 references += max(0, restored)
             else:
@@ -53,7 +55,8 @@ def undo_cleanup(client: RedisClient, *, run_id: str, files: Sequence[Path], dry
                 noted += len(fresh)
                 if fresh:
                     keys, instants = zip(*fresh, strict=True)
-                    expiries += int(_asked(writer, persist, keys, instants))
+                    call = scripts.maintenance.persist_keys(keys=keys, instants_ms=instants)
+                    expiries += int(writer.execute([call]).or_raise()[0])
     return UndoReport(
         maintenance_run_id=run_id,
         dry_run=dry_run,
@@ -64,10 +67,6 @@ def undo_cleanup(client: RedisClient, *, run_id: str, files: Sequence[Path], dry
         left=noted - references - expiries,
         wrong_type_keys=wrong_type_keys,
     )
-
-
-def _asked(writer: Writer, script: lua.Script, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> lua.Reply:
-    return writer.execute([lua.Call(script, keys, args)]).or_raise()[0]
 
 
 def name_of(raw: bytes) -> str:
