@@ -22,7 +22,21 @@ Cost
     O(log N + B) for N references and a record of B bytes; about 8 us, and 1 us per 2 KB.
 ]]
 --- @include "includes/integers"
---- @include "includes/string_members"
+-- Where the value of a member of an object is, if it is a string without escaped quotes; nil when there is none. A
+-- quoted name cannot occur inside a JSON string, whose quotes are escaped, and as a value no colon follows it.
+local function string_member(json, name)
+    local quoted = '"' .. name .. '"'
+    local from, to = string.find(json, quoted, 1, true)
+    while from do
+        local _, opening = string.find(json, '^%s*:%s*"', to + 1)
+        if opening then
+            local closing = string.find(json, '"', opening + 1, true)
+            return closing and opening + 1, closing and closing - 1
+        end
+        from, to = string.find(json, quoted, to + 1, true)
+    end
+    return nil
+end
 
 local messages_key, session_key, payload_key = KEYS[1], KEYS[2], KEYS[3]
 local epoch, serial = ARGV[1], ARGV[2]

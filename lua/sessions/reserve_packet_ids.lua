@@ -28,7 +28,10 @@ Cost
 --- @include "includes/integers"
 --- @include "includes/move_last_packet_id"
 --- @include "includes/outbox"
---- @include "includes/packet_ids"
+local function is_packet_id(text)
+    local number = integer(text)
+    return number ~= nil and number >= 1 and number <= 65535
+end
 --- @include "includes/set_last_packet_id"
 
 local PAYLOAD_KEYS_PER_CALL = 1000
