@@ -62,6 +62,17 @@ def documented_acl() -> str:
 _names = count(1)
 
 
+class ShortBackoff:
+    """Notes each attempt, and lets it follow soon."""
+
+    def __init__(self) -> None:
+        self.attempts: list[int] = []
+
+    def after(self, attempt: int) -> float:
+        self.attempts.append(attempt)
+        return 0.02
+
+
 class World:
     """A broker, a door and queues."""
 
@@ -481,13 +492,9 @@ def test_publish_waits_at_the_broker_while_redis_refuses_writes(
     trouble: str,
 ) -> None:
     server = redis_server_factory()
-    attempts: list[int] = []
-
-    def pause_s(attempt: int) -> float:
-        attempts.append(attempt)
-        return 0.02
-
-    monkeypatch.setattr(mqtt_link, "pause_s", pause_s)
+    backoff = ShortBackoff()
+    attempts = backoff.attempts
+    monkeypatch.setattr(mqtt_link, "SERVER_BACKOFF", backoff)
 
     async def test(world: World) -> None:
         with connect_blocking(server.url) as admin:
@@ -755,13 +762,9 @@ def test_redis_that_stores_nothing_is_said_once_and_when_it_is_over(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     server = redis_server_factory()
-    attempts: list[int] = []
-
-    def pause_s(attempt: int) -> float:
-        attempts.append(attempt)
-        return 0.02
-
-    monkeypatch.setattr(mqtt_link, "pause_s", pause_s)
+    backoff = ShortBackoff()
+    attempts = backoff.attempts
+    monkeypatch.setattr(mqtt_link, "SERVER_BACKOFF", backoff)
 
     async def test(world: World) -> None:
         with connect_blocking(server.url) as admin:
