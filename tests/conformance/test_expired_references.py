@@ -609,7 +609,7 @@ def test_pause_throttle_and_resume_while_it_runs(
         thread, results = in_thread(lambda: worker.apply(run_id, shard, say=said.append))
         until(lambda: valkey.runs.shard_progress(run_id, shard).scanned > 0)
         valkey.runs.set_paused(run_id, True)
-        until(lambda: f"{shard}: paused" in said)
+        until(lambda: f"{shard}: run {run_id} is paused" in said)
         at = valkey.runs.shard_progress(run_id, shard)
         time.sleep(0.3)
         assert valkey.runs.shard_progress(run_id, shard) == at

@@ -383,7 +383,7 @@ def test_run_stops_when_its_time_is_up_and_waits_while_it_is_paused(
     report = valkey.repair(run_id, share, said.append)
 
     assert (report.done, report.stopped.split(":")[0]) == (False, "its 1 minutes are over")
-    assert f"{share}: paused" in said
+    assert f"{share}: run {run_id} is paused" in said
     assert waited
     assert valkey.runs.load(run_id).state is RunState.STOPPED
     monkeypatch.undo()
