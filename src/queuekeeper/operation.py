@@ -51,7 +51,9 @@ def errors_name(*kinds: type[QueuekeeperError], **words: str) -> Callable[[type[
         return named
 
     def decorate(operations: type[T]) -> type[T]:
-        for name, form in list(vars(operations).items()):
+        # Those that it inherits, too; its bases stay as they are.
+        forms = {name: form for kind in reversed(operations.__mro__) for name, form in vars(kind).items()}
+        for name, form in forms.items():
             if not name.startswith("_") and inspect.isgeneratorfunction(form):
                 setattr(operations, name, naming(form))
         return operations

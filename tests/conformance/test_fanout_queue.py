@@ -1032,7 +1032,7 @@ def test_damage_is_found_and_set_right_where_lists_are_too_long_for_one_call(
     queues: Queues, world: FanoutWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Each consumer is looked at in a call of its own.
-    monkeypatch.setattr("queuekeeper.fanout.operations.ENTRIES_PER_CALL", 2)
+    monkeypatch.setattr("queuekeeper.fanout.operations.repair.ENTRIES_PER_CALL", 2)
     for consumer in (A, B, "c"):
         queues.register(Q, consumer=consumer)
     missing, drifted, taken, doubled, low, fine = publish(queues, 6)

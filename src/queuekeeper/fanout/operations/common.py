@@ -1,0 +1,388 @@
+"""What the operations of fan-out queues share: steps, who is registered, and how queues and consumers are read."""
+
+from __future__ import annotations
+
+import secrets
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from functools import lru_cache, partial
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from queuekeeper import lua
+from queuekeeper.checks import check_integer
+from queuekeeper.clock import Clock
+from queuekeeper.errors import MembershipChanged, QueuekeeperError
+from queuekeeper.fanout.model import (
+    MAX_CLAIM,
+    MAX_PAGE,
+    ConsumerOptions,
+    ConsumerView,
+    FanoutMessage,
+    FanoutRules,
+    Mode,
+    QueueOptions,
+    QueueView,
+    WhenFailed,
+    WhenFull,
+    WhenNobody,
+    check_consumer,
+    check_queue,
+)
+from queuekeeper.fanout.records import read_record
+from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, check_prefix, fanout_consumer_keys, fanout_keys
+from queuekeeper.lua.scripts import fanout as scripts
+
+IDS_PER_CALL = 500
+"""Most messages that one call moves or gives up."""
+
+IDS_PER_WALK = 1_000
+BYTES_PER_CALL = 1_000_000
+"""Most that one publish stores; a single larger message is stored alone."""
+
+TRIES = 5
+"""Tries with a membership that others change meanwhile."""
+
+RECENT_QUEUES = 10_000
+MAX_STALLS = 1_000_000
+MAX_ID = 2**53 - 1
+LEAVING = "leaving"
+"""Mode of a consumer that is being removed."""
+
+T = TypeVar("T")
+
+Reply: TypeAlias = Any
+
+
+class Wake(NamedTuple):
+    """A step that waits until a consumer may have something to claim."""
+
+    key: str
+    timeout_s: float
+
+
+Step: TypeAlias = list[lua.Call] | Wake
+Steps: TypeAlias = Generator[Step, Any, T]
+_ConsumerCall: TypeAlias = Callable[[FanoutKeys, FanoutConsumerKeys], lua.Call]
+
+
+class Member(NamedTuple):
+    """A consumer as the membership has it; its options are none while it is being removed."""
+
+    options: ConsumerOptions | None
+    last_seen_ms: int
+    keys: FanoutConsumerKeys
+
+
+class Membership(NamedTuple):
+    """Who is registered, and what a publish to all of them names.
+
+    :ivar publish_keys: none while a consumer has several lanes: then it is for messages to say.
+    """
+
+    number: int
+    now_ms: int
+    members: dict[str, Member]
+    joined: int
+    publish_keys: list[str] | None
+    publish_args: list[str]
+
+    def keys_of_all(self, order_hashes: Sequence[int]) -> list[str]:
+        """Return what a publish to all of them names; only lists of lanes that the messages are of are among it."""
+        if self.publish_keys is not None:
+            return self.publish_keys
+        joined = (member for member in self.members.values() if member.options is not None)
+        return [key for member in joined for key in publish_keys_of(member, order_hashes)]
+
+
+class CommonOperations:
+    """What every kind of operation needs; see ``FanoutOperations``."""
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        rules: FanoutRules | None = None,
+        clock: Clock | None = None,
+        new_token: Callable[[], str] = lambda: secrets.token_hex(8),
+        counts_only: bool = False,
+    ) -> None:
+        self._prefix = check_prefix(prefix)
+        self._rules = rules or FanoutRules()
+        self._clock = clock
+        self._new_token = new_token
+        self._counts_only = counts_only
+        self._memberships: OrderedDict[str, Membership] = OrderedDict()
+        self._lock = threading.Lock()
+        # To put the names together takes as long as all else that a call of one message does here.
+        self._keys_of = lru_cache(maxsize=RECENT_QUEUES)(partial(fanout_keys, prefix=self._prefix))
+        self._own_keys_of = lru_cache(maxsize=RECENT_QUEUES)(partial(fanout_consumer_keys, prefix=self._prefix))
+
+    def _now(self) -> lua.Value:
+        return "" if self._clock is None else self._clock()
+
+    def _keys(self, queue: str) -> FanoutKeys:
+        check_queue(queue)
+        return self._keys_of(queue)
+
+    def _own_keys(self, queue: str, consumer: str) -> tuple[FanoutKeys, FanoutConsumerKeys]:
+        """Return the keys of a queue and of a consumer, for those who need no lanes."""
+        check_consumer(consumer)
+        return self._keys(queue), self._own_keys_of(queue, consumer)
+
+    def _ask_with_lanes(self, queue: str, consumer: str, make: _ConsumerCall) -> Steps[Reply]:
+        """Ask what needs the list of every lane of a consumer; how many it has is read when it was not known."""
+        keys, own = self._own_keys(queue, consumer)
+        for tries in range(TRIES + 1):
+            # One that nothing is known of most likely has one lane, and to read all members may take long.
+            member = self._recent_member(queue, consumer)
+            if tries:
+                member = (yield from self._membership(queue, fresh=True)).members.get(consumer)
+            try:
+                return (yield from ask(make(keys, own if member is None else member.keys)))
+            except MembershipChanged:
+                if tries == TRIES:
+                    raise
+        raise AssertionError("unreachable")
+
+    def _recent_member(self, queue: str, consumer: str) -> Member | None:
+        with self._lock:
+            membership = self._memberships.get(queue)
+        return None if membership is None else membership.members.get(consumer)
+
+    def _membership(self, queue: str, *, fresh: bool = False) -> Steps[Membership]:
+        """Return who is registered, as far as this process knows.
+
+        :param fresh: ask the server.
+        """
+        if not fresh:
+            with self._lock:
+                known = self._memberships.get(queue)
+                if known is not None:
+                    self._memberships.move_to_end(queue)
+                    return known
+        keys = self._keys(queue)
+        reply = yield from ask(scripts.list_consumers(keys))
+        members: dict[str, Member] = {}
+        publish_args: list[str] = []
+        for raw_name, text, last_seen_ms in reply.members:
+            name = raw_name.decode()
+            own = fanout_consumer_keys(queue, name, lanes=_lanes(text), prefix=self._prefix)
+            member = members[name] = Member(read_options(text), last_seen_ms, own)
+            if member.options is not None:
+                publish_args += (name, text.decode())
+        joined = [member for member in members.values() if member.options is not None]
+        is_plain = all(len(member.keys.ready) == 1 for member in joined)
+        publish_keys = [key for member in joined for key in publish_keys_of(member)] if is_plain else None
+        found = Membership(reply.membership, reply.now_ms, members, len(joined), publish_keys, publish_args)
+        with self._lock:
+            self._memberships[queue] = found
+            self._memberships.move_to_end(queue)
+            if len(self._memberships) > RECENT_QUEUES:
+                self._memberships.popitem(last=False)
+        return found
+
+    def _member(self, queue: str, consumer: str) -> Steps[Member]:
+        """Return a consumer as it is now.
+
+        :raises UnknownConsumer: when there is none of this name; ``UnknownQueue`` when there is no queue either.
+        """
+        check_consumer(consumer)
+        member = (yield from self._membership(queue, fresh=True)).members.get(consumer)
+        if member is not None:
+            return member
+        yield from self._consumer_view(queue, consumer, sample=0)
+        # Registered just now.
+        return (yield from self._member(queue, consumer))
+
+    def _queue_facts(self, queue: str) -> Steps[QueueView]:
+        """Describe a queue without its consumers."""
+        keys = self._keys(queue)
+        reply = yield from ask(scripts.inspect(keys))
+        state = _pairs(reply.fields)
+        chosen = {name: state.pop(name) for name in ("when_nobody", "max_held", "deduplication_ms") if name in state}
+        for name in ("version", "members"):
+            state.pop(name, None)
+        return QueueView(
+            queue=queue,
+            exists=bool(reply.fields),
+            options=QueueOptions(
+                when_nobody=WhenNobody(chosen.pop("when_nobody", QueueOptions.when_nobody)),
+                **{name: int(value) for name, value in chosen.items()},
+            ),
+            paused=state.pop("paused", None) is not None,
+            version=int(state.pop("membership", 0)),
+            last_id=int(state.pop("next_id", 1)) - 1,
+            messages=reply.messages,
+            held=reply.held,
+            deduplications=reply.deduplications,
+            stored_bytes=int(state.pop("bytes", 0)),
+            next_expiry_ms=reply.next_expiry_ms or None,
+            counters={name: int(value) for name, value in state.items()},
+            consumers=(),
+        )
+
+    def _consumer_facts(self, queue: str, consumer: str, *, sample: int) -> Steps[Reply]:
+        """Return what the script says of a consumer."""
+        return (
+            yield from self._ask_with_lanes(
+                queue,
+                consumer,
+                lambda keys, own: scripts.inspect_consumer(
+                    keys, own, consumer=consumer, sample=sample, now_ms=self._now()
+                ),
+            )
+        )
+
+    def _consumer_view(self, queue: str, consumer: str, *, sample: int) -> Steps[ConsumerView]:
+        """Describe a consumer.
+
+        :param sample: messages next in line to look at for ``only_holder``.
+        """
+        reply = yield from self._consumer_facts(queue, consumer, sample=sample)
+        details = _pairs(reply.fields)
+        lengths, published_ms, states = reply.lanes[::3], reply.lanes[1::3], reply.lanes[2::3]
+        blocked_ms = [int(state.split()[1]) for state in states if state.startswith(b"blocked ")]
+        del details["registered_ms"]
+        return ConsumerView(
+            consumer=consumer,
+            options=read_options(reply.options),
+            paused=bool(details.pop("paused")),
+            adopting=bool(details.pop("adopting")),
+            last_seen_ms=reply.last_seen_ms,
+            ready=sum(lengths),
+            leased=reply.leased,
+            overdue=reply.overdue,
+            delayed=reply.delayed,
+            dead=reply.dead,
+            oldest_ready_ms=min((instant for instant in published_ms if instant), default=None),
+            next_deadline_ms=reply.deadline_ms or None,
+            next_due_ms=reply.due_ms or None,
+            oldest_dead_ms=reply.oldest_dead_ms or None,
+            blocked_until_ms=min(blocked_ms, default=None),
+            sampled=reply.sampled,
+            only_holder=reply.only_holder,
+            counters={name: int(value or 0) for name, value in details.items()},
+        )
+
+    def _forget(self, queue: str) -> None:
+        """Have the membership read again, since it has changed."""
+        with self._lock:
+            self._memberships.pop(queue, None)
+
+
+def ask(call: lua.Call) -> Steps[Reply]:
+    """Return the reply of one call by the names of its header, or raise what stands in its place."""
+    [reply] = yield [call]
+    if isinstance(reply, QueuekeeperError):
+        raise reply
+    return call.script.read(reply)
+
+
+def parts_of(ids: Sequence[int], most: int = MAX_CLAIM) -> list[Sequence[int]]:
+    """Return ids as calls take them.
+
+    :raises UsageError: when one is no id.
+    """
+    for message_id in ids:
+        check_integer("id", message_id, 1, MAX_ID)
+    return [ids[start : start + most] for start in range(0, len(ids), most)]
+
+
+def check_page(offset: int, limit: int) -> None:
+    """Check what part of a list is asked for.
+
+    :raises UsageError: when it is none.
+    """
+    check_integer("offset", offset, 0, MAX_ID)
+    check_integer("limit", limit, 1, MAX_PAGE)
+
+
+def _pairs(values: Sequence[bytes]) -> dict[str, str]:
+    """Return the fields of a hash as scripts answer them, names and values in turn."""
+    return {name.decode(): value.decode() for name, value in zip(values[::2], values[1::2], strict=True)}
+
+
+def walk_ids(key: str, *, limit: int = IDS_PER_WALK) -> Steps[list[int]]:
+    """Return the ids that a key holds."""
+    found: list[int] = []
+    cursor: lua.Value = 0
+    while True:
+        reply = yield from ask(scripts.list_ids(holder=key, cursor=cursor, limit=limit, with_values=0))
+        cursor = reply.cursor
+        found += map(int, reply.ids)
+        if cursor == b"0":
+            return found
+
+
+def walk_values(key: str) -> Steps[dict[int, bytes]]:
+    """Return what a hash has of each id."""
+    found: dict[int, bytes] = {}
+    cursor: lua.Value = 0
+    while True:
+        reply = yield from ask(scripts.list_ids(holder=key, cursor=cursor, limit=IDS_PER_WALK, with_values=1))
+        cursor = reply.cursor
+        found.update((int(raw_id), value) for raw_id, value in zip(reply.ids[::2], reply.ids[1::2], strict=True))
+        if cursor == b"0":
+            return found
+
+
+def publish_keys_of(member: Member, order_hashes: Sequence[int] = (0,)) -> list[str]:
+    """Return what a publish to a consumer names; only lists of lanes that the messages are of are among it."""
+    own = member.keys
+    lanes = len(own.ready)
+    ready = own.ready if lanes == 1 else [own.ready[lane] for lane in sorted({each % lanes for each in order_hashes})]
+    bounds = [own.details, own.delayed] if member.options is not None and member.options.max_length else []
+    return [own.wake, *ready, *bounds]
+
+
+def written_options(options: ConsumerOptions) -> str:
+    """Return options as the membership has them."""
+    return (
+        f"{options.mode} {options.when_failed} {options.lanes} {options.max_length or 0} {options.when_full} "
+        f"{options.dead_retention_ms} {options.idle_expiry_ms or 0}"
+    )
+
+
+def _lanes(text: bytes) -> int:
+    return int(text.split()[2])
+
+
+def read_options(text: bytes) -> ConsumerOptions | None:
+    """Return the options of a member; none while it is being removed."""
+    mode, when_failed, lanes, max_length, when_full, dead_retention_ms, idle_expiry_ms = text.decode().split()
+    if mode == LEAVING:
+        return None
+    return ConsumerOptions(
+        mode=Mode(mode),
+        when_failed=WhenFailed(when_failed),
+        lanes=int(lanes),
+        max_length=int(max_length) or None,
+        when_full=WhenFull(when_full),
+        dead_retention_ms=int(dead_retention_ms),
+        idle_expiry_ms=int(idle_expiry_ms) or None,
+    )
+
+
+def read_message(
+    queue: str, consumer: str, message_id: int, raw: bytes, *, attempt: int, stalls: int
+) -> FanoutMessage | None:
+    """Return a message as its consumer gets it; none when nobody can read it."""
+    try:
+        published_ms, expires_at_ms, _, stored = raw.split(b":", 3)
+        record = read_record(stored)
+        return FanoutMessage(
+            queue=queue,
+            consumer=consumer,
+            id=message_id,
+            body=record.body,
+            content_type=record.content_type,
+            headers=record.headers,
+            order_key=record.order_key,
+            published_ms=int(published_ms),
+            attempt=attempt,
+            stalls=stalls,
+            expires_at_ms=int(expires_at_ms),
+        )
+    except ValueError:
+        return None

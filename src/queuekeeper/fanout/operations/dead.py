@@ -1,0 +1,114 @@
+"""Dead letters of a fan-out queue's consumers."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from queuekeeper import lua
+from queuekeeper.fanout.model import DEFAULT_PAGE, DeadLetter, DeadPage, Mode, PurgeReport, RetryReport
+from queuekeeper.fanout.operations.common import (
+    IDS_PER_CALL,
+    CommonOperations,
+    Steps,
+    ask,
+    check_page,
+    parts_of,
+    read_message,
+    walk_ids,
+)
+from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys
+from queuekeeper.lua.scripts import fanout as scripts
+from queuekeeper.operation import Operation
+
+
+class DeadOperations(CommonOperations):
+    """List, retry, purge dead letters."""
+
+    def list_dead(
+        self, queue: str, *, consumer: str, offset: int = 0, limit: int = DEFAULT_PAGE
+    ) -> Operation[DeadPage]:
+        """See ``store.FanoutStore.list_dead``."""
+        check_page(offset, limit)
+        keys, own = self._own_keys(queue, consumer)
+        yield from self._member(queue, consumer)
+        reply = yield from ask(scripts.list_dead(keys, own, offset=offset, limit=limit))
+        letters = tuple(
+            DeadLetter(
+                id=int(letter.id),
+                died_ms=int(letter.died_ms),
+                reason=letter.reason.decode("utf-8", "replace"),
+                attempts=letter.attempts,
+                stalls=letter.stalls,
+                message=read_message(
+                    queue, consumer, int(letter.id), letter.message, attempt=letter.attempts, stalls=letter.stalls
+                ),
+            )
+            for letter in reply.letters
+            # Whatever others put there is no letter.
+            if letter.id.isdigit()
+        )
+        reached = offset + len(reply.letters)
+        goes_on = reply.letters and reached < reply.total
+        return DeadPage(letters=letters, total=reply.total, next_offset=reached if goes_on else None)
+
+    def retry_dead(self, queue: str, *, consumer: str, ids: Sequence[int] | None = None) -> Operation[RetryReport]:
+        """See ``store.FanoutStore.retry_dead``."""
+        member = yield from self._member(queue, consumer)
+        wanted = sorted((yield from walk_ids(member.keys.dead)) if ids is None else ids)
+        parts = parts_of(wanted, IDS_PER_CALL)
+        if member.options is not None and member.options.mode is Mode.ORDERED:
+            # Each part goes to the head.
+            parts.reverse()
+        retried = missing = 0
+
+        def call(part: Sequence[int], keys: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
+            return scripts.retry_dead(keys, own, consumer=consumer, now_ms=self._now(), ids=part)
+
+        for part in parts:
+            reply = yield from self._ask_with_lanes(queue, consumer, partial(call, part))
+            retried += reply.retried
+            missing += len(reply.missing)
+        return RetryReport(retried=retried, missing=missing)
+
+    def purge_dead(
+        self, queue: str, *, consumer: str, ids: Sequence[int] | None = None, dry_run: bool = False
+    ) -> Operation[PurgeReport]:
+        """See ``store.FanoutStore.purge_dead``."""
+        parts = parts_of(ids or (), IDS_PER_CALL)
+        member = yield from self._member(queue, consumer)
+        if dry_run:
+            dead = set((yield from walk_ids(member.keys.dead)))
+            return PurgeReport(released=len(dead if ids is None else dead.intersection(ids)), freed=None, dry_run=True)
+        if ids is None:
+            return (yield from self._purge_dead(queue, consumer))
+        released = freed = 0
+        for part in parts:
+            report = yield from self._purge_dead(queue, consumer, ids=part)
+            released += report.released
+            freed += report.freed or 0
+        return PurgeReport(released=released, freed=freed)
+
+    def _purge_dead(
+        self, queue: str, consumer: str, *, died_before_ms: int | None = None, ids: Sequence[int] = ()
+    ) -> Steps[PurgeReport]:
+        """Give up the dead letters that are named, or else all of a time."""
+        keys, own = self._own_keys(queue, consumer)
+        released = freed = behind = 0
+        more = 1
+        while more:
+            reply = yield from ask(
+                scripts.purge_dead(
+                    keys,
+                    own,
+                    died_before_ms="" if died_before_ms is None else died_before_ms,
+                    limit=IDS_PER_CALL,
+                    behind=behind,
+                    ids=ids,
+                )
+            )
+            released += reply.purged
+            freed += reply.freed
+            more = reply.more
+            behind += reply.purged if self._counts_only else 0
+        return PurgeReport(released=released, freed=freed)

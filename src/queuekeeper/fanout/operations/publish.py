@@ -1,0 +1,133 @@
+"""Publishing to a fan-out queue."""
+
+from __future__ import annotations
+
+from binascii import crc32
+from collections.abc import Sequence
+
+from queuekeeper import lua
+from queuekeeper.errors import MembershipChanged, QueueFull, QueuekeeperError, UnknownConsumer
+from queuekeeper.fanout.model import NewMessage, PublishReport, check_body, check_consumer
+from queuekeeper.fanout.operations.common import (
+    BYTES_PER_CALL,
+    TRIES,
+    CommonOperations,
+    Membership,
+    Steps,
+    ask,
+    publish_keys_of,
+    written_options,
+)
+from queuekeeper.fanout.records import write_record
+from queuekeeper.keyspace import FanoutKeys
+from queuekeeper.lua.scripts import fanout as scripts
+from queuekeeper.operation import Operation
+
+MESSAGES_PER_CALL = 100
+REFERENCES_PER_CALL = 2_500
+
+
+class PublishOperations(CommonOperations):
+    """Publish."""
+
+    def publish(
+        self, queue: str, messages: Sequence[NewMessage], *, to: str | None = None
+    ) -> Operation[list[PublishReport]]:
+        """See ``store.FanoutStore.publish``."""
+        keys = self._keys(queue)
+        if to is not None:
+            check_consumer(to)
+        for message in messages:
+            check_body(message, self._rules)
+        records = [write_record(message) for message in messages]
+        reports: list[PublishReport] = []
+        most = MESSAGES_PER_CALL
+        tries = 0
+        while len(reports) < len(messages):
+            at = len(reports)
+            try:
+                is_known = to is None or self._recent_member(queue, to) is not None
+                membership = yield from self._membership(queue, fresh=bool(tries) or not is_known)
+                end = _end_of_chunk(records, at, min(most, REFERENCES_PER_CALL // max(1, membership.joined)))
+                reply = yield from self._publish_chunk(keys, membership, messages[at:end], records[at:end], to=to)
+            except MembershipChanged as error:
+                tries += 1
+                if tries > TRIES:
+                    return _given_up(reports, len(messages), error)
+            except QueueFull as error:
+                if end == at + 1:
+                    return _given_up(reports, len(messages), error)
+                # Those that there is room for are published all the same, in order.
+                most = 1
+            except QueuekeeperError as error:
+                return _given_up(reports, len(messages), error)
+            else:
+                tries = 0
+                reports += reply
+        return reports
+
+    def _publish_chunk(
+        self,
+        keys: FanoutKeys,
+        membership: Membership,
+        messages: Sequence[NewMessage],
+        records: Sequence[bytes],
+        *,
+        to: str | None,
+    ) -> Steps[list[PublishReport]]:
+        order_hashes = [crc32(each.order_key.encode()) if each.order_key is not None else 0 for each in messages]
+        if to is None:
+            count = membership.joined
+            consumer_keys, consumer_args = membership.keys_of_all(order_hashes), membership.publish_args
+        else:
+            member = membership.members.get(to)
+            if member is None or member.options is None:
+                raise UnknownConsumer(
+                    f"no consumer {to!r} is registered with the queue: register it first, or publish to all"
+                )
+            count, consumer_keys = 1, publish_keys_of(member, order_hashes)
+            consumer_args = [to, written_options(member.options)]
+        values: list[lua.Value] = [*consumer_args]
+        for message, order_hash, record in zip(messages, order_hashes, records, strict=True):
+            remembered_ms = "" if message.deduplication_ms is None else message.deduplication_ms
+            values += (message.ttl_ms, order_hash, message.deduplication_id or "", remembered_ms, record)
+        reply = yield from ask(
+            scripts.publish(
+                keys,
+                consumer_keys=consumer_keys,
+                membership=membership.number,
+                to=to or "",
+                now_ms=self._now(),
+                consumers=count,
+                values=values,
+            )
+        )
+        last = len(reply.messages) - 1
+        return [
+            PublishReport(
+                id=int(published.id),
+                consumers=published.consumers,
+                held=published.consumers == 0,
+                duplicate=bool(published.is_duplicate),
+                # What a call has dropped is said of its last message.
+                dropped=reply.dropped if position == last else 0,
+            )
+            for position, published in enumerate(reply.messages)
+        ]
+
+
+def _given_up(reports: list[PublishReport], count: int, error: QueuekeeperError) -> list[PublishReport]:
+    """Return the reports with the error for those messages that have none; raise it when nothing was published."""
+    if not reports:
+        raise error
+    return [*reports, *[PublishReport(error=error)] * (count - len(reports))]
+
+
+def _end_of_chunk(records: Sequence[bytes], start: int, most: int) -> int:
+    """Return the position behind the last record of a call."""
+    size_bytes = len(records[start])
+    end = start + 1
+    while end < min(len(records), start + most) and size_bytes + len(records[end]) <= BYTES_PER_CALL:
+        size_bytes += len(records[end])
+        end += 1
+    return end

@@ -1,0 +1,213 @@
+"""Who is registered with a fan-out queue, and how it is set."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from queuekeeper import lua
+from queuekeeper.checks import check_choice, check_integer
+from queuekeeper.errors import HasLeases, UnknownConsumer, UsageError
+from queuekeeper.fanout.model import (
+    MAX_MS,
+    ConsumerOptions,
+    QueueOptions,
+    Registration,
+    Start,
+    UnregisterReport,
+    check_consumer,
+)
+from queuekeeper.fanout.operations.common import (
+    IDS_PER_CALL,
+    CommonOperations,
+    Steps,
+    ask,
+    read_options,
+    walk_ids,
+    written_options,
+)
+from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys, fanout_consumer_keys
+from queuekeeper.lua.scripts import fanout as scripts
+from queuekeeper.operation import Operation
+
+
+class RegisterOperations(CommonOperations):
+    """Register, adopt, configure, touch, unregister."""
+
+    def register(
+        self, queue: str, *, consumer: str, options: ConsumerOptions | None = None, start: Start = Start.NEW
+    ) -> Operation[Registration]:
+        """See ``store.FanoutStore.register``."""
+        keys = self._keys(queue)
+        check_consumer(consumer)
+        check_choice("start", start, Start)
+        chosen = options or ConsumerOptions()
+        own = fanout_consumer_keys(queue, consumer, prefix=self._prefix)
+        reply = yield from ask(
+            scripts.register(
+                keys, own, consumer=consumer, options=written_options(chosen), start=start, now_ms=self._now()
+            )
+        )
+        self._forget(queue)
+        adopted = (yield from self._adopt(queue, consumer, reply.adopting.decode())) if reply.adopting else 0
+        return Registration(
+            queue=queue,
+            consumer=consumer,
+            created=bool(reply.created),
+            options=read_options(reply.options) or chosen,
+            adopted=adopted,
+            version=reply.membership,
+        )
+
+    def adopt(self, queue: str, *, consumer: str) -> Operation[int]:
+        """See ``store.FanoutStore.adopt``."""
+        reply = yield from self._consumer_facts(queue, consumer, sample=0)
+        fields: list[bytes] = reply.fields
+        adopting = fields[fields.index(b"adopting") + 1]
+        return (yield from self._adopt(queue, consumer, adopting.decode())) if adopting else 0
+
+    def _adopt(self, queue: str, consumer: str, adopting: str) -> Steps[int]:
+        """Give a new consumer what was there before, newest first.
+
+        :param adopting: which messages, and the id that they are below.
+        """
+        start, below = adopting.split()
+        ids: list[int] = []
+        if start == Start.RETAINED:
+            # Every message has a count of references, and counts are small to walk through.
+            counts = yield from walk_ids(self._keys(queue).references)
+            ids = sorted({message_id for message_id in counts if message_id < int(below)}, reverse=True)
+        adopted = at = 0
+        more = 1
+
+        def call(keys: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
+            return scripts.adopt(
+                keys,
+                own,
+                consumer=consumer,
+                limit=IDS_PER_CALL,
+                is_last=int(at >= len(ids)),
+                now_ms=self._now(),
+                ids=page,
+            )
+
+        while more:
+            page = ids[at : at + IDS_PER_CALL]
+            at += IDS_PER_CALL
+            reply = yield from self._ask_with_lanes(queue, consumer, call)
+            adopted += reply.adopted
+            more = reply.more
+            if self._counts_only and start != Start.RETAINED:
+                # What is held has not become less.
+                break
+        return adopted
+
+    def configure(
+        self, queue: str, *, consumer: str | None = None, options: ConsumerOptions | QueueOptions
+    ) -> Operation[None]:
+        """See ``store.FanoutStore.configure``."""
+        if isinstance(options, QueueOptions) != (consumer is None):
+            raise UsageError("a consumer takes ConsumerOptions, and the queue itself QueueOptions")
+        if isinstance(options, QueueOptions):
+            yield from ask(
+                scripts.configure_queue(
+                    self._keys(queue),
+                    when_nobody=options.when_nobody,
+                    max_held=options.max_held,
+                    deduplication_ms=options.deduplication_ms,
+                )
+            )
+            return
+        assert consumer is not None
+        text = written_options(options)
+        yield from self._ask_with_lanes(
+            queue, consumer, lambda keys, own: scripts.configure(keys, own, consumer=consumer, options=text)
+        )
+        self._forget(queue)
+
+    def touch(self, queue: str, *, consumer: str) -> Operation[int]:
+        """See ``store.FanoutStore.touch``."""
+        keys, _ = self._own_keys(queue, consumer)
+        seen_ms: int = yield from ask(scripts.touch(keys, consumer=consumer, now_ms=self._now()))
+        return seen_ms
+
+    def unregister(
+        self, queue: str, *, consumer: str, force: bool = False, begun: bool = False, dry_run: bool = False
+    ) -> Operation[UnregisterReport]:
+        """See ``store.FanoutStore.unregister``."""
+        if dry_run:
+            view = yield from self._consumer_view(queue, consumer, sample=0)
+            if begun and view.options is not None:
+                raise UnknownConsumer(f"consumer {consumer!r} is registered, and is not being removed")
+            if view.leased > view.overdue and view.options is not None and not force:
+                raise HasLeases(f"somebody works on messages of consumer {consumer}")
+            owed = view.ready + view.leased + view.delayed + view.dead
+            return UnregisterReport(queue=queue, consumer=consumer, released=owed, freed=None, dry_run=True)
+        report = yield from self._unregister(queue, consumer, force=force, begun=begun)
+        assert report is not None
+        return report
+
+    def unregister_idle(
+        self, queue: str, *, idle_expiry_ms: int | None = None, dry_run: bool = False
+    ) -> Operation[list[UnregisterReport]]:
+        """See ``store.FanoutStore.unregister_idle``."""
+        if idle_expiry_ms is not None:
+            check_integer("idle_expiry_ms", idle_expiry_ms, 1, MAX_MS)
+        membership = yield from self._membership(queue, fresh=True)
+        now_ms = membership.now_ms if self._clock is None else self._clock()
+        reports: list[UnregisterReport] = []
+        for consumer, member in membership.members.items():
+            # One that is on its way out needs nobody's leave.
+            idle_ms = 0 if member.options is None else member.options.idle_expiry_ms or idle_expiry_ms
+            if idle_ms is None or member.last_seen_ms > now_ms - idle_ms:
+                continue
+            with suppress(HasLeases, UnknownConsumer):
+                if dry_run:
+                    reports.append((yield from self.unregister(queue, consumer=consumer, dry_run=True)))
+                else:
+                    report = yield from self._unregister(
+                        queue, consumer, unseen_since_ms=now_ms - idle_ms + 1, begun=member.options is None
+                    )
+                    reports += [report] if report is not None else []
+        return reports
+
+    def _unregister(
+        self,
+        queue: str,
+        consumer: str,
+        *,
+        force: bool = False,
+        begun: bool = False,
+        unseen_since_ms: int | None = None,
+    ) -> Steps[UnregisterReport | None]:
+        """Remove a consumer; none when it was seen since."""
+        released = freed = pages = 0
+        more = 1
+
+        def call(keys: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
+            return scripts.unregister(
+                keys,
+                own,
+                consumer=consumer,
+                force=int(force),
+                unseen_since_ms="" if unseen_since_ms is None else unseen_since_ms,
+                limit=IDS_PER_CALL,
+                # Between pages others may finish the removal, and a new consumer of the name register: that one stays.
+                begun=int(begun or pages > 0),
+                now_ms=self._now(),
+            )
+
+        while more:
+            try:
+                reply = yield from self._ask_with_lanes(queue, consumer, call)
+            except UnknownConsumer:
+                if not pages:
+                    raise
+                break
+            if reply.word == "seen":
+                return None
+            released += reply.released
+            freed += reply.freed
+            more = 0 if self._counts_only else reply.more
+            pages += 1
+        self._forget(queue)
+        return UnregisterReport(queue=queue, consumer=consumer, released=released, freed=freed, dry_run=False)

@@ -1,0 +1,334 @@
+"""Verifying a fan-out queue, message by message, and setting right what is wrong."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+from queuekeeper import lua
+from queuekeeper.checks import check_integer
+from queuekeeper.errors import MembershipChanged
+from queuekeeper.fanout.model import Finding, Mode, Problem, RepairReport, VerifyReport
+from queuekeeper.fanout.operations.common import (
+    BYTES_PER_CALL,
+    IDS_PER_WALK,
+    TRIES,
+    CommonOperations,
+    Membership,
+    Reply,
+    Steps,
+    ask,
+    walk_ids,
+    walk_values,
+)
+from queuekeeper.fanout.store import DEFAULT_FINDINGS
+from queuekeeper.lua.bind import Bound
+from queuekeeper.lua.scripts import fanout as scripts
+from queuekeeper.operation import Operation
+
+SUSPECTS_PER_CALL = 100
+ENTRIES_PER_CALL = 1_000_000
+"""Longest lists that one call looks through for a message."""
+
+KEYS_PER_CALL = 5_000
+MAX_FINDINGS = 100_000
+
+
+class _Walk(NamedTuple):
+    """What a walk through a queue has seen.
+
+    :ivar messages: how many there are.
+    :ivar suspects: ids of which something looks wrong.
+    :ivar held: how many are held.
+    :ivar lengths: consumer -> ids in its lists.
+    :ivar expired_references: ids in lists whose messages have expired.
+    """
+
+    messages: int
+    suspects: list[int]
+    held: int
+    lengths: dict[str, int]
+    expired_references: int
+
+
+class _Verdict(NamedTuple):
+    """What is wrong with one message.
+
+    :ivar references: its count, less than 0 when there is none.
+    :ivar owed: how many consumers have it, group by group; the list of held messages is left out.
+    """
+
+    id: int
+    references: int
+    owed: list[int]
+    findings: tuple[Finding, ...]
+
+
+class _Judged(NamedTuple):
+    """What a look at some messages found.
+
+    :ivar judged: how many were looked at, from the first on.
+    :ivar groups: consumers that were looked at together.
+    :ivar wrong: those of which something is wrong.
+    """
+
+    judged: int
+    membership: Membership
+    groups: list[list[str]]
+    wrong: list[_Verdict]
+
+    @property
+    def findings(self) -> list[Finding]:
+        """All that is wrong."""
+        return [finding for one in self.wrong for finding in one.findings]
+
+
+class RepairOperations(CommonOperations):
+    """Verify, repair."""
+
+    def verify(self, queue: str, *, findings: int = DEFAULT_FINDINGS) -> Operation[VerifyReport]:
+        """See ``store.FanoutStore.verify``."""
+        check_integer("findings", findings, 0, MAX_FINDINGS)
+        walk = yield from self._walk_through(queue)
+        named: list[Finding] = []
+        counts: Counter[Problem] = Counter()
+        at = 0
+        while at < len(walk.suspects):
+            found = yield from self._judge(queue, walk, walk.suspects[at : at + SUSPECTS_PER_CALL])
+            at += found.judged
+            counts.update(finding.problem for finding in found.findings)
+            named += found.findings[: findings - len(named)]
+        return VerifyReport(
+            checked=walk.messages,
+            findings=tuple(named),
+            counts=dict(counts),
+            expired_references=walk.expired_references,
+        )
+
+    def repair(self, queue: str, *, dry_run: bool = True, over_too: bool = True) -> Operation[RepairReport]:
+        """See ``store.FanoutStore.repair``.
+
+        :param over_too: also messages whose time is over; else they are left to an ``expire``.
+        """
+        membership = yield from self._membership(queue, fresh=True)
+        over_ms = -1 if over_too else membership.now_ms if self._clock is None else self._clock()
+        walk = yield from self._walk_through(queue)
+        counts: Counter[Problem] = Counter()
+        freed = at = tries = 0
+        while at < len(walk.suspects):
+            found = yield from self._judge(queue, walk, walk.suspects[at : at + SUSPECTS_PER_CALL], over_ms=over_ms)
+            try:
+                freed += 0 if dry_run else (yield from self._mend(queue, found))
+            except MembershipChanged:
+                # What was mended is found to be right next time.
+                tries += 1
+                if tries > TRIES:
+                    raise
+                continue
+            tries = 0
+            at += found.judged
+            counts.update(finding.problem for finding in found.findings)
+        return RepairReport(checked=walk.messages, repaired=dict(counts), freed=freed, dry_run=dry_run)
+
+    def _walk_through(self, queue: str) -> Steps[_Walk]:
+        """Walk through all of a queue, and return of which ids something looks wrong.
+
+        Others go on meanwhile, so that what looks wrong need not be.
+        """
+        keys = self._keys(queue)
+        facts = yield from self._queue_facts(queue)
+        membership = yield from self._membership(queue, fresh=True)
+        # The server takes the messages along when it walks through their ids.
+        limit = max(1, min(IDS_PER_WALK, BYTES_PER_CALL * facts.messages // max(1, facts.stored_bytes)))
+        messages = set((yield from walk_ids(keys.messages, limit=limit)))
+        expiries = set((yield from walk_ids(keys.expiries)))
+        references = yield from walk_values(keys.references)
+        held = yield from walk_ids(keys.held)
+        owed = Counter(held)
+        lengths: dict[str, int] = {}
+        expired_references = 0
+        suspects: set[int] = set()
+        for name, member in membership.members.items():
+            own = member.keys
+            leased = yield from walk_ids(own.leases)
+            ready: list[int] = []
+            for key in own.ready:
+                ready += yield from walk_ids(key)
+            lengths[name] = len(ready)
+            # What was published since the beginning is among them.
+            expired_references += sum(
+                one <= facts.last_id and one not in messages and one not in references for one in ready
+            )
+            places = Counter(leased)
+            places.update(ready)
+            for key in (own.delayed, own.dead):
+                places.update((yield from walk_ids(key)))
+            notes = yield from walk_values(own.details)
+            noted = {*notes, *(yield from walk_ids(own.details))}
+            owed.update(places.keys())
+            suspects |= {message_id for message_id, count in places.items() if count > 1}
+            suspects |= {message_id for message_id in leased if notes.get(message_id, b"-").endswith(b"-")}
+            suspects |= noted - places.keys()
+        for message_id in messages:
+            if references.get(message_id) != b"%d" % owed[message_id] or message_id not in expiries:
+                suspects.add(message_id)
+        suspects |= (expiries | references.keys()) - messages
+        return _Walk(len(messages), sorted(suspects), len(held), lengths, expired_references)
+
+    def _judge(self, queue: str, walk: _Walk, ids: Sequence[int], *, over_ms: int = -1) -> Steps[_Judged]:
+        """Look at ids in all places, and return what is wrong.
+
+        That is one call where it can be. Where the lists are too long for one, each consumer is looked at in one, and
+        an id of which anything has changed from call to call is being worked on, and not judged.
+
+        :param over_ms: messages whose life ended by then are right as they are.
+        """
+        for tries in range(TRIES + 1):
+            membership = yield from self._membership(queue, fresh=bool(tries))
+            groups = _groups(membership, walk)
+            wanted = list(ids)
+            answers: list[dict[int, Any]] = []
+            try:
+                for group in groups:
+                    reply = yield from self._ask_group(queue, scripts.verify, membership, group, wanted)
+                    answers.append({int(row.id): row for row in reply.rows})
+                    # There may be fewer than were asked about.
+                    wanted = wanted[: len(answers[-1])]
+            except MembershipChanged:
+                if tries == TRIES:
+                    raise
+                continue
+            judged = [_judged(one, groups, [answer[one] for answer in answers], over_ms) for one in wanted]
+            return _Judged(len(wanted), membership, groups, [one for one in judged if one is not None and one.findings])
+        raise AssertionError("unreachable")
+
+    def _mend(self, queue: str, found: _Judged) -> Steps[int]:
+        """Set right what is wrong, in the lists of one group of consumers after the other; return what was freed."""
+        freed = 0
+        for number, group in enumerate(found.groups):
+            wrong = found.wrong
+            is_last = number == len(found.groups) - 1
+            while wrong:
+                values: list[lua.Value] = []
+                for one in wrong:
+                    # The count is right when the last group is.
+                    elsewhere: lua.Value = sum(one.owed) - one.owed[number] if is_last else "-"
+                    values += (one.id, elsewhere, "" if len(found.groups) == 1 else one.references)
+                reply = yield from self._ask_group(queue, scripts.repair, found.membership, group, values)
+                wrong = wrong[reply.looked_at :]
+                freed += reply.freed
+        return freed
+
+    def _ask_group(
+        self, queue: str, script: Bound, membership: Membership, group: Sequence[str], values: Sequence[lua.Value]
+    ) -> Steps[Reply]:
+        """Ask what needs the keys of several consumers, those that are being removed, too.
+
+        :param script: ``verify`` or ``repair``.
+        """
+        keys = self._keys(queue)
+        consumer_keys: list[str] = []
+        lanes: list[int] = []
+        for name in group:
+            member = membership.members[name]
+            own = member.keys
+            consumer_keys += (own.leases, own.delayed, own.dead, own.details, *own.ready)
+            is_fifo = member.options is None or member.options.mode is Mode.FIFO
+            lanes.append(0 if is_fifo and len(own.ready) == 1 else len(own.ready))
+        return (
+            yield from ask(
+                script(
+                    keys,
+                    consumer_keys=consumer_keys,
+                    membership=membership.number,
+                    now_ms=self._now(),
+                    consumers=len(lanes),
+                    values=[*lanes, *values],
+                )
+            )
+        )
+
+
+def _groups(membership: Membership, walk: _Walk) -> list[list[str]]:
+    """Return the consumers in groups whose lists can be looked through in one call, as far as is known."""
+    groups: list[list[str]] = [[]]
+    entries = keys = 0
+    for name, member in membership.members.items():
+        length, width = walk.lengths.get(name, 0), len(member.keys.ready) + 4
+        # Half of what a call does: they may grow.
+        if groups[-1] and (walk.held + entries + length > ENTRIES_PER_CALL // 2 or keys + width > KEYS_PER_CALL):
+            groups.append([])
+            entries = keys = 0
+        groups[-1].append(name)
+        entries += length
+        keys += width
+    return groups
+
+
+def _judged(message_id: int, groups: Sequence[Sequence[str]], rows: Sequence[Any], over_ms: int) -> _Verdict | None:
+    """Return what is wrong with one message; none when it has changed from call to call.
+
+    :param rows: what the script says of it, group by group. In each the places have a word per consumer that has
+        something of it: its position in the group, from 1, and a letter per place; ``0h`` when it is held.
+    :param over_ms: messages whose life ended by then are right as they are.
+    """
+    places: list[tuple[str | None, str]] = []
+    owed: list[int] = []
+    facts: set[tuple[Any, ...]] = set()
+    for names, row in zip(groups, rows, strict=True):
+        words = row.places.decode().split()
+        is_held = "0h" in words
+        facts.add((row.has_message, row.references, row.expires_at_ms, is_held))
+        kinds = [(names[position - 1], kind) for position, kind in map(_place, words) if position]
+        places += kinds
+        owed.append(sum(kind != "n" for _, kind in kinds))
+    if len(facts) > 1:
+        return None
+    [(has_message, references, expires_at_ms, is_held)] = facts
+    if 0 <= float(expires_at_ms) <= over_ms:
+        return _Verdict(message_id, references, owed, ())
+    has_expiry = float(expires_at_ms) >= 0
+    findings = tuple(_findings(message_id, bool(has_message), references, has_expiry, sum(owed) + is_held, places))
+    return _Verdict(message_id, references, owed, findings)
+
+
+def _place(word: str) -> tuple[int, str]:
+    kind = word.lstrip("0123456789")
+    return int(word[: -len(kind)]), kind
+
+
+def _findings(
+    message_id: int,
+    has_message: bool,
+    references: int,
+    has_expiry: bool,
+    owed: int,
+    places: Sequence[tuple[str | None, str]],
+) -> Iterator[Finding]:
+    """Return what is wrong with one message.
+
+    :param references: how many owe an ack as far as is counted; less than 0 when nothing is counted.
+    :param owed: how many have it.
+    :param places: a letter per place of each consumer that has something of it.
+    """
+    for consumer, kinds in places:
+        if kinds == "n":
+            yield Finding(problem=Problem.LEFT_NOTES, id=message_id, consumer=consumer)
+        elif len(kinds) > 1:
+            yield Finding(problem=Problem.DOUBLED, id=message_id, consumer=consumer)
+        if "u" in kinds:
+            yield Finding(problem=Problem.LOST_LEASE, id=message_id, consumer=consumer)
+    counted = None if references < 0 else references
+    if not has_message:
+        if counted is not None:
+            yield Finding(problem=Problem.MISSING_PAYLOAD, id=message_id, found=counted)
+        elif has_expiry:
+            yield Finding(problem=Problem.WRONG_EXPIRY, id=message_id)
+    elif not owed:
+        yield Finding(problem=Problem.UNREFERENCED_PAYLOAD, id=message_id, found=counted, expected=0)
+    else:
+        if counted != owed:
+            yield Finding(problem=Problem.WRONG_COUNT, id=message_id, found=counted, expected=owed)
+        if not has_expiry:
+            yield Finding(problem=Problem.WRONG_EXPIRY, id=message_id)
