@@ -60,6 +60,8 @@ def program(*, asynchronous: bool, stubborn: bool = False) -> str:
 
 
 def started(code: str) -> subprocess.Popen[str]:
+    # What is started in the background by a shell ignores SIGINT, and so would its children.
+    code = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)\n" + code
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )  # fmt: skip
