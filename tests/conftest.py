@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
@@ -69,6 +70,16 @@ def java(server_home: Path) -> None:
         "spark.driver.defaultJavaOptions -XX:TieredStopAtLevel=1\n", "utf-8"
     )
     os.environ["SPARK_CONF_DIR"] = str(configuration)
+
+
+@pytest.fixture(autouse=True)
+def signal_handlers() -> Iterator[None]:
+    """Leave the process's handlers as they were: Airflow's task runner, which ``dag.test()`` calls, keeps its own."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 def _in_memory() -> Path | None:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import ctypes
-import heapq
+import math
 import threading
 import time
 from collections.abc import Callable
-from itertools import count
 from typing import Any, TypeVar
 
 from queuekeeper.errors import TimeLimitExceeded
@@ -19,48 +18,44 @@ class _TimeIsUp(BaseException):
     """Raised in a thread; no ``Exception``, so that a handler does not take it for a failure of its own."""
 
 
-class _Entry:
-    def __init__(self) -> None:
-        self.thread_id = threading.get_ident()
-        self.is_over = False
-
-
 class _Watch:
     """One thread that raises in others when their time is up."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._entries: list[tuple[float, int, _Entry]] = []
-        self._numbers = count()
+        self._ends_s: dict[object, tuple[float, int]] = {}
+        self._wakes_s = math.inf
         self._thread: threading.Thread | None = None
 
-    def begin(self, limit_s: float) -> _Entry:
-        entry = _Entry()
+    def begin(self, limit_s: float) -> object:
+        entry = object()
+        end_s = time.monotonic() + limit_s
         with self._changed:
-            heapq.heappush(self._entries, (time.monotonic() + limit_s, next(self._numbers), entry))
+            self._ends_s[entry] = (end_s, threading.get_ident())
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="queuekeeper-limits", daemon=True)
                 self._thread.start()
-            self._changed.notify()
+            if end_s < self._wakes_s:
+                self._wakes_s = end_s
+                self._changed.notify()
         return entry
 
-    def end(self, entry: _Entry) -> None:
+    def end(self, entry: object) -> None:
         with self._changed:
-            entry.is_over = True
+            self._ends_s.pop(entry, None)
             # It may have been raised and not have come yet.
-            _raise_in(entry.thread_id, None)
+            _raise_in(threading.get_ident(), None)
 
     def _run(self) -> None:
         with self._changed:
             while True:
-                while self._entries and self._entries[0][2].is_over:
-                    heapq.heappop(self._entries)
-                left_s = self._entries[0][0] - time.monotonic() if self._entries else None
-                if left_s is None or left_s > 0:
-                    self._changed.wait(left_s)
-                    continue
-                _, _, entry = heapq.heappop(self._entries)
-                _raise_in(entry.thread_id, _TimeIsUp)
+                now_s = time.monotonic()
+                for entry, (end_s, thread_id) in list(self._ends_s.items()):
+                    if end_s <= now_s:
+                        del self._ends_s[entry]
+                        _raise_in(thread_id, _TimeIsUp)
+                self._wakes_s = min((end_s for end_s, _ in self._ends_s.values()), default=math.inf)
+                self._changed.wait(None if self._wakes_s == math.inf else self._wakes_s - now_s)
 
 
 def _raise_in(thread_id: int, kind: type[BaseException] | None) -> None:
