@@ -7,6 +7,7 @@ does the I/O knows nothing of sessions or events, and the operation nothing of s
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import wraps
 from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
@@ -81,6 +82,16 @@ def refuse_wrong_types(
     raise UsageError(problem)
 
 
+def _has_face(method: Callable[..., Any], form: Callable[..., Operation[Any]]) -> None:
+    """Have ``help()`` and editors show what the method returns: the result of the operation, not the operation."""
+    signature = inspect.signature(form)
+    returned = signature.return_annotation
+    if isinstance(returned, str) and (match := re.fullmatch(r"Operation\[(.+)\]", returned)):
+        returned = match[1]
+        method.__annotations__ = {**form.__annotations__, "return": returned}
+    method.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
+
+
 def blocking(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Concatenate[Any, P], T]:
     """Return the method of a blocking object, such as a store, that runs an operation to its end.
 
@@ -106,6 +117,7 @@ def blocking(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Conc
             result: T = end.value
             return result
 
+    _has_face(method, form)
     return method
 
 
@@ -132,4 +144,5 @@ def awaited(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Conca
             result: T = end.value
             return result
 
+    _has_face(method, form)
     return method

@@ -14,6 +14,7 @@ from queuekeeper.fanout.consumer import (
     Consumption,
     WorkRules,
 )
+from queuekeeper.fanout.handlers import BlockingAttempt
 from queuekeeper.fanout.model import AckReport, Claimed, FanoutMessage, ReturnReport, Start
 from queuekeeper.service.steps import END_S, Begin, Ended, Happened, Stop, Wait
 
@@ -39,7 +40,7 @@ class Hand:
         self.run = Consumption(
             server, "orders", lambda message: None, consumer="billing", rules=WorkRules(**rules), options=None,
             start=Start.NEW, register=False, middleware=(), draw=lambda: 0.0, began=lambda: None,
-            attempt=lambda attempt: attempt.run, listen=lambda timeout_s: lambda: timeout_s,
+            attempt=BlockingAttempt, listen=lambda timeout_s: lambda: timeout_s,
             now_s=lambda: self.now_s,
         ).run()  # fmt: skip
         self.step = next(self.run)

@@ -6,7 +6,6 @@ from .consumer import (
     WorkRules as WorkRules,
 )
 from .handlers import (
-    Attempt as Attempt,
     Failed as Failed,
     Handler as Handler,
     Middleware as Middleware,

@@ -21,7 +21,7 @@ from typing import Any
 from queuekeeper.checks import check_integer, check_seconds, checked
 from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.errors import MembershipChanged, ServerUnavailable, StoreFull, UsageError
-from queuekeeper.fanout.handlers import Attempt, Failed, Handler, Middleware, Work
+from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt, Failed, Handler, Middleware, Work
 from queuekeeper.fanout.model import (
     DEFAULT_MAX_STALLS,
     MAX_CLAIM,
@@ -107,7 +107,7 @@ class Consumption:
     """What a consumer does, as an operation.
 
     :ivar registration: what registering did; none before, and when it was left to others.
-    :param attempt: makes the work of an attempt.
+    :param attempt: kind of attempts that it makes.
     :param listen: makes the work of waiting for a wake-up for so many seconds, which answers whether one came.
     :param began: called when it is registered.
     :param now_s: a clock that never goes back.
@@ -126,7 +126,7 @@ class Consumption:
         register: bool,
         middleware: Sequence[Middleware],
         draw: Callable[[], float],
-        attempt: Callable[[Attempt], Callable[[], Any]],
+        attempt: type[BlockingAttempt | AsyncAttempt],
         listen: Callable[[float], Callable[[], Any]],
         began: Callable[[], None],
         now_s: Callable[[], float],
@@ -285,10 +285,10 @@ class Consumption:
                 break
             held = self._waiting.popleft()
             self._busy.add(held)
-            attempt = Attempt(
+            attempt = self._attempt(
                 self._handler, held.message, middleware=self._middleware, draw=self._draw, now_s=self._now_s
             )
-            yield Begin(work=self._attempt(attempt), token=held)
+            yield Begin(work=attempt.run, token=held)
 
     def _is_suspect(self, held: _Held) -> bool:
         """Tell whether a message may be what ends its workers; it is claimed alone."""
@@ -494,7 +494,7 @@ class FanoutConsumer(BlockingService[None]):
     :param options: with which it is registered, unless it is registered already.
     :param start: what it gets of earlier messages when it is registered.
     :param register: false to leave that to others; what they have left half done is ended.
-    :param middleware: looks on.
+    :param middleware: looks on or wraps; see :class:`~queuekeeper.fanout.handlers.Middleware`.
     :param draw: chance, from 0 to 1, that spreads retries.
     :raises UsageError: naming parameter, value and rule.
     """
@@ -531,7 +531,7 @@ class FanoutConsumer(BlockingService[None]):
             register=register,
             middleware=middleware,
             draw=draw,
-            attempt=lambda attempt: attempt.run,
+            attempt=BlockingAttempt,
             listen=lambda timeout_s: partial(self._listen, timeout_s),
             began=self._begins.set,
             now_s=time.monotonic,
@@ -591,7 +591,7 @@ class AsyncFanoutConsumer(AsyncService[None]):
             register=register,
             middleware=middleware,
             draw=draw,
-            attempt=lambda attempt: attempt.run_async,
+            attempt=AsyncAttempt,
             listen=lambda timeout_s: partial(self._listen, timeout_s),
             began=self._begins.set,
             now_s=time.monotonic,

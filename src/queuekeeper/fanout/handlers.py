@@ -6,14 +6,18 @@ import asyncio
 import inspect
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from difflib import get_close_matches
+from typing import Any, ParamSpec, TypeAlias
 
 from queuekeeper.checks import check_fields, check_integer
 from queuekeeper.errors import Rejected, UsageError
 from queuekeeper.fanout.model import MAX_MS, FanoutMessage
 from queuekeeper.operation import Operation, awaited, blocking
 from queuekeeper.service.limits import limited, time_is_up
+
+P = ParamSpec("P")
 
 Work: TypeAlias = Callable[[FanoutMessage], Any]
 """Works on a message; a coroutine function for asyncio. When it returns, the message is done; when it raises, not."""
@@ -111,20 +115,48 @@ class Handler:
         return self.work(message)
 
 
-def handler(**rules: Any) -> Callable[[Work], Handler]:
-    """Make a function a handler: ``@handler(max_attempts=8, dead_on=(ValueError,))``.
+def _with_rules(rules: Callable[P, RetryRules]) -> Callable[P, Callable[[Work], Handler]]:
+    """Return ``handler`` with the signature of the rules, so that editors and type checkers complete them."""
 
-    :param rules: of :class:`RetryRules`.
-    """
-    found = RetryRules(**rules)
-    return lambda work: Handler(work=work, rules=found)
+    def handler(*args: P.args, **kwargs: P.kwargs) -> Callable[[Work], Handler]:
+        """Make a function a handler: ``@handler(max_attempts=8, dead_on=(ValueError,))``.
+
+        The arguments are those of :class:`RetryRules`.
+
+        :raises UsageError: naming parameter, value and rule; for a name that is no rule, the nearest one.
+        """
+        known = inspect.signature(rules).parameters
+        for name in kwargs:
+            if name not in known:
+                nearest = get_close_matches(name, known, n=1)
+                hint = f"did you mean {nearest[0]!r}?" if nearest else f"there are {', '.join(known)}"
+                raise UsageError(f"handler has no rule {name!r}: {hint}")
+        found = rules(*args, **kwargs)
+        return lambda work: Handler(work=work, rules=found)
+
+    handler.__signature__ = inspect.signature(rules).replace(  # type: ignore[attr-defined]
+        return_annotation=Callable[[Work], Handler]
+    )
+    return handler
+
+
+handler = _with_rules(RetryRules)
 
 
 class Middleware:
-    """Looks on while messages are worked on, for metrics and traces; called in the thread or task of the handler.
+    """Looks on while messages are worked on, or wraps the work; called in the thread or task of the handler.
 
-    What it raises is logged and changes nothing.
+    What ``before``, ``after`` and ``error`` raise is logged and changes nothing.
     """
+
+    def around(self, message: FanoutMessage) -> AbstractContextManager[Any]:
+        """Return what the handler runs in, such as a trace, a lock or a database transaction.
+
+        What it raises when it is entered fails the attempt before the handler begins. When the handler has failed, it
+        gets the error, and may raise another one, or end it as any context manager may: then the message is done. The
+        first middleware is the outermost. The handler's time limit covers the handler alone.
+        """
+        return nullcontext()
 
     def before(self, message: FanoutMessage) -> None:
         """Learn that a handler begins."""
@@ -162,7 +194,7 @@ class Attempt:
         self._draw = draw
         self._now_s = now_s
 
-    def _attempt(self) -> Operation[Failed | None]:
+    def attempt(self) -> Operation[Failed | None]:
         """Work on the message, which is the only step; return the failure, if it is one."""
         message = self._message
         self._tell(lambda one: one.before(message))
@@ -193,23 +225,45 @@ class Attempt:
             except Exception:
                 _log.exception("middleware %r failed", one)
 
-    def answer(self, message: FanoutMessage) -> Any:
-        """Have the handler work on the message, within its time."""
+    def _around(self) -> ExitStack:
+        """Enter what middleware puts around the handler."""
+        with ExitStack() as stack:
+            for one in self._middleware:
+                stack.enter_context(one.around(self._message))
+            return stack.pop_all()
+
+    @property
+    def _limit_s(self) -> float | None:
         limit_ms = self._rules.time_limit_ms
-        if limit_ms is None:
-            return self._work(message)
-        if inspect.iscoroutinefunction(self._work) or inspect.iscoroutinefunction(type(self._work).__call__):
-            return self._within(limit_ms / 1_000)
-        return limited(self._work, message, limit_s=limit_ms / 1_000)
+        return None if limit_ms is None else limit_ms / 1_000
 
-    async def _within(self, limit_s: float) -> None:
-        try:
-            async with asyncio.timeout(limit_s) as limit:
-                await self._work(self._message)
-        except TimeoutError as error:
-            if not limit.expired():
-                raise
-            raise time_is_up(limit_s) from error
 
-    run = blocking(_attempt)
-    run_async = awaited(_attempt)
+class BlockingAttempt(Attempt):
+    """An attempt in the thread that runs it."""
+
+    def answer(self, message: FanoutMessage) -> None:
+        """Have the handler work on the message, within its time."""
+        with self._around():
+            if self._limit_s is None:
+                self._work(message)
+            else:
+                limited(self._work, message, limit_s=self._limit_s)
+
+    run = blocking(Attempt.attempt)
+
+
+class AsyncAttempt(Attempt):
+    """An attempt in the event loop."""
+
+    async def answer(self, message: FanoutMessage) -> None:
+        """Have the handler work on the message, within its time."""
+        with self._around():
+            try:
+                async with asyncio.timeout(self._limit_s) as limit:
+                    await self._work(message)
+            except TimeoutError as error:
+                if self._limit_s is None or not limit.expired():
+                    raise
+                raise time_is_up(self._limit_s) from error
+
+    run = awaited(Attempt.attempt)

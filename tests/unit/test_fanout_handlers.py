@@ -1,0 +1,219 @@
+"""Attempts of handlers, in a thread and in an event loop: limits of time, what middleware wraps, rules by name."""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from contextvars import ContextVar
+from typing import Any
+
+import pytest
+
+from queuekeeper.errors import TimeLimitExceeded, UsageError
+from queuekeeper.fanout import Failed, FanoutMessage, Handler, Middleware, RetryRules, handler
+from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt
+from queuekeeper.service.limits import limited
+
+pytestmark = pytest.mark.unit
+
+MESSAGE = FanoutMessage(
+    queue="orders", consumer="billing", id=1, body=b"", content_type=None, headers={}, order_key=None,
+    published_ms=0, attempt=1, stalls=0, expires_at_ms=10**12,
+)  # fmt: skip
+
+
+class Witness(Middleware):
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def after(self, message: FanoutMessage, *, duration_s: float) -> None:
+        self.seen.append("done")
+
+    def error(self, message: FanoutMessage, error: Exception, *, duration_s: float, is_final: bool) -> None:
+        self.seen.append((type(error), is_final))
+
+
+def made(kind: Any, work: Any, *, witness: Middleware, **rules: Any) -> Any:
+    handler = Handler(work=work, rules=RetryRules(first_delay_ms=10, jitter=0, **rules))
+    return kind(handler, MESSAGE, middleware=(witness,), draw=lambda: 0.0, now_s=time.monotonic)
+
+
+def run(work: Any, *, witness: Middleware, **rules: Any) -> Failed | None:
+    failed: Failed | None = made(BlockingAttempt, work, witness=witness, **rules).run()
+    return failed
+
+
+def run_async(work: Any, *, witness: Middleware, **rules: Any) -> Failed | None:
+    async def begin() -> Failed | None:
+        failed: Failed | None = await made(AsyncAttempt, work, witness=witness, **rules).run()
+        return failed
+
+    return asyncio.run(begin())
+
+
+def for_ever(_: FanoutMessage) -> None:
+    while True:
+        with suppress(Exception):
+            time.sleep(0.001)
+
+
+async def for_ever_async(_: FanoutMessage) -> None:
+    await asyncio.Event().wait()
+
+
+def test_handler_in_a_thread_is_ended_although_it_catches_every_exception() -> None:
+    witness = Witness()
+
+    result = run(for_ever, witness=witness, time_limit_ms=50)
+
+    assert result == Failed(
+        delay_ms=10, max_attempts=5, reason="TimeLimitExceeded: the handler took longer than its 0.05 s"
+    )
+    assert witness.seen == [(TimeLimitExceeded, False)]
+
+
+def test_coroutine_is_cancelled_and_a_limit_can_make_a_dead_letter() -> None:
+    witness = Witness()
+
+    result = run_async(for_ever_async, witness=witness, time_limit_ms=50, dead_on=(TimeLimitExceeded,))
+
+    assert result is not None
+    assert (result.max_attempts, result.reason) == (1, "TimeLimitExceeded: the handler took longer than its 0.05 s")
+    assert witness.seen == [(TimeLimitExceeded, True)]
+
+
+def test_time_out_of_a_handlers_own_is_not_taken_for_the_limit() -> None:
+    async def times_out(_: FanoutMessage) -> None:
+        raise TimeoutError("the bank")
+
+    result = run_async(times_out, witness=Witness(), time_limit_ms=60_000)
+
+    assert result is not None
+    assert result.reason == "TimeoutError: the bank"
+
+
+def test_handler_that_is_quick_enough_is_left_alone_and_nothing_comes_later() -> None:
+    witness = Witness()
+    quick = made(BlockingAttempt, lambda _: None, witness=witness, time_limit_ms=600_000)
+
+    assert [quick.run() for _ in range(100)] == [None] * 100
+    assert witness.seen == ["done"] * 100
+
+
+def test_limit_ends_only_the_thread_that_it_is_for() -> None:
+    ended: list[str] = []
+    go_on = threading.Event()
+
+    def patient() -> None:
+        limited(go_on.wait, limit_s=600.0)
+        ended.append("patient")
+
+    def hasty() -> None:
+        with pytest.raises(TimeLimitExceeded):
+            limited(for_ever, MESSAGE, limit_s=0.02)
+        ended.append("hasty")
+
+    threads = [threading.Thread(target=each) for each in (patient, hasty)]
+    for thread in threads:
+        thread.start()
+    threads[1].join()
+    go_on.set()
+    threads[0].join()
+
+    assert ended == ["hasty", "patient"]
+
+
+def test_wrong_limit_is_refused() -> None:
+    with pytest.raises(UsageError, match="time_limit_ms is 0: it must be 1 to"):
+        RetryRules(time_limit_ms=0)
+
+
+NAMES: ContextVar[str] = ContextVar("names", default="")
+
+
+class Wrapper(Middleware):
+    """Puts its name around a handler, and takes an error of its kind for done."""
+
+    def __init__(self, name: str, *, told: list[str], cures: type[Exception] = ZeroDivisionError) -> None:
+        self._name = name
+        self._told = told
+        self._cures = cures
+
+    @contextmanager
+    def around(self, message: FanoutMessage) -> Iterator[None]:
+        names = NAMES.set(NAMES.get() + self._name)
+        try:
+            yield
+            self._told.append(f"{self._name}: done")
+        except self._cures as error:
+            self._told.append(f"{self._name}: {error}")
+        finally:
+            NAMES.reset(names)
+
+
+class Refusing(Middleware):
+    def around(self, message: FanoutMessage) -> Any:
+        raise ConnectionError("no lock")
+
+
+def attempt_with(middleware: list[Middleware], work: Any, *, is_async: bool) -> Any:
+    rules: dict[str, Any] = {"draw": lambda: 0.0, "now_s": time.monotonic, "middleware": middleware}
+    function = Handler(work=work, rules=RetryRules(first_delay_ms=10, jitter=0))
+    if not is_async:
+        return BlockingAttempt(function, MESSAGE, **rules).run()
+
+    async def begin() -> Any:
+        async def awaited_work(message: FanoutMessage) -> None:
+            await asyncio.sleep(0)
+            work(message)
+
+        return await AsyncAttempt(Handler(work=awaited_work, rules=function.rules), MESSAGE, **rules).run()
+
+    return asyncio.run(begin())
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["thread", "event loop"])
+def test_middleware_wraps_a_handler_the_first_outermost_and_may_cure_its_errors(is_async: bool) -> None:
+    told: list[str] = []
+    wrappers: list[Middleware] = [Wrapper("a", told=told, cures=KeyError), Wrapper("b", told=told, cures=ValueError)]
+
+    def work(_: FanoutMessage) -> None:
+        told.append(NAMES.get())
+
+    def fails(_: FanoutMessage) -> None:
+        raise ValueError("no money")
+
+    assert attempt_with(wrappers, work, is_async=is_async) is None
+    assert told == ["ab", "b: done", "a: done"]
+    told.clear()
+    assert attempt_with(wrappers, fails, is_async=is_async) is None
+    assert told == ["b: no money", "a: done"]
+    assert attempt_with(wrappers[:1], fails, is_async=is_async).reason == "ValueError: no money"
+
+
+@pytest.mark.parametrize("is_async", [False, True], ids=["thread", "event loop"])
+def test_middleware_that_cannot_be_entered_fails_the_attempt_and_the_handler_does_not_begin(is_async: bool) -> None:
+    told: list[str] = []
+    witness = Witness()
+
+    failed = attempt_with(
+        [witness, Wrapper("a", told=told), Refusing()], lambda _: told.append("began"), is_async=is_async
+    )
+
+    assert failed == Failed(delay_ms=10, max_attempts=5, reason="ConnectionError: no lock")
+    assert (told, witness.seen) == ([], [(ConnectionError, False)])
+
+
+def test_rules_of_a_handler_are_those_of_retry_rules_and_a_typing_error_is_named() -> None:
+    assert inspect.signature(handler).parameters == inspect.signature(RetryRules).parameters
+    assert handler(max_attempts=8)(print).rules == RetryRules(max_attempts=8)
+    misspelt: Any = {"max_attempt": 8}
+    with pytest.raises(UsageError, match=r"handler has no rule 'max_attempt': did you mean 'max_attempts'"):
+        handler(**misspelt)
+    misspelt = {"zzz": 8}
+    with pytest.raises(UsageError, match="no rule 'zzz': there are max_attempts, first_delay_ms, factor"):
+        handler(**misspelt)
