@@ -82,6 +82,11 @@ def refuse_wrong_types(
     raise UsageError(problem)
 
 
+def is_coroutine_function(work: Callable[..., Any]) -> bool:
+    """Tell whether calling something gives what has to be awaited: a coroutine function, or an object that is one."""
+    return inspect.iscoroutinefunction(work) or inspect.iscoroutinefunction(type(work).__call__)
+
+
 def _has_face(method: Callable[..., Any], form: Callable[..., Operation[Any]]) -> None:
     """Have ``help()`` and editors show what the method returns: the result of the operation, not the operation."""
     signature = inspect.signature(form)

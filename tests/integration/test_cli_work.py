@@ -1,4 +1,4 @@
-"""``queuekeeper fanout work`` and ``events work``: handlers in processes that die, of files that change."""
+"""``fanout work``, ``events work`` and ``compacted work``: handlers in processes that die, of files that change."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from queuekeeper.compacted import Append, CompactedQueues
 from queuekeeper.events import EventBroker, Interest, NewEvent, schema
 from queuekeeper.fanout import FanoutQueues, NewMessage
 from queuekeeper.postgres import connect as connect_postgres
@@ -41,6 +42,15 @@ async def bill_async(message):
 def bill_events(delivery):
     for event in delivery.events:
         note(event.payload)
+
+def show(message):
+    if message.value == b"3" and "failed" not in DONE.read_text():
+        note("failed")
+        raise ValueError("the display is away")
+    note(message.value.decode())
+
+async def show_async(message):
+    show(message)
 
 NUMBER = 7
 """
@@ -168,6 +178,35 @@ def test_events_are_handled_by_a_group(
         stop(dispatcher)
 
     assert sorted(int(line[0]) for line in done(folder)) == list(range(20))
+
+
+@pytest.mark.parametrize("name", ["show", "show_async"])
+def test_compacted_queue_is_worked_on_in_order_by_one_process_and_gone_on_with_by_another(
+    started: Callable[..., subprocess.Popen[str]], valkey_url: str, folder: Path, name: str
+) -> None:
+    with connect(valkey_url) as client:
+        queues = CompactedQueues(client)
+
+        def append(numbers: range) -> None:
+            for number in numbers:
+                queues.append("meter-7", [Append(key=f"k{number}".encode(), value=str(number).encode())])
+
+        process = started("compacted", "work", f"billing:{name}", "meter-7", "--processes", "2")
+        append(range(20))
+        until(lambda: len(done(folder)) >= 20)
+        first = done(folder)[0][1]
+        assert {line[1] for line in done(folder)} == {first}
+        # The other one waits until the dead one's lease would be over, or takes a queue that was given up.
+        os.kill(int(first), signal.SIGTERM)
+        append(range(20, 40))
+        until(lambda: {line[0] for line in done(folder)} >= {str(number) for number in range(40)})
+        stop(process)
+
+        found = [int(line[0]) for line in done(folder) if line[0] != "failed"]
+        assert [number for place, number in enumerate(found) if number not in found[:place]] == list(range(40))
+        # The handler fails once, on 3, and nothing comes before it was done.
+        assert [line[0] for line in done(folder)][3:5] == ["failed", "3"]
+        assert queues.inspect("meter-7").lag == 0
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,9 @@
-"""``queuekeeper fanout work`` and ``queuekeeper events work``: run handlers of your own, in processes and threads."""
+"""``fanout work``, ``events work`` and ``compacted work``: run handlers of your own, in processes and threads."""
 
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import sys
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from queuekeeper.cli import context
 from queuekeeper.cli.input import KeyPrefix, prefix
 
 if TYPE_CHECKING:
+    from queuekeeper.compacted.handlers import CompactedWorker
     from queuekeeper.fanout.handlers import Handler
     from queuekeeper.service.aio import AsyncService
     from queuekeeper.service.blocking import BlockingService
@@ -123,6 +123,38 @@ def events_work(
     _run(target, serve, processes=processes, reload=reload)
 
 
+def compacted_work(
+    target: Target,
+    client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID", help="Client whose queue it is.")],
+    *,
+    processes: ProcessCount = 1,
+    reload: Reload = False,
+    key_prefix: KeyPrefix = None,
+    redis_url: context.RedisUrl = None,
+) -> None:
+    """Run a handler on the messages of a compacted queue, in order, until SIGTERM or Ctrl-C.
+
+    A message that the handler fails on comes again, after a pause that grows. While another consumer holds the queue,
+    it waits: of several processes one works, and another goes on where it stopped.
+
+    Example: `queuekeeper compacted work display:show meter-7 --processes 2`
+    """
+
+    def serve(handler: Any) -> None:
+        from queuekeeper.compacted.handlers import CompactedWorker
+        from queuekeeper.compacted.queue import AsyncCompactedQueues
+        from queuekeeper.redis_async import connect
+
+        async def serve_async() -> None:
+            async with connect(context.redis_address(redis_url)) as caller:
+                queues = AsyncCompactedQueues(caller, prefix=prefix(key_prefix))
+                await _serve_async(CompactedWorker(queues, client_id, handler))
+
+        asyncio.run(serve_async())
+
+    _run(target, serve, processes=processes, reload=reload)
+
+
 def _run(target: str, serve: Callable[[Any], None], *, processes: int, reload: bool) -> None:
     from queuekeeper.service.processes import Processes, is_worker, load
 
@@ -146,7 +178,7 @@ def _serve(service: BlockingService[Any]) -> None:
     service.run()
 
 
-async def _serve_async(service: AsyncService[Any]) -> None:
+async def _serve_async(service: AsyncService[Any] | CompactedWorker) -> None:
     from queuekeeper.service.processes import end_with_parent, is_worker
 
     if is_worker():
@@ -156,5 +188,6 @@ async def _serve_async(service: AsyncService[Any]) -> None:
 
 
 def _is_coroutine(handler: Callable[..., Any] | Handler) -> bool:
-    function = getattr(handler, "work", handler)
-    return inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__)
+    from queuekeeper.operation import is_coroutine_function
+
+    return is_coroutine_function(getattr(handler, "work", handler))

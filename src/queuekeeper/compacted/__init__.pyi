@@ -7,6 +7,7 @@ from .consumer import (
     Resubscribe as Resubscribe,
     WhenUnreadable as WhenUnreadable,
 )
+from .handlers import CompactedWorker as CompactedWorker
 from .model import (
     AckReport as AckReport,
     Append as Append,

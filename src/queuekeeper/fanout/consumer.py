@@ -8,7 +8,6 @@ name: each message is one's at a time.
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 import random
 import time
@@ -37,7 +36,7 @@ from queuekeeper.fanout.model import (
 )
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.fanout.store import DEFAULT_LEASE_MS, FanoutStore
-from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.operation import Operation, awaited, blocking, is_coroutine_function
 from queuekeeper.service.aio import AsyncService
 from queuekeeper.service.blocking import BlockingService
 from queuekeeper.service.steps import END_S, Begin, Cut, Ended, Stop, Wait
@@ -514,8 +513,7 @@ class FanoutConsumer(BlockingService[None]):
         middleware: Sequence[Middleware] = (),
         draw: Callable[[], float] = random.random,
     ) -> None:
-        function = work.work if isinstance(work, Handler) else work
-        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+        if is_coroutine_function(work.work if isinstance(work, Handler) else work):
             raise UsageError("the handler is a coroutine function: it would never run here, take AsyncFanoutConsumer")
         rules = rules or WorkRules()
         # One of the threads listens.

@@ -101,7 +101,7 @@ class AsyncService(Generic[R]):
         :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
         :raises RefusedError: when the service has run before.
         """
-        with _stopped_by_signals(self.stop):
+        with stopped_by_signals(self.stop):
             return await self._run()
 
     async def _run(self) -> R:
@@ -150,7 +150,7 @@ class AsyncService(Generic[R]):
 
 
 @contextmanager
-def _stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
+def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
     """As :func:`~queuekeeper.service.signals.stopped_by_signals` for an event loop, which a handler must wake."""
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:

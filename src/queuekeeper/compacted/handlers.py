@@ -1,0 +1,114 @@
+"""A handler that works on the messages of a compacted queue, one after the other."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, TypeAlias
+
+from queuekeeper.checks import checked
+from queuekeeper.clock import SERVER_BACKOFF, Backoff
+from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules
+from queuekeeper.compacted.model import CompactedMessage
+from queuekeeper.compacted.queue import AsyncCompactedQueues
+from queuekeeper.errors import QueueBusy, StaleEpoch
+from queuekeeper.operation import is_coroutine_function
+from queuekeeper.service.aio import stopped_by_signals
+
+Work: TypeAlias = Callable[[CompactedMessage], Any]
+"""Works on a message: a coroutine function in the event loop, any other in a thread. It fails when it raises."""
+
+BACKOFF = Backoff(first_s=0.1, longest_s=60.0)
+"""Pauses before a handler gets a message again on which it has failed."""
+
+_log = logging.getLogger(__name__)
+
+
+class CompactedWorker:
+    """Has a handler work on the messages of a queue, in order, until it is stopped.
+
+    ::
+
+        await CompactedWorker(queues, "device-1", show).run()
+
+    A message that the handler fails on comes to it again, after a pause that grows, before any later one. A value that
+    was appended meanwhile comes after it. While another consumer holds the queue, the worker waits for its turn: of
+    several workers one works, and another goes on where it stopped.
+
+    :param work: see :data:`Work`.
+    :param rules: of the consumer; by default a queue is not taken from another.
+    :raises UsageError: naming parameter, value and rule.
+    """
+
+    @checked
+    def __init__(
+        self, queues: AsyncCompactedQueues, client_id: str, work: Work, *, rules: ConsumerRules | None = None
+    ) -> None:
+        self._queues = queues
+        self._client_id = client_id
+        self._work = work
+        self._rules = rules or ConsumerRules(takeover=False)
+        self._stopped = asyncio.Event()
+
+    def stop(self) -> None:
+        """End when the handler has done what it is at; call it in the event loop."""
+        self._stopped.set()
+
+    async def run(self) -> None:
+        """Work until :meth:`stop` or, in the main thread, the first SIGTERM or Ctrl-C.
+
+        :raises UnreadableRecord: when a message's record was damaged, as the rules have it.
+        """
+        attempt = 0
+        with stopped_by_signals(self.stop):
+            while not self._stopped.is_set():
+                try:
+                    await self._consume()
+                except (QueueBusy, StaleEpoch) as error:
+                    _log.info("the worker waits for the queue: %s", error)
+                    await self._pause(SERVER_BACKOFF.after(attempt))
+                    attempt += 1
+                else:
+                    attempt = 0
+
+    async def _consume(self) -> None:
+        consumer = AsyncCompactedConsumer(self._queues, self._client_id, rules=self._rules)
+        async with consumer:
+            ending = asyncio.ensure_future(self._stopped.wait())
+            ending.add_done_callback(lambda _: consumer.stop())
+            try:
+                async for message in consumer:
+                    if await self._is_done(message):
+                        await consumer.ack(message)
+            finally:
+                ending.cancel()
+
+    async def _is_done(self, message: CompactedMessage) -> bool:
+        """Have the handler work on a message until it has done it; return false when the worker was stopped before."""
+        attempt = 0
+        while True:
+            try:
+                if is_coroutine_function(self._work):
+                    await self._work(message)
+                else:
+                    await asyncio.to_thread(self._work, message)
+            except Exception:
+                attempt += 1
+                pause_s = BACKOFF.after(attempt - 1)
+                _log.warning(
+                    "message %d of the queue of %r: attempt %d failed; the next one begins in %g s",
+                    *(message.sequence, self._client_id, attempt, pause_s),
+                    exc_info=True,
+                )
+                await self._pause(pause_s)
+                if self._stopped.is_set():
+                    return False
+            else:
+                return True
+
+    async def _pause(self, seconds: float) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(seconds):
+                await self._stopped.wait()
