@@ -72,6 +72,9 @@ def test_control_schema_is_compared_with_this_release(postgres_url: str) -> None
     with connect(postgres_url, autocommit=True) as connection:
         migrate(connection)
         assert by_check(examine_postgres(postgres_url))["control schema"].state is State.OK
+        connection.execute("COMMENT ON FUNCTION queuekeeper.key_slot IS NULL")
+        other = by_check(examine_postgres(postgres_url))["control schema"]
+        assert (other.state, other.found) == (State.WARNING, "another release has made key_slot")
         connection.execute("DELETE FROM queuekeeper.schema_migrations WHERE version > 2")
         old = by_check(examine_postgres(postgres_url))["control schema"]
         assert (old.state, old.remedy) == (State.WARNING, "queuekeeper database migrate")

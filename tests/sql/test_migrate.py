@@ -1,7 +1,8 @@
-"""Migrations of schema ``queuekeeper``: equal to the readable state, applied once, never silently changed."""
+"""Schema ``queuekeeper``: made from its files, brought there from every earlier version, never silently changed."""
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 import threading
@@ -13,7 +14,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queuekeeper import assets, postgres
+from queuekeeper import assets, keyspace, postgres
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.jobs.store import Runs
 from queuekeeper.migration.online.cohorts import OnlineCohorts
@@ -55,22 +56,21 @@ def catalog(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:
     return {name: connection.execute(query).fetchall() for name, query in queries.items()}
 
 
-def create_readable_state(connection: Connection) -> None:
-    """Apply ``sql/queuekeeper``, each table after those that it says it needs."""
-    directory = assets.directory("sql") / "queuekeeper"
-    connection.execute((directory / "schema.sql").read_text("utf-8"))
-    for path in sorted((directory / "functions").glob("*.sql")):
-        connection.execute(path.read_text("utf-8"))
-    waiting = {path.stem: path.read_text("utf-8") for path in sorted((directory / "tables").glob("*.sql"))}
-    done: set[str] = set()
-    while waiting:
-        ready = [
-            name for name, text in waiting.items() if set(re.findall(r"^-- needs: (\w+)$", text, re.MULTILINE)) <= done
-        ]
-        assert ready, f"tables wait for each other: {sorted(waiting)}"
-        for name in ready:
-            connection.execute(waiting.pop(name))
-            done.add(name)
+_, *_parts = re.split(
+    r"^==> (.+) <==\n", (Path(__file__).parents[1] / "data" / "released_migrations.txt").read_text(), flags=re.MULTILINE
+)
+RELEASED = dict(zip(_parts[::2], _parts[1::2], strict=True))
+"""Texts of the migrations by which databases were made before their schema was made from files."""
+
+
+def make_as_of(connection: Connection, version: int) -> None:
+    """Make the schema as the releases of that time have made it."""
+    for number, (name, text) in enumerate(list(RELEASED.items())[:version], 1):
+        connection.execute(text.encode())
+        connection.execute(
+            "INSERT INTO queuekeeper.schema_migrations (version, name, checksum) VALUES (%s, %s, %s)",
+            [number, name, hashlib.sha256(text.encode()).hexdigest()],
+        )
 
 
 @pytest.fixture
@@ -79,27 +79,155 @@ def files(tmp_path: Path) -> Path:
     return Path(shutil.copytree(assets.directory("sql") / "migrations", tmp_path / "migrations"))
 
 
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A copy of ``sql/``, to be changed, from which the schema is made."""
+    copy = Path(shutil.copytree(assets.directory("sql"), tmp_path / "sql"))
+    monkeypatch.setattr(assets, "directory", {"sql": copy}.__getitem__)
+    return copy
+
+
 def add(files: Path, name: str, text: str) -> Path:
     path = files / name
     path.write_text(text)
     return path
 
 
-def test_all_migrations_give_the_readable_schema(connection: Connection) -> None:
+def test_ledgers_hold_the_checksums_that_releases_have_entered() -> None:
+    checksums = {name: hashlib.sha256(text.encode()).hexdigest() for name, text in RELEASED.items()}
+
+    assert {each.name: each.checksum for each in postgres.migrations()[: len(RELEASED)]} == checksums
+
+
+@pytest.mark.parametrize("version", range(1, len(RELEASED) + 1))
+def test_database_of_any_version_gets_the_schema_that_its_files_make(connection: Connection, version: int) -> None:
     postgres.migrate(connection)
-    migrated = catalog(connection)
+    made = catalog(connection)
     connection.execute("DROP SCHEMA queuekeeper CASCADE")
-    create_readable_state(connection)
+    make_as_of(connection, version)
+    names = [each.name for each in postgres.migrations()]
 
-    assert catalog(connection) == migrated
-    assert migrated["columns"]
+    assert postgres.migrate(connection).applied == tuple(names[version:])
+    assert catalog(connection) == made
+    assert made["columns"]
+    assert made["functions"]
+    assert postgres.migrate(connection).applied == ()
 
 
-def test_pace_of_a_migration_on_its_way_is_carried_over(connection: Connection, files: Path) -> None:
-    later = [path for path in files.glob("*.sql") if path.name > "0014"]
-    for path in later:
-        path.rename(path.with_suffix(".later"))
-    postgres.migrate(connection, directory=files)
+@pytest.mark.parametrize("version", [1, 3, 9, 13, len(RELEASED)])
+def test_migration_that_makes_and_alters_tables_needs_no_directive(
+    connection: Connection, sources: Path, version: int
+) -> None:
+    altered = sources / "queuekeeper" / "tables" / "audit_answers.sql"
+    altered.write_text(
+        altered.read_text("utf-8").replace(
+            "text NOT NULL,\n    CONSTRAINT", "text NOT NULL,\n    why text,\n    CONSTRAINT"
+        )
+    )
+    added = "CREATE TABLE queuekeeper.added (id int);\n\nALTER TABLE queuekeeper.added SET (fillfactor = 90);\n"
+    (sources / "queuekeeper" / "tables" / "added.sql").write_text(added)
+    number = len(postgres.migrations()) + 1
+    add(
+        sources / "migrations",
+        f"{number:04d}_added.sql",
+        f"ALTER TABLE queuekeeper.audit_answers ADD COLUMN why text;\n\n{added}"
+        "\n-- changes: audit_runs\nUPDATE queuekeeper.audit_runs SET subject = '';\n",
+    )
+    postgres.migrate(connection)
+    made = catalog(connection)
+    connection.execute("DROP SCHEMA queuekeeper CASCADE")
+    make_as_of(connection, version)
+
+    postgres.migrate(connection)
+    assert catalog(connection) == made
+    assert ("why",) in connection.execute(
+        "SELECT attname FROM pg_attribute WHERE attrelid = 'queuekeeper.audit_answers'::regclass"
+    ).fetchall()
+
+
+def test_function_is_replaced_when_its_file_has_changed_and_only_then(connection: Connection, sources: Path) -> None:
+    postgres.migrate(connection)
+    rows = "SELECT proname, xmin::text FROM pg_proc WHERE pronamespace = 'queuekeeper'::regnamespace"
+    before: dict[str, Any] = dict(connection.execute(rows).fetchall())
+    changed = sources / "queuekeeper" / "functions" / "key_slot.sql"
+    changed.write_text(changed.read_text("utf-8").replace("RETURN crc % 16384;", "RETURN 5;"))
+
+    assert postgres.outdated(connection) == ["key_slot"]
+    postgres.migrate(connection)
+    after: dict[str, Any] = dict(connection.execute(rows).fetchall())
+    assert {name for name in after if after[name] != before[name]} == {"key_slot"}
+    assert connection.execute("SELECT queuekeeper.key_slot('any')").fetchone() == (5,)
+    assert postgres.outdated(connection) == []
+
+
+def test_view_gets_columns_that_its_file_adds_and_keeps_who_may_read_it(connection: Connection, sources: Path) -> None:
+    postgres.migrate(connection)
+    connection.execute("GRANT SELECT ON queuekeeper.runs TO PUBLIC")
+    changed = sources / "queuekeeper" / "views" / "runs.sql"
+    text = changed.read_text("utf-8").replace("    updated_at\nFROM", "    updated_at,\n    1 AS one\nFROM")
+    changed.write_text(text.replace("plans.updated_at\nFROM", "plans.updated_at,\n    1 AS one\nFROM"))
+
+    postgres.migrate(connection)
+    row = connection.execute("SELECT relacl::text FROM pg_class WHERE oid = 'queuekeeper.runs'::regclass").fetchone()
+    assert row is not None
+    assert "=r/" in row[0]
+    assert connection.execute("SELECT one FROM queuekeeper.runs").fetchall() == []
+
+
+def test_who_may_not_change_the_schema_is_sent_to_its_owner(connection: Connection, postgres_url: str) -> None:
+    make_as_of(connection, len(RELEASED))
+    role = f"user_{connection.info.dbname}"
+    connection.execute(f"CREATE ROLE {role} LOGIN PASSWORD 'plain'")
+    connection.execute(f"GRANT USAGE ON SCHEMA queuekeeper TO {role}")
+    connection.execute(f"GRANT SELECT ON queuekeeper.schema_migrations TO {role}")
+    try:
+        with postgres.connect(f"{postgres_url}?user={role}&password=plain") as plain:
+            with pytest.raises(RefusedError, match="have its owner run `queuekeeper database migrate`"):
+                postgres.migrate(plain)
+            postgres.migrate(connection)
+            assert postgres.migrate(plain).applied == ()
+    finally:
+        connection.execute(f"DROP OWNED BY {role}")
+        connection.execute(f"DROP ROLE {role}")
+
+
+def test_differences_that_were_found_are_counted(connection: Connection) -> None:
+    make_as_of(connection, 1)
+    connection.execute(
+        "INSERT INTO queuekeeper.plans (plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state)"
+        " VALUES ('p', '{}', '', '', 0, '{0}', 'failed')"
+    )
+    connection.execute(
+        "INSERT INTO queuekeeper.differences (plan_id, cohort, client_id, kind, expected, found)"
+        " SELECT 'p', 3, client_id, 'lost', '', '' FROM unnest(ARRAY['a', 'b']) AS client_id"
+    )
+    postgres.migrate(connection)
+
+    assert connection.execute("SELECT cohort, kind, found FROM queuekeeper.difference_counts").fetchall() == [
+        (3, "lost", 2)
+    ]
+
+
+def test_clients_whose_keys_have_another_tag_get_its_slot(connection: Connection) -> None:
+    make_as_of(connection, 10)
+    connection.execute(
+        "INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch)"
+        " SELECT client_id, queuekeeper.key_slot(client_id), 'redis', 1 FROM unnest(ARRAY['}a', '%b', 'c']) client_id"
+    )
+    before: dict[str, Any] = dict(
+        connection.execute("SELECT client_id, slot FROM queuekeeper.session_owners").fetchall()
+    )
+    postgres.migrate(connection)
+    after: dict[str, Any] = dict(
+        connection.execute("SELECT client_id, slot FROM queuekeeper.session_owners").fetchall()
+    )
+
+    assert {name for name in after if after[name] != before[name]} == {"}a", "%b"}
+    assert after == {name: keyspace.client_slot(name) for name in after}
+
+
+def test_pace_of_a_migration_on_its_way_is_carried_over(connection: Connection) -> None:
+    make_as_of(connection, 13)
     connection.execute(
         "INSERT INTO queuekeeper.plans (plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state,"
         " throttle_messages_per_s) SELECT name, '{\"mode\": \"online\"}', '', '', 0, '{0}', 'copied', 500"
@@ -109,9 +237,7 @@ def test_pace_of_a_migration_on_its_way_is_carried_over(connection: Connection, 
         "INSERT INTO queuekeeper.online_control (plan_id, paused, clients_per_s, canary)"
         " VALUES ('slow', TRUE, 20, '{3}'), ('free', FALSE, NULL, '{}')"
     )
-    for path in later:
-        path.with_suffix(".later").rename(path)
-    postgres.migrate(connection, directory=files)
+    postgres.migrate(connection)
 
     online = OnlineCohorts(connection)
     assert (online.control("slow").paused, online.control("slow").clients_per_s) == (True, 20)
@@ -137,11 +263,12 @@ def test_only_missing_migrations_are_applied(connection: Connection, files: Path
 
 
 def test_changed_migration_is_named(connection: Connection, files: Path) -> None:
+    number = postgres.migrate(connection, directory=files).version + 1
+    changed = add(files, f"{number:04d}_one_more.sql", "SELECT 1;\n")
     postgres.migrate(connection, directory=files)
-    changed = files / "0001_control_schema.sql"
-    changed.write_text(changed.read_text() + "-- improved\n")
+    changed.write_text("SELECT 2;\n")
 
-    with pytest.raises(RefusedError, match=r"migration 0001_control_schema\.sql differs .* restore the file"):
+    with pytest.raises(RefusedError, match=rf"migration {changed.name} differs .* restore the file"):
         postgres.migrate(connection, directory=files)
 
 
@@ -163,13 +290,15 @@ def test_newer_database_is_refused(connection: Connection, files: Path) -> None:
 
 
 def test_failing_migration_leaves_nothing_behind(connection: Connection, files: Path) -> None:
-    version = len(postgres.migrations(files))
+    version = postgres.migrate(connection, directory=files).version
+    before = catalog(connection)
     add(files, f"{version + 1:04d}_good.sql", "CREATE TABLE queuekeeper.good (id int);")
     add(files, f"{version + 2:04d}_bad.sql", "CREATE TABLE queuekeeper.bad (id int); SELECT 1 / 0;")
 
     with pytest.raises(psycopg.errors.DivisionByZero):
         postgres.migrate(connection, directory=files)
-    assert connection.execute("SELECT to_regnamespace('queuekeeper') IS NULL").fetchone() == (True,)
+    assert catalog(connection) == before
+    assert postgres.schema_version(connection) == version
 
 
 @pytest.mark.parametrize(

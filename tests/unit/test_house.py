@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import __version__
+from queuekeeper import __version__, postgres
 
 ROOT = Path(__file__).parents[2]
 CODE = ("benchmarks", "dags", "plugins", "scripts", "spark_jobs", "src", "tests")
@@ -164,8 +164,9 @@ def test_a_lua_script_declares_itself_and_an_include_does_not() -> None:
 
 
 def test_migrations_are_numbered_without_a_gap() -> None:
-    names = [path.name for path in under("sql/migrations", "*.sql")]
+    names = [each.name for each in postgres.migrations()]
 
+    assert {path.name for path in under("sql/migrations", "*.sql")} <= set(names)
     assert [int(name[:4]) for name in names] == list(range(1, len(names) + 1))
     assert all(re.fullmatch(r"\d{4}(?:_[a-z0-9]+)+\.sql", name) for name in names)
 

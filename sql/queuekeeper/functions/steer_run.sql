@@ -7,37 +7,35 @@ LANGUAGE plpgsql
 SET search_path = ''
 AS $$
 DECLARE
-    agreed boolean := (NEW.approved_by, NEW.approved_at) IS DISTINCT FROM (OLD.approved_by, OLD.approved_at);
+    -- Of a type, so that the statement knows their columns.
+    was queuekeeper.runs := OLD;
+    wanted queuekeeper.runs := NEW;
+    names text[] := CASE
+        WHEN OLD.kind IN ('session_migration', 'online_migration')
+            THEN ARRAY['plans', 'plan_id', 'throttle_messages_per_s']
+        ELSE ARRAY['maintenance_runs', 'maintenance_run_id', 'throttle_operations_per_s']
+    END;
 BEGIN
-    IF OLD.kind IN ('session_migration', 'online_migration') THEN
-        UPDATE queuekeeper.plans
-        SET
-            state = CASE WHEN plans.state = 'planned' AND NEW.state = 'approved' THEN 'approved' ELSE plans.state END,
-            approved_by = CASE WHEN agreed THEN NEW.approved_by ELSE plans.approved_by END,
-            approved_at = CASE WHEN agreed THEN NEW.approved_at ELSE plans.approved_at END,
-            throttle_messages_per_s = CASE
-                WHEN NEW.throttle_operations_per_s IS DISTINCT FROM OLD.throttle_operations_per_s
-                    THEN NEW.throttle_operations_per_s
-                ELSE plans.throttle_messages_per_s
-            END,
-            paused = CASE WHEN NEW.paused <> OLD.paused THEN NEW.paused ELSE plans.paused END,
-            updated_at = clock_timestamp()
-        WHERE plans.plan_id = OLD.maintenance_run_id;
-    ELSE
-        UPDATE queuekeeper.maintenance_runs
-        SET
-            state = CASE WHEN maintenance_runs.state = 'planned' AND NEW.state = 'approved' THEN 'approved' ELSE maintenance_runs.state END,
-            approved_by = CASE WHEN agreed THEN NEW.approved_by ELSE maintenance_runs.approved_by END,
-            approved_at = CASE WHEN agreed THEN NEW.approved_at ELSE maintenance_runs.approved_at END,
-            throttle_operations_per_s = CASE
-                WHEN NEW.throttle_operations_per_s IS DISTINCT FROM OLD.throttle_operations_per_s
-                    THEN NEW.throttle_operations_per_s
-                ELSE maintenance_runs.throttle_operations_per_s
-            END,
-            paused = CASE WHEN NEW.paused <> OLD.paused THEN NEW.paused ELSE maintenance_runs.paused END,
-            updated_at = clock_timestamp()
-        WHERE maintenance_runs.maintenance_run_id = OLD.maintenance_run_id;
-    END IF;
+    EXECUTE format(
+        $update$
+            UPDATE queuekeeper.%1$I AS run
+            SET
+                state = CASE WHEN run.state = 'planned' AND $2.state = 'approved' THEN 'approved' ELSE run.state END,
+                approved_by = CASE WHEN change.agreed THEN $2.approved_by ELSE run.approved_by END,
+                approved_at = CASE WHEN change.agreed THEN $2.approved_at ELSE run.approved_at END,
+                %3$I = CASE WHEN change.throttled THEN $2.throttle_operations_per_s ELSE run.%3$I END,
+                paused = CASE WHEN $2.paused <> $1.paused THEN $2.paused ELSE run.paused END,
+                updated_at = clock_timestamp()
+            FROM (
+                SELECT
+                    ($2.approved_by, $2.approved_at) IS DISTINCT FROM ($1.approved_by, $1.approved_at) AS agreed,
+                    $2.throttle_operations_per_s IS DISTINCT FROM $1.throttle_operations_per_s AS throttled
+            ) AS change
+            WHERE run.%2$I = $1.maintenance_run_id
+        $update$,
+        VARIADIC names
+    )
+    USING was, wanted;
     RETURN NEW;
 END;
 $$;

@@ -10,7 +10,16 @@ from queuekeeper.doctor.findings import Finding, Notes, State, clock_finding, en
 from queuekeeper.doctor.machine import room_finding
 from queuekeeper.errors import QueuekeeperError, RefusedError
 from queuekeeper.migration.preflight import check_source
-from queuekeeper.postgres import Connection, address, connect, is_local, schema_version, statement, translated_errors
+from queuekeeper.postgres import (
+    Connection,
+    address,
+    connect,
+    is_local,
+    outdated,
+    schema_version,
+    statement,
+    translated_errors,
+)
 from queuekeeper.postgres import migrations as known_migrations
 
 CONNECTION_SHARE_WARNING = 0.8
@@ -132,6 +141,8 @@ def _schema(notes: Notes, connection: Connection) -> None:
     elif version > wanted:
         found = f"version {version}, and this release knows {wanted}"
         notes.add("control schema", State.FAILED, found, "upgrade Queuekeeper on this machine")
+    elif others := outdated(connection):
+        notes.add("control schema", State.WARNING, f"another release has made {', '.join(others)}", remedy)
     else:
         notes.add("control schema", State.OK, f"version {version}")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from psycopg import sql
 
-from queuekeeper import assets
+from queuekeeper import assets, schema_files
 from queuekeeper.errors import RefusedError
 from queuekeeper.postgres import Connection, Migration, address, migrations, statement, translated_errors
 
@@ -25,11 +25,9 @@ _NAMED = 10
 
 _BASELINE = ("schema", "role", "types", "tables")
 _CODE = ("views", "functions", "triggers")
-_NEEDS = re.compile(r"^-- needs: (.+)$", re.MULTILINE)
 _OWNER = re.compile(r"^-- owner: (\w+)$", re.MULTILINE)
 # What an operator may have replaced is not put back; should a release change it, a migration does.
 _KEPT = re.compile(r"^-- kept by upgrades$", re.MULTILINE)
-_ROUTINE = re.compile(r"^CREATE (FUNCTION|PROCEDURE|TRIGGER|VIEW) (?:pgmb\.)?(\w+)", re.MULTILINE)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -100,41 +98,28 @@ def _files(*names: str) -> Iterator[Path]:
 
 def _ordered(*names: str) -> list[Path]:
     """Return files in the order of their folders, each after those that its header says it needs."""
-    files = list(_files(*names))
-    known = {path.stem: path for path in _files(*_BASELINE, *_CODE)}
-    done: dict[Path, None] = {}
-
-    def add(path: Path) -> None:
-        needed = _NEEDS.search(path.read_text("utf-8"))
-        for stem in needed[1].split(", ") if needed else ():
-            if known[stem] not in done:
-                add(known[stem])
-        done.setdefault(path)
-
-    for path in files:
-        add(path)
-    return list(done)
+    return schema_files.ordered(_files(*names), known=_files(*_BASELINE, *_CODE))
 
 
 def _text(path: Path, *, replace: bool) -> str:
     """Return the statement of a file; what it creates may be there already."""
     text = path.read_text("utf-8").strip()
-    owner, named = _OWNER.search(text), _ROUTINE.search(text)
+    owner, created = _OWNER.search(text), schema_files.code(text)
     if replace:
-        text = _ROUTINE.sub(lambda found: found[0].replace("CREATE", "CREATE OR REPLACE", 1), text)
-    if owner and named:
+        text = schema_files.replacing(text)
+    if owner and created:
+        kind, name = created
         # The new owner must be allowed to create, for this moment.
         text += (
             f"\n\nGRANT CREATE ON SCHEMA pgmb TO {owner[1]};\n"
-            f"ALTER {named[1]} pgmb.{named[2]} OWNER TO {owner[1]};\n"
+            f"ALTER {kind} pgmb.{name} OWNER TO {owner[1]};\n"
             f"REVOKE CREATE ON SCHEMA pgmb FROM {owner[1]};"
         )
     return text
 
 
 def _baseline_checksum() -> str:
-    texts = "".join(path.read_text("utf-8").replace("\r\n", "\n") for path in _files(*_BASELINE))
-    return hashlib.sha256(texts.encode()).hexdigest()
+    return schema_files.checksum("".join(schema_files.read(path) for path in _files(*_BASELINE)))
 
 
 def _migrations(directory: Path | None) -> list[Migration]:

@@ -1,7 +1,5 @@
 -- How far runs of every kind have come, share by share; of a migration, its copies, verifications and armed cohorts.
--- needs: maintenance_progress
--- needs: progress
--- needs: online_cohorts
+-- needs: maintenance_progress, progress, online_cohorts
 CREATE VIEW queuekeeper.run_progress AS
 SELECT
     maintenance_run_id,

@@ -1,8 +1,5 @@
 -- Runs of every kind, migrations too: what each was asked, where it stands, and what people have said about it.
--- needs: maintenance_runs
--- needs: plans
--- needs: online_cohorts
--- needs: reports
+-- needs: maintenance_runs, plans, online_cohorts, reports, steer_run
 CREATE VIEW queuekeeper.runs AS
 SELECT
     maintenance_run_id,
