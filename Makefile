@@ -13,8 +13,8 @@ CODE := $(wildcard src dags plugins spark_jobs tests benchmarks)
 # Further words for pytest: make test-lua ARGS="-k import -x"
 ARGS ?=
 PYTEST := $(BIN)/python -m pytest
-# Half of the time is waiting for servers: two files at a time, each process with servers of its own. They come in the
-# order of their names, which puts the long ones (chaos, integration) before the short ones (sql, unit).
+# Half of the time is waiting for servers: two files at a time, each process with servers of its own. tests/conftest.py
+# puts the longest files first.
 IN_PARALLEL := -n 2 --dist loadfile --no-loadscope-reorder
 
 # Shows what a command says only when it fails.
@@ -47,8 +47,12 @@ down: ## Stop the private servers; their data stay
 ##@ Check it
 
 .PHONY: test
-test: setup-tests lint ## Lint, then all test lanes
+test: setup-tests lint ## Lint, then all test lanes, but for what test-nightly adds: what decides whether a change is merged
 	@$(PYTEST) $(IN_PARALLEL) $(ARGS)
+
+.PHONY: test-nightly
+test-nightly: setup-tests lint ## All that there is: also Redis 7, each store's other form, an environment for every extra
+	@$(PYTEST) $(IN_PARALLEL) --nightly $(ARGS)
 
 .PHONY: test-fast
 test-fast: setup-tests lint ## Lint, then lua, sql and unit on one server without what is slow: under two minutes

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from _pytest.mark import ParameterSet
 from hypothesis import settings
 
 from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer, java_home
@@ -20,8 +21,23 @@ from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.errors import ServerUnavailable
 
 REDIS_FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
-ONE_SERVER_EACH = [pytest.param(each, marks=() if each == "valkey" else pytest.mark.slow) for each in REDIS_FLAVOURS]
-"""What a test shows on one server it shows on the others again: whoever saves a file is served by the first."""
+
+
+def nightly(*values: str) -> list[ParameterSet]:
+    """Return values of a parameter with which a test shows again what it has shown with others."""
+    return [pytest.param(each, marks=pytest.mark.nightly) for each in values]
+
+
+ONE_SERVER_EACH = ["valkey", *nightly(*REDIS_FLAVOURS[1:])]
+"""What a test shows on Valkey it shows on Redis again."""
+HERE = Path(__file__).parent
+LONGEST_FIRST = (
+    "integration/test_session_migration.py",
+    "integration/test_demo.py",
+    "integration/test_planted_runs.py",
+    "integration/test_queue_quality.py",
+)
+"""Files that take a minute or more. A file stays with one worker: what is long must not be begun last."""
 _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 6 * 1024**3
 _names = count(1)
@@ -34,10 +50,33 @@ settings.load_profile("queuekeeper")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Let PostgreSQL be another version than the embedded one: ``make test-sql ARGS="--postgres-binaries DIR/bin"``."""
+    """Let PostgreSQL be another version than the embedded one: ``make test-sql ARGS="--postgres-binaries DIR/bin"``.
+
+    ``--nightly`` leaves nothing out.
+    """
+    parser.addoption(
+        "--nightly", action="store_true", help="also what repeats on other servers what the rest has shown"
+    )
     parser.addoption(
         "--postgres-binaries", type=Path, help="bin folder of the PostgreSQL on which to run; else the embedded one"
     )
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """Say what is left out."""
+    left_out = "nothing" if config.getoption("--nightly") else "what `make test-nightly` adds (--nightly)"
+    return f"queuekeeper: left out is {left_out}"
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave the nightly part to the night, and begin with the longest files: then both workers end together."""
+    if not config.getoption("--nightly"):
+        left_out = [item for item in items if item.get_closest_marker("nightly")]
+        items[:] = [item for item in items if not item.get_closest_marker("nightly")]
+        config.hook.pytest_deselected(items=left_out)
+    places = {name: place for place, name in enumerate(LONGEST_FIRST)}
+    items.sort(key=lambda item: places.get(item.path.relative_to(HERE).as_posix(), len(places)))
 
 
 @pytest.fixture(scope="session")

@@ -31,7 +31,7 @@ from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.chaos.support import until
 from tests.cleanup_world import HOUR_MS, Device, World, with_records
 from tests.cluster_slots import slot_of
-from tests.conftest import REDIS_FLAVOURS
+from tests.conftest import ONE_SERVER_EACH
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.chaos
@@ -185,7 +185,7 @@ def race(world: World, dice: random.Random, *writers: Writer, disturbance: Any =
     return total
 
 
-@pytest.mark.parametrize("flavour", REDIS_FLAVOURS)
+@pytest.mark.parametrize("flavour", ONE_SERVER_EACH)
 def test_cleanup_beside_writing_brokers_removes_nothing_live(
     flavour: str, redis_servers: Callable[..., Any], records: Any, tmp_path: Path, dice: random.Random
 ) -> None:

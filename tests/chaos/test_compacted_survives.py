@@ -30,7 +30,7 @@ from tests.chaos.session_load import clients_of, met_a_moving_slot
 from tests.chaos.support import ROOT, contents, set_maxmemory, until
 from tests.cluster_slots import slot_of
 from tests.compacted_gc_world import DAY_MS, World
-from tests.conftest import REDIS_FLAVOURS
+from tests.conftest import ONE_SERVER_EACH
 
 pytestmark = pytest.mark.chaos
 
@@ -144,7 +144,7 @@ def test_two_producers_of_one_queue_get_numbers_of_one_order(valkey_url: str, di
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("flavour", REDIS_FLAVOURS)
+@pytest.mark.parametrize("flavour", ONE_SERVER_EACH)
 def test_killed_server_has_every_append_that_was_answered_when_it_flushes_always(
     redis_server_factory: Callable[..., RedisServer], flavour: str, dice: random.Random
 ) -> None:
@@ -204,7 +204,7 @@ def test_resharding_loses_nothing_while_queues_are_appended_to_received_and_coll
     assert met_a_moving_slot(redis_cluster_url), "the load did not meet a moving slot"
 
 
-@pytest.mark.parametrize("flavour", REDIS_FLAVOURS)
+@pytest.mark.parametrize("flavour", ONE_SERVER_EACH)
 def test_full_server_refuses_appends_before_any_effect_and_does_all_that_makes_room(
     redis_server_factory: Callable[..., RedisServer], flavour: str
 ) -> None:

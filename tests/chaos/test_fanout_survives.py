@@ -33,7 +33,7 @@ from tests.chaos.fanout_load import FIFO, LEASE_MS, ORDERED, fanout_load
 from tests.chaos.session_load import clients_of, met_a_moving_slot
 from tests.chaos.support import set_maxmemory, until
 from tests.cluster_slots import slot_of
-from tests.conftest import REDIS_FLAVOURS
+from tests.conftest import ONE_SERVER_EACH
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.chaos
@@ -235,7 +235,7 @@ def test_message_that_kills_its_workers_is_set_aside_and_takes_no_others_along(v
     print(f"worked on again: {sum(what == 'got' for what, *_ in notes) - 20}")
 
 
-@pytest.mark.parametrize("flavour", REDIS_FLAVOURS)
+@pytest.mark.parametrize("flavour", ONE_SERVER_EACH)
 def test_killed_server_has_every_message_that_was_answered_when_it_flushes_always(
     redis_server_factory: Callable[..., RedisServer], flavour: str, dice: random.Random
 ) -> None:
@@ -287,7 +287,7 @@ def test_resharding_loses_nothing_while_messages_are_published_and_worked_on(
     assert met(), "the load did not meet a moving slot"
 
 
-@pytest.mark.parametrize("flavour", REDIS_FLAVOURS)
+@pytest.mark.parametrize("flavour", ONE_SERVER_EACH)
 def test_full_server_refuses_messages_before_any_effect_and_lets_consumers_make_room(
     redis_server_factory: Callable[..., RedisServer], flavour: str
 ) -> None:

@@ -44,7 +44,7 @@ from tests.chaos.session_load import (
 )
 from tests.chaos.support import contents, refusals, set_maxmemory, until
 from tests.cluster_slots import slot_of
-from tests.conftest import REDIS_FLAVOURS
+from tests.conftest import ONE_SERVER_EACH
 
 pytestmark = pytest.mark.chaos
 
@@ -92,7 +92,7 @@ def meanwhile(work: Callable[[], object], *, pause_s: float) -> Iterator[None]:
 # Resharding.
 
 
-@pytest.fixture(scope="module", params=REDIS_FLAVOURS)
+@pytest.fixture(scope="module", params=ONE_SERVER_EACH)
 def moving_cluster(request: pytest.FixtureRequest, server_home: Path) -> Iterator[RedisCluster]:
     """Three masters whose slots may be moved."""
     cluster = RedisCluster(server_home / f"moving-{request.param}", flavour=request.param, die_with_parent=True)
@@ -311,7 +311,7 @@ def test_failover_without_waiting_for_replicas_loses_at_most_what_the_replica_la
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("flavour", REDIS_FLAVOURS)
+@pytest.mark.parametrize("flavour", ONE_SERVER_EACH)
 def test_scripts_may_be_flushed_at_any_time(
     redis_server_factory: Callable[..., RedisServer], flavour: str, kind: Kind, dice: random.Random
 ) -> None:
@@ -412,7 +412,7 @@ def test_save_that_does_not_want_to_wait_for_a_slow_script_says_so_and_stores_no
 
 
 @pytest.mark.parametrize("kind", STORES)
-@pytest.mark.parametrize("flavour", REDIS_FLAVOURS)
+@pytest.mark.parametrize("flavour", ONE_SERVER_EACH)
 def test_full_server_refuses_saves_before_any_effect_and_does_all_that_makes_room(
     redis_server_factory: Callable[..., RedisServer], flavour: str, kind: Kind
 ) -> None:

@@ -27,13 +27,13 @@ from queuekeeper.sessions.model import Ack
 from tests.access_users import CLIENT, PREFIX, SECRET, WORD, forget_refusals, holder, save, working_as
 from tests.compacted_gc_world import DAY_MS
 from tests.compacted_gc_world import World as CompactedWorld
-from tests.conftest import REDIS_FLAVOURS
+from tests.conftest import ONE_SERVER_EACH
 from tests.fanout_repair_world import World as FanoutWorld
 
 pytestmark = pytest.mark.conformance
 
 
-@pytest.fixture(params=[*REDIS_FLAVOURS, "cluster"])
+@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
 def admin(request: pytest.FixtureRequest) -> Iterator[RedisClient]:
     """A client that may do everything, of an empty server or cluster."""
     if request.param == "cluster":

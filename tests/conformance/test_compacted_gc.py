@@ -31,7 +31,7 @@ from queuekeeper.maintenance.compacted.model import CollectionCounts, Collection
 from queuekeeper.maintenance.compacted.registry import Registry, rebuild_registry
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests.compacted_gc_world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, World
-from tests.conftest import REDIS_FLAVOURS
+from tests.conftest import ONE_SERVER_EACH
 
 pytestmark = pytest.mark.conformance
 
@@ -56,7 +56,7 @@ def records(shared_records: Any) -> Any:
     return shared_records
 
 
-@pytest.fixture(params=[*REDIS_FLAVOURS, "cluster"])
+@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
 def world(request: pytest.FixtureRequest, records: Any, tmp_path: Path) -> Iterator[World]:
     """An empty store, and records of collections."""
     if request.param == "cluster":

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -39,16 +38,12 @@ from queuekeeper.errors import (
 from queuekeeper.keyspace import compacted_keys, compacted_registry_key
 from tests.conformance.compacted_worlds import QueueWorld
 from tests.conformance.cutting_proxy import CuttingProxy
+from tests.conftest import REDIS_FLAVOURS, nightly
 
 pytestmark = pytest.mark.conformance
 
-# Forms and servers do not depend on each other: each has its turn, and the cluster, where most can differ, both.
-WORLDS = (
-    "redis-blocking" if shutil.which("redis-server") else "valkey-blocking",
-    "valkey-asyncio",
-    "cluster-blocking",
-    "cluster-asyncio",
-)
+# Forms and servers do not depend on each other (tests/unit/test_forms.py): each has its turn, and the rest at night.
+WORLDS = ["valkey-asyncio", "cluster-blocking", *nightly(f"{REDIS_FLAVOURS[-1]}-blocking", "cluster-asyncio")]
 C = "meter-7"
 HOSTILE_IDS = (
     "{a}b",

@@ -27,7 +27,7 @@ from queuekeeper.maintenance.cleanup.expired_references import Cleanup, acl_rule
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts, CleanupParameters
 from queuekeeper.redis_client import connect, facts, nodes
 from tests.cleanup_world import DAY_MS, HOUR_MS, Device, World, now_ms, record, with_records
-from tests.conftest import REDIS_FLAVOURS
+from tests.conftest import ONE_SERVER_EACH
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
@@ -47,7 +47,7 @@ def records(records_url: str) -> Iterator[Any]:
         yield with_records(connection)
 
 
-@pytest.fixture(params=[*REDIS_FLAVOURS, "cluster"])
+@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
 def world(request: pytest.FixtureRequest, records: Any, tmp_path: Path) -> Iterator[World]:
     """An empty store, and records of cleanups."""
     if request.param == "cluster":
@@ -758,7 +758,7 @@ def test_two_cleanups_never_share_a_shard(valkey: World, records_url: str) -> No
 PASSWORD = "cleaner"
 
 
-@pytest.fixture(params=REDIS_FLAVOURS)
+@pytest.fixture(params=ONE_SERVER_EACH)
 def guarded(
     request: pytest.FixtureRequest, redis_servers: Callable[..., Any], records: Any, tmp_path: Path
 ) -> Iterator[tuple[World, Callable[..., World]]]:

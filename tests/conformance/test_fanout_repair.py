@@ -25,7 +25,7 @@ from queuekeeper.maintenance.fanout.model import FanoutRepairCounts, FanoutRepai
 from queuekeeper.maintenance.fanout.queues import PacedFanoutQueues, find_queues
 from queuekeeper.maintenance.fanout.repair import FanoutRepair
 from queuekeeper.redis_client import connect, nodes
-from tests.conftest import REDIS_FLAVOURS
+from tests.conftest import ONE_SERVER_EACH
 from tests.fanout_repair_world import DAY_MS, HOUR_MS, LEASE_MS, MINUTE_MS, START_MS, World
 
 pytestmark = pytest.mark.conformance
@@ -57,7 +57,7 @@ def records(shared_records: Any) -> Any:
     return shared_records
 
 
-@pytest.fixture(params=[*REDIS_FLAVOURS, "cluster"])
+@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
 def world(request: pytest.FixtureRequest, records: Any) -> Iterator[World]:
     """An empty store, and records of repairs."""
     if request.param == "cluster":

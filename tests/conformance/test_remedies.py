@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -25,6 +24,7 @@ from queuekeeper.maintenance.remedies.sessions import Sessions
 from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.conftest import ONE_SERVER_EACH
 from tests.patience import PATIENCE_S
 from tests.remedies_world import (
     RemedyPlan,
@@ -38,7 +38,6 @@ from tests.remedies_world import (
 
 pytestmark = pytest.mark.conformance
 
-FLAVOURS = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
 KEY = b"test key of hashes"
 HOUR_MS = 3_600_000
 C = "meter-7"
@@ -161,7 +160,7 @@ def without_marks(contents: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=[*FLAVOURS, "cluster"])
+@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
 def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
     if request.param == "cluster":
         url = request.getfixturevalue("redis_cluster_url")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -37,16 +36,17 @@ from tests.conformance.store_worlds import (
     World,
     lose_answer,
 )
+from tests.conftest import REDIS_FLAVOURS, nightly
 
 pytestmark = pytest.mark.conformance
 
-FORMS = ("blocking", "asyncio")
-# Blocking and asyncio stores send the same steps: of one kind of server, one form meets Valkey and the other Redis.
-SINGLE = ("valkey", "redis" if shutil.which("redis-server") else "valkey")
+# Both forms of a store send the same steps (tests/unit/test_forms.py): each kind of server meets one, the other
+# at night. Routers send the steps of these stores: one form meets sessions in PostgreSQL, the other those in Redis.
+REDIS_WORLDS = ["valkey-blocking", "cluster-asyncio", *nightly(f"{REDIS_FLAVOURS[-1]}-asyncio", "cluster-blocking")]
 SERVER_WORLDS = [
-    *(f"{server}-{form}" for server, form in zip(SINGLE, FORMS, strict=True)),
-    *(f"{server}-{form}" for server in ("cluster", "postgres") for form in FORMS),
-    # Routers send the steps of these stores: one form meets sessions in PostgreSQL, the other those in Redis.
+    *REDIS_WORLDS,
+    "postgres-asyncio",
+    *nightly("postgres-blocking"),
     "router-postgres-blocking",
     "router-redis-asyncio",
 ]
@@ -110,8 +110,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server_world" in metafunc.fixturenames:
         metafunc.parametrize("opened_world", SERVER_WORLDS, indirect=True, scope="module")
     elif "redis_world" in metafunc.fixturenames:
-        names = [name for name in SERVER_WORLDS if not name.startswith(("postgres", "router"))]
-        metafunc.parametrize("opened_world", names, indirect=True, scope="module")
+        metafunc.parametrize("opened_world", REDIS_WORLDS, indirect=True, scope="module")
     elif "opened_world" in metafunc.fixturenames:
         metafunc.parametrize("opened_world", ["reference", *SERVER_WORLDS], indirect=True, scope="module")
 

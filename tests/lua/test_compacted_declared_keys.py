@@ -15,6 +15,7 @@ from queuekeeper import lua
 from queuekeeper.keyspace import compacted_registry_key
 from queuekeeper.lua import ScriptCaller, scripts
 from queuekeeper.redis_client import RedisClient
+from tests.conftest import REDIS_FLAVOURS
 
 pytestmark = pytest.mark.lua
 
@@ -90,6 +91,7 @@ def test_every_script_of_compacted_queues_is_tried_here() -> None:
     assert scripts == {*(name.split()[0] for name in OPERATIONS), "register"}
 
 
+@pytest.mark.parametrize("client", [*REDIS_FLAVOURS, "cluster"], indirect=True)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_script_of_a_compacted_queue_touches_its_declared_keys_only(client: RedisClient, operation: str) -> None:
     run, reply = OPERATIONS[operation]

@@ -17,6 +17,7 @@ from queuekeeper import lua
 from queuekeeper.errors import RefusedError, ScriptError
 from queuekeeper.lua import ScriptCaller
 from queuekeeper.redis_client import RedisClient, connect
+from tests.conftest import REDIS_FLAVOURS
 
 pytestmark = pytest.mark.lua
 
@@ -267,6 +268,7 @@ def test_every_script_is_tried_here() -> None:
     assert scripts == {name.split()[0] for name in OPERATIONS}
 
 
+@pytest.mark.parametrize("client", [*REDIS_FLAVOURS, "cluster"], indirect=True)
 @pytest.mark.parametrize("operation", OPERATIONS)
 def test_script_touches_its_declared_keys_only(client: RedisClient, operation: str) -> None:
     prepare, run, reply = OPERATIONS[operation]

@@ -24,6 +24,7 @@ from queuekeeper.keyspace import is_scattered
 from queuekeeper.lua import ScriptCaller
 from queuekeeper.redis_client import RedisClient, connect
 from tests.cluster_slots import slot_of
+from tests.conftest import REDIS_FLAVOURS
 
 pytestmark = pytest.mark.lua
 
@@ -400,6 +401,7 @@ def call_every_script(queue: RecordingQueue) -> None:
     assert queue.called == {name for name in lua.names() if name.startswith("fanout/")}
 
 
+@pytest.mark.parametrize("redis_url", REDIS_FLAVOURS, indirect=True)
 def test_scripts_touch_their_declared_keys_only(single: RedisClient) -> None:
     call_every_script(LimitedQueue(client=single, name="glob*?[a-z]^\\ {x}"))
 

@@ -35,7 +35,7 @@ from queuekeeper.migration.spark import our_errors, task_memory
 from queuekeeper.migration.status import migration_status
 from queuekeeper.postgres import connect
 from queuekeeper.redis_client import facts
-from tests.conftest import REDIS_FLAVOURS
+from tests.conftest import ONE_SERVER_EACH
 from tests.spark.world import PARAMETERS, World
 
 
@@ -315,7 +315,7 @@ def test_full_redis_stops_the_copy_without_damage_and_it_goes_on_afterwards(
     assert sum(b"}_messages_" in key for key in world.contents()) == plan.total("to_copy")
 
 
-@pytest.mark.parametrize("flavour", REDIS_FLAVOURS)
+@pytest.mark.parametrize("flavour", ONE_SERVER_EACH)
 def test_forecast_is_close_to_the_memory_that_is_used(
     make_world: Callable[..., World], healthy_template: str, flavour: str
 ) -> None:

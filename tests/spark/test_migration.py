@@ -18,7 +18,7 @@ from queuekeeper.migration.ledger import QuarantinedRow
 from queuekeeper.migration.model import CohortState, CopyReport, MigrationPlan, PlanState, VerifyReport
 from queuekeeper.migration.source import SESSION_COLUMNS, SESSIONS, layout, open_source
 from queuekeeper.redis_client import is_cluster, shards
-from tests.conftest import REDIS_FLAVOURS
+from tests.conftest import ONE_SERVER_EACH
 from tests.spark.world import PARAMETERS, Client, World, sessions_in
 
 SOME = "0-2,7"
@@ -46,7 +46,7 @@ class Migrated:
         return next(c.cohort for c in self.plan.cohorts if c.slot_first <= slot <= c.slot_last)
 
 
-@pytest.fixture(scope="module", params=[*REDIS_FLAVOURS, "cluster"])
+@pytest.fixture(scope="module", params=[*ONE_SERVER_EACH, "cluster"])
 def migrated(request: pytest.FixtureRequest, make_world: Callable[..., World], hostile_template: str) -> Migrated:
     world = make_world(template=hostile_template, target=request.param)
     plan = world.plan(run_id="first")
