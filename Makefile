@@ -22,6 +22,10 @@ quietly = said=$$($(1) 2>&1) || { printf '%s\n' "$$said"; exit 1; }
 
 ERASE := from queuekeeper.config import Settings; from queuekeeper.embedded import erase; erase(Settings())
 
+# Tests start hundreds of processes that import the same two thousand modules (Airflow's): they are compiled once, whatever
+# the shell says.
+unexport PYTHONDONTWRITEBYTECODE
+
 # The private servers' data, logs and passwords stay inside the checkout.
 export QUEUEKEEPER_HOME := $(CURDIR)/var
 export PATH := $(CURDIR)/$(BIN):$(PATH)
