@@ -121,8 +121,8 @@ def test_transactions_are_bounded(store: Watched, monkeypatch: pytest.MonkeyPatc
     assert store.statements.count("lock_sessions") == 3
 
     store.steps.clear()
-    monkeypatch.setattr(postgres_operations, "BYTES_PER_STATEMENT", 1_000)
-    monkeypatch.setattr(postgres_operations, "BYTES_PER_TRANSACTION", 2_000)
+    monkeypatch.setattr(postgres_operations.rows, "BYTES_PER_STATEMENT", 1_000)
+    monkeypatch.setattr(postgres_operations.save, "BYTES_PER_TRANSACTION", 2_000)
     big = [SessionSave(client_id=name, messages=(message(bytes(600)),) * 3) for name in "abc"]
     assert [report.stored for report in store.save_messages(big)] == [3, 3, 3]
     assert store.statements.count("lock_sessions") == 3
@@ -159,7 +159,7 @@ def test_what_no_session_is_to_blame_for_is_not_tried_again_and_again(store: Wat
 def test_writers_of_the_same_sessions_queue_up_and_never_wait_in_a_circle(
     database: Connection, connect: Callable[[], Connection], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_operations, "TRIES", 1)  # a deadlock would show
+    monkeypatch.setattr(postgres_operations.common, "TRIES", 1)  # a deadlock would show
     client_ids = [f"client-{number}" for number in range(12)]
     batches, barrier = 25, threading.Barrier(6)
 
@@ -512,7 +512,7 @@ def test_import_of_more_than_the_limit_is_refused(database: Connection, store: W
 def test_expired_messages_of_all_sessions_are_removed_in_steps(
     store: Watched, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_operations, "BLOCKS_PER_STEP", 1)
+    monkeypatch.setattr(postgres_operations.upkeep, "BLOCKS_PER_STEP", 1)
     store.save_messages([save("a", 3)])
     insert(database, "a", range(10, 13), time_ms=now_ms() - 8 * DAY_MS)
     insert(database, "a", [20], time_ms=now_ms() - DAY_MS, msg_expiry_interval=60)
@@ -568,8 +568,8 @@ def test_session_ends_when_its_own_time_is_over(database: Connection) -> None:
 def test_sessions_over_the_limit_are_trimmed_also_without_a_row_of_their_own(
     store: Watched, database: Connection, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_operations, "SESSIONS_PER_STEP", 2)
-    monkeypatch.setattr(postgres_operations, "TRIMMED_PER_TRANSACTION", 7)
+    monkeypatch.setattr(postgres_operations.upkeep, "SESSIONS_PER_STEP", 2)
+    monkeypatch.setattr(postgres_operations.room, "TRIMMED_PER_TRANSACTION", 7)
     insert(database, "orphan", range(1, 31))
     insert(database, "within", range(1, 11))
     insert(database, "dead", range(1, 9), time_ms=5)

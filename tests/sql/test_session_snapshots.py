@@ -169,7 +169,7 @@ def test_snapshot_leaves_out_what_nobody_gets_and_tells_why(database: Connection
 def test_snapshot_holds_the_newest_that_the_rules_allow(
     database: Connection, store: PostgresSessionStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_operations, "MESSAGES_PER_SNAPSHOT_STEP", 3)
+    monkeypatch.setattr(postgres_operations.online, "MESSAGES_PER_SNAPSHOT_STEP", 3)
     for serial in range(30):
         insert(database, "a", serial, time=1 if serial % 3 else now_ms())
 

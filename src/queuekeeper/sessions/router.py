@@ -57,7 +57,7 @@ from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.postgres_operations import MAX_VENDOR_TEXT, PostgresSessionOperations, Query
 from queuekeeper.sessions.postgres_store import AsyncPostgresAnswers, PostgresAnswers, Rows
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
-from queuekeeper.sessions.store import PAGE_BYTES, SessionOperations
+from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
 
 PATIENCE_S = 3.0
 """How long a call waits for a session that is being moved; TBMQ 1.x gives a batch up after about as long."""
@@ -390,7 +390,7 @@ class RouterOperations:
         self,
         client_id: str,
         *,
-        after_serial: int = -1,
+        after_serial: int = FIRST_SERIAL,
         backlog_serial: int | None = None,
         limit: int = DEFAULT_PAGE,
         max_bytes: int = PAGE_BYTES,

@@ -21,6 +21,9 @@ from queuekeeper.sessions.model import (
     SessionView,
 )
 
+FIRST_SERIAL = -1
+"""Serial before all others; the vendor's broker begins here, too."""
+
 PAGE_BYTES = 4_000_000
 """Payload bytes of a page by default; a single larger message is a page of its own."""
 
@@ -47,7 +50,7 @@ class SessionOperations(Protocol):
         self,
         client_id: str,
         *,
-        after_serial: int = -1,
+        after_serial: int = FIRST_SERIAL,
         backlog_serial: int | None = None,
         limit: int = DEFAULT_PAGE,
         max_bytes: int = PAGE_BYTES,

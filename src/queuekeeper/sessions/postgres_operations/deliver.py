@@ -1,0 +1,175 @@
+"""Delivery: what waits for a client is fetched, noted as sent, and confirmed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+from queuekeeper.checks import check_integer
+from queuekeeper.operation import Operation
+from queuekeeper.sessions.judge import MAX_SERIAL
+from queuekeeper.sessions.model import (
+    DEFAULT_PAGE,
+    Ack,
+    AckReport,
+    PendingMessage,
+    PendingPage,
+    Release,
+    check_packet_id,
+    check_page,
+)
+from queuekeeper.sessions.postgres_operations.common import (
+    ROWS_PER_STEP,
+    CommonOperations,
+    Query,
+    Step,
+    check_vendor_id,
+)
+from queuekeeper.sessions.postgres_operations.rows import count_removed_query
+from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES
+from queuekeeper.sessions.wire import UnreadableError
+
+_LOWEST_SERIAL = -(2**63)
+
+
+@dataclass(slots=True, kw_only=True)
+class Page:
+    """What a page of rows holds; ``unreadable`` has reasons by serial."""
+
+    after_serial: int
+    backlog_serial: int
+    messages: list[PendingMessage] = field(default_factory=list)
+    expired: list[int] = field(default_factory=list)
+    unreadable: dict[int, str] = field(default_factory=dict)
+    more: bool = False
+
+
+class DeliverOperations(CommonOperations):
+    """Fetch, mark as delivered, acknowledge, mark as released."""
+
+    def fetch_pending(
+        self,
+        client_id: str,
+        *,
+        after_serial: int = FIRST_SERIAL,
+        backlog_serial: int | None = None,
+        limit: int = DEFAULT_PAGE,
+        max_bytes: int = PAGE_BYTES,
+        mark_delivered: bool = False,
+    ) -> Operation[PendingPage]:
+        """See ``store.SessionOperations.fetch_pending``."""
+        check_vendor_id(client_id)
+        check_page(offset=0, limit=limit)
+        check_integer("max_bytes", max_bytes, 1, 2**53 - 1, "a page holds at least one message")
+        page = yield from self._read_page(
+            client_id, after_serial=after_serial, backlog_serial=backlog_serial, limit=limit, max_bytes=max_bytes
+        )
+        if page.expired or page.unreadable:
+            yield Step(begin=True, end=True, queries=(self._hold([client_id]), *put_away(client_id, page)))
+        if mark_delivered and page.messages:
+            yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
+        return PendingPage(
+            client_id=client_id,
+            messages=tuple(page.messages),
+            after_serial=page.after_serial,
+            backlog_serial=page.backlog_serial,
+            more=page.more,
+            expired=len(page.expired),
+            unreadable=len(page.unreadable),
+        )
+
+    def _read_page(
+        self, client_id: str, *, after_serial: int, backlog_serial: int | None, limit: int, max_bytes: int
+    ) -> Operation[Page]:
+        parameters = {
+            "client_id": client_id,
+            # Broken rows have negative serials; they are found by whoever begins at the beginning.
+            "first_serial": after_serial + 1 if after_serial > FIRST_SERIAL else _LOWEST_SERIAL,
+            "backlog_serial": backlog_serial,
+            "limit": limit,
+            "max_bytes": max_bytes,
+            "default_ttl_s": self._rules.default_ttl_s,
+        }
+        (rows,) = yield Step(begin=True, end=True, queries=(Query(name="fetch_pending", parameters=parameters),))
+        backlog_serial, delivered_serial, now_ms, available, *_ = rows[0]
+        page = Page(after_serial=after_serial, backlog_serial=backlog_serial)
+        if available is None:
+            return page
+        page.more = available > len(rows)
+        for _, _, _, _, *columns in rows:
+            serial = columns[0]
+            page.after_serial = max(page.after_serial, serial)
+            try:
+                message = self._pending(columns, delivered_serial=delivered_serial)
+            except UnreadableError as error:
+                page.unreadable[serial] = str(error)
+                continue
+            if message.expires_at_ms is not None and message.expires_at_ms <= now_ms:
+                page.expired.append(serial)
+            else:
+                page.messages.append(message)
+        return page
+
+    def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
+        """See ``store.SessionOperations.mark_delivered``."""
+        check_vendor_id(client_id)
+        check_integer("serial", serial, FIRST_SERIAL, MAX_SERIAL, "as a fetch has told it")
+        answer = yield Step(
+            begin=True,
+            end=True,
+            queries=(
+                self._hold([client_id]),
+                Query(name="forget_cleared_sessions", parameters={"client_ids": [client_id]}),
+                Query(name="mark_delivered", parameters={"client_id": client_id, "serial": serial}),
+            ),
+        )
+        return bool(answer[-1])
+
+    def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
+        """See ``store.SessionOperations.ack``."""
+        check_vendor_id(client_id)
+        removed = unknown = 0
+        for begin in range(0, len(acks), ROWS_PER_STEP):
+            part = acks[begin : begin + ROWS_PER_STEP]
+            parameters = {
+                "client_id": client_id,
+                "packet_ids": [ack.packet_id for ack in part],
+                "serials": [ack.serial for ack in part],
+            }
+            _, rows = yield Step(
+                begin=True, end=True, queries=(self._hold([client_id]), Query(name="ack", parameters=parameters))
+            )
+            removed += len(rows)
+            left = set(rows)
+            for ack in part:
+                met = {row for row in left if row[0] == ack.packet_id and ack.serial in (None, row[1])}
+                left -= met
+                unknown += not met
+        return AckReport(client_id=client_id, removed=removed, unknown=unknown)
+
+    def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
+        """See ``store.SessionOperations.mark_released``."""
+        check_vendor_id(client_id)
+        check_packet_id(packet_id)
+        parameters = {
+            "client_id": client_id,
+            "packet_id": packet_id,
+            "serial": serial,
+            "default_ttl_s": self._rules.default_ttl_s,
+        }
+        _, ((released, released_before),) = yield Step(
+            begin=True, end=True, queries=(self._hold([client_id]), Query(name="mark_released", parameters=parameters))
+        )
+        if released:
+            return Release.RELEASED
+        return Release.ALREADY if released_before else Release.MISSING
+
+
+def put_away(client_id: str, page: Page) -> Iterator[Query]:
+    """Remove what a page holds beside messages, and count it."""
+    if page.expired:
+        yield Query(name="remove_messages", parameters={"client_id": client_id, "serials": page.expired})
+    if page.unreadable:
+        parameters = {"serials": list(page.unreadable), "reasons": list(page.unreadable.values())}
+        yield Query(name="quarantine_messages", parameters={"client_id": client_id} | parameters)
+    yield count_removed_query([(client_id, len(page.expired), len(page.unreadable))])

@@ -1,0 +1,52 @@
+"""Room in sessions: what is over the limit goes, dead messages first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from queuekeeper.operation import Operation
+from queuekeeper.sessions.postgres_operations.common import CommonOperations, Query, Session, Step
+
+TRIMMED_PER_TRANSACTION = 10_000
+"""Most messages of a session that one transaction trims; what a vendor's broker left beyond goes with the next ones."""
+
+
+class RoomOperations(CommonOperations):
+    """Trim locked sessions for those who need their room."""
+
+    def _over(self, sessions: Iterable[Session], *, limit: int | None = None) -> list[Session]:
+        most = self._rules.limit if limit is None else limit
+        return [session for session in sessions if (session.messages or 0) > most]
+
+    def _make_room(self, sessions: Iterable[Session], *, limit: int) -> Operation[None]:
+        """Trim what locked sessions have too much: dead messages, then undelivered ones, then those in flight."""
+        over = self._over(sessions, limit=limit)
+        if not over:
+            return
+        parameters: dict[str, Any] = {
+            "client_ids": [session.client_id for session in over],
+            "default_ttl_s": self._rules.default_ttl_s,
+        }
+        (rows,) = yield Step(queries=(Query(name="remove_dead_messages", parameters=parameters),))
+        by_id = {session.client_id: session for session in over}
+        for client_id, dead in rows:
+            session = by_id[client_id]
+            session.dead += dead
+            session.expired += dead
+            session.grow(-dead)
+        over = self._over(over, limit=limit)
+        if not over:
+            return
+        excess = [(session.messages or 0) - limit for session in over]
+        parameters = {
+            "client_ids": [session.client_id for session in over],
+            "excess": [min(count, TRIMMED_PER_TRANSACTION) for count in excess],
+            "delivered_serials": [session.delivered_serial for session in over],
+        }
+        (rows,) = yield Step(queries=(Query(name="trim_messages", parameters=parameters),))
+        for client_id, trimmed, in_flight in rows:
+            session = by_id[client_id]
+            session.trimmed += trimmed
+            session.trimmed_in_flight += in_flight
+            session.grow(-trimmed)

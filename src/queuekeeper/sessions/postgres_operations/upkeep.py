@@ -1,0 +1,194 @@
+"""Upkeep of sessions in PostgreSQL: a whole session goes, or what is over in all of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from queuekeeper.errors import NotOwner, SessionFenced, StaleEpoch
+from queuekeeper.keyspace import MAX_PACKET_ID
+from queuekeeper.operation import Operation
+from queuekeeper.sessions.model import PurgeProgress, PurgeReport
+from queuekeeper.sessions.postgres_operations.common import (
+    ROWS_PER_STEP,
+    Query,
+    Step,
+    Undo,
+    check_vendor_id,
+    retried,
+    stored_serial,
+)
+from queuekeeper.sessions.postgres_operations.room import RoomOperations
+from queuekeeper.sessions.postgres_operations.rows import count_removed_query, save_states_query
+
+BLOCKS_PER_STEP = 1_000
+"""Part of the vendor's table that one step of the clean-up reads: 8 MB."""
+
+SESSIONS_PER_STEP = 500
+
+
+@dataclass(frozen=True, kw_only=True)
+class CleanupReport:
+    """What a clean-up of the whole store removed.
+
+    :param messages: rows removed; in a dry run, what would be.
+    :param sessions: sessions removed, or in a trim, sessions that were over the limit.
+    :param dry_run: nothing was removed.
+    """
+
+    messages: int
+    sessions: int
+    dry_run: bool
+
+
+class UpkeepOperations(RoomOperations):
+    """Purge; remove what has expired, trim all sessions."""
+
+    def purge_session(
+        self, client_id: str, *, dry_run: bool = False, progress: PurgeProgress | None = None
+    ) -> Operation[PurgeReport]:
+        """See ``store.SessionOperations.purge_session``.
+
+        :param progress: of a purge that was interrupted, to go on with; it is brought up to date.
+        """
+        check_vendor_id(client_id)
+        count = Query(name="count_pending", parameters={"client_id": client_id})
+        (((messages, highest_serial),),) = yield Step(begin=True, end=True, queries=(count,))
+        if dry_run:
+            return PurgeReport(client_id=client_id, messages=messages, kept=0, dry_run=True)
+        progress = progress or PurgeProgress()
+        if progress.up_to_serial is None:
+            progress.up_to_serial = stored_serial(highest_serial)
+        parameters = {"client_id": client_id, "up_to_serial": progress.up_to_serial, "limit": ROWS_PER_STEP}
+        while highest_serial is not None:
+            _, ((gone,),) = yield Step(
+                begin=True,
+                end=True,
+                queries=(self._hold([client_id]), Query(name="purge_messages", parameters=parameters)),
+            )
+            progress.removed += gone
+            if gone < ROWS_PER_STEP:
+                break
+        answer = yield Step(
+            begin=True,
+            end=True,
+            queries=(
+                self._hold([client_id]),
+                Query(name="lock_existing_sessions", parameters={"client_ids": [client_id]}),
+                Query(name="remove_empty_sessions", parameters={"client_ids": [client_id], "now_ms": None}),
+                count,
+            ),
+        )
+        ((kept, _),) = answer[-1]
+        return PurgeReport(client_id=client_id, messages=progress.removed, kept=kept, dry_run=False)
+
+    def remove_expired(self, *, dry_run: bool = False) -> Operation[CleanupReport]:
+        """Remove the messages of all sessions whose life is over, then sessions whose own time is.
+
+        It goes through the vendor's table once, in short transactions, and waits for nobody. Sessions of another store
+        are passed over.
+        """
+        (((blocks,),),) = yield Step(begin=True, end=True, queries=(Query(name="source_blocks"),))
+        messages = 0
+        for block in range(0, blocks, BLOCKS_PER_STEP):
+            parameters = {
+                "first_place": f"({block},0)",
+                "end_place": f"({block + BLOCKS_PER_STEP},0)",
+                "default_ttl_s": self._rules.default_ttl_s,
+            }
+            messages += yield from self._transaction(self._remove_expired(parameters, dry_run=dry_run))
+        sessions = yield from self._remove_idle_sessions(dry_run=dry_run)
+        return CleanupReport(messages=messages, sessions=sessions, dry_run=dry_run)
+
+    def _remove_expired(self, parameters: dict[str, Any], *, dry_run: bool) -> Operation[int]:
+        (((move,),),) = yield Step(queries=(Query(name="sessions_move"),))
+        own: list[str] | None = None
+        if move or dry_run:
+            (found,) = yield Step(queries=(Query(name="expired_sessions", parameters=parameters),))
+            expired_of = dict(found)
+            own = (yield from self._hold_own(list(expired_of))) if move else list(expired_of)
+            if dry_run:
+                raise Undo(sum(expired_of[client_id] for client_id in own))
+        (rows,) = yield Step(queries=(Query(name="remove_expired", parameters=parameters | {"client_ids": own}),))
+        if rows:
+            yield Step(queries=(count_removed_query([(client_id, expired, 0) for client_id, expired in rows]),))
+        return sum(expired for _, expired in rows)
+
+    def _remove_idle_sessions(self, *, dry_run: bool) -> Operation[int]:
+        sessions = 0
+        after_client_id = ""
+        while True:
+            parameters = {"after_client_id": after_client_id, "limit": SESSIONS_PER_STEP}
+            (rows,) = yield Step(begin=True, end=True, queries=(Query(name="idle_sessions", parameters=parameters),))
+            if not rows:
+                return sessions
+            client_ids = [client_id for client_id, _ in rows]
+            after_client_id = client_ids[-1]
+            sessions += yield from self._transaction(self._remove_idle(client_ids, now_ms=rows[0][1], dry_run=dry_run))
+
+    def _remove_idle(self, client_ids: Sequence[str], *, now_ms: int, dry_run: bool) -> Operation[int]:
+        own = yield from self._hold_own(client_ids)
+        if dry_run:
+            raise Undo(len(own))
+        answer = yield Step(
+            queries=(
+                Query(name="lock_existing_sessions", parameters={"client_ids": own}),
+                Query(name="remove_empty_sessions", parameters={"client_ids": own, "now_ms": now_ms}),
+            )
+        )
+        ((removed,),) = answer[-1]
+        return int(removed)
+
+    def trim_sessions(self, *, dry_run: bool = False) -> Operation[CleanupReport]:
+        """Remove what is over the limit in all sessions, also in those that the vendor's broker has filled.
+
+        Dead messages go first, then the oldest, in short transactions. Sessions of another store are passed over.
+        """
+        messages = sessions = 0
+        after_client_id: str | None = ""
+        while after_client_id is not None:
+            parameters = {
+                "after_client_id": after_client_id,
+                "sessions": SESSIONS_PER_STEP,
+                "limit": self._rules.limit,
+                "default_ttl_s": self._rules.default_ttl_s,
+            }
+            (rows,) = yield Step(
+                begin=True, end=True, queries=(Query(name="sessions_over_limit", parameters=parameters),)
+            )
+            after_client_id = rows[-1][0]
+            over = {client_id: too_many for client_id, too_many in rows if too_many is not None}
+            own = (yield from self._transaction(self._tell_own(list(over)))) if over else []
+            sessions += len(own)
+            for client_id in own:
+                messages += over[client_id] if dry_run else (yield from self._trim_session(client_id))
+        return CleanupReport(messages=messages, sessions=sessions, dry_run=dry_run)
+
+    def _trim_session(self, client_id: str) -> Operation[int]:
+        removed = 0
+        while True:
+            try:
+                gone, left = yield from retried(lambda: self._transaction(self._trim(client_id)))
+            except (NotOwner, SessionFenced, StaleEpoch):
+                return removed
+            removed += gone
+            if not gone or left <= self._rules.limit:
+                return removed
+
+    def _trim(self, client_id: str) -> Operation[tuple[int, int]]:
+        # More than any bound: the messages are counted.
+        session = (yield from self._lock([client_id], counts=[MAX_PACKET_ID]))[client_id]
+        yield from self._make_room([session], limit=self._rules.limit)
+        yield Step(queries=(save_states_query([session]),))
+        return session.dead + session.trimmed, session.messages or 0
+
+    @staticmethod
+    def _hold_own(client_ids: Sequence[str]) -> Operation[list[str]]:
+        """Hold those of some sessions that are PostgreSQL's, and return them."""
+        (rows,) = yield Step(queries=(Query(name="own_sessions", parameters={"client_ids": list(client_ids)}),))
+        return [client_id for (client_id,) in rows]
+
+    def _tell_own(self, client_ids: Sequence[str]) -> Operation[list[str]]:
+        """Tell which of some sessions are PostgreSQL's, and hold none of them."""
+        raise Undo((yield from self._hold_own(client_ids)))

@@ -1,0 +1,335 @@
+"""What the operations of sessions in Redis share: steps, names of keys, and how sessions and records are read."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Generator, Sequence
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import orjson
+
+from queuekeeper import lua
+from queuekeeper.checks import check_integer
+from queuekeeper.clock import Clock, system_clock
+from queuekeeper.errors import QueuekeeperError
+from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, check_prefix, payload_key, session_keys
+from queuekeeper.lua.scripts import sessions as scripts
+from queuekeeper.sessions.model import PendingMessage, StoreRules
+from queuekeeper.sessions.store import FIRST_SERIAL
+from queuekeeper.sessions.wire import UnreadableError, pending_message, stored_json
+from queuekeeper.sessions.wire import expires_at_ms as end_of_life_ms
+
+KEYS_PER_CALL = 250
+"""Most messages that a call reads or removes: a thousand would keep the server from all others for 6 ms."""
+
+BYTES_PER_CALL = 4_000_000
+"""Most that one reply should hold; a single larger message is read alone."""
+
+SESSIONS_PER_STEP = 1_000
+REFERENCES_PER_LIST = 1_000
+RECENT_SESSIONS = 100_000
+MAX_INTEGER = 2**53 - 1
+MAX_SERIAL = 2**53
+NO_EXPIRY = -1
+_NO_KEY = -2
+_OWNER_FIELDS = frozenset({b"owner", b"epoch", b"import", b"mirror", b"outbox", b"outbox_version", b"outbox_ms"})
+_PACKET_ID = re.compile(rb"[1-9][0-9]{0,4}")
+_INTEGER = re.compile(rb"-?[0-9]{1,18}")
+
+T = TypeVar("T")
+
+Step: TypeAlias = list[lua.Call]
+Reply: TypeAlias = Any
+Steps: TypeAlias = Generator[Step, Sequence[Reply], T]
+
+EpochOf: TypeAlias = Callable[[str], int | None]
+"""Says under which epoch the caller knows a session; none when it does not."""
+
+
+class Keys:
+    """Names of a session's keys, and the last packet id as this process knows it."""
+
+    __slots__ = ("client_id", "last", "last_packet_id", "messages", "session", "stem")
+
+    def __init__(self, client_id: str, prefix: str) -> None:
+        self.client_id = client_id
+        self.messages, self.last_packet_id, self.session = (
+            key.encode() for key in session_keys(client_id, prefix=prefix)
+        )
+        self.stem = payload_key(client_id, "", prefix=prefix).encode()
+        # Empty: the key is absent; none: not known. A wrong one costs a conflict and does no harm.
+        self.last: bytes | None = None
+
+    def payload(self, packet_id: int) -> bytes:
+        """Return the payload key of a packet id."""
+        return b"%b%d" % (self.stem, packet_id)
+
+    def packet_id(self, member: bytes) -> int | None:
+        """Return the packet id that a reference names; none for what is no payload key of this session."""
+        if not member.startswith(self.stem):
+            return None
+        suffix = member[len(self.stem) :]
+        if _PACKET_ID.fullmatch(suffix) is None or (packet_id := int(suffix)) > MAX_PACKET_ID:
+            return None
+        return packet_id
+
+
+class RecentKeys:
+    """Keys of the sessions that were saved to last."""
+
+    def __init__(self, size: int, prefix: str) -> None:
+        self._size = size
+        self._prefix = prefix
+        self._found: OrderedDict[str, Keys] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def get(self, client_id: str) -> Keys:
+        """Return the keys of a session, and have it be the one that was used last."""
+        with self._lock:
+            keys = self._found.get(client_id)
+            if keys is not None:
+                self._found.move_to_end(client_id)
+                return keys
+            keys = self._found[client_id] = Keys(client_id, self._prefix)
+            if len(self._found) > self._size:
+                self._found.popitem(last=False)
+            return keys
+
+
+class State(NamedTuple):
+    """What ``read_session`` says."""
+
+    last_packet_id: bytes
+    references: int
+    highest: int
+    now_ms: int
+    fields: dict[bytes, bytes]
+
+    @property
+    def noted_serial(self) -> int:
+        """Up to which serial delivery was noted, whatever has become of the messages."""
+        serial = integer_of(self.fields.get(b"delivered_serial"))
+        return FIRST_SERIAL if serial is None else serial
+
+    @property
+    def delivered_serial(self) -> int:
+        """Up to which serial the messages that are there have been delivered; see lua/includes/delivered.lua."""
+        serial = integer_of(self.fields.get(b"sent_up_to"))
+        return FIRST_SERIAL if serial is None else serial
+
+    @property
+    def last_serial(self) -> int:
+        """The serial given out last, as the session notes it."""
+        serial = integer_of(self.fields.get(b"last_serial"))
+        return FIRST_SERIAL if serial is None else serial
+
+    @property
+    def has_been_used(self) -> bool:
+        """Whether it says more than which store owns the session."""
+        return not self.fields.keys() <= _OWNER_FIELDS
+
+    @property
+    def is_open(self) -> bool:
+        """Whether Redis takes writes; the same rule as lua/includes/ownership.lua."""
+        elsewhere = self.fields.get(b"owner") in {b"postgres", b"fenced"}
+        return not elsewhere and self.fields.get(b"import", b"done") == b"done"
+
+    @property
+    def sweep_is_due(self) -> bool:
+        """Whether references to expired messages may be in the set."""
+        earliest = integer_of(self.fields.get(b"earliest_expiry_ms"))
+        if earliest is None or self.fields.get(b"saved_last_packet_id") != self.last_packet_id:
+            return True
+        if self.highest > self.last_serial:
+            return True
+        return earliest <= self.now_ms
+
+
+class Reference(NamedTuple):
+    """A member of the sorted set of a session's messages."""
+
+    member: bytes
+    serial: int
+
+
+class CommonOperations:
+    """What every kind of operation needs; see ``RedisSessionOperations``."""
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        rules: StoreRules | None = None,
+        recent_sessions: int = RECENT_SESSIONS,
+        epoch_of: EpochOf | None = None,
+        clock: Clock = system_clock,
+    ) -> None:
+        check_integer("recent_sessions", recent_sessions, 1, 10_000_000, "each takes about 600 bytes")
+        self._prefix = check_prefix(prefix)
+        self._rules = rules or StoreRules()
+        self._recent = RecentKeys(recent_sessions, prefix)
+        self._epoch_of = epoch_of
+        self._clock = clock
+        expiry_s = self._rules.session_expiry_s
+        self._session_expiry_ms = "" if expiry_s is None else 1_000 * expiry_s
+        # Bound once: looking it up costs a hundredth of a save.
+        self._save_script = scripts.save_messages
+
+    def _keys(self, client_id: str) -> Keys:
+        check_client_id(client_id)
+        return self._recent.get(client_id)
+
+    def _epoch(self, keys: Keys) -> lua.Value:
+        epoch = None if self._epoch_of is None else self._epoch_of(keys.client_id)
+        return "" if epoch is None else epoch
+
+    def _read_session(self, keys: Keys) -> Steps[State]:
+        reply = yield from ask(scripts.read_session(keys))
+        return State(
+            last_packet_id=reply.last_packet_id,
+            references=reply.references,
+            highest=min(_serial(reply.highest), MAX_SERIAL) if reply.highest else FIRST_SERIAL,
+            now_ms=reply.now_ms,
+            fields=dict(reply.fields),
+        )
+
+    def _list(self, keys: Keys, by: str, start: int, limit: int) -> Steps[list[Reference]]:
+        return listed_references((yield from ask(scripts.list_references(keys, by=by, start=start, limit=limit))))
+
+    def _records(self, keys: Keys, members: Sequence[bytes], *, max_bytes: int) -> Steps[list[tuple[bytes, int]]]:
+        """Read JSON and instant of expiry of as many members as fit, at least one.
+
+        A member may be any text; only names of payload keys of this session are followed, others read as missing.
+        """
+        own = [member for member in members if member.startswith(keys.stem)]
+        stored: dict[bytes, tuple[bytes, int]] = {}
+        if own:
+            reply = yield from ask(scripts.fetch_messages(payloads=own, max_bytes=max_bytes))
+            stored = dict(zip(own, reply.records, strict=False))
+        records: list[tuple[bytes, int]] = []
+        for member in members:
+            if member in stored:
+                records.append(stored[member])
+            elif member.startswith(keys.stem):
+                break
+            else:
+                records.append((b"", _NO_KEY))
+        return records
+
+    def _end_of_life(self, message: PendingMessage) -> int:
+        if message.expires_at_ms is not None:
+            return min(message.expires_at_ms, MAX_INTEGER)
+        end_ms = end_of_life_ms(
+            time_ms=message.time_ms,
+            msg_expiry_interval=message.expiry_interval_s,
+            default_ttl_s=self._rules.default_ttl_s,
+        )
+        return min(end_ms, MAX_INTEGER)
+
+
+def ask(call: lua.Call) -> Steps[Reply]:
+    """Return the reply of one call by the names of its header, or raise what stands in its place."""
+    return call.script.read(checked((yield [call])[0]))
+
+
+def checked(reply: Reply) -> Reply:
+    """Return a reply, or raise it when it is an error."""
+    if isinstance(reply, QueuekeeperError):
+        raise reply
+    return reply
+
+
+def listed_references(reply: Reply) -> list[Reference]:
+    """Return what ``list_references`` answers."""
+    return [Reference(row.member, _serial(row.score)) for row in reply.references]
+
+
+def is_last(page: Sequence[Reference], wanted: int) -> bool:
+    """Return whether no page follows; beyond the greatest serial there are no messages."""
+    return len(page) < wanted or page[-1].serial >= MAX_SERIAL
+
+
+def runs_of(numbers: Sequence[int]) -> list[list[int]]:
+    """Return first and last of what follows one another."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and runs[-1][1] == number - 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    return runs
+
+
+def write_runs(ids: Sequence[int]) -> str:
+    """Return packet ids as text such as ``17-40,42``."""
+    return ",".join(f"{first}-{last}" if last > first else f"{first}" for first, last in runs_of(ids))
+
+
+def read_runs(text: bytes) -> list[int]:
+    """Return the numbers that :func:`write_runs` wrote, or a script."""
+    ids: list[int] = []
+    for run in text.decode().split(",") if text else ():
+        first, _, last = run.partition("-")
+        ids += range(int(first), int(last or first) + 1)
+    return ids
+
+
+def read_message(
+    json: bytes, *, client_id: str, packet_id: int, serial: int, expires_at_ms: int | None, redelivery: bool
+) -> PendingMessage | None:
+    """Return a record as a message; none when it is none of this session and packet id that can be delivered."""
+    try:
+        return judge_record(
+            json,
+            client_id=client_id,
+            packet_id=packet_id,
+            serial=serial,
+            expires_at_ms=expires_at_ms,
+            redelivery=redelivery,
+        )
+    except ValueError:
+        return None
+
+
+def judge_record(
+    json: bytes, *, client_id: str, packet_id: int, serial: int, expires_at_ms: int | None, redelivery: bool
+) -> PendingMessage:
+    """Return a record as a message.
+
+    :raises UnreadableError: when it is none of this session and packet id that can be delivered, saying why.
+    """
+    try:
+        fields = orjson.loads(json)
+    except orjson.JSONDecodeError:
+        raise UnreadableError("it is not JSON") from None
+    message = pending_message(
+        fields, client_id=client_id, serial=serial, expires_at_ms=expires_at_ms, redelivery=redelivery
+    )
+    if message.packet_id != packet_id:
+        raise UnreadableError(f"packetId is {message.packet_id}, and its key names {packet_id}")
+    return message
+
+
+def imported_json(message: PendingMessage, client_id: str) -> bytes:
+    """Return the record of a message that keeps its packet id and type."""
+    return stored_json(message, client_id=client_id, packet_id=message.packet_id, packet_type=message.packet_type)
+
+
+def known_serial(serial: int) -> int | None:
+    """Return a serial; none for the one before all others."""
+    return None if serial == FIRST_SERIAL else serial
+
+
+def _serial(score: bytes) -> int:
+    """Return a score as an integer; an infinite one, which no store of sessions writes, as the nearest of 64 bits."""
+    try:
+        return int(score)
+    except ValueError:
+        return int(max(-(2.0**63), min(float(score), 2.0**63)))
+
+
+def integer_of(value: bytes | None) -> int | None:
+    """Return the number that a field holds; none where it is absent or holds something else."""
+    return int(value) if value is not None and _INTEGER.fullmatch(value) else None

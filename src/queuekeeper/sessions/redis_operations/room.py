@@ -1,0 +1,89 @@
+"""Room in a session: what is over the limit goes, dead references first."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from queuekeeper.lua.scripts import sessions as scripts
+from queuekeeper.sessions.redis_operations.common import (
+    KEYS_PER_CALL,
+    MAX_SERIAL,
+    CommonOperations,
+    Keys,
+    Steps,
+    ask,
+    is_last,
+)
+from queuekeeper.sessions.store import FIRST_SERIAL
+
+
+class Trimmed(NamedTuple):
+    """How many messages were removed to make room, and how many references that led nowhere."""
+
+    live: int = 0
+    in_flight: int = 0
+    dead: int = 0
+
+
+class RoomOperations(CommonOperations):
+    """Trim a session for those who need its room."""
+
+    def _trim(self, keys: Keys, limit: int) -> Steps[Trimmed]:
+        """Remove what is over the limit: dead references, then what was not delivered, then what is in flight."""
+        state = yield from self._read_session(keys)
+        dead = 0
+        references = state.references
+        if references > limit and state.sweep_is_due:
+            dead = yield from self._sweep(keys, state.fields.get(b"saved_last_packet_id", b""))
+            references -= dead
+        live = [0, 0]
+        for in_flight, before in enumerate((state.delivered_serial, FIRST_SERIAL)):
+            cursor = before
+            while references > limit:
+                wanted = min(KEYS_PER_CALL, references - limit)
+                page = yield from self._list(keys, "serial", cursor, wanted)
+                candidates = [r for r in page if keys.packet_id(r.member) and r.serial <= MAX_SERIAL]
+                if candidates:
+                    call = scripts.trim_messages(
+                        keys,
+                        payloads=[r.member for r in candidates],
+                        epoch=self._epoch(keys),
+                        limit=limit,
+                        serials=[r.serial for r in candidates],
+                    )
+                    reply = yield from ask(call)
+                    references = reply.references
+                    live[in_flight] += reply.trimmed
+                    dead += reply.dead
+                if is_last(page, wanted):
+                    break
+                cursor = page[-1].serial
+        return Trimmed(live=live[0] + live[1], in_flight=live[1], dead=dead)
+
+    def _sweep(self, keys: Keys, saved_last_packet_id: bytes) -> Steps[int]:
+        """Remove all dead references and note when the next message expires; return how many went."""
+        removed: int = 0
+        cursor = FIRST_SERIAL
+        earliest = b""
+        while True:
+            page = yield from self._list(keys, "serial", cursor, KEYS_PER_CALL)
+            last = is_last(page, KEYS_PER_CALL)
+            own = [r.member for r in page if keys.packet_id(r.member) is not None]
+            call = scripts.remove_dead_references(
+                keys,
+                payloads=own,
+                epoch=self._epoch(keys),
+                earliest_expiry_ms=earliest,
+                complete_for=saved_last_packet_id if last else b"",
+            )
+            reply = yield from ask(call)
+            earliest = reply.earliest_expiry_ms
+            removed += reply.removed
+            if last:
+                return removed
+            cursor = page[-1].serial
+
+
+def added(first: Trimmed, second: Trimmed) -> Trimmed:
+    """Return the sum of both."""
+    return Trimmed(*(a + b for a, b in zip(first, second, strict=True)))

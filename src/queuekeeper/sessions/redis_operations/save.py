@@ -1,0 +1,324 @@
+"""Saves: messages of many sessions are stored, most of them by one call each."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple
+
+from queuekeeper import lua
+from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.operation import Operation
+from queuekeeper.sessions.model import NewMessage, Refusal, SaveReport, SessionSave
+from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE, Part, end_of_life, other_batch, parts_of
+from queuekeeper.sessions.redis_operations.common import (
+    SESSIONS_PER_STEP,
+    Keys,
+    Reply,
+    Step,
+    Steps,
+    read_runs,
+    write_runs,
+)
+from queuekeeper.sessions.redis_operations.packet_ids import Answered, PacketIdOperations, following_ids
+from queuekeeper.sessions.redis_operations.room import Trimmed, added
+from queuekeeper.sessions.wire import stored_json
+
+_PUBLISH = "PUBLISH"
+
+
+class _Begun(NamedTuple):
+    """A save that one call may do completely, and its place among all saves."""
+
+    place: int
+    client_id: str
+    keys: Keys
+    ids: Sequence[int]
+    call: lua.Call
+
+
+class SaveOperations(PacketIdOperations):
+    """Save messages."""
+
+    def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
+        """See ``store.SessionOperations.save_messages``."""
+        most_bytes = self._rules.max_payload_bytes
+        places: dict[str, int] = {}
+        repeated: dict[str, list[int]] = {}
+        for index, save in enumerate(saves):
+            client_id = save.client_id
+            place = places.setdefault(client_id, index)
+            if place != index:
+                repeated.setdefault(client_id, [place]).append(index)
+            for message in save.messages:
+                if type(message) is not NewMessage or len(message.payload) > most_bytes:
+                    self.check_payload(client_id, message)
+        reports: dict[int, SaveReport] = {}
+        begun: list[_Begun] = []
+        branches: list[Steps[None]] = []
+        for client_id, place in places.items():
+            first = None if client_id in repeated else self._begin(saves[place], place)
+            if first is None:
+                branches.append(self._save_session(saves, repeated.get(client_id, [place]), reports))
+            else:
+                begun.append(first)
+        # Most saves are done by one call whose reply is as expected: they need nothing of what the others do.
+        for start in range(0, len(begun), SESSIONS_PER_STEP):
+            sent = begun[start : start + SESSIONS_PER_STEP]
+            replies: Sequence[Reply]
+            try:
+                replies = yield [first.call for first in sent]
+            except QueuekeeperError as error:
+                replies = [error] * len(sent)
+            for at, first in enumerate(sent):
+                report = self._report_of(first, replies, at)
+                if report is None:
+                    reply = first.ids, _part(replies, at, at + 1)
+                    branches.append(self._save_session(saves, [first.place], reports, reply))
+                else:
+                    reports[first.place] = report
+        yield from _together(iter(branches))
+        return [reports[index] for index in range(len(saves))]
+
+    def check_payload(self, client_id: str, message: NewMessage) -> None:
+        """Refuse what is no message, or larger than the rules allow.
+
+        :raises UsageError: naming size and limit.
+        """
+        if type(message) is not NewMessage:
+            raise UsageError(f"a message for {client_id!r} is a {type(message).__name__}: it must be a NewMessage")
+        if len(message.payload) > self._rules.max_payload_bytes:
+            raise UsageError(
+                f"a payload for {client_id!r} has {len(message.payload)} bytes: this store takes at most "
+                f"{self._rules.max_payload_bytes} (max_payload_bytes)"
+            )
+
+    def _begin(self, save: SessionSave, place: int) -> _Begun | None:
+        """Return the only call that a save needs when all goes well; none when it needs more."""
+        keys = self._recent.get(save.client_id)
+        last = keys.last
+        messages = save.messages
+        if last is None or len(messages) > MESSAGES_PER_SAVE:
+            return None
+        size_bytes = 0
+        ends_ms: list[int] = []
+        default_ttl_s = self._rules.default_ttl_s
+        for message in messages:
+            end_ms = end_of_life(message, default_ttl_s=default_ttl_s)
+            if isinstance(end_ms, Refusal):
+                return None
+            ends_ms.append(end_ms)
+            size_bytes += len(message.payload)
+        if size_bytes > BYTES_PER_SAVE and len(messages) > 1:
+            return None
+        ids = following_ids(last, len(messages))
+        call = self._save_call(keys, save, messages, ends_ms, last=last, ids=ids)
+        return _Begun(place, save.client_id, keys, ids, call)
+
+    def _report_of(self, begun: _Begun, replies: Sequence[Reply], at: int) -> SaveReport | None:
+        """Return the report of a save that its first call has done completely; none when there is more to do."""
+        reply = replies[at]
+        if type(reply) is not bytes:
+            return None
+        serial, references, expired, replaced = _read_saved(reply)
+        if expired or references > self._rules.limit:
+            return None
+        ids = begun.ids
+        begun.keys.last = b"%d" % ids[-1]
+        return SaveReport(
+            client_id=begun.client_id,
+            packet_ids=tuple(ids),
+            serials=tuple(range(serial, serial + len(ids))),
+            dead=replaced,
+            replicated=replies.replicated[at] if isinstance(replies, lua.Replies) else None,
+        )
+
+    def _save_session(
+        self,
+        saves: Sequence[SessionSave],
+        indexes: list[int],
+        reports: dict[int, SaveReport],
+        begun: Answered | None = None,
+    ) -> Steps[None]:
+        """Do all saves for one session, one after the other.
+
+        :param begun: packet ids and replies of the first call, when it has been made.
+        """
+        failure: QueuekeeperError | None = None
+        for index in indexes:
+            save = saves[index]
+            if failure is None:
+                keys = self._recent.get(save.client_id)
+                try:
+                    reports[index] = yield from self._save(keys, save, begun)
+                    begun = None
+                    continue
+                except QueuekeeperError as error:
+                    keys.last = None
+                    failure = error
+            # What comes after a failed save would be stored before it when the caller repeats it.
+            reports[index] = SaveReport(client_id=save.client_id, error=failure)
+
+    def _save(self, keys: Keys, save: SessionSave, begun: Answered | None) -> Steps[SaveReport]:
+        parts, refused = parts_of(save.messages, default_ttl_s=self._rules.default_ttl_s)
+        count = len(save.messages)
+        packet_ids: list[int | None] = [None] * count
+        serials: list[int | None] = [None] * count
+        trimmed = Trimmed()
+        replays = 0
+        forgotten = False
+        replicated: bool | None = None
+        references = 0
+        # Before the first part the caller has refused some, which are counted with it.
+        before = list(refused.values())
+        for part in parts:
+
+            def call(last: bytes, ids: Sequence[int], part: Part = part) -> lua.Call:
+                return self._save_call(
+                    keys,
+                    save,
+                    part.messages,
+                    part.ends_ms,
+                    last=last,
+                    ids=ids,
+                    number=part.number,
+                    refused=() if part.number else before,
+                )
+
+            ids, reply, has_it, made_room = yield from self._claim(
+                keys, len(part.messages), call, may_trim=True, begun=begun
+            )
+            begun = None
+            trimmed = added(trimmed, made_room)
+            if has_it is not None:
+                replicated = has_it and replicated is not False
+            replayed = type(reply) is not bytes
+            if not replayed:
+                serial, references, expired, replaced = _read_saved(reply)
+                trimmed = added(trimmed, Trimmed(dead=replaced))
+            elif reply.word == "forgotten":
+                forgotten = True
+                break
+            else:
+                serial, expired = reply.first_serial, reply.expired
+                replays += 1
+                ids = read_runs(reply.packet_ids)
+                if len(ids) != len(part.messages):
+                    stored = len(save.messages) - len(part.messages) + len(ids)
+                    raise other_batch(save, stored=stored, given=len(save.messages))
+            dead = {int(position) for position in expired.split(b",")} if expired else ()
+            if not replayed and len(dead) < len(part.messages):
+                keys.last = b"%d" % ids[-1]
+            for at, position in enumerate(part.positions):
+                if at in dead:
+                    refused[position] = Refusal.EXPIRED
+                    continue
+                packet_ids[position] = ids[at]
+                serials[position] = serial
+                serial += 1
+        if references > self._rules.limit and any(packet_id is not None for packet_id in packet_ids):
+            # The messages are stored, and an error would have them stored twice. The next save trims.
+            with suppress(QueuekeeperError):
+                trimmed = added(trimmed, (yield from self._trim(keys, self._rules.limit)))
+        return SaveReport(
+            client_id=save.client_id,
+            packet_ids=tuple(packet_ids),
+            serials=tuple(serials),
+            # Of a batch that is no longer known, nobody can tell which messages the server found expired.
+            refused={} if forgotten else refused,
+            trimmed=trimmed.live,
+            trimmed_in_flight=trimmed.in_flight,
+            dead=trimmed.dead,
+            replayed=forgotten or replays == len(parts),
+            forgotten=forgotten,
+            replicated=replicated,
+        )
+
+    def _save_call(
+        self,
+        keys: Keys,
+        save: SessionSave,
+        messages: Sequence[NewMessage],
+        ends_ms: Sequence[int],
+        *,
+        last: bytes,
+        ids: Sequence[int],
+        number: int = 0,
+        refused: Sequence[Refusal] = (),
+    ) -> lua.Call:
+        stem = keys.stem
+        epoch = "" if self._epoch_of is None else self._epoch(keys)
+        batch: lua.Value = ""
+        if save.source is not None or refused:
+            over = sum(refusal is Refusal.EXPIRED for refusal in refused)
+            batch = f"{len(refused) - over}:{over}::::"
+            if save.source is not None:
+                told = f"{save.offset or 0}:{number}:{write_runs(ids)}:{save.source}"
+                batch = f"{len(refused) - over}:{over}:{told}"
+        stored: list[lua.Value] = []
+        client_id = save.client_id
+        for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
+            stored.append(end_ms)
+            stored.append(stored_json(message, client_id=client_id, packet_id=packet_id, packet_type=_PUBLISH))
+        return self._save_script(
+            keys,
+            payloads=[b"%b%d" % (stem, packet_id) for packet_id in ids],
+            epoch=epoch,
+            expected=last,
+            last_packet_id=ids[-1] if ids else "",
+            session_expiry_ms=self._session_expiry_ms,
+            batch=batch,
+            now_ms=self._clock(),
+            messages=stored,
+        )
+
+
+def _together(branches: Iterator[Steps[None]]) -> Operation[None]:
+    """Run operations side by side: what they ask for at the same time is one step.
+
+    A step that fails as a whole has failed for each of them.
+    """
+    waiting: list[tuple[Steps[None], Step]] = []
+    going = True
+    while going or waiting:
+        while going and len(waiting) < SESSIONS_PER_STEP:
+            branch = next(branches, None)
+            if branch is None:
+                going = False
+                break
+            try:
+                waiting.append((branch, next(branch)))
+            except StopIteration:
+                continue
+        if not waiting:
+            return
+        step = [call for _, calls in waiting for call in calls]
+        replies: Sequence[Reply]
+        try:
+            replies = yield step
+        except QueuekeeperError as error:
+            replies = [error] * len(step)
+        asked: list[tuple[Steps[None], Step]] = []
+        at = 0
+        for branch, calls in waiting:
+            end = at + len(calls)
+            with suppress(StopIteration):
+                asked.append((branch, branch.send(_part(replies, at, end))))
+            at = end
+        waiting = asked
+
+
+def _part(replies: Sequence[Reply], start: int, end: int) -> Sequence[Reply]:
+    part = replies[start:end]
+    if isinstance(replies, lua.Replies) and replies.replicated[start] is not None:
+        answered = lua.Replies(end - start)
+        answered[:] = part
+        answered.replicated = replies.replicated[start:end]
+        return answered
+    return part
+
+
+def _read_saved(reply: bytes) -> tuple[int, int, bytes, int]:
+    """Return first serial, references, expired positions, and expired messages whose packet ids were given out."""
+    _, serial, references, expired, *replaced = reply.split(b":")
+    return int(serial), int(references), expired, int(replaced[0]) if replaced else 0
