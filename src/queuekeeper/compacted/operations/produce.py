@@ -1,0 +1,106 @@
+"""Producing: entries are appended, each in the place of the one that its key had."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from queuekeeper import lua
+from queuekeeper.checks import check_integer
+from queuekeeper.compacted.model import MAX_SEQUENCE, Append, AppendReport, check_appends, check_name
+from queuekeeper.compacted.operations.common import CommonOperations, parts_of
+from queuekeeper.compacted.records import digest_of, record_of
+from queuekeeper.errors import UsageError
+from queuekeeper.lua.scripts import compacted as scripts
+from queuekeeper.operation import Operation
+
+
+class ProduceOperations(CommonOperations):
+    """Append."""
+
+    def append(
+        self, client_id: str, appends: Sequence[Append], *, producer: str | None = None, number: int | None = None
+    ) -> Operation[AppendReport]:
+        """See ``store.QueueOperations.append``."""
+        check_appends(appends, self._rules)
+        if (producer is None) != (number is None):
+            raise UsageError("producer and number go together: name both or neither")
+        if producer is not None:
+            check_name("producer", producer)
+            check_integer("number", number, 0, MAX_SEQUENCE, "a number of the producer's, which grows")
+        keys = self._keys(client_id)
+        was_known = yield from self._note(client_id, "new")
+        reports: list[AppendReport] = []
+        for part, entries in enumerate(parts_of(_entries(appends))):
+            # Each part is an append of its own to the script, so that each is recognised when it is repeated.
+            name = "" if producer is None else f"{producer}\0{part}" if part else producer
+            # So is one that is another append under a number that was used before.
+            numbered = "" if number is None else f"{number}:{digest_of(entries)}"
+            call = scripts.append(
+                keys,
+                max_keys=self._rules.max_keys,
+                max_bytes=self._rules.max_bytes,
+                policy=self._rules.when_full,
+                producer=name,
+                number=numbered,
+                now=self._now(),
+                entries=entries,
+            )
+            replies = (yield [call]).or_raise()
+            report, is_first = _append_report(call.script.read(replies[0]), len(entries) // 4, replies.replicated[0])
+            if was_known and is_first:
+                # The queue was lost since the collector was told of it, and with it, maybe, what the collector knew.
+                self._noted.forget(client_id)
+                was_known = yield from self._note(client_id, "new")
+            reports.append(report)
+            if report.is_forgotten:
+                # The producer has gone on: what comes behind would be stored late, and said not to be.
+                break
+        return reports[0] if len(reports) == 1 else _together(reports)
+
+
+def _entries(appends: Iterable[Append]) -> Iterator[tuple[lua.Value, ...]]:
+    """Return what a script takes of each entry."""
+    for append in appends:
+        expected = append.expected_sequence
+        yield append.key, record_of(append), int(append.tombstone), "" if expected is None else expected
+
+
+def _append_report(reply: Any, count: int, replicated: bool | None) -> tuple[AppendReport, bool]:
+    """Return what became of an append, and whether nothing had been appended to the queue before."""
+    if type(reply) is not bytes:
+        if reply.word == "forgotten":
+            return AppendReport(sequences=(), replaced=(), live=None, is_replay=True, is_forgotten=True), False
+        sequences = tuple(range(reply.first_sequence, reply.last_sequence + 1))
+        return AppendReport(sequences=sequences, replaced=(), live=None, is_replay=True), False
+    first, live, evicted, evicted_unacked, is_consumed, is_first, *replaced = map(int, reply.split())
+    report = AppendReport(
+        sequences=tuple(range(first, first + count)),
+        replaced=tuple(sequence or None for sequence in replaced),
+        live=live,
+        evicted=evicted,
+        evicted_unacked=evicted_unacked,
+        is_consumed=bool(is_consumed),
+        replicated=replicated,
+    )
+    return report, bool(is_first)
+
+
+def _together(reports: Sequence[AppendReport]) -> AppendReport:
+    """Return what became of the parts of one append."""
+    is_forgotten = any(report.is_forgotten for report in reports)
+    is_known = not any(report.is_replay for report in reports)
+    written = [report for report in reports if not report.is_replay]
+    return AppendReport(
+        sequences=() if is_forgotten else tuple(number for report in reports for number in report.sequences),
+        replaced=tuple(number for report in reports for number in report.replaced) if is_known else (),
+        live=written[-1].live if written else None,
+        evicted=sum(report.evicted for report in reports),
+        evicted_unacked=sum(report.evicted_unacked for report in reports),
+        is_consumed=any(report.is_consumed for report in reports),
+        is_replay=not written,
+        is_forgotten=is_forgotten,
+        replicated=all(report.replicated for report in written)
+        if written and written[0].replicated is not None
+        else None,
+    )
