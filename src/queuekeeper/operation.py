@@ -97,6 +97,28 @@ def _has_face(method: Callable[..., Any], form: Callable[..., Operation[Any]]) -
     method.__signature__ = signature.replace(return_annotation=returned)  # type: ignore[attr-defined]
 
 
+def mapped(
+    operation: Operation[T], form: Callable[[Any], Any] = lambda step: step, *, answer: Any = None
+) -> Operation[T]:
+    """Run an operation within another one, whose driver gets each step in the form that it needs.
+
+    :param form: makes of a step the one that the driver gets.
+    :param answer: to the first step, when the operation has been asked for it before.
+    """
+    try:
+        step = operation.send(answer)
+        while True:
+            try:
+                answer = yield form(step)
+            except Exception as error:
+                step = operation.throw(error)
+            else:
+                step = operation.send(answer)
+    except StopIteration as end:
+        result: T = end.value
+        return result
+
+
 def blocking(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Concatenate[Any, P], T]:
     """Return the method of a blocking object, such as a store, that runs an operation to its end.
 

@@ -233,7 +233,7 @@ MUTATIONS = (
     ),
     Mutation(
         what="callers do not tell Redis what PostgreSQL says",
-        file="src/queuekeeper/sessions/router.py",
+        file="src/queuekeeper/sessions/router/finding.py",
         pieces=(("        if not told:\n            return set()\n", "        return set()\n"),),
         scenario="caller_tells_redis_what_a_driver_did_not",
     ),

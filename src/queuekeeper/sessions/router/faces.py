@@ -1,0 +1,210 @@
+"""Routers for blocking and for asyncio callers."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from queuekeeper import lua
+from queuekeeper.errors import QueuekeeperError
+from queuekeeper.operation import Operation, Pause, awaited, blocking
+from queuekeeper.redis_async import AsyncScriptCaller
+from queuekeeper.redis_client import RedisClient
+from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.redis_operations import RECENT_SESSIONS
+from queuekeeper.sessions.router.finding import OWNER_AGE_S, OWNERS, PATIENCE_S
+from queuekeeper.sessions.router.pools import CONNECTIONS, AsyncConnections, Connections
+from queuekeeper.sessions.router.routing import RouterOperations
+from queuekeeper.sessions.router.steps import AtPostgres, AtRedis, Step, T, Together
+
+
+def _itself(_: RouterOperations, operation: Operation[T]) -> Operation[T]:
+    """Return an operation that is under way in another one."""
+    return operation
+
+
+class SessionRouter:
+    """Sessions that move between PostgreSQL and Redis, for blocking callers; threads may share it.
+
+    To be closed, or used with ``with``. It opens its connections to PostgreSQL when it needs them.
+
+    :param client: of the Redis to which sessions move; who opened it closes it.
+    :param postgres_url: of the database of TBMQ 1.x, with schema ``queuekeeper``.
+    :param prefix: put before every key in Redis.
+    :param rules: bounds to keep.
+    :param connections: most connections to PostgreSQL, each for one operation at a time.
+    :param patience_s: how long a call waits for a session that is being moved.
+    :param owners: sessions whose owner is kept in mind.
+    :param owner_age_s: how long it is.
+    :param recent_sessions: see :class:`RedisSessionStore`, as are the rest.
+    :raises UsageError: for a number that is out of range.
+    """
+
+    def __init__(
+        self,
+        client: RedisClient,
+        postgres_url: str,
+        prefix: str = "",
+        rules: StoreRules | None = None,
+        *,
+        connections: int = CONNECTIONS,
+        patience_s: float = PATIENCE_S,
+        owners: int = OWNERS,
+        owner_age_s: float = OWNER_AGE_S,
+        recent_sessions: int = RECENT_SESSIONS,
+        replicas: int = 0,
+        replica_timeout_ms: int = lua.REPLICA_TIMEOUT_MS,
+        retry_for_s: float = lua.RETRY_FOR_S,
+    ) -> None:
+        self.operations = RouterOperations(
+            prefix=prefix,
+            rules=rules,
+            recent_sessions=recent_sessions,
+            patience_s=patience_s,
+            owners=owners,
+            owner_age_s=owner_age_s,
+        )
+        self._caller = lua.ScriptCaller(
+            client, replicas=replicas, replica_timeout_ms=replica_timeout_ms, retry_for_s=retry_for_s
+        )
+        self._connections = Connections(postgres_url, connections)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Close the connections to PostgreSQL."""
+        self._connections.close()
+
+    def answer(self, step: Step) -> Any:
+        """Have the store that a step is for answer it."""
+        if type(step) is AtRedis:
+            return self._caller.execute(step.calls)
+        if type(step) is AtPostgres:
+            return self._connections.answer(step)
+        if type(step) is Pause:
+            return time.sleep(step.seconds)
+        assert type(step) is Together
+        return self._together(step.operations)
+
+    def _together(self, operations: Sequence[Operation[Any]]) -> list[Any]:
+        outcomes: list[Any] = [None] * len(operations)
+
+        def run(place: int) -> None:
+            try:
+                outcomes[place] = self._run(operations[place])
+            except Exception as error:
+                outcomes[place] = error
+
+        threads = [threading.Thread(target=run, args=[place]) for place in range(1, len(operations))]
+        for thread in threads:
+            thread.start()
+        try:
+            run(0)
+        finally:
+            for thread in threads:
+                thread.join()
+        return _checked(outcomes)
+
+    _run = blocking(_itself)
+    save_messages = blocking(RouterOperations.save_messages)
+    fetch_pending = blocking(RouterOperations.fetch_pending)
+    mark_delivered = blocking(RouterOperations.mark_delivered)
+    ack = blocking(RouterOperations.ack)
+    mark_released = blocking(RouterOperations.mark_released)
+    purge_session = blocking(RouterOperations.purge_session)
+    get_last_packet_id = blocking(RouterOperations.get_last_packet_id)
+    set_last_packet_id = blocking(RouterOperations.set_last_packet_id)
+    reserve_packet_ids = blocking(RouterOperations.reserve_packet_ids)
+    inspect = blocking(RouterOperations.inspect)
+    peek = blocking(RouterOperations.peek)
+    export_session = blocking(RouterOperations.export_session)
+    import_session = blocking(RouterOperations.import_session)
+
+
+class AsyncSessionRouter:
+    """:class:`SessionRouter` for asyncio; tasks may share it, and one that is cancelled leaves nothing open.
+
+    :param caller: sends the calls to Redis; who opened it closes it. It also says how many replicas are waited for.
+    """
+
+    def __init__(
+        self,
+        caller: AsyncScriptCaller,
+        postgres_url: str,
+        prefix: str = "",
+        rules: StoreRules | None = None,
+        *,
+        connections: int = CONNECTIONS,
+        patience_s: float = PATIENCE_S,
+        owners: int = OWNERS,
+        owner_age_s: float = OWNER_AGE_S,
+        recent_sessions: int = RECENT_SESSIONS,
+    ) -> None:
+        self.operations = RouterOperations(
+            prefix=prefix,
+            rules=rules,
+            recent_sessions=recent_sessions,
+            patience_s=patience_s,
+            owners=owners,
+            owner_age_s=owner_age_s,
+        )
+        self._caller = caller
+        self._connections = AsyncConnections(postgres_url, connections)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def close(self) -> None:
+        """Close the connections to PostgreSQL."""
+        await self._connections.close()
+
+    async def answer(self, step: Step) -> Any:
+        """Have the store that a step is for answer it."""
+        if type(step) is AtRedis:
+            return await self._caller.execute(step.calls)
+        if type(step) is AtPostgres:
+            return await self._connections.answer(step)
+        if type(step) is Pause:
+            return await asyncio.sleep(step.seconds)
+        assert type(step) is Together
+        # When this task is cancelled, so are they, and it goes on when they have ended.
+        outcomes = await asyncio.gather(*map(self._run, step.operations), return_exceptions=True)
+        return _checked(outcomes)
+
+    _run = awaited(_itself)
+    save_messages = awaited(RouterOperations.save_messages)
+    fetch_pending = awaited(RouterOperations.fetch_pending)
+    mark_delivered = awaited(RouterOperations.mark_delivered)
+    ack = awaited(RouterOperations.ack)
+    mark_released = awaited(RouterOperations.mark_released)
+    purge_session = awaited(RouterOperations.purge_session)
+    get_last_packet_id = awaited(RouterOperations.get_last_packet_id)
+    set_last_packet_id = awaited(RouterOperations.set_last_packet_id)
+    reserve_packet_ids = awaited(RouterOperations.reserve_packet_ids)
+    inspect = awaited(RouterOperations.inspect)
+    peek = awaited(RouterOperations.peek)
+    export_session = awaited(RouterOperations.export_session)
+    import_session = awaited(RouterOperations.import_session)
+
+
+def _checked(outcomes: list[Any]) -> list[Any]:
+    """Return what came of operations; an exception that is no answer is raised."""
+    for outcome in outcomes:
+        if isinstance(outcome, BaseException) and not isinstance(outcome, QueuekeeperError):
+            raise outcome
+    return outcomes

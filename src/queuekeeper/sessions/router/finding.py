@@ -1,0 +1,263 @@
+"""Finding out who owns sessions: what PostgreSQL has said is kept in mind, and asked again when a store refuses."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from queuekeeper import lua
+from queuekeeper.checks import check_integer
+from queuekeeper.errors import (
+    NotOwner,
+    QueuekeeperError,
+    RefusedError,
+    ServerUnavailable,
+    SessionFenced,
+    StaleEpoch,
+    UsageError,
+)
+from queuekeeper.operation import Operation, Pause
+from queuekeeper.sessions.model import StoreRules
+from queuekeeper.sessions.owners import OwnerOperations, Ownership
+from queuekeeper.sessions.postgres_operations import PostgresSessionOperations
+from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, RedisSessionOperations
+from queuekeeper.sessions.router.steps import POSTGRES, REDIS, STORES, AtRedis, by_postgres
+
+PATIENCE_S = 3.0
+"""How long a call waits for a session that is being moved; TBMQ 1.x gives a batch up after about as long."""
+
+FIRST_PAUSE_S = 0.005
+LONGEST_PAUSE_S = 0.1
+OWNERS = 100_000
+OWNER_AGE_S = 60.0
+UNANSWERED_S = 5.0
+"""How long PostgreSQL is not asked for owners that are known from before, when it could not be reached."""
+
+SESSIONS_PER_PART = 1_000
+"""Sessions whose saves go out together."""
+
+MOVED = (NotOwner, StaleEpoch, SessionFenced)
+"""What a store says that does not own the session, or not any more, or not just now; it has changed nothing then."""
+
+_NO_EPOCH = 0
+"""An epoch that no session has: a call with it is refused."""
+
+
+class Known(NamedTuple):
+    """What PostgreSQL has said about a session, and until when that is believed."""
+
+    ownership: Ownership
+    until_s: float
+
+
+class KnownOwners:
+    """What is known of the sessions that were used last; threads may share it.
+
+    When the younger half is full it becomes the older one, whose sessions are forgotten.
+    """
+
+    def __init__(self, most: int) -> None:
+        self._half = most // 2
+        self._younger: dict[str, Known] = {}
+        self._older: dict[str, Known] = {}
+
+    def get(self, client_id: str) -> Known | None:
+        """Return what PostgreSQL has said, and keep it with the younger half."""
+        known = self._younger.get(client_id)
+        if known is None:
+            known = self._older.get(client_id)
+            if known is not None:
+                self.put(client_id, known)
+        return known
+
+    def put(self, client_id: str, known: Known) -> None:
+        """Note what PostgreSQL has said."""
+        if len(self._younger) >= self._half:
+            self._older, self._younger = self._younger, {}
+        self._younger[client_id] = known
+
+    def epoch_of(self, client_id: str) -> int | None:
+        """Return the epoch to send; a call for a session that has been forgotten meanwhile has to be refused."""
+        known = self._younger.get(client_id) or self._older.get(client_id)
+        return _NO_EPOCH if known is None else known.ownership.epoch
+
+
+class Refused(NamedTuple):
+    """A call that a store has refused.
+
+    :ivar used: whom it was sent to.
+    """
+
+    used: Ownership
+    error: QueuekeeperError
+
+
+class Patience:
+    """How long a call goes on, and how long it waits before the next try: at first not at all."""
+
+    def __init__(self, ends_s: float) -> None:
+        self.ends_s = ends_s
+        self.pause_s = 0.0
+        self.is_over = False
+
+    def note(self, *, in_vain: bool) -> None:
+        """Set the next pause; where the owner has changed, a try is worth more than a pause.
+
+        :param in_vain: nothing has changed since the try before.
+        """
+        self.pause_s = min(LONGEST_PAUSE_S, max(FIRST_PAUSE_S, 2 * self.pause_s)) if in_vain else FIRST_PAUSE_S
+
+
+class FindingOperations:
+    """Look up owners, look them up again, and tell Redis what it has not been told; see ``RouterOperations``."""
+
+    def __init__(
+        self,
+        *,
+        prefix: str = "",
+        rules: StoreRules | None = None,
+        recent_sessions: int = RECENT_SESSIONS,
+        patience_s: float = PATIENCE_S,
+        owners: int = OWNERS,
+        owner_age_s: float = OWNER_AGE_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        check_integer("owners", owners, 2 * SESSIONS_PER_PART, 10_000_000, "each takes about 400 bytes")
+        if not patience_s >= 0 or not owner_age_s > 0:
+            raise UsageError(
+                f"patience_s is {patience_s} and owner_age_s is {owner_age_s}: seconds, 0 or more, and more than 0"
+            )
+        rules = rules or StoreRules()
+        self._most_bytes = rules.max_payload_bytes
+        self._known = KnownOwners(owners)
+        self._owner_age_s = owner_age_s
+        self._patience_s = patience_s
+        self._clock = clock
+        self._unanswered_until_s = clock()
+        self._redis = RedisSessionOperations(
+            prefix=prefix, rules=rules, recent_sessions=recent_sessions, epoch_of=self._known.epoch_of
+        )
+        self._postgres = PostgresSessionOperations(rules, epoch_of=self._known.epoch_of)
+        self._owners = OwnerOperations()
+
+    def _look_up(
+        self, client_ids: Sequence[str], failed: dict[str, QueuekeeperError], *, may_be_old: bool = True
+    ) -> Operation[dict[str, Ownership]]:
+        """Ask PostgreSQL who owns sessions.
+
+        :param failed: gets those of which that is not to be known, and why.
+        :param may_be_old: while PostgreSQL cannot be asked, take what it said before, however long ago: the stores
+            judge every call, so that it does no harm.
+        """
+        owners: dict[str, Ownership] = {}
+        if may_be_old and self._clock() < self._unanswered_until_s:
+            owners = self._remembered(client_ids)
+            if len(owners) == len(client_ids):
+                return owners
+        try:
+            found = yield from by_postgres(self._owners.look_up(client_ids))
+        except QueuekeeperError as error:
+            if may_be_old and isinstance(error, ServerUnavailable):
+                # To find out again may take as long as a connection attempt does.
+                self._unanswered_until_s = self._clock() + UNANSWERED_S
+                owners = self._remembered(client_ids)
+            for client_id in client_ids:
+                if client_id not in owners:
+                    failed[client_id] = type(error)(f"nobody can say who owns session {client_id!r}: {error}")
+            return owners
+        until_s = self._clock() + self._owner_age_s
+        for client_id in client_ids:
+            # No armed cohort has it.
+            ownership = found.get(client_id) or Ownership(client_id=client_id, owner=POSTGRES, epoch=None)
+            if ownership.owner in STORES:
+                owners[client_id] = ownership
+                self._known.put(client_id, Known(ownership, until_s))
+            else:
+                failed[client_id] = RefusedError(
+                    f"session {client_id!r} belongs to {ownership.owner!r}, as PostgreSQL says, and this release does "
+                    "not know that store: use the release that moved it"
+                )
+        return owners
+
+    def _remembered(self, client_ids: Sequence[str]) -> dict[str, Ownership]:
+        """Return what PostgreSQL said before, however long ago."""
+        return {
+            client_id: known.ownership for client_id in client_ids if (known := self._known.get(client_id)) is not None
+        }
+
+    def _ask_again(
+        self, refused: dict[str, Refused], patience: Patience, failed: dict[str, QueuekeeperError]
+    ) -> Operation[dict[str, Ownership]]:
+        """Look up who owns sessions after stores have refused calls, and help where Redis has not been told.
+
+        :param failed: gets those for which nothing more is to be tried.
+        """
+        # What PostgreSQL says is used at once: it may be another store's again after a pause.
+        if patience.pause_s:
+            yield Pause(patience.pause_s)
+        fresh = yield from self._look_up(list(refused), failed, may_be_old=False)
+        helped = yield from self._help(refused, fresh, failed)
+        fresh = {client_id: now for client_id, now in fresh.items() if client_id not in failed}
+        ended = self._clock() >= patience.ends_s
+        in_vain = False
+        for client_id, now in fresh.items():
+            used = refused[client_id].used
+            is_news = (now.owner, now.epoch) != (used.owner, used.epoch) or client_id in helped
+            waits = now.fenced_until_ms is not None or not is_news
+            in_vain |= waits
+            # What was learned so late, as PostgreSQL was slow to answer, is tried once.
+            if ended and (waits or patience.is_over):
+                failed[client_id] = self._given_up(client_id, now, refused[client_id].error)
+        patience.is_over = ended
+        patience.note(in_vain=in_vain)
+        return {client_id: now for client_id, now in fresh.items() if client_id not in failed}
+
+    def _help(
+        self, refused: dict[str, Refused], fresh: dict[str, Ownership], failed: dict[str, QueuekeeperError]
+    ) -> Operation[set[str]]:
+        """Tell Redis what PostgreSQL says of sessions, as their driver would; return those for which it was news."""
+        told = [
+            ownership
+            for client_id, ownership in fresh.items()
+            # What is fenced is in good hands. A session in PostgreSQL that Redis has refused may still be fenced there.
+            if ownership.fenced_until_ms is None
+            and ownership.epoch is not None
+            and REDIS in (ownership.owner, refused[client_id].used.owner)
+        ]
+        if not told:
+            return set()
+        calls: list[lua.Call] = []
+        for ownership in told:
+            calls += next(
+                self._redis.set_owner(
+                    ownership.client_id,
+                    epoch=ownership.epoch or 0,
+                    owner=ownership.owner,
+                    mirrored=ownership.mirrored,
+                )
+            )
+        try:
+            replies = yield AtRedis(calls)
+        except QueuekeeperError as error:
+            replies = [error] * len(calls)
+        helped: set[str] = set()
+        for ownership, reply in zip(told, replies, strict=True):
+            if reply == b"set":
+                helped.add(ownership.client_id)
+            elif isinstance(reply, QueuekeeperError) and ownership.owner == REDIS and not isinstance(reply, MOVED):
+                failed[ownership.client_id] = reply
+        return helped
+
+    def _given_up(self, client_id: str, now: Ownership, error: QueuekeeperError) -> QueuekeeperError:
+        if now.fenced_until_ms is not None or isinstance(error, SessionFenced):
+            return SessionFenced(
+                f"session {client_id!r} is on its way to the other store, and was for {self._patience_s:g} s: repeat "
+                "the call in a moment"
+            )
+        epoch = "" if now.epoch is None else f" (epoch {now.epoch})"
+        return type(error)(
+            f"session {client_id!r} belongs to {STORES[now.owner]}{epoch}, as PostgreSQL says, and was refused for "
+            f"{self._patience_s:g} s: {error}. Repeat the call; when that does not help, let the migration's driver "
+            "run again"
+        )

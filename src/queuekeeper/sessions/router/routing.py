@@ -1,0 +1,369 @@
+"""The operations of sessions that move: each call goes to the store that owns them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeAlias
+
+from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.keyspace import check_client_id
+from queuekeeper.operation import Operation
+from queuekeeper.sessions.model import (
+    DEFAULT_PAGE,
+    Ack,
+    AckReport,
+    ExportPage,
+    ImportReport,
+    NewMessage,
+    PendingMessage,
+    PendingPage,
+    PurgeProgress,
+    PurgeReport,
+    Release,
+    SaveReport,
+    SessionSave,
+    SessionView,
+)
+from queuekeeper.sessions.owners import Ownership
+from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
+from queuekeeper.sessions.postgres_operations import MAX_VENDOR_TEXT
+from queuekeeper.sessions.redis_operations import KEYS_PER_CALL
+from queuekeeper.sessions.router.finding import MOVED, SESSIONS_PER_PART, FindingOperations, Patience, Refused
+from queuekeeper.sessions.router.steps import (
+    REDIS,
+    T,
+    Together,
+    by_postgres,
+    by_redis,
+    judged_at_postgres,
+    judged_at_redis,
+)
+from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
+
+_Call: TypeAlias = Callable[[SessionOperations], Operation[T]]
+"""Makes the operation of the store that it is given."""
+
+
+class RouterOperations(FindingOperations):
+    """What ``store.SessionOperations`` says, for sessions of which some are in PostgreSQL and some in Redis.
+
+    A call that a store refuses, since the session has another owner, is on its way, or has moved in the midst of the
+    call, is repeated at the owner until it is done or ``patience_s`` is over; what was done before counts. A driver
+    that ends between giving a session to Redis and telling Redis costs nothing: the router tells it.
+
+    :param prefix: put before every key in Redis.
+    :param rules: bounds to keep, the same in both stores.
+    :param recent_sessions: sessions in Redis whose last packet id is kept in mind.
+    :param patience_s: how long a call waits for a session that is being moved.
+    :param owners: sessions whose owner is kept in mind.
+    :param owner_age_s: how long an owner is kept in mind. A wrong one costs a refused call and does no harm.
+    :param clock: seconds that only grow.
+    :raises UsageError: for a prefix with a brace, or a number that is out of range.
+    """
+
+    def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
+        """See ``store.SessionOperations.save_messages``.
+
+        What comes after a save that failed is not stored either, so that no save of a session overtakes another one.
+
+        :raises UsageError: also for what only one of the stores can keep, and for a save of more than 256 messages or
+            512 KiB, which would not be one step: cut it. Nothing was written then.
+        """
+        for save in saves:
+            self._check_save(save)
+        reports: dict[int, SaveReport] = {}
+        failed: dict[str, QueuekeeperError] = {}
+        for begin in range(0, len(saves), SESSIONS_PER_PART):
+            part = range(begin, min(begin + SESSIONS_PER_PART, len(saves)))
+            yield from self._save_part(saves, part, reports, failed)
+        return [reports[index] for index in range(len(saves))]
+
+    def check_payload(self, client_id: str, message: NewMessage) -> None:
+        """Refuse what is no message, larger than the rules allow, or has no place in one of the stores.
+
+        :raises UsageError: naming it.
+        """
+        self._redis.check_payload(client_id, message)
+        self._check_save(SessionSave(client_id=client_id, messages=(message,)))
+
+    def _check_save(self, save: SessionSave) -> None:
+        messages = save.messages
+        most_bytes = self._most_bytes
+        size_bytes = 0
+        is_plain = save.source is None
+        for message in messages:
+            if type(message) is not NewMessage or len(message.payload) > most_bytes:
+                self._redis.check_payload(save.client_id, message)
+            size_bytes += len(message.payload)
+            if message.subscription_ids or message.content_type is not None or message.response_topic is not None:
+                is_plain = False
+        if not is_plain or len(save.client_id) > MAX_VENDOR_TEXT:
+            # Either store may have it tomorrow.
+            self._postgres.check_save(save)
+        if len(messages) > MESSAGES_PER_SAVE or (size_bytes > BYTES_PER_SAVE and len(messages) > 1):
+            raise UsageError(
+                f"the save for {save.client_id!r} has {len(messages)} messages of {size_bytes} bytes together: while "
+                f"sessions move, one save takes at most {MESSAGES_PER_SAVE} messages and {BYTES_PER_SAVE} bytes; cut "
+                "it into several saves"
+            )
+
+    def _save_part(
+        self,
+        saves: Sequence[SessionSave],
+        part: Sequence[int],
+        reports: dict[int, SaveReport],
+        failed: dict[str, QueuekeeperError],
+    ) -> Operation[None]:
+        """Do some of the saves, until each has its report.
+
+        :param failed: why no more is saved for a session in this call.
+        """
+        patience: Patience | None = None
+        found: dict[str, Ownership] = {}
+        unknown: dict[str, None] = {}
+        now_s = self._clock()
+        for index in part:
+            client_id = saves[index].client_id
+            known = self._known.get(client_id)
+            if known is not None and known.until_s > now_s:
+                found[client_id] = known.ownership
+            else:
+                unknown[client_id] = None
+        if unknown:
+            found |= yield from self._look_up(list(unknown), failed)
+        while part:
+            at_postgres: list[int] = []
+            at_redis: list[int] = []
+            for index in part:
+                client_id = saves[index].client_id
+                if failed and client_id in failed:
+                    reports[index] = SaveReport(client_id=client_id, error=failed[client_id])
+                elif found[client_id].owner == REDIS:
+                    at_redis.append(index)
+                else:
+                    at_postgres.append(index)
+            refused: dict[str, Refused] = {}
+            part = yield from self._save_at(saves, at_postgres, at_redis, found, reports, failed, refused)
+            if not part:
+                return
+            if patience is None:
+                patience = Patience(self._clock() + self._patience_s)
+            found = yield from self._ask_again(refused, patience, failed)
+
+    def _save_at(
+        self,
+        saves: Sequence[SessionSave],
+        at_postgres: Sequence[int],
+        at_redis: Sequence[int],
+        found: dict[str, Ownership],
+        reports: dict[int, SaveReport],
+        failed: dict[str, QueuekeeperError],
+        refused: dict[str, Refused],
+    ) -> Operation[list[int]]:
+        """Send saves to their owners, at the same time where there are two; return what has to be tried again."""
+        groups: list[tuple[Sequence[int], Operation[list[SaveReport]]]] = []
+        if at_postgres:
+            groups.append((at_postgres, self._save_at_postgres([saves[index] for index in at_postgres])))
+        if at_redis:
+            groups.append((at_redis, by_redis(self._redis.save_messages([saves[index] for index in at_redis]))))
+        answers: Sequence[Any]
+        if len(groups) > 1:
+            answers = yield Together([operation for _, operation in groups])
+        else:
+            answers = []
+            for _, operation in groups:
+                answers = [(yield from operation)]
+        again: list[int] = []
+        for (indexes, _), answer in zip(groups, answers, strict=True):
+            if isinstance(answer, QueuekeeperError):
+                raise answer
+            for index, report in zip(indexes, answer, strict=True):
+                error = report.error
+                if error is None:
+                    reports[index] = report
+                elif isinstance(error, MOVED):
+                    client_id = report.client_id
+                    refused[client_id] = Refused(found[client_id], error)
+                    again.append(index)
+                else:
+                    failed.setdefault(report.client_id, error)
+                    reports[index] = report
+        again.sort()
+        return again
+
+    def _save_at_postgres(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
+        """Save; unlike the store alone, nothing for a session behind a save that failed."""
+        reports: dict[int, SaveReport] = {}
+        failed: dict[str, QueuekeeperError] = {}
+        left: Sequence[int] = range(len(saves))
+        while left:
+            first: dict[str, int] = {}
+            later: list[int] = []
+            for index in left:
+                client_id = saves[index].client_id
+                if client_id in failed:
+                    reports[index] = SaveReport(client_id=client_id, error=failed[client_id])
+                elif first.setdefault(client_id, index) != index:
+                    later.append(index)
+            sent = list(first.values())
+            try:
+                answer = yield from by_postgres(self._postgres.save_messages([saves[index] for index in sent]))
+            except QueuekeeperError as error:
+                answer = [SaveReport(client_id=saves[index].client_id, error=error) for index in sent]
+            for index, report in zip(sent, answer, strict=True):
+                reports[index] = report
+                if report.error is not None:
+                    failed[report.client_id] = report.error
+            left = later
+        return [reports[index] for index in range(len(saves))]
+
+    def fetch_pending(
+        self,
+        client_id: str,
+        *,
+        after_serial: int = FIRST_SERIAL,
+        backlog_serial: int | None = None,
+        limit: int = DEFAULT_PAGE,
+        max_bytes: int = PAGE_BYTES,
+        mark_delivered: bool = False,
+    ) -> Operation[PendingPage]:
+        """See ``store.SessionOperations.fetch_pending``; serials are the same in both stores, so cursors hold."""
+        page = yield from self._at_owner(
+            client_id,
+            lambda store: store.fetch_pending(
+                client_id, after_serial=after_serial, backlog_serial=backlog_serial, limit=limit, max_bytes=max_bytes
+            ),
+            ask_first=True,
+        )
+        if mark_delivered and page.messages and not page.messages[-1].redelivery:
+            yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
+        return page
+
+    def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
+        """See ``store.SessionOperations.mark_delivered``."""
+        return (yield from self._at_owner(client_id, lambda store: store.mark_delivered(client_id, serial=serial)))
+
+    def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
+        """See ``store.SessionOperations.ack``."""
+        removed = unknown = 0
+        # A store does this many at once, or none of them.
+        for begin in range(0, max(1, len(acks)), KEYS_PER_CALL):
+            part = acks[begin : begin + KEYS_PER_CALL]
+            report = yield from self._ack(client_id, part)
+            removed += report.removed
+            unknown += report.unknown
+        return AckReport(client_id=client_id, removed=removed, unknown=unknown)
+
+    def _ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
+        return (yield from self._at_owner(client_id, lambda store: store.ack(client_id, acks)))
+
+    def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
+        """See ``store.SessionOperations.mark_released``."""
+        return (
+            yield from self._at_owner(
+                client_id, lambda store: store.mark_released(client_id, packet_id=packet_id, serial=serial)
+            )
+        )
+
+    def purge_session(self, client_id: str, *, dry_run: bool = False) -> Operation[PurgeReport]:
+        """See ``store.SessionOperations.purge_session``; one that was begun in one store ends in the other."""
+        progress = PurgeProgress()
+
+        def call(store: Any) -> Operation[PurgeReport]:
+            purged: Operation[PurgeReport] = store.purge_session(client_id, dry_run=dry_run, progress=progress)
+            return purged
+
+        return (yield from self._at_owner(client_id, call, ask_first=dry_run))
+
+    def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
+        """See ``store.SessionOperations.get_last_packet_id``."""
+        return (yield from self._at_owner(client_id, lambda store: store.get_last_packet_id(client_id), ask_first=True))
+
+    def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
+        """See ``store.SessionOperations.set_last_packet_id``."""
+        return (
+            yield from self._at_owner(
+                client_id,
+                lambda store: store.set_last_packet_id(client_id, packet_id=packet_id, expected=expected),
+            )
+        )
+
+    def reserve_packet_ids(self, client_id: str, *, count: int) -> Operation[tuple[int, ...]]:
+        """See ``store.SessionOperations.reserve_packet_ids``."""
+        return (yield from self._at_owner(client_id, lambda store: store.reserve_packet_ids(client_id, count=count)))
+
+    def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
+        """See ``store.SessionOperations.inspect``; ``store`` of the view is the owner."""
+        return (
+            yield from self._at_owner(
+                client_id, lambda store: store.inspect(client_id, offset=offset, limit=limit), ask_first=True
+            )
+        )
+
+    def peek(self, client_id: str, *, packet_id: int) -> Operation[PendingMessage | None]:
+        """See ``store.SessionOperations.peek``."""
+        return (
+            yield from self._at_owner(
+                client_id, lambda store: store.peek(client_id, packet_id=packet_id), ask_first=True
+            )
+        )
+
+    def export_session(
+        self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
+    ) -> Operation[ExportPage]:
+        """See ``store.SessionOperations.export_session``; the next page may come from the other store."""
+        return (
+            yield from self._at_owner(
+                client_id,
+                lambda store: store.export_session(client_id, after_serial=after_serial, limit=limit),
+                ask_first=True,
+            )
+        )
+
+    def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
+        """See ``store.SessionOperations.import_session``; the lines are held in memory."""
+        given = list(lines)
+
+        def call(store: SessionOperations) -> Operation[ImportReport]:
+            # Redis has to have been told that the session is its own, and whether it has a mirror.
+            yield from store.get_last_packet_id(client_id)
+            return (yield from store.import_session(client_id, given))
+
+        return (yield from self._at_owner(client_id, call, ask_first=True))
+
+    def _at_owner(self, client_id: str, call: _Call[T], *, ask_first: bool = False) -> Operation[T]:
+        """Do one call for one session where its owner is.
+
+        :param ask_first: a store answers the call whether the session is its own or not: its first step asks, too.
+        """
+        check_client_id(client_id)
+        if len(client_id) > MAX_VENDOR_TEXT:
+            raise UsageError(
+                f"client id has {len(client_id)} characters ({client_id[:20]!r}...): TBMQ 1.x has room for "
+                f"{MAX_VENDOR_TEXT}, so that no such session moves"
+            )
+        failed: dict[str, QueuekeeperError] = {}
+        known = self._known.get(client_id)
+        if known is not None and known.until_s > self._clock():
+            found = {client_id: known.ownership}
+        else:
+            found = yield from self._look_up([client_id], failed)
+        patience: Patience | None = None
+        while client_id in found:
+            ownership = found[client_id]
+            try:
+                if ownership.owner == REDIS:
+                    operation = call(self._redis)
+                    if ask_first:
+                        operation = judged_at_redis(operation, ownership, was_just_asked=patience is not None)
+                    return (yield from by_redis(operation))
+                operation = call(self._postgres)
+                if ask_first:
+                    operation = judged_at_postgres(client_id, operation)
+                return (yield from by_postgres(operation))
+            except MOVED as error:
+                refused = {client_id: Refused(ownership, error)}
+            if patience is None:
+                patience = Patience(self._clock() + self._patience_s)
+            found = yield from self._ask_again(refused, patience, failed)
+        raise failed[client_id]
