@@ -3,8 +3,7 @@
 Purpose
     Acknowledge messages, in any order and any number of times. The messages stay, for a rewind, until retention ends.
 KEYS
-    [1]  state           fields of the queue
-    [2]  in_flight       sorted set of sequences that the consumer holds
+    [1-2]  state, in_flight
 ARGV
     [1]  incarnation     of the subscription
     [2]  epoch           of the subscription

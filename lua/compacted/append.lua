@@ -3,14 +3,7 @@
 Purpose
     Append entries to a queue, all or none of them; the newest value of a key takes the place of the one before.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  values          hash: key -> "<sequence> <flags> <record>"
-    [5]  tombstones      sorted set: key -> sequence, of tombstones only
-    [6]  in_flight       sorted set of sequences that the consumer holds
-    [7]  wake            sorted set of at most one member
-    [8]  producers       hash: producer -> its last append
+    [1-8]  state, order, times, values, tombstones, in_flight, wake, producers
 ARGV
     [1]  max_keys        keys that the queue may hold; 0: any number
     [2]  max_bytes       bytes of keys and values that it may hold; 0: any number

@@ -4,13 +4,7 @@ Purpose
     Remove rows that find_due has named: those that still have the sequence named and that retention still lets go.
     Records of producers that have not appended for long go too, some with every call.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  values          hash: key -> "<sequence> <flags> <record>"
-    [5]  tombstones      sorted set: key -> sequence, of tombstones only
-    [6]  in_flight       sorted set of sequences that the consumer holds
-    [7]  producers       hash: producer -> its last append
+    [1-7]  state, order, times, values, tombstones, in_flight, producers
 ARGV
     [1]  policy          delete, acked_only or compact: of a queue that configure has given no retention
     [2]  retention_ms    0 or more

@@ -4,8 +4,7 @@ Purpose
     Give a queue a retention of its own, or take it away. The queue is created when it is not there. A full server runs
     it, too: a shorter retention makes room.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
+    [1-2]  state, order
 ARGV
     [1]  policy          delete, acked_only or compact; empty: the collector's retention holds again
     [2]  retention_ms    0 or more; empty together with the policy

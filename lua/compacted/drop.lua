@@ -4,14 +4,7 @@ Purpose
     Remove a queue with all it holds. The next append or subscription makes a new one, to which no old fence fits; who
     consumes it is woken, and finds its fence stale.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  values          hash: key -> "<sequence> <flags> <record>"
-    [5]  tombstones      sorted set: key -> sequence, of tombstones only
-    [6]  in_flight       sorted set of sequences that the consumer holds
-    [7]  wake            sorted set of at most one member
-    [8]  producers       hash: producer -> its last append
+    [1-8]  state, order, times, values, tombstones, in_flight, wake, producers
 ARGV
     [1]  incarnation     of the queue that may go; empty: any
     [2]  dry_run         1: count and remove nothing; else 0

@@ -4,11 +4,7 @@ Purpose
     Acknowledge what the consumer has done and give it its next messages, in one round trip. First come those in flight
     that a new subscription, or redeliver, asks for again; then new ones, in the order of their sequences.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  values          hash: key -> "<sequence> <flags> <record>"
-    [5]  in_flight       sorted set of sequences that the consumer holds
+    [1-5]  state, order, times, values, in_flight
 ARGV
     [1]  incarnation     of the subscription
     [2]  epoch           of the subscription

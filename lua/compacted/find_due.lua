@@ -5,12 +5,7 @@ Purpose
     under acked_only such rows that are acknowledged, under compact no row but tombstones. A tombstone also goes when
     it is acknowledged and older than tombstone_ms; one that is not, with retention_ms, under delete.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  values          hash: key -> "<sequence> <flags> <record>"
-    [5]  tombstones      sorted set: key -> sequence, of tombstones only
-    [6]  in_flight       sorted set of sequences that the consumer holds
+    [1-6]  state, order, times, values, tombstones, in_flight
 ARGV
     [1]  policy          delete, acked_only or compact: of a queue that configure has given no retention
     [2]  retention_ms    0 or more

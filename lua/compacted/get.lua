@@ -3,9 +3,7 @@
 Purpose
     Read what a key has, without consuming it.
 KEYS
-    [1]  order           sorted set: key -> sequence
-    [2]  times           sorted set: key -> instant of its append
-    [3]  values          hash: key -> "<sequence> <flags> <record>"
+    [1-3]  order, times, values
 ARGV
     [1]  key             of the message
 Returns

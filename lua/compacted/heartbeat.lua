@@ -3,10 +3,7 @@
 Purpose
     Prolong the lease of a consumer, and wake it when something waits that it has not been woken for.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  in_flight       sorted set of sequences that the consumer holds
-    [4]  wake            sorted set of at most one member
+    [1-4]  state, order, in_flight, wake
 ARGV
     [1]  incarnation     of the subscription
     [2]  epoch           of the subscription

@@ -3,12 +3,7 @@
 Purpose
     Say where a queue stands.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  values          hash: key -> "<sequence> <flags> <record>"
-    [5]  tombstones      sorted set: key -> sequence, of tombstones only
-    [6]  in_flight       sorted set of sequences that the consumer holds
+    [1-6]  state, order, times, values, tombstones, in_flight
 ARGV
     [1]  samples         members per key that its memory is estimated by, 1 to 100
     [2]  now             ms; empty: the server's clock

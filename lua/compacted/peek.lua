@@ -3,9 +3,7 @@
 Purpose
     Read messages in the order of their sequences, without consuming them.
 KEYS
-    [1]  order           sorted set: key -> sequence
-    [2]  times           sorted set: key -> instant of its append
-    [3]  values          hash: key -> "<sequence> <flags> <record>"
+    [1-3]  order, times, values
 ARGV
     [1]  after_sequence  only messages behind this one, 0 or more
     [2]  limit           messages to read, 1 to 500

@@ -3,12 +3,7 @@
 Purpose
     Remove messages of a queue, the oldest first. Its sequences and its cursor stay as they are.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  values          hash: key -> "<sequence> <flags> <record>"
-    [5]  tombstones      sorted set: key -> sequence, of tombstones only
-    [6]  in_flight       sorted set of sequences that the consumer holds
+    [1-6]  state, order, times, values, tombstones, in_flight
 ARGV
     [1]  what            up_to: every message; acked: those that are acknowledged
     [2]  up_to_sequence  last one to go, 0 or more: one that inspect has told, for all that is there now

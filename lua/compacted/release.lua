@@ -5,8 +5,7 @@ Purpose
     that was fenced off wakes its successor: it may have taken a wake-up that was meant for that. One that nobody waits
     for any more goes.
 KEYS
-    [1]  state           fields of the queue
-    [2]  wake            sorted set of at most one member
+    [1-2]  state, wake
 ARGV
     [1]  incarnation     of the subscription
     [2]  epoch           of the subscription

@@ -4,12 +4,7 @@ Purpose
     Put right what verify has found. A key whose value is there and says a sequence of its own is put in its place
     again; of any other, whatever is left goes. The numbers of the queue are brought in line.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  values          hash: key -> "<sequence> <flags> <record>"
-    [5]  tombstones      sorted set: key -> sequence, of tombstones only
-    [6]  in_flight       sorted set of sequences that the consumer holds
+    [1-6]  state, order, times, values, tombstones, in_flight
 ARGV
     [1]  wrong_bytes     bytes that the queue said it has, as verify told; empty: they stay
     [2]  bytes           what all pages of verify's part order add up to, to be set if the queue still says wrong_bytes;

@@ -4,11 +4,7 @@ Purpose
     Put rows back that collect has removed, where their keys are not there now. Each has its old place: it is delivered
     only if the cursor has not passed that, else after a rewind.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  values          hash: key -> "<sequence> <flags> <record>"
-    [5]  tombstones      sorted set: key -> sequence, of tombstones only
+    [1-5]  state, order, times, values, tombstones
 ARGV
     [1]  incarnation     of the queue that the rows are of; empty: it is not known
     [2+] rows            four per row: key, sequence, ms, value as find_due answered them; at most 200 rows

@@ -5,11 +5,7 @@ Purpose
     longer, so that no late acknowledgement can count for a message that is delivered again: the consumer is woken,
     finds its fence stale and subscribes again.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  in_flight       sorted set of sequences that the consumer holds
-    [5]  wake            sorted set of at most one member
+    [1-5]  state, order, times, in_flight, wake
 ARGV
     [1]  incarnation     of the subscription; empty for an operator, who needs none
     [2]  epoch           of the subscription; empty likewise

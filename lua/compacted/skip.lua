@@ -3,9 +3,7 @@
 Purpose
     Acknowledge a message in place of the consumer, which it holds up.
 KEYS
-    [1]  state           fields of the queue
-    [2]  in_flight       sorted set of sequences that the consumer holds
-    [3]  wake            sorted set of at most one member
+    [1-3]  state, in_flight, wake
 ARGV
     [1]  sequence        of the message, which is in flight
     [2]  now             ms; empty: the server's clock

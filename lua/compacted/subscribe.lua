@@ -4,11 +4,7 @@ Purpose
     Make a session the one consumer of a queue, which is created when it is not there. What is in flight is delivered
     again by the next fetches, before anything else.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  in_flight       sorted set of sequences that the consumer holds
-    [5]  wake            sorted set of at most one member
+    [1-5]  state, order, times, in_flight, wake
 ARGV
     [1]  session         name of the consumer's session
     [2]  mode            takeover, or if_free: refused while the lease of another session runs

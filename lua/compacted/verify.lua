@@ -5,12 +5,7 @@ Purpose
     removal changes between two of them may be passed over, and the bytes of the pages add up only to those of a queue
     that stands still meanwhile.
 KEYS
-    [1]  state           fields of the queue
-    [2]  order           sorted set: key -> sequence
-    [3]  times           sorted set: key -> instant of its append
-    [4]  values          hash: key -> "<sequence> <flags> <record>"
-    [5]  tombstones      sorted set: key -> sequence, of tombstones only
-    [6]  in_flight       sorted set of sequences that the consumer holds
+    [1-6]  state, order, times, values, tombstones, in_flight
 ARGV
     [1]  part            state, order, times, values, tombstones or in_flight
     [2]  cursor          0 for the first page of a part, else the one of the page before

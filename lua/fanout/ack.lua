@@ -3,13 +3,7 @@
 Purpose
     End work on messages that the caller has under lease. A message that nobody owes an ack any more goes.
 KEYS
-    [1]  state           fields of the queue
-    [2]  messages        id -> message
-    [3]  references      id -> consumers that owe an ack
-    [4]  expiries        end of each message's life
-    [5]  leases          id -> deadline
-    [6]  details         fields of the consumer
-    [7]  wake            has a member when there may be something to claim
+    [1-7]  state, messages, references, expiries, leases, details, wake
 ARGV
     [1]  token           of the lease
     [2+] ids             messages; a lease that has run out but was not ended is good enough

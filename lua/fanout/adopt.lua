@@ -4,14 +4,7 @@ Purpose
     Give a consumer that has just registered messages of before, newest first, ahead of all that came since. It claims
     nothing until this has finished. A call that is repeated adopts nothing twice.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
-    [3]  messages        id -> "published_ms:expires_at_ms:order_hash:record"
-    [4]  references      id -> consumers that owe an ack
-    [5]  expiries        end of each message's life
-    [6]  held            ids that nobody has adopted yet
-    [7]  details         fields of the consumer
-    [8]  wake            has a member when there may be something to claim
+    [1-8]  state, options, messages, references, expiries, held, details, wake
     [9+] ready           list of ids per lane
 ARGV
     [1]  consumer        its name
@@ -23,10 +16,9 @@ Returns
     {adopted, more}      messages that wait for it now; 1 when the consumer has to wait for another page. A start of
                          held takes them, so that no later consumer adopts them; retained copies references
 Errors
-    INVALID           an argument breaks the rules above
-    UNKNOWN_QUEUE     there is no such queue
-    UNKNOWN_CONSUMER  no such consumer is registered
-    VERSION           the consumer has another number of lanes
+    INVALID  an argument breaks the rules above
+    UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
+    VERSION  the consumer has another number of lanes
 Cost
     O(M) for M messages; about 10 us per message on two busy cores. At most 500.
 ]]

@@ -9,17 +9,7 @@ Purpose
     its workers, and is to end no work on others. An ordered consumer gets at most one message per lane, and none from
     a lane whose last one is not done.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
-    [3]  consumers       when each member was seen last
-    [4]  messages        id -> "published_ms:expires_at_ms:order_hash:record"
-    [5]  references      id -> consumers that owe an ack
-    [6]  expiries        end of each message's life
-    [7]  leases          id -> deadline
-    [8]  delayed         id -> when its retry is due
-    [9]  dead            id -> when it died
-    [10] details         fields of the consumer
-    [11] wake            has a member when there may be something to claim
+    [1-11]  state, options, consumers, messages, references, expiries, leases, delayed, dead, details, wake
     [12+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
@@ -34,10 +24,9 @@ Returns
                          there may be more to claim at once; messages passed over; leases ended; dead letters among
                          those; then four per message, the last as in the hash. A paused or adopting consumer gets none
 Errors
-    INVALID           an argument breaks the rules above
-    UNKNOWN_QUEUE     there is no such queue
-    UNKNOWN_CONSUMER  no such consumer is registered
-    VERSION           the consumer has another number of lanes
+    INVALID  an argument breaks the rules above
+    UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
+    VERSION  the consumer has another number of lanes
 Cost
     O(C log L) for C messages and L leases, and at most 200 messages moved and 1,000 passed over; about 90 us for one
     message, 8 us per further one, on two busy cores.
@@ -56,19 +45,8 @@ local SKIPPED_PER_CALL = 1000
 local CLAIMED_PER_CALL = 1000
 local BYTES_PER_CALL = 1000000
 local SUSPECT_STALLS = 2
-local FIRST_READY = 12
 
-local keys = {
-    state = KEYS[1],
-    messages = KEYS[4],
-    references = KEYS[5],
-    expiries = KEYS[6],
-    leases = KEYS[7],
-    dead = KEYS[9],
-    details = KEYS[10],
-    ready = { unpack(KEYS, FIRST_READY) },
-}
-local options_key, consumers_key, delayed_key, wake_key = KEYS[2], KEYS[3], KEYS[8], KEYS[11]
+--- @keys
 
 local consumer, token = ARGV[1], ARGV[2]
 local lease_ms, count, max_stalls = integer(ARGV[3]), integer(ARGV[4]), integer(ARGV[5])
@@ -85,7 +63,7 @@ local now = instant(ARGV[6])
 if not now then
     return redis.error_reply('INVALID now is neither empty nor an integer of 0 or more')
 end
-local options, unknown = options_of(keys.state, options_key, consumer)
+local options, unknown = options_of(keys.state, keys.options, consumer)
 local refused = unknown or lanes_error(options, keys.ready)
 if refused then
     return refused
@@ -93,10 +71,10 @@ end
 
 local deadline = string.format('%d', now + lease_ms)
 local reply = { deadline, 0, 0, 0, 0, 0 }
-redis.call('ZADD', consumers_key, 'XX', string.format('%d', now), consumer)
+redis.call('ZADD', keys.consumers, 'XX', string.format('%d', now), consumer)
 local notes = redis.call('HMGET', keys.details, 'paused', 'adopting', 'next_lane')
 if notes[1] or notes[2] or redis.call('HEXISTS', keys.state, 'paused') == 1 then
-    redis.call('UNLINK', wake_key)
+    redis.call('UNLINK', keys.wake)
     return reply
 end
 
@@ -104,7 +82,7 @@ end
 -- a key that a script has emptied is out of its reach.
 local instants = '(' .. string.format('%d', now)
 local first_deadline = redis.call('ZRANGEBYSCORE', keys.leases, instants, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-local first_due = redis.call('ZRANGEBYSCORE', delayed_key, instants, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+local first_due = redis.call('ZRANGEBYSCORE', keys.delayed, instants, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 
 local stalled, dead, is_more, foreign = reclaim(keys, options, max_stalls, MOVED_PER_CALL, now)
 reply[5], reply[6] = #stalled, dead
@@ -115,11 +93,11 @@ end
 local is_halted = dead > 0 and options.mode == 'ordered' and options.when_failed == 'halt'
 
 local due = redis.call(
-    'ZRANGEBYSCORE', delayed_key, '-inf', string.format('%d', now), 'LIMIT', 0, MOVED_PER_CALL
+    'ZRANGEBYSCORE', keys.delayed, '-inf', string.format('%d', now), 'LIMIT', 0, MOVED_PER_CALL
 )
 if #due > 0 then
     redis.call('RPUSH', keys.ready[1], unpack(due))
-    redis.call('ZREM', delayed_key, unpack(due))
+    redis.call('ZREM', keys.delayed, unpack(due))
 end
 
 local skipped, life_ends, taken, is_leased = {}, {}, 0, {}
@@ -289,10 +267,10 @@ if is_halted then
 end
 if more then
     -- Another process of this consumer may wait for it.
-    redis.call('ZADD', wake_key, 0, 'w')
+    redis.call('ZADD', keys.wake, 0, 'w')
     reply[3] = 1
 else
-    redis.call('UNLINK', wake_key)
+    redis.call('UNLINK', keys.wake)
 end
 local wait_until = blocked_until
 for _, at in ipairs({ first_due or false, first_deadline or false, taken > 0 and deadline }) do

@@ -4,11 +4,7 @@ Purpose
     Give a member other options. Publishers learn of it by the membership. A full server runs it, too: a lower bound
     makes room.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
-    [3]  leases          id -> deadline
-    [4]  delayed         id -> when its retry is due
-    [5]  details         fields of the consumer
+    [1-5]  state, options, leases, delayed, details
     [6+] ready           list of ids per lane that it has now
 ARGV
     [1]  consumer        its name
@@ -16,10 +12,9 @@ ARGV
 Returns
     membership           its number, which has grown unless the options are the same
 Errors
-    INVALID           an argument breaks the rules above, or mode or lanes are to change while messages wait
-    UNKNOWN_QUEUE     there is no such queue
-    UNKNOWN_CONSUMER  no such consumer is registered
-    VERSION           the consumer has another number of lanes
+    INVALID  an argument breaks the rules above, or mode or lanes are to change while messages wait
+    UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
+    VERSION  the consumer has another number of lanes
 Cost
     O(1), or O(lanes) when they change; about 10 us.
 ]]

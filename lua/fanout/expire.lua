@@ -4,13 +4,7 @@ Purpose
     Remove messages whose time is over, then their ids from the list of held messages, and forget deduplication ids.
     Ids stay in the lists of consumers, which pass over them.
 KEYS
-    [1]  state           fields of the queue
-    [2]  messages        id -> message
-    [3]  references      id -> consumers that owe an ack
-    [4]  expiries        end of each message's life
-    [5]  held            ids that nobody has adopted yet
-    [6]  remembered      until when each "to:deduplication id" is remembered
-    [7]  deduplications  "to:deduplication id" -> "id consumers"
+    [1-7]  state, messages, references, expiries, held, remembered, deduplications
 ARGV
     [1]  limit           most messages, held ids looked at and deduplication ids forgotten, 1 to 1,000 each
     [2]  held_at         0 to begin; else what the last call answered

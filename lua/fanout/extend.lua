@@ -3,10 +3,7 @@
 Purpose
     Keep messages under lease for longer, from now on, and their payloads as long at least.
 KEYS
-    [1]  messages        id -> message
-    [2]  expiries        end of each message's life
-    [3]  leases          id -> deadline
-    [4]  details         fields of the consumer
+    [1-4]  messages, expiries, leases, details
 ARGV
     [1]  token           of the lease
     [2]  lease_ms        how long it lasts, 1 or more

@@ -3,11 +3,7 @@
 Purpose
     Describe a queue; inspect_consumer describes its consumers.
 KEYS
-    [1]  state           fields of the queue
-    [2]  messages        id -> message
-    [3]  references      id -> consumers that owe an ack
-    [4]  expiries        end of each message's life
-    [5]  held            ids that nobody has adopted yet
+    [1-5]  state, messages, references, expiries, held
     [6]  remembered      until when each deduplication id is remembered
 ARGV
     none

@@ -3,9 +3,7 @@
 Purpose
     Tell who the members of a queue are, for publishers, and for whoever names the keys of a consumer.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
-    [3]  consumers       when each member was seen last
+    [1-3]  state, options, consumers
 ARGV
     none
 Returns

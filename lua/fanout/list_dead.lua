@@ -3,9 +3,7 @@
 Purpose
     Show a consumer's dead letters, oldest first.
 KEYS
-    [1]  messages        id -> message
-    [2]  dead            id -> when it died
-    [3]  details         fields of the consumer
+    [1-3]  messages, dead, details
 ARGV
     [1]  offset          letters to pass over, 0 or more
     [2]  limit           most letters, 1 to 1,000; fewer when they are over 1,000,000 bytes together

@@ -5,15 +5,7 @@ Purpose
     With an ordered consumer it goes back to the head of its lane, which waits for it. Its payload is kept until then at
     least.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
-    [3]  messages        id -> message
-    [4]  expiries        end of each message's life
-    [5]  leases          id -> deadline
-    [6]  delayed         id -> when its retry is due
-    [7]  dead            id -> when it died
-    [8]  details         fields of the consumer
-    [9]  wake            has a member when there may be something to claim
+    [1-9]  state, options, messages, expiries, leases, delayed, dead, details, wake
     [10+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
@@ -29,10 +21,9 @@ Returns
     {"dead", attempts}   it is a dead letter
     {"stale"}            its lease is not the caller's any more, or never was; nothing has changed
 Errors
-    INVALID           an argument breaks the rules above
-    UNKNOWN_QUEUE     there is no such queue
-    UNKNOWN_CONSUMER  no such consumer is registered
-    VERSION           the consumer has another number of lanes
+    INVALID  an argument breaks the rules above
+    UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
+    VERSION  the consumer has another number of lanes
 Cost
     O(log L) for L leases, delayed messages and dead letters; about 45 us on two busy cores.
 ]]
@@ -46,18 +37,8 @@ Cost
 --- @include "includes/fanout_bury"
 --- @include "includes/fanout_keep"
 
-local FIRST_READY = 10
 
-local keys = {
-    state = KEYS[1],
-    messages = KEYS[3],
-    expiries = KEYS[4],
-    leases = KEYS[5],
-    dead = KEYS[7],
-    details = KEYS[8],
-    ready = { unpack(KEYS, FIRST_READY) },
-}
-local options_key, delayed_key, wake_key = KEYS[2], KEYS[6], KEYS[9]
+--- @keys
 
 local consumer, token, id, reason, place = ARGV[1], ARGV[2], ARGV[3], ARGV[6], ARGV[7]
 local delay_ms, max_attempts = integer(ARGV[4]), integer(ARGV[5])
@@ -71,7 +52,7 @@ end
 if #reason > 1000 or (place ~= 'tail' and place ~= 'head') or not now then
     return redis.error_reply('INVALID reason has over 1000 bytes, position is not tail or head, or now no integer')
 end
-local options, unknown = options_of(keys.state, options_key, consumer)
+local options, unknown = options_of(keys.state, keys.options, consumer)
 local refused = unknown or lanes_error(options, keys.ready)
 if refused then
     return refused
@@ -82,7 +63,7 @@ if owner ~= token then
     return { 'stale' }
 end
 redis.call('ZREM', keys.leases, id)
-redis.call('ZADD', wake_key, 0, 'w')
+redis.call('ZADD', keys.wake, 0, 'w')
 if max_attempts and attempts >= max_attempts then
     bury(keys, options, id, attempts, stalls, lane, reason, now)
     if lane > 0 then
@@ -98,7 +79,7 @@ if lane > 0 then
     redis.call('HSET', keys.details, 'l' .. lane, 'blocked ' .. due)
     redis.call('LPUSH', keys.ready[lane], id)
 elseif delay_ms > 0 then
-    redis.call('ZADD', delayed_key, due, id)
+    redis.call('ZADD', keys.delayed, due, id)
 elseif place == 'head' then
     redis.call('LPUSH', keys.ready[1], id)
 else

@@ -3,8 +3,7 @@
 Purpose
     Let nothing be claimed, by one consumer or by any; what is claimed can be finished, and publishes go on.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
+    [1-2]  state, options
     [3]  paused          the hash that notes it: the consumer's details, or the queue's state
 ARGV
     [1]  consumer        its name; empty for the whole queue
@@ -12,9 +11,8 @@ Returns
     1  it is paused now
     0  it was before
 Errors
-    INVALID           3 keys and an argument are expected
-    UNKNOWN_QUEUE     there is no such queue
-    UNKNOWN_CONSUMER  no such consumer is registered
+    INVALID  3 keys and an argument are expected
+    UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
 Cost
     O(1); about 3 us.
 ]]

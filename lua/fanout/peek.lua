@@ -3,8 +3,7 @@
 Purpose
     Show messages that wait in one list, next in line first.
 KEYS
-    [1]  messages        id -> message
-    [2]  details         fields of the consumer
+    [1-2]  messages, details
     [3]  ready           list of ids
 ARGV
     [1]  offset          ids to pass over, 0 or more

@@ -5,13 +5,9 @@ Purpose
     While nobody is a member they are held for whoever adopts them. With each sixteenth message go up to 32 whose lives
     are over. Where the server can, a payload has an expiry of its own, unless the caller says what time it is.
 KEYS
-    [1]  state           fields of the queue
-    [2]  messages        id -> "published_ms:expires_at_ms:order_hash:record"
+    [1-2]  state, messages
     [3]  references      id -> consumers that owe an ack; the list of held messages counts as one
-    [4]  expiries        end of each message's life
-    [5]  held            ids that nobody has adopted yet
-    [6]  remembered      until when each "to:deduplication id" is remembered
-    [7]  deduplications  "to:deduplication id" -> "id consumers"
+    [4-7]  expiries, held, remembered, deduplications
     [8+] consumer_keys   per consumer: its wake, and the ready lists of the lanes that these messages are of, in order
                          of the lanes; a message's is order_hash modulo lanes; then, when it has a maximum length, its
                          details and delayed set

@@ -3,12 +3,7 @@
 Purpose
     Give up what waits for a consumer: its lists and its delayed messages. Leases and dead letters stay.
 KEYS
-    [1]  state           fields of the queue
-    [2]  messages        id -> message
-    [3]  references      id -> consumers that owe an ack
-    [4]  expiries        end of each message's life
-    [5]  delayed         id -> when its retry is due
-    [6]  details         fields of the consumer
+    [1-6]  state, messages, references, expiries, delayed, details
     [7+] ready           list of ids per lane
 ARGV
     [1]  limit           most messages, 1 to 1,000

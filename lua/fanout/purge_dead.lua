@@ -3,12 +3,7 @@
 Purpose
     Give dead letters up for good.
 KEYS
-    [1]  state           fields of the queue
-    [2]  messages        id -> message
-    [3]  references      id -> consumers that owe an ack
-    [4]  expiries        end of each message's life
-    [5]  dead            id -> when it died
-    [6]  details         fields of the consumer
+    [1-6]  state, messages, references, expiries, dead, details
 ARGV
     [1]  died_before_ms  letters that died at this instant or later stay; empty: they go whenever they died
     [2]  limit           most letters, 1 to 500

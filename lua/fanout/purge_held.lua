@@ -3,11 +3,7 @@
 Purpose
     Give up messages that are held for consumers to come, oldest first.
 KEYS
-    [1]  state           fields of the queue
-    [2]  messages        id -> message
-    [3]  references      id -> consumers that owe an ack
-    [4]  expiries        end of each message's life
-    [5]  held            ids that nobody has adopted yet
+    [1-5]  state, messages, references, expiries, held
 ARGV
     [1]  limit           most messages, 1 to 1,000
 Returns

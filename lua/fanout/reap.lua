@@ -5,16 +5,7 @@ Purpose
     whose retry is due in line. Then take ids out of its lists whose messages are gone, page by page: those in the
     middle too, which take the room of messages that a bounded consumer would be given.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
-    [3]  messages        id -> message
-    [4]  references      id -> consumers that owe an ack
-    [5]  expiries        end of each message's life
-    [6]  leases          id -> deadline
-    [7]  delayed         id -> when its retry is due
-    [8]  dead            id -> when it died
-    [9]  details         fields of the consumer
-    [10] wake            has a member when there may be something to claim
+    [1-10]  state, options, messages, references, expiries, leases, delayed, dead, details, wake
     [11+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
@@ -32,10 +23,9 @@ Returns
                          on; ids taken off before there; of the messages in line again those that are gone or over;
                          ids of dead letters whose time was over
 Errors
-    INVALID           an argument breaks the rules above
-    UNKNOWN_QUEUE     there is no such queue
-    UNKNOWN_CONSUMER  no such consumer is registered
-    VERSION           the consumer has another number of lanes
+    INVALID  an argument breaks the rules above
+    UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
+    VERSION  the consumer has another number of lanes
 Cost
     O(M log L + E) for M messages, L leases, and E entries between ids that are taken off and the nearer end of their
     list; about 10 us per message, 1 us per id looked at. At most 1,000 of each kind, and 250,000 entries; farther in,
@@ -49,19 +39,9 @@ Cost
 
 local PER_CALL = 1000
 local REACH = 250000
-local FIRST_READY = 11
 local FIRST_ID = 9
 
-local keys = {
-    state = KEYS[1],
-    messages = KEYS[3],
-    expiries = KEYS[5],
-    leases = KEYS[6],
-    dead = KEYS[8],
-    details = KEYS[9],
-    ready = { unpack(KEYS, FIRST_READY) },
-}
-local options_key, references_key, delayed_key, wake_key = KEYS[2], KEYS[4], KEYS[7], KEYS[10]
+--- @keys
 local max_stalls, limit, now = integer(ARGV[2]), integer(ARGV[3]), instant(ARGV[6])
 local first_lane, offset = integer(ARGV[4]), integer(ARGV[5])
 local part, behind = ARGV[7], ARGV[8] ~= '' and integer(ARGV[8]) or nil
@@ -77,7 +57,7 @@ end
 if not first_lane or first_lane < 1 or not offset or offset < 0 then
     return redis.error_reply('INVALID lane or offset is not an integer of 1, or 0, or more')
 end
-local options, unknown = options_of(keys.state, options_key, ARGV[1])
+local options, unknown = options_of(keys.state, keys.options, ARGV[1])
 local refused = unknown or lanes_error(options, keys.ready)
 if refused then
     return refused
@@ -94,7 +74,7 @@ local function gone_of(ids, is_over_too)
         return found
     end
     local ends = is_over_too and redis.call('ZMSCORE', keys.expiries, unpack(ids)) or {}
-    for position, count in ipairs(redis.call('HMGET', references_key, unpack(ids))) do
+    for position, count in ipairs(redis.call('HMGET', keys.references, unpack(ids))) do
         local is_over = ends[position] and tonumber(ends[position]) <= now and not lives_on[ids[position]]
         found[position] = (not count or is_over) and true or false
     end
@@ -104,7 +84,7 @@ end
 local stalled, dead, is_more, foreign, again, revived, due = {}, 0, false, {}, {}, {}, {}
 if part ~= 'lists' then
     due = redis.call(
-        'ZRANGEBYSCORE', delayed_key, '-inf', string.format('%d', now), 'LIMIT', behind or 0, limit
+        'ZRANGEBYSCORE', keys.delayed, '-inf', string.format('%d', now), 'LIMIT', behind or 0, limit
     )
     stalled, dead, is_more, foreign, again, revived = reclaim(keys, options, max_stalls, limit, now, behind)
 end
@@ -123,7 +103,7 @@ end
 local requeued = #stalled - dead
 if #due > 0 then
     redis.call('RPUSH', keys.ready[1], unpack(due))
-    redis.call('ZREM', delayed_key, unpack(due))
+    redis.call('ZREM', keys.delayed, unpack(due))
 end
 
 local skipped, left, lane, here = 0, limit, first_lane, 0
@@ -162,7 +142,7 @@ if skipped > 0 then
     redis.call('HINCRBY', keys.details, 'expired', skipped)
 end
 if requeued > 0 or skipped > 0 or #due > 0 then
-    redis.call('ZADD', wake_key, 0, 'w')
+    redis.call('ZADD', keys.wake, 0, 'w')
 end
 local more = is_more or #due == limit or lane <= #keys.ready
 return { requeued, dead, skipped, more and 1 or 0, math.min(lane, #keys.ready), offset, here, unseen, unpack(revived) }

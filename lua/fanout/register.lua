@@ -4,10 +4,7 @@ Purpose
     Make a consumer a member of a queue: it gets every message that is published from then on. A queue comes into being
     with its first member. A consumer that is a member already keeps its options; configure changes them.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
-    [3]  consumers       when each member was seen last
-    [4]  details         fields of the consumer
+    [1-4]  state, options, consumers, details
 ARGV
     [1]  consumer        its name
     [2]  options         "mode when_failed lanes max_length when_full dead_retention_ms idle_expiry_ms"

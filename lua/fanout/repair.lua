@@ -5,11 +5,7 @@ Purpose
     ack, an ack owed for a message that is gone, a lease without a token, an id in two places, notes on an id that is in
     none, a message without an expiry. What is right stays as it is.
 KEYS
-    [1]  state           fields of the queue
-    [2]  messages        id -> "published_ms:expires_at_ms:order_hash:record"
-    [3]  references      id -> consumers that owe an ack
-    [4]  expiries        end of each message's life
-    [5]  held            ids that nobody has adopted yet
+    [1-5]  state, messages, references, expiries, held
     [6+] consumer_keys   per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
 ARGV
     [1]  membership      its number: all consumers are there, or a caller that names some after others knows all of them

@@ -3,8 +3,7 @@
 Purpose
     Let messages be claimed again, also by an ordered consumer that a dead letter has halted, and wake who waits.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
+    [1-2]  state, options
     [3]  paused          the hash that notes it: the consumer's details, or the queue's state
     [4+] wakes           of the consumer, or of each, at most 1,000
 ARGV
@@ -13,9 +12,8 @@ Returns
     1  it goes on now
     0  it was not paused
 Errors
-    INVALID           3 keys, wakes and an argument are expected
-    UNKNOWN_QUEUE     there is no such queue
-    UNKNOWN_CONSUMER  no such consumer is registered
+    INVALID  3 keys, wakes and an argument are expected
+    UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
 Cost
     O(W) for W wakes; about 5 us, 1 us per wake.
 ]]

@@ -4,13 +4,7 @@ Purpose
     Put dead letters back in line, with their attempts and stalls at zero: behind the others, or, with an ordered
     consumer, ahead of them. They live as long as a dead letter would from now on.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
-    [3]  messages        id -> "published_ms:expires_at_ms:order_hash:record"
-    [4]  expiries        end of each message's life
-    [5]  dead            id -> when it died
-    [6]  details         fields of the consumer
-    [7]  wake            has a member when there may be something to claim
+    [1-7]  state, options, messages, expiries, dead, details, wake
     [8+] ready           list of ids per lane
 ARGV
     [1]  consumer        its name
@@ -20,10 +14,9 @@ Returns
     {retried, *missing}   messages that wait again; ids that are no dead letters, or whose message was gone: such a
                          letter is removed
 Errors
-    INVALID           an argument breaks the rules above, or there are none or more than 500 ids
-    UNKNOWN_QUEUE     there is no such queue
-    UNKNOWN_CONSUMER  no such consumer is registered
-    VERSION           the consumer has another number of lanes
+    INVALID  an argument breaks the rules above, or there are none or more than 500 ids
+    UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
+    VERSION  the consumer has another number of lanes
 Cost
     O(M log D) for M of D letters; about 20 us per letter on two busy cores. At most 500.
 ]]

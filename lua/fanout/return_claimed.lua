@@ -4,9 +4,7 @@ Purpose
     Give messages under lease back that were not begun, when a worker stops: they are next in line, and the attempt does
     not count. Their notes stay: a letter that was retried is handed out although its first life is over.
 KEYS
-    [1]  leases          id -> deadline
-    [2]  details         fields of the consumer
-    [3]  wake            has a member when there may be something to claim
+    [1-3]  leases, details, wake
     [4+] ready           list of ids per lane
 ARGV
     [1]  token           of the lease

@@ -3,18 +3,15 @@
 Purpose
     Note that a consumer is alive, so that it is not unregistered as idle. A claim notes it too.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
-    [3]  consumers       when each member was seen last
+    [1-3]  state, options, consumers
 ARGV
     [1]  consumer        its name
     [2]  now_ms          instant; empty: the server's time
 Returns
     seen_ms              the instant that was noted
 Errors
-    INVALID           an argument breaks the rules above
-    UNKNOWN_QUEUE     there is no such queue
-    UNKNOWN_CONSUMER  no such consumer is registered
+    INVALID  an argument breaks the rules above
+    UNKNOWN_QUEUE, UNKNOWN_CONSUMER  there is no such queue, or no such consumer is registered
 Cost
     O(log C) for C members; about 10 us on two busy cores.
 ]]

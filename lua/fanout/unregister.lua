@@ -4,17 +4,7 @@ Purpose
     Remove a consumer, page by page: the first call ends its membership, so that it gets nothing more, and each call
     gives up some of what it still owes; the last one removes its keys and its name.
 KEYS
-    [1]  state           fields of the queue
-    [2]  options         member -> options
-    [3]  consumers       when each member was seen last
-    [4]  messages        id -> message
-    [5]  references      id -> consumers that owe an ack
-    [6]  expiries        end of each message's life
-    [7]  leases          id -> deadline
-    [8]  delayed         id -> when its retry is due
-    [9]  dead            id -> when it died
-    [10] details         fields of the consumer
-    [11] wake            has a member when there may be something to claim
+    [1-11]  state, options, consumers, messages, references, expiries, leases, delayed, dead, details, wake
     [12+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
@@ -36,7 +26,7 @@ Cost
     O(M log T) for M messages given up and T in the queue; about 5 us per message. At most 1,000.
 ]]
 --- @include "includes/instant"
---- @include "includes/fanout_options"
+--- @include "includes/fanout_consumer"
 --- @include "includes/fanout_lanes"
 --- @include "includes/fanout_next_membership"
 --- @include "includes/fanout_release"
@@ -58,15 +48,11 @@ end
 if not limit or limit < 1 or limit > PER_CALL then
     return redis.error_reply('INVALID limit is not an integer from 1 to ' .. PER_CALL)
 end
-local text = redis.call('HGET', options_key, consumer)
-local options = text and read_options(text)
-if not options or (begun == '1' and options.mode ~= 'leaving') then
-    if redis.call('EXISTS', keys.state) == 0 then
-        return redis.error_reply('UNKNOWN_QUEUE there is no queue of this name')
-    end
-    return redis.error_reply('UNKNOWN_CONSUMER no consumer of this name is registered with the queue')
+local options, nobody, text = options_of(keys.state, options_key, consumer, true)
+if options and begun == '1' and options.mode ~= 'leaving' then
+    nobody = nobody_error(keys.state)
 end
-local refused = lanes_error(options, ready)
+local refused = nobody or lanes_error(options, ready)
 if refused then
     return refused
 end

@@ -3,11 +3,7 @@
 Purpose
     Tell for each of some ids what the queue has of it and which consumers do, to be compared.
 KEYS
-    [1]  state           fields of the queue
-    [2]  messages        id -> message
-    [3]  references      id -> consumers that owe an ack
-    [4]  expiries        end of each message's life
-    [5]  held            ids that nobody has adopted yet
+    [1-5]  state, messages, references, expiries, held
     [6+] consumer_keys   per consumer, leaving ones too: its leases, delayed, dead, details, and ready lists
 ARGV
     [1]  membership      its number: a caller that asks about some consumers after others knows all of them

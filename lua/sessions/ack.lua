@@ -38,14 +38,7 @@ for index = FIRST_SERIAL, #ARGV do
     end
 end
 
-local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
-if fields[1] or fields[2] or epoch ~= '' then
-    --- @include "includes/guard"
-    local refused_reply = refusal(fields, epoch)
-    if refused_reply then
-        return refused_reply
-    end
-end
+--- @include "includes/guarded"
 local going, serials, removed, seen = {}, {}, {}, {}
 for position, score in ipairs(redis.call('ZMSCORE', messages_key, unpack(KEYS, FIRST_PAYLOAD))) do
     local key, serial = KEYS[FIRST_PAYLOAD - 1 + position], ARGV[FIRST_SERIAL - 1 + position]

@@ -44,14 +44,7 @@ if #KEYS ~= 3 or #ARGV ~= 2 or (serial ~= '' and not integer(serial)) then
     return redis.error_reply('INVALID 3 keys, an epoch and a serial, an integer or empty, are expected')
 end
 
-local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
-if fields[1] or fields[2] or epoch ~= '' then
-    --- @include "includes/guard"
-    local refused_reply = refusal(fields, epoch)
-    if refused_reply then
-        return refused_reply
-    end
-end
+--- @include "includes/guarded"
 local score = redis.call('ZSCORE', messages_key, payload_key)
 if not score or (serial ~= '' and tonumber(serial) ~= tonumber(score)) then
     return 'missing'

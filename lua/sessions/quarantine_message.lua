@@ -23,7 +23,6 @@ Errors
 Cost
     O(log N + B) for N references and a record of B bytes; about 6 us, and 1 us per 100 bytes that are judged.
 ]]
---- @include "includes/guard"
 --- @include "includes/message_facts"
 --- @include "includes/outbox"
 --- @include "includes/serial_runs"
@@ -38,11 +37,7 @@ if not keep_ms or keep_ms < 1 then
     return redis.error_reply('INVALID life of the record is not an integer of 1 or more')
 end
 
-local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
-local refused_reply = refusal(fields, epoch)
-if refused_reply then
-    return refused_reply
-end
+--- @include "includes/guarded"
 local score = redis.call('ZSCORE', messages_key, payload_key)
 if not score or tonumber(score) ~= serial or redis.call('EXISTS', payload_key) == 0
     or redis.call('EXISTS', quarantined_key) == 1

@@ -22,7 +22,6 @@ Errors
 Cost
     O(log N) for N references; about 6 us.
 ]]
---- @include "includes/guard"
 --- @include "includes/integers"
 --- @include "includes/last_packet_id"
 --- @include "includes/move_last_packet_id"
@@ -41,11 +40,7 @@ if not is_keep_ms(ARGV[4]) then
     return redis.error_reply('INVALID life of the last packet id is neither empty nor an integer of 1 or more')
 end
 
-local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
-local refused_reply = refusal(fields, epoch)
-if refused_reply then
-    return refused_reply
-end
+--- @include "includes/guarded"
 if (redis.call('GET', last_packet_id_key) or '') ~= expected then
     return 0
 end

@@ -19,7 +19,6 @@ Errors
 Cost
     O(M log N) for M payload keys and N references; about 3 us per key that goes. At most 1,000 keys.
 ]]
---- @include "includes/guard"
 --- @include "includes/integers"
 --- @include "includes/outbox"
 --- @include "includes/serial_runs"
@@ -47,11 +46,7 @@ for index = FIRST_SERIAL, #ARGV do
     end
 end
 
-local fields = redis.call('HMGET', session_key, 'owner', 'import', 'epoch', 'mirror')
-local refused_reply = refusal(fields, epoch)
-if refused_reply then
-    return refused_reply
-end
+--- @include "includes/guarded"
 local references = redis.call('ZCARD', messages_key)
 if references <= limit or count == 0 then
     return { 0, 0, references }

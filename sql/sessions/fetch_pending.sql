@@ -45,21 +45,7 @@ page AS (
             END
         ) OVER (ORDER BY msg.serial_number) AS bytes
     FROM (
-        SELECT
-            serial_number,
-            packet_id,
-            packet_type,
-            topic,
-            payload,
-            qos,
-            time,
-            retain,
-            msg_expiry_interval,
-            payload_format_indicator,
-            content_type,
-            response_topic,
-            correlation_data,
-            user_properties
+        SELECT *
         FROM device_publish_msg
         WHERE
             client_id = %(client_id)s

@@ -26,9 +26,7 @@ WITH doomed AS (
 removed AS (
     DELETE FROM device_publish_msg AS msg
     USING doomed
-    WHERE
-        msg.client_id = doomed.client_id
-        AND msg.serial_number = doomed.serial_number
+    WHERE (msg.client_id, msg.serial_number) = (doomed.client_id, doomed.serial_number)
     RETURNING msg.client_id
 )
 

@@ -62,9 +62,7 @@ locked AS (
 removed AS (
     DELETE FROM device_publish_msg AS msg
     USING locked
-    WHERE
-        msg.client_id = locked.client_id
-        AND msg.serial_number = locked.serial_number
+    WHERE (msg.client_id, msg.serial_number) = (locked.client_id, locked.serial_number)
     RETURNING msg.client_id, locked.in_flight
 )
 

@@ -195,7 +195,18 @@ def orphan_key(client_id: str, packet_id: int | str, *, prefix: str = "") -> str
 
 
 class FanoutKeys(NamedTuple):
-    """Names of the keys of one fan-out queue that its consumers share."""
+    """Names of the keys of one fan-out queue that its consumers share.
+
+    :param state: HASH: fields of the queue.
+    :param options: HASH: member -> options.
+    :param consumers: ZSET: member -> when it was seen last.
+    :param messages: HASH: id -> ``published_ms:expires_at_ms:order_hash:record``.
+    :param references: HASH: id -> consumers that owe an ack; the list of held messages counts as one.
+    :param expiries: ZSET: id -> end of the message's life.
+    :param held: LIST of ids that nobody has adopted yet.
+    :param remembered: ZSET: ``to:deduplication id`` -> until when it is remembered.
+    :param deduplications: HASH: ``to:deduplication id`` -> ``id consumers``.
+    """
 
     state: str
     options: str
@@ -209,7 +220,15 @@ class FanoutKeys(NamedTuple):
 
 
 class FanoutConsumerKeys(NamedTuple):
-    """Names of the keys of one consumer of a fan-out queue; ``ready`` has one list per lane."""
+    """Names of the keys of one consumer of a fan-out queue.
+
+    :param leases: ZSET: id -> deadline.
+    :param delayed: ZSET: id -> when its retry is due.
+    :param dead: ZSET: id -> when it died.
+    :param details: HASH: fields of the consumer.
+    :param wake: ZSET that has a member when there may be something to claim.
+    :param ready: LISTs of ids, one per lane.
+    """
 
     leases: str
     delayed: str

@@ -100,6 +100,7 @@ def test_highest_index_in_the_code_is_the_last_declared(name: str) -> None:
         used = [int(index) for index in re.findall(rf"\b{table}\[(\d+)\]", text)]
         # Repeated ones are reached from a constant that names the first of them.
         repeated = [value for constant, value in known.items() if constant in FIRST_OF[table]]
+        repeated += [int(index) for index in re.findall(rf"\bunpack\({table}, (\d+)\)", text)]
         used += repeated
         if f"unpack({table})" in text:
             used.append(1)
@@ -107,6 +108,13 @@ def test_highest_index_in_the_code_is_the_last_declared(name: str) -> None:
         assert max(used, default=0) == len(declared), table
         assert sorted(set(used)) == list(range(1, len(declared) + 1)), table
         assert any(parameter.repeats for parameter in declared) == bool(repeated), table
+
+
+@of_every_script
+def test_each_key_that_gets_its_name_from_the_header_is_used(name: str) -> None:
+    source = (assets.directory("lua") / f"{name}.lua").read_text("utf-8")
+    keys = lua.load(name).keys if "--- @keys\n" in source else ()
+    assert [key.name for key in keys if not re.search(rf"\bkeys\.{key.name}\b", code(name))] == []
 
 
 @of_every_script

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from queuekeeper import lua
 from queuekeeper.errors import ScriptError
+from queuekeeper.keyspace import CompactedKeys, FanoutConsumerKeys, FanoutKeys
 from queuekeeper.lua import Line, ScriptCaller
 from queuekeeper.redis_client import RedisClient
 
@@ -64,6 +66,30 @@ def test_header_is_read(tmp_path: Path, write: Write) -> None:
     assert script.returns == ('{"done"}  always',)
     assert script.errors == {"INVALID": "never", "MOVED_ON": "never either"}
     assert script.cost == "O(1)"
+
+
+def test_keys_of_a_kind_are_named_in_one_line(tmp_path: Path, write: Write) -> None:
+    write("verb", HEADER.replace("[1]  first   one key", "[1-3]  first, second, third").replace("[2+]", "[4+]"))
+    keys = lua.load_from(tmp_path, "verb").keys
+    assert [(key.index, key.name) for key in keys] == [(1, "first"), (2, "second"), (3, "third"), (4, "others")]
+
+
+def test_keys_get_the_names_of_the_header(tmp_path: Path, write: Write, client: RedisClient) -> None:
+    header = HEADER.replace("[1]  first   one key", "[1-2]  first, second").replace("[2+]", "[3+]")
+    write("verb", f"{header}--- @keys\nreturn {{ keys.first, keys.second, keys.others[2] }}\n")
+    script = lua.load_from(tmp_path, "verb")
+    assert len(script.lines) == len(script.source.splitlines())
+    assert ScriptCaller(client).call(script, ["{k}a", "{k}b", "{k}c", "{k}d"], []) == [b"{k}a", b"{k}b", b"{k}d"]
+
+
+def test_keys_that_are_only_named_are_described_in_the_keyspace() -> None:
+    described = {
+        area: set(re.findall(r":param (\w+):", "".join(kind.__doc__ or "" for kind in kinds)))
+        for area, kinds in {"fanout": (FanoutKeys, FanoutConsumerKeys), "compacted": (CompactedKeys,)}.items()
+    }
+    named = {(name.partition("/")[0], key.name) for name in lua.names() for key in lua.load(name).keys if not key.text}
+    assert named
+    assert {(area, key) for area, key in named if key not in described[area]} == set()
 
 
 def test_include_is_put_where_it_is_named_and_only_once(tmp_path: Path, write: Write) -> None:
@@ -168,6 +194,11 @@ HEADER_ERRORS = {
         "[1]  first",
         "[3]  first",
         "7: [3] is out of order: positions go 1, 2, 3 and only the last may repeat",
+    ),
+    "names not numbered": (
+        "[1]  first   one key",
+        "[1-3]  first, second",
+        "7: 1-3 does not number 2 names from 1 on",
     ),
     "key after repeated ones": (
         "[1]  first",

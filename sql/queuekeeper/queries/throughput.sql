@@ -1,5 +1,5 @@
--- Read the curve of a step.
--- params: plan_id, step
+-- Read the curve of a step from an instant on, in order of time.
+-- params: plan_id, step, since_ms
 -- rows: (at_ms, done)
 -- index: throughput_pkey
 SELECT
@@ -9,4 +9,5 @@ FROM queuekeeper.throughput
 WHERE
     plan_id = %(plan_id)s
     AND step = %(step)s
+    AND at_ms >= %(since_ms)s
 ORDER BY at_ms

@@ -18,6 +18,7 @@ from queuekeeper.lua.reply import Read, reader
 
 _INCLUDE = re.compile(r'\s*--- @include "([^"]*)"\s*')
 _INCLUDE_LIKE = re.compile(r"\s*-{2,}\s*@include\b")
+_KEYS = "--- @keys\n"
 _SCRIPT_LINE = re.compile(r"(?:@ ?)?user_script:(\d+)")
 _NAME = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_]+)*")
 
@@ -148,16 +149,18 @@ def load_from(root: Path, name: str) -> Script:
     :param root: directory that ``name`` and the includes are relative to.
     """
     lines = _bundle(root, name)
-    source = "".join(text for text, _ in lines)
     flags = read_flags(lines)
     header = read_header(lines)
+    keys = read_parameters(header["KEYS"])
+    lines = [(put, line) for text, line in lines for put in (_table_of(keys) if text == _KEYS else [text])]
+    source = "".join(text for text, _ in lines)
     return Script(
         name=name,
         source=source,
         sha1=_sha1(source),
         flags=flags,
         purpose=" ".join(text for text, _ in header["Purpose"]),
-        keys=read_parameters(header["KEYS"]),
+        keys=keys,
         args=read_parameters(header["ARGV"]),
         returns=tuple(text for text, _ in header["Returns"]),
         errors=read_errors(header["Errors"]),
@@ -165,6 +168,16 @@ def load_from(root: Path, name: str) -> Script:
         lines=tuple(line for _, line in lines),
         read=reader(name, header["Returns"]),
     )
+
+
+def _table_of(keys: Sequence[Parameter]) -> list[str]:
+    """Return the lines of Lua that give each key of a header its name."""
+    places = (f"{{ unpack(KEYS, {key.index}) }}" if key.repeats else f"KEYS[{key.index}]" for key in keys)
+    return [
+        "local keys = {\n",
+        *(f"    {key.name} = {place},\n" for key, place in zip(keys, places, strict=True)),
+        "}\n",
+    ]
 
 
 def _sha1(source: str) -> str:

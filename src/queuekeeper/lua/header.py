@@ -15,7 +15,8 @@ _SERVER_WORDS = frozenset({"OOM"})
 _SHEBANG = re.compile(r"#!lua(?: flags=([a-z,-]+))?")
 _SECTIONS = ("Purpose", "KEYS", "ARGV", "Returns", "Errors", "Cost")
 _PARAMETER = re.compile(r"\[(\d+)(\+?)\]\s+([a-z_]+)\s+(\S.*)")
-_ERROR = re.compile(r"([A-Z][A-Z_]*)\s+(\S.*)")
+_NAMES = re.compile(r"\[(\d+)-(\d+)\]\s+([a-z_]+(?:, [a-z_]+)+)")
+_ERROR = re.compile(r"([A-Z][A-Z_]*(?:, [A-Z][A-Z_]*)*)\s+(\S.*)")
 
 
 class Line(NamedTuple):
@@ -100,11 +101,20 @@ def _is_none(entries: list[tuple[str, Line]]) -> bool:
 
 
 def read_parameters(entries: list[tuple[str, Line]]) -> tuple[Parameter, ...]:
-    """Return the keys or arguments that a section declares."""
+    """Return the keys or arguments that a section declares; those that are only named have no text."""
     if _is_none(entries):
         return ()
     result: list[Parameter] = []
     for text, line in entries:
+        several = _NAMES.fullmatch(text)
+        if several and not (result and result[-1].repeats):
+            first, names = len(result) + 1, several[3].split(", ")
+            if several.group(1, 2) != (str(first), str(len(result) + len(names))):
+                raise fail_at(line, f"{several[1]}-{several[2]} does not number {len(names)} names from {first} on")
+            result += (
+                Parameter(index=index, repeats=False, name=name, text="") for index, name in enumerate(names, first)
+            )
+            continue
         match = _PARAMETER.fullmatch(text)
         if match is None:
             raise fail_at(line, f"a key or argument is written '[1] name  text' or '[4+] name  text', not {text!r}")
@@ -123,9 +133,10 @@ def read_errors(entries: list[tuple[str, Line]]) -> dict[str, str]:
         match = _ERROR.fullmatch(text)
         if match is None:
             raise fail_at(line, f"an error is written 'WORD  when', not {text!r}")
-        if match[1] not in LUA_ERRORS or match[1] in _SERVER_WORDS:
-            raise fail_at(line, f"error word {match[1]} is not one that a script may declare")
-        if match[1] in result:
-            raise fail_at(line, f"error word {match[1]} is declared twice")
-        result[match[1]] = match[2]
+        for word in match[1].split(", "):
+            if word not in LUA_ERRORS or word in _SERVER_WORDS:
+                raise fail_at(line, f"error word {word} is not one that a script may declare")
+            if word in result:
+                raise fail_at(line, f"error word {word} is declared twice")
+            result[word] = match[2]
     return result

@@ -292,7 +292,7 @@ class MigrationLedger(Runs):
 
     def throughput(self, plan_id: str, step: Step) -> list[ThroughputSample]:
         """Return the curve of a step in order of time."""
-        return self._records(ThroughputSample, "throughput", {"plan_id": plan_id, "step": step})
+        return self._records(ThroughputSample, "throughput", {"plan_id": plan_id, "step": step, "since_ms": 0})
 
     def save_copy_report(self, report: CopyReport) -> None:
         """Keep what one run of the copy did."""

@@ -163,7 +163,7 @@ def _step(
 ) -> StepStatus:
     progress = ledger.progress(plan_id, step)
     wanted = {"plan_id": plan_id, "step": step, "since_ms": now_ms - RECENT_MS}
-    samples = records(connection, ThroughputSample, f"{_QUERIES}recent_throughput", wanted)
+    samples = records(connection, ThroughputSample, f"{_QUERIES}throughput", wanted)
     rate, low, high = speeds(samples)
     left = max(0, total - progress.done)
     return StepStatus(
