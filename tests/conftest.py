@@ -76,7 +76,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if not item.get_closest_marker("nightly")]
         config.hook.pytest_deselected(items=left_out)
     places = {name: place for place, name in enumerate(LONGEST_FIRST)}
-    items.sort(key=lambda item: places.get(item.path.relative_to(HERE).as_posix(), len(places)))
+    items.sort(key=lambda item: places.get(item.path.as_posix().removeprefix(f"{HERE.as_posix()}/"), len(places)))
 
 
 @pytest.fixture(scope="session")

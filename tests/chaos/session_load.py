@@ -21,7 +21,6 @@ from tests.chaos.support import refusals
 from tests.patience import PATIENCE_S
 
 Kind: TypeAlias = Literal["blocking", "asyncio", "writer"]
-KINDS: tuple[Kind, ...] = ("blocking", "asyncio", "writer")
 """How messages are saved; ``writer`` fetches and acknowledges by the asyncio store."""
 
 SHORT_LIFE_S = 1

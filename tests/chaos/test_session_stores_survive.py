@@ -28,7 +28,6 @@ from queuekeeper.sessions.model import Ack, Release, SaveReport, SessionSave
 from queuekeeper.sessions.postgres_store import AsyncPostgresSessionStore, PostgresSessionStore
 from queuekeeper.sessions.writer import SessionWriter, Stored
 from tests.chaos.session_load import (
-    KINDS,
     THREADS,
     Kind,
     Load,
@@ -44,13 +43,15 @@ from tests.chaos.session_load import (
 )
 from tests.chaos.support import contents, refusals, set_maxmemory, until
 from tests.cluster_slots import slot_of
-from tests.conftest import ONE_SERVER_EACH
+from tests.conftest import ONE_SERVER_EACH, nightly
 
 pytestmark = pytest.mark.chaos
 
 CLIENTS = ("{brace} first", "{}", "смарт-😀", *(f"device-{number}" for number in range(9)))
 NODE_TIMEOUT_MS = 2_000
 STORES: tuple[Kind, ...] = ("blocking", "asyncio")
+# The writer reads and acknowledges by the asyncio store.
+SAVED_BY = ["blocking", "writer", *nightly("asyncio")]
 
 
 def save(client_id: str, numbers: Sequence[int], *, offset: int = 0, payload_bytes: int = 0) -> SessionSave:
@@ -101,7 +102,7 @@ def moving_cluster(request: pytest.FixtureRequest, server_home: Path) -> Iterato
     cluster.stop()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SAVED_BY)
 def test_resharding_loses_nothing_and_fails_no_call(
     moving_cluster: RedisCluster, kind: Kind, dice: random.Random
 ) -> None:
@@ -153,7 +154,7 @@ async def killed_twice(load: Load, server: RedisServer | PostgresServer) -> list
     return killed_at
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SAVED_BY)
 def test_killed_server_has_all_that_was_acknowledged_when_it_flushes_always(
     redis_server_factory: Callable[..., RedisServer], kind: Kind, dice: random.Random
 ) -> None:
@@ -168,7 +169,7 @@ def test_killed_server_has_all_that_was_acknowledged_when_it_flushes_always(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SAVED_BY)
 def test_killed_server_lacks_at_most_two_seconds_when_it_flushes_every_second(
     redis_server_factory: Callable[..., RedisServer], kind: Kind, dice: random.Random
 ) -> None:
@@ -310,7 +311,7 @@ def test_failover_without_waiting_for_replicas_loses_at_most_what_the_replica_la
 # Scripts.
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SAVED_BY)
 @pytest.mark.parametrize("flavour", ONE_SERVER_EACH)
 def test_scripts_may_be_flushed_at_any_time(
     redis_server_factory: Callable[..., RedisServer], flavour: str, kind: Kind, dice: random.Random
@@ -362,7 +363,7 @@ class SlowScript:
         return False
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SAVED_BY)
 def test_calls_wait_for_somebody_elses_slow_script(
     redis_server_factory: Callable[..., RedisServer], kind: Kind, dice: random.Random
 ) -> None:
@@ -455,7 +456,7 @@ def test_full_server_refuses_saves_before_any_effect_and_does_all_that_makes_roo
         asyncio.run(run(client))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", SAVED_BY)
 def test_each_session_is_told_whether_a_server_that_fills_up_has_its_messages(
     redis_server_factory: Callable[..., RedisServer], kind: Kind
 ) -> None:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from datetime import timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from airflow.providers.standard.operators.hitl import HITLOperator
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from queuekeeper import postgres, redis_client
 from queuekeeper.airflow.operators.approval import (
+    ApprovePlanOperator,
     CheckApprovalOperator,
     SummarisePlanOperator,
     answer_of,
@@ -171,6 +174,17 @@ def test_anything_but_a_named_approval_stops_the_run(
         check(plan, decision=decision)
 
     assert MigrationLedger(source).approval(plan.plan_id) is None
+
+
+def test_question_lapses_after_the_minutes_of_the_form_and_counts_as_rejected(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(HITLOperator, "execute", lambda *_: None)
+    approve = ApprovePlanOperator(
+        task_id="approve", subject="Go on?", body="", timeout_minutes="90", plan_only="False", notifiers=[]
+    )
+
+    approve.execute({})
+
+    assert (approve.response_timeout, approve.defaults) == (timedelta(minutes=90), ["Reject"])
 
 
 def test_answer_without_a_display_name_is_noted_under_the_id() -> None:

@@ -256,6 +256,8 @@ def until_said(said: StringIO, words: str) -> None:
         time.sleep(0.1)
 
 
+# It waits a minute for a question to lapse: after how long, and what comes of it, is in tests/dags/test_approval.py.
+@pytest.mark.nightly
 def test_question_that_nobody_answers_in_time_counts_as_rejected(world: World, client: AirflowClient) -> None:
     run_id = client.trigger(DAG, conf={**SMALL, "approval_timeout_minutes": 1})
     asked(client, run_id)
