@@ -47,6 +47,7 @@ _CODE = ("functions", "views")
 _DIRECTIVE = re.compile(r"^-- (changes|makes): (.+)$", re.MULTILINE)
 _ALTERS = re.compile(r"^ALTER TABLE queuekeeper\.(\w+)", re.MULTILINE)
 _MAKES = re.compile(r"^CREATE TABLE queuekeeper\.(\w+)|^ALTER TABLE .* RENAME TO (\w+)", re.MULTILINE)
+_PART = re.compile(r"^-- name: (\w+)\n", re.MULTILINE)
 _STATEMENT_NAME = re.compile(r"[a-z0-9_]+(?:/[a-z0-9_]+)*")
 
 _DETAILED_CLASSES = frozenset({"0A", "25", "2B", "40", "42", "53", "54", "55", "57", "58"})
@@ -287,14 +288,33 @@ def statement(name: str) -> LiteralString:
 
     The header is left out since prose may hold a percent sign, which stands for a parameter everywhere else.
 
-    :param name: path below ``sql/`` without suffix, for example ``queuekeeper/queries/set_throttle``.
-    :raises FileNotFoundError: when there is no such file.
+    :param name: folder below ``sql/`` and name of a statement in it, for example ``queuekeeper/queries/set_run_state``.
+    :raises FileNotFoundError: when there is no such statement.
     """
     if not _STATEMENT_NAME.fullmatch(name):
         raise FileNotFoundError(f"{name!r} is not the name of a statement: lower-case words and slashes only")
-    lines = assets.read("sql", f"{name}.sql").splitlines(keepends=True)
+    folder, _, own = name.rpartition("/")
+    text = statements(folder).get(own)
+    if text is None:
+        raise FileNotFoundError(f"there is no statement {name}: neither a file {name}.sql nor a part of another one")
+    lines = text.splitlines(keepends=True)
     comment = takewhile(lambda line: not line.strip() or line.startswith("--"), lines)
     return "".join(lines[len(list(comment)) :]).strip()
+
+
+@cache
+def statements(folder: str) -> dict[str, str]:
+    """Return the statements of a folder below ``sql/`` by name, each with its header.
+
+    A file holds one statement, which has its name, or several, each behind a line ``-- name: words``.
+    """
+    found: dict[str, str] = {}
+    for path in sorted((assets.directory("sql") / folder).glob("*.sql")):
+        before, *parts = _PART.split(schema_files.read(path))
+        if not parts:
+            found[path.stem] = before
+        found |= {name: text.rstrip().removesuffix(";") for name, text in zip(parts[::2], parts[1::2], strict=True)}
+    return found
 
 
 def records(

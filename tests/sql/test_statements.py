@@ -15,9 +15,14 @@ from queuekeeper.postgres import Connection
 pytestmark = pytest.mark.sql
 
 SQL = assets.directory("sql")
-STATEMENTS = sorted(
-    str(path.relative_to(SQL).with_suffix("")) for path in SQL.rglob("*.sql") if "-- params:" in path.read_text("utf-8")
-)
+FOLDERS = {str(path.parent.relative_to(SQL)) for path in SQL.rglob("*.sql")}
+TEXTS = {
+    f"{folder}/{name}": text
+    for folder in FOLDERS
+    for name, text in postgres.statements(folder).items()
+    if "-- params:" in text
+}
+STATEMENTS = sorted(TEXTS)
 SOURCES = "\n".join(
     path.read_text("utf-8")
     for path in (
@@ -31,7 +36,7 @@ def header(name: str) -> dict[str, str]:
     """Return the fields of a statement's header, continued lines joined."""
     fields = {"purpose": ""}
     current = "purpose"
-    for line in assets.read("sql", f"{name}.sql").splitlines():
+    for line in TEXTS[name].splitlines():
         if not line.startswith("-- "):
             break
         match = re.match(r"-- (params|rows|index): (.*)", line)
@@ -44,9 +49,20 @@ def header(name: str) -> dict[str, str]:
 
 
 def test_every_query_of_the_control_schema_has_a_header() -> None:
-    names = {f"queuekeeper/queries/{path.stem}" for path in (SQL / "queuekeeper" / "queries").glob("*.sql")}
+    names = {f"queuekeeper/queries/{name}" for name in postgres.statements("queuekeeper/queries")}
 
+    assert names
     assert names - set(STATEMENTS) == set()
+
+
+def test_no_two_statements_of_a_folder_have_one_name() -> None:
+    for folder in FOLDERS:
+        parts = [
+            name
+            for path in (SQL / folder).glob("*.sql")
+            for name in re.findall(r"^-- name: (\w+)$", path.read_text("utf-8"), re.MULTILINE) or [path.stem]
+        ]
+        assert sorted(parts) == sorted(postgres.statements(folder)), folder
 
 
 def test_headers_name_the_parameters_that_the_statements_take() -> None:
@@ -62,7 +78,7 @@ def test_headers_name_the_parameters_that_the_statements_take() -> None:
     assert declared == taken
 
 
-def test_files_hold_one_statement_each() -> None:
+def test_names_stand_for_one_statement_each() -> None:
     assert [name for name in STATEMENTS if ";" in re.sub(r"--.*", "", postgres.statement(name))] == []
 
 

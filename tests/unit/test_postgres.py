@@ -6,7 +6,7 @@ import socket
 
 import pytest
 
-from queuekeeper import assets, postgres
+from queuekeeper import postgres
 from queuekeeper.errors import ServerUnavailable, UsageError
 
 pytestmark = pytest.mark.unit
@@ -17,7 +17,7 @@ def test_statement_comes_without_its_header() -> None:
 
     assert text.startswith("SELECT plan_id")
     assert text.endswith("%(run_id)s")
-    assert "--" in assets.read("sql", "queuekeeper/queries/plan_of_run.sql")
+    assert "-- rows:" in postgres.statements("queuekeeper/queries")["plan_of_run"]
 
 
 @pytest.mark.parametrize(

@@ -10,5 +10,5 @@ CREATE TABLE queuekeeper.copy_reports (
     CONSTRAINT copy_reports_plan_id_fkey FOREIGN KEY (plan_id) REFERENCES queuekeeper.plans (plan_id) ON DELETE CASCADE
 );
 
--- Serves copy_reports.sql.
+-- Serves statement copy_reports.
 CREATE INDEX copy_reports_plan_id_idx ON queuekeeper.copy_reports (plan_id, report_id);

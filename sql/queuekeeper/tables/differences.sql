@@ -11,5 +11,5 @@ CREATE TABLE queuekeeper.differences (
     CONSTRAINT differences_plan_id_fkey FOREIGN KEY (plan_id) REFERENCES queuekeeper.plans (plan_id) ON DELETE CASCADE
 );
 
--- Serves differences.sql and delete_differences.sql.
+-- Serves the statements differences and delete_differences.
 CREATE INDEX differences_plan_id_cohort_idx ON queuekeeper.differences (plan_id, cohort);

@@ -20,6 +20,6 @@ CREATE TABLE queuekeeper.incidents (
     CONSTRAINT incidents_closed_check CHECK ((closed_at IS NULL) = (closed_run_id IS NULL))
 );
 
--- Serves note_incident.sql and clear_incident.sql.
+-- Serves the statements note_incident and clear_incident.
 CREATE UNIQUE INDEX incidents_open_key ON queuekeeper.incidents (check_id, place)
 WHERE closed_at IS NULL;

@@ -36,12 +36,12 @@ CREATE TABLE queuekeeper.quarantine (
 );
 
 -- One entry per source row. Two indexes, since PostgreSQL 14 holds two nulls to be different.
--- Serves quarantined_rows.sql.
+-- Serves statement quarantined_rows.
 CREATE UNIQUE INDEX quarantine_message_key ON queuekeeper.quarantine (plan_id, client_id, serial_number)
 WHERE kind = 'message';
 
 CREATE UNIQUE INDEX quarantine_session_key ON queuekeeper.quarantine (plan_id, client_id)
 WHERE kind = 'session';
 
--- Serves delete_open_quarantine.sql and replayed_keys.sql.
+-- Serves the statements delete_open_quarantine and replayed_keys.
 CREATE INDEX quarantine_plan_id_cohort_idx ON queuekeeper.quarantine (plan_id, cohort, status);

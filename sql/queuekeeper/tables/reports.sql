@@ -11,5 +11,5 @@ CREATE TABLE queuekeeper.reports (
     CONSTRAINT reports_plan_id_fkey FOREIGN KEY (plan_id) REFERENCES queuekeeper.plans (plan_id) ON DELETE CASCADE
 );
 
--- Serves reports.sql.
+-- Serves statement reports.
 CREATE INDEX reports_plan_id_idx ON queuekeeper.reports (plan_id, report_id);

@@ -1,5 +1,0 @@
--- Remove the event broker with all that it keeps.
--- params: none
--- rows: none
--- index: none
-DROP SCHEMA pgmb CASCADE

@@ -1,5 +1,0 @@
--- Be notified when events were dispatched.
--- params: none
--- rows: none
--- index: none
-LISTEN pgmb_dispatched

@@ -1,0 +1,97 @@
+-- name: record_progress
+-- Note how far one part of a step has come; a task that starts again starts from its first count.
+-- params: plan_id, step, part, done, total, at_ms
+-- rows: none
+-- index: progress_pkey
+INSERT INTO queuekeeper.progress (plan_id, step, part, done, total, updated_at_ms)
+VALUES (%(plan_id)s, %(step)s, %(part)s, %(done)s, %(total)s, %(at_ms)s)
+ON CONFLICT (plan_id, step, part) DO UPDATE
+    SET
+        done = excluded.done,
+        total = excluded.total,
+        updated_at_ms = excluded.updated_at_ms;
+
+-- name: progress
+-- Sum up how far a step has come; parts is null for all of them.
+-- params: plan_id, step, parts
+-- rows: one: (done, total, parts, updated_at_ms)
+-- index: progress_pkey
+SELECT
+    coalesce(sum(done), 0)::bigint AS done,
+    coalesce(sum(total), 0)::bigint AS total,
+    count(*) AS parts,
+    max(updated_at_ms) AS updated_at_ms
+FROM queuekeeper.progress
+WHERE
+    plan_id = %(plan_id)s
+    AND step = %(step)s
+    AND (%(parts)s::text[] IS NULL OR part = any(%(parts)s::text[]));
+
+-- name: record_throughput
+-- Note how many messages were done at an instant.
+-- params: plan_id, step, at_ms, done
+-- rows: none
+-- index: throughput_pkey
+INSERT INTO queuekeeper.throughput (plan_id, step, at_ms, done)
+VALUES (%(plan_id)s, %(step)s, %(at_ms)s, %(done)s)
+ON CONFLICT (plan_id, step, at_ms) DO UPDATE
+    SET done = excluded.done;
+
+-- name: throughput
+-- Read the curve of a step from an instant on, in order of time.
+-- params: plan_id, step, since_ms
+-- rows: (at_ms, done)
+-- index: throughput_pkey
+SELECT
+    at_ms,
+    done
+FROM queuekeeper.throughput
+WHERE
+    plan_id = %(plan_id)s
+    AND step = %(step)s
+    AND at_ms >= %(since_ms)s
+ORDER BY at_ms;
+
+-- name: save_copy_report
+-- Keep what one run of the copy did.
+-- params: plan_id, cohorts, report
+-- rows: none
+-- index: none
+INSERT INTO queuekeeper.copy_reports (plan_id, cohorts, report)
+VALUES (%(plan_id)s, %(cohorts)s, %(report)s);
+
+-- name: copy_reports
+-- Read what the runs of the copy did, first to last.
+-- params: plan_id
+-- rows: (report, cohorts)
+-- index: copy_reports_plan_id_idx
+SELECT
+    report,
+    cohorts
+FROM queuekeeper.copy_reports
+WHERE plan_id = %(plan_id)s
+ORDER BY report_id;
+
+-- name: save_report
+-- Remember where a report was written.
+-- params: plan_id, html_path, json_path, sha256
+-- rows: one: (report_id)
+-- index: none
+INSERT INTO queuekeeper.reports (plan_id, html_path, json_path, sha256)
+VALUES (%(plan_id)s, %(html_path)s, %(json_path)s, %(sha256)s)
+RETURNING report_id;
+
+-- name: reports
+-- Read where reports were written, latest first.
+-- params: plan_id
+-- rows: (report_id, html_path, json_path, sha256, created_at)
+-- index: reports_plan_id_idx
+SELECT
+    report_id,
+    html_path,
+    json_path,
+    sha256,
+    created_at
+FROM queuekeeper.reports
+WHERE plan_id = %(plan_id)s
+ORDER BY report_id DESC;

@@ -1,0 +1,189 @@
+-- name: make_online_control
+-- Make the row by which people steer an online migration.
+-- params: plan_id
+-- rows: none
+-- index: online_control_pkey
+INSERT INTO queuekeeper.online_control (plan_id)
+VALUES (%(plan_id)s)
+ON CONFLICT (plan_id) DO NOTHING;
+
+-- name: online_control
+-- Tell what people have asked of an online migration, and what it says of itself.
+-- params: plan_id
+-- rows: at most one: (paused, clients_per_s, held_back, canary, rehearsed_at)
+-- index: online_control_pkey, plans_pkey
+SELECT
+    plans.paused,
+    plans.throttle_messages_per_s AS clients_per_s,
+    control.held_back,
+    control.canary,
+    control.rehearsed_at
+FROM queuekeeper.online_control AS control
+INNER JOIN queuekeeper.plans ON control.plan_id = plans.plan_id
+WHERE control.plan_id = %(plan_id)s;
+
+-- name: choose_online_canary
+-- Note which cohorts of an online migration go first.
+-- params: plan_id, cohorts
+-- rows: none
+-- index: online_control_pkey
+UPDATE queuekeeper.online_control
+SET canary = %(cohorts)s
+WHERE plan_id = %(plan_id)s;
+
+-- name: note_online_rehearsal
+-- Note that the canary of an online migration has gone to Redis and back.
+-- params: plan_id
+-- rows: none
+-- index: online_control_pkey
+UPDATE queuekeeper.online_control
+SET rehearsed_at = clock_timestamp()
+WHERE plan_id = %(plan_id)s;
+
+-- name: hold_back_online
+-- Note what slows an online migration down.
+-- params: plan_id, reason
+-- rows: none
+-- index: online_control_pkey
+UPDATE queuekeeper.online_control
+SET held_back = %(reason)s
+WHERE plan_id = %(plan_id)s;
+
+-- name: arm_online_cohort
+-- Have ownership noted and checked for the clients of a cohort; one that is further already is left alone.
+-- params: plan_id, cohort, slot_first, slot_last
+-- rows: none
+-- index: online_cohorts_pkey
+INSERT INTO queuekeeper.online_cohorts (plan_id, cohort, slot_first, slot_last, state)
+VALUES (%(plan_id)s, %(cohort)s, %(slot_first)s, %(slot_last)s, 'copying')
+ON CONFLICT (plan_id, cohort) DO UPDATE SET
+    state = 'copying',
+    step_at = clock_timestamp()
+WHERE online_cohorts.state IN ('planned', 'caught_up', 'verified');
+
+-- name: take_online_cohorts
+-- Become the driver of cohorts; the one before is refused from now on.
+-- params: plan_id, cohorts
+-- rows: one per cohort: (driver)
+-- index: online_cohorts_pkey
+WITH taken AS MATERIALIZED (
+    SELECT nextval('queuekeeper.online_drivers') AS driver
+)
+
+UPDATE queuekeeper.online_cohorts
+SET driver = taken.driver
+FROM taken
+WHERE
+    plan_id = %(plan_id)s
+    AND cohort = any(%(cohorts)s::int[])
+RETURNING taken.driver;
+
+-- name: set_online_state
+-- Move cohorts to another state.
+-- params: plan_id, cohorts, driver, state
+-- rows: one per cohort that was moved: (cohort)
+-- index: online_cohorts_pkey
+UPDATE queuekeeper.online_cohorts
+SET
+    state = %(state)s,
+    step_at = clock_timestamp()
+WHERE
+    plan_id = %(plan_id)s
+    AND cohort = any(%(cohorts)s::int[])
+    AND driver = %(driver)s
+RETURNING cohort;
+
+-- name: set_online_default_owner
+-- Say to whom clients of cohorts belong that come for the first time.
+-- params: plan_id, cohorts, driver, owner
+-- rows: one per cohort: (cohort)
+-- index: online_cohorts_pkey
+UPDATE queuekeeper.online_cohorts
+SET default_owner = %(owner)s
+WHERE
+    plan_id = %(plan_id)s
+    AND cohort = any(%(cohorts)s::int[])
+    AND driver = %(driver)s
+RETURNING cohort;
+
+-- name: clean_online_cohorts
+-- Note that cohorts were compared and found equal.
+-- params: plan_id, cohorts, driver, at_ms
+-- rows: one per cohort: (cohort)
+-- index: online_cohorts_pkey
+UPDATE queuekeeper.online_cohorts
+SET
+    dirty_reason = '',
+    verified_at_ms = %(at_ms)s
+WHERE
+    plan_id = %(plan_id)s
+    AND cohort = any(%(cohorts)s::int[])
+    AND driver = %(driver)s
+RETURNING cohort;
+
+-- name: limit_online_transaction
+-- Have the server end this transaction when its driver stands still: nobody waits longer for it than for a fence.
+-- params: lease_ms
+-- rows: none
+-- index: none
+SELECT
+    set_config('idle_in_transaction_session_timeout', %(lease_ms)s::text, TRUE) AS idle,
+    set_config('statement_timeout', %(lease_ms)s::text, TRUE) AS statement;
+
+-- name: owned_clients
+-- Return a page of the clients of a range of slots that belong to one store.
+-- params: slot_first, slot_last, owner, after_slot, after_client_id, limit
+-- rows: (slot, client_id), in this order
+-- index: session_owners_slot_idx
+SELECT
+    slot,
+    client_id
+FROM queuekeeper.session_owners
+WHERE
+    slot BETWEEN %(slot_first)s AND %(slot_last)s
+    AND owner = %(owner)s
+    AND (slot, client_id) > (%(after_slot)s::int, %(after_client_id)s)
+ORDER BY slot, client_id
+LIMIT %(limit)s;
+
+-- name: online_owner_counts
+-- Count the clients of each armed cohort by owner.
+-- params: plan_id
+-- rows: (cohort, clients of PostgreSQL, clients of Redis, clients on their way)
+-- index: online_cohorts_pkey, session_owners_slot_idx
+SELECT
+    online.cohort,
+    count(*) FILTER (WHERE owners.owner = 'postgres') AS on_postgres,
+    count(*) FILTER (WHERE owners.owner = 'redis') AS on_redis,
+    count(*) FILTER (WHERE owners.state = 'fenced' AND owners.fenced_until > clock_timestamp()) AS fenced
+FROM queuekeeper.online_cohorts AS online
+LEFT JOIN queuekeeper.session_owners AS owners ON owners.slot BETWEEN online.slot_first AND online.slot_last
+WHERE online.plan_id = %(plan_id)s
+GROUP BY online.cohort
+ORDER BY online.cohort;
+
+-- name: quiet_clients
+-- Return the clients of a range of slots that are PostgreSQL's, those first that were not written to for longest.
+-- params: slot_first, slot_last
+-- rows: (client_id)
+-- index: session_owners_slot_idx, device_session_ctx_pkey
+SELECT owners.client_id
+FROM queuekeeper.session_owners AS owners
+LEFT JOIN device_session_ctx AS ctx ON owners.client_id = ctx.client_id
+WHERE
+    owners.slot BETWEEN %(slot_first)s AND %(slot_last)s
+    AND owners.owner = 'postgres'
+ORDER BY ctx.last_updated_time NULLS FIRST, owners.client_id;
+
+-- name: forget_online_owners
+-- Forget the owners of the clients of cohorts, which are all PostgreSQL's.
+-- params: plan_id, cohorts
+-- rows: none
+-- index: online_cohorts_pkey, session_owners_slot_idx
+DELETE FROM queuekeeper.session_owners AS owners
+USING queuekeeper.online_cohorts AS online
+WHERE
+    online.plan_id = %(plan_id)s
+    AND online.cohort = any(%(cohorts)s::int[])
+    AND owners.slot BETWEEN online.slot_first AND online.slot_last
+    AND owners.owner = 'postgres';

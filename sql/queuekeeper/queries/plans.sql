@@ -1,0 +1,107 @@
+-- name: save_plan
+-- Store a new plan, or refresh one that nobody has approved; a plan at work stays as it is.
+-- params: plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason,
+-- throttle_messages_per_s
+-- rows: one: (plan_id) when stored or refreshed, none when the plan is at work
+-- index: plans_pkey
+INSERT INTO queuekeeper.plans (
+    plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason,
+    throttle_messages_per_s
+)
+VALUES (
+    %(plan_id)s, %(parameters)s, %(source_fingerprint)s, %(code_version)s, %(as_of_ms)s, %(chosen)s, %(state)s,
+    %(state_reason)s, %(throttle_messages_per_s)s
+)
+ON CONFLICT (plan_id) DO UPDATE
+    SET
+        parameters = excluded.parameters,
+        as_of_ms = excluded.as_of_ms,
+        chosen = excluded.chosen,
+        state = excluded.state,
+        state_reason = excluded.state_reason,
+        throttle_messages_per_s = excluded.throttle_messages_per_s,
+        updated_at = clock_timestamp()
+    WHERE queuekeeper.plans.state IN ('planned', 'refused')
+RETURNING plan_id;
+
+-- name: load_plan
+-- Read one plan.
+-- params: plan_id
+-- rows: at most one: (plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state,
+-- state_reason)
+-- index: plans_pkey
+SELECT
+    plan_id,
+    parameters,
+    source_fingerprint,
+    code_version,
+    as_of_ms,
+    chosen,
+    state,
+    state_reason
+FROM queuekeeper.plans
+WHERE plan_id = %(plan_id)s;
+
+-- name: moving_plans
+-- Name the other plans whose cohorts move, or may move, at this moment.
+-- params: plan_id
+-- rows: (plan_id)
+-- index: none
+SELECT DISTINCT plan_id
+FROM queuekeeper.online_cohorts
+WHERE
+    state NOT IN ('planned', 'committed')
+    AND plan_id <> %(plan_id)s
+ORDER BY plan_id;
+
+-- name: touch_plan
+-- Note that a plan was asked for just now.
+-- params: plan_id
+-- rows: none
+-- index: plans_pkey
+UPDATE queuekeeper.plans
+SET planned_at = clock_timestamp()
+WHERE plan_id = %(plan_id)s;
+
+-- name: set_plan_state
+-- Move a plan to another state.
+-- params: plan_id, state, reason
+-- rows: at most one: (plan_id)
+-- index: plans_pkey
+UPDATE queuekeeper.plans
+SET
+    state = %(state)s,
+    state_reason = %(reason)s,
+    updated_at = clock_timestamp()
+WHERE plan_id = %(plan_id)s
+RETURNING plan_id;
+
+-- name: save_plan_run
+-- Remember which plan a run asked for; a repeated run may come to another plan.
+-- params: run_id, plan_id
+-- rows: none
+-- index: plan_runs_pkey
+INSERT INTO queuekeeper.plan_runs (run_id, plan_id)
+VALUES (%(run_id)s, %(plan_id)s)
+ON CONFLICT (run_id) DO UPDATE
+    SET
+        plan_id = excluded.plan_id,
+        created_at = clock_timestamp();
+
+-- name: plan_of_run
+-- Name the plan that a run asked for.
+-- params: run_id
+-- rows: at most one: (plan_id)
+-- index: plan_runs_pkey
+SELECT plan_id
+FROM queuekeeper.plan_runs
+WHERE run_id = %(run_id)s;
+
+-- name: verified_at
+-- Tell when the cohorts of a plan were verified last.
+-- params: plan_id
+-- rows: one: (ms since 1970, or null)
+-- index: ledger_pkey
+SELECT max(verified_at_ms) AS verified_at_ms
+FROM queuekeeper.ledger
+WHERE plan_id = %(plan_id)s;

@@ -1,0 +1,215 @@
+-- name: save_run
+-- Store a new plan; the same plan made again stays as it is.
+-- params: maintenance_run_id, kind, parameters, plan, throttle_operations_per_s
+-- rows: none
+-- index: maintenance_runs_pkey
+INSERT INTO queuekeeper.maintenance_runs (
+    maintenance_run_id, kind, parameters, state, plan, throttle_operations_per_s
+)
+VALUES (
+    %(maintenance_run_id)s, %(kind)s, %(parameters)s, 'planned', %(plan)s, %(throttle_operations_per_s)s
+)
+ON CONFLICT (maintenance_run_id) DO NOTHING;
+
+-- name: load_run
+-- Read one run.
+-- params: maintenance_run_id
+-- rows: at most one: all columns of runs
+-- index: maintenance_runs_pkey, plans_pkey
+SELECT
+    maintenance_run_id,
+    kind,
+    parameters,
+    state,
+    refused,
+    plan,
+    report,
+    approved_by,
+    approved_at,
+    throttle_operations_per_s,
+    paused,
+    created_at,
+    updated_at
+FROM queuekeeper.runs
+WHERE maintenance_run_id = %(maintenance_run_id)s;
+
+-- name: known_runs
+-- List runs, latest first.
+-- params: kinds, maximum; kinds null: of every kind
+-- rows: (maintenance_run_id)
+-- index: none, runs are few
+SELECT maintenance_run_id
+FROM queuekeeper.runs
+WHERE
+    %(kinds)s::text[] IS NULL
+    OR kind = any(%(kinds)s::text[])
+ORDER BY created_at DESC, maintenance_run_id ASC
+LIMIT %(maximum)s;
+
+-- name: approve_run
+-- Note who agreed to a run; one that is at work already keeps its state, a refused one is left alone.
+-- params: maintenance_run_id, approved_by, approved_at
+-- rows: at most one: (maintenance_run_id)
+-- index: maintenance_runs_pkey, plans_pkey
+UPDATE queuekeeper.runs
+SET
+    state = CASE state WHEN 'planned' THEN 'approved' ELSE state END,
+    approved_by = %(approved_by)s,
+    approved_at = coalesce(%(approved_at)s::timestamptz, clock_timestamp())
+WHERE
+    maintenance_run_id = %(maintenance_run_id)s
+    AND refused = ''
+RETURNING maintenance_run_id;
+
+-- name: set_run_state
+-- Move a run to another state.
+-- params: maintenance_run_id, state
+-- rows: at most one: (maintenance_run_id)
+-- index: maintenance_runs_pkey
+UPDATE queuekeeper.maintenance_runs
+SET
+    state = %(state)s,
+    updated_at = clock_timestamp()
+WHERE maintenance_run_id = %(maintenance_run_id)s
+RETURNING maintenance_run_id;
+
+-- name: save_run_report
+-- Keep what a run did.
+-- params: maintenance_run_id, report
+-- rows: at most one: (maintenance_run_id)
+-- index: maintenance_runs_pkey
+UPDATE queuekeeper.maintenance_runs
+SET
+    report = %(report)s,
+    updated_at = clock_timestamp()
+WHERE maintenance_run_id = %(maintenance_run_id)s
+RETURNING maintenance_run_id;
+
+-- name: run_control
+-- Read what a person may change while a run works.
+-- params: maintenance_run_id
+-- rows: at most one: (paused, throttle_operations_per_s)
+-- index: maintenance_runs_pkey, plans_pkey
+SELECT
+    paused,
+    throttle_operations_per_s
+FROM queuekeeper.runs
+WHERE maintenance_run_id = %(maintenance_run_id)s;
+
+-- name: set_run_paused
+-- Let a run wait, or go on.
+-- params: maintenance_run_id, paused
+-- rows: at most one: (maintenance_run_id)
+-- index: maintenance_runs_pkey, plans_pkey
+UPDATE queuekeeper.runs
+SET
+    paused = %(paused)s
+WHERE maintenance_run_id = %(maintenance_run_id)s
+RETURNING maintenance_run_id;
+
+-- name: set_run_throttle
+-- Change how fast a run may work, also while it does.
+-- params: maintenance_run_id, operations_per_s
+-- rows: at most one: (maintenance_run_id)
+-- index: maintenance_runs_pkey, plans_pkey
+UPDATE queuekeeper.runs
+SET
+    throttle_operations_per_s = %(operations_per_s)s
+WHERE maintenance_run_id = %(maintenance_run_id)s
+RETURNING maintenance_run_id;
+
+-- name: save_shard_progress
+-- Note how far a run has come in one shard.
+-- params: maintenance_run_id, shard, cursor, scanned, removed, repaired, freed_bytes, counts, done
+-- rows: none
+-- index: maintenance_progress_pkey
+INSERT INTO queuekeeper.maintenance_progress (
+    maintenance_run_id, shard, cursor, scanned, removed, repaired, freed_bytes, counts, done
+)
+VALUES (
+    %(maintenance_run_id)s, %(shard)s, %(cursor)s, %(scanned)s, %(removed)s, %(repaired)s, %(freed_bytes)s,
+    %(counts)s, %(done)s
+)
+ON CONFLICT (maintenance_run_id, shard) DO UPDATE
+    SET
+        cursor = excluded.cursor,
+        scanned = excluded.scanned,
+        removed = excluded.removed,
+        repaired = excluded.repaired,
+        freed_bytes = excluded.freed_bytes,
+        counts = excluded.counts,
+        done = excluded.done,
+        updated_at = clock_timestamp();
+
+-- name: shard_progress
+-- Read how far a run has come, shard by shard.
+-- params: maintenance_run_id
+-- rows: (shard, cursor, scanned, removed, repaired, freed_bytes, counts, done, updated_at)
+-- index: maintenance_progress_pkey, progress_pkey, online_cohorts_pkey
+SELECT
+    shard,
+    cursor,
+    scanned,
+    removed,
+    repaired,
+    freed_bytes,
+    counts,
+    done,
+    updated_at
+FROM queuekeeper.run_progress
+WHERE maintenance_run_id = %(maintenance_run_id)s
+ORDER BY shard;
+
+-- name: clear_progress
+-- Forget the progress of the parts whose names begin alike.
+-- params: plan_id, step, parts_prefix
+-- rows: none
+-- index: progress_pkey
+DELETE FROM queuekeeper.progress
+WHERE
+    plan_id = %(plan_id)s
+    AND step = %(step)s
+    AND starts_with(part, %(parts_prefix)s);
+
+-- name: lock_shard
+-- Try to lock one shard of a run for this session, without waiting.
+-- params: key
+-- rows: one: (whether this session holds it now)
+-- index: none
+SELECT pg_try_advisory_lock(%(key)s::bigint) AS locked;
+
+-- name: unlock_shard
+-- Release the lock of a shard that this session holds.
+-- params: key
+-- rows: one, without meaning
+-- index: none
+SELECT pg_advisory_unlock(%(key)s::bigint) AS unlocked;
+
+-- name: join_sharers
+-- Count this session among those that share a rate, until it leaves or its connection ends.
+-- params: class
+-- rows: one, without meaning
+-- index: none
+SELECT pg_advisory_lock_shared(%(class)s::int, 0) AS joined;
+
+-- name: leave_sharers
+-- No longer count this session among those that share a rate.
+-- params: class
+-- rows: one, without meaning
+-- index: none
+SELECT pg_advisory_unlock_shared(%(class)s::int, 0) AS was_held;
+
+-- name: count_sharers
+-- Count the sessions that share a rate: each holds a lock of its name.
+-- params: class
+-- rows: one: (sharers)
+-- index: none
+SELECT count(DISTINCT locks.pid) AS sharers
+FROM pg_catalog.pg_locks AS locks
+INNER JOIN pg_catalog.pg_database AS databases ON locks.database = databases.oid
+WHERE
+    locks.locktype = 'advisory'
+    AND locks.granted
+    AND databases.datname = current_database()
+    AND locks.classid = %(class)s::int::oid
+    AND locks.objsubid = 2;

@@ -1,0 +1,50 @@
+-- name: has_migrations
+-- Tell whether any migration was ever applied.
+-- params: none
+-- rows: one: (boolean)
+-- index: none
+SELECT to_regclass('queuekeeper.schema_migrations') IS NOT NULL AS present;
+
+-- name: lock_migrations
+-- Wait until no other process migrates; held to the end of the transaction.
+-- params: key
+-- rows: one, without meaning
+-- index: none
+SELECT pg_advisory_xact_lock(%(key)s);
+
+-- name: applied_migrations
+-- Read the applied migrations in order.
+-- params: none
+-- rows: (version, name, checksum)
+-- index: schema_migrations_pkey
+SELECT
+    version,
+    name,
+    checksum
+FROM queuekeeper.schema_migrations
+ORDER BY version;
+
+-- name: record_migration
+-- Remember that a migration was applied.
+-- params: version, name, checksum
+-- rows: none
+-- index: schema_migrations_pkey
+INSERT INTO queuekeeper.schema_migrations (version, name, checksum)
+VALUES (%(version)s, %(name)s, %(checksum)s);
+
+-- name: schema_objects
+-- Read which tables, views and functions are there, and the comment that tells which file made each of the latter two.
+-- params: none
+-- rows: (name, comment or null)
+-- index: none
+SELECT
+    relation.relname AS name,
+    obj_description(relation.oid, 'pg_class') AS comment
+FROM pg_class AS relation
+WHERE relation.relnamespace = to_regnamespace('queuekeeper') AND relation.relkind IN ('r', 'p', 'v')
+UNION ALL
+SELECT
+    routine.proname AS name,
+    obj_description(routine.oid, 'pg_proc') AS comment
+FROM pg_proc AS routine
+WHERE routine.pronamespace = to_regnamespace('queuekeeper');
