@@ -6,8 +6,10 @@ must not wait (polls have stopped, a table nears wraparound, events are written 
 
 ### If it fails
 
-- **expire_subscriptions**, **reenqueue_events**: the log's last line says what to mend: a parameter, a server, a
-  privilege, a broker that is not installed. Clear the task; it can be repeated.
+- **plan**: the log's last line says what to mend: a parameter, a server, a privilege, a broker that is not installed.
+  Nothing was changed. Clear the task.
+- **expire_subscriptions**, **reenqueue_events**: do what the log says, then clear the task with its downstream tasks:
+  it goes on where it stopped. They are skipped in a dry run, and where nothing is to be done.
 - **watch**, **report**: clear the task; it only reads.
 - **upkept**: something must not wait. The message says what and what to do; the report has the figures.
 
@@ -29,11 +31,13 @@ from queuekeeper.airflow.operators.event_upkeep import (
     ReportUpkeepOperator,
     WatchBrokerOperator,
 )
-from queuekeeper.airflow.operators.jobs import CheckReportOperator
+from queuekeeper.airflow.operators.jobs import CheckReportOperator, PlanJobOperator
 from queuekeeper.jobs.common import DryRun, PostgresConnection
-from queuekeeper.maintenance.events.upkeep import UpkeepLimits
+from queuekeeper.maintenance.events.upkeep import UpkeepParameters
 
+JOB = Path(__file__).stem
 POSTGRES: dict[str, Any] = {"pool": Pool.POSTGRES.value, "execution_timeout": timedelta(hours=1)}
+OF_JOB: dict[str, Any] = {**POSTGRES, "job": JOB}
 
 with DAG(
     Path(__file__).stem,
@@ -44,24 +48,29 @@ with DAG(
     catchup=False,
     is_paused_upon_creation=True,
     max_active_runs=1,
-    params=form(DryRun, UpkeepLimits, PostgresConnection),
+    params=form(DryRun, UpkeepParameters, PostgresConnection),
     default_args={**default_args(), "postgres_conn_id": "{{ params.postgres_conn_id }}"},
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.POSTGRES.value],
 ):
-    expire = MendEventsOperator(task_id="expire_subscriptions", remedy="expire_subscriptions", **POSTGRES)
-    reenqueue = MendEventsOperator(task_id="reenqueue_events", remedy="reenqueue_events", **POSTGRES)
+    plan = PlanJobOperator(task_id="plan", **OF_JOB)
+    mend = [
+        MendEventsOperator(task_id=remedy, remedy=remedy, planned=plan.output, **OF_JOB)
+        for remedy in ("expire_subscriptions", "reenqueue_events")
+    ]
     # What is wrong is of interest most when something was not done.
     watch = WatchBrokerOperator(task_id="watch", trigger_rule=TriggerRule.ALL_DONE, **POSTGRES)
     report = ReportUpkeepOperator(
         task_id="report",
-        expiry=expire.output,
-        reenqueued=reenqueue.output,
+        maintenance_run_id="{{ ti.xcom_pull(task_ids='plan', key='maintenance_run_id') or '' }}",
         watch=watch.output,
         trigger_rule=TriggerRule.ALL_DONE,
-        **POSTGRES,
+        **OF_JOB,
     )
     # The run's own verdict: a report alone must not turn a task that failed green.
-    upkept = CheckReportOperator(task_id="upkept", report=report.output, **POSTGRES)
+    upkept = CheckReportOperator(
+        task_id="upkept", report=report.output, trigger_rule=TriggerRule.NONE_FAILED, **POSTGRES
+    )
 
-    [expire, reenqueue] >> watch >> report
-    [expire, reenqueue] >> upkept
+    mend >> watch >> report
+    [plan, *mend] >> report
+    mend >> upkept

@@ -383,6 +383,7 @@ def _roles() -> tuple[PostgresRole, ...]:
                     "reenqueue_events",
                     "quarantine_subscription",
                 ),
+                _control(_RUNS, _KEEP),
                 _KNOWN,
                 _AUDITED,
             ),

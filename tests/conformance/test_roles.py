@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from random import Random
@@ -29,9 +29,11 @@ from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.consumer import EventConsumer
 from queuekeeper.events.dispatcher import Dispatcher
 from queuekeeper.events.model import Delivery, Interest, NewEvent
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.registry import job_of
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.events.broker import read_event_broker
-from queuekeeper.maintenance.events.remedies import apply_event_remedy, plan_event_remedy
-from queuekeeper.maintenance.events.upkeep import UpkeepLimits, expire_subscriptions, watch_broker
+from queuekeeper.maintenance.events.watch import UpkeepLimits, watch_broker
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.broker import broker_policies
 from queuekeeper.maintenance.partitions.coverage import coverage
@@ -186,6 +188,22 @@ def test_driver_of_a_migration_with_devices_connected(world: World, postgres_url
     )
 
 
+def mend(connection: Connection, kind: str, *wanted: str) -> dict[str, int]:
+    """Plan and carry out a job on the event broker, with its record, and return what was changed.
+
+    :param wanted: ids that the plan has to name.
+    """
+    engine, runs = Engine(job=job_of(kind), database=connection), MaintenanceRuns(connection)
+    plan = engine.plan(engine.job.Parameters())
+    assert set(wanted) <= {each for found in plan.found.examples.values() for each in found}
+    run_id = engine.save(runs, plan).maintenance_run_id
+    for share in plan.share_names():
+        engine.apply(runs, run_id, share)
+    counts = engine.report(runs, run_id, dry_run=False).counts
+    assert counts == plan.counts
+    return asdict(counts)
+
+
 def test_event_broker_from_publishing_to_upkeep(world: World) -> None:
     consumer = EventConsumer(world.url_of("consumer"), group_id="billing")
     seen: list[object] = []
@@ -226,21 +244,17 @@ def test_event_broker_from_publishing_to_upkeep(world: World) -> None:
         " WHERE id = 'expired'"
     )
     limited = world.connect("upkeep")
-    assert expire_subscriptions(limited).removed == 1
+    assert mend(limited, "event_upkeep", "expired") == {"expired_subscriptions": 1, "reenqueued_events": 0}
     watch = watch_broker(limited, limits=UpkeepLimits())
     assert len(watch.failing_conditions) == 1
     assert watch.dead_letters >= 1
-    quarantine = plan_event_remedy(limited, remedy="quarantine_subscription")
-    assert quarantine.subjects == ("fragile",)
-    assert apply_event_remedy(limited, quarantine).done == 1
+    assert mend(limited, "quarantine_subscription", "fragile") == {"mended": 1}
     # As after a crash of PGMB's: dispatched, and in no dispatch.
     lost = publish(world.admin, "lost", topic="lost")
     subscribe(world.admin, "finder", condition="e.topic = 'lost'", group="finder")
     Dispatcher(world.url_of("dispatcher"), once=True).run()
     world.admin.execute("DELETE FROM pgmb.subscription_events; DELETE FROM pgmb.dispatches")
-    again = plan_event_remedy(limited, remedy="reenqueue_events")
-    assert set(lost) <= set(again.subjects)
-    assert apply_event_remedy(limited, again).done == len(again.subjects)
+    mend(limited, "reenqueue_events", *lost)
     Dispatcher(world.url_of("dispatcher"), once=True).run()
     assert delivered(world.admin, "finder", group="finder") == lost
 

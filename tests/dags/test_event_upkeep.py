@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from airflow.sdk.definitions.param import ParamsDict
 from airflow.sdk.exceptions import ParamValidationError
 from airflow.utils.db import initdb
 
 from queuekeeper import postgres
+from queuekeeper.airflow.operators.event_upkeep import MendEventsOperator
+from queuekeeper.airflow.operators.jobs import PlanJobOperator
 from queuekeeper.events.schema import install
-from queuekeeper.maintenance.events import upkeep as event_upkeep
-from queuekeeper.maintenance.events.upkeep import UpkeepLimits, watch_broker
+from queuekeeper.jobs.store import MaintenanceRuns
+from queuekeeper.maintenance.events import watch as event_watch
+from queuekeeper.maintenance.events.upkeep import UpkeepParameters
+from queuekeeper.maintenance.events.watch import UpkeepLimits, watch_broker
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
@@ -33,6 +38,8 @@ def upkeep(dag_bag: DagBag) -> DAG:
     for task in dag.tasks:
         task.retries = 0
         task.retry_policy = None
+        # A copy shares what a run leaves behind in the parameters of its tasks.
+        task.params = ParamsDict({name: copy.deepcopy(dag.params.get_param(name)) for name in dag.params})
     return dag
 
 
@@ -82,7 +89,7 @@ def neglect(connection: Connection) -> str:
 
 def test_run_expires_repeats_and_reports(upkeep: DAG, broker: Connection, tmp_path: Path) -> None:
     event_id = neglect(broker)
-    run = upkeep.test(run_conf={})
+    run = upkeep.test(run_conf={"max_stall_s": 3_600})
     assert (run.state, set(states(run).values())) == ("success", {"success"})
     assert value(broker, "SELECT count(*) FROM pgmb.subscriptions") == 1
     assert value(broker, "SELECT event_id FROM pgmb.due_events") == event_id
@@ -103,10 +110,49 @@ def test_dry_run_changes_nothing(upkeep: DAG, broker: Connection, tmp_path: Path
     assert run.state == "success"
     assert value(broker, "SELECT count(*) FROM pgmb.subscriptions") == 2
     assert value(broker, "SELECT count(*) FROM pgmb.due_events") == 0
+    assert {task for task, state in states(run).items() if state == "skipped"} == {
+        "expire_subscriptions",
+        "reenqueue_events",
+    }
     report = report_of(tmp_path)
     assert report["expiry"] == {"found": 1, "removed": 0}
     assert report["reenqueued"] == {"remedy": "reenqueue_events", "planned": 1, "done": 0}
     assert report["watch"]["findings"][0]["words"].startswith("1 stored events were never dispatched")
+
+
+def test_its_run_is_on_record_and_waits_while_it_is_paused(
+    upkeep: DAG, broker: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    neglect(broker)
+    pause = "UPDATE queuekeeper.maintenance_runs SET paused = true"
+    plan = PlanJobOperator.make_plan
+
+    def plan_and_pause(self: PlanJobOperator, context: Any) -> Any:
+        made = plan(self, context)
+        broker.execute(pause)
+        return made
+
+    monkeypatch.setattr(PlanJobOperator, "make_plan", plan_and_pause)
+    parked: list[str] = []
+
+    def park(self: MendEventsOperator) -> None:
+        parked.append(self.share)
+        MaintenanceRuns(broker).set_paused(self.maintenance_run_id, False)
+        self.work({})
+
+    monkeypatch.setattr(MendEventsOperator, "park", park)
+    assert upkeep.test(run_conf={"max_operations_per_s": 50, "max_stall_s": 3_600}).state == "success"
+    assert len(parked) == 1
+    (run,) = MaintenanceRuns(broker).newest(limit=5)
+    assert (run.kind, run.state.value, run.throttle_operations_per_s) == ("event_upkeep", "done", 50)
+    shares = {
+        each.shard: (each.removed, each.repaired) for each in MaintenanceRuns(broker).progress(run.maintenance_run_id)
+    }
+    assert shares == {"expire_subscriptions": (1, 0), "reenqueue_events": (0, 1)}
+    applied = (
+        "SELECT effect -> 'counts' FROM queuekeeper.audit WHERE action = 'apply' AND effect ->> 'kind' = 'event_upkeep'"
+    )
+    assert value(broker, applied) == {"expired_subscriptions": 1, "reenqueued_events": 1}
 
 
 def test_polls_that_have_stopped_turn_the_run_red_after_the_report(
@@ -119,7 +165,7 @@ def test_polls_that_have_stopped_turn_the_run_red_after_the_report(
     assert {task for task, state in states(run).items() if state != "success"} == {"upkept"}
     (finding,) = [each for each in report_of(tmp_path)["watch"]["findings"] if each["urgent"]]
     assert finding["subject"] == "dispatching"
-    assert "the last poll was 10 min 0" in finding["words"]
+    assert "the last poll was 10 min " in finding["words"]
     assert "queuekeeper events dispatch" in finding["words"]
 
 
@@ -129,12 +175,13 @@ def test_without_a_broker_it_says_what_to_do(
     broker.execute("DROP SCHEMA pgmb CASCADE")
     run = upkeep.test(run_conf={})
     assert run.state == "failed"
-    assert states(run)["expire_subscriptions"] == "failed"
+    found = states(run)
+    assert (found["plan"], found["expire_subscriptions"], found["report"]) == ("failed", "upstream_failed", "skipped")
     assert "run `queuekeeper events install`" in "".join(capfd.readouterr())
 
 
 def test_ages_and_bloat_are_found(broker: Connection, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(event_upkeep, "FEWEST_DEAD_ROWS", 10)
+    monkeypatch.setattr(event_watch, "FEWEST_DEAD_ROWS", 10)
     broker.execute("ALTER TABLE pgmb.subscriptions SET (autovacuum_enabled = false)")
     broker.execute("INSERT INTO pgmb.subscription_groups (id) VALUES ('g')")
     broker.execute(
@@ -149,7 +196,7 @@ def test_ages_and_bloat_are_found(broker: Connection, monkeypatch: pytest.Monkey
     }
     assert all(each.freeze_percent < 1 for each in found.tables)
     monkeypatch.setattr(
-        event_upkeep,
+        event_watch,
         "read_event_broker",
         lambda _: (
             {"kind": "broker", "stalled_s": None, "is_foreign": 1, "never_dispatched": 0},
@@ -174,7 +221,7 @@ def test_condition_that_fails_is_named_by_its_key_until_it_is_in_quarantine(
     broker.execute("UPDATE pgmb.dispatch_state SET polled_at = now()")
     failing = "SELECT condition_key::text FROM pgmb.subscriptions WHERE conditions_sql <> 'TRUE'"
     key = value(broker, failing)
-    assert upkeep.test(run_conf={}).state == "success"
+    assert upkeep.test(run_conf={"max_stall_s": 3_600}).state == "success"
     watch = report_of(tmp_path)["watch"]
     assert watch["failing_conditions"] == [key]
     (finding,) = [each for each in watch["findings"] if each["subject"] == f"condition {key}"]
@@ -194,6 +241,7 @@ def test_condition_that_fails_is_named_by_its_key_until_it_is_in_quarantine(
     [
         ("dry_run", "yes"),
         ("max_stall_s", 0),
+        ("max_operations_per_s", 0),
         ("max_freeze_percent", 0),
         ("max_bloat_percent", 101),
         ("postgres_conn_id", "a b"),
@@ -205,15 +253,16 @@ def test_bad_values_are_refused_by_the_form(upkeep: DAG, name: str, given: Any) 
 
 
 def test_defaults_are_those_of_the_upkeep_itself(upkeep: DAG) -> None:
-    params, defaults = upkeep.params.dump(), UpkeepLimits()
-    assert UpkeepLimits(**{name: params[name] for name in vars(defaults)}) == defaults
+    params, defaults = upkeep.params.dump(), UpkeepParameters()
+    assert UpkeepParameters(**{name: params[name] for name in vars(defaults)}) == defaults
 
 
 def test_it_is_wired_as_it_is_drawn(upkeep: DAG) -> None:
     assert {task.task_id: set(task.upstream_task_ids) for task in upkeep.tasks} == {
-        "expire_subscriptions": set(),
-        "reenqueue_events": set(),
+        "plan": set(),
+        "expire_subscriptions": {"plan"},
+        "reenqueue_events": {"plan"},
         "watch": {"expire_subscriptions", "reenqueue_events"},
-        "report": {"expire_subscriptions", "reenqueue_events", "watch"},
+        "report": {"plan", "expire_subscriptions", "reenqueue_events", "watch"},
         "upkept": {"expire_subscriptions", "reenqueue_events", "report"},
     }

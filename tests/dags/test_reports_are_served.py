@@ -22,7 +22,6 @@ from queuekeeper.errors import UsageError
 from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan
 from queuekeeper.jobs.registry import job_names, job_of
 from queuekeeper.jobs.report import write_report
-from queuekeeper.maintenance.events import upkeep as event_upkeep
 from queuekeeper.maintenance.partitions import report as partitions_report
 from queuekeeper.migration import report as migration_report
 from queuekeeper.quality import report as quality_report
@@ -57,26 +56,6 @@ def _partitions(directory: Path) -> ReportFiles:
     return made.write(directory)
 
 
-def _events(directory: Path) -> ReportFiles:
-    watch = event_upkeep.BrokerWatch(
-        stalled_s=None,
-        subscriptions=0,
-        failing_conditions=(),
-        quarantined_subscriptions=0,
-        undispatched=0,
-        scheduled=0,
-        overdue=0,
-        reenqueued=0,
-        dead_letters=0,
-        tables=(),
-        findings=(),
-    )
-    made = event_upkeep.UpkeepReport(
-        run_name="a run", dry_run=True, expiry=None, reenqueued=None, watch=watch, generated_at_ms=NOW_MS
-    )
-    return made.write(directory)
-
-
 def _job(job: type[AnyJob], directory: Path) -> ReportFiles:
     plan: AnyPlan = Plan(
         parameters=job.Parameters(),
@@ -106,7 +85,6 @@ WRITERS: dict[ReportKind, Callable[[Path], ReportFiles]] = {
     ReportKind.MIGRATION: _migration,
     ReportKind.QUALITY: _quality,
     ReportKind.PARTITIONS: _partitions,
-    ReportKind.EVENTS: _events,
     **{job.report: partial(_job, job) for job in map(job_of, job_names())},
 }
 
@@ -161,5 +139,5 @@ def test_link_of_a_task_leads_to_the_page_that_it_has_written(
 def test_report_under_a_name_that_no_page_would_serve_is_refused(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="a report cannot be about 'night'"):
         write_files(
-            tmp_path, kind=ReportKind.EVENTS, subject_id="night", at_ms=NOW_MS, text="{}", page=lambda name, digest: ""
+            tmp_path, kind=ReportKind.QUALITY, subject_id="night", at_ms=NOW_MS, text="{}", page=lambda name, digest: ""
         )

@@ -165,9 +165,41 @@ def test_what_quality_finds_in_the_broker_is_mended_by_the_command_that_it_shows
     assert len(as_json("read", "billing")["events"]) == 2
 
 
+def test_upkeep_asks_and_leaves_a_run_on_record_that_says_what_must_not_wait(
+    broker: EventBroker, connection: Connection, tmp_path: Path
+) -> None:
+    subscribe(connection, "left", group="billing")
+    subscribe(connection, "stays", group="billing", params={"stays": True})
+    connection.execute(
+        "UPDATE pgmb.subscriptions SET expiry_interval = '1 s', last_active_at = now() - interval '1 hour'"
+        " WHERE id = 'left'"
+    )
+    fails(
+        "upkeep", code=4, words="1 changes to be made. Go on.* Nobody can be asked here: repeat the command with --yes"
+    )
+    assert as_json("upkeep", "--dry-run")["expiry"] == {"found": 1, "removed": 0}
+    done = as_json("upkeep", "--yes", "--max-operations-per-s", "100", "--report-directory", str(tmp_path))
+    assert (done["expiry"], done["clean"], done["trouble"]) == ({"found": 1, "removed": 1}, True, "")
+    assert done["watch"]["subscriptions"] == 1
+    (page,) = tmp_path.glob("events-*.html")
+    assert "pgmb.subscriptions" in page.read_text("utf-8")
+
+    runs = CliRunner().invoke(app, ["run", "list", "--kind", "event_upkeep", "--json"])
+    newest = json.loads(runs.stdout)[0]
+    assert (newest["run"], newest["state"]) == (done["maintenance_run_id"], "done")
+    refused = CliRunner().invoke(app, ["run", "undo", newest["run"], "--yes"])
+    assert (refused.exit_code, "upkeep of the event broker has no way back" in refused.output) == (2, True)
+
+    connection.execute("UPDATE pgmb.dispatch_state SET polled_at = now() - interval '10 minutes'")
+    result = run("upkeep", "--yes")
+    assert result.exit_code == 1, result.output
+    assert "must not wait: dispatching: the last poll was 10 min " in " ".join(result.stderr.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
+        (["mend", "freeze"], "there is no remedy 'freeze' for events: one of reenqueue_events, quarantine_subscr"),
         (["publish"], "name either a topic or a file"),
         (["publish", "a", "--input", "-"], "name either a topic or a file"),
         (["publish", "--input", "-", "--payload", "1"], "put them into the lines of the file"),

@@ -7,10 +7,13 @@ from datetime import UTC, datetime
 
 import pytest
 
-from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.errors import RefusedError
 from queuekeeper.events.schema import install
+from queuekeeper.jobs.engine import Engine
+from queuekeeper.jobs.model import AnyPlan
+from queuekeeper.jobs.registry import job_of
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.events import remedies as event_remedies
-from queuekeeper.maintenance.events.remedies import apply_event_remedy, plan_event_remedy
 from queuekeeper.postgres import Connection, connect, migrate
 from queuekeeper.quality.run import run_quality
 from tests.golden_defects.event_defects import POISON
@@ -47,6 +50,23 @@ def waiting(connection: Connection, group: str = "all") -> list[int]:
     return [value for (value,) in rows]
 
 
+def plan_of(connection: Connection, remedy: str) -> AnyPlan:
+    engine = Engine(job=job_of(remedy), database=connection)
+    return engine.plan(engine.job.Parameters())
+
+
+def apply(connection: Connection, remedy: str, plan: AnyPlan) -> int:
+    """Carry a plan out, and return how much was changed."""
+    engine, runs = Engine(job=job_of(remedy), database=connection), MaintenanceRuns(connection)
+    run_id = engine.save(runs, plan).maintenance_run_id
+    for share in plan.share_names():
+        engine.apply(runs, run_id, share)
+    outcome = engine.report(runs, run_id, dry_run=False)
+    assert outcome.clean or remedy == "freeze_partition"
+    changes: int = outcome.counts.changes
+    return changes
+
+
 def findings(connection: Connection, url: str) -> set[str]:
     report = run_quality(
         postgres_url=url, profile_ids=(), suites=("events",), quality_run_id="mended", now=datetime.now(UTC)
@@ -63,12 +83,13 @@ def test_events_that_were_never_dispatched_are_delivered_after_reenqueue_events(
     broker.execute("UPDATE pgmb.dispatch_state SET dispatched = pg_current_snapshot()")
     assert findings(broker, postgres_url) == {"Q31"}
 
-    plan = plan_event_remedy(broker, remedy="reenqueue_events")
-    assert len(plan.subjects) == 2
-    assert apply_event_remedy(broker, plan).done == 2
-    assert apply_event_remedy(broker, plan).done == 0
+    plan = plan_of(broker, "reenqueue_events")
+    assert plan.counts.changes == 2
+    event_ids = plan.found.examples["reenqueue_events"]
+    assert apply(broker, "reenqueue_events", plan) == 2
+    assert event_remedies.REMEDIES["reenqueue_events"].mend(broker, event_ids) == 0
 
-    assert plan_event_remedy(broker, remedy="reenqueue_events").subjects == ()
+    assert plan_of(broker, "reenqueue_events").empty
     broker.execute("SELECT pgmb.poll_for_events()")
     assert waiting(broker) == [1, 2, 3]
     assert findings(broker, postgres_url) == set()
@@ -78,10 +99,11 @@ def test_condition_that_fails_is_set_aside_before_a_poll_meets_it(broker: Connec
     subscribe(broker, "poisoned", POISON)
     publish(broker, 0)
 
-    plan = plan_event_remedy(broker, remedy="quarantine_subscription")
-    assert len(plan.subjects) == 1
-    assert apply_event_remedy(broker, plan).done == 1
-    assert apply_event_remedy(broker, plan).done == 0
+    plan = plan_of(broker, "quarantine_subscription")
+    assert plan.counts.changes == 1
+    subscription_ids = plan.found.examples["quarantine_subscription"]
+    assert apply(broker, "quarantine_subscription", plan) == 1
+    assert event_remedies.REMEDIES["quarantine_subscription"].mend(broker, subscription_ids) == 0
 
     assert broker.execute("SELECT group_id FROM pgmb.subscriptions WHERE quarantined_at IS NOT NULL").fetchall() == [
         ("poisoned",)
@@ -94,26 +116,23 @@ def test_tables_that_are_too_old_are_frozen(broker: Connection, monkeypatch: pyt
     # Transactions by the hundred million are not to be had in a test: every age is too old.
     monkeypatch.setattr(event_remedies, "FREEZE_SHARE", -1.0)
     publish(broker, 1)
-    plan = plan_event_remedy(broker, remedy="freeze_partition")
-    assert "pgmb.subscriptions" in plan.subjects
+    plan = plan_of(broker, "freeze_partition")
+    assert "pgmb.subscriptions" in event_remedies.REMEDIES["freeze_partition"].find(broker)
     for _ in range(50):
         broker.execute("SELECT pg_current_xact_id()")
     age = "SELECT max(age(relfrozenxid)) FROM pg_class WHERE relkind = 'r' AND relnamespace = 'pgmb'::regnamespace"
     [[before]] = broker.execute(age).fetchall()
 
-    report = apply_event_remedy(broker, plan)
+    assert apply(broker, "freeze_partition", plan) == plan.counts.changes > 10
 
-    assert report.done == len(plan.subjects) > 10
     [[after]] = broker.execute(age).fetchall()
     assert after < before
 
 
 def test_nothing_is_planned_where_nothing_is_wrong(broker: Connection) -> None:
     publish(broker, 1, 2)
-    for remedy in event_remedies.REMEDIES:
-        assert plan_event_remedy(broker, remedy=remedy).subjects == ()
-    with pytest.raises(UsageError, match="there is no remedy 'freeze' for events: one of reenqueue_events, "):
-        plan_event_remedy(broker, remedy="freeze")
+    for remedy in ("event_upkeep", "reenqueue_events", "quarantine_subscription", "freeze_partition"):
+        assert plan_of(broker, remedy).empty
 
 
 def test_suite_of_events_needs_a_broker(postgres_url: str) -> None:

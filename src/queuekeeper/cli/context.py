@@ -270,16 +270,18 @@ def open_maintenance_runs(url: str | None) -> Iterator[MaintenanceRuns]:
 
 
 @contextmanager
-def runs_if_any(url: str | None) -> Iterator[MaintenanceRuns]:
+def runs_if_any(url: str | None, *, needed: bool = False) -> Iterator[MaintenanceRuns]:
     """Open the records of jobs, with the control schema as it must be; without PostgreSQL, keep one run in memory.
 
     A private PostgreSQL counts as one whether or not it runs.
+
+    :param needed: it cannot be done without: what is worked on is there, too.
     """
     from queuekeeper.jobs.store import MaintenanceRuns, UnrecordedRuns
     from queuekeeper.postgres import migrate
 
     known = settings()
-    if url is not None or known.postgres_url is not None or (known.home / "postgres").exists():
+    if needed or url is not None or known.postgres_url is not None or (known.home / "postgres").exists():
         with postgres_connection(url) as connection:
             migrate(connection)
             yield MaintenanceRuns(connection)

@@ -7,21 +7,26 @@ import json
 import sys
 from collections.abc import Iterator
 from datetime import datetime
-from functools import cached_property, partial
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
-from queuekeeper.cli import context
+from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
 from queuekeeper.cli.input import STANDARD_STREAM
-from queuekeeper.cli.output import SHOWN_CHARACTERS, Shown, listing, pairs, plain, printable, screen, table
+from queuekeeper.cli.options import takes
+from queuekeeper.cli.output import SHOWN_CHARACTERS, Shown, listing, plain, printable, screen
 from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
     from queuekeeper.events.broker import EventBroker
     from queuekeeper.events.model import Event, NewEvent
+    from queuekeeper.jobs.parameters import Parameters
+
+MENDS = ("reenqueue_events", "quarantine_subscription", "freeze_partition")
+"""Jobs that mend what quality finds in the broker."""
 
 app = group("Publish, dispatch and follow events in PostgreSQL.")
 
@@ -297,14 +302,28 @@ def subscriptions(
     return Shown({"subscriptions": views}, lambda: [listing("Subscriptions", views, columns)])
 
 
-@command(app, also=PLANS)
+def _carry_out(call: OnPostgres, kind: str, parameters: Parameters, **rest: Any) -> None:
+    jobs.carry_out(
+        kind,
+        parameters,
+        dry_run=call.dry_run,
+        postgres_url=call.postgres_url,
+        redis_url=None,
+        yes=call.yes,
+        as_json=call.as_json,
+        **rest,
+    )
+
+
+@command(app, also=PLANS, asks=takes(lambda: jobs.model_of("reenqueue_events")))
 def mend(
     call: OnPostgres,
-    remedy: Annotated[
-        str,
-        typer.Argument(metavar="REMEDY", help="reenqueue_events, quarantine_subscription or freeze_partition."),
-    ],
-) -> Shown:
+    remedy: Annotated[str, typer.Argument(metavar="REMEDY", help=f"{', '.join(MENDS[:-1])} or {MENDS[-1]}.")],
+    *,
+    parameters: Parameters,
+    go_on: jobs.GoOn = None,
+    report_directory: jobs.ReportDirectory = None,
+) -> None:
     """Mend what a quality run found.
 
     Events never dispatched, conditions that fail, tables too old.
@@ -313,31 +332,23 @@ def mend(
 
     Example: `queuekeeper events mend reenqueue_events --dry-run`
     """
-    from queuekeeper.audit import record_answer
-    from queuekeeper.maintenance.events.remedies import (
-        KIND,
-        REMEDIES,
-        apply_event_remedy,
-        note_upkeep,
-        plan_event_remedy,
-    )
+    if remedy not in MENDS:
+        raise UsageError(f"there is no remedy {remedy!r} for events: one of {', '.join(MENDS)}")
+    _carry_out(call, remedy, parameters, go_on=go_on, report_directory=report_directory)
 
-    connection = call.connection
-    plan = plan_event_remedy(connection, remedy=remedy)
 
-    def pretty() -> Iterator[Any]:
-        facts = {"remedy": plan.remedy, "what it does": REMEDIES[plan.remedy], "to mend": len(plan.subjects)}
-        yield pairs("Plan", facts)
-        if plan.subjects:
-            yield table("Some of them", ("subject",), [(subject,) for subject in plan.examples])
-        else:
-            yield "\nThere is nothing to do."
+@command(app, also=PLANS, asks=takes(lambda: jobs.model_of("event_upkeep")))
+def upkeep(
+    call: OnPostgres,
+    *,
+    parameters: Parameters,
+    go_on: jobs.GoOn = None,
+    report_directory: jobs.ReportDirectory = None,
+) -> None:
+    """Remove expired subscriptions, repeat events never dispatched, and say what needs a look.
 
-    if call.dry_run or not plan.subjects:
-        return Shown(plan, pretty)
-    call.say(pretty)
-    note = partial(record_answer, connection, subject=remedy, kind=KIND)
-    call.confirm(f"{remedy} will be applied to {len(plan.subjects):,} of them.", note=note)
-    report = apply_event_remedy(connection, plan)
-    note_upkeep(connection, subject=remedy, done=report.done, actor=context.person())
-    return Shown(report, "Done")
+    It plans first, and asks. Exit code 1 when something must not wait.
+
+    Example: `queuekeeper events upkeep --dry-run`
+    """
+    _carry_out(call, "event_upkeep", parameters, go_on=go_on, report_directory=report_directory)

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from queuekeeper.jobs.engine import Engine
-    from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan
+    from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Table
     from queuekeeper.jobs.parameters import Parameters
     from queuekeeper.jobs.store import Runs
     from queuekeeper.redis_client import RedisClient
@@ -49,7 +49,14 @@ app = typer.Typer(
 )
 
 
-def engine_for(job: type[AnyJob], client: RedisClient, undo_directory: Path | None = None, **rest: Any) -> Engine:
+def store_of(job: type[AnyJob], url: str | None) -> AbstractContextManager[RedisClient | None]:
+    """Open Redis for the block, for a job that works there."""
+    return context.redis_connection(url) if job.on_redis else nullcontext()
+
+
+def engine_for(
+    job: type[AnyJob], client: RedisClient | None, undo_directory: Path | None = None, **rest: Any
+) -> Engine:
     """Return the engine, at work on a store for a command.
 
     :param rest: what else it is given, see :class:`~queuekeeper.jobs.engine.Engine`.
@@ -95,7 +102,8 @@ def carry_out(
     from queuekeeper.jobs.report import write_report
 
     job = job_of(kind)
-    with context.runs_if_any(postgres_url) as runs, context.redis_connection(redis_url) as client:
+    records = context.runs_if_any(postgres_url, needed=not job.on_redis)
+    with records as runs, store_of(job, redis_url) as client:
         if runs.connection is None:
             say("No PostgreSQL is named: this run is not on record, so no other command can pause it or go on with it.")
         engine = engine_for(job, client, undo_directory, undo_file=undo_file, database=runs.connection, given=given)
@@ -161,11 +169,11 @@ def model_of(kind: str) -> type[Parameters]:
 def _show_plan(out: Console, job: type[AnyJob], run_id: str, plan: AnyPlan) -> None:
     """Show what is about to be asked about."""
     out.print(pairs(f"Plan {run_id}", dict(job.plan_rows(plan))))
-    _show_tables(out, job, plan)
+    _show_tables(out, job.tables(plan))
 
 
-def _show_tables(out: Console, job: type[AnyJob], plan: AnyPlan) -> None:
-    for each in job.tables(plan):
+def _show_tables(out: Console, tables: Sequence[Table]) -> None:
+    for each in tables:
         if each.rows:
             out.print(table(each.heading, each.heads, each.rows))
 
@@ -176,12 +184,13 @@ def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool, is_r
     run_id, words = outcome.maintenance_run_id, verdict(job, outcome)
 
     def pretty(out: Console) -> None:
-        tone = "red" if outcome.open_shares or outcome.broken else "green" if outcome.clean else "yellow"
+        is_bad = outcome.open_shares or outcome.broken or outcome.trouble
+        tone = "red" if is_bad else "green" if outcome.clean else "yellow"
         out.print(cell(words, style=f"bold {tone}"))
         lines = columns_of(outcome)
         heads = ("", "planned", "done", "second look")[: len(lines[0])]
         out.print(table(f"{job.words.title} {run_id}", heads, lines))
-        _show_tables(out, job, outcome.plan)
+        _show_tables(out, job.shown(outcome))
         facts = {name.lower(): text for name, text, _ in job.figures(outcome)}
         asked = {"what": job.rule_words(outcome.plan.parameters), "as of": instant(outcome.plan.as_of_ms)}
         out.print(pairs("Asked for", asked | facts))
@@ -195,6 +204,8 @@ def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool, is_r
         raise CheckFailed(f"not done: {', '.join(outcome.open_shares)}; `queuekeeper {again}")
     if outcome.broken:
         raise CheckFailed(f"{words}: the lines above say why; {job.words.hint}")
+    if outcome.trouble:
+        raise CheckFailed(words)
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -418,7 +429,8 @@ def take_run_back(
 
     # Counting what a file tells of needs no record.
     records = nullcontext(UnrecordedRuns()) if undo_file and dry_run else context.runs_if_any(postgres_url)
-    with records as runs, context.redis_connection(redis_url) as client:
+    with ExitStack() as opened:
+        runs = opened.enter_context(records)
         if runs.connection is not None and not undo_file:
             recorded = runs.load(chosen(runs, run_id, kind))
             if recorded.kind == "online_migration":
@@ -439,6 +451,7 @@ def take_run_back(
             job = job_of(str(header.get("kind")))
             asked = header.get("parameters") or {"key_prefix": header.get("key_prefix", "")}
             run_id = run_id or str(header.get("maintenance_run_id") or header.get("run_id") or path.name)
+        client = opened.enter_context(store_of(job, redis_url))
         engine = engine_for(job, client, undo_directory, undo_file=undo_file, database=runs.connection)
         parameters = job.Parameters(**asked)
         if max_operations_per_s is not None:
@@ -498,8 +511,8 @@ def report(
         told = facts | {"verdict": words, "report": run.report}
         show(told, as_json=as_json, pretty=lambda out: show_tables(out, tables, heading=words))
         return
-    with context.open_maintenance_runs(postgres_url) as runs, context.redis_connection(redis_url) as client:
-        found, job = run.maintenance_run_id, job_of(run.kind)
+    found, job = run.maintenance_run_id, job_of(run.kind)
+    with context.open_maintenance_runs(postgres_url) as runs, store_of(job, redis_url) as client:
         outcome = engine_for(job, client, database=runs.connection).report(runs, found, dry_run=False)
     if report_directory is not None:
         say(f"Report: {write_report(job, outcome, report_directory.absolute()).html}")

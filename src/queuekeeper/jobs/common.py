@@ -165,11 +165,16 @@ class SessionRules(KeyPrefix):
     default_ttl_s: int = default_ttl_s()
 
 
-class RunParameters(KeyPrefix):
+class Pacing(Parameters):
     """What every job is asked that the engine itself keeps to."""
 
     max_operations_per_s: int | None = max_operations_per_s(None, counted="Operations", examples=(None, 10_000, 50_000))
     max_run_minutes: int | None = max_run_minutes()
+
+
+class RunParameters(Pacing, KeyPrefix):
+    """What every job is asked that works in Redis."""
+
     shares: int = shares(1, most=64, shared="How many tasks share the work.")
 
 

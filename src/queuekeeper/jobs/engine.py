@@ -16,7 +16,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from queuekeeper import __version__
-from queuekeeper.clock import Clock, Pace
+from queuekeeper.clock import Clock, Pace, system_clock
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.jobs.counts import Counts
 from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan, SharePlan, ShareReport, World
@@ -26,7 +26,6 @@ from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, Sh
 from queuekeeper.jobs.undo import UndoFile, undo_path, undo_paths
 from queuekeeper.jobs.writer import Writer
 from queuekeeper.postgres import Connection
-from queuekeeper.redis_client import RedisClient
 
 _log = logging.getLogger(__name__)
 
@@ -36,7 +35,8 @@ class Engine:
     """Plans and carries out runs of one job.
 
     :param job: the job.
-    :param clock: none for the clock of the server that is worked on.
+    :param client: of Redis; none for a job that works in PostgreSQL alone.
+    :param clock: none for the clock of the server that is worked on, or without Redis for this machine's.
     :param undo_directory: folder of the undo files; none for jobs without a way back.
     :param undo_file: the one file of a job with one share, where somebody has named it.
     :param database: PostgreSQL, for a job that reads it.
@@ -49,7 +49,7 @@ class Engine:
     """
 
     job: type[AnyJob]
-    client: RedisClient
+    client: Any = None
     clock: Clock | None = None
     undo_directory: Path | None = None
     undo_file: Path | None = None
@@ -244,7 +244,8 @@ class Engine:
         )
         kept = outcome_facts(outcome)
         del kept["plan"]
-        runs.save_report(run_id, kept)
+        # The audit has what was done: where there was nothing to do, that is nothing.
+        runs.save_report(run_id, kept, effect={} if is_over else None)
         return outcome
 
     def _second_look(self, look: AnyJob) -> tuple[Any, bool]:
@@ -271,7 +272,7 @@ class Engine:
             client=self.client,
             parameters=parameters,
             now_ms=now_ms,
-            clock=self.clock or server_clock(self.client),
+            clock=self._clock(),
             writer=Writer(self.client, counts_only=not writes),
             wait=wait,
             rest=rest,
@@ -288,7 +289,10 @@ class Engine:
         return (lambda: None) if self.stays else run_rest(runs, run_id)
 
     def _now_ms(self) -> int:
-        return (self.clock or server_clock(self.client))()
+        return self._clock()()
+
+    def _clock(self) -> Clock:
+        return self.clock or (server_clock(self.client) if self.job.on_redis else system_clock)
 
     def _directory(self) -> Path:
         if self.undo_directory is None:

@@ -193,6 +193,11 @@ class Outcome(Generic[P, C, F]):
         return not self.open_shares and not left.changes and not self.broken
 
     @property
+    def trouble(self) -> str:
+        """What a look at the whole has found that must not wait; empty for nothing."""
+        return str(self.facts.get("trouble") or "")
+
+    @property
     def broken(self) -> int:
         """What could not be looked at or worked on."""
         return max(each.broken for each in (self.plan.counts, self.counts, self.left or self.counts))
@@ -277,6 +282,7 @@ class Job(ABC, Generic[P, C, F]):
 
     :cvar kind: name of the job where all jobs are kept; a DAG has the same.
     :cvar report: how the files of its reports are named, and what they are called; made of its name where it says none.
+    :cvar on_redis: whether it works in Redis; else in PostgreSQL alone, and it is given no client.
     :cvar asks: whether somebody has to approve a plan before a task carries it out.
     :cvar undoes: whether what it does can be taken back.
     :cvar works_when_empty: whether shares are gone through though the plan has found nothing.
@@ -294,6 +300,7 @@ class Job(ABC, Generic[P, C, F]):
     Parameters: ClassVar[type[Any]]
     Counts: ClassVar[type[Any]]
     Found: ClassVar[type[Any]] = NothingBesides
+    on_redis: ClassVar[bool] = True
     asks: ClassVar[bool] = False
     undoes: ClassVar[bool] = False
     works_when_empty: ClassVar[bool] = False
@@ -371,7 +378,8 @@ class Job(ABC, Generic[P, C, F]):
 
         :raises RefusedError: saying what is wrong.
         """
-        check_servers(client)
+        if cls.on_redis:
+            check_servers(client)
 
     # --- what it says --------------------------------------------------------------------------------------------
 
@@ -419,12 +427,17 @@ class Job(ABC, Generic[P, C, F]):
         return []
 
     @classmethod
+    def shown(cls, outcome: Outcome[P, C, F]) -> list[Table]:
+        """Return what a report shows besides its counts."""
+        return cls.tables(outcome.plan)
+
+    @classmethod
     def told(cls, outcome: Outcome[P, C, F]) -> dict[str, Any]:
         """Return what JSON says of a run besides, for whoever reads the names of an earlier release."""
         return {}
 
     def facts(self) -> dict[str, Any]:
-        """Return what there is to say of a whole run besides, when it is reported."""
+        """Return what there is to say of a whole run besides, when it is reported; ``trouble`` must not wait."""
         return {}
 
 

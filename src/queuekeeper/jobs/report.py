@@ -22,6 +22,8 @@ def verdict(job: type[AnyJob], outcome: AnyOutcome) -> str:
     words = job.words
     if outcome.broken:
         return words.broken.format(count=number(outcome.broken))
+    if outcome.trouble:
+        return f"must not wait: {outcome.trouble}"
     if outcome.left is None and outcome.plan.empty:
         return words.nothing
     if outcome.dry_run:
@@ -71,9 +73,9 @@ def write_report(job: type[AnyJob], outcome: AnyOutcome, directory: Path) -> Rep
             rules=job.rule_words(plan.parameters),
             changes=(plan.counts if outcome.dry_run else outcome.counts).changes,
             healthy=plan.empty,
-            broken=bool(outcome.broken),
+            broken=bool(outcome.broken or outcome.trouble),
             figures=job.figures(outcome),
             lines=[(*line, "–", "–")[:4] for line in columns_of(outcome)],
-            tables=job.tables(plan),
+            tables=job.shown(outcome),
         ),
     )

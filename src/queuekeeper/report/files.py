@@ -29,13 +29,11 @@ class ReportKind:
     MIGRATION: ClassVar[ReportKind]
     QUALITY: ClassVar[ReportKind]
     PARTITIONS: ClassVar[ReportKind]
-    EVENTS: ClassVar[ReportKind]
 
 
 ReportKind.MIGRATION = ReportKind("migration", "Migration report")
 ReportKind.QUALITY = ReportKind("quality", "Quality report")
 ReportKind.PARTITIONS = ReportKind("partitions", "Partition report")
-ReportKind.EVENTS = ReportKind("events", "Event report")
 
 _SUBJECT = "[0-9a-f]{16}"
 _NAME = re.compile(

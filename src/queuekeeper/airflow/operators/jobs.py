@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -85,7 +85,11 @@ class JobOperator(BaseOperator):
         """The job."""
         return job_of(self.job)
 
-    def engine(self, client: RedisClient, runs: MaintenanceRuns) -> Engine:
+    def store(self) -> AbstractContextManager[RedisClient | None]:
+        """Open Redis for the length of a ``with`` block, for a job that works there."""
+        return self.redis_hook.connect() if self.kind.on_redis else nullcontext()
+
+    def engine(self, client: RedisClient | None, runs: MaintenanceRuns) -> Engine:
         """Return the engine, at work on a store."""
         settings = Settings()
         return Engine(
@@ -150,7 +154,7 @@ class PlanJobOperator(AskedOperator, JobOperator):
             self.log.info("%s undo files were old and are gone", old)
         with self.postgres_hook.connect() as connection:
             migrate(connection)
-        with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
+        with self.postgres_hook.maintenance_runs() as runs, self.store() as client:
             engine = self.engine(client, runs)
             plan = engine.plan(parameters)
             run_id = engine.save(runs, plan).maintenance_run_id
@@ -282,7 +286,7 @@ class ApplyJobShareOperator(PausableOperator, JobOperator):
     def work(self, context: Context) -> dict[str, Any]:
         """Return what was done; a share that is not done fails the task once that is noted."""
         self.log.info("%s %s for run %s", self.kind.words.title, self.share, self.maintenance_run_id)
-        with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
+        with self.postgres_hook.maintenance_runs() as runs, self.store() as client:
             report = self.engine(client, runs).apply(runs, self.maintenance_run_id, self.share)
         self.log.info("%s: %s", self.share, report.counts)
         if report.undo_file:
@@ -320,7 +324,7 @@ class ReportJobOperator(PausableOperator, JobOperator):
         if not self.maintenance_run_id:
             raise AirflowSkipException("there is no plan, so there is nothing to report")
         job = self.kind
-        with self.postgres_hook.maintenance_runs() as runs, self.redis_hook.connect() as client:
+        with self.postgres_hook.maintenance_runs() as runs, self.store() as client:
             outcome = self.engine(client, runs).report(
                 runs, self.maintenance_run_id, dry_run=flag("dry_run", self.plan_only)
             )

@@ -1,249 +1,279 @@
-"""Day-to-day work on the event broker: expires subscriptions, watches polls, ages and bloat, and reports on them."""
+"""Keeps the event broker in order: jobs that find what is to be mended in PostgreSQL, and mend it in bounded steps."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Generator, Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, ClassVar
 
-from queuekeeper.jobs.parameters import Parameters, Section, parameter
-from queuekeeper.maintenance.events.broker import read_event_broker
-from queuekeeper.maintenance.events.remedies import EventRemedyReport
-from queuekeeper.postgres import Connection, statement, translated_errors
-from queuekeeper.report.figures import duration, number
+from queuekeeper.errors import UsageError
+from queuekeeper.jobs.common import Pacing
+from queuekeeper.jobs.counts import Counts
+from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
+from queuekeeper.maintenance.events.remedies import REMEDIES
+from queuekeeper.maintenance.events.watch import UpkeepLimits, watch_broker
+from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.report.figures import duration, number, size
 from queuekeeper.report.files import ReportKind
-from queuekeeper.report.page import RunReport
 
-FEWEST_DEAD_ROWS = 10_000
-"""A table with fewer dead rows than this is not bloated, whatever their share: autovacuum leaves small tables alone."""
+REPORT = ReportKind("events", "Event report")
 
-
-class UpkeepLimits(Parameters):
-    """What is too much."""
-
-    max_stall_s: int = parameter(
-        60,
-        title="Longest pause between polls (seconds)",
-        help="The run fails when the last poll is more than so many seconds ago, while anybody subscribes.",
-        least=1,
-        most=86_400,
-        examples=[10, 60, 600],
-    )
-    max_freeze_percent: int = parameter(
-        150,
-        title="Wraparound age (percent)",
-        help="The run fails when a table is older than this percent of the age at which autovacuum freezes it at last.",
-        section=Section.RULES,
-        least=1,
-        most=1_000,
-        examples=[100, 150],
-    )
-    max_bloat_percent: int = parameter(
-        50,
-        title="Bloat (percent)",
-        help="A table is reported when more than this percent of its rows are dead. Tables with few dead rows do not "
-        "count.",
-        section=Section.RULES,
-        least=1,
-        most=100,
-        examples=[20, 50],
-    )
+_EXAMPLES = 20
+_FOOTER = "Conditions are evaluated on recent events, read-only. No event leaves the server."
 
 
-@dataclass(frozen=True, kw_only=True)
-class ExpiryReport:
-    """Subscriptions whose time was up.
-
-    :param found: how many there were.
-    :param removed: how many are gone; 0 where it was only counted.
-    """
-
-    found: int
-    removed: int
+class UpkeepParameters(UpkeepLimits, Pacing):
+    """What upkeep is asked to do."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class UpkeepFinding:
-    """Something that a person should look at.
+@dataclass(kw_only=True)
+class UpkeepCounts(Counts):
+    """What was found, or was done."""
 
-    :param subject: table, condition by its key, or part of the broker; never the text of a condition.
-    :param words: what it is, and what to do.
-    :param urgent: whether events are held up, or the database is in danger.
-    """
-
-    subject: str
-    words: str
-    urgent: bool
-
-
-@dataclass(frozen=True, kw_only=True)
-class BrokerTable:
-    """A table of the broker, with all its partitions.
-
-    :param freeze_percent: age of its oldest row, of that at which autovacuum freezes it at the latest.
-    """
-
-    table: str
-    live_rows: int
-    dead_rows: int
-    size_bytes: int
-    freeze_percent: float
+    expired_subscriptions: int = 0
+    reenqueued_events: int = 0
 
     @property
-    def dead_percent(self) -> float:
-        """Share of its rows that are dead."""
-        return 100 * self.dead_rows / max(1, self.live_rows + self.dead_rows)
-
-
-@dataclass(frozen=True, kw_only=True)
-class BrokerWatch:
-    """How the broker stands.
-
-    :param stalled_s: since the last poll; none while nobody subscribes.
-    :param failing_conditions: keys of those that fail on the latest events, or take too long; never their text.
-    """
-
-    stalled_s: float | None
-    subscriptions: int
-    failing_conditions: tuple[str, ...]
-    quarantined_subscriptions: int
-    undispatched: int
-    scheduled: int
-    overdue: int
-    reenqueued: int
-    dead_letters: int
-    tables: tuple[BrokerTable, ...]
-    findings: tuple[UpkeepFinding, ...]
+    def scanned(self) -> int:
+        """Everything that was found."""
+        return self.changes
 
     @property
-    def urgent(self) -> tuple[UpkeepFinding, ...]:
-        """What must not wait."""
-        return tuple(each for each in self.findings if each.urgent)
+    def removed(self) -> int:
+        """Subscriptions whose time was up."""
+        return self.expired_subscriptions
+
+
+@dataclass(kw_only=True)
+class MendCounts(Counts):
+    """What was found, or was mended."""
+
+    mended: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
-class UpkeepReport(RunReport):
-    """One run.
+class EventFound:
+    """What a plan shows besides.
 
-    :param expiry: none when that task failed.
-    :param reenqueued: none when that task failed, or only counted.
+    :param examples: ids of events and subscriptions, or names of tables: the first of each remedy.
     """
 
-    kind = ReportKind.EVENTS
-    package = "queuekeeper.maintenance"
-
-    expiry: ExpiryReport | None
-    reenqueued: EventRemedyReport | None
-    watch: BrokerWatch
+    examples: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
-def expire_subscriptions(connection: Connection, *, count_only: bool = False) -> ExpiryReport:
-    """Remove the subscriptions whose expiry interval has passed since they were last active."""
-    with translated_errors(connection, missing="run `queuekeeper events install`"):
-        found = int(connection.execute(statement("maintenance/expired_subscriptions")).fetchall()[0][0])
-        if count_only:
-            return ExpiryReport(found=found, removed=0)
-        removed = int(connection.execute("SELECT pgmb.expire_subscriptions()").fetchall()[0][0])
-    # One may have expired, or come to life again, between the two.
-    return ExpiryReport(found=max(found, removed), removed=removed)
+class BrokerJob(Job[Any, Any, EventFound]):
+    """Work on the event broker; each of its shares is a remedy.
 
-
-def watch_broker(connection: Connection, *, limits: UpkeepLimits) -> BrokerWatch:
-    """Look at polls, conditions, ages and bloat; nothing is written.
-
-    :param connection: one that commits by itself, to the database of the broker.
-    :raises RefusedError: when there is no broker.
+    :cvar remedies: their names, each with the field of the counts that has what it changes.
     """
-    rows = read_event_broker(connection)
-    with translated_errors(connection, missing="run `queuekeeper events install`"):
-        (status,) = connection.execute(statement("maintenance/broker_status")).fetchall()
-        bloat = connection.execute(statement("maintenance/broker_bloat")).fetchall()
-    undispatched, scheduled, overdue, reenqueued, quarantined, overflow_in_use, subscriptions, dead_letters = status
-    (broker,) = (row for row in rows if row["kind"] == "broker")
-    ages = {row["name"]: 100 * float(row["freeze_share"]) for row in rows if row["kind"] == "table"}
-    failing = [row for row in rows if row["kind"] == "condition" and row["fails"]]
-    tables = tuple(
-        BrokerTable(
-            table=table,
-            live_rows=live_rows,
-            dead_rows=dead_rows,
-            size_bytes=size_bytes,
-            freeze_percent=ages.get(table, 0.0),
-        )
-        for table, live_rows, dead_rows, size_bytes in bloat
-    )
-    findings = [
-        *_of_dispatching(broker, limits, overdue=overdue, quarantined=quarantined, overflow_in_use=overflow_in_use),
-        *(
-            UpkeepFinding(
-                subject=f"condition {row['name']}",
-                words=f"it fails on the latest events, or takes too long, and a poll still evaluates it for "
-                f"{number(row['subscriptions'] - row['quarantined'])} subscriptions: run the remedy "
-                "quarantine_subscription, mend the condition and release them",
-                urgent=False,
-            )
-            for row in failing
-            if row["quarantined"] < row["subscriptions"]
-        ),
-        *(
-            UpkeepFinding(
-                subject=table,
-                words=f"its oldest row is at {percent:,.0f} % of the age at which autovacuum freezes it: autovacuum "
-                "does not do its work there; run the remedy freeze_partition, and look for what holds old rows",
-                urgent=True,
-            )
-            for table, percent in ages.items()
-            if percent > limits.max_freeze_percent
-        ),
-        *(
-            UpkeepFinding(
-                subject=each.table,
-                words=f"{number(each.dead_rows)} of its rows are dead, {each.dead_percent:.0f} %: look for a long "
-                "transaction or a replication slot that holds them, then VACUUM it",
-                urgent=False,
-            )
-            for each in tables
-            if each.dead_rows >= FEWEST_DEAD_ROWS and each.dead_percent > limits.max_bloat_percent
-        ),
-    ]
-    return BrokerWatch(
-        stalled_s=broker["stalled_s"],
-        subscriptions=subscriptions,
-        failing_conditions=tuple(row["name"] for row in failing),
-        quarantined_subscriptions=quarantined,
-        undispatched=undispatched,
-        scheduled=scheduled,
-        overdue=overdue,
-        reenqueued=reenqueued,
-        dead_letters=dead_letters,
-        tables=tables,
-        findings=tuple(findings),
-    )
+
+    on_redis = False
+    Found = EventFound
+    remedies: ClassVar[Mapping[str, str]]
+
+    def __init__(self, world: World[Any]) -> None:
+        super().__init__(world)
+        self._examples: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def database(self) -> Connection:
+        """The database of the broker."""
+        if self.world.database is None:
+            raise UsageError("the event broker is in PostgreSQL: name its database by --postgres-url")
+        return self.world.database
+
+    def shares(self) -> list[str]:
+        """Return the remedies."""
+        return list(self.remedies)
+
+    def find(self, share: str, after: str = "") -> Generator[Step, None, None]:
+        """Yield what is to be mended; what a run has mended before it was stopped is not found again."""
+        remedy = REMEDIES[share]
+        with translated_errors(self.database, missing="run `queuekeeper events install`"):
+            subjects = remedy.find(self.database)
+        self._examples[share] = tuple(subjects[:_EXAMPLES])
+        while subjects:
+            most = len(subjects) if remedy.at_once is None else self.world.size(remedy.at_once)
+            batch, subjects = subjects[:most], subjects[most:]
+            yield Step(cursor=batch[-1], work=(share, batch))
+
+    def apply(self, step: Step) -> Any:
+        """Mend what still needs it, or count it."""
+        share, subjects = step.work
+        self.world.pace(len(subjects))
+        done = len(subjects)
+        if not self.world.counts_only:
+            with translated_errors(self.database):
+                done = REMEDIES[share].mend(self.database, subjects)
+        return self.Counts(**{self.remedies[share]: done})
+
+    def found(self) -> EventFound:
+        """Return some of what is to be mended."""
+        return EventFound(examples=self._examples)
+
+    # --- what it says --------------------------------------------------------------------------------------------
+
+    @classmethod
+    def plan_rows(cls, plan: Plan[Any, Any, EventFound]) -> list[tuple[str, str]]:
+        """Return what a plan says, with the ways back."""
+        undo = [(f"Undo of {name}", REMEDIES[name].way_back) for name in cls.remedies]
+        return [*super().plan_rows(plan), *undo]
+
+    @classmethod
+    def tables(cls, plan: Plan[Any, Any, EventFound]) -> list[Table]:
+        """Return some of what is to be mended."""
+        rows = tuple((each, name) for name, examples in plan.found.examples.items() for each in examples)
+        return [Table(heading="Some of what is to be mended", heads=("what", "remedy"), rows=rows, empty="Nothing.")]
 
 
-def _of_dispatching(
-    broker: dict[str, Any], limits: UpkeepLimits, *, overdue: int, quarantined: int, overflow_in_use: bool
-) -> list[UpkeepFinding]:
-    found = []
-    if broker["is_foreign"]:
-        words = (
-            "the record of what is dispatched comes from another server, so polls refuse to work: after a restore run "
-            "SELECT pgmb.resynchronize_dispatch()"
+class EventMend(BrokerJob):
+    """One remedy as a job of its own."""
+
+    Parameters, Counts = Pacing, MendCounts
+
+    def __init_subclass__(cls) -> None:
+        """Give the job its remedy and its words; the reports of all are of one kind."""
+        cls.report, cls.remedies = REPORT, {cls.kind: "mended"}
+        cls.words = Words(
+            noun=cls.kind,
+            title=cls.kind,
+            about="the event broker",
+            command=f"events mend {cls.kind}",
+            unit="place",
+            units="places",
+            to_do="to be mended",
+            done="mended",
+            planned="{count} of them are to be mended, nothing was changed",
+            nothing="There is nothing to do.",
+            left="done; {count} more of them are to be mended by now: plan again",
+            footer=_FOOTER,
         )
-        found.append(UpkeepFinding(subject="dispatching", words=words, urgent=True))
-    stalled_s = broker["stalled_s"]
-    if stalled_s is not None and stalled_s > limits.max_stall_s:
-        words = f"the last poll was {duration(stalled_s)} ago: start `queuekeeper events dispatch`, or see why it fails"
-        found.append(UpkeepFinding(subject="dispatching", words=words, urgent=True))
-    if broker["never_dispatched"]:
-        words = f"{number(broker['never_dispatched'])} stored events were never dispatched: the next run repeats them"
-        found.append(UpkeepFinding(subject="dispatching", words=words, urgent=False))
-    if overdue and stalled_s is not None and stalled_s <= limits.max_stall_s:
-        words = f"{number(overdue)} scheduled events are due and wait for a poll"
-        found.append(UpkeepFinding(subject="dispatching", words=words, urgent=False))
-    if quarantined:
-        words = f"{number(quarantined)} subscriptions get nothing since their condition failed: mend and release them"
-        found.append(UpkeepFinding(subject="subscriptions", words=words, urgent=False))
-    if overflow_in_use:
-        words = "events are written to the overflow, as no partition was made in time: run partition_maintenance"
-        found.append(UpkeepFinding(subject="pgmb.events", words=words, urgent=True))
-    return found
+
+    @classmethod
+    def rule_words(cls, parameters: Pacing) -> str:
+        """Return what the remedy does."""
+        return REMEDIES[cls.kind].purpose
+
+    @classmethod
+    def question(cls, run_id: str, plan: Plan[Any, Any, EventFound]) -> str:
+        """Return what is asked before anything changes."""
+        return f"{cls.kind} will be applied to {plan.counts.changes:,} of them."
+
+    @classmethod
+    def figures(cls, outcome: Outcome[Any, Any, EventFound]) -> list[tuple[str, str, str]]:
+        """Return how much was found."""
+        return [("To mend", number(outcome.plan.counts.changes), "when it was planned")]
+
+    @classmethod
+    def told(cls, outcome: Outcome[Any, Any, EventFound]) -> dict[str, Any]:
+        """Return what was planned and done by the names of an earlier release."""
+        subjects = outcome.plan.found.examples.get(cls.kind, ())
+        planned, done = outcome.plan.counts.mended, outcome.counts.mended
+        return {"remedy": cls.kind, "subjects": subjects, "planned": planned, "done": done}
+
+
+class ReenqueueEvents(EventMend):
+    """Has events dispatched that never were."""
+
+    kind = "reenqueue_events"
+
+
+class QuarantineSubscription(EventMend):
+    """Sets aside what would hold up every poll."""
+
+    kind = "quarantine_subscription"
+
+
+class FreezePartition(EventMend):
+    """Does the work that autovacuum has left."""
+
+    kind = "freeze_partition"
+
+
+class EventUpkeep(BrokerJob):
+    """Day-to-day work; at its end it looks at the broker, and says what must not wait."""
+
+    kind = "event_upkeep"
+    report = REPORT
+    Parameters, Counts = UpkeepParameters, UpkeepCounts
+    remedies: ClassVar[Mapping[str, str]] = {
+        "expire_subscriptions": "expired_subscriptions",
+        "reenqueue_events": "reenqueued_events",
+    }
+    words = Words(
+        noun="upkeep of the event broker",
+        title="Event broker",
+        about="the event broker",
+        command="events upkeep",
+        unit="event and subscription",
+        units="events and subscriptions",
+        nothing="in order: there was nothing to do, and nothing was changed",
+        footer=_FOOTER,
+    )
+
+    def facts(self) -> dict[str, Any]:
+        """Return how the broker stands: as somebody has just seen it, or as it is now."""
+        watch = self.world.given or asdict(watch_broker(self.database, limits=self.world.parameters))
+        urgent = [f"{each['subject']}: {each['words']}" for each in watch["findings"] if each["urgent"]]
+        return {"watch": watch, "trouble": "; ".join(urgent)}
+
+    @classmethod
+    def figures(cls, outcome: Outcome[Any, Any, EventFound]) -> list[tuple[str, str, str]]:
+        """Return how the broker stands."""
+        watch = outcome.facts.get("watch")
+        if watch is None:
+            return []
+        stalled_s = watch["stalled_s"]
+        polled = ("not needed", "nobody subscribes") if stalled_s is None else (duration(stalled_s), "ago")
+        waiting = f"{number(watch['scheduled'])} scheduled, {number(watch['overdue'])} overdue"
+        in_quarantine = f"{number(watch['quarantined_subscriptions'])} in quarantine"
+        return [
+            ("Last poll", *polled),
+            ("Subscriptions", number(watch["subscriptions"]), in_quarantine),
+            ("Waiting for a poll", number(watch["undispatched"]), waiting),
+            ("Dead letters", number(watch["dead_letters"]), "kept until they are replayed"),
+        ]
+
+    @classmethod
+    def shown(cls, outcome: Outcome[Any, Any, EventFound]) -> list[Table]:
+        """Return what needs a look, and the tables of the broker."""
+        watch = outcome.facts.get("watch") or {"findings": (), "tables": ()}
+        findings = tuple(
+            (each["subject"], each["words"] + (" (must not wait)" if each["urgent"] else ""))
+            for each in watch["findings"]
+        )
+        tables = tuple(
+            (
+                each["table"],
+                number(each["live_rows"]),
+                number(each["dead_rows"]),
+                size(each["size_bytes"]),
+                f"{each['freeze_percent']:,.1f} %",
+            )
+            for each in watch["tables"]
+        )
+        return [
+            Table(heading="What needs a look", heads=("what", "why"), rows=findings, empty="Nothing."),
+            *super().shown(outcome),
+            Table(
+                heading="Tables",
+                heads=("table", "rows", "dead", "size", "age"),
+                rows=tables,
+                empty="None.",
+                note="With all their partitions. Age is that of the oldest row, of what autovacuum lets it become.",
+            ),
+        ]
+
+    @classmethod
+    def told(cls, outcome: Outcome[Any, Any, EventFound]) -> dict[str, Any]:
+        """Return what was found and done by the names of an earlier release."""
+        planned, done = outcome.plan.counts, outcome.counts
+        expired, reenqueued = done.expired_subscriptions, done.reenqueued_events
+        return {
+            "expiry": {"found": max(planned.expired_subscriptions, expired), "removed": expired},
+            "reenqueued": {
+                "remedy": "reenqueue_events",
+                "planned": planned.reenqueued_events,
+                "done": reenqueued,
+            },
+        }
