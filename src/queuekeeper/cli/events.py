@@ -345,7 +345,9 @@ def upkeep(
     go_on: jobs.GoOn = None,
     report_directory: jobs.ReportDirectory = None,
 ) -> None:
-    """Remove expired subscriptions, repeat events never dispatched, and say what needs a look.
+    """Keep the event broker in order.
+
+    Expired subscriptions go, events never dispatched are dispatched, and it says what needs a look.
 
     It plans first, and asks. Exit code 1 when something must not wait.
 
