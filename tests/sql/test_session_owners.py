@@ -16,7 +16,7 @@ from typing import Any
 import psycopg
 import pytest
 
-from queuekeeper import assets, keyspace, postgres
+from queuekeeper import keyspace, postgres
 from queuekeeper.errors import NotOwner, QueuekeeperError, RefusedError, SessionFenced, StaleEpoch
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions import jsonl
@@ -239,10 +239,9 @@ def test_every_write_begins_with_a_hold(database: Connection) -> None:
 
     holds = {"hold_owners", "own_sessions", "sessions_move", "set_driver"}
     assert {name: begun for name, begun in store.begun_with.items() if not begun <= holds} == {}
-    written = {path.stem for path in (assets.directory("sql") / "sessions").glob("*.sql")}
-    assert {name for name in written if name.startswith(("save_", "remove_", "purge_", "trim_"))} - set(
-        store.begun_with
-    ) == set()
+    assert {
+        name for name in postgres.statements("sessions") if name.startswith(("save_", "remove_", "purge_", "trim_"))
+    } - set(store.begun_with) == set()
 
 
 def _import(store: PostgresSessionStore) -> Any:

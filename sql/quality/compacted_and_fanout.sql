@@ -1,0 +1,53 @@
+-- name: load_compacted_profiles
+-- Take in what was found in compacted queues.
+-- params: none; rows follow in the order of the columns
+-- rows: none
+-- index: none
+COPY queuekeeper.compacted_profiles (
+    quality_run_id, client_id, client_hash, incarnation, epoch, sequence, sent, acked, rewinds, live, tombstones, lag,
+    in_flight, size_bytes, lost_unacked, oldest_undelivered_s, oldest_unacked_s, missing_values, orphan_values,
+    stale_values, index_faults, cursor_faults, wrong_bytes, unreadable, registered, overdue_s, heartbeat_s
+) FROM STDIN;
+
+-- name: delete_compacted_profiles
+-- Drop the compacted queues of this judgement, to be read again, and of those beyond the newest.
+-- params: quality_run_id, keep_runs
+-- rows: none
+-- index: compacted_profiles_pkey
+DELETE FROM queuekeeper.compacted_profiles
+WHERE
+    quality_run_id = %(quality_run_id)s
+    OR quality_run_id IN (
+        SELECT runs.quality_run_id
+        FROM queuekeeper.quality_runs AS runs
+        WHERE 'compacted' = any(runs.suites)
+        ORDER BY runs.started_at DESC
+        OFFSET %(keep_runs)s
+    );
+
+-- name: load_fanout_profiles
+-- Take in what was found in fan-out queues.
+-- params: none; rows follow in the order of the columns
+-- rows: none
+-- index: none
+COPY queuekeeper.fanout_profiles (
+    quality_run_id, queue, consumer, client_hash, messages, dead_letters, missing_payloads, lost_references,
+    orphan_payloads, wrong_counts, wrong_expiries, doubled, left_notes, lost_leases, forsaken_s, expired_s,
+    dead_overdue_s, overdue_s, lease_left_s, unreadable
+) FROM STDIN;
+
+-- name: delete_fanout_profiles
+-- Drop the fan-out queues of this judgement, to be read again, and of those beyond the newest.
+-- params: quality_run_id, keep_runs
+-- rows: none
+-- index: fanout_profiles_pkey
+DELETE FROM queuekeeper.fanout_profiles
+WHERE
+    quality_run_id = %(quality_run_id)s
+    OR quality_run_id IN (
+        SELECT runs.quality_run_id
+        FROM queuekeeper.quality_runs AS runs
+        WHERE 'fanout' = any(runs.suites)
+        ORDER BY runs.started_at DESC
+        OFFSET %(keep_runs)s
+    );

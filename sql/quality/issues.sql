@@ -1,0 +1,33 @@
+-- name: add_known_issue
+-- Note a failure that somebody answers for until a day.
+-- params: check_id, client_hash, owner, reason, ends_on
+-- rows: one: (known_issue_id)
+-- index: known_issues_pkey
+INSERT INTO queuekeeper.known_issues (check_id, client_hash, owner, reason, ends_on)
+VALUES (%(check_id)s, %(client_hash)s, %(owner)s, %(reason)s, %(ends_on)s)
+RETURNING known_issue_id;
+
+-- name: remove_known_issue
+-- Forget a known issue.
+-- params: known_issue_id
+-- rows: one: (known_issue_id), none when there is no such issue
+-- index: known_issues_pkey
+DELETE FROM queuekeeper.known_issues
+WHERE known_issue_id = %(known_issue_id)s
+RETURNING known_issue_id;
+
+-- name: known_issues
+-- Read the failures that somebody answers for, ended ones included.
+-- params: none
+-- rows: (known_issue_id, check_id, client_hash, owner, reason, ends_on, created_at)
+-- index: none, people write these by hand
+SELECT
+    known_issue_id,
+    check_id,
+    client_hash,
+    owner,
+    reason,
+    ends_on,
+    created_at
+FROM queuekeeper.known_issues
+ORDER BY ends_on, known_issue_id;

@@ -1,0 +1,120 @@
+-- name: hold_owners
+-- Hold sessions for writing until the transaction ends; it fails when one of them must not be written by the caller.
+-- params: client_ids, epochs; epochs: null where the caller knows none
+-- rows: one, empty
+-- index: session_owners_pkey, online_cohorts_pkey
+SELECT queuekeeper.hold_owners(%(client_ids)s::text[], %(epochs)s::bigint[]);
+
+-- name: own_sessions
+-- Hold those of some sessions for writing that are PostgreSQL's until the transaction ends, and pass over the others.
+-- params: client_ids
+-- rows: (client_id)
+-- index: session_owners_pkey, online_cohorts_pkey
+SELECT wanted.client_id
+FROM unnest(%(client_ids)s::text[]) AS wanted (client_id)
+LEFT JOIN queuekeeper.refused_owners(%(client_ids)s::text[], NULL) AS refused ON wanted.client_id = refused.session
+WHERE refused.session IS NULL
+ORDER BY wanted.client_id;
+
+-- name: sessions_move
+-- Tell whether any session may be another store's; whoever arms a cohort waits until the transaction ends.
+-- params: none
+-- rows: one: (whether)
+-- index: none
+SELECT queuekeeper.sessions_move() AS sessions_move;
+
+-- name: set_driver
+-- Say which driver writes in this transaction.
+-- params: driver
+-- rows: one: (the driver)
+-- index: none
+SELECT set_config('queuekeeper.driver', (%(driver)s::bigint)::text, TRUE) AS driver;
+
+-- name: settle_owners
+-- Make the missing rows of armed cohorts' clients, lift fences whose time is over, and hold the rows until the
+-- transaction ends, for a driver alone.
+-- params: client_ids
+-- rows: one: (sessions that are not to be written by the caller)
+-- index: session_owners_pkey, online_cohorts_pkey
+SELECT count(*) AS refused
+FROM queuekeeper.refused_owners(%(client_ids)s::text[], NULL);
+
+-- name: look_up_owners
+-- Tell who owns sessions.
+-- params: client_ids
+-- rows: one per session that has a row: (client_id, owner, epoch, end of its fence in ms or null, mirrored)
+-- index: session_owners_pkey
+SELECT
+    client_id,
+    owner,
+    epoch,
+    (extract(EPOCH FROM fenced_until) * 1000)::bigint AS fenced_until_ms,
+    mirrored
+FROM queuekeeper.session_owners
+WHERE client_id = any(%(client_ids)s::text[]);
+
+-- name: lock_owner
+-- Hold the row of a session's owner until the transaction ends, alone.
+-- params: client_id, driver, epoch; driver and epoch: null for whatever it has
+-- rows: at most one: (client_id, owner, epoch, end of its fence in ms or null, mirrored)
+-- index: session_owners_pkey
+SELECT
+    client_id,
+    owner,
+    epoch,
+    (extract(EPOCH FROM fenced_until) * 1000)::bigint AS fenced_until_ms,
+    mirrored
+FROM queuekeeper.session_owners
+WHERE
+    client_id = %(client_id)s
+    AND (%(driver)s::bigint IS NULL OR driver = %(driver)s::bigint)
+    AND (%(epoch)s::bigint IS NULL OR epoch = %(epoch)s::bigint)
+FOR UPDATE;
+
+-- name: fence_owner
+-- Have nobody write to a session for a while but its driver.
+-- params: client_id, owner, driver, lease_ms; owner: null for whichever it is
+-- rows: one when it is fenced now: (client_id, owner, epoch, end of its fence in ms, mirrored)
+-- index: session_owners_pkey
+UPDATE queuekeeper.session_owners AS known
+SET
+    state = 'fenced',
+    epoch = known.epoch + 1,
+    fenced_until = clock_timestamp() + %(lease_ms)s * interval '1 millisecond',
+    driver = %(driver)s
+WHERE
+    known.client_id = %(client_id)s
+    AND known.owner = coalesce(%(owner)s::text, known.owner)
+    AND (known.state = 'settled' OR known.driver = %(driver)s)
+    AND NOT EXISTS (
+        SELECT 1 AS one
+        FROM queuekeeper.online_cohorts AS cohort
+        WHERE
+            cohort.state NOT IN ('planned', 'committed')
+            AND known.slot BETWEEN cohort.slot_first AND cohort.slot_last
+            -- Somebody else has taken the cohort over.
+            AND cohort.driver <> %(driver)s
+    )
+RETURNING
+    known.client_id,
+    known.owner,
+    known.epoch,
+    (extract(EPOCH FROM known.fenced_until) * 1000)::bigint AS fenced_until_ms,
+    known.mirrored;
+
+-- name: unfence_owner
+-- Let everybody write to a session again that a driver has fenced; its owner stays.
+-- params: client_id, driver, epoch
+-- rows: one when it was fenced: (client_id, owner, epoch, null, mirrored)
+-- index: session_owners_pkey
+UPDATE queuekeeper.session_owners AS known
+SET
+    state = 'settled',
+    epoch = known.epoch + 1,
+    fenced_until = NULL
+WHERE
+    known.client_id = %(client_id)s
+    AND known.state = 'fenced'
+    AND known.driver = %(driver)s
+    AND known.epoch = %(epoch)s
+RETURNING known.client_id, known.owner, known.epoch, NULL::bigint AS fenced_until_ms, known.mirrored;
