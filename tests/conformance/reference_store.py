@@ -12,7 +12,7 @@ import orjson
 from queuekeeper.checks import check_integer
 from queuekeeper.clock import Clock
 from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, QueuekeeperError, UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
+from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, safe_counter
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
     MAX_EXPIRY_INTERVAL_S,
@@ -422,6 +422,7 @@ class ReferenceStore:
             raise MovedOn(f"session {client_id!r} exists")
         session = Session(counts=SessionCounts())
         expired = 0
+        told: list[int] = []
         for number, line in enumerate(lines, start=1):
             try:
                 fields = orjson.loads(line)
@@ -431,10 +432,12 @@ class ReferenceStore:
                 message = _message(fields)
             except (AttributeError, KeyError, TypeError, ValueError) as error:
                 raise UsageError(f"line {number} is not one of an export: {error}") from error
+            told.append(message.packet_id)
             if self._sessions.is_dead(message):
                 expired += 1
             else:
                 session.messages[message.packet_id] = message
+        session.last_packet_id = safe_counter(session.last_packet_id, told)
         self._sessions.by_client_id[client_id] = session
         return ImportReport(
             client_id=client_id, stored=len(session.messages), expired=expired, last_packet_id=session.last_packet_id

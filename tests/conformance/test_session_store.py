@@ -1004,6 +1004,40 @@ def test_session_without_messages_is_exported_and_imported(world: World) -> None
     assert store.get_last_packet_id(C) == 77
 
 
+# What is on the session's line, the packet ids that are acknowledged, and what the counter becomes.
+COUNTERS_THAT_LAG: dict[str, tuple[int, int | None, list[int], int]] = {
+    "behind the newest": (0, 1, [1], 4),
+    "not on record": (0, None, [], 4),
+    "ahead of all that wait": (0, 20_000, [], 20_000),
+    "next is in use, across the end of the round": (65_533, 65_535, [65_534, 65_535], 2),
+    "a gap, then ids in use": (0, 2, [3], 4),
+    "right": (0, 9, [], 9),
+}
+
+
+@pytest.mark.parametrize("case", COUNTERS_THAT_LAG)
+def test_save_after_an_import_gives_out_no_packet_id_that_waits_whatever_the_lines_say(world: World, case: str) -> None:
+    before, told, gone, becomes = COUNTERS_THAT_LAG[case]
+    store = world.store()
+    if before:
+        assert store.set_last_packet_id(C, packet_id=before, expected=None)
+    save(store, batch(world, b"a", b"b", b"c", b"d"))
+    store.ack(C, [Ack(packet_id=packet_id) for packet_id in gone])
+    waiting = {each.packet_id for each in pending(store)}
+    lines = export(store, C)
+    session = orjson.loads(lines[0])
+    (session.get("session") or session)["last_packet_id"] = told
+    store.purge_session(C)
+    imported = store.import_session(C, [orjson.dumps(session), *lines[1:]])
+
+    assert imported.last_packet_id == store.get_last_packet_id(C) == becomes
+    # A broker of TBMQ's gives out the following one without looking.
+    assert becomes % 65_535 + 1 not in waiting
+    assert save(store, batch(world, b"next")).packet_ids == (becomes % 65_535 + 1,)
+    assert payloads(store)[-1] == b"next"
+    assert len(pending(store)) == len(waiting) + 1
+
+
 def test_import_counts_messages_whose_life_is_over(world: World) -> None:
     store = world.store()
     short = dying(world)

@@ -11,7 +11,7 @@ from unicodedata import category
 import orjson
 
 from queuekeeper.errors import UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
+from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, safe_counter
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import MAX_SERIAL
 from queuekeeper.sessions.model import PendingMessage
@@ -29,6 +29,7 @@ _MESSAGE_FIELDS = ("serial", "expires_at_ms", "delivered", "message")
 class ExportedSession:
     """A session as its lines tell it.
 
+    :param last_packet_id: from which no packet id of these messages is given out next, see ``keyspace.safe_counter``.
     :param messages: in the order of delivery; no two have the same packet id.
     :param exported_from: ``redis`` or ``postgres``.
     """
@@ -136,7 +137,7 @@ def read_lines(lines: Iterable[bytes], *, client_id: str, max_payload_bytes: int
         last_serial = messages[-1].serial
     return ExportedSession(
         client_id=client_id,
-        last_packet_id=session["last_packet_id"],
+        last_packet_id=safe_counter(session["last_packet_id"], [message.packet_id for message in messages]),
         last_serial=last_serial,
         exported_from=session["exported_from"],
         messages=tuple(messages),
