@@ -45,7 +45,7 @@ COPY queuekeeper.queue_profiles (
     duplicate_packet_ids, duplicate_messages, foreign_references, orphans, last_packet_id, counter_missing,
     counter_invalid, counter_behind, without_ttl, ttl_too_long, payload_bytes, largest_bytes, oversized, unreadable,
     mismatched, bad_qos, qos_0, bad_packet_types, wrong_type_keys, bad_tag, odd_characters, idle_keys,
-    missing_session, earliest_expires_at_ms, latest_expires_at_ms
+    missing_session, earliest_expires_at_ms, latest_expires_at_ms, next_in_use
 ) FROM STDIN (FORMAT csv);
 
 -- name: delete_queue_profiles

@@ -15,16 +15,18 @@ WITH readings AS (
 quarantined AS (
     SELECT
         client_id,
-        count(DISTINCT serial_number) AS messages
+        count(DISTINCT serial_number) FILTER (WHERE status = 'open') AS messages,
+        bool_or(status = 'replayed') AS were_replayed
     FROM queuekeeper.quarantine
-    WHERE kind = 'message' AND status = 'open'
+    WHERE kind = 'message'
     GROUP BY client_id
 ),
 
 source AS (
     SELECT
         queues.*,
-        coalesce(quarantined.messages, 0) AS set_aside
+        coalesce(quarantined.messages, 0) AS set_aside,
+        coalesce(quarantined.were_replayed, FALSE) AS were_replayed
     FROM queuekeeper.queue_profiles AS queues
     LEFT JOIN quarantined ON queues.client_id = quarantined.client_id
     WHERE queues.profile_id = %(postgres_profile_id)s AND queues.client_id <> ''
@@ -48,6 +50,14 @@ compared AS (
             -- Where none is on record, or one from which a broker would give out packet ids of waiting messages, a
             -- migration writes another.
             WHEN source.counter_missing + source.counter_invalid + source.counter_behind > 0
+                THEN target.last_packet_id
+            -- A replay passes the packet ids of messages that the source has in quarantine.
+            WHEN source.were_replayed THEN target.last_packet_id
+            -- Our own store passes over packet ids in use when it comes to them; a migration passes them at once.
+            -- Whether it has passed all of them, Q11 says of the target.
+            WHEN
+                source.next_in_use = 1
+                AND mod(target.last_packet_id - source.last_packet_id + 65535, 65535) BETWEEN 1 AND source.live
                 THEN target.last_packet_id
             WHEN source.last_packet_id BETWEEN 1 AND 65535 THEN source.last_packet_id
         END AS source_last_packet_id,

@@ -324,6 +324,12 @@ def test_source_and_target_are_compared_session_by_session(url: str) -> None:
         # What a migration writes in place of these.
         session("counter behind", source_counter_behind=1, target_last_packet_id=11),
         session("counter 70000", source_counter_invalid=1, source_last_packet_id=70_000, target_last_packet_id=11),
+        # Our own store passes over packet ids in use when it comes to them, a migration at once.
+        session("next in use", source_next_in_use=1, target_last_packet_id=14),
+        session(
+            "next in use, over the end", source_next_in_use=1, source_last_packet_id=65_535, target_last_packet_id=2
+        ),
+        session("in use, far ahead", source_next_in_use=1, target_last_packet_id=16),
         session("unusable counter", source_last_packet_id=0, target_last_packet_id=None),
         session("fewer", target_live=2),
         session("older", target_lowest_serial=9.0),
@@ -332,6 +338,7 @@ def test_source_and_target_are_compared_session_by_session(url: str) -> None:
         session("expired at the source", source_dead=1, source_live=2, source_lowest_serial=9.0, target_live=2),
         session("expires meanwhile", source_earliest_expires_at_ms=AS_OF_MS - 1, target_live=2),
         session("in quarantine", target_live=2, target_lowest_serial=11.0),
+        session("replayed", target_last_packet_id=13),
     ]
     sources, targets = (list(side) for side in zip(*pairs, strict=True))
     save_profile(url, *sources, queue("lost"), profile_id="postgres-1", store="postgres")
@@ -346,6 +353,10 @@ def test_source_and_target_are_compared_session_by_session(url: str) -> None:
             "INSERT INTO queuekeeper.quarantine (plan_id, cohort, kind, reason, detail, client_id, serial_number)"
             " VALUES ('p', 0, 'message', 'r', '', 'in quarantine', 10)"
         )
+        connection.execute(
+            "INSERT INTO queuekeeper.quarantine (plan_id, cohort, kind, reason, detail, client_id, serial_number,"
+            " status, replayed_at) VALUES ('p', 0, 'message', 'r', '', 'replayed', 10, 'replayed', now())"
+        )
 
     report = judge(url, "source_against_target", profiles=("postgres-1", "redis-1"))
 
@@ -354,7 +365,9 @@ def test_source_and_target_are_compared_session_by_session(url: str) -> None:
         for finding in report.findings
     }
     assert by_description == {
-        "The last packet id of each session": {hash_of(name) for name in ("counter", "no counter", "lost", "foreign")},
+        "The last packet id of each session": {
+            hash_of(name) for name in ("counter", "no counter", "lost", "foreign", "in use, far ahead")
+        },
         "Each session is in both stores.": {hash_of("lost"), hash_of("foreign")},
         "Each session has as many live messages in both stores.": {hash_of(n) for n in ("fewer", "lost", "foreign")},
         "The oldest message of each session": {hash_of(name) for name in ("older", "lost", "foreign")},

@@ -264,6 +264,8 @@ def test_profile_of_postgres_sees_each_fault_as_itself(make_world: Callable[...,
     assert rows.keys() == {*IN_POSTGRES, "idle"}
     found = {name: {column: row[column] for column in SHOWN if row[column]} for name, row in rows.items()}
     assert found == {name: dict(faults) for name, (_, faults) in IN_POSTGRES.items()} | {"idle": {}}
+    assert {name for name, row in rows.items() if row["next_in_use"]} >= {"in use, passed over"}
+    assert (rows["healthy"]["next_in_use"], rows["passed over"]["next_in_use"]) == (0, 0)
     healthy = rows["healthy"]
     assert healthy | {
         "client_hash": client_hash("healthy", key=KEY), "slot": client_slot("healthy"), "messages": 5, "live": 5,

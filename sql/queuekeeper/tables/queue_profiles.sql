@@ -44,6 +44,7 @@ CREATE TABLE queuekeeper.queue_profiles (
     missing_session int, -- 1: messages wait for a client without a session
     earliest_expires_at_ms bigint,
     latest_expires_at_ms bigint,
+    next_in_use int, -- 1: a live message has the packet id after last_packet_id; PostgreSQL's only
     CONSTRAINT queue_profiles_pkey PRIMARY KEY (profile_id, client_id),
     CONSTRAINT queue_profiles_profile_id_fkey FOREIGN KEY (profile_id)
     REFERENCES queuekeeper.profiles (profile_id) ON DELETE CASCADE

@@ -283,7 +283,8 @@ _ALL = (
     Check(
         id="Q12", title="Last packet id, source against target", stores=_BOTH, priority=Priority.P0,
         computation="The last packet id of each session is the same in PostgreSQL and in Redis, also without messages. "
-        "Where PostgreSQL's breaks Q11, a migration has written another.",
+        "Where PostgreSQL's breaks Q11, a migration has written another; where the next one waits, one that has "
+        "passed it.",
         cost="one join of two profiles",
         advice="Undo the import of these sessions and copy them again, before the broker starts.",
     ),

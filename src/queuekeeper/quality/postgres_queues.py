@@ -203,4 +203,5 @@ def _flags(limit: int) -> dict[str, Column]:
         "counter_invalid": ~valid,
         "counter_behind": valid & (is_ahead[0] | is_ahead[1] | in_use),
         "missing_session": (F.col("messages") > 0) & (F.col("sessions") == 0),
+        "next_in_use": F.col("ids_in_use") > 0,
     }
