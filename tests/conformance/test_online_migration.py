@@ -1148,3 +1148,43 @@ def test_copy_that_nobody_can_read_is_made_right_by_the_next_step(few: OnlineWor
     assert driver.cut_over().outcomes == {"moved": len(STRANGE)}
     for client_id in STRANGE:
         assert payloads(few.at_redis, client_id) == [b"1", b"2", b"3"]
+
+
+@pytest.mark.parametrize("setting", ["proto-max-bulk-len", "client-query-buffer-limit"])
+def test_message_that_redis_would_not_take_is_refused_in_words_before_its_client_moves(
+    postgres_url: str, redis_server_factory: Callable[..., RedisServer], setting: str
+) -> None:
+    server = redis_server_factory(**{setting.replace("-", "_"): 2**20})
+    world = OnlineWorld(postgres_url, server.url)
+    try:
+        save(world.at_postgres, C, b"1", bytes(780_000))
+        world.plan(count=1)
+        driver = world.driver()
+        # What nobody can deliver, or nobody will, is not sent.
+        for serial, columns in ((10, "topic = ''"), (11, "time = 1000")):
+            world.sql(
+                "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos,"
+                " payload) SELECT client_id, %s, topic, time, %s, packet_type, qos, payload || payload"
+                " FROM device_publish_msg WHERE serial_number = 1",
+                serial, serial,
+            )  # fmt: skip
+            world.sql(f"UPDATE device_publish_msg SET {columns} WHERE serial_number = %s", serial)
+        driver.arm()
+        assert driver.catch_up().left == {}
+        assert payloads(world.at_redis, C) == [b"1", bytes(780_000)]
+
+        save(world.at_postgres, C, bytes(790_000))
+        for step in (driver.catch_up, driver.arm):
+            with pytest.raises(RefusedError, match=rf"takes 1,048,576 \({setting}\): CONFIG SET {setting} ") as refused:
+                step()
+        remedy = str(refused.value).split(": CONFIG SET ")[1].partition(",")[0].split()
+        server_size = int(remedy[1])
+        assert server_size - 2 > 2**20 > 790_000
+        world.client.config_set(*remedy)
+
+        world.to_redis()
+        found = world.at_redis.fetch_pending(C, max_bytes=4_000_000).messages
+        assert [len(each.payload) for each in found] == [1, 780_000, 790_000]
+        assert world.client.strlen(payload_key(C, found[-1].packet_id)) == server_size - 2
+    finally:
+        world.close()

@@ -4,14 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import humanize
 
 from queuekeeper.approvals import check_release
 from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
+from queuekeeper.keyspace import client_slot
 from queuekeeper.migration.model import CohortPlan, MigrationPlan, Mode, TaskMemory
 from queuekeeper.postgres import Connection, address, statement, translated_errors
 from queuekeeper.redis_client import RedisClient, ServerFacts, facts, shards, unfit, value_bounds
+from queuekeeper.sessions import wire
+from queuekeeper.sessions.judge import row_defect, user_properties
 
 MEMORY_SHARE = 0.9
 """Share of a server's memory that forecast and present use may take together; the rest is for clients and buffers."""
@@ -26,6 +30,8 @@ with a packet id that came twice, went through 600 MiB."""
 QUEUED_ROWS = 4_096
 """Messages of a client that Spark holds in the heap while it judges a queue; what is beyond goes to disk
 (``spark.sql.windowExec.buffer.in.memory.threshold``)."""
+
+_LARGEST_PER_PAGE = 100
 
 _TEXT = frozenset({"character varying", "text"})
 
@@ -275,6 +281,61 @@ def check_values(client: RedisClient, *, largest_bytes: int) -> None:
     ]
     if problems:
         raise RefusedError("; ".join(problems))
+
+
+def largest_value(connection: Connection, plan: MigrationPlan, cohorts: Iterable[int], *, now_ms: int) -> int:
+    """Return the bytes of the largest value that a living message of these cohorts makes in Redis, as a plan counts it.
+
+    Rows that nobody can deliver are not sent, so they do not count.
+
+    :param now_ms: instant at which a message is living or expired.
+    """
+    wanted = set(cohorts)
+    slots = [range(each.slot_first, each.slot_last + 1) for each in plan.cohorts if each.cohort in wanted]
+    offset = 0
+    while True:
+        parameters = {"limit": _LARGEST_PER_PAGE, "offset": offset}
+        with translated_errors(connection, missing=_WRONG_SOURCE):
+            cursor = connection.execute(statement("migration/largest_messages"), parameters)
+            names = [column.name for column in cursor.description or ()]
+            rows = [dict(zip(names, row, strict=True)) for row in cursor]
+        for row in rows:
+            slot = client_slot(row["client_id"]) if row["client_id"] else -1
+            if any(slot in each for each in slots) and _is_sent(row, plan, now_ms=now_ms):
+                return _value_bytes(row)
+        if len(rows) < _LARGEST_PER_PAGE:
+            return 0
+        offset += len(rows)
+
+
+def _is_sent(row: dict[str, Any], plan: MigrationPlan, *, now_ms: int) -> bool:
+    correlation_data = row["correlation_data"]
+    sizes = {
+        "payload": row["payload_bytes"],
+        "correlation_data": None if correlation_data is None else len(correlation_data),
+    }
+    if row_defect(row | sizes) is not None:
+        return False
+    ends_ms = wire.expires_at_ms(
+        time_ms=row["time"],
+        msg_expiry_interval=row["msg_expiry_interval"],
+        default_ttl_s=plan.parameters.default_ttl_s,
+    )
+    return ends_ms > now_ms
+
+
+def _value_bytes(row: dict[str, Any]) -> int:
+    """Return the size of a message as TBMQ stores it; base64 makes four bytes of three."""
+    names = ("client_id", "topic", "qos", "packet_id", "packet_type", "retain", "msg_expiry_interval")
+    optional = ("payload_format_indicator", "content_type", "response_topic", "correlation_data")
+    rest = wire.message_json(
+        **{name: row[name] for name in (*names, *optional)},
+        time_ms=row["time"],
+        payload=b"",
+        user_property_pairs=user_properties(row["user_properties"]),
+    )
+    payload_bytes: int = row["payload_bytes"]
+    return len(rest) + 4 * -(-payload_bytes // 3)
 
 
 def forecast_by_master(client: RedisClient, cohorts: Iterable[CohortPlan]) -> dict[str, int]:

@@ -15,6 +15,7 @@ from queuekeeper.errors import (
     CheckFailed,
     RefusedError,
 )
+from queuekeeper.migration import preflight
 from queuekeeper.migration.clients import clients_of
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import BadRows, CohortState, Lease, LedgerRow, MigrationPlan, PlanState
@@ -75,8 +76,8 @@ class OnlineDriver:
         Waits until nobody writes any more who began before.
 
         :param require_trigger: there are writers that do not ask, so PostgreSQL has to refuse them.
-        :raises RefusedError: when the clocks of the servers differ too much, another plan moves the same slots, or the
-            trigger for other writers is required and not there.
+        :raises RefusedError: when the clocks of the servers differ too much, another plan moves the same slots, the
+            trigger for other writers is required and not there, or a message makes a value that Redis does not take.
         """
         begun = time.monotonic()
         with self._opened() as (connection, client, online, plan):
@@ -84,6 +85,7 @@ class OnlineDriver:
             if require_trigger:
                 check_trigger(connection)
             wanted = plan.choose(None) if cohorts is None else list(cohorts)
+            self._check_values(connection, client, plan, wanted)
             online.arm(plan, wanted, actor=self._actor)
             owners = OwnerStore(connection)
             owners.wait_for_writers()
@@ -93,11 +95,15 @@ class OnlineDriver:
         return tally.report(self._plan_id, "arm", wanted, seconds=time.monotonic() - begun)
 
     def catch_up(self, cohorts: Sequence[int] | None = None) -> StepReport:
-        """Make the copies in Redis equal to what PostgreSQL holds, without a fence."""
+        """Make the copies in Redis equal to what PostgreSQL holds, without a fence.
+
+        :raises RefusedError: when a message that has come since makes a value that Redis does not take.
+        """
         with self._opened() as (connection, client, online, plan):
             states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED)
             found = self._chosen(online, cohorts, states, verb="catch up")
             numbers = [each.cohort for each in found]
+            self._check_values(connection, client, plan, numbers)
             driver = online.take(self._plan_id, numbers)
             # Copies are made good here: only a failover meanwhile matters.
             online.note_servers(self._plan_id, numbers, driver=driver, servers=servers_of(connection, client))
@@ -471,6 +477,14 @@ class OnlineDriver:
             found = [each for each in found if each.state in (*states, *ended)] or found
         check_states(((each.cohort, each.state) for each in found if each.state not in ended), states, verb=verb)
         return found
+
+    def _check_values(
+        self, connection: Connection, client: RedisClient, plan: MigrationPlan, cohorts: Sequence[int]
+    ) -> None:
+        """Check that Redis takes the largest message there is by now, by the rule of the plan."""
+        preflight.check_values(
+            client, largest_bytes=preflight.largest_value(connection, plan, cohorts, now_ms=self._clock())
+        )
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Connection, RedisClient, OnlineCohorts, MigrationPlan]]:

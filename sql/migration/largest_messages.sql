@@ -1,0 +1,28 @@
+-- Tell what the largest messages are made of, the largest one first: of a payload only its size.
+-- params: limit, offset
+-- rows: (client_id, serial_number, topic, time, packet_id, packet_type, qos, payload_bytes, user_properties, retain,
+-- msg_expiry_interval, payload_format_indicator, content_type, response_topic, correlation_data)
+-- index: none; reads the table whole, and no payload
+SELECT
+    client_id,
+    serial_number,
+    topic,
+    time,
+    packet_id,
+    packet_type,
+    qos,
+    octet_length(payload) AS payload_bytes,
+    user_properties,
+    retain,
+    msg_expiry_interval,
+    payload_format_indicator,
+    content_type,
+    response_topic,
+    correlation_data
+FROM device_publish_msg
+ORDER BY
+    octet_length(payload) + coalesce(octet_length(correlation_data), 0)
+    + coalesce(octet_length(user_properties), 0) DESC NULLS LAST,
+    client_id ASC,
+    serial_number ASC
+LIMIT %(limit)s OFFSET %(offset)s
