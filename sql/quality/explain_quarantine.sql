@@ -19,7 +19,7 @@ SELECT
     aside.reason,
     '' AS detail,
     aside.serial_number,
-    'open' AS status
+    aside.status
 FROM queuekeeper.session_quarantine AS aside
 WHERE aside.client_id = %(client_id)s
 ORDER BY serial_number, place

@@ -19,7 +19,7 @@ FROM (
     SELECT
         'session store' AS origin,
         reason,
-        'open' AS status,
+        status,
         quarantined_at
     FROM queuekeeper.session_quarantine
 ) AS quarantined

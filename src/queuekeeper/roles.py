@@ -185,7 +185,8 @@ _QUARANTINE_FACTS = (
 )  # fmt: skip
 _SESSION_QUARANTINE_FACTS = (
     "quarantine_id", "reason", "client_id", "serial_number", "time", "packet_id", "packet_type", "qos",
-    "msg_expiry_interval", "quarantined_at",
+    "msg_expiry_interval", "quarantined_at", "status", "assigned_serial_number", "assigned_packet_id", "replayed_at",
+    "replayed_by",
 )  # fmt: skip
 _MESSAGE_FACTS = (
     "client_id", "serial_number", "time", "packet_id", "packet_type", "qos", "msg_expiry_interval",

@@ -352,3 +352,47 @@ def test_full_redis_can_be_purged_and_refuses_an_import_as_a_whole(
         fails("import", C, "--input", "-", *full, given=exported, code=1, words="memory")
         assert not RedisSessionStore(client).inspect(C).exists
         assert as_json("purge", "other", "--yes", *full)["messages"] == 2
+
+
+def test_what_was_set_aside_is_listed_shown_and_comes_back_after_a_question(servers: Servers) -> None:
+    store = servers.store("postgres")
+    save(store, b"1", b"secret")
+    servers.connection.execute("UPDATE device_publish_msg SET topic = '' WHERE serial_number = 1")
+    assert store.fetch_pending(C).unreadable == 1
+    there = ("--postgres-url", servers.options[3])
+
+    listed = as_json("quarantine", *there)
+    assert listed["counts"] == [{"reason": "topic_empty", "open": 1, "replayed": 0}]
+    ((number, fault),) = [(row["quarantine_id"], row["fault"]) for row in listed["rows"]]
+    assert fault == "topic is empty: a message needs one (MQTT 5 section 4.7.3)"
+    shown = as_json("quarantine", str(number), *there)
+    assert (shown["client_id"], shown["payload_bytes"], shown["status"]) == (C, 6, "open")
+    for text in (run("quarantine", *there).stdout, run("quarantine", str(number), *there).stdout):
+        assert "topic_empty" in text
+        assert "secret" not in text
+    fails("quarantine", "99", *there, code=2, words="no message 99 was set aside: `queuekeeper sessions quarantine`")
+    # Nothing is mended, so nobody is asked.
+    kept = as_json("replay", *servers.options)
+    assert (kept["not_repaired"], kept["replayed"], kept["why"]) == (1, 0, {str(number): fault})
+
+    servers.connection.execute("UPDATE queuekeeper.session_quarantine SET topic = 'mended'")
+    assert as_json("replay", str(number), "--dry-run", *servers.options)["replayed"] == 1
+    question = "1 messages will be put behind all others of their sessions. Nobody can be asked here"
+    fails("replay", "--client", C, *servers.options, code=4, words=question)
+    assert [each.payload for each in store.fetch_pending(C).messages] == [b"1"]
+    # Neither an owner nor a Redis is needed where the person says which store the broker reads.
+    alone = (*there, "--redis-url", "redis://127.0.0.1:1")
+    assert as_json("replay", "--reason", "topic_empty", "--store", "postgres", "--yes", *alone)["replayed"] == 1
+
+    assert [each.payload for each in store.fetch_pending(C).messages] == [b"1", b"secret"]
+    marked = as_json("quarantine", str(number), *there)
+    assert (marked["status"], marked["assigned_packet_id"], marked["assigned_serial_number"]) == ("replayed", 3, 2)
+    assert marked["replayed_by"].endswith("(command line)")
+    assert as_json("quarantine", *there)["rows"] == []
+    assert as_json("quarantine", "--replayed", *there)["rows"] == [marked]
+    entries = servers.connection.execute("SELECT action, actor, effect FROM queuekeeper.audit ORDER BY seq").fetchall()
+    assert [(action, actor) for action, actor, _ in entries] == [
+        ("approve", marked["replayed_by"]), ("apply", marked["replayed_by"]),
+    ]  # fmt: skip
+    assert entries[1][2]["kind"] == "quarantine_replay"
+    assert entries[1][2]["replayed"] == 1

@@ -16,9 +16,9 @@ from queuekeeper.migration import transforms
 from queuekeeper.migration.apply import _unpacked, chunks
 from queuekeeper.migration.ledger import QuarantinedRow
 from queuekeeper.migration.model import MigrationParameters
-from queuekeeper.migration.quarantine import defect
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
+from queuekeeper.sessions.quarantine import defect
 from tests.property.generated_clients import RULES, Client, clients
 from tests.property.migration_rules import Decision, Message, Session, broken_rule, decide, stored_json
 

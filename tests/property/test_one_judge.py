@@ -19,12 +19,12 @@ from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration import transforms
 from queuekeeper.migration.ledger import QuarantinedRow
 from queuekeeper.migration.model import MigrationParameters
-from queuekeeper.migration.quarantine import defect
 from queuekeeper.quality.explain import Fate, explain, read_queue
 from queuekeeper.redis_client import connect
 from queuekeeper.sessions import judge
 from queuekeeper.sessions.model import NewMessage
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
+from queuekeeper.sessions.quarantine import defect
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.property.generated_clients import RULES, Client, clients
 from tests.property.migration_rules import Message, broken_rule, pairs, stored_json

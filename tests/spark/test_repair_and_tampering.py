@@ -27,6 +27,7 @@ class Repaired:
     world: World
     plan: MigrationPlan
     clients: dict[str, Client]
+    following: dict[str, int]
     reports: dict[str, ReplayReport]
     dry_run_changed: bool
     verified: VerifyReport
@@ -52,15 +53,35 @@ def repaired(make_world: Callable[..., World], hostile_template: str) -> Repaire
         " time = %s, user_properties = NULL WHERE reason = ANY(%s) AND kind = 'message'",
         (plan.as_of_ms - 1_000, list(REASONS_BY_HAND)),
     )
+    following = _following(world)
+    for (client_id,) in world.connection.execute(
+        "SELECT client_id FROM queuekeeper.quarantine WHERE reason = 'topic_empty' AND kind = 'message'"
+    ).fetchall():
+        world.connection.execute(
+            "UPDATE queuekeeper.quarantine SET packet_id = %s WHERE client_id = %s AND reason = 'topic_empty'",
+            (following[client_id], client_id),
+        )
     reports["hand"] = replay()
     return Repaired(
         world=world,
         plan=plan,
         clients=world.expected(plan),
+        following=following,
         reports=reports,
         dry_run_changed=changed,
         verified=world.verify(plan.plan_id),
     )
+
+
+def _following(world: World) -> dict[str, int]:
+    """Return which packet id each session gives out next."""
+    found = {}
+    for client_id in {
+        client_id for (client_id,) in world.connection.execute("SELECT client_id FROM device_session_ctx")
+    }:
+        last: Any = world.client.get(session_keys(client_id).last_packet_id) if client_id else None
+        found[client_id] = int(last or 0) % 65_535 + 1
+    return found
 
 
 def _quarantined(repaired: Repaired, *reasons: str) -> list[Message]:
@@ -99,6 +120,7 @@ def test_repaired_messages_are_in_their_sessions_in_order_under_free_packet_ids(
     ids = _quarantined(repaired, "packet_id_duplicate", "packet_id_out_of_range")
     properties = _quarantined(repaired, "user_properties_invalid")
     by_hand = _quarantined(repaired, *REASONS_BY_HAND)
+    next_ones = _quarantined(repaired, "topic_empty")
     assert repaired.reports["ids"].replayed == len(ids) > 0
     assert repaired.reports["properties"].replayed == len(properties) > 0
     assert repaired.reports["hand"].replayed == len(by_hand) > 0
@@ -118,7 +140,10 @@ def test_repaired_messages_are_in_their_sessions_in_order_under_free_packet_ids(
             assert target.last_packet_id == packet_ids[0]
             assert stored.expires_at_ms == _expires(message)
         if message in by_hand:
-            assert (packet_ids[0], stored.json["topicName"]) == (9_000, "repaired")
+            given = repaired.following[message.client_id] if message in next_ones else 9_000
+            assert (packet_ids[0], stored.json["topicName"]) == (given, "repaired")
+        if message in next_ones:
+            assert target.last_packet_id == packet_ids[0]
         if message in properties:
             assert "userProperties" not in stored.json
             assert stored.expires_at_ms == _expires(message)

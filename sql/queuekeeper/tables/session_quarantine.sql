@@ -18,7 +18,14 @@ CREATE TABLE queuekeeper.session_quarantine (
     response_topic text,
     correlation_data bytea,
     quarantined_at timestamptz NOT NULL DEFAULT clock_timestamp(),
-    CONSTRAINT session_quarantine_pkey PRIMARY KEY (quarantine_id)
+    status text NOT NULL DEFAULT 'open',
+    assigned_serial_number bigint, -- under which it was replayed; null also where nobody knows it any more
+    assigned_packet_id int, -- likewise
+    replayed_at timestamptz,
+    replayed_by text,
+    CONSTRAINT session_quarantine_pkey PRIMARY KEY (quarantine_id),
+    CONSTRAINT session_quarantine_status_check CHECK (status IN ('open', 'replayed')),
+    CONSTRAINT session_quarantine_replayed_check CHECK ((status = 'replayed') = (replayed_at IS NOT NULL))
 );
 
 -- Serves whoever looks for a session's rows.

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -20,6 +20,7 @@ from queuekeeper.errors import UsageError
 if TYPE_CHECKING:
     from queuekeeper.postgres import Connection
     from queuekeeper.sessions.model import MessageView, SessionView
+    from queuekeeper.sessions.quarantine import AsideMessage
     from queuekeeper.sessions.transfer import SessionStore
 
 app = group("Look at DEVICE sessions, move one by a file, end one.")
@@ -241,6 +242,136 @@ def purge(call: OnBoth, client_id: ClientId, *, store: StoreName = "redis") -> S
         ),
     )
     return Shown(plain(report) | {"store": store}, call.title("Purge"))
+
+
+QuarantineIds = Annotated[
+    list[int] | None, typer.Argument(metavar="ROW", help="Numbers of rows, as `sessions quarantine` lists them.")
+]
+AsideReason = Annotated[str | None, typer.Option("--reason", help="Only messages of this reason.")]
+AsideClient = Annotated[str | None, typer.Option("--client", help="Only messages of this client.")]
+
+
+@command(app)
+def quarantine(
+    call: OnPostgres,
+    row: Annotated[int | None, typer.Argument(metavar="ROW", help="Number of a row, to show it alone.")] = None,
+    *,
+    reason: AsideReason = None,
+    client_id: AsideClient = None,
+    replayed: Annotated[bool, typer.Option("--replayed", help="Also list those that came back.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most messages to list.")] = 50,
+) -> Shown:
+    """List the messages that stores have set aside, or show one and what keeps it there. No content is shown.
+
+    Example: `queuekeeper sessions quarantine --reason topic_empty`
+    """
+    from queuekeeper.sessions.quarantine import SessionQuarantine
+
+    opened = SessionQuarantine(call.connection)
+    if row is not None:
+        facts = _aside_facts(opened.get(row))
+        return Shown(facts, f"Message {row} of the quarantine")
+    status = None if replayed else "open"
+    rows = [_aside_facts(each) for each in opened.rows(status=status, reason=reason, client_id=client_id, limit=limit)]
+    counts = [dict(zip(("reason", "open", "replayed"), each, strict=True)) for each in opened.counts()]
+
+    def pretty() -> Iterator[Any]:
+        if not counts:
+            yield "No message was set aside."
+            return
+        yield table("Set aside", ("reason", "open", "replayed"), [tuple(each.values()) for each in counts])
+        columns = ("quarantine_id", "client_id", "serial_number", "reason", "status", "fault")
+        names = ("row", "client", "serial", "reason", "status", "what keeps it from coming back")
+        lines = [tuple(_text(each[name]) for name in columns) for each in rows]
+        yield table(f"Messages, at most {limit:,}", names, lines)
+
+    return Shown({"counts": counts, "rows": rows}, pretty)
+
+
+def _aside_facts(row: AsideMessage) -> dict[str, Any]:
+    """Return what may be shown of a message that was set aside: of its content only the sizes."""
+    content = ("payload", "correlation_data", "user_properties")
+    facts = {name: value for name, value in plain(row).items() if name not in content}
+    sizes = {f"{name}_bytes": None if (value := getattr(row, name)) is None else len(value) for name in content}
+    return facts | sizes | {"fault": row.fault}
+
+
+@command(app, also=PLANS)
+def replay(
+    call: OnBoth,
+    rows: QuarantineIds = None,
+    *,
+    reason: AsideReason = None,
+    client_id: AsideClient = None,
+    drop_user_properties: Annotated[
+        bool, typer.Option("--drop-user-properties", help="Leave user properties out where they cannot be read.")
+    ] = False,
+    store: Annotated[
+        Literal["owner", "redis", "postgres"],
+        typer.Option(help="The broker's store, for sessions of which no owner is on record; postgres needs no Redis."),
+    ] = "owner",
+    default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
+) -> Shown:
+    """Put messages that stores have set aside behind all others of their sessions, as new ones.
+
+    All open rows, unless some are named. Those that still break a rule stay.
+
+    Example: `queuekeeper sessions replay --client meter-17 --dry-run`
+    """
+    from queuekeeper.audit import Action, record, record_answer
+    from queuekeeper.sessions import quarantine as aside
+    from queuekeeper.sessions import transfer
+    from queuekeeper.sessions.postgres_store import PostgresSessionStore
+    from queuekeeper.sessions.redis_store import RedisSessionStore
+    from queuekeeper.sessions.router import SessionRouter
+
+    rules = transfer.rules(default_ttl_s=default_ttl_s)
+    connection = call.connection
+    at_redis = router = None
+    if store != "postgres":
+        at_redis = RedisSessionStore(call.client, call.key_prefix, rules)
+        address = context.postgres_address(call.postgres_url)
+        router = call.opened.enter_context(SessionRouter(call.client, address, call.key_prefix, rules))
+    stores = aside.Stores(
+        connection,
+        postgres=PostgresSessionStore(connection, rules=rules),
+        redis=at_redis,
+        router=router,
+        choice=store,
+    )
+
+    def act(dry_run: bool) -> aside.ReplayReport:
+        return aside.replay(
+            connection,
+            stores,
+            person=context.person(),
+            quarantine_ids=rows or None,
+            reason=reason,
+            client_id=client_id,
+            drop_user_properties=drop_user_properties,
+            default_ttl_s=default_ttl_s,
+            dry_run=dry_run,
+        )
+
+    done = act(True)
+    if not call.dry_run and done.replayed:
+        call.confirm(
+            f"{done.replayed:,} messages will be put behind all others of their sessions.",
+            note=partial(record_answer, connection, subject=aside.SUBJECT, kind="quarantine_replay"),
+        )
+        done = act(False)
+        effect = {"kind": "quarantine_replay"} | {
+            name: value for name, value in plain(done).items() if isinstance(value, int) and name != "dry_run"
+        }
+        record(connection, actor=context.person(), action=Action.APPLY, subject=aside.SUBJECT, effect=effect)
+    facts = plain(done) | {"why": {str(row): words for row, words in done.why.items()}}
+
+    def pretty() -> Iterator[Any]:
+        yield pairs(call.title("Replay"), {name: value for name, value in facts.items() if name != "why"})
+        if done.why:
+            yield table("Not replayed", ("row", "why"), [(str(row), words) for row, words in done.why.items()])
+
+    return Shown(facts, pretty)
 
 
 def _whole(view: SessionView) -> dict[str, Any]:

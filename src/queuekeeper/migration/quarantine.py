@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from dataclasses import dataclass, replace
 from typing import Any
 
 from queuekeeper import lua
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import MovedOn, PacketIdInUse, StaleEpoch
-from queuekeeper.keyspace import MAX_PACKET_ID, is_scattered, payload_key, session_keys
+from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, safe_counter, session_keys
 from queuekeeper.lua import scripts
 from queuekeeper.migration.apply import EPOCH
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.sessions import wire
-from queuekeeper.sessions.judge import RULES, Pairs, Reason, broken_rule, pairs_of, row_defect, user_properties
+from queuekeeper.sessions.judge import Reason, user_properties
+from queuekeeper.sessions.quarantine import defect, readable
 
 _TRIES = 5
+_REFERENCES_PER_LIST = 1_000
 _ID_REASONS = {Reason.PACKET_ID_DUPLICATE, Reason.PACKET_ID_OUT_OF_RANGE}
 
 
@@ -86,33 +89,22 @@ def replay(
     return ReplayReport(plan_id=plan_id, dry_run=dry_run, **counts)
 
 
-def defect(row: QuarantinedRow, *, clustered: bool = False) -> Reason | None:
-    """Return which rule a message breaks by itself, as the plan has judged it."""
-    if not row.client_id:
-        return Reason.CLIENT_ID_EMPTY
-    if clustered and is_scattered(row.client_id):
-        return Reason.CLIENT_ID_SCATTERED
-    values = {
-        "serial_number": row.serial_number,
-        "packet_id": row.packet_id,
-        "packet_type": row.packet_type,
-        "topic": row.topic,
-        "payload": len(row.payload or b""),
-        "qos": row.qos,
-        "time": row.time,
-        "payload_format_indicator": row.payload_format_indicator,
-        "content_type": row.content_type,
-        "response_topic": row.response_topic,
-        "correlation_data": None if row.correlation_data is None else len(row.correlation_data),
-        "user_properties": row.user_properties,
-    }
-    return row_defect(values)
+@dataclass(kw_only=True)
+class _Session:
+    """What a replay knows of a session while its last packet id is the same.
 
+    :param last_packet_id: as it is stored; none where the key is absent.
+    :param waiting: serial and packet id of each reference, in order.
+    """
 
-def readable(text: str | None) -> bool:
-    """Return whether user properties can be copied; those that cannot may only be dropped."""
-    values = {"user_properties": pairs_of(text)}
-    return broken_rule(values, [rule for rule in RULES if isinstance(rule, Pairs)]) is None
+    client_id: str
+    last_packet_id: bytes | None
+    waiting: list[tuple[int, int]]
+
+    @property
+    def counter(self) -> int | None:
+        """Packet id given out last; none when none was."""
+        return int(self.last_packet_id or 0) or None
 
 
 class _Replayer:
@@ -126,6 +118,7 @@ class _Replayer:
         self._default_ttl_s = default_ttl_s
         self._assign = assign
         self._dry_run = dry_run
+        self._session: _Session | None = None
 
     def replay(self, row: QuarantinedRow, *, drop_user_properties: bool) -> tuple[str, int | None]:
         """Return what became of a row (a field of :class:`ReplayReport`) and the packet id that it has now."""
@@ -140,20 +133,26 @@ class _Replayer:
             return "not_repaired", None
         for _ in range(_TRIES):
             keys = session_keys(row.client_id, prefix=self._prefix)
-            last: Any = self._client.get(keys.last_packet_id)
-            packet_id = self._free_packet_id(row.client_id, int(last or 0)) if assign else row.packet_id
+            session = self._look_at(row.client_id)
+            packet_id = self._free_packet_id(session) if assign else row.packet_id
             if packet_id is None:
                 return "packet_id_in_use", None
             if self._dry_run:
                 return self._foresee(row, packet_id), packet_id
+            assert row.serial_number is not None
+            waiting = [*session.waiting]
+            insort(waiting, (row.serial_number, packet_id))
+            # A broker must not give out a packet id that waits, this message's included.
+            counter = safe_counter(packet_id if assign else session.counter, [own for _, own in waiting])
+            last_packet_id = "" if counter == session.counter or counter is None else counter
             try:
                 call = scripts.sessions.replay_message(
                     keys,
                     payload=payload_key(row.client_id, packet_id, prefix=self._prefix),
                     plan=self._plan_id,
                     epoch=EPOCH,
-                    expected=last or b"",
-                    last_packet_id=packet_id if assign else "",
+                    expected=session.last_packet_id or b"",
+                    last_packet_id=last_packet_id,
                     serial=row.serial_number,
                     expires_at_ms=self._expires_at_ms(row),
                     message=_json(row, packet_id),
@@ -164,9 +163,32 @@ class _Replayer:
             except StaleEpoch:
                 return "moved_on", None  # it has changed its owner while devices were connected
             except MovedOn:
+                self._session = None
                 continue  # the counter moved between reading and writing, unless the session is not ours at all
+            if reply.word == "replayed":
+                session.waiting = waiting
+                if last_packet_id:
+                    session.last_packet_id = str(last_packet_id).encode()
             return reply.word, int(reply.key.rpartition(b"_")[2]) if reply.key else packet_id
         return "moved_on", None
+
+    def _look_at(self, client_id: str) -> _Session:
+        """Read a session, unless it is the one that was looked at last."""
+        if self._session is None or self._session.client_id != client_id:
+            keys = session_keys(client_id, prefix=self._prefix)
+            last: Any = self._client.get(keys.last_packet_id)
+            stem = payload_key(client_id, "", prefix=self._prefix).encode()
+            waiting: list[tuple[int, int]] = []
+            more = True
+            while more:
+                start = waiting[-1][0] if waiting else -1
+                call = scripts.sessions.list_references(keys, by="serial", start=start, limit=_REFERENCES_PER_LIST)
+                listed = call.script.read(self._caller.call(*call)).references
+                own = [(int(row.score), row.member[len(stem) :]) for row in listed if row.member.startswith(stem)]
+                waiting += [(serial, int(packet_id)) for serial, packet_id in own if packet_id.isdigit()]
+                more = len(listed) == _REFERENCES_PER_LIST
+            self._session = _Session(client_id=client_id, last_packet_id=last, waiting=waiting)
+        return self._session
 
     def _foresee(self, row: QuarantinedRow, packet_id: int) -> str:
         keys = session_keys(row.client_id, prefix=self._prefix)
@@ -177,10 +199,12 @@ class _Replayer:
             return "packet_id_in_use"
         return "expired" if self._expires_at_ms(row) <= system_clock() else "replayed"
 
-    def _free_packet_id(self, client_id: str, last: int) -> int | None:
-        for step in range(1, MAX_PACKET_ID + 1):
-            candidate = (last + step - 1) % MAX_PACKET_ID + 1
-            if not self._client.exists(payload_key(client_id, candidate, prefix=self._prefix)):
+    def _free_packet_id(self, session: _Session) -> int | None:
+        in_use = {packet_id for _, packet_id in session.waiting}
+        for step in range(MAX_PACKET_ID):
+            candidate = ((session.counter or 0) + step) % MAX_PACKET_ID + 1
+            key = payload_key(session.client_id, candidate, prefix=self._prefix)
+            if candidate not in in_use and not self._client.exists(key):
                 return candidate
         return None
 

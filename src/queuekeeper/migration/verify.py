@@ -27,7 +27,6 @@ from queuekeeper.migration.model import (
     VerifyReport,
 )
 from queuekeeper.migration.progress import reported
-from queuekeeper.migration.quarantine import readable
 from queuekeeper.migration.source import (
     MESSAGE_COLUMNS,
     MESSAGES,
@@ -43,6 +42,7 @@ from queuekeeper.migration.target import SPARK_SCHEMA, TargetReader
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import is_cluster
+from queuekeeper.sessions.quarantine import readable
 
 # PostgreSQL hashes the long columns itself: what is compared never leaves it.
 HASHED_COLUMNS = MESSAGE_COLUMNS | {"payload_bytes": "int", "correlation_data_bytes": "int"}
@@ -212,8 +212,7 @@ def expected_rows(
         source.partitioned(rows), parameters=plan.parameters, as_of_ms=plan.as_of_ms, clustered=clustered
     )
     storable = classified.where(transforms.may_be_stored() | (F.col("kind") == transforms.MESSAGE))
-    complete = _with_sessions(transforms.with_safe_counters(storable))
-    joined = complete.join(F.broadcast(replayed), ["client_id", "serial_number"], "left").join(
+    joined = storable.join(F.broadcast(replayed), ["client_id", "serial_number"], "left").join(
         F.broadcast(counters), "client_id", "left"
     )
     was_replayed = (F.col("fate") == "quarantined") & F.col("replayed_packet_id").isNotNull()
@@ -223,9 +222,12 @@ def expected_rows(
         {
             "fate": F.when(was_replayed, "copied").otherwise(F.col("fate")),
             "expires_at_ms": transforms.expires_at_ms(default_ttl_s=plan.parameters.default_ttl_s),
+            "last_packet_id": F.coalesce("moved_last_packet_id", "last_packet_id"),
         }
     )
-    return repaired.select(
+    # A replay passes the packet ids in use by the same rule as the copy.
+    complete = _with_sessions(transforms.with_safe_counters(repaired))
+    return complete.select(
         "task",
         "cohort",
         "client_id",
@@ -233,7 +235,7 @@ def expected_rows(
         "serial_number",
         "fate",
         "expires_at_ms",
-        F.coalesce("moved_last_packet_id", "last_packet_id").alias("last_packet_id"),
+        "last_packet_id",
         F.col("packet_id").cast("string").alias("packet_id"),
         F.lower(F.hex("payload")).alias("payload_hash"),
         _properties(

@@ -1,0 +1,270 @@
+"""What was set aside comes back: once, in a place that overwrites nothing, where its session may be written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from lua_sessions import Session, readable
+from tbmq_broker import Broker
+
+from queuekeeper.migration.ledger import QuarantinedRow
+from queuekeeper.migration.quarantine import ReplayReport, replay
+from queuekeeper.sessions import quarantine
+from queuekeeper.sessions.model import SessionSave
+from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
+from queuekeeper.sessions.router import SessionRouter
+from tests.conformance.online_worlds import DEFAULT_TTL_S, PLAN_ID, OnlineWorld, message
+
+pytestmark = pytest.mark.conformance
+
+C = "meter-7"
+
+
+@pytest.fixture
+def world(postgres_url: str, valkey_url: str) -> Iterator[OnlineWorld]:
+    """Empty tables of TBMQ 1.x and an empty Valkey."""
+    world = OnlineWorld(postgres_url, valkey_url)
+    yield world
+    world.close()
+
+
+# --- rows of a migration's own quarantine ------------------------------------------------------------------------
+
+
+def imported(world: OnlineWorld, waiting: dict[int, int], *, counter: int | None, aside: dict[int, int]) -> None:
+    """Put messages into a session as a plan's copy does, and others into its quarantine; both packet id by serial."""
+    world.long_queue(C, 1)
+    world.plan(count=1)
+    messages = [
+        readable(C, packet_id)._replace(serial=serial, expires_at_ms=time.time_ns() // 1_000_000 + 3_600_000)
+        for serial, packet_id in waiting.items()
+    ]
+    session = Session(client=world.client, client_id=C, plan=PLAN_ID)
+    session.import_session(messages, last_packet_id="" if counter is None else counter)
+    fields: dict[str, Any] = {"topic": "mended", "time": time.time_ns() // 1_000_000, "packet_type": "PUBLISH"}
+    rows = [
+        QuarantinedRow(
+            cohort=0, kind="message", reason="packet_id_duplicate", detail="", client_id=C, serial_number=serial,
+            packet_id=packet_id, qos=1, payload=b"aside", **fields,
+        )
+        for serial, packet_id in aside.items()
+    ]  # fmt: skip
+    world.ledger.replace_quarantine(PLAN_ID, [0], rows)
+
+
+def replay_all(world: OnlineWorld, **options: Any) -> ReplayReport:
+    """Replay the rows of the plan."""
+    return replay(world.connection, world.client, plan_id=PLAN_ID, **options)
+
+
+# Waiting by serial, the counter, set aside by serial, whether ids are assigned, and what a broker gives out next.
+REPLAYS: dict[str, tuple[dict[int, int], int | None, dict[int, int], bool, int]] = {
+    "the next packet id": ({1: 1, 2: 2, 3: 3}, 3, {9: 4}, False, 5),
+    "the next ones, one after the other": ({1: 1, 2: 2}, 2, {8: 3, 9: 4}, False, 5),
+    "a gap before those that wait": ({1: 1, 2: 4, 3: 5}, 2, {9: 3}, False, 6),
+    "one behind the counter": ({1: 1, 2: 3}, 3, {9: 2}, False, 4),
+    "no counter": ({1: 1, 2: 2}, None, {9: 3}, False, 4),
+    "over the end of the round": ({1: 65_534, 2: 1}, 65_534, {3: 65_535}, False, 2),
+    "an assigned one before those that wait": ({1: 2, 2: 5}, 3, {9: 2}, True, 6),
+}
+
+
+@pytest.mark.parametrize("case", REPLAYS)
+def test_message_that_tbmq_adds_after_a_replay_overwrites_none_that_waits(world: OnlineWorld, case: str) -> None:
+    waiting, counter, aside, assign, following = REPLAYS[case]
+    imported(world, waiting, counter=counter, aside=aside)
+    done = replay_all(world, assign_packet_ids=assign)
+    assert (done.replayed, done.packet_id_in_use) == (len(aside), 0)
+    before = [each.packet_id for each in world.at_redis.fetch_pending(C).messages]
+    assert len(before) == len(waiting) + len(aside)
+
+    assert Broker(world.client, C).add("plant/new") == following
+
+    found = world.at_redis.fetch_pending(C).messages
+    assert sorted(each.packet_id for each in found) == sorted([*before, following])
+    assert [each.topic for each in found].count("plant/new") == 1
+    assert [each.topic for each in found].count("mended") == len(aside)
+
+
+# --- messages that a store has set aside -------------------------------------------------------------------------
+
+PERSON = "ada (command line)"
+
+
+def fill(world: OnlineWorld) -> None:
+    """Give a client three good messages, two without a topic, and one whose payload format MQTT does not know."""
+    messages = tuple(message(b"%d" % number) for number in range(1, 4))
+    (report,) = world.at_postgres.save_messages([SessionSave(client_id=C, messages=messages)])
+    assert report.error is None
+    for serial, columns in {5: ("", None), 6: ("", None), 7: ("odd", 2)}.items():
+        world.sql(
+            "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos,"
+            " payload, payload_format_indicator) VALUES (%s, %s, %s, %s, %s, 'PUBLISH', 1, %s, %s)",
+            C, serial, columns[0], time.time_ns() // 1_000_000, serial, b"aside %d" % serial, columns[1],
+        )  # fmt: skip
+    world.sql("UPDATE device_session_ctx SET last_serial_number = 7, last_packet_id = 7 WHERE client_id = %s", C)
+
+
+@pytest.fixture(params=["postgres", "redis"])
+def aside(request: pytest.FixtureRequest, world: OnlineWorld) -> OnlineWorld:
+    """Three rows that were set aside, of a client that PostgreSQL owns, and of one that Redis owns with a mirror."""
+    fill(world)
+    if request.param == "redis":
+        world.plan(count=1)
+        world.to_redis()
+    else:
+        assert world.at_postgres.fetch_pending(C).unreadable == 3
+    assert [row.serial_number for row in rows(world)] == [5, 6, 7]
+    return world
+
+
+def rows(world: OnlineWorld, status: str | None = "open") -> list[AsideMessage]:
+    """Return what was set aside."""
+    return SessionQuarantine(world.connection).rows(status=status)
+
+
+def mend(world: OnlineWorld) -> None:
+    """Mend the rows without a topic."""
+    world.sql("UPDATE queuekeeper.session_quarantine SET topic = 'mended' WHERE topic = ''")
+
+
+def put_back(world: OnlineWorld, router: SessionRouter, **options: Any) -> quarantine.ReplayReport:
+    """Replay what was set aside."""
+    choice = options.pop("choice", "owner")
+    stores = Stores(world.connection, postgres=world.at_postgres, redis=world.at_redis, router=router, choice=choice)
+    return quarantine.replay(world.connection, stores, person=PERSON, default_ttl_s=DEFAULT_TTL_S, **options)
+
+
+def waiting(router: SessionRouter) -> list[tuple[bytes, int, int]]:
+    """Return payload, packet id and serial of what waits, in order."""
+    return [(each.payload, each.packet_id, each.serial) for each in router.fetch_pending(C).messages]
+
+
+def test_mended_messages_come_back_at_the_end_under_new_ids_and_the_rest_stays(aside: OnlineWorld) -> None:
+    with aside.router() as router:
+        before = waiting(router)
+        assert [payload for payload, *_ in before] == [b"1", b"2", b"3"]
+        # Nothing is mended: each stays, with the rule that it breaks.
+        report = put_back(aside, router)
+        assert (report.not_repaired, report.replayed) == (3, 0)
+        assert set(report.why) == {row.quarantine_id for row in rows(aside)}
+        mend(aside)
+        would = put_back(aside, router, dry_run=True)
+        assert (would.replayed, would.not_repaired, would.dry_run) == (2, 1, True)
+        assert (waiting(router), len(rows(aside))) == (before, 3)
+
+        done = put_back(aside, router)
+
+        assert (done.replayed, done.not_repaired) == (2, 1)
+        found = waiting(router)
+        assert found == [*before, (b"aside 5", 8, 8), (b"aside 6", 9, 9)]
+        marked = [row for row in rows(aside, "replayed") if row.replayed_at is not None]
+        assert [(row.assigned_serial_number, row.assigned_packet_id, row.replayed_by) for row in marked] == [
+            (8, 8, PERSON), (9, 9, PERSON),
+        ]  # fmt: skip
+        assert put_back(aside, router).replayed == 0
+        assert waiting(router) == found
+
+
+def test_message_that_comes_back_reaches_the_other_store_too(world: OnlineWorld) -> None:
+    fill(world)
+    world.plan(count=1)
+    driver = world.to_redis()
+    mend(world)
+    with world.router() as router:
+        assert put_back(world, router).replayed == 2
+        assert driver.mirror().written == 1
+        assert {key[1]: row[7] for key, row in world.rows().items() if key[1] >= 8} == {8: b"aside 5", 9: b"aside 6"}
+        assert driver.roll_back().left == {}
+        assert [payload for payload, *_ in waiting(router)] == [b"1", b"2", b"3", b"aside 5", b"aside 6"]
+
+
+class _Killed(Exception):
+    pass
+
+
+@pytest.mark.parametrize("moves", [False, True])
+def test_replay_that_is_killed_before_it_notes_stores_nothing_twice(
+    aside: OnlineWorld, monkeypatch: pytest.MonkeyPatch, moves: bool
+) -> None:
+    mend(aside)
+    with aside.router() as router:
+
+        def killed(*_: Any, **__: Any) -> None:
+            raise _Killed
+
+        with monkeypatch.context() as patched:
+            patched.setattr(SessionQuarantine, "mark_replayed", killed)
+            with pytest.raises(_Killed):
+                put_back(aside, router)
+        assert len(rows(aside)) == 3
+        assert [payload for payload, *_ in waiting(router)] == [b"1", b"2", b"3", b"aside 5"]
+        if moves:
+            if aside.sql("SELECT owner FROM queuekeeper.session_owners WHERE client_id = %s", C) == [("redis",)]:
+                assert aside.driver().roll_back().left == {}
+            else:
+                aside.plan(count=1)
+                aside.to_redis()
+
+        again = put_back(aside, router)
+
+        assert (again.unchanged, again.replayed) == (1, 1)
+        assert [payload for payload, *_ in waiting(router)] == [b"1", b"2", b"3", b"aside 5", b"aside 6"]
+        ids = [(row.assigned_serial_number, row.assigned_packet_id) for row in rows(aside, "replayed")]
+        # Who has moved a session knows only that the message was saved.
+        assert ids == [(None, None) if moves else (8, 8), (9, 9)]
+
+
+def test_session_that_is_on_its_way_takes_nothing_and_its_rows_stay(world: OnlineWorld) -> None:
+    fill(world)
+    world.plan(count=1)
+    world.to_redis()
+    mend(world)
+    with world.router(patience_s=0.05) as router:
+        # Redis has heard that the session leaves; PostgreSQL has not decided yet.
+        epoch = world.owner(C).epoch
+        assert epoch is not None
+        assert world.at_redis.set_owner(C, epoch=epoch + 1, owner="fenced")
+        report = put_back(world, router)
+        assert (report.refused, report.replayed, len(rows(world))) == (2, 0, 3)
+        assert all(report.why.values())
+    # Who knows no Redis is refused by PostgreSQL itself.
+    alone = Stores(world.connection, postgres=world.at_postgres)
+    report = quarantine.replay(world.connection, alone, person=PERSON)
+    assert report.replayed == 0
+    assert report.refused == 2
+
+
+def test_what_cannot_come_back_stays_and_says_why(world: OnlineWorld) -> None:
+    fill(world)
+    assert world.at_postgres.fetch_pending(C).unreadable == 3
+    mend(world)
+    world.sql("UPDATE queuekeeper.session_quarantine SET packet_type = 'PUBREL' WHERE serial_number = 5")
+    world.sql("UPDATE queuekeeper.session_quarantine SET time = 1000 WHERE serial_number = 6")
+    world.sql(
+        "UPDATE queuekeeper.session_quarantine SET client_id = 'gone', payload_format_indicator = 1"
+        " WHERE serial_number = 7"
+    )
+    with world.router() as router:
+        report = put_back(world, router)
+        assert (report.released, report.expired, report.no_session, report.replayed) == (1, 1, 1, 0)
+        assert len(rows(world)) == 3
+        assert not world.at_postgres.inspect("gone").exists
+
+
+def test_row_of_a_session_in_both_stores_without_an_owner_waits_for_a_persons_word(world: OnlineWorld) -> None:
+    fill(world)
+    assert world.at_postgres.fetch_pending(C).unreadable == 3
+    mend(world)
+    # As an offline migration leaves it: the broker reads Redis, and PostgreSQL's tables are still there.
+    (report,) = world.at_redis.save_messages([SessionSave(client_id=C, messages=(message(b"r"),))])
+    assert report.error is None
+    with world.router() as router:
+        assert put_back(world, router).in_both_stores == 2
+        done = put_back(world, router, choice="redis")
+        assert (done.replayed, done.not_repaired) == (2, 1)
+    assert [each.payload for each in world.at_redis.fetch_pending(C).messages] == [b"r", b"aside 5", b"aside 6"]
+    assert [each.payload for each in world.at_postgres.fetch_pending(C).messages] == [b"1", b"2", b"3"]
