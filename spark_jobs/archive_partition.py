@@ -8,29 +8,9 @@ from typing import Any
 
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError
-from queuekeeper.jobs.parameters import Parameters, parameter
 from queuekeeper.maintenance.partitions.archive import ArchiveReport, archive_partition
+from queuekeeper.maintenance.partitions.model import ArchiveWish
 from queuekeeper.migration.job import Environment, run
-
-
-class ArchiveWish(Parameters):
-    """What is archived where."""
-
-    retired_ids: tuple[str, ...] = parameter(
-        (),
-        needed=True,
-        title="Retired partitions",
-        help="Records of partitions in quarantine.",
-        pattern=r"^\d+$",
-        rule="it must be the numbers of retired partitions, such as 7 8",
-    )
-    directory: str = parameter(
-        "",
-        needed=True,
-        title="Folder",
-        help="Folder of archives that all of Spark can reach.",
-        rule="it must name a folder",
-    )
 
 
 def _archive(environment: Environment, asked: ArchiveWish) -> dict[str, Any]:

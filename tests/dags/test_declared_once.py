@@ -96,6 +96,19 @@ def test_no_form_has_a_parameter_of_its_own() -> None:
     assert own == []
 
 
+def test_no_operator_writes_the_arguments_of_a_spark_job_by_hand() -> None:
+    own = [
+        f"{path.name}: {node.name}"
+        for path, tree in _trees(SOURCE / "queuekeeper" / "airflow" / "operators")
+        for node in ast.walk(tree)
+        if path.name != "spark.py"
+        and isinstance(node, ast.ClassDef)
+        and "arguments" in [each.name for each in node.body if isinstance(each, ast.FunctionDef)]
+    ]
+
+    assert own == []
+
+
 def test_no_command_of_a_job_has_a_default_or_a_bound_of_its_own() -> None:
     own = []
     for path, tree in _trees(SOURCE / "queuekeeper" / "cli"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from argparse import ArgumentParser
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +20,8 @@ from queuekeeper.airflow.operators.migration import CopySessionsOperator
 from queuekeeper.airflow.operators.partitions import ArchivePartitionsOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.embedded import java_home
+from queuekeeper.errors import UsageError
+from queuekeeper.maintenance.partitions.model import ArchiveWish
 from queuekeeper.migration.ledger import MigrationLedger
 from tests.dags.test_approval import make_plan
 
@@ -94,6 +97,21 @@ def test_a_copy_reads_the_tables_and_writes_sessions_below_the_prefix(
     inputs, outputs = told(copied, ended=True)
     assert (names(inputs), names(outputs)) == (tables, sessions)
     assert outputs[0]["outputFacets"]["outputStatistics"]["rowCount"] == 12
+
+
+def test_an_archive_asks_spark_for_its_partitions_by_the_job_s_own_model() -> None:
+    retired = {"table": "public.messages", "to_archive": [1, 12]}
+    task = ArchivePartitionsOperator(task_id="archive", spark_jobs="", retired=retired, directory="file:///archives")
+    parser = ArgumentParser()
+    ArchiveWish.declare(parser)
+    arguments = task.arguments({})
+    assert ArchiveWish.take(vars(parser.parse_args(arguments))) == ArchiveWish(
+        retired_ids=("1", "12"), directory="/archives"
+    )
+    assert not any("\n" in each for each in arguments)
+    nothing = ArchivePartitionsOperator(task_id="a", spark_jobs="", retired={"to_archive": []}, directory="/archives")
+    with pytest.raises(UsageError, match=r"retired_ids is \[\]: it must be the numbers of retired partitions"):
+        nothing.arguments({})
 
 
 def test_an_archive_reads_partitions_and_writes_their_files(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+from argparse import ArgumentParser
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -23,7 +25,7 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.parameters import describe
 from queuekeeper.quality.checks import CHECKS
-from queuekeeper.quality.profile_model import ProfileParameters, ProfileRules, QualityWish, turn_of
+from queuekeeper.quality.profile_model import ProfileParameters, ProfilePlace, ProfileRules, QualityWish, turn_of
 from queuekeeper.quality.report import FORMS_PATH
 from queuekeeper.quality.store import QualityStore, Verdict
 
@@ -136,23 +138,36 @@ def test_what_could_not_be_judged_is_refused_before_it_is_read(dag: DAG) -> None
 def test_profile_reads_the_turn_of_its_time_unless_the_form_names_one(dag: DAG) -> None:
     given: dict[str, Any] = {"task_id": "p", "store": "redis", "spark_jobs": "absent"}
     asked = wishes(
-        stores="both", suite="fast", cohorts="0-3", contents="True", limit="7", default_ttl_s="8",
-        max_payload_bytes="9", sample_percent="10",
+        stores="both", suite="fast", contents="True", limit="7", default_ttl_s="8", max_payload_bytes="9",
+        sample_percent="10",
     )  # fmt: skip
     context = context_of(dag)
 
-    by_time = ProfileQueuesOperator(parameters=asked, **given).arguments(context)
-    named = asked | {"turn": "0", "parquet_directory": "/srv/profiles"}
-    by_form = ProfileQueuesOperator(parameters=named, **given).arguments(context)
+    def taken(asked: dict[str, str]) -> tuple[ProfilePlace, ProfileParameters]:
+        """Return what the Spark job makes of the operator's arguments."""
+        parser = ArgumentParser()
+        for model in (ProfilePlace, ProfileParameters):
+            model.declare(parser)
+        arguments = vars(parser.parse_args(ProfileQueuesOperator(parameters=asked, **given).arguments(context)))
+        return ProfilePlace.take(arguments), ProfileParameters.take(arguments)
 
-    assert "--turn=55" in by_time
-    assert "--turn=0" in by_form
-    assert "--sample-percent=10" in by_form
-    assert "--parquet-dir=/srv/profiles" in by_form
-    assert not any(argument.startswith("--parquet-dir") for argument in by_time)
-    assert f"--profile-id={id_of(context, 'redis')}" in by_time
-    assert "--contents" in by_time
-    assert [argument for argument in by_time if "prefix" in argument or "throttle" in argument] == []
+    place, by_time = taken(asked)
+    assert place == ProfilePlace(store="redis", profile_id=id_of(context, "redis"))
+    assert by_time == ProfileParameters(
+        mode="fast", turn=55, contents=True, limit=7, default_ttl_s=8, max_payload_bytes=9, sample_percent=10
+    )
+    place, by_form = taken(asked | {"turn": "0", "parquet_directory": "/srv/profiles"})
+    assert place.parquet_dir == "/srv/profiles"
+    assert by_form == replace(by_time, turn=0)
+
+
+def test_profile_that_spark_would_refuse_is_refused_before_spark_starts(dag: DAG) -> None:
+    few = wishes(suite="fast", cohorts="0-3")
+
+    with pytest.raises(UsageError, match="cohorts '0-3' are 4: a fast profile reads one in 96"):
+        ProfileQueuesOperator(task_id="p", store="redis", parameters=few, spark_jobs="absent").arguments(
+            context_of(dag)
+        )
 
 
 def test_critical_finding_keeps_dependents_waiting_and_says_what_it_is(dag: DAG) -> None:

@@ -24,6 +24,8 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.embedded import java_home
 from queuekeeper.errors import UsageError
+from queuekeeper.jobs.parameters import Parameters
+from queuekeeper.migration.model import PlanChoice
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.dags
@@ -41,8 +43,8 @@ CONNECTIONS = {
 class ProbeOperator(QueuekeeperSparkOperator):
     """Run a probe with fixed arguments."""
 
-    def arguments(self, context: Any) -> list[str]:
-        return ["--plan-id=0123456789abcdef"]
+    def wishes(self, context: Any) -> Sequence[Parameters]:
+        return (PlanChoice(plan_id="0123456789abcdef"),)
 
 
 @pytest.fixture(scope="session")

@@ -339,9 +339,11 @@ class Parameters(BaseModel):
     def to_argv(self) -> list[str]:
         """Return the arguments from which a program of its own makes the same parameters, by :meth:`take`."""
         return [
-            f"--{name.replace('_', '-')}" + ("" if value is True else f"={each.to_text(value)}")
+            f"--{name.replace('_', '-')}" + ("" if value is True else f"={text}")
             for name, each in describe(type(self)).items()
             if (value := getattr(self, name)) != each.default
+            # Entries of a list are given one by one: a line of a log shows them.
+            for text in (value if each.kind is Kind.LIST and value else [each.to_text(value)])
         ]
 
     @classmethod
@@ -351,7 +353,7 @@ class Parameters(BaseModel):
             for known in (name, *(each.said.aliases or ())):
                 # An argument of a flag may be left out: it is meant. A list may be given apart.
                 flag: dict[str, Any] = {"nargs": "?", "const": str(True)} if each.kind is Kind.FLAG else {}
-                flag |= {"nargs": "+"} if each.kind is Kind.LIST else {}
+                flag |= {"nargs": "+", "action": "extend"} if each.kind is Kind.LIST else {}
                 words = each.said.help.replace("%", "%%") if known == name else SUPPRESS
                 parser.add_argument(f"--{known.replace('_', '-')}", dest=known, help=words, **flag)
 

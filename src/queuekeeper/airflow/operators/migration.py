@@ -13,6 +13,7 @@ from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.lineage import lineage, postgres_table, redis_sessions
 from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.migration.model import CohortChoice, MigrationParameters, Mode, PlanChoice, PlanRequest
 from queuekeeper.migration.preflight import SOURCE_TABLES
 
@@ -41,10 +42,10 @@ class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
         super().__init__(job=job, **kwargs)
         self.run_id = run_id
 
-    def arguments(self, context: Context) -> list[str]:
-        """Return the parameters of the plan."""
+    def wishes(self, context: Context) -> Sequence[Parameters]:
+        """Return who asks, and the parameters of the plan."""
         reject_unknown_of(context)
-        return [*PlanRequest(run_id=self.run_id).to_argv(), *self.asked(MigrationParameters).to_argv()]
+        return PlanRequest(run_id=self.run_id), self.asked(MigrationParameters)
 
 
 class CopySessionsOperator(QueuekeeperSparkOperator):
@@ -61,9 +62,9 @@ class CopySessionsOperator(QueuekeeperSparkOperator):
         self.plan_id = plan_id
         self.cohorts = cohorts
 
-    def arguments(self, context: Context) -> list[str]:
+    def wishes(self, context: Context) -> Sequence[Parameters]:
         """Return plan and cohorts."""
-        return [*PlanChoice(plan_id=self.plan_id).to_argv(), *CohortChoice(cohorts=self.cohorts).to_argv()]
+        return PlanChoice(plan_id=self.plan_id), CohortChoice(cohorts=self.cohorts)
 
     def get_openlineage_facets_on_start(self) -> Lineage:
         """Return the tables that are read and the sessions that are written, for OpenLineage."""
@@ -107,6 +108,6 @@ class VerifyMigrationOperator(QueuekeeperSparkOperator):
             raise AirflowSkipException("devices are connected: each client is compared by itself")
         return super().execute(context)
 
-    def arguments(self, context: Context) -> list[str]:
+    def wishes(self, context: Context) -> Sequence[Parameters]:
         """Return the plan."""
-        return PlanChoice(plan_id=self.plan_id).to_argv()
+        return (PlanChoice(plan_id=self.plan_id),)

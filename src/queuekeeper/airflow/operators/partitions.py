@@ -20,11 +20,13 @@ from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings, folder
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
 from queuekeeper.jobs.pace import RunPaused
+from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.manifest import check_archive
 from queuekeeper.maintenance.partitions.model import (
     ApplyReport,
+    ArchiveWish,
     PartitionPlan,
     PartitionWish,
     Purpose,
@@ -363,10 +365,10 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
         self.retired = retired
         self.directory = directory
 
-    def arguments(self, context: Context) -> list[str]:
+    def wishes(self, context: Context) -> Sequence[Parameters]:
         """Return which partitions to archive, and where."""
         directory = folder(self.directory, name="archive_directory") if self.directory else Settings().archives
-        return [f"--directory={directory}", "--retired-ids", *map(str, self.retired["to_archive"])]
+        return (ArchiveWish(retired_ids=tuple(map(str, self.retired["to_archive"])), directory=str(directory)),)
 
     def get_openlineage_facets_on_start(self) -> Lineage:
         """Return the table whose partitions are read, for OpenLineage."""

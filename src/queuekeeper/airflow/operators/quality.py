@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any
 
@@ -22,8 +23,9 @@ from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.run_index import forms_url, remember
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
+from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.quality.gate import standing_failures
-from queuekeeper.quality.profile_model import ProfileRules, QualityWish, turn_of
+from queuekeeper.quality.profile_model import ProfileParameters, ProfilePlace, ProfileRules, QualityWish, turn_of
 from queuekeeper.quality.store import QualityStore, Verdict
 from queuekeeper.report.files import ReportKind
 
@@ -73,18 +75,19 @@ class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
         super().__init__(job=job, **kwargs)
         self.store = store
 
-    def arguments(self, context: Context) -> list[str]:
-        """Return the parameters of the profile."""
+    def wishes(self, context: Context) -> Sequence[Parameters]:
+        """Return the store, and the parameters of the profile."""
         wish, rules = self.asked(QualityWish), self.asked(ProfileRules)
-        arguments = [
-            f"--store={self.store}",
-            # A task that is tried again replaces what it has written.
-            f"--profile-id={id_of(context, self.store)}",
-            f"--mode={wish.suite}",
-            f"--turn={turn_at(context, wish)}",
-            *rules.to_argv(),
-        ]
-        return [*arguments, f"--parquet-dir={wish.parquet_directory}"] if wish.parquet_directory else arguments
+        place = ProfilePlace.of_texts(
+            {
+                "store": self.store,
+                # A task that is tried again replaces what it has written.
+                "profile_id": id_of(context, self.store),
+                "parquet_dir": wish.parquet_directory,
+            }
+        )
+        chosen: dict[str, Any] = {"mode": wish.suite, "turn": turn_at(context, wish)}
+        return place, ProfileParameters(**asdict(rules), **chosen)
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Return what was read, in numbers."""

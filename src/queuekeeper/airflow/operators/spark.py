@@ -23,6 +23,7 @@ from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisH
 from queuekeeper.config import DRIVER_JAVA_OPTIONS
 from queuekeeper.errors import CheckFailed, RefusedError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.extras import naming_extras
+from queuekeeper.jobs.parameters import Parameters
 
 with naming_extras():
     from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
@@ -143,8 +144,12 @@ class QueuekeeperSparkOperator(SparkSubmitOperator):
         self.spark_conn_id = spark_conn_id
 
     @abstractmethod
+    def wishes(self, context: Context) -> Sequence[Parameters]:
+        """Return what the application is asked, in the models that it takes; no secret, since it is logged."""
+
     def arguments(self, context: Context) -> list[str]:
-        """Return the application's arguments; no secret may stand here, since they are logged."""
+        """Return the application's arguments, as its models read them."""
+        return [argument for wish in self.wishes(context) for argument in wish.to_argv()]
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Run the application, stream its output to the log and return what it reports."""

@@ -52,6 +52,26 @@ class PartitionWish(Parameters):
     )
 
 
+class ArchiveWish(Parameters):
+    """What the Spark job archives where."""
+
+    retired_ids: tuple[str, ...] = parameter(
+        (),
+        needed=True,
+        title="Retired partitions",
+        help="Records of partitions in quarantine.",
+        pattern=r"^\d+$",
+        rule="it must be the numbers of retired partitions, such as 7 8",
+    )
+    directory: str = parameter(
+        "",
+        needed=True,
+        title="Folder",
+        help="Folder of archives that all of Spark can reach.",
+        rule="it must name a folder",
+    )
+
+
 class Purpose(StrEnum):
     """What a plan is for. Each is a step of its own: none waits for another."""
 
