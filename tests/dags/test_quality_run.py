@@ -96,8 +96,12 @@ def test_critical_finding_is_reported_and_keeps_dependents_waiting_until_it_is_m
 ) -> None:
     keys = session_keys(CLIENTS[7])
     redis.set(keys.last_packet_id, 1)
+    docs = tmp_path / "docs"
 
-    run_id, states, returned = run(queue_quality)
+    run_id, states, returned = run(queue_quality, data_docs=str(docs))
+
+    assert 'href="sessions_redis.html"' in (docs / "index.html").read_text("utf-8")
+    assert "Failed" in (docs / "sessions_redis.html").read_text("utf-8")
 
     assert states == {
         "profile_redis": "success",

@@ -79,14 +79,17 @@ def redis_user(url: str, rules: str) -> Iterator[str]:
             client.execute_command("ACL", "DELUSER", "somebody")
 
 
-def test_a_failed_run_says_what_is_wrong_and_what_mends_it_and_ends_with_1(url: str, valkey_url: str) -> None:
+def test_a_failed_run_says_what_is_wrong_and_what_mends_it_and_ends_with_1(
+    url: str, valkey_url: str, tmp_path: Path
+) -> None:
     save_profile(url, *(queue(f"device-{n}") for n in range(20)), queue("meter-17", counter_behind=1))
     where = ("--postgres-url", url, "--redis-url", valkey_url)
     chosen = ("--profile", "redis-1", "--suite", "sessions_redis", "--run-id", "q-1", *where)
 
-    shown = run("run", *chosen)
+    shown = run("run", *chosen, "--data-docs", str(tmp_path / "docs"))
 
     assert shown.exit_code == 1, shown.output
+    assert (tmp_path / "docs" / "sessions_redis.html").is_file()
     assert hash_of("meter-17") in shown.stdout
     assert "meter-17" not in shown.output
     facts = as_json("run", *chosen, code=1)
@@ -267,7 +270,8 @@ def test_a_session_that_lost_its_expiry_is_found_from_the_server_to_the_shell(
     judged = as_json("judge", str(folder), "--contents", code=critical(facts))
     unexpected = {each["expectation"]["check"]: each["unexpected_count"] for each in judged["results"]}
     assert {check: count for check, count in unexpected.items() if count} == {"Q13": 1}
-    assert "Q13" in run("judge", str(folder), "--contents").stdout
+    assert "Q13" in run("judge", str(folder), "--contents", "--data-docs", str(tmp_path / "pages")).stdout
+    assert (tmp_path / "pages" / "index.html").is_file()
     fails("judge", str(tmp_path / "nothing"), code=2, words="holds no profile")
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from queuekeeper.quality.findings import Finding
     from queuekeeper.quality.incidents import Incident
     from queuekeeper.quality.known_issues import KnownIssue
-    from queuekeeper.quality.profile_model import ProfileReport, ProfileWish
+    from queuekeeper.quality.profile_model import JudgeWish, ProfileReport, ProfileWish, RunWish
     from queuekeeper.quality.run import QualityReport
     from queuekeeper.quality.store import QualityRun, QualityStore, TrendRun
 
@@ -93,12 +93,6 @@ Reason = Annotated[str, typer.Option(help="Why the failure is excused until then
 Until = Annotated[
     str, typer.Option(help="Last day on which the failure is excused, such as 2026-12-31.", metavar="DATE")
 ]
-DataDocs = Annotated[
-    Path | None,
-    typer.Option(
-        "--data-docs", help="Folder for Great Expectations' own pages of each suite and what it found; none by default."
-    ),
-]
 _TONES = {
     "passed": "green", "warned": "yellow", "failed": "red", "broken": "red", "known": "blue",
     "P0": "bold red", "P1": "yellow",
@@ -160,6 +154,22 @@ def _model() -> type[ProfileWish]:
     return ProfileWish
 
 
+def _run_model() -> type[RunWish]:
+    from queuekeeper.quality.profile_model import RunWish
+
+    return RunWish
+
+
+def _judge_model() -> type[JudgeWish]:
+    from queuekeeper.quality.profile_model import JudgeWish
+
+    return JudgeWish
+
+
+def _folder(text: str) -> Path | None:
+    return Path(text) if text else None
+
+
 @command(app, asks=takes(_model))
 def profile(
     call: OnServers,
@@ -193,11 +203,11 @@ def profile(
     )
 
 
-@command(app, "run", asks=takes(_model))
+@command(app, "run", asks=takes(_run_model))
 def run_command(
     call: OnServers,
     *,
-    parameters: ProfileWish,
+    parameters: RunWish,
     store: SubjectChoice = Subject.REDIS,
     profiles: Annotated[
         list[str] | None,
@@ -215,7 +225,6 @@ def run_command(
     ] = None,
     parquet_directory: ParquetDirectory = None,
     show_client_ids: ShowClientIds = False,
-    data_docs: DataDocs = None,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
     """Read the queues and judge them. Exit code 1 when something critical is wrong.
@@ -269,7 +278,7 @@ def run_command(
             turn=parameters.at(now).turn if on_queues and parameters.mode == "fast" else None,
             throttle_references_per_s=parameters.throttle_references_per_s,
             show_client_ids=show_client_ids,
-            data_docs=data_docs,
+            data_docs=_folder(parameters.data_docs),
         )
     words = (
         f"quality run {report.quality_run_id} has failed: `queuekeeper quality results {report.quality_run_id}` "
@@ -279,11 +288,12 @@ def run_command(
     return Shown(_report_facts(report), lambda: _report(report), failed=failed)
 
 
-@command(app)
+@command(app, asks=takes(_judge_model))
 def judge(
     call: Plain,
     parquet: Annotated[Path, typer.Argument(help="Folder that a profile has written: `parquet` in its report.")],
     *,
+    parameters: JudgeWish,
     suite: Annotated[str, typer.Option("--suite", help="Suite of one store's sessions.")] = "sessions_redis",
     contents: Annotated[
         bool, typer.Option("--contents", help="Say that the profile has read messages' contents.")
@@ -292,7 +302,6 @@ def judge(
         bool, typer.Option("--clustered", help="The queues are on a Redis cluster, where a bad hash tag is worse.")
     ] = False,
     show_client_ids: ShowClientIds = False,
-    data_docs: DataDocs = None,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
     """Judge a profile's Parquet with Spark, far from any database. Exit code 1 when something critical is wrong.
@@ -311,7 +320,7 @@ def judge(
             contents=contents,
             is_clustered=clustered,
             show_client_ids=show_client_ids,
-            data_docs=data_docs,
+            data_docs=_folder(parameters.data_docs),
         )
 
     def status(each: Any) -> Text:

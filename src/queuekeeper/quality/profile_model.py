@@ -13,7 +13,7 @@ from pydantic import model_validator
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs import common
 from queuekeeper.jobs.common import SessionRules
-from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, parameter
+from queuekeeper.jobs.parameters import MAX_RATE_PER_S, Parameters, Section, describe, parameter
 from queuekeeper.keyspace import SLOTS, parse_cohorts
 
 Store = Literal["redis", "postgres"]
@@ -54,6 +54,8 @@ FAULTS = (
 The others occur in healthy queues, too: ``dead`` references, ``serial_gaps``, ``duplicate_messages`` of a sensor
 that repeats itself, and ``idle_keys`` of a session that is up to date.
 """
+
+_FOLDER = r"^/[^{}\x00-\x1F]+$"
 
 RECORD_ROOM_BYTES = 4_096
 """What a record may hold beside its payload; topics and properties are longer only where something is wrong."""
@@ -222,8 +224,37 @@ class ProfileWish(ProfileRules):
 
     def at(self, moment: datetime) -> ProfileParameters:
         """Return the parameters at an instant, which chooses the turn where nobody has."""
-        chosen = {**asdict(self), "turn": turn_of(moment) if self.turn is None else self.turn}
-        return ProfileParameters(**chosen)
+        rules = {name: getattr(self, name) for name in describe(ProfileRules)}
+        turn = turn_of(moment) if self.turn is None else self.turn
+        return ProfileParameters(**rules, mode=self.mode, turn=turn)
+
+
+def data_docs() -> Any:
+    """Declare where Great Expectations' own pages go."""
+    return parameter(
+        "",
+        title="Folder for Data Docs",
+        help="Write Great Expectations' own pages of each suite and what it found there, too. They load nothing from "
+        "other hosts; open index.html.",
+        unset="no such pages",
+        section=Section.RECORDS,
+        form_pattern=_FOLDER,
+        longest=1_024,
+        rule="it must name a folder by at most 1,024 characters; a form asks for an absolute path without braces",
+        examples=[None, "/srv/data-docs"],
+    )
+
+
+class JudgeWish(Parameters):
+    """What a judgement leaves besides its records."""
+
+    data_docs: str = data_docs()
+
+
+class RunWish(ProfileWish):
+    """What the command of a quality run is asked for: a profile, and what its judgement leaves."""
+
+    data_docs: str = data_docs()
 
 
 class QualityWish(Parameters):
@@ -263,11 +294,12 @@ class QualityWish(Parameters):
         help="Write the rows of queues there as Parquet, too. They hold client ids.",
         unset="no Parquet is written",
         section=Section.RECORDS,
-        pattern=r"^/[^{}\x00-\x1F]+$",
+        pattern=_FOLDER,
         longest=1_024,
         rule="it must be an absolute path that all of Spark can write to, without braces",
         examples=[None, "/srv/queue-profiles"],
     )
+    data_docs: str = data_docs()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,6 +7,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow.sdk import BaseOperator
@@ -156,7 +157,10 @@ class RunQualityOperator(AskedOperator):
             key_prefix=rules.key_prefix,
             turn=turn,
             throttle_references_per_s=rules.throttle_references_per_s,
+            data_docs=Path(wish.data_docs) if wish.data_docs else None,
         )
+        if wish.data_docs:
+            self.log.info("Data Docs: %s", Path(wish.data_docs) / "index.html")
         findings = [finding.summary() for finding in report.findings]
         for finding in findings:
             self.log.warning("%(priority)s %(check)s %(status)s: %(description)s (%(unexpected)s found)", finding)
