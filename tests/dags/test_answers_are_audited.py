@@ -21,7 +21,7 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.engine import save_plan
 from queuekeeper.jobs.model import Plan
-from queuekeeper.jobs.store import MaintenanceRuns
+from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, RunState
 from queuekeeper.maintenance.cleanup.expired_references import Cleanup
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts, CleanupFound, CleanupParameters
 from queuekeeper.maintenance.remedies.model import RemedyCounts, RemedyFound, RemedyParameters
@@ -143,6 +143,8 @@ def test_answer_stands_in_the_audit_once_and_on_the_page_of_evidence(
 
     (entry,) = audit.latest(control, wanted=audit.AuditFilter(subject=subject))
     assert (entry.actor, entry.action) == (actor, action)
+    if (run := MaintenanceRuns(control).load(subject)).kind not in MIGRATIONS:
+        assert run.state is RunState.STOPPED
     effect = json.loads(entry.effect)
     assert (effect["dag_id"], effect["run_id"]) == (DAGS[name], RUN)
     assert datetime.fromisoformat(effect["answered_at"]) == datetime(2026, 11, 24, 10, tzinfo=UTC)

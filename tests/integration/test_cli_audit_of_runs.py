@@ -19,7 +19,7 @@ from queuekeeper.cli import app, context
 from queuekeeper.cli.run_control import agree, take_back
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
-from queuekeeper.jobs.store import MaintenanceRuns
+from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.compacted.model import KIND as COLLECTION
 from queuekeeper.maintenance.fanout.repair import FanoutRepair
 from queuekeeper.migration.ledger import MigrationLedger
@@ -125,7 +125,7 @@ def answers(monkeypatch: pytest.MonkeyPatch, *, yes: bool) -> None:
     monkeypatch.setattr(typer, "confirm", lambda *_, **__: yes)
 
 
-@pytest.mark.parametrize("kind", [*KINDS.values(), "repair_ttl"])
+@pytest.mark.parametrize("kind", [*KINDS.values(), "repair_ttl", "partition_drop"])
 def test_answer_at_the_terminal_stands_in_the_audit_and_only_a_yes_approves(
     control: Connection, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -136,7 +136,7 @@ def test_answer_at_the_terminal_stands_in_the_audit_and_only_a_yes_approves(
     answers(monkeypatch, yes=False)
     with pytest.raises(RefusedError, match="not confirmed: nothing was written"):
         agree(runs, run_id, "Shall it?", yes=False, as_json=False)
-    assert runs.load(run_id).approved_by is None
+    assert (runs.load(run_id).approved_by, runs.load(run_id).state) == (None, RunState.STOPPED)
     answers(monkeypatch, yes=True)
     agree(runs, run_id, "Shall it?", yes=False, as_json=False)
     # Who has agreed is not asked again.

@@ -35,7 +35,7 @@ class RunState(StrEnum):
     APPROVED = "approved"  # a person agreed
     RUNNING = "running"  # at work, paused, or killed while it was
     DONE = "done"  # everything was gone through
-    STOPPED = "stopped"  # its time was up, or somebody stopped it; it can go on
+    STOPPED = "stopped"  # its time was up, somebody stopped it, or nobody agreed when asked; it can go on
     FAILED = "failed"  # an error ended it; it can go on
 
 
@@ -298,6 +298,16 @@ class Runs:
 
 class MaintenanceRuns(Runs):
     """Writes the records of jobs and remedies besides."""
+
+    def note_answer(self, run_id: str, answer: audit.Answer) -> None:
+        """Put on record what came of the question; a run that only waited for it is stopped where nobody agreed.
+
+        :raises UsageError: when there is no such run.
+        """
+        with self.connection.transaction():
+            super().note_answer(run_id, answer)
+            if answer.action is not audit.Action.APPROVE and self.load(run_id).state is RunState.PLANNED:
+                self.set_state(run_id, RunState.STOPPED)
 
     def save_plan(
         self,

@@ -21,7 +21,7 @@ from queuekeeper.config import Settings, folder
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
 from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.parameters import Parameters
-from queuekeeper.jobs.store import MaintenanceRuns, RunState
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.manifest import check_archive
 from queuekeeper.maintenance.partitions.model import (
@@ -319,16 +319,9 @@ class AnsweredOperator(PartitionOperator):
         """
         question = self.planned["question"]
         runs = MaintenanceRuns(connection)
-        try:
-            answer = take_answer(
-                self.asked,
-                self.decision,
-                note=lambda given: runs.note_answer(self.asked, given),
-                store=STORE,
-            )
-        except RefusedError:
-            runs.set_state(self.asked, RunState.STOPPED)
-            raise
+        answer = take_answer(
+            self.asked, self.decision, note=lambda given: runs.note_answer(self.asked, given), store=STORE
+        )
         if not question or question != self.asked:
             raise StalePlan(
                 f"{self.planned['table']} was planned anew as {question or 'no question'} since a person was asked "
