@@ -28,7 +28,7 @@ from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.jobs import SummariseJobOperator
 from queuekeeper.airflow.operators.repair import ApplyRepairOperator, PlanRepairOperator, ReportRepairOperator
-from queuekeeper.jobs.common import Approval, Connections, DryRunFirst
+from queuekeeper.jobs.common import Approval, Connections, DryRunFirst, UndoRetention
 from queuekeeper.maintenance.remedies.model import RepairWish, Selection
 
 CONNECTIONS = {
@@ -47,7 +47,7 @@ with DAG(
     start_date=START,
     catchup=False,
     max_active_runs=1,
-    params=form(RepairWish, DryRunFirst, Selection, Approval, Connections),
+    params=form(RepairWish, DryRunFirst, Selection, UndoRetention, Approval, Connections),
     default_args={**default_args(), **CONNECTIONS},
     tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
 ):

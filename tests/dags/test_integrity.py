@@ -16,7 +16,9 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.serialization.serialized_objects import DagSerialization
 
 from queuekeeper.airflow.defaults import POOLS
+from queuekeeper.airflow.operators.jobs import PlanJobOperator
 from queuekeeper.embedded.airflow_server import POOLS as SERVER_POOLS
+from queuekeeper.jobs.registry import job_of
 
 pytestmark = pytest.mark.dags
 
@@ -90,6 +92,13 @@ class TestEveryDag:
             assert "--start-date" in command
             assert "--end-date" in command
             assert "--yes" not in command
+
+    def test_its_form_says_how_long_undo_files_are_kept(self, path: Path, dag_bag: DagBag) -> None:
+        dag = dag_bag.dags[path.stem]
+        plans = [task for task in dag.tasks if isinstance(task, PlanJobOperator)]
+        undoes = any(job_of(kind).undoes for task in plans for kind in task.kinds())
+
+        assert ("undo_retention_days" in dag.params) == undoes
 
     def test_one_run_at_a_time_and_none_for_the_past(self, path: Path, dag_bag: DagBag) -> None:
         dag = dag_bag.dags[path.stem]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -22,6 +24,7 @@ from queuekeeper.config import Settings
 from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.jobs.store import MaintenanceRuns, RunState
+from queuekeeper.jobs.undo import UndoFile
 from queuekeeper.keyspace import payload_key
 from queuekeeper.maintenance.remedies.model import REMEDY_NAMES
 from queuekeeper.redis_client import connect
@@ -101,6 +104,7 @@ def planned(world: World, **arguments: Any) -> str:
     """Plan the repair of one session, by its operator, and return the run's id."""
     operator = PlanRepairOperator(
         task_id="plan",
+        undo_retention_days="",
         parameters={
             "remedy": "repair_ttl",
             "quality_run_id": "quality-1",
@@ -142,12 +146,16 @@ def test_approved_run_mends_the_chosen_queue_and_looks_again(
         return ANSWER
 
     monkeypatch.setattr(HITLOperator, "execute", answer)
+    folder = Settings().undo
+    for kind, days in (("repair_ttl", 5), ("rekey_clients", 5), ("unlink_orphans", 3), ("compacted_queue_gc", 99)):
+        with UndoFile(folder / f"{kind}.queues.undo.jsonl", {"kind": kind}) as file:
+            os.utime(file.path, times=(time.time() - days * 86_400,) * 2)
     chosen = client_hash(DEVICES[0], key=world.key)
 
     run = repair.test(
         run_conf={
             "remedy": "repair_ttl", "quality_run_id": "quality-1", "client_hashes": [chosen], "dry_run": False,
-            "max_operations_per_s": 1_000,
+            "max_operations_per_s": 1_000, "undo_retention_days": 4,
         }
     )  # fmt: skip
     log = "".join(capfd.readouterr())
@@ -164,6 +172,11 @@ def test_approved_run_mends_the_chosen_queue_and_looks_again(
     assert (stored.state, stored.approved_by, stored.throttle_operations_per_s) == (RunState.DONE, "ada", 1_000)
     path = Path(returned(run, "apply")["undo_file"])
     assert DEVICES[0] in path.read_text("utf-8")
+    # What is older goes, of whichever remedy; those of other jobs have an age of their own.
+    assert {each.name.partition(".")[0] for each in folder.iterdir()} - {stored.maintenance_run_id} == {
+        "unlink_orphans",
+        "compacted_queue_gc",
+    }
     shown = log + json.dumps([returned(run, task) for task in states(run)])
     assert "secret" not in shown.replace(str(path), "")
 

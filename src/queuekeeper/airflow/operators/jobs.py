@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
@@ -24,6 +24,7 @@ from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed
 from queuekeeper.identity import client_namer
+from queuekeeper.jobs.common import UndoRetention
 from queuekeeper.jobs.engine import Engine, load_plan
 from queuekeeper.jobs.model import AnyJob, AnyPlan
 from queuekeeper.jobs.pace import RunPaused
@@ -111,7 +112,7 @@ class PlanJobOperator(AskedOperator, JobOperator):
 
     :param job: its name, such as ``fanout_repair``.
     :param plan_only: nothing is to be done (templated).
-    :param undo_retention_days: age from which undo files of the job are removed; empty: they stay (templated).
+    :param undo_retention_days: age from which undo files are removed; empty: that of every job (templated).
     """
 
     template_fields: Sequence[str] = (
@@ -135,6 +136,10 @@ class PlanJobOperator(AskedOperator, JobOperator):
         self.plan_only = plan_only
         self.undo_retention_days = undo_retention_days
 
+    def kinds(self) -> Collection[str]:
+        """Return the jobs that the task may be of: their old undo files are removed."""
+        return [self.job]
+
     def execute(self, context: Context) -> list[dict[str, str]]:
         """Return run and share of each task that is to work; none in a dry run, or when there is nothing to do."""
         job = self.kind
@@ -148,10 +153,11 @@ class PlanJobOperator(AskedOperator, JobOperator):
         reject_unknown_of(context)
         job = self.kind
         parameters = self.asked(job.Parameters)
-        if job.undoes and self.undo_retention_days:
-            days = int(self.undo_retention_days)
-            old = remove_old_undo_files(Settings().undo, kind=job.kind, days=days, now_ms=system_clock())
-            self.log.info("%s undo files were old and are gone", old)
+        days = {"undo_retention_days": self.undo_retention_days} if self.undo_retention_days else {}
+        kept = UndoRetention.of_texts(days).undo_retention_days
+        for kind in self.kinds():
+            if old := remove_old_undo_files(Settings().undo, kind=kind, days=kept, now_ms=system_clock()):
+                self.log.info("%s undo files of %s were older than %s days and are gone", old, kind, kept)
         with self.postgres_hook.connect() as connection:
             migrate(connection)
         with self.postgres_hook.maintenance_runs() as runs, self.store() as client:

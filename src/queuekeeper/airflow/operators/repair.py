@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, cast
 
@@ -11,6 +11,7 @@ from queuekeeper.airflow.operators.jobs import JobOperator, PausableOperator, Pl
 from queuekeeper.audit import Answer
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import CheckFailed
+from queuekeeper.jobs.parameters import describe
 from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.remedies.job import REPORT, SHARE, Remedy
 from queuekeeper.maintenance.remedies.model import RepairWish, Selection
@@ -29,8 +30,12 @@ class PlanRepairOperator(PlanJobOperator):
 
     models = (RepairWish, Selection)
 
-    def __init__(self, *, job: str = "{{ params.remedy }}", undo_retention_days: str = "", **kwargs: Any) -> None:
-        super().__init__(job=job, undo_retention_days=undo_retention_days, **kwargs)
+    def __init__(self, *, job: str = "{{ params.remedy }}", **kwargs: Any) -> None:
+        super().__init__(job=job, **kwargs)
+
+    def kinds(self) -> Collection[str]:
+        """Return all remedies."""
+        return describe(RepairWish)["remedy"].choices or ()
 
     def execute(self, context: Context) -> dict[str, Any]:  # type: ignore[override]
         """Return the run's id and how much there is to do."""
