@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
@@ -14,6 +15,7 @@ import psycopg
 import pytest
 
 from queuekeeper.errors import MaintenanceRunning, RefusedError, ServerUnavailable
+from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.coverage import coverage
 from queuekeeper.maintenance.partitions.model import (
@@ -26,6 +28,7 @@ from queuekeeper.maintenance.partitions.model import (
 )
 from queuekeeper.maintenance.partitions.plan import plan_creation, plan_drop, plan_reattachment, plan_retirement
 from queuekeeper.maintenance.partitions.retired import retired_partitions
+from queuekeeper.maintenance.partitions.runs import carry_out, save_run
 from queuekeeper.postgres import Connection
 from tests.patience import PATIENCE_S
 from tests.sql.test_partitions import DAY_MS, NOW, POLICY, bounds, create, days, insert, retire, table
@@ -319,6 +322,21 @@ def test_drain_keeps_up_with_those_who_change_rows(spilled: Connection, connect:
     assert spilled.execute("SELECT count(*) FROM ONLY readings_default_2").fetchone() == (0,)
     assert not coverage(spilled, policy=POLICY, now_ms=NOW).default_rows
     assert spilled.execute("SELECT count(*) FROM pg_trigger WHERE tgname = 'queuekeeper_drain'").fetchone() == (0,)
+
+
+def test_drain_holds_to_the_throttle_of_its_run(spilled: Connection) -> None:
+    runs = MaintenanceRuns(spilled)
+    plan = plan_creation(spilled, policy=POLICY, now_ms=NOW)
+    run_id = save_run(runs, plan)
+    runs.set_throttle(run_id, 14_000)
+    began = time.monotonic()
+
+    report = carry_out(spilled, plan, run_id=run_id)
+
+    # Half a second's worth is free.
+    assert time.monotonic() - began > 1.4
+    assert report.done, report
+    assert sum(each.rows or 0 for each in report.outcomes) >= 28_000
 
 
 def test_drain_waits_for_its_moment_and_copies_once(spilled: Connection, connect: Connect) -> None:

@@ -352,6 +352,8 @@ def throttle(
 ) -> None:
     """Slow a run down or let it go. It follows within seconds.
 
+    Of runs of partitions only those have a pace that move rows out of DEFAULT; it counts those rows.
+
     Example: `queuekeeper run throttle 0123456789abcdef 5000`
     """
     from queuekeeper.jobs.store import unit_of
@@ -423,7 +425,7 @@ def take_run_back(
     :param max_operations_per_s: how fast; none for as fast as the run was.
     """
     from queuekeeper.cli import migrate
-    from queuekeeper.jobs.registry import job_of
+    from queuekeeper.jobs.registry import job_of, way_back_of
     from queuekeeper.jobs.store import MIGRATIONS, UnrecordedRuns
     from queuekeeper.jobs.undo import read_undo_file, undo_paths
 
@@ -443,6 +445,8 @@ def take_run_back(
                     run_id, dry_run=dry_run, yes=yes, as_json=as_json, postgres_url=postgres_url, redis_url=redis_url
                 )
                 return
+            if way := way_back_of(recorded):
+                raise UsageError(f"run {run_id} is a {recorded.kind}, which has no undo: {way}")
             job, asked = job_of(recorded.kind), recorded.parameters
         else:
             # The first line of an undo file says what a run without a record was; remedies called it otherwise once.
@@ -506,6 +510,11 @@ def report(
         )
         return
     if (tell := told_of(run.kind)) is not None:
+        if report_directory is not None:
+            raise UsageError(
+                f"a {run.kind} has no report as a file: leave --report-directory out; Airflow's "
+                "`partition_maintenance` writes one about all tables"
+            )
         words, tables = tell(run)
         facts = {"maintenance_run_id": run.maintenance_run_id, "kind": run.kind, "state": run.state.value}
         told = facts | {"verdict": words, "report": run.report}

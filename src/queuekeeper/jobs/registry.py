@@ -27,6 +27,7 @@ _PLACES = {
     "quarantine_messages": "queuekeeper.maintenance.remedies.quarantine_messages:QuarantineMessages",
     "replay_quarantined": "queuekeeper.maintenance.remedies.quarantine_messages:ReplayQuarantined",
 }
+_PARTITIONS = "queuekeeper.maintenance.partitions.runs"
 _added: dict[str, type[AnyJob]] = {}
 
 
@@ -54,10 +55,13 @@ def told_of(kind: str) -> Callable[[MaintenanceRun], tuple[str, list[Table]]] | 
     """Return what tells of a run that keeps a sequence of its own; none for a job of the engine's."""
     if kind in job_names() or not kind.startswith("partition_"):
         return None
-    found: Callable[[MaintenanceRun], tuple[str, list[Table]]] = import_module(
-        "queuekeeper.maintenance.partitions.runs"
-    ).told
+    found: Callable[[MaintenanceRun], tuple[str, list[Table]]] = import_module(_PARTITIONS).told
     return found
+
+
+def way_back_of(run: MaintenanceRun) -> str:
+    """Return how a run is taken back that keeps a sequence of its own; empty for a job of the engine's."""
+    return str(import_module(_PARTITIONS).way_back(run)) if told_of(run.kind) else ""
 
 
 def fact_names(kind: str) -> Mapping[str, str]:

@@ -23,8 +23,8 @@ _QUERIES = "queuekeeper/queries/"
 _KNOWN_RUNS = 5
 _MAX_INT = 2_147_483_647
 T = TypeVar("T")
-_UNITS = {"session_migration": "messages", "online_migration": "clients"}
-MIGRATIONS = tuple(_UNITS)
+_UNITS = {"session_migration": "messages", "online_migration": "clients", "partition_creation": "rows"}
+MIGRATIONS: tuple[str, ...] = ("session_migration", "online_migration")
 """Kinds of runs that are migrations: with the broker stopped, and with devices connected."""
 
 
@@ -73,6 +73,12 @@ class MaintenanceRun:
     def unit(self) -> str:
         """What its throttle counts."""
         return unit_of(self.kind)
+
+    @property
+    def has_pace(self) -> bool:
+        """Whether a throttle has anything to slow down: of partitions only what moves rows out of DEFAULT."""
+        steps = self.plan.get("steps", ())
+        return not self.kind.startswith("partition_") or any(each["kind"] == "drain" for each in steps)
 
     @property
     def standing(self) -> Standing:
@@ -231,9 +237,15 @@ class Runs:
 
         :param operations_per_s: over all shards; none lifts the throttle.
         :param actor: person who wants it; none for the user of the database.
-        :raises UsageError: when it is below 1, or there is no such run.
+        :raises UsageError: when it is below 1, the run moves nothing, or there is no such run.
         """
-        unit = self.load(run_id).unit
+        run = self.load(run_id)
+        if not run.has_pace:
+            raise UsageError(
+                f"run {run_id} is a {run.kind}: it changes one partition after the other and moves no rows, so there "
+                f"is nothing to slow down; `queuekeeper run pause {run_id}` keeps it from the next partition"
+            )
+        unit = run.unit
         _check_throttle(operations_per_s, unit)
         with self.connection.transaction():
             self._row("set_run_throttle", {"maintenance_run_id": run_id, "operations_per_s": operations_per_s})

@@ -86,6 +86,7 @@ def apply_plan(
     now_ms: int,
     is_paused: Callable[[], bool] = lambda: False,
     note: Callable[[Sequence[StepOutcome]], None] = lambda _: None,
+    wait: Callable[[float], None] = lambda _: None,
     say: Callable[[str], None] = lambda _: None,
     random: Random | None = None,
     sleep: Callable[[float], None] = time.sleep,
@@ -96,13 +97,14 @@ def apply_plan(
     :param connection: commits by itself; its settings are as before afterwards.
     :param is_paused: asked before each step; once it says yes, what is left is not done.
     :param note: told after each step what became of all so far.
+    :param wait: called with the number of rows that were just copied; may wait.
     :param say: is told what is being done.
     :param random: spreads the pauses between tries.
     :raises MaintenanceRunning: when another process maintains the table.
     :raises ServerUnavailable: when the connection broke; a repeated apply goes on.
     """
     spread = random or Random()  # noqa: S311 - it spreads tries, and guards nothing
-    work = _Work(connection, plan, now_ms, say, spread, sleep, monotonic)
+    work = _Work(connection, plan, now_ms, wait, say, spread, sleep, monotonic)
     with (
         pinned(connection, lock_timeout_ms=plan.policy.lock_timeout_ms),
         table_lock(connection, plan.table, plan.table_oid),
@@ -157,6 +159,7 @@ class _Work:
         connection: Connection,
         plan: PartitionPlan,
         now_ms: int,
+        wait: Callable[[float], None],
         say: Callable[[str], None],
         random: Random,
         sleep: Callable[[float], None],
@@ -166,6 +169,8 @@ class _Work:
         self._plan = plan
         self._policy = plan.policy
         self._now_ms = now_ms
+        self._wait = wait
+        self._waited_s = 0.0
         self._say = say
         self._random = random
         self._sleep = sleep
@@ -223,7 +228,7 @@ class _Work:
                 )
 
     def _left_s(self) -> float:
-        return self.started_s + self._policy.deadline_s - self._monotonic()
+        return self.started_s + self._waited_s + self._policy.deadline_s - self._monotonic()
 
     def _pause(self, tries: _Tries) -> bool:
         """Wait before the next try; false when there is no time for one."""
@@ -364,6 +369,10 @@ class _Work:
                 copied = self._connection.execute(write.drain_copy(step, str(first), str(end)).sql.encode())
                 tries.rows = (tries.rows or 0) + copied.rowcount
                 self._say(f"{step.partition}: {tries.rows:,} rows copied, {min(end, blocks):,} of {blocks:,} blocks")
+                began_s = self._monotonic()
+                self._wait(copied.rowcount)
+                # The time limit is for locks that others hold.
+                self._waited_s += self._monotonic() - began_s
             self._exchange(step, write, default)
         except BaseException:
             if not self._connection.closed:

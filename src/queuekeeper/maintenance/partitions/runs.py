@@ -13,6 +13,7 @@ from queuekeeper.audit import Action
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import MaintenanceRunning
 from queuekeeper.jobs.model import Table
+from queuekeeper.jobs.pace import run_pace
 from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.model import (
@@ -73,6 +74,7 @@ def carry_out(
             plan=plan,
             now_ms=system_clock(),
             is_paused=lambda: runs.control(run).paused,
+            wait=run_pace(runs, run_id=run, shard=plan.table, shards=1, max_run_minutes=None, say=say, stays=False),
             note=lambda outcomes: runs.save_progress(run, _progress(plan, outcomes)),
             say=say,
         )
@@ -105,6 +107,17 @@ def told(run: MaintenanceRun) -> tuple[str, list[Table]]:
     report = TypeAdapter(ApplyReport).validate_python(run.report)
     done = sum(each.state in _DONE for each in report.outcomes)
     return f"{what}: {done:,} of {len(steps):,} steps are done", [outcomes_table(report)]
+
+
+def way_back(run: MaintenanceRun) -> str:
+    """Return how what a run has done is taken back; there is no undo of it as a whole."""
+    return {
+        Purpose.CREATION: "what it has created stays, and is retired when its policy says so",
+        Purpose.RETIREMENT: "`queuekeeper partitions retired` lists what it has retired, and "
+        "`queuekeeper partitions reattach ID` puts it back",
+        Purpose.DROP: "`queuekeeper partitions restore ID` loads what it has dropped from its archive",
+        Purpose.REATTACHMENT: "`queuekeeper partitions retire TABLE` takes it out again",
+    }[Purpose(run.kind.removeprefix("partition_"))]
 
 
 def outcomes_table(report: ApplyReport) -> Table:
