@@ -10,8 +10,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from queuekeeper.airflow.operators.counts_first import CountsFirstOperator
 from queuekeeper.airflow.operators.redis_queue import RedisQueueOperator
-from queuekeeper.airflow.values import as_dict, flag
+from queuekeeper.airflow.values import as_dict
 from queuekeeper.compacted import forms
 from queuekeeper.compacted.jsonl import append_file, rewind_facts, verify_facts
 from queuekeeper.compacted.model import QueueRules, WhenFull, chosen
@@ -175,53 +176,46 @@ class ConfigureCompactedQueueOperator(CompactedQueueOperator):
         return {"client_id": self.client_id} | as_dict({"before": before, "after": after})
 
 
-class PurgeCompactedQueueOperator(CompactedQueueOperator):
+class PurgeCompactedQueueOperator(CountsFirstOperator, CompactedQueueOperator):
     """Remove messages of a queue; its numbers, its cursor and what is appended meanwhile stay.
 
     :param what: ``all``, ``acked``, or a sequence number: everything up to it (templated).
-    :param dry_run: only count, as is the default; a task that removes has to say ``False`` (templated).
     """
 
-    # BaseOperator has a method named dry_run, which must stay.
-    template_fields: Sequence[str] = (*CompactedQueueOperator.template_fields, "what", "only_count")
+    template_fields: Sequence[str] = (
+        *CompactedQueueOperator.template_fields,
+        *CountsFirstOperator.template_fields,
+        "what",
+    )
 
-    def __init__(self, *, what: str | int, dry_run: bool | str = True, **kwargs: Any) -> None:
+    def __init__(self, *, what: str | int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.what = what
-        self.only_count = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many messages were removed, or would be."""
-        dry_run, chosen_messages = flag("dry_run", self.only_count), forms.purge(str(self.what))
+        chosen_messages = forms.purge(str(self.what))
         with self.open_queues() as queues:
-            report = queues.purge(self.client_id, what=chosen_messages, dry_run=dry_run)
+            report = queues.purge(self.client_id, what=chosen_messages, dry_run=self.counts_only)
         self.log.info(
             "Queue of %r: %s messages %s, %s of them not acknowledged",
-            self.client_id, report.messages, "would be removed" if dry_run else "removed", report.unacked,
+            self.client_id, report.messages, self.done("removed"), report.unacked,
         )  # fmt: skip
         return as_dict(report)
 
 
-class DropCompactedQueueOperator(CompactedQueueOperator):
-    """Remove a queue as a whole, with its numbers and its cursor.
+class DropCompactedQueueOperator(CountsFirstOperator, CompactedQueueOperator):
+    """Remove a queue as a whole, with its numbers and its cursor."""
 
-    :param dry_run: only count, as is the default; a task that removes has to say ``False`` (templated).
-    """
-
-    template_fields: Sequence[str] = (*CompactedQueueOperator.template_fields, "only_count")
-
-    def __init__(self, *, dry_run: bool | str = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.only_count = dry_run
+    template_fields: Sequence[str] = (*CompactedQueueOperator.template_fields, *CountsFirstOperator.template_fields)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return what went with the queue, or would."""
-        dry_run = flag("dry_run", self.only_count)
         with self.open_queues() as queues:
-            report = queues.drop(self.client_id, dry_run=dry_run)
+            report = queues.drop(self.client_id, dry_run=self.counts_only)
         self.log.info(
             "Queue of %r %s: %s messages, %s of them not delivered",
-            self.client_id, "would be dropped" if dry_run else "dropped", report.messages, report.lag,
+            self.client_id, self.done("dropped"), report.messages, report.lag,
         )  # fmt: skip
         return as_dict(report)
 
@@ -243,22 +237,15 @@ class VerifyCompactedQueueOperator(CompactedQueueOperator):
         return verify_facts(report)
 
 
-class RepairCompactedQueueOperator(CompactedQueueOperator):
-    """Put right what a verification finds.
+class RepairCompactedQueueOperator(CountsFirstOperator, CompactedQueueOperator):
+    """Put right what a verification finds."""
 
-    :param dry_run: only count, as is the default; a task that repairs has to say ``False`` (templated).
-    """
-
-    template_fields: Sequence[str] = (*CompactedQueueOperator.template_fields, "only_count")
-
-    def __init__(self, *, dry_run: bool | str = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.only_count = dry_run
+    template_fields: Sequence[str] = (*CompactedQueueOperator.template_fields, *CountsFirstOperator.template_fields)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how much was put right, or would be."""
         with self.open_queues() as queues:
-            report = queues.repair(self.client_id, dry_run=flag("dry_run", self.only_count))
+            report = queues.repair(self.client_id, dry_run=self.counts_only)
         self.log.info(
             "Queue of %r: %s wrong; %s keys put back, %s dropped; %s left",
             self.client_id, report.found, report.indexed, report.dropped, report.remaining,

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from queuekeeper.airflow.operators.counts_first import CountsFirstOperator
 from queuekeeper.airflow.operators.redis_queue import RedisQueueOperator
 from queuekeeper.airflow.values import as_dict, flag
 from queuekeeper.durations import duration_ms
@@ -195,29 +196,30 @@ class RegisterFanoutConsumerOperator(FanoutConsumerOperator):
         return as_dict(report)
 
 
-class UnregisterFanoutConsumerOperator(FanoutConsumerOperator):
+class UnregisterFanoutConsumerOperator(CountsFirstOperator, FanoutConsumerOperator):
     """Remove a consumer with all that waits for it, its dead letters too.
 
     :param force: also while somebody works on messages of it (templated).
-    :param dry_run: only count, as is the default; a task that removes has to say ``False`` (templated).
     """
 
-    # BaseOperator has a method named dry_run, which must stay.
-    template_fields: Sequence[str] = (*FanoutConsumerOperator.template_fields, "force", "only_count")
+    template_fields: Sequence[str] = (
+        *FanoutConsumerOperator.template_fields,
+        *CountsFirstOperator.template_fields,
+        "force",
+    )
 
-    def __init__(self, *, force: bool | str = False, dry_run: bool | str = True, **kwargs: Any) -> None:
+    def __init__(self, *, force: bool | str = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.force = force
-        self.only_count = dry_run
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many messages went with it, or would."""
-        force, dry_run = flag("force", self.force), flag("dry_run", self.only_count)
+        force = flag("force", self.force)
         with self.open_queues() as queues:
-            report = queues.unregister(self.queue_name, consumer=self.consumer, force=force, dry_run=dry_run)
+            report = queues.unregister(self.queue_name, consumer=self.consumer, force=force, dry_run=self.counts_only)
         self.log.info(
             "Queue %r: consumer %r %s, with %s messages",
-            self.queue_name, self.consumer, "would be removed" if dry_run else "removed", report.released,
+            self.queue_name, self.consumer, self.done("removed"), report.released,
         )  # fmt: skip
         return as_dict(report)
 
@@ -236,26 +238,18 @@ class RetryFanoutDeadLettersOperator(FanoutConsumerOperator):
         return as_dict(report)
 
 
-class PurgeFanoutDeadLettersOperator(FanoutConsumerOperator):
-    """Give all dead letters of a consumer up for good.
+class PurgeFanoutDeadLettersOperator(CountsFirstOperator, FanoutConsumerOperator):
+    """Give all dead letters of a consumer up for good."""
 
-    :param dry_run: only count, as is the default; a task that removes has to say ``False`` (templated).
-    """
-
-    template_fields: Sequence[str] = (*FanoutConsumerOperator.template_fields, "only_count")
-
-    def __init__(self, *, dry_run: bool | str = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.only_count = dry_run
+    template_fields: Sequence[str] = (*FanoutConsumerOperator.template_fields, *CountsFirstOperator.template_fields)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many were removed, or would be."""
-        dry_run = flag("dry_run", self.only_count)
         with self.open_queues() as queues:
-            report = queues.purge_dead(self.queue_name, consumer=self.consumer, dry_run=dry_run)
+            report = queues.purge_dead(self.queue_name, consumer=self.consumer, dry_run=self.counts_only)
         self.log.info(
             "Queue %r: %s dead letters of %r %s",
-            self.queue_name, report.released, self.consumer, "would be removed" if dry_run else "removed",
+            self.queue_name, report.released, self.consumer, self.done("removed"),
         )  # fmt: skip
         return as_dict(report)
 

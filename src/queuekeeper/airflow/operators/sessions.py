@@ -11,6 +11,7 @@ from airflow.sdk import BaseOperator
 
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.operators.counts_first import CountsFirstOperator
 from queuekeeper.airflow.values import as_dict, flag
 from queuekeeper.errors import CheckFailed, UsageError
 from queuekeeper.sessions import transfer
@@ -144,28 +145,20 @@ class PeekSessionOperator(SessionOperator):
         return message_facts(message, content=False) | {"content_path": self.content_path or None}
 
 
-class PurgeSessionOperator(SessionOperator):
-    """Remove a session with all its messages; a repeated task removes what has come since.
+class PurgeSessionOperator(CountsFirstOperator, SessionOperator):
+    """Remove a session with all its messages; a repeated task removes what has come since."""
 
-    :param dry_run: only count, as is the default; a task that removes has to say ``False`` (templated).
-    """
-
-    # BaseOperator has a method named dry_run, which must stay.
-    template_fields: Sequence[str] = (*SessionOperator.template_fields, "only_count")
-
-    def __init__(self, *, dry_run: bool | str = True, **kwargs: Any) -> None:
-        super().__init__(**kwargs)
-        self.only_count = dry_run
+    template_fields: Sequence[str] = (*SessionOperator.template_fields, *CountsFirstOperator.template_fields)
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many messages were removed, or would be."""
-        dry_run = flag("dry_run", self.only_count)
-        intent = "Counting what a purge would remove" if dry_run else "Purging"
+        intent = "Counting what a purge would remove" if self.counts_only else "Purging"
         self.log.info("%s: session %r in %s", intent, self.client_id, self.store)
         with self.open_store() as store:
-            report = store.purge_session(self.client_id, dry_run=dry_run)
-        removed = "would be removed" if dry_run else "removed"
-        self.log.info("Session %r: %s messages %s, %s kept", self.client_id, report.messages, removed, report.kept)
+            report = store.purge_session(self.client_id, dry_run=self.counts_only)
+        self.log.info(
+            "Session %r: %s messages %s, %s kept", self.client_id, report.messages, self.done("removed"), report.kept
+        )
         return as_dict(report)
 
 

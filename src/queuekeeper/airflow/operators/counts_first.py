@@ -1,0 +1,39 @@
+"""What tasks have in common that cannot be undone: they only count, unless they are told otherwise."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from airflow.sdk import BaseOperator
+
+from queuekeeper.airflow.values import flag
+
+
+class CountsFirstOperator(BaseOperator):
+    """Only counts, as is the default.
+
+    :param dry_run: only count; a task that changes something has to say ``False`` (templated).
+    """
+
+    # BaseOperator has a method named dry_run, which must stay.
+    template_fields: Sequence[str] = ("only_count",)
+
+    def __init__(self, *, dry_run: bool | str = True, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.only_count = dry_run
+
+    @property
+    def counts_only(self) -> bool:
+        """Whether nothing is changed.
+
+        :raises UsageError: when the task says neither.
+        """
+        return flag("dry_run", self.only_count)
+
+    def done(self, what: str) -> str:
+        """Return what was done, or would be, for the log.
+
+        :param what: such as ``removed``.
+        """
+        return f"would be {what}" if self.counts_only else what
