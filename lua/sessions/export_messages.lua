@@ -5,14 +5,14 @@ Purpose
 KEYS
     [1+] payloads        keys of messages of one session
 ARGV
-    [1]  max_bytes       optional: bytes of JSON to read at most; messages that do not fit are left out, those behind
-                         them that do are read
+    [1]  max_bytes       bytes of JSON to read at most: messages that do not fit are left out, those behind them that
+                         do are read; empty: all are read
 Returns
     {*records(json, pexpiretime)}  two values per key, in order: JSON, or empty when there is none; instant in ms,
                               -1 without expiry, -2 for a key that does not exist, -3 less its bytes for a message
                               that was left out
 Errors
-    INVALID  max_bytes is not an integer of 1 or more, or there are more arguments, no keys or too many keys
+    INVALID  max_bytes is not an integer of 1 or more, or there is not one argument, or no keys or too many keys
 Cost
     O(M) for M keys; about 2 us per key. At most 500 keys.
 ]]
@@ -22,11 +22,12 @@ local FIRST_PAYLOAD = 1
 local PAYLOAD_KEYS_PER_CALL = 500
 local LEFT_OUT = -3
 
-if #KEYS < 1 or #KEYS > PAYLOAD_KEYS_PER_CALL or #ARGV > 1 then
-    return redis.error_reply('INVALID 1 to ' .. PAYLOAD_KEYS_PER_CALL .. ' keys and at most 1 argument are expected')
+if #KEYS < 1 or #KEYS > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 1 then
+    return redis.error_reply('INVALID 1 to ' .. PAYLOAD_KEYS_PER_CALL .. ' keys and 1 argument are expected')
 end
-local max_bytes = ARGV[1] and integer(ARGV[1])
-if ARGV[1] and (not max_bytes or max_bytes < 1) then
+local is_bounded = ARGV[1] ~= ''
+local max_bytes = is_bounded and integer(ARGV[1])
+if is_bounded and (not max_bytes or max_bytes < 1) then
     return redis.error_reply('INVALID max_bytes is not an integer of 1 or more')
 end
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 from tbmq_broker import Broker
 
-from queuekeeper import assets, postgres
+from queuekeeper import assets, lua, postgres
 from queuekeeper.clock import Pace, system_clock
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, UsageError
@@ -832,14 +832,15 @@ def test_interrupted_move_goes_on(bench: Bench, monkeypatch: pytest.MonkeyPatch)
 
 def meddled(bench: Bench, monkeypatch: pytest.MonkeyPatch, copy: str, meddle: Callable[[], Any]) -> None:
     """Have something done when a copy has been written, before it is read back."""
-    calls = Sessions.calls
+    ask_each = Sessions.ask_each
 
-    def between(sessions: Sessions, verb: str, asked: Any) -> Any:
-        if verb == "export_messages" and asked[0][0][0] == copy:
+    def between(sessions: Sessions, calls: Iterable[lua.Call]) -> Any:
+        asked = list(calls)
+        if asked and asked[0].script.name == "sessions/export_messages" and asked[0].keys[0] == copy:
             meddle()
-        return calls(sessions, verb, asked)
+        return ask_each(sessions, asked)
 
-    monkeypatch.setattr(Sessions, "calls", between)
+    monkeypatch.setattr(Sessions, "ask_each", between)
 
 
 def test_original_that_is_rewritten_during_its_move_stays_with_its_reference(

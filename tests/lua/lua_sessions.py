@@ -12,6 +12,7 @@ import redis
 
 from queuekeeper import lua
 from queuekeeper.keyspace import SessionKeys, is_scattered, payload_key, session_keys
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.redis_client import RedisClient, is_cluster, nodes
 
 HOSTILE_IDS = (
@@ -119,18 +120,24 @@ class Session:
         last_packet_id: int | str = "",
         last_serial: int | str = "",
         owner: str = "redis",
-    ) -> tuple[list[str], list[str | int]]:
-        """Return keys and arguments of one call of ``import_session``."""
-        keys = [*self.keys, *(self.payload(message.packet_id) for message in batch)]
-        args: list[str | int] = [self.plan, self.epoch, owner, chunk, int(last), last_packet_id, last_serial]
-        for message in batch:
-            args += [message.serial, message.expires_at_ms, message.json]
-        return keys, args
+    ) -> lua.Call:
+        """Return one call of ``import_session``."""
+        return scripts.import_session(
+            self.keys,
+            payloads=self._payloads(batch),
+            plan=self.plan,
+            epoch=self.epoch,
+            owner=owner,
+            chunk=chunk,
+            last=int(last),
+            last_packet_id=last_packet_id,
+            last_serial=last_serial,
+            messages=_triples(batch),
+        )
 
     def import_session(self, batch: Sequence[Message], **options: Any) -> list[Any]:
         """Import one chunk."""
-        keys, args = self.import_call(batch, **options)
-        return self._list("import_session", keys, args)
+        return self._list(self.import_call(batch, **options))
 
     def import_chunks(self, chunks: Sequence[Sequence[Message]], *, last_packet_id: int | str = "") -> None:
         """Import a whole session."""
@@ -140,39 +147,42 @@ class Session:
 
     def drop_import(self, packet_ids: Sequence[int] = ()) -> list[int]:
         """Drop the import of the messages with these packet ids."""
-        return self._list("drop_import", [*self.keys, *map(self.payload, packet_ids)], [self.plan])
+        return self._list(scripts.drop_import(self.keys, payloads=map(self.payload, packet_ids), plan=self.plan))
 
-    def export_messages(self, packet_ids: Sequence[int], *most_bytes: int) -> list[Any]:
+    def export_messages(self, packet_ids: Sequence[int], max_bytes: int | str = "") -> list[Any]:
         """Read messages and their expiry."""
-        return self._list("export_messages", [self.payload(packet_id) for packet_id in packet_ids], most_bytes)
+        return self._list(scripts.export_messages(payloads=map(self.payload, packet_ids), max_bytes=max_bytes))
 
     def replay_message(
         self, message: Message, *, expected: int | str = "", last_packet_id: int | str = ""
     ) -> list[Any]:
         """Add one repaired message."""
-        args: list[lua.Value] = [
-            self.plan,
-            self.epoch,
-            expected,
-            last_packet_id,
-            message.serial,
-            message.expires_at_ms,
-            message.json,
-        ]
-        return self._list("replay_message", [*self.keys, self.payload(message.packet_id)], args)
+        return self._list(
+            scripts.replay_message(
+                self.keys,
+                payload=self.payload(message.packet_id),
+                plan=self.plan,
+                epoch=self.epoch,
+                expected=expected,
+                last_packet_id=last_packet_id,
+                serial=message.serial,
+                expires_at_ms=message.expires_at_ms,
+                message=message.json,
+            )
+        )
 
     def read_session(self) -> list[Any]:
         """Read what the session says about itself."""
-        return self._list("read_session", self.keys, [])
+        return self._list(scripts.read_session(self.keys))
 
     def list_references(self, by: str, start: int | str, limit: int = 1_000) -> list[tuple[str, int]]:
         """Read a page of references."""
-        reply = self._call("list_references", [self.keys.messages], [by, start, limit])
+        reply = self._call(scripts.list_references(self.keys, by=by, start=start, limit=limit))
         return [(member.decode(), int(score)) for member, score in zip(reply[::2], reply[1::2], strict=True)]
 
     def fetch_messages(self, packet_ids: Sequence[int], *, max_bytes: int = 1_000_000) -> list[Any]:
         """Read messages and their expiry, as many as fit."""
-        return self._list("fetch_messages", [self.payload(packet_id) for packet_id in packet_ids], [max_bytes])
+        return self._list(scripts.fetch_messages(payloads=map(self.payload, packet_ids), max_bytes=max_bytes))
 
     def save_call(
         self,
@@ -188,22 +198,27 @@ class Session:
         refused: int | str = 0,
         over: int | str = 0,
         callers_now_ms: int | str | None = None,
-    ) -> tuple[list[str], list[str | int]]:
-        """Return keys and arguments of one call of ``save_messages``; the messages' serials play no part."""
-        keys = [*self.keys, *(self.payload(message.packet_id) for message in batch)]
+    ) -> lua.Call:
+        """Return one call of ``save_messages``; the messages' serials play no part."""
         if last_packet_id is None:
             last_packet_id = batch[-1].packet_id if batch else ""
         numbered = f"{offset}:{chunk}" if source else ":"
         told = f"{refused}:{over}:{numbered}:{packet_ids}:{source}" if source or refused or over else ""
-        callers_now_ms = now_ms() if callers_now_ms is None else callers_now_ms
-        args: list[str | int] = [self.claims, expected, last_packet_id, session_expiry_ms, told, callers_now_ms]
-        for message in batch:
-            args += [message.expires_at_ms, message.json]
-        return keys, args
+        return scripts.save_messages(
+            self.keys,
+            payloads=self._payloads(batch),
+            epoch=self.claims,
+            expected=expected,
+            last_packet_id=last_packet_id,
+            session_expiry_ms=session_expiry_ms,
+            batch=told,
+            now_ms=now_ms() if callers_now_ms is None else callers_now_ms,
+            messages=[value for message in batch for value in (message.expires_at_ms, message.json)],
+        )
 
     def save_messages(self, batch: Sequence[Message], **options: Any) -> list[Any]:
         """Store messages; the reply that is one text is returned as a list too."""
-        reply = self._call("save_messages", *self.save_call(batch, **options))
+        reply = self._call(self.save_call(batch, **options))
         if isinstance(reply, bytes):
             word, first_serial, references, expired, *replaced = reply.split(b":")
             return [word, int(first_serial), int(references), expired, *map(int, replaced)]
@@ -214,47 +229,86 @@ class Session:
         self, packet_ids: Sequence[int], *, earliest_expiry_ms: int | str = "", complete_for: int | str = ""
     ) -> list[Any]:
         """Remove the references of these packet ids that lead to no message."""
-        keys = [self.keys.messages, self.keys.session, *map(self.payload, packet_ids)]
-        return self._list("remove_dead_references", keys, [self.claims, earliest_expiry_ms, complete_for])
+        return self._list(
+            scripts.remove_dead_references(
+                self.keys,
+                payloads=map(self.payload, packet_ids),
+                epoch=self.claims,
+                earliest_expiry_ms=earliest_expiry_ms,
+                complete_for=complete_for,
+            )
+        )
 
     def trim_messages(self, candidates: Sequence[tuple[int, int | str]], *, limit: int | str) -> list[int]:
         """Remove messages, given as packet id and serial, while there are more than the limit."""
-        keys = [self.keys.messages, self.keys.session, *(self.payload(packet_id) for packet_id, _ in candidates)]
-        return self._list("trim_messages", keys, [self.claims, limit, *(serial for _, serial in candidates)])
+        return self._list(
+            scripts.trim_messages(
+                self.keys,
+                payloads=(self.payload(packet_id) for packet_id, _ in candidates),
+                epoch=self.claims,
+                limit=limit,
+                serials=(serial for _, serial in candidates),
+            )
+        )
 
     def ack(self, *acks: tuple[int, int | str]) -> list[int]:
         """Remove messages, given as packet id and serial."""
-        keys = [self.keys.messages, self.keys.session, *(self.payload(packet_id) for packet_id, _ in acks)]
-        return self._list("ack", keys, [self.claims, *(serial for _, serial in acks)])
+        return self._list(
+            scripts.ack(
+                self.keys,
+                payloads=(self.payload(packet_id) for packet_id, _ in acks),
+                epoch=self.claims,
+                serials=(serial for _, serial in acks),
+            )
+        )
 
     def mark_released(self, packet_id: int, serial: int | str = "") -> bytes:
         """Note a PUBREC."""
-        keys = [self.keys.messages, self.keys.session, self.payload(packet_id)]
-        reply: bytes = self._call("mark_released", keys, [self.claims, serial])
+        call = scripts.mark_released(self.keys, payload=self.payload(packet_id), epoch=self.claims, serial=serial)
+        reply: bytes = self._call(call)
         return reply
 
     def mark_delivered(self, serial: int | str, *, keep_ms: int | str = "") -> int:
         """Note that messages up to a serial have been sent."""
-        reply: int = self._call("mark_delivered", self.keys, [self.claims, serial, keep_ms])
+        reply: int = self._call(scripts.mark_delivered(self.keys, epoch=self.claims, serial=serial, keep_ms=keep_ms))
         return reply
 
     def purge_session(
         self, packet_ids: Sequence[int] = (), *, up_to_serial: int | str, members: Sequence[str] = ()
     ) -> list[int]:
         """Remove messages, and with the last one the session."""
-        keys = [*self.keys, *map(self.payload, packet_ids)]
-        return self._list("purge_session", keys, [self.claims, up_to_serial, *members])
+        return self._list(
+            scripts.purge_session(
+                self.keys,
+                payloads=map(self.payload, packet_ids),
+                epoch=self.claims,
+                up_to_serial=up_to_serial,
+                members=members,
+            )
+        )
 
     def reserve_packet_ids(
         self, packet_ids: Sequence[int], *, expected: int | str = "", keep_ms: int | str = ""
     ) -> list[Any]:
         """Give out packet ids."""
-        keys = [*self.keys, *map(self.payload, packet_ids)]
-        return self._list("reserve_packet_ids", keys, [self.claims, expected, packet_ids[-1], keep_ms])
+        return self._list(
+            scripts.reserve_packet_ids(
+                self.keys,
+                payloads=map(self.payload, packet_ids),
+                epoch=self.claims,
+                expected=expected,
+                last_packet_id=packet_ids[-1],
+                keep_ms=keep_ms,
+            )
+        )
 
     def set_last_packet_id(self, packet_id: int | str, *, expected: int | str = "", keep_ms: int | str = "") -> int:
         """Set the packet id given out last."""
-        reply: int = self._call("set_last_packet_id", self.keys, [self.claims, expected, packet_id, keep_ms])
+        reply: int = self._call(
+            scripts.set_last_packet_id(
+                self.keys, epoch=self.claims, expected=expected, last_packet_id=packet_id, keep_ms=keep_ms
+            )
+        )
         return reply
 
     def quarantined(self, serial: int) -> str:
@@ -265,8 +319,17 @@ class Session:
         self, packet_id: int, serial: int | str, *, keep_ms: int | str = 60_000, client_id: str = ""
     ) -> int:
         """Move an unreadable record out of the session."""
-        keys = [self.keys.messages, self.keys.session, self.payload(packet_id), self.quarantined(int(serial))]
-        reply: int = self._call("quarantine_message", keys, [self.claims, serial, keep_ms, client_id])
+        reply: int = self._call(
+            scripts.quarantine_message(
+                self.keys,
+                payload=self.payload(packet_id),
+                quarantined=self.quarantined(int(serial)),
+                epoch=self.claims,
+                serial=serial,
+                keep_ms=keep_ms,
+                client_id=client_id,
+            )
+        )
         return reply
 
     def orphan(self, packet_id: int) -> str:
@@ -275,16 +338,22 @@ class Session:
 
     def judge_messages(self, packet_ids: Sequence[int], *, max_bytes: int | str = 1_000_000) -> list[list[Any]]:
         """Have records judged; six values each."""
-        keys = [self.payload(packet_id) for packet_id in packet_ids]
-        reply = self._list("judge_messages", keys, [self.client_id, max_bytes])
+        payloads = map(self.payload, packet_ids)
+        reply = self._list(scripts.judge_messages(payloads=payloads, client_id=self.client_id, max_bytes=max_bytes))
         return [reply[at : at + 6] for at in range(0, len(reply), 6)]
 
     def set_expiry(
         self, *changes: tuple[int, int | str, int | str, int | str], may_lengthen: int | str = 0
     ) -> list[int]:
         """Set instants, given as packet id, serial, instant before and after."""
-        keys = [self.keys.messages, self.keys.session, *(self.payload(change[0]) for change in changes)]
-        return self._list("set_expiry", keys, [may_lengthen, *(value for change in changes for value in change[1:])])
+        return self._list(
+            scripts.set_expiry(
+                self.keys,
+                payloads=(self.payload(change[0]) for change in changes),
+                may_lengthen=may_lengthen,
+                lives=(value for change in changes for value in change[1:]),
+            )
+        )
 
     def reorder_messages(
         self,
@@ -295,24 +364,40 @@ class Session:
         last_score: int | str = "",
     ) -> list[int]:
         """Give references other serials, given as packet id, old and new serial."""
-        keys = [self.keys.messages, self.keys.session, *(self.payload(move[0]) for move in moves)]
-        args = [highest, delivered_serial, references, last_score, *(value for move in moves for value in move[1:])]
-        return self._list("reorder_messages", keys, args)
+        return self._list(
+            scripts.reorder_messages(
+                self.keys,
+                payloads=(self.payload(move[0]) for move in moves),
+                highest=highest,
+                delivered_serial=delivered_serial,
+                references=references,
+                last_score=last_score,
+                serials=(value for move in moves for value in move[1:]),
+            )
+        )
 
     def find_orphans(self, packet_ids: Sequence[int]) -> list[int]:
         """Look for records that no reference names."""
-        return self._list("find_orphans", [self.keys.messages, *map(self.payload, packet_ids)], [])
+        return self._list(scripts.find_orphans(self.keys, payloads=map(self.payload, packet_ids)))
 
     def find_missing(self, packet_ids: Sequence[int]) -> list[int]:
         """Look for messages that have expired."""
-        return self._list("find_missing", list(map(self.payload, packet_ids)), [])
+        return self._list(scripts.find_missing(payloads=map(self.payload, packet_ids)))
 
     def unlink_orphan(
         self, packet_id: int, *, keep_ms: int | str = 60_000, expires_at_ms: int = FAR_MS, grace_ms: int = 60_000
     ) -> int:
         """Take a record without reference out of its session."""
-        keys = [self.keys.messages, self.payload(packet_id), self.orphan(packet_id)]
-        reply: int = self._call("unlink_orphan", keys, [keep_ms, expires_at_ms, grace_ms])
+        reply: int = self._call(
+            scripts.unlink_orphan(
+                self.keys,
+                payload=self.payload(packet_id),
+                orphan=self.orphan(packet_id),
+                keep_ms=keep_ms,
+                expires_at_ms=expires_at_ms,
+                grace_ms=grace_ms,
+            )
+        )
         return reply
 
     def quarantine_duplicate(
@@ -325,42 +410,69 @@ class Session:
     ) -> int:
         """Take a message out of the session that another one repeats; each is given as packet id and serial."""
         aside = f"{self.keys.messages.removesuffix('messages')}quarantined_{going[1]}"
-        keys = [self.keys.messages, self.keys.session, self.payload(kept[0]), self.payload(going[0]), aside]
-        reply: int = self._call("quarantine_duplicate", keys, [kept[1], going[1], keep_ms, tolerance_ms])
+        reply: int = self._call(
+            scripts.quarantine_duplicate(
+                self.keys,
+                kept=self.payload(kept[0]),
+                payload=self.payload(going[0]),
+                quarantined=aside,
+                kept_serial=kept[1],
+                serial=going[1],
+                keep_ms=keep_ms,
+                tolerance_ms=tolerance_ms,
+            )
+        )
         return reply
 
     def restore_message(
         self, aside: str, packet_id: int, *, serial: int | str = "", expires_at_ms: int | str = "", client_id: str = ""
     ) -> bytes:
         """Put a record back that was set aside."""
-        keys = [self.keys.messages, self.keys.session, aside, self.payload(packet_id)]
-        reply: bytes = self._call("restore_message", keys, [serial, expires_at_ms, client_id])
+        reply: bytes = self._call(
+            scripts.restore_message(
+                self.keys,
+                aside=aside,
+                payload=self.payload(packet_id),
+                serial=serial,
+                expires_at_ms=expires_at_ms,
+                client_id=client_id,
+            )
+        )
         return reply
 
     def rekey_messages(self, batch: Sequence[Message], *, last_packet_id: int | str = "") -> list[int]:
         """Write messages that had other keys."""
-        keys = [*self.keys, *(self.payload(message.packet_id) for message in batch)]
-        triples = [value for message in batch for value in (message.serial, message.expires_at_ms, message.json)]
-        return self._list("rekey_messages", keys, [last_packet_id, *triples])
+        return self._list(
+            scripts.rekey_messages(
+                self.keys,
+                payloads=self._payloads(batch),
+                last_packet_id=last_packet_id,
+                messages=_triples(batch),
+            )
+        )
 
     def finish_rekey(self) -> int:
         """Note that nothing is left under other keys."""
-        reply: int = self._call("finish_rekey", [self.keys.session], [])
+        reply: int = self._call(scripts.finish_rekey(self.keys, fields=()))
         return reply
 
     def unlink_copied(self, key: str, digest: str) -> int:
         """Remove a key whose content is known."""
-        reply: int = self._call("unlink_copied", [key], [digest])
+        reply: int = self._call(scripts.unlink_copied(copied=key, digest=digest))
         return reply
 
     def remove_references(self, *pairs: tuple[str, int | str]) -> int:
         """Remove references, given as member and score."""
-        reply: int = self._call("remove_references", [self.keys.messages], [text for pair in pairs for text in pair])
+        reply: int = self._call(
+            scripts.remove_references(self.keys, references=(text for pair in pairs for text in pair))
+        )
         return reply
 
     def set_owner(self, owner: str, *, epoch: int | str | None = None, mirror: int | str = 0) -> bytes:
         """Note which store owns the session."""
-        reply: bytes = self._call("set_owner", self.keys, [self.epoch if epoch is None else epoch, owner, mirror])
+        reply: bytes = self._call(
+            scripts.set_owner(self.keys, epoch=self.epoch if epoch is None else epoch, owner=owner, mirror=mirror)
+        )
         return reply
 
     def sync_call(
@@ -373,25 +485,28 @@ class Session:
         last_serial: int | str = "",
         delivered_serial: int | str = "",
         sources: Sequence[tuple[str, int | str]] = (),
-    ) -> tuple[list[str], list[str | int]]:
-        """Return keys and arguments of one call of ``sync_session``."""
-        keys = [*self.keys, *map(self.payload, removed), *(self.payload(message.packet_id) for message in batch)]
-        args: list[str | int] = [self.epoch if epoch is None else epoch, len(removed)]
-        args += [last_packet_id, last_serial, delivered_serial, len(sources)]
-        for source in sources:
-            args += source
-        for message in batch:
-            args += [message.serial, message.expires_at_ms, message.json]
-        return keys, args
+    ) -> lua.Call:
+        """Return one call of ``sync_session``."""
+        return scripts.sync_session(
+            self.keys,
+            payloads=[*map(self.payload, removed), *self._payloads(batch)],
+            epoch=self.epoch if epoch is None else epoch,
+            removed=len(removed),
+            last_packet_id=last_packet_id,
+            last_serial=last_serial,
+            delivered_serial=delivered_serial,
+            sources=len(sources),
+            values=[*(value for source in sources for value in source), *_triples(batch)],
+        )
 
     def sync_session(self, batch: Sequence[Message] = (), **options: Any) -> list[int]:
         """Write messages of a session that PostgreSQL owns, and remove others."""
-        return self._list("sync_session", *self.sync_call(batch, **options))
+        return self._list(self.sync_call(batch, **options))
 
     def trim_outbox(self, version: int | str, *, epoch: int | str | None = None, read_ms: int | str = 0) -> int:
         """Forget changes that the other store has."""
-        args: list[lua.Value] = [self.epoch if epoch is None else epoch, version, read_ms]
-        reply: int = self._call("trim_outbox", [self.keys.session], args)
+        known = self.epoch if epoch is None else epoch
+        reply: int = self._call(scripts.trim_outbox(self.keys, epoch=known, outbox_version=version, read_ms=read_ms))
         return reply
 
     def state(self) -> dict[str, str]:
@@ -405,13 +520,21 @@ class Session:
         found: list[tuple[bytes, float]] = client.zrange(self.keys.messages, 0, -1, withscores=True)
         return [(member.decode(), score) for member, score in found]
 
-    def _list(self, script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> list[Any]:
-        reply = self._call(script, keys, args)
+    def _payloads(self, batch: Sequence[Message]) -> list[str]:
+        return [self.payload(message.packet_id) for message in batch]
+
+    def _list(self, call: lua.Call) -> list[Any]:
+        reply = self._call(call)
         assert isinstance(reply, list)
         return reply
 
-    def _call(self, script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
-        return lua.ScriptCaller(self.client).call(lua.load(f"sessions/{script}"), keys, args)
+    def _call(self, call: lua.Call) -> Any:
+        """Return what the server answers, as it does."""
+        return lua.ScriptCaller(self.client).call(*call)
+
+
+def _triples(batch: Sequence[Message]) -> list[str | int]:
+    return [value for message in batch for value in (message.serial, message.expires_at_ms, message.json)]
 
 
 def contents(client: RedisClient) -> dict[str, tuple[Any, int]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from hashlib import sha1
 from pathlib import Path
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.lua
 class LimitedSession(Session):
     """A session whose every call is made by a user that may touch the declared keys only."""
 
-    def _call(self, script: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
-        with limited(self.client, [str(key) for key in keys]) as user:
-            return ScriptCaller(user).call(lua.load(f"sessions/{script}"), keys, args)
+    def _call(self, call: lua.Call) -> Any:
+        with limited(self.client, [str(key) for key in call.keys]) as user:
+            return ScriptCaller(user).call(*call)
 
 
 Act = Callable[[Session], Any]

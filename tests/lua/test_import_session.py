@@ -19,7 +19,7 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.keyspace import hash_slot, is_scattered
-from queuekeeper.lua import ScriptCaller, load
+from queuekeeper.lua import ScriptCaller
 from queuekeeper.redis_client import RedisClient, connect
 
 pytestmark = pytest.mark.lua
@@ -341,10 +341,10 @@ BAD_CALLS: dict[str, tuple[Callable[[list[Any], list[Any]], tuple[list[Any], lis
 @pytest.mark.parametrize("name", BAD_CALLS)
 def test_bad_argument_is_refused_before_anything_is_written(client: RedisClient, name: str) -> None:
     spoil, message = BAD_CALLS[name]
-    keys, args = Session(client=client).import_call(messages(2), last_packet_id=2)
-    keys, args = spoil(keys, args)
+    script, keys, args = Session(client=client).import_call(messages(2), last_packet_id=2)
+    keys, args = spoil([*keys], [*args])
     with pytest.raises(UsageError) as caught:
-        ScriptCaller(client).call(load("sessions/import_session"), keys, args)
+        ScriptCaller(client).call(script, keys, args)
     assert str(caught.value).startswith(message)
     assert contents(client) == {}
 

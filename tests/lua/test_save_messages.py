@@ -8,7 +8,7 @@ import pytest
 from lua_sessions import HOSTILE_IDS, HOUR_MS, Message, Session, contents, messages, now_ms
 
 from queuekeeper.errors import NotOwner, StoreFull, UsageError
-from queuekeeper.lua import ScriptCaller, load
+from queuekeeper.lua import ScriptCaller
 from queuekeeper.redis_client import RedisClient, connect
 
 pytestmark = pytest.mark.lua
@@ -456,18 +456,17 @@ def test_bad_argument_is_refused_before_anything_is_written(
 
 @pytest.mark.parametrize("expires_at_ms", ["", "x", "1e15", "04000000000000", "4000000000000.5", str(2**53 + 2)])
 def test_bad_expiry_of_one_message_refuses_the_call(session: Session, expires_at_ms: str) -> None:
-    keys, args = session.save_call(far(2))
-    args[-2] = expires_at_ms
+    script, keys, (*args, _, json) = session.save_call(far(2))
     with pytest.raises(UsageError, match=r"^expiry of message 2 is not an integer$"):
-        ScriptCaller(session.client).call(load("sessions/save_messages"), keys, args)
+        ScriptCaller(session.client).call(script, keys, [*args, expires_at_ms, json])
     assert contents(session.client) == {}
 
 
 @pytest.mark.parametrize(("keys", "args"), [(3, 7), (4, 7), (4, 10), (5, 8), (2, 6)])
 def test_wrong_number_of_keys_or_arguments_is_refused(session: Session, keys: int, args: int) -> None:
-    names, values = session.save_call(far(2))
+    script, names, values = session.save_call(far(2))
     with pytest.raises(UsageError, match=r"^3 keys and a key per message, 6 arguments and 2 per message are expected$"):
-        ScriptCaller(session.client).call(load("sessions/save_messages"), names[:keys], [*values, 1, 2][:args])
+        ScriptCaller(session.client).call(script, names[:keys], [*values, 1, 2][:args])
     assert contents(session.client) == {}
 
 

@@ -15,7 +15,7 @@ from lua_sessions import Session, command, contents, messages
 from queuekeeper import lua
 from queuekeeper.errors import MovedOn, RefusedError, ScriptError, ServerUnavailable
 from queuekeeper.keyspace import client_slot
-from queuekeeper.lua import Call, Script, ScriptCaller
+from queuekeeper.lua import Call, Script, ScriptCaller, scripts
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests.cluster_slots import Slot, slot_of
 
@@ -96,7 +96,7 @@ def test_script_survives_a_restart(own_server: Any) -> None:
         assert session.import_session(messages(2, first=3), chunk=1, last=False) == [b"imported", 2, 0]
         own_server.kill()
         own_server.start()
-        call = Call(lua.load("sessions/import_session"), *session.import_call(messages(2, first=5), chunk=2))
+        call = session.import_call(messages(2, first=5), chunk=2)
         assert ScriptCaller(client).execute([call]) == [[b"imported", 2, 0]]
         assert len(session.references()) == 6
 
@@ -243,8 +243,8 @@ def test_slot_that_has_moved_is_followed(redis_cluster_url: str) -> None:
         last_chunk = session.import_call(messages(3, first=7), chunk=2, last_packet_id=9)
         replies = ScriptCaller(client).execute(
             [
-                Call(lua.load("sessions/import_session"), *last_chunk),
-                Call(lua.load("sessions/export_messages"), [session.payload(number) for number in range(1, 10)]),
+                last_chunk,
+                scripts.sessions.export_messages(payloads=map(session.payload, range(1, 10)), max_bytes=""),
             ]
         )
         assert replies[0] == [b"imported", 3, 0]

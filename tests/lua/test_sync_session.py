@@ -8,7 +8,7 @@ import pytest
 from lua_sessions import FAR_MS, HOSTILE_IDS, Message, Session, contents, messages, now_ms
 
 from queuekeeper.errors import MovedOn, NotOwner, StaleEpoch, StoreFull, UsageError
-from queuekeeper.lua import ScriptCaller, load
+from queuekeeper.lua import ScriptCaller
 from queuekeeper.redis_client import RedisClient, connect
 
 pytestmark = pytest.mark.lua
@@ -213,9 +213,9 @@ def test_bad_argument_is_refused_before_anything_is_written(
 @pytest.mark.parametrize("change", [lambda args: args[:-1], lambda args: [*args, "x"], lambda args: args[:5]])
 def test_wrong_number_of_arguments_is_refused(client: RedisClient, change: Any) -> None:
     session = Session(client=client)
-    keys, args = session.sync_call(BATCH, removed=[9], sources=[("a", 1)])
+    script, keys, args = session.sync_call(BATCH, removed=[9], sources=[("a", 1)])
     with pytest.raises(UsageError, match=r"^3 keys, payload keys, 6 arguments, 2 per source and 3 per message are"):
-        ScriptCaller(client).call(load("sessions/sync_session"), keys, change(args))
+        ScriptCaller(client).call(script, keys, change([*args]))
     assert contents(client) == {}
 
 

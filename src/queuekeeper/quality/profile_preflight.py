@@ -11,6 +11,7 @@ from redis.exceptions import NoPermissionError
 from queuekeeper import lua
 from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import session_keys
+from queuekeeper.lua.scripts import quality as scripts
 from queuekeeper.migration.preflight import check_source
 from queuekeeper.postgres import Connection, address, statement, translated_errors
 from queuekeeper.quality.profile_model import ProfileParameters
@@ -89,11 +90,10 @@ def _probes(parameters: ProfileParameters) -> list[_Probe]:
     probes.append(_Probe(command=("GET", keys.last_packet_id), rule="+get" if parameters.contents else counter_rule))
     if parameters.contents:
         probes.append(_Probe(command=("GET", payload), rule="+get"))
-    script = lua.load("quality/profile_messages")
-    probes.append(_Probe(command=("SCRIPT", "LOAD", script.source), rule="+script|load"))
-    probes.append(
-        _Probe(command=lua.command(script, [keys.messages, payload], ("refused",)), rule=f"+evalsha ~{prefix}*")
-    )
+    call = scripts.profile_messages(keys, payloads=[payload])
+    probes.append(_Probe(command=("SCRIPT", "LOAD", call.script.source), rule="+script|load"))
+    # With an argument that it does not have it is refused before it reads anything.
+    probes.append(_Probe(command=(*call.command, "refused"), rule=f"+evalsha ~{prefix}*"))
     return probes
 
 

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 
 from queuekeeper.keyspace import quarantined_key
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.model import Effect, Queue
 from queuekeeper.maintenance.remedies.sessions import Sessions
 
@@ -40,15 +41,17 @@ def put_aside(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, ju
     :param judged: only those that are no messages of this client under their own packet id.
     """
     keys = sessions.keys(queue)
-    replies = sessions.calls(
-        "quarantine_message",
-        [
-            (
-                [keys.messages, keys.session, payload_of(sessions, queue, each), aside_key(sessions, queue, each)],
-                ["", each.serial, 1_000 * sessions.parameters.keep_s, queue.client_id if judged else ""],
-            )
-            for each in effects
-        ],
+    replies = sessions.ask_each(
+        scripts.quarantine_message(
+            keys,
+            payload=payload_of(sessions, queue, each),
+            quarantined=aside_key(sessions, queue, each),
+            epoch="",
+            serial=each.serial,
+            keep_ms=1_000 * sessions.parameters.keep_s,
+            client_id=queue.client_id if judged else "",
+        )
+        for each in effects
     )
     return [bool(reply) for reply in replies]
 
@@ -59,18 +62,15 @@ def bring_back(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, j
     :param judged: only those that are messages of this client under their own packet id.
     """
     keys = sessions.keys(queue)
-    replies = sessions.calls(
-        "restore_message",
-        [
-            (
-                [keys.messages, keys.session, aside_key(sessions, queue, each), payload_of(sessions, queue, each)],
-                [
-                    each.serial,
-                    "" if each.expires_at_ms is None else str(each.expires_at_ms),
-                    queue.client_id if judged else "",
-                ],
-            )
-            for each in effects
-        ],
+    replies = sessions.ask_each(
+        scripts.restore_message(
+            keys,
+            aside=aside_key(sessions, queue, each),
+            payload=payload_of(sessions, queue, each),
+            serial=each.serial,
+            expires_at_ms="" if each.expires_at_ms is None else str(each.expires_at_ms),
+            client_id=queue.client_id if judged else "",
+        )
+        for each in effects
     )
     return [_LEFT.get(reply.decode(), "") for reply in replies]

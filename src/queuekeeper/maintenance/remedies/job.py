@@ -17,6 +17,7 @@ from queuekeeper import lua
 from queuekeeper.errors import MovedOn, NotOwner, PacketIdInUse, RefusedError, UsageError
 from queuekeeper.jobs.model import Job, Outcome, Plan, Step, Table, Words, World
 from queuekeeper.jobs.undo import read_undo_file
+from queuekeeper.lua import scripts
 from queuekeeper.maintenance.remedies.model import (
     EXAMPLES,
     PURPOSES,
@@ -164,13 +165,13 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         problems = [problem for server in facts(client) for problem in unfit(server)]
         if problems:
             raise RefusedError("; ".join(problems))
-        scripts = [lua.load(f"sessions/{name}") for name in (*_LOOKING, *cls.looks_by, *cls.writes_by)]
+        used = [lua.load(f"sessions/{name}") for name in (*_LOOKING, *cls.looks_by, *cls.writes_by)]
         # Who may write may count as well.
         ways = (True, False) if writing else (True,)
-        called = (lua.commands_called(script, counts_only=way) for script in scripts for way in ways)
+        called = (lua.commands_called(script, counts_only=way) for script in used for way in ways)
         commands = sorted(frozenset().union(*called) - _WITHOUT_KEY)
         key = f"{parameters.key_prefix}{{queuekeeper}}_messages"
-        refused = lua.ScriptCaller(client).call(lua.load("maintenance/refused_commands"), [key], commands)
+        refused = lua.ScriptCaller(client).call(*scripts.maintenance.refused_commands(key=key, commands=commands))
         if refused:
             names = ", ".join(name.decode() for name in refused)
             rules = " ".join(f"+{command}" for command in (*_GROUNDWORK, *commands))

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from queuekeeper import lua
 from queuekeeper.keyspace import quarantined_key
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.aside import bring_back, is_serial, put_aside
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, text_of
@@ -53,8 +53,8 @@ class QuarantineMessages(Remedy):
         keys = self.sessions.keys(queue)
 
         def forget(effect: Effect) -> bool:
-            pair: list[lua.Value] = [effect.raw_member, effect.serial]
-            return bool(self.sessions.call("remove_references", [keys.messages], pair))
+            call = scripts.remove_references(keys, references=(effect.raw_member, effect.serial))
+            return bool(self.sessions.ask(call))
 
         return [forget(effect) if effect.kind == _FOREIGN else next(moved) for effect in effects]
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import groupby
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from queuekeeper import lua
 from queuekeeper.jobs.model import World
 from queuekeeper.keyspace import MAX_PACKET_ID, earlier_tag, encoded_client_id, is_scattered, key_stem
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.aside import is_serial
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused, RemedyParameters
@@ -111,7 +112,8 @@ class _Move:
         self._old_queue = Queue(client_id=source, client_hash=target.client_hash)
         self._target = target
         self._is_named = is_named
-        self._messages, self._last_packet_id, self._session = sessions.keys(self._old_queue)
+        self._old = sessions.keys(self._old_queue)
+        self._new = sessions.keys(target)
 
     def find(self) -> list[Effect]:
         members = self._members()
@@ -177,11 +179,11 @@ class _Move:
             elif each.kind in {_COUNTER, _COPIED} and counter is not None:
                 # The counter goes last: while it is there, so is what it counts.
                 if not messages:
-                    self._sessions.call("rekey_messages", self._sessions.keys(self._target), [last_packet_id])
+                    self._rekey([], [], last_packet_id)
                 if each.kind == _COPIED:
                     done[place] = True
                 elif not self._members():
-                    done[place] = self._remove(self._last_packet_id, counter.digest)
+                    done[place] = self._remove(self._old.last_packet_id, counter.digest)
         members = self._members()
         is_emptied = not members and self._counter() is None
         words = {word for word, _ in self._judge([member for member, _ in members])}
@@ -202,12 +204,12 @@ class _Move:
                 kept += (name, value)
         if "delivered_serial" in fields:
             # What has been sent is noted of the set as it is here, or it would not be believed.
-            self._sessions.call(
-                "mark_delivered", self._sessions.keys(self._target), ["", fields["delivered_serial"], ""]
+            self._sessions.ask(
+                scripts.mark_delivered(self._new, epoch="", serial=fields["delivered_serial"], keep_ms="")
             )
-        noted = bool(self._sessions.call("finish_rekey", [self._sessions.keys(self._target).session], kept))
+        noted = bool(self._sessions.ask(scripts.finish_rekey(self._new, fields=kept)))
         if is_emptied and fields:
-            self._remove(self._session, _digest_of(fields))
+            self._remove(self._old.session, _digest_of(fields))
         return noted
 
     def _move(self, part: Sequence[tuple[Effect, _Record]], last_packet_id: str) -> list[Effect]:
@@ -217,7 +219,7 @@ class _Move:
         triples: list[lua.Value] = []
         for each, record in part:
             triples += (each.serial, record.expires_at_ms, record.content)
-        sessions.call("rekey_messages", [*sessions.keys(self._target), *names], [last_packet_id, *triples])
+        self._rekey(names, triples, last_packet_id)
         if not self._counts_only:
             self._compare(names, [record for _, record in part])
         names = [self._payload(each.packet_id) for each, _ in part]
@@ -230,16 +232,21 @@ class _Move:
             self._forget(gone)
         return gone
 
+    def _rekey(self, payloads: Sequence[str], messages: Sequence[lua.Value], last_packet_id: str) -> None:
+        self._sessions.ask(
+            scripts.rekey_messages(self._new, payloads=payloads, last_packet_id=last_packet_id, messages=messages)
+        )
+
     def _compare(self, names: Sequence[str], records: Sequence[_Record]) -> None:
         """Check that copies are what they are copies of.
 
         :raises QueueRefused: when one is not.
         """
-        written = self._sessions.call("export_messages", names, [])
+        written = self._sessions.ask(scripts.export_messages(payloads=names, max_bytes="")).records
         # The server's time, read after the copies: those that have expired by themselves are no loss.
         now_ms = self._sessions.state(self._target).now_ms
-        for at, record in enumerate(records):
-            copy = _Record(written[2 * at], written[2 * at + 1])
+        for record, found in zip(records, written, strict=True):
+            copy = _Record(*found)
             expired = copy.expires_at_ms == _ABSENT and 0 <= record.expires_at_ms <= now_ms
             if copy != record and not expired:
                 raise QueueRefused("a copy differs from its original, which stays")
@@ -247,18 +254,20 @@ class _Move:
     # What is under the encoded id.
 
     def _members(self) -> list[tuple[bytes, str]]:
-        return [each for each in self._sessions.members(self._messages) if each[0] not in self._gone]
+        return [each for each in self._sessions.members(self._old) if each[0] not in self._gone]
 
     def _counter(self) -> _Record | None:
-        is_gone = self._last_packet_id.encode() in self._gone
-        return None if is_gone else self._read([self._last_packet_id])[0]
+        name = self._old.last_packet_id
+        return None if name.encode() in self._gone else self._read([name])[0]
 
     def _payload(self, packet_id: int | None) -> str:
         return self._sessions.payload(self._old_queue, packet_id or 0)
 
     def _packet_id(self, member: bytes) -> int | None:
         stem, _, suffix = member.rpartition(b"_")
-        good = stem == self._messages.encode() and suffix.isdigit() and not suffix.startswith(b"0") and len(suffix) < 6
+        good = (
+            stem == self._old.messages.encode() and suffix.isdigit() and not suffix.startswith(b"0") and len(suffix) < 6
+        )
         return int(suffix) if good and int(suffix) <= MAX_PACKET_ID else None
 
     def _judge(self, keys: Sequence[bytes]) -> list[tuple[str, int]]:
@@ -272,11 +281,12 @@ class _Move:
         return [verdicts.get(key, ("unreadable", _ABSENT)) for key in keys]
 
     def _read(self, keys: Sequence[str]) -> list[_Record | None]:
-        replies: list[Any] = self._sessions.calls("export_messages", [([key], []) for key in keys])
-        return [None if reply[1] == _ABSENT else _Record(*reply) for reply in replies]
+        replies = self._sessions.ask_each(scripts.export_messages(payloads=[key], max_bytes="") for key in keys)
+        records = [_Record(*reply.records[0]) for reply in replies]
+        return [None if record.expires_at_ms == _ABSENT else record for record in records]
 
     def _remove(self, key: str, digest: str) -> bool:
-        removed = bool(self._sessions.call("unlink_copied", [key], [digest]))
+        removed = bool(self._sessions.ask(scripts.unlink_copied(copied=key, digest=digest)))
         if removed and self._counts_only:
             self._gone.add(key.encode())
         return removed
@@ -285,7 +295,7 @@ class _Move:
         pairs: list[lua.Value] = []
         for each in effects:
             pairs += (self._payload(each.packet_id), each.serial)
-        removed = int(self._sessions.call("remove_references", [self._messages], pairs))
+        removed = int(self._sessions.ask(scripts.remove_references(self._old, references=pairs)))
         if removed == len(effects) and self._counts_only:
             self._gone.update(self._payload(each.packet_id).encode() for each in effects)
         return removed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.aside import aside_key, bring_back, is_serial
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue
@@ -53,21 +54,18 @@ class RemoveDuplicates(Remedy):
         """Move each, where the two still are the same."""
         keys = self.sessions.keys(queue)
         keep_ms = 1_000 * self.sessions.parameters.keep_s
-        replies = self.sessions.calls(
-            "quarantine_duplicate",
-            [
-                (
-                    [
-                        keys.messages,
-                        keys.session,
-                        self.sessions.payload(queue, each.twin or 0),
-                        self.sessions.payload(queue, each.packet_id or 0),
-                        aside_key(self.sessions, queue, each),
-                    ],
-                    [each.twin_serial, each.serial, keep_ms, TOLERANCE_MS],
-                )
-                for each in effects
-            ],
+        replies = self.sessions.ask_each(
+            scripts.quarantine_duplicate(
+                keys,
+                kept=self.sessions.payload(queue, each.twin or 0),
+                payload=self.sessions.payload(queue, each.packet_id or 0),
+                quarantined=aside_key(self.sessions, queue, each),
+                kept_serial=each.twin_serial,
+                serial=each.serial,
+                keep_ms=keep_ms,
+                tolerance_ms=TOLERANCE_MS,
+            )
+            for each in effects
         )
         return [bool(reply) for reply in replies]
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from psycopg import errors as postgres_errors
 
-from queuekeeper import lua
 from queuekeeper.errors import SchemaMismatch
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused
 from queuekeeper.maintenance.remedies.sessions import Reference, Sessions, Verdict, batches
@@ -142,29 +142,31 @@ def _move(sessions: Sessions, queue: Queue, effects: Sequence[Effect], *, back: 
     highest = max(0, int(delivered or 0), *(serial for serial in serials if serial is not None))
     sent = str(highest) if delivered else ""
     # The first step looks whether the queue is the one that was read; from then on new messages come behind all others.
-    there: list[lua.Value]
+    references, last_score = "", state.last_score
     if not back:
-        there = [str(effects[0].references), effects[0].last_score]
-    elif _would_come_between(effects, state.last_score):
+        references, last_score = str(effects[0].references), effects[0].last_score
+    elif _would_come_between(effects, last_score):
         return [False] * len(moves)
-    else:
-        there = ["", state.last_score]
     keys = sessions.keys(queue)
     steps = list(batches(enumerate(zip(moves, serials, strict=True))))
     done = [False] * len(moves)
     for step in reversed(steps) if back else steps:
-        names = [
-            keys.messages,
-            keys.session,
-            *(sessions.payload(queue, move[0].packet_id or 0) for _, (move, _) in step),
-        ]
-        pairs = [str(value) for _, (move, serial) in step for value in (move[1], serial)]
-        moved = sessions.call("reorder_messages", names, [highest, sent, *there, *pairs])
-        if not moved:
+        moved = sessions.ask(
+            scripts.reorder_messages(
+                keys,
+                payloads=(sessions.payload(queue, move[0].packet_id or 0) for _, (move, _) in step),
+                highest=highest,
+                delivered_serial=sent,
+                references=references,
+                last_score=last_score,
+                serials=(str(value) for _, (move, serial) in step for value in (move[1], serial)),
+            )
+        )
+        if moved is None:
             break
-        for (place, _), reply in zip(step, moved, strict=True):
+        for (place, _), reply in zip(step, moved.done, strict=True):
             done[place] = bool(reply)
-        there = ["", ""]
+        references = last_score = ""
     return done
 
 

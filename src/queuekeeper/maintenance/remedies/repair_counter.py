@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from queuekeeper.keyspace import MAX_PACKET_ID, safe_counter
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue
 
@@ -42,10 +43,10 @@ class RepairCounter(Remedy):
         keys = self.sessions.keys(queue)
         return [
             bool(
-                self.sessions.call(
-                    "set_last_packet_id",
-                    keys,
-                    ["", str(effect.before), str(effect.after), ""],
+                self.sessions.ask(
+                    scripts.set_last_packet_id(
+                        keys, epoch="", expected=str(effect.before), last_packet_id=str(effect.after), keep_ms=""
+                    )
                 )
             )
             for effect in effects

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue
 from queuekeeper.maintenance.remedies.sessions import Sessions, Verdict, batches
@@ -78,11 +79,11 @@ def _set(
     keys = sessions.keys(queue)
     done: list[bool] = []
     for batch in batches(changes):
-        names = [
-            keys.messages,
-            keys.session,
-            *(sessions.payload(queue, effect.packet_id or 0) for effect, _, _ in batch),
-        ]
-        triples = [str(value) for effect, before, after in batch for value in (effect.serial, before, after)]
-        done += map(bool, sessions.call("set_expiry", names, [may_lengthen, *triples]))
+        call = scripts.set_expiry(
+            keys,
+            payloads=(sessions.payload(queue, effect.packet_id or 0) for effect, _, _ in batch),
+            may_lengthen=may_lengthen,
+            lives=(str(value) for effect, before, after in batch for value in (effect.serial, before, after)),
+        )
+        done += map(bool, sessions.ask(call).done)
     return done

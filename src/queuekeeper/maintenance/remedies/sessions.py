@@ -10,14 +10,8 @@ from typing import Any, NamedTuple, TypeVar
 from queuekeeper import lua
 from queuekeeper.errors import ScatteredClient, ScriptError
 from queuekeeper.jobs.model import World
-from queuekeeper.keyspace import (
-    MAX_PACKET_ID,
-    SessionKeys,
-    key_stem,
-    payload_key,
-    session_keys,
-    session_scan_pattern,
-)
+from queuekeeper.keyspace import MAX_PACKET_ID, SessionKeys, key_stem, payload_key, session_keys, session_scan_pattern
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.model import Queue, QueueRefused, RemedyParameters
 from queuekeeper.redis_client import nodes, redis_errors
 
@@ -101,21 +95,21 @@ class Sessions:
 
     # Reading.
 
-    def call(self, verb: str, keys: Sequence[lua.Value], args: Sequence[lua.Value]) -> Any:
-        """Run one script of sessions at the wanted pace; see :meth:`calls`."""
-        return self.calls(verb, [(keys, args)])[0]
+    def ask(self, call: lua.Call) -> Any:
+        """Make one call at the wanted pace; see :meth:`ask_each`."""
+        return self.ask_each([call])[0]
 
-    def calls(self, verb: str, calls: Sequence[tuple[Sequence[lua.Value], Sequence[lua.Value]]]) -> list[Any]:
-        """Run one script of sessions several times at the wanted pace.
+    def ask_each(self, calls: Iterable[lua.Call]) -> list[Any]:
+        """Make calls at the wanted pace, and read their replies by the names in the headers of the scripts.
 
         :raises QueueRefused: when a key of the session holds another type than it should.
         """
-        script = lua.load(f"sessions/{verb}")
         found: list[Any] = []
         for batch in batches(calls):
-            self.world.pace(sum(len(keys) for keys, _ in batch))
+            self.world.pace(sum(len(call.keys) for call in batch))
             try:
-                found += self.world.writer.execute([lua.Call(script, keys, args) for keys, args in batch]).or_raise()
+                replies = self.world.writer.execute(batch).or_raise()
+                found += (call.script.read(reply) for call, reply in zip(batch, replies, strict=True))
             except ScatteredClient:
                 raise QueueRefused(
                     "its id begins with a closing brace, and no script of a cluster can use its keys: they lie in "
@@ -132,9 +126,8 @@ class Sessions:
 
         :raises QueueRefused: when it belongs to PostgreSQL, or its import is not complete.
         """
-        last, references, last_score, now_ms, *pairs = self.call("read_session", self.keys(queue), [])
-        texts = [text.decode("utf-8", "replace") for text in pairs]
-        fields = dict(zip(texts[::2], texts[1::2], strict=True))
+        reply = self.ask(scripts.read_session(self.keys(queue)))
+        fields = {each.field.decode("utf-8", "replace"): each.value.decode("utf-8", "replace") for each in reply.fields}
         # No field: what the script says about one.
         fields.pop("sent_up_to", None)
         if fields.get("owner") == "postgres":
@@ -143,20 +136,22 @@ class Sessions:
             raise QueueRefused("the session is on its way to PostgreSQL")
         if fields.get("import", "done") != "done":
             raise QueueRefused("its import is not complete")
-        return State(last.decode("utf-8", "replace"), references, last_score.decode(), now_ms, fields)
+        last_packet_id = reply.last_packet_id.decode("utf-8", "replace")
+        return State(last_packet_id, reply.references, reply.highest.decode(), reply.now_ms, fields)
 
     def references(self, queue: Queue) -> list[Reference]:
         """Read all references in the order of delivery."""
         stem = self.payload(queue, "").encode()
-        return [_reference(member, score, stem) for member, score in self.members(self.keys(queue).messages)]
+        return [_reference(member, score, stem) for member, score in self.members(self.keys(queue))]
 
-    def members(self, messages_key: str) -> list[tuple[bytes, str]]:
+    def members(self, keys: SessionKeys) -> list[tuple[bytes, str]]:
         """Read all members of a sorted set with their scores, lowest first."""
         found: list[tuple[bytes, str]] = []
         while True:
-            page = self.call("list_references", [messages_key], ["rank", len(found), REFERENCES_PER_CALL])
-            found += ((member, score.decode()) for member, score in zip(page[::2], page[1::2], strict=True))
-            if len(page) < 2 * REFERENCES_PER_CALL:
+            call = scripts.list_references(keys, by="rank", start=len(found), limit=REFERENCES_PER_CALL)
+            page = self.ask(call).references
+            found += ((each.member, each.score.decode()) for each in page)
+            if len(page) < REFERENCES_PER_CALL:
                 return found
 
     def judge(self, queue: Queue, keys: Sequence[bytes | str]) -> list[Verdict]:
@@ -164,8 +159,8 @@ class Sessions:
         found: list[Verdict] = []
         while len(found) < len(keys):
             batch = keys[len(found) : len(found) + KEYS_PER_CALL]
-            reply = self.call("judge_messages", batch, [queue.client_id, JUDGED_BYTES_PER_CALL])
-            found += (_verdict(reply[at : at + 6]) for at in range(0, len(reply), 6))
+            call = scripts.judge_messages(payloads=batch, client_id=queue.client_id, max_bytes=JUDGED_BYTES_PER_CALL)
+            found += map(_verdict, self.ask(call).verdicts)
         return found
 
     def judged(self, queue: Queue, references: Sequence[Reference]) -> Iterator[tuple[Reference, Verdict]]:
@@ -209,13 +204,12 @@ def _reference(member: bytes, score: str, stem: bytes) -> Reference:
     return Reference(member, score, own=True, packet_id=int(suffix) if is_id else None)
 
 
-def _verdict(reply: Sequence[Any]) -> Verdict:
-    word, expires_at_ms, packet_id, time_ms, interval_s, digest = reply
+def _verdict(reply: Any) -> Verdict:
     return Verdict(
-        word=word.decode(),
-        expires_at_ms=expires_at_ms,
-        packet_id=int(packet_id) if packet_id != b"" else None,
-        time_ms=int(time_ms or 0),
-        interval_s=int(interval_s) if interval_s else None,
-        digest=digest.decode(),
+        word=reply.verdict.decode(),
+        expires_at_ms=reply.pexpiretime,
+        packet_id=int(reply.packet_id) if reply.packet_id != b"" else None,
+        time_ms=int(reply.time_ms or 0),
+        interval_s=int(reply.interval_s) if reply.interval_s else None,
+        digest=reply.digest.decode(),
     )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from queuekeeper import lua
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.aside import is_serial
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, text_of
@@ -48,15 +48,22 @@ class TrimDeadFirst(Remedy):
         dead = [each for each in effects if each.kind == _DEAD]
         live = [each for each in effects if each.kind == _TRIMMED]
         done: list[bool] = []
-        names: list[lua.Value]
         for batch in batches(dead):
-            names = [keys.messages, keys.session, *(each.raw_member for each in batch)]
-            removed = self.sessions.call("remove_dead_references", names, ["", "", ""])[0]
+            members = [each.raw_member for each in batch]
+            call = scripts.remove_dead_references(
+                keys, payloads=members, epoch="", earliest_expiry_ms="", complete_for=""
+            )
+            removed = self.sessions.ask(call).removed
             done += [position < removed for position in range(len(batch))]
         for batch in batches(live):
-            names = [keys.messages, keys.session, *(each.raw_member for each in batch)]
-            trimmed, expired, _ = self.sessions.call(
-                "trim_messages", names, ["", self.sessions.parameters.limit, *(each.serial for each in batch)]
+            reply = self.sessions.ask(
+                scripts.trim_messages(
+                    keys,
+                    payloads=[each.raw_member for each in batch],
+                    epoch="",
+                    limit=self.sessions.parameters.limit,
+                    serials=[each.serial for each in batch],
+                )
             )
-            done += [position < trimmed + expired for position in range(len(batch))]
+            done += [position < reply.trimmed + reply.dead for position in range(len(batch))]
         return done

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from queuekeeper import lua
 from queuekeeper.keyspace import orphan_key
+from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue
 from queuekeeper.maintenance.remedies.sessions import Sessions, batches
@@ -35,12 +36,12 @@ class UnlinkOrphans(Remedy):
     def look(self, queue: Queue, surveyed: Sequence[int]) -> list[Effect]:
         """Return one effect per record without a reference; a young one may be about to get its own."""
         old_ms = self.sessions.state(queue).now_ms - 1_000 * self.sessions.parameters.grace_s
-        messages = self.sessions.keys(queue).messages
+        session = self.sessions.keys(queue)
         found: list[int] = []
         for batch in batches(surveyed):
             keys = [self.sessions.payload(queue, packet_id) for packet_id in batch]
-            replies = self.sessions.call("find_orphans", [messages, *keys], [])
-            found += (packet_id for packet_id, reply in zip(batch, replies, strict=True) if reply != _ABSENT)
+            expiries = self.sessions.ask(scripts.find_orphans(session, payloads=keys)).expiries
+            found += (packet_id for packet_id, expiry in zip(batch, expiries, strict=True) if expiry != _ABSENT)
         verdicts = self.sessions.judge(queue, [self.sessions.payload(queue, packet_id) for packet_id in found])
         return [
             Effect(kind="orphan set aside", packet_id=packet_id, expires_at_ms=verdict.expires_at_ms)
@@ -51,32 +52,37 @@ class UnlinkOrphans(Remedy):
     def change(self, queue: Queue, effects: Sequence[Effect]) -> list[bool]:
         """Rename each, where it still is an orphan."""
         keep_ms, grace_ms = 1_000 * self.sessions.parameters.keep_s, 1_000 * self.sessions.parameters.grace_s
-        messages = self.sessions.keys(queue).messages
-        calls: list[tuple[list[str], list[lua.Value]]] = [
-            ([messages, *_names(self.sessions, queue, each)], [keep_ms, str(each.expires_at_ms), grace_ms])
-            for each in effects
-        ]
-        return [bool(reply) for reply in self.sessions.calls("unlink_orphan", calls)]
+        keys = self.sessions.keys(queue)
+
+        def call(effect: Effect) -> lua.Call:
+            payload, orphan = _names(self.sessions, queue, effect)
+            return scripts.unlink_orphan(
+                keys,
+                payload=payload,
+                orphan=orphan,
+                keep_ms=keep_ms,
+                expires_at_ms=str(effect.expires_at_ms),
+                grace_ms=grace_ms,
+            )
+
+        return [bool(reply) for reply in self.sessions.ask_each(map(call, effects))]
 
     def restore(self, queue: Queue, effects: Sequence[Effect]) -> list[str]:
         """Rename each back."""
         keys = self.sessions.keys(queue)
-        replies = self.sessions.calls(
-            "restore_message",
-            [
-                (
-                    [keys.messages, keys.session, *reversed(_names(self.sessions, queue, each))],
-                    ["", str(each.expires_at_ms), ""],
-                )
-                for each in effects
-            ],
-        )
-        return [_LEFT.get(reply.decode(), "") for reply in replies]
+
+        def call(effect: Effect) -> lua.Call:
+            payload, orphan = _names(self.sessions, queue, effect)
+            expires_at_ms = str(effect.expires_at_ms)
+            return scripts.restore_message(
+                keys, aside=orphan, payload=payload, serial="", expires_at_ms=expires_at_ms, client_id=""
+            )
+
+        return [_LEFT.get(reply.decode(), "") for reply in self.sessions.ask_each(map(call, effects))]
 
 
-def _names(sessions: Sessions, queue: Queue, effect: Effect) -> list[str]:
+def _names(sessions: Sessions, queue: Queue, effect: Effect) -> tuple[str, str]:
+    """Return the name of a record in its session, and that of an orphan."""
     packet_id = effect.packet_id or 0
-    return [
-        sessions.payload(queue, packet_id),
-        orphan_key(queue.client_id, packet_id, prefix=sessions.parameters.key_prefix),
-    ]
+    orphan = orphan_key(queue.client_id, packet_id, prefix=sessions.parameters.key_prefix)
+    return sessions.payload(queue, packet_id), orphan
