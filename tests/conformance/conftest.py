@@ -1,4 +1,4 @@
-"""Fixtures of the conformance lane: a database with the event broker in it."""
+"""Fixtures of the conformance lane: empty servers, a database for records of runs, one with the event broker in it."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ import pytest
 from queuekeeper import postgres
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.events import schema
+from queuekeeper.redis_client import RedisClient, connect, nodes
+from tests.conftest import ONE_SERVER_EACH
 
 _copies = count(1)
 
@@ -33,3 +35,34 @@ def broker_url(postgres_server: PostgresServer, events_template: str) -> Iterato
     yield postgres_server.create_database(name, template=events_template)
     postgres_server.start()
     postgres_server.drop_database(name)
+
+
+@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
+def each_server(request: pytest.FixtureRequest) -> Iterator[RedisClient]:
+    """Client of an empty server: Valkey, Redis, and a cluster."""
+    if request.param == "cluster":
+        url = request.getfixturevalue("redis_cluster_url")
+    else:
+        url = request.getfixturevalue("redis_servers")(request.param).url
+    with connect(url) as client:
+        for _, node in nodes(client):
+            node.flushall()
+        yield client
+
+
+@pytest.fixture(scope="module")
+def shared_records(postgres_server: PostgresServer) -> Iterator[postgres.Connection]:
+    """A database that all tests of a file keep their records in."""
+    name = f"records_{os.getpid()}_{next(_copies)}"
+    postgres_server.start()
+    with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
+        postgres.migrate(connection)
+        yield connection
+    postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def records(shared_records: postgres.Connection) -> postgres.Connection:
+    """The same, empty: the same plan at the same instant is the same run, which another test may have done."""
+    shared_records.execute("TRUNCATE queuekeeper.maintenance_runs CASCADE")
+    return shared_records

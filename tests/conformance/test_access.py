@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,51 +14,25 @@ from queuekeeper.compacted.consumer import CompactedConsumer
 from queuekeeper.compacted.model import Append, Position, Purge
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.doctor import State, examine_redis
-from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import UsageError
 from queuekeeper.fanout.model import NewMessage as Published
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.target import TargetReader
-from queuekeeper.redis_client import RedisClient, connect, nodes
+from queuekeeper.redis_client import RedisClient, nodes
 from queuekeeper.sessions.model import Ack
 from tests.access_users import CLIENT, PREFIX, SECRET, WORD, forget_refusals, holder, save, working_as
 from tests.compacted_gc_world import DAY_MS
 from tests.compacted_gc_world import World as CompactedWorld
-from tests.conftest import ONE_SERVER_EACH
 from tests.fanout_repair_world import World as FanoutWorld
 
 pytestmark = pytest.mark.conformance
 
 
-@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
-def admin(request: pytest.FixtureRequest) -> Iterator[RedisClient]:
-    """A client that may do everything, of an empty server or cluster."""
-    if request.param == "cluster":
-        url = request.getfixturevalue("redis_cluster_url")
-    else:
-        url = request.getfixturevalue("redis_servers")(request.param).url
-    with connect(url) as client:
-        client.flushall()
-        yield client
-
-
-@pytest.fixture(scope="module")
-def shared_records(postgres_server: PostgresServer) -> Iterator[postgres.Connection]:
-    """A database for the records of runs."""
-    name = f"access_{os.getpid()}"
-    postgres_server.start()
-    with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
-        postgres.migrate(connection)
-        yield connection
-    postgres_server.drop_database(name)
-
-
 @pytest.fixture
-def records(shared_records: postgres.Connection) -> postgres.Connection:
-    """The same, empty: the same plan at the same instant is the same run, which was done on another server."""
-    shared_records.execute("TRUNCATE queuekeeper.maintenance_runs CASCADE")
-    return shared_records
+def admin(each_server: RedisClient) -> RedisClient:
+    """A client that may do everything, of an empty server or cluster."""
+    return each_server
 
 
 def test_store_of_sessions(admin: RedisClient) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict
@@ -14,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import approvals, postgres
+from queuekeeper import approvals
 from queuekeeper.compacted.model import Append, Retention, RetentionPolicy
 from queuekeeper.compacted.queue import CompactedQueues
-from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, StoreFull, UsageError
 from queuekeeper.jobs import engine, pace
 from queuekeeper.jobs.pace import RunPaused
@@ -31,42 +29,16 @@ from queuekeeper.maintenance.compacted.model import CollectionCounts, Collection
 from queuekeeper.maintenance.compacted.registry import Registry, rebuild_registry
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests.compacted_gc_world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, World
-from tests.conftest import ONE_SERVER_EACH
 
 pytestmark = pytest.mark.conformance
 
 WEEK_MS = 7 * DAY_MS
 
 
-@pytest.fixture(scope="module")
-def shared_records(postgres_server: PostgresServer) -> Iterator[Any]:
-    """A database that all tests of this file keep their records in."""
-    name = f"collections_{os.getpid()}"
-    postgres_server.start()
-    with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
-        postgres.migrate(connection)
-        yield connection
-    postgres_server.drop_database(name)
-
-
 @pytest.fixture
-def records(shared_records: Any) -> Any:
-    """The same, empty: the same plan at the same instant is the same run, which another test may have done."""
-    shared_records.execute("TRUNCATE queuekeeper.maintenance_runs CASCADE")
-    return shared_records
-
-
-@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
-def world(request: pytest.FixtureRequest, records: Any, tmp_path: Path) -> Iterator[World]:
+def world(each_server: RedisClient, records: Any, tmp_path: Path) -> World:
     """An empty store, and records of collections."""
-    if request.param == "cluster":
-        url = request.getfixturevalue("redis_cluster_url")
-    else:
-        url = request.getfixturevalue("redis_servers")(request.param).url
-    with connect(url) as client:
-        for _, node in nodes(client):
-            node.flushall()
-        yield World(client=client, connection=records, undo=tmp_path / "undo")
+    return World(client=each_server, connection=records, undo=tmp_path / "undo")
 
 
 @pytest.fixture

@@ -25,7 +25,7 @@ from queuekeeper.jobs.undo import UndoFile, remove_old_undo_files
 from queuekeeper.maintenance.cleanup import expired_references
 from queuekeeper.maintenance.cleanup.expired_references import Cleanup, acl_rules
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts, CleanupParameters
-from queuekeeper.redis_client import connect, facts, nodes
+from queuekeeper.redis_client import RedisClient, connect, facts
 from tests.cleanup_world import DAY_MS, HOUR_MS, Device, World, now_ms, record, with_records
 from tests.conftest import ONE_SERVER_EACH
 from tests.patience import PATIENCE_S
@@ -47,17 +47,10 @@ def records(records_url: str) -> Iterator[Any]:
         yield with_records(connection)
 
 
-@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
-def world(request: pytest.FixtureRequest, records: Any, tmp_path: Path) -> Iterator[World]:
+@pytest.fixture
+def world(each_server: RedisClient, records: Any, tmp_path: Path) -> World:
     """An empty store, and records of cleanups."""
-    if request.param == "cluster":
-        url = request.getfixturevalue("redis_cluster_url")
-    else:
-        url = request.getfixturevalue("redis_servers")(request.param).url
-    with connect(url) as client:
-        for _, node in nodes(client):
-            node.flushall()
-        yield World(client, records, tmp_path / "undo")
+    return World(each_server, records, tmp_path / "undo")
 
 
 @pytest.fixture

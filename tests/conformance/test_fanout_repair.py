@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
@@ -13,8 +12,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import approvals, postgres
-from queuekeeper.embedded import PostgresServer
+from queuekeeper import approvals
 from queuekeeper.errors import InvalidName, QueueFull, ServerUnavailable, StalePlan, UnknownQueue, UsageError
 from queuekeeper.fanout.model import ConsumerOptions, Mode, Start
 from queuekeeper.jobs import engine
@@ -24,8 +22,7 @@ from queuekeeper.keyspace import FANOUT_PARTS, fanout_part
 from queuekeeper.maintenance.fanout.model import FanoutRepairCounts, FanoutRepairParameters
 from queuekeeper.maintenance.fanout.queues import PacedFanoutQueues, find_queues
 from queuekeeper.maintenance.fanout.repair import FanoutRepair
-from queuekeeper.redis_client import connect, nodes
-from tests.conftest import ONE_SERVER_EACH
+from queuekeeper.redis_client import RedisClient, connect
 from tests.fanout_repair_world import DAY_MS, HOUR_MS, LEASE_MS, MINUTE_MS, START_MS, World
 
 pytestmark = pytest.mark.conformance
@@ -39,35 +36,10 @@ ATTEMPTS = count()
 SIZES = ("queues", "changed_queues", "consumers", "messages")
 
 
-@pytest.fixture(scope="module")
-def shared_records(postgres_server: PostgresServer) -> Iterator[Any]:
-    """A database that all tests of this file keep their records in."""
-    name = f"repairs_{os.getpid()}"
-    postgres_server.start()
-    with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
-        postgres.migrate(connection)
-        yield connection
-    postgres_server.drop_database(name)
-
-
 @pytest.fixture
-def records(shared_records: Any) -> Any:
-    """The same, empty: the same plan at the same instant is the same run, which another test may have done."""
-    shared_records.execute("TRUNCATE queuekeeper.maintenance_runs CASCADE")
-    return shared_records
-
-
-@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
-def world(request: pytest.FixtureRequest, records: Any) -> Iterator[World]:
+def world(each_server: RedisClient, records: Any) -> World:
     """An empty store, and records of repairs."""
-    if request.param == "cluster":
-        url = request.getfixturevalue("redis_cluster_url")
-    else:
-        url = request.getfixturevalue("redis_servers")(request.param).url
-    with connect(url) as client:
-        for _, node in nodes(client):
-            node.flushall()
-        yield World(client=client, connection=records, now_ms=START_MS + next(ATTEMPTS))
+    return World(client=each_server, connection=records, now_ms=START_MS + next(ATTEMPTS))
 
 
 @pytest.fixture

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -12,9 +11,8 @@ import pytest
 from lua_sessions import Session, messages
 from tbmq_broker import Broker
 
-from queuekeeper import lua, postgres
+from queuekeeper import lua
 from queuekeeper.compacted.model import Purge, Retention, RetentionPolicy
-from queuekeeper.embedded import PostgresServer
 from queuekeeper.fanout.model import ConsumerOptions, Start
 from queuekeeper.maintenance.fanout.model import FanoutRepairCounts
 from queuekeeper.maintenance.remedies.model import RemedyParameters
@@ -431,17 +429,6 @@ REMEDIES = (
 )
 UNDONE = ("cleanup", "collection", "repair_ttl", "unlink_orphans", "remove_duplicates", "quarantine_messages")
 JOBS = ("cleanup", "collection", "fanout_repair", "migration_undo", *REMEDIES)
-
-
-@pytest.fixture(scope="module")
-def shared_records(postgres_server: PostgresServer) -> Iterator[Any]:
-    """A database that all tests of this file keep their records in."""
-    name = f"plans_{os.getpid()}"
-    postgres_server.start()
-    with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
-        postgres.migrate(connection)
-        yield connection
-    postgres_server.drop_database(name)
 
 
 @pytest.fixture

@@ -24,7 +24,6 @@ from queuekeeper.maintenance.remedies.sessions import Sessions
 from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
 from queuekeeper.sessions.redis_store import RedisSessionStore
-from tests.conftest import ONE_SERVER_EACH
 from tests.patience import PATIENCE_S
 from tests.remedies_world import (
     RemedyPlan,
@@ -160,16 +159,9 @@ def without_marks(contents: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
-def bench(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Bench]:
-    if request.param == "cluster":
-        url = request.getfixturevalue("redis_cluster_url")
-    else:
-        url = request.getfixturevalue("redis_servers")(request.param).url
-    with connect(url) as client:
-        for _, node in nodes(client):
-            node.flushall()
-        yield Bench(client, tmp_path)
+@pytest.fixture
+def bench(each_server: RedisClient, tmp_path: Path) -> Bench:
+    return Bench(each_server, tmp_path)
 
 
 @pytest.fixture(scope="module")

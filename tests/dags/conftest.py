@@ -9,11 +9,13 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
+
+from queuekeeper import postgres, redis_client
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
@@ -65,3 +67,29 @@ def connections(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
             monkeypatch.setenv(f"AIRFLOW_CONN_{name.upper()}", uri)
 
     return define
+
+
+@pytest.fixture
+def client(valkey_url: str, connections: Callable[..., None]) -> Iterator[redis_client.RedisClient]:
+    """An empty Redis, which Airflow knows."""
+    connections(queuekeeper_redis=valkey_url)
+    with redis_client.connect(valkey_url) as found:
+        yield found
+
+
+Stores = tuple[redis_client.RedisClient, postgres.Connection]
+
+
+@pytest.fixture
+def stores(
+    client: redis_client.RedisClient,
+    postgres_url: str,
+    connections: Callable[..., None],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Iterator[Stores]:
+    """The same with an empty database; files of runs go into the test's folder."""
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
+    connections(queuekeeper_postgres=postgres_url)
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        yield client, connection

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,12 +19,14 @@ from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupParameters
-from queuekeeper.redis_client import connect
 from tests.cleanup_world import World
+from tests.dags.runs import states
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
+
+    from tests.dags.conftest import Stores
 
 pytestmark = pytest.mark.dags
 
@@ -39,29 +40,14 @@ def cleanup(dag_bag: DagBag) -> DAG:
 
 
 @pytest.fixture
-def world(
-    valkey_url: str,
-    postgres_url: str,
-    connections: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Iterator[World]:
+def world(stores: Stores, tmp_path: Path) -> World:
     """A store with dead references, and Airflow's connections to it."""
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
-    with connect(valkey_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
-        found = World(client, connection, tmp_path / "undo")
-        for number in range(20):
-            device = found.device(f"secret-device-{number}")
-            device.add(3)
-            device.expire(1)
-        yield found
-
-
-def states(run: Any) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for task in run.get_task_instances():
-        found.setdefault(task.task_id, set()).add(task.state)
+    client, connection = stores
+    found = World(client, connection, tmp_path / "undo")
+    for number in range(20):
+        device = found.device(f"secret-device-{number}")
+        device.add(3)
+        device.expire(1)
     return found
 
 

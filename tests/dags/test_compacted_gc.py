@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +18,14 @@ from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.compacted.model import CollectionParameters
-from queuekeeper.redis_client import connect
 from tests.compacted_gc_world import World
+from tests.dags.runs import states
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
+
+    from tests.dags.conftest import Stores
 
 pytestmark = pytest.mark.dags
 
@@ -38,27 +39,12 @@ def collection(dag_bag: DagBag) -> DAG:
 
 
 @pytest.fixture
-def world(
-    valkey_url: str,
-    postgres_url: str,
-    connections: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Iterator[World]:
+def world(stores: Stores, tmp_path: Path) -> World:
     """Queues with old messages, and Airflow's connections to them."""
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
-    with connect(valkey_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
-        found = World(client=client, connection=connection, undo=tmp_path / "undo", now_ms=LONG_AGO_MS)
-        for number in range(20):
-            found.append(f"secret-device-{number}", "a", "b")
-        yield found
-
-
-def states(run: Any) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for task in run.get_task_instances():
-        found.setdefault(task.task_id, set()).add(task.state)
+    client, connection = stores
+    found = World(client=client, connection=connection, undo=tmp_path / "undo", now_ms=LONG_AGO_MS)
+    for number in range(20):
+        found.append(f"secret-device-{number}", "a", "b")
     return found
 
 

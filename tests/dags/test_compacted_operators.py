@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +23,12 @@ from queuekeeper.airflow.operators.compacted import (
 from queuekeeper.compacted.model import Append
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import CheckFailed, QueueFull, UsageError
+from tests.dags.runs import returned
 
 pytestmark = pytest.mark.dags
 
 C = "meter-17"
 SECRET = "secret-state"
-
-
-@pytest.fixture
-def client(valkey_url: str, connections: Callable[..., None]) -> Iterator[redis_client.RedisClient]:
-    connections(queuekeeper_redis=valkey_url)
-    with redis_client.connect(valkey_url) as found:
-        yield found
 
 
 @pytest.fixture
@@ -51,10 +43,7 @@ def queues(client: redis_client.RedisClient) -> CompactedQueues:
 
 
 def run(operator: type[CompactedQueueOperator], **arguments: Any) -> dict[str, Any]:
-    result: dict[str, Any] = operator(task_id="task", client_id=C, **arguments).execute({})
-    assert json.loads(json.dumps(result)) == result, "it is kept as JSON"
-    assert SECRET not in json.dumps(result)
-    return result
+    return returned(operator(task_id="task", client_id=C, **arguments), secret=SECRET)
 
 
 def test_queue_is_described_without_values(queues: CompactedQueues, capfd: pytest.CaptureFixture[str]) -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +24,7 @@ from queuekeeper.airflow.operators.fanout import (
 from queuekeeper.errors import CheckFailed, HasLeases, InvalidLife, QueueFull, UnknownConsumer, UsageError
 from queuekeeper.fanout.model import ConsumerOptions, NewMessage
 from queuekeeper.fanout.queue import FanoutQueues
+from tests.dags.runs import returned
 
 pytestmark = pytest.mark.dags
 
@@ -33,13 +32,6 @@ Q = "orders"
 A = "billing"
 B = "shipping"
 SECRET = "secret-order"
-
-
-@pytest.fixture
-def client(valkey_url: str, connections: Callable[..., None]) -> Iterator[redis_client.RedisClient]:
-    connections(queuekeeper_redis=valkey_url)
-    with redis_client.connect(valkey_url) as found:
-        yield found
 
 
 @pytest.fixture
@@ -55,10 +47,7 @@ def queues(client: redis_client.RedisClient) -> FanoutQueues:
 
 
 def run(operator: type[FanoutQueueOperator], **arguments: Any) -> dict[str, Any]:
-    result: dict[str, Any] = operator(task_id="task", queue_name=Q, **arguments).execute({})
-    assert json.loads(json.dumps(result)) == result, "it is kept as JSON"
-    assert SECRET not in json.dumps(result)
-    return result
+    return returned(operator(task_id="task", queue_name=Q, **arguments), secret=SECRET)
 
 
 def test_queue_is_described_without_payloads(queues: FanoutQueues, capfd: pytest.CaptureFixture[str]) -> None:

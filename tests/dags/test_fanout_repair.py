@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +17,14 @@ from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.model import ShareReport
 from queuekeeper.jobs.store import RunState
 from queuekeeper.maintenance.fanout.model import FanoutRepairParameters
-from queuekeeper.redis_client import connect
+from tests.dags.runs import states
 from tests.fanout_repair_world import World
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
+
+    from tests.dags.conftest import Stores
 
 pytestmark = pytest.mark.dags
 
@@ -38,30 +39,15 @@ def repair(dag_bag: DagBag) -> DAG:
 
 
 @pytest.fixture
-def world(
-    valkey_url: str,
-    postgres_url: str,
-    connections: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Iterator[World]:
+def world(stores: Stores) -> World:
     """Queues with two consumers each, of which one took a message long ago and died; Airflow's connections to them."""
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
-    with connect(valkey_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
-        found = World(client=client, connection=connection, now_ms=LONG_AGO_MS)
-        for number in range(10):
-            queue = f"orders of {number}"
-            found.register(queue, "billing", "shipping")
-            found.publish(queue, ttl_ms=FOR_EVER_MS)
-            found.kill(queue, "billing")
-        yield found
-
-
-def states(run: Any) -> dict[str, set[str]]:
-    found: dict[str, set[str]] = {}
-    for task in run.get_task_instances():
-        found.setdefault(task.task_id, set()).add(task.state)
+    client, connection = stores
+    found = World(client=client, connection=connection, now_ms=LONG_AGO_MS)
+    for number in range(10):
+        queue = f"orders of {number}"
+        found.register(queue, "billing", "shipping")
+        found.publish(queue, ttl_ms=FOR_EVER_MS)
+        found.kill(queue, "billing")
     return found
 
 

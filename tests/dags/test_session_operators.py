@@ -35,13 +35,6 @@ SECRET = b"secret-content"
 
 
 @pytest.fixture
-def client(valkey_url: str, connections: Callable[..., None]) -> Iterator[redis_client.RedisClient]:
-    connections(queuekeeper_redis=valkey_url)
-    with redis_client.connect(valkey_url) as found:
-        yield found
-
-
-@pytest.fixture
 def database(postgres_url: str, connections: Callable[..., None]) -> Iterator[postgres.Connection]:
     connections(queuekeeper_postgres=postgres_url)
     with postgres.connect(postgres_url, autocommit=True) as found:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
@@ -27,13 +26,14 @@ from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.jobs.undo import UndoFile
 from queuekeeper.keyspace import payload_key
 from queuekeeper.maintenance.remedies.model import REMEDY_NAMES
-from queuekeeper.redis_client import connect
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.quality_rows import queue, save_profile
 
 if TYPE_CHECKING:
     from airflow.sdk import DAG
+
+    from tests.dags.conftest import Stores
 
 pytestmark = pytest.mark.dags
 
@@ -77,18 +77,10 @@ def repair() -> DAG:
 
 
 @pytest.fixture
-def world(
-    valkey_url: str,
-    postgres_url: str,
-    connections: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Iterator[World]:
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
-    with connect(valkey_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
-        postgres.migrate(connection)
-        yield World(client, connection, postgres_url)
+def world(stores: Stores, postgres_url: str) -> World:
+    client, connection = stores
+    postgres.migrate(connection)
+    return World(client, connection, postgres_url)
 
 
 def states(run: Any) -> dict[str, str]:
