@@ -132,7 +132,9 @@ def compacted_work(
     key_prefix: KeyPrefix = None,
     redis_url: context.RedisUrl = None,
 ) -> None:
-    """Run a handler on the messages of a compacted queue, in order, until SIGTERM or Ctrl-C.
+    """Run a handler on the messages of a compacted queue, in order.
+
+    It works until SIGTERM or Ctrl-C.
 
     A message that the handler fails on comes again, after a pause that grows. While another consumer holds the queue,
     it waits: of several processes one works, and another goes on where it stopped.
