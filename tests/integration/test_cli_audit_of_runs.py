@@ -6,6 +6,7 @@ import ast
 import json
 import os
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,6 +17,7 @@ from typer.testing import CliRunner
 
 from queuekeeper import __version__, approvals, audit, postgres
 from queuekeeper.cli import app, context
+from queuekeeper.cli.command import Call
 from queuekeeper.cli.run_control import agree, take_back
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
@@ -119,6 +121,11 @@ def test_change_of_pace_pause_and_resume_stand_in_the_audit_with_the_person(
         assert 250 in effect.values()
 
 
+def asked(**given: bool) -> Call:
+    """Return the call of a command that is asked for this."""
+    return Call(ExitStack(), given)
+
+
 def answers(monkeypatch: pytest.MonkeyPatch, *, yes: bool) -> None:
     """Have a person sit at the terminal who gives this answer."""
     monkeypatch.setattr(context, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
@@ -135,12 +142,12 @@ def test_answer_at_the_terminal_stands_in_the_audit_and_only_a_yes_approves(
 
     answers(monkeypatch, yes=False)
     with pytest.raises(RefusedError, match="not confirmed: nothing was written"):
-        agree(runs, run_id, "Shall it?", yes=False, as_json=False)
+        agree(asked(), runs, run_id, "Shall it?")
     assert (runs.load(run_id).approved_by, runs.load(run_id).state) == (None, RunState.STOPPED)
     answers(monkeypatch, yes=True)
-    agree(runs, run_id, "Shall it?", yes=False, as_json=False)
+    agree(asked(), runs, run_id, "Shall it?")
     # Who has agreed is not asked again.
-    agree(runs, run_id, "Shall it?", yes=False, as_json=False)
+    agree(asked(), runs, run_id, "Shall it?")
 
     assert runs.load(run_id).approved_by == person
     assert entries(control, run_id) == [(person, "reject", {"kind": kind}), (person, "approve", {"kind": kind})]
@@ -158,14 +165,12 @@ def test_undo_stands_in_the_audit_with_what_it_took_back_and_a_no_takes_nothing_
 
     def take(*, dry_run: bool = False) -> Any:
         return take_back(
+            asked(dry_run=dry_run),
             undo,
             lambda _: "Take it back?",
             subject="run-1",
             kind=kind,
             connection=control,
-            dry_run=dry_run,
-            yes=False,
-            as_json=False,
         )
 
     person = context.person()
@@ -203,7 +208,7 @@ def test_every_command_that_takes_back_puts_it_on_record() -> None:
 def test_yes_on_the_command_line_is_an_approval_that_says_so(control: Connection) -> None:
     run_id = planned(control, "compacted")
 
-    agree(MaintenanceRuns(control), run_id, "Shall it?", yes=True, as_json=True)
+    agree(asked(yes=True, as_json=True), MaintenanceRuns(control), run_id, "Shall it?")
 
     ((actor, action, effect),) = entries(control, run_id)
     assert (actor, action, effect["option"]) == (context.person(), "approve", "--yes")
@@ -225,7 +230,7 @@ def test_nobody_is_asked_about_a_plan_that_does_not_count(
     run_id = runs.save_plan(kind=kind, parameters={}, plan=plan).maintenance_run_id
 
     with pytest.raises(StalePlan, match=words):
-        agree(runs, run_id, "Shall it?", yes=True, as_json=False)
+        agree(asked(yes=True), runs, run_id, "Shall it?")
 
     assert entries(control, run_id) == []
 
@@ -250,12 +255,15 @@ def test_approval_of_the_last_minute_counts_and_ages_from_then_on() -> None:
         approvals.check_current(approved, now_ms=last_ms + valid_ms)
 
 
+ASKING = {"context.confirm", "call.confirm", "self.confirm", "call.carry_out"}
+
+
 def _questions() -> Iterator[tuple[str, ast.Call]]:
     for path in sorted(COMMANDS.glob("*.py")):
         if path.name in STORES:
             continue
         for node in ast.walk(ast.parse(path.read_text("utf-8"))):
-            if isinstance(node, ast.Call) and ast.unparse(node.func) == "context.confirm":
+            if isinstance(node, ast.Call) and ast.unparse(node.func) in ASKING:
                 yield path.name, node
 
 

@@ -203,6 +203,7 @@ def test_upkeep_asks_and_leaves_a_run_on_record_that_says_what_must_not_wait(
         (["publish"], "name either a topic or a file"),
         (["publish", "a", "--input", "-"], "name either a topic or a file"),
         (["publish", "--input", "-", "--payload", "1"], "put them into the lines of the file"),
+        (["publish", "--input", "/nowhere/events.jsonl"], "/nowhere/events.jsonl cannot be read: No such file"),
         (["publish", "a", "--payload", "nonsense"], "payload is not JSON.*between double quotes"),
         (["publish", "a", "--payload", '{"a": NaN}'], "payload is not JSON: it holds NaN or an infinity"),
         (["publish", "a", "--payload", '{"a": ["\\u0000"]}'], r"payload holds a zero character \(U\+0000\), which"),

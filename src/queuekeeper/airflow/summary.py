@@ -13,17 +13,6 @@ from queuekeeper.migration.model import BadRows, MigrationPlan, Mode
 from queuekeeper.migration.preflight import server_warnings
 from queuekeeper.redis_client import ServerFacts
 
-_COUNTS = (
-    "sessions",
-    "clients",
-    "messages",
-    "payload_bytes",
-    "to_copy",
-    "expired",
-    "trimmed",
-    "quarantined",
-    "forecast_bytes",
-)
 _QUARANTINED = {
     (Mode.OFFLINE, BadRows.QUARANTINE): "kept in PostgreSQL for repair",
     (
@@ -52,7 +41,7 @@ def summarise(plan: MigrationPlan, servers: Sequence[ServerFacts]) -> PlanSummar
 
     :param servers: the masters it will be copied to.
     """
-    numbers: dict[str, Any] = {name: plan.total(name) for name in _COUNTS}
+    numbers: dict[str, Any] = {**plan.totals()}
     reasons = plan.quarantined_by_reason()
     used = sum(server.used_memory_bytes for server in servers)
     limits = [server.maxmemory_bytes for server in servers]

@@ -11,7 +11,7 @@ import typer
 from queuekeeper.cli import jobs
 from queuekeeper.cli.command import CONFIRMS, OnServers, command, group
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, pairs, table
+from queuekeeper.cli.output import Shown, cell, table
 from queuekeeper.cli.run_control import RunId, agree
 
 if TYPE_CHECKING:
@@ -44,8 +44,7 @@ def plan(call: OnServers, *, parameters: Parameters) -> Shown:
     run_id = engine.save(call.runs, made).maintenance_run_id
 
     def pretty() -> Iterator[Any]:
-        yield pairs(f"Cleanup {run_id}", dict(job.plan_rows(made)))
-        yield from (table(each.heading, each.heads, each.rows) for each in job.tables(made) if each.rows)
+        yield from jobs.plan_parts(f"Cleanup {run_id}", job, made)
         yield "\nNothing to do." if made.empty else f"\nNext: queuekeeper cleanup apply {run_id}"
 
     facts = {"maintenance_run_id": run_id, "empty": made.empty, "to_do": made.counts.to_do} | made.facts()
@@ -73,7 +72,7 @@ def apply(
     job, runs = _cleanup(), call.runs
     engine = jobs.engine_for(job, call.client, undo_directory)
     planned = engine.load(runs, run_id)
-    agree(runs, run_id, job.question(run_id, planned), yes=call.yes, as_json=call.as_json)
+    agree(call, runs, run_id, job.question(run_id, planned))
     reports = [engine.apply(runs, run_id, each) for each in ([shard] if shard else planned.share_names())]
     outcome = engine.report(runs, run_id, dry_run=False)
     files = [each.undo_file for each in reports if each.undo_file]

@@ -8,10 +8,11 @@ is closed when its command ends, and what a command returns is shown as tables o
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterable
-from contextlib import ExitStack
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar, get_type_hints
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
 
 import typer
 
@@ -23,13 +24,18 @@ from queuekeeper.cli.output import Shown, print_parts, screen, show_result
 if TYPE_CHECKING:
     from queuekeeper.audit import Answer
     from queuekeeper.jobs.store import MaintenanceRuns
+    from queuekeeper.migration.ledger import MigrationLedger
     from queuekeeper.postgres import Connection
     from queuekeeper.redis_client import RedisClient
 
 Found = TypeVar("Found")
 Command = Callable[..., Shown | None]
+Written = TypeVar("Written", bound=Command)
 
-SHARED: dict[str, tuple[Any, Any]] = {
+Options = Mapping[str, tuple[Any, Any]]
+"""Options by name, each with its declaration and its default."""
+
+SHARED: Options = {
     "dry_run": (context.DryRun, False),
     "yes": (context.Yes, False),
     "key_prefix": (KeyPrefix, None),
@@ -37,7 +43,7 @@ SHARED: dict[str, tuple[Any, Any]] = {
     "redis_url": (context.RedisUrl, None),
     "as_json": (context.AsJson, False),
 }
-"""Options of many commands, each with its declaration and its default, in the order of the help."""
+"""Options of many commands, in the order of the help."""
 
 CONFIRMS = ("yes",)
 """What a command takes besides that asks before it changes something."""
@@ -55,13 +61,19 @@ class Call:
     takes: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, opened: ExitStack, given: dict[str, Any]) -> None:
-        self.opened = opened
+        self.opened, self._given = opened, given
         self.dry_run: bool = given.get("dry_run", False)
         self.yes: bool = given.get("yes", False)
         self.as_json: bool = given.get("as_json", False)
         self.postgres_url: str | None = given.get("postgres_url")
         self.redis_url: str | None = given.get("redis_url")
         self._key_prefix: str | None = given.get("key_prefix")
+
+    @contextmanager
+    def anew(self) -> Iterator[Self]:
+        """Yield the same call with connections of its own, which end with the block."""
+        with ExitStack() as opened:
+            yield type(self)(opened, self._given)
 
     @cached_property
     def connection(self) -> Connection:
@@ -79,6 +91,30 @@ class Call:
         from queuekeeper.jobs.store import MaintenanceRuns
 
         return MaintenanceRuns(self.connection)
+
+    def runs_if_any(self, *, needed: bool = False) -> MaintenanceRuns:
+        """Return the records of jobs, with the control schema as it must be; without PostgreSQL, one run in memory.
+
+        A private PostgreSQL counts as one whether or not it runs.
+
+        :param needed: it cannot be done without: what is worked on is there, too.
+        """
+        from queuekeeper.jobs.store import UnrecordedRuns
+        from queuekeeper.postgres import migrate
+
+        known = context.settings()
+        named = self.postgres_url is not None or known.postgres_url is not None
+        if not (needed or named or (known.home / "postgres").exists()):
+            return UnrecordedRuns()
+        migrate(self.connection)
+        return self.runs
+
+    @cached_property
+    def ledger(self) -> MigrationLedger:
+        """Records of migrations."""
+        from queuekeeper.migration.ledger import MigrationLedger
+
+        return MigrationLedger(self.connection)
 
     @property
     def key_prefix(self) -> str:
@@ -100,18 +136,20 @@ class Call:
         question: Callable[[Found], str],
         *,
         needed: Callable[[Found], Any] = lambda _: True,
+        note: Callable[[Answer], None] | None = None,
     ) -> Found:
         """Count what would be changed; unless it is a dry run, ask, and change it.
 
         :param act: changes it, or, told true, only counts it.
         :param question: what is asked, from what was counted.
         :param needed: whether what was counted is worth a question.
+        :param note: puts the answer on record.
         :returns: what was counted, or done.
         """
         found = act(True)
         if self.dry_run or not needed(found):
             return found
-        self.confirm(question(found))
+        self.confirm(question(found), note=note)
         return act(False)
 
     def title(self, done: str) -> str:
@@ -149,6 +187,11 @@ class OnServers(Call):
     takes = ("postgres_url", "redis_url", "as_json")
 
 
+def unset(**options: Any) -> Options:
+    """Return options, of each the declaration, that are none where nobody says anything."""
+    return {name: (declared, None) for name, declared in options.items()}
+
+
 def group(words: str) -> typer.Typer:
     """Return a group of commands.
 
@@ -162,61 +205,72 @@ def command(
     name: str | None = None,
     *,
     also: Collection[str] = (),
+    more: Options = MappingProxyType({}),
     asks: Callable[[Callable[..., None]], Callable[..., None]] | None = None,
-) -> Callable[[Command], Command]:
+    **told: Any,
+) -> Callable[[Written], Written]:
     """Make a function a command of a group; its first parameter is the call, and what it returns is shown.
 
     :param name: of the command, unless it is the function's.
     :param also: shared options that it takes besides those of its kind of call.
+    :param more: options that several commands of the group take, for a function with ``**options``.
     :param asks: what :func:`options.takes` returns, for a command that takes the parameters of a model.
+    :param told: what else the group is told of the command, such as ``short_help``.
     """
 
-    def decorate(written: Command) -> Command:
-        taken = with_call(written, also=also)
+    def decorate(written: Written) -> Written:
+        taken = with_call(written, also=also, more=more)
         if asks is None:
-            of.command(name)(taken)
+            of.command(name, **told)(taken)
         else:
-            of.command(name or written.__name__, cls=JobCommand)(asks(taken))
+            of.command(name or written.__name__, cls=JobCommand, **told)(asks(taken))
         return written
 
     return decorate
 
 
-def with_call(written: Command, *, also: Collection[str] = ()) -> Callable[..., None]:
+def with_call(
+    written: Command,
+    *,
+    also: Collection[str] = (),
+    more: Options = MappingProxyType({}),
+    fixed: Mapping[str, Any] = MappingProxyType({}),
+) -> Callable[..., None]:
     """Return a function as the command line calls it, with the shared options among its parameters.
 
     An option that the function declares itself is its own: the call has its value, too.
+
+    :param fixed: parameters that are not asked for, with their values.
     """
-    own = list(inspect.signature(written).parameters.values())
+    own = [each for each in inspect.signature(written).parameters.values() if each.kind is not each.VAR_KEYWORD]
     # The model of a command is known to the type checker only.
-    hints = {name: each for name, each in written.__annotations__.items() if name not in ("parameters", "return")}
+    asked = {each.name for each in own} - {"parameters", *fixed}
+    hints = {name: each for name, each in written.__annotations__.items() if name in asked}
     stand_in: Any = lambda: None  # noqa: E731 - only its annotations are asked for
     stand_in.__annotations__ = hints
     hints = get_type_hints(stand_in, globalns=written.__globals__, include_extras=True)
-    first, *others = own
+    first, *others = (each for each in own if each.name not in fixed)
     kind: type[Call] = hints.pop(first.name)
-    names = {each.name for each in others}
-    shared = [name for name in SHARED if name in (*kind.takes, *also) and name not in names]
+    names = {each.name for each in others} | more.keys()
+    shared = {**more, **{name: SHARED[name] for name in SHARED if name in (*kind.takes, *also) and name not in names}}
 
     def called(**given: Any) -> None:
         with ExitStack() as opened:
             told = {name: given[name] for name in SHARED if name in given}
             call = kind(opened, told)
-            found = written(call, **{name: value for name, value in given.items() if name in names})
+            found = written(call, **fixed, **{name: value for name, value in given.items() if name in names})
         if found is not None:
             show_result(found, as_json=call.as_json)
 
     call: Any = called
     call.__name__, call.__doc__, call.__module__ = written.__name__, written.__doc__, written.__module__
-    call.__annotations__ = hints | {name: SHARED[name][0] for name in shared}
+    call.__annotations__ = hints | {name: annotation for name, (annotation, _) in shared.items()}
     call.__signature__ = inspect.Signature(
         [
             *(each.replace(annotation=hints.get(each.name, each.annotation)) for each in others),
             *(
-                inspect.Parameter(
-                    name, inspect.Parameter.KEYWORD_ONLY, default=SHARED[name][1], annotation=SHARED[name][0]
-                )
-                for name in shared
+                inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+                for name, (annotation, default) in shared.items()
             ),
         ]
     )

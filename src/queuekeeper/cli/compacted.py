@@ -8,13 +8,12 @@ import sys
 from base64 import b64decode
 from collections.abc import Iterator
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group
-from queuekeeper.cli.input import STANDARD_STREAM, EndAfter, Follow, JsonLines, content, named_pairs
+from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, Options, command, group
+from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_pairs, opened
 from queuekeeper.cli.output import Shown, instant, listing, pairs, plain, printable, record, screen, shown_bytes
 from queuekeeper.errors import UnknownQueue, UnreadableRecord, UsageError
 from queuekeeper.service.signals import stopped_by_signals
@@ -28,12 +27,20 @@ app = group("Keep the newest value of each key, for one consumer.")
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="Client id that owns the queue.")]
 KeyEncoding = Annotated[Literal["utf-8", "base64"], typer.Option(help="Encoding of KEY on the command line.")]
 ShowValues = Annotated[bool, typer.Option("--show-values", help="Also show values and user properties.")]
-MaxKeys = Annotated[int, typer.Option(help="Largest number of keys in a queue; 0 is no limit.")]
-MaxBytes = Annotated[int, typer.Option(help="Largest size of a queue's keys and values in bytes; 0 is no limit.")]
-WhenFullName = Annotated[
-    Literal["reject", "drop_oldest"],
-    typer.Option("--when-full", help="What an append does when --max-keys or --max-bytes is reached."),
-]
+BOUNDS: Options = {
+    "max_keys": (Annotated[int, typer.Option(help="Largest number of keys in a queue; 0 is no limit.")], 0),
+    "max_bytes": (
+        Annotated[int, typer.Option(help="Largest size of a queue's keys and values in bytes; 0 is no limit.")],
+        0,
+    ),
+    "when_full": (
+        Annotated[
+            Literal["reject", "drop_oldest"],
+            typer.Option(help="What an append does when --max-keys or --max-bytes is reached."),
+        ],
+        "reject",
+    ),
+}
 
 
 class OnQueues(OnRedis):
@@ -62,7 +69,7 @@ def _key(text: str, encoding: str) -> bytes:
         raise UsageError("KEY is not base64, as --key-encoding says") from None
 
 
-@command(app)
+@command(app, more=BOUNDS)
 def append(
     call: OnQueues,
     client_id: ClientId,
@@ -116,9 +123,7 @@ def append(
             help="The producer's number of this append, or of the first 200 lines. It must grow with each append."
         ),
     ] = None,
-    max_keys: MaxKeys = 0,
-    max_bytes: MaxBytes = 0,
-    when_full: WhenFullName = "reject",
+    **bounds: Any,
 ) -> Shown:
     """Store a value, or the lines of a file.
 
@@ -128,7 +133,7 @@ def append(
 
     `jq -c '{key: .id, value: .state}' states.json | queuekeeper compacted append meter-17 --input -`
     """
-    from queuekeeper.compacted.jsonl import append_file, append_lines, gone_on
+    from queuekeeper.compacted.jsonl import append_lines, gone_on
     from queuekeeper.compacted.model import Append, Properties
 
     if (key is None) == (source is None):
@@ -138,7 +143,7 @@ def append(
         raise UsageError("what is said about one value goes into the lines of the file, with --input")
     if key is not None and (value is not None) + (value_file is not None) + tombstone != 1:
         raise UsageError("say what is to be stored: one of --value, --value-file and --tombstone")
-    queues = call.bounded(max_keys=max_keys, max_bytes=max_bytes, when_full=when_full)
+    queues = call.bounded(**bounds)
     facts: Any
     if key is not None:
         entry = Append(
@@ -157,10 +162,9 @@ def append(
         }
         if one.replaced:
             facts["replaced"] = one.replaced[0]
-    elif source == STANDARD_STREAM:
-        facts = append_lines(queues, client_id, sys.stdin.buffer, producer=producer, number=number)
     else:
-        facts = append_file(queues, client_id, Path(str(source)), producer=producer, number=number)
+        with opened(str(source)) as lines:
+            facts = append_lines(queues, client_id, lines, producer=producer, number=number)
     return Shown(facts, "Appended")
 
 

@@ -14,7 +14,7 @@ import typer
 from queuekeeper.cli import compacted, jobs
 from queuekeeper.cli.command import PLANS, OnRedis, OnServers, command
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, pairs
+from queuekeeper.cli.output import Shown, pairs, show_result
 from queuekeeper.cli.run_control import say
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.service.signals import stopped_by_signals
@@ -79,7 +79,7 @@ def gc(
             "Ctrl-C. Needs --yes or --dry-run. Without it, collect once.",
         ),
     ] = None,
-) -> None:
+) -> Shown | None:
     """Collect what retention lets go, then look again.
 
     Asks before anything goes. Exit code 1 when it was stopped or a queue cannot be collected; --go-on goes on. With
@@ -95,24 +95,22 @@ def gc(
         interval_s = EcqSettings.parse({"gc_interval": gc_interval}).gc_interval_ms / 1_000
         if undo is not None or go_on is not None or not (call.yes or call.dry_run):
             raise UsageError("--gc-interval goes with --yes: nobody is there to be asked; --undo and --go-on are once")
-    shared: dict[str, Any] = {
-        "dry_run": call.dry_run,
-        "undo_directory": undo_directory,
-        "postgres_url": call.postgres_url,
-        "redis_url": call.redis_url,
-        "yes": call.yes,
-        "as_json": call.as_json,
-    }
-
-    def collect() -> None:
-        jobs.carry_out(KIND, parameters, go_on=go_on, report_directory=None, **shared)
-
     if undo is not None:
-        jobs.undo(undo, kind=KIND, **shared)
-    elif gc_interval is None:
-        collect()
-    else:
-        _collect_again_and_again(collect, interval_s=interval_s)
+        return jobs.take_run_back(call, undo, kind=KIND, undo_directory=undo_directory)
+
+    def collect(by: OnServers) -> Shown:
+        return jobs.carry_out(by, KIND, parameters, go_on=go_on, undo_directory=undo_directory)
+
+    if gc_interval is None:
+        return collect(call)
+
+    def collect_anew() -> None:
+        with call.anew() as now:
+            shown = collect(now)
+        show_result(shown, as_json=call.as_json)
+
+    _collect_again_and_again(collect_anew, interval_s=interval_s)
+    return None
 
 
 def _collect_again_and_again(collect: Callable[[], None], *, interval_s: float) -> None:

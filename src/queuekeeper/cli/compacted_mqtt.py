@@ -5,17 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import signal
 import ssl
 import sys
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import parse_qs, urlsplit
 
 import typer
 
 from queuekeeper.cli import compacted_gc, context
 from queuekeeper.cli.command import OnRedis, command
-from queuekeeper.cli.compacted import MaxBytes, MaxKeys, WhenFullName
+from queuekeeper.cli.compacted import BOUNDS
 from queuekeeper.cli.output import Shown, pairs, screen
 from queuekeeper.errors import UsageError
 
@@ -30,7 +29,7 @@ if TYPE_CHECKING:
 app = compacted_gc.app
 
 
-@command(app, "serve-mqtt")
+@command(app, "serve-mqtt", more=BOUNDS)
 def serve_mqtt(
     call: OnRedis,
     *,
@@ -85,10 +84,7 @@ def serve_mqtt(
     writer_pool_size: Annotated[
         int, typer.Option(help="Number of queues written to at the same time, up to 10,240; 0 is the default.")
     ] = 0,
-    max_keys: MaxKeys = 0,
-    max_bytes: MaxBytes = 0,
     max_value_bytes: Annotated[int, typer.Option(help="Largest size of a value in bytes.")] = 1_048_576,
-    when_full: WhenFullName = "reject",
     metrics: Annotated[
         str | None,
         typer.Option(
@@ -99,6 +95,7 @@ def serve_mqtt(
     show_config: Annotated[
         bool, typer.Option("--show-config", help="Print the settings in force, without passwords, and exit.")
     ] = False,
+    **bounds: Any,
 ) -> Shown:
     """Let MQTT clients of a broker use compacted queues.
 
@@ -115,7 +112,7 @@ def serve_mqtt(
         if error.name is None or not error.name.startswith("paho"):
             raise
         raise UsageError("the MQTT door needs paho-mqtt: install queuekeeper[mqtt]") from None
-    from queuekeeper.compacted.model import QueueRules, WhenFull
+    from queuekeeper.compacted.model import QueueRules
     from queuekeeper.compacted.settings import EcqSettings
     from queuekeeper.compacted.topics import Topics
 
@@ -128,12 +125,7 @@ def serve_mqtt(
             "writer_pool_size": writer_pool_size,
         }
     )
-    rules = QueueRules(
-        max_keys=max_keys,
-        max_bytes=max_bytes,
-        max_value_bytes=max_value_bytes,
-        when_full=WhenFull(when_full),
-    )
+    rules = QueueRules(max_value_bytes=max_value_bytes, **bounds)
     address = BrokerAddress.parse(broker_url, ca_file=broker_ca)
     target = _patient(context.redis_address(call.redis_url), settings.read_timeout_ms)
     place = _host_and_port("--listen", listen)
@@ -165,7 +157,7 @@ def serve_mqtt(
             "max_keys": rules.max_keys,
             "max_bytes": rules.max_bytes,
             "max_value_bytes": rules.max_value_bytes,
-            "when_full": rules.when_full.value,
+            "when_full": bounds["when_full"],
             "key_prefix": stem,
             "redis_url": without_password(target),
         }
@@ -197,15 +189,15 @@ async def _serve(
 ) -> DoorReport:
     from queuekeeper.compacted.queue import AsyncCompactedQueues
     from queuekeeper.redis_async import connect
+    from queuekeeper.service.aio import stopped_by_signals
 
     told_to_end = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, told_to_end.set)
-    async with connect(redis_url) as caller:
-        door = make(AsyncCompactedQueues(caller, prefix=key_prefix, rules=rules))
-        async with door:
-            screen(stderr=True).print(f"Serving at {host}:{door.port}; end it with Ctrl-C or SIGTERM.")
-            await told_to_end.wait()
+    with stopped_by_signals(told_to_end.set):
+        async with connect(redis_url) as caller:
+            door = make(AsyncCompactedQueues(caller, prefix=key_prefix, rules=rules))
+            async with door:
+                screen(stderr=True).print(f"Serving at {host}:{door.port}; end it with Ctrl-C or SIGTERM.")
+                await told_to_end.wait()
     return door.report
 
 

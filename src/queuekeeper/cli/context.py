@@ -25,8 +25,6 @@ if TYPE_CHECKING:
 
     from queuekeeper.audit import Answer
     from queuekeeper.config import Settings
-    from queuekeeper.jobs.store import MaintenanceRuns
-    from queuekeeper.migration.ledger import MigrationLedger
     from queuekeeper.postgres import Connection
     from queuekeeper.redis_client import RedisClient
 
@@ -168,38 +166,31 @@ def postgres_address(url: str | None) -> str:
     :param url: what the option says.
     :raises RefusedError: when none is named and the private server does not run.
     """
-    from pydantic import SecretStr
-
-    from queuekeeper.embedded import server_urls
-
-    known = settings()
-    if url is None:
-        elsewhere = known.model_copy(update={"redis_url": known.redis_url or SecretStr("")})
-        url = _private(lambda: server_urls(elsewhere).postgres, "PostgreSQL", "--postgres-url", "POSTGRES_URL")
-    return remember(url)
+    return _address(url, "PostgreSQL", "postgres", other="redis")
 
 
 def redis_address(url: str | None) -> str:
     """Return the address of the target; as :func:`postgres_address`."""
+    return _address(url, "Redis", "redis", other="postgres")
+
+
+def _address(url: str | None, product: str, store: str, *, other: str) -> str:
     from pydantic import SecretStr
 
     from queuekeeper.embedded import server_urls
 
     known = settings()
     if url is None:
-        elsewhere = known.model_copy(update={"postgres_url": known.postgres_url or SecretStr("")})
-        url = _private(lambda: server_urls(elsewhere).redis, "Redis", "--redis-url", "REDIS_URL")
+        # Only this server has to run.
+        elsewhere = known.model_copy(update={f"{other}_url": getattr(known, f"{other}_url") or SecretStr("")})
+        try:
+            url = str(getattr(server_urls(elsewhere), store).get_secret_value())
+        except RefusedError as error:
+            raise RefusedError(
+                f"no {product} is named and the private one is not running: run `queuekeeper up`, or name a server by "
+                f"--{store}-url or QUEUEKEEPER_{store.upper()}_URL"
+            ) from error
     return remember(url)
-
-
-def _private(find: Any, product: str, option: str, variable: str) -> str:
-    try:
-        return str(find().get_secret_value())
-    except RefusedError as error:
-        raise RefusedError(
-            f"no {product} is named and the private one is not running: run `queuekeeper up`, or name a server by "
-            f"{option} or QUEUEKEEPER_{variable}"
-        ) from error
 
 
 @contextmanager
@@ -249,44 +240,6 @@ def spark(name: str, master: str | None, *stores: str) -> Iterator[SparkSession]
             yield session
         finally:
             session.stop()
-
-
-@contextmanager
-def open_ledger(url: str | None) -> Iterator[MigrationLedger]:
-    """Open the records of migrations for the block."""
-    from queuekeeper.migration.ledger import MigrationLedger
-
-    with postgres_connection(url) as connection:
-        yield MigrationLedger(connection)
-
-
-@contextmanager
-def open_maintenance_runs(url: str | None) -> Iterator[MaintenanceRuns]:
-    """Open the records of cleanups and remedies for the block."""
-    from queuekeeper.jobs.store import MaintenanceRuns
-
-    with postgres_connection(url) as connection:
-        yield MaintenanceRuns(connection)
-
-
-@contextmanager
-def runs_if_any(url: str | None, *, needed: bool = False) -> Iterator[MaintenanceRuns]:
-    """Open the records of jobs, with the control schema as it must be; without PostgreSQL, keep one run in memory.
-
-    A private PostgreSQL counts as one whether or not it runs.
-
-    :param needed: it cannot be done without: what is worked on is there, too.
-    """
-    from queuekeeper.jobs.store import MaintenanceRuns, UnrecordedRuns
-    from queuekeeper.postgres import migrate
-
-    known = settings()
-    if needed or url is not None or known.postgres_url is not None or (known.home / "postgres").exists():
-        with postgres_connection(url) as connection:
-            migrate(connection)
-            yield MaintenanceRuns(connection)
-    else:
-        yield UnrecordedRuns()
 
 
 def confirm(question: str, *, yes: bool, as_json: bool, note: Callable[[Answer], None] | None = None) -> None:

@@ -8,14 +8,13 @@ import sys
 from collections.abc import Iterator
 from datetime import datetime
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
 from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
-from queuekeeper.cli.input import STANDARD_STREAM
+from queuekeeper.cli.input import opened
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import SHOWN_CHARACTERS, Shown, listing, plain, printable, screen
 from queuekeeper.errors import UsageError
@@ -91,11 +90,9 @@ def publish(
         else:
             (event_id,) = call.broker.publish([event]) if to is None else call.broker.send(to, [event])
             facts = {"id": event_id}
-    elif source == STANDARD_STREAM:
-        facts = {"published": call.broker.publish_many(_lines(sys.stdin.buffer), subscription_id=to)}
     else:
-        with Path(source).open("rb") as opened:
-            facts = {"published": call.broker.publish_many(_lines(opened), subscription_id=to)}
+        with opened(source) as lines:
+            facts = {"published": call.broker.publish_many(_lines(lines), subscription_id=to)}
     return Shown(facts, "Published")
 
 
@@ -302,19 +299,6 @@ def subscriptions(
     return Shown({"subscriptions": views}, lambda: [listing("Subscriptions", views, columns)])
 
 
-def _carry_out(call: OnPostgres, kind: str, parameters: Parameters, **rest: Any) -> None:
-    jobs.carry_out(
-        kind,
-        parameters,
-        dry_run=call.dry_run,
-        postgres_url=call.postgres_url,
-        redis_url=None,
-        yes=call.yes,
-        as_json=call.as_json,
-        **rest,
-    )
-
-
 @command(app, also=PLANS, asks=takes(lambda: jobs.model_of("reenqueue_events")))
 def mend(
     call: OnPostgres,
@@ -323,7 +307,7 @@ def mend(
     parameters: Parameters,
     go_on: jobs.GoOn = None,
     report_directory: jobs.ReportDirectory = None,
-) -> None:
+) -> Shown:
     """Mend what a quality run found.
 
     Events never dispatched, conditions that fail, tables too old.
@@ -334,7 +318,7 @@ def mend(
     """
     if remedy not in MENDS:
         raise UsageError(f"there is no remedy {remedy!r} for events: one of {', '.join(MENDS)}")
-    _carry_out(call, remedy, parameters, go_on=go_on, report_directory=report_directory)
+    return jobs.carry_out(call, remedy, parameters, go_on=go_on, report_directory=report_directory)
 
 
 @command(app, also=PLANS, asks=takes(lambda: jobs.model_of("event_upkeep")))
@@ -344,7 +328,7 @@ def upkeep(
     parameters: Parameters,
     go_on: jobs.GoOn = None,
     report_directory: jobs.ReportDirectory = None,
-) -> None:
+) -> Shown:
     """Keep the event broker in order.
 
     Expired subscriptions go, events never dispatched are dispatched, and it says what needs a look.
@@ -353,4 +337,4 @@ def upkeep(
 
     Example: `queuekeeper events upkeep --dry-run`
     """
-    _carry_out(call, "event_upkeep", parameters, go_on=go_on, report_directory=report_directory)
+    return jobs.carry_out(call, "event_upkeep", parameters, go_on=go_on, report_directory=report_directory)

@@ -8,13 +8,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from queuekeeper.cli.command import PLANS, OnRedis, command, group
-from queuekeeper.cli.input import STANDARD_STREAM, EndAfter, Follow, JsonLines, content, named_texts
+from queuekeeper.cli.command import PLANS, OnRedis, command, group, unset
+from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_texts, opened
 from queuekeeper.cli.output import (
     Shown,
     instant,
@@ -50,44 +49,65 @@ DeadIds = Annotated[
 AllDead = Annotated[bool, typer.Option("--all", help="Take all dead letters of the consumer.")]
 Offset = Annotated[int, typer.Option(help="Number of messages to skip before the first one shown.")]
 ShowBodies = Annotated[bool, typer.Option("--show-bodies", help="Show bodies and headers too.")]
-ModeName = Annotated[
-    Literal["fifo", "ordered"] | None,
-    typer.Option(
-        "--mode",
-        help="fifo: workers handle many messages at once. ordered: each lane hands out one message at a time. "
-        "[default: fifo]",
-    ),
-]
-WhenFailedName = Annotated[
-    Literal["skip", "halt"] | None,
-    typer.Option(
-        "--when-failed",
-        help="What an ordered consumer does after a message has become a dead letter: go on, or stop until it "
-        "is retried or purged. [default: skip]",
-    ),
-]
-Lanes = Annotated[
-    int | None, typer.Option(help="Number of lanes of an ordered consumer, 1 to 64. The order key chooses the "
-    "lane. [default: 1]")
-]  # fmt: skip
-MaxLength = Annotated[
-    int | None, typer.Option(help="Largest number of messages that may wait in a lane; 0 is no limit. [default: 0]")
-]
-WhenFullName = Annotated[
-    Literal["reject", "drop_oldest"] | None,
-    typer.Option("--when-full", help="What a publish does when --max-length is reached. [default: reject]"),
-]
-DeadRetention = Annotated[
-    str | None,
-    typer.Option(metavar="DURATION", help="Time after which a dead letter is deleted, such as 1h or 7d. [default: 7d]"),
-]
-IdleExpiry = Annotated[
-    str | None,
-    typer.Option(
-        metavar="DURATION",
-        help="Time without a sign of life after which upkeep may remove the consumer; none is never. [default: none]",
-    ),
-]
+OF_CONSUMER = unset(
+    mode=Annotated[
+        Literal["fifo", "ordered"] | None,
+        typer.Option(
+            help="fifo: workers handle many messages at once. ordered: each lane hands out one message at a time. "
+            "[default: fifo]"
+        ),
+    ],
+    when_failed=Annotated[
+        Literal["skip", "halt"] | None,
+        typer.Option(
+            help="What an ordered consumer does after a message has become a dead letter: go on, or stop until it is "
+            "retried or purged. [default: skip]"
+        ),
+    ],
+    lanes=Annotated[
+        int | None,
+        typer.Option(
+            help="Number of lanes of an ordered consumer, 1 to 64. The order key chooses the lane. [default: 1]"
+        ),
+    ],
+    max_length=Annotated[
+        int | None, typer.Option(help="Largest number of messages that may wait in a lane; 0 is no limit. [default: 0]")
+    ],
+    when_full=Annotated[
+        Literal["reject", "drop_oldest"] | None,
+        typer.Option(help="What a publish does when --max-length is reached. [default: reject]"),
+    ],
+    dead_retention=Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION", help="Time after which a dead letter is deleted, such as 1h or 7d. [default: 7d]"
+        ),
+    ],
+    idle_expiry=Annotated[
+        str | None,
+        typer.Option(
+            metavar="DURATION",
+            help="Time without a sign of life after which upkeep may remove the consumer; none is never. [default: "
+            "none]",
+        ),
+    ],
+)
+"""Options of a consumer; what is left out has its default, or stays as it was."""
+
+OF_QUEUE = unset(
+    when_nobody=Annotated[
+        Literal["hold", "refuse"] | None,
+        typer.Option(help="What a publish to the queue does while no consumer is registered."),
+    ],
+    max_held=Annotated[
+        int | None,
+        typer.Option(help="Largest number of messages that the queue holds while no consumer is registered."),
+    ],
+    deduplication_window=Annotated[
+        str | None, typer.Option(metavar="DURATION", help="Time for which the queue remembers deduplication ids.")
+    ],
+)
+"""Options of a queue."""
 
 
 class OnQueues(OnRedis):
@@ -155,7 +175,7 @@ def publish(
     `queuekeeper fanout publish orders --input orders.jsonl --deduplicate-as orders-2026-11-22`
     """
     from queuekeeper.durations import duration_ms
-    from queuekeeper.fanout.jsonl import publish_file, publish_lines
+    from queuekeeper.fanout.jsonl import publish_lines
     from queuekeeper.fanout.model import NewMessage
     from queuekeeper.fanout.producer import FanoutProducer
 
@@ -178,11 +198,9 @@ def publish(
         )
         report = FanoutProducer(call.queues).publish(queue, message, to=to)
         facts = {"queue": queue} | {name: fact for name, fact in vars(report).items() if name != "error"}
-    elif source == STANDARD_STREAM:
-        lines = sys.stdin.buffer
-        facts = publish_lines(call.queues, queue, lines, to=to, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as)
     else:
-        facts = publish_file(call.queues, queue, Path(source), to=to, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as)
+        with opened(source) as lines:
+            facts = publish_lines(call.queues, queue, lines, to=to, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as)
     return Shown(facts, "Published")
 
 
@@ -442,7 +460,7 @@ def purge_dead(
     return Shown(report, call.title("Purge"))
 
 
-@command(app)
+@command(app, more=OF_CONSUMER)
 def register(
     call: OnQueues,
     queue: QueueName,
@@ -455,13 +473,7 @@ def register(
             "all that are stored."
         ),
     ] = "new",
-    mode: ModeName = None,
-    when_failed: WhenFailedName = None,
-    lanes: Lanes = None,
-    max_length: MaxLength = None,
-    when_full: WhenFullName = None,
-    dead_retention: DeadRetention = None,
-    idle_expiry: IdleExpiry = None,
+    **options: Any,
 ) -> Shown:
     """Register a consumer.
 
@@ -474,20 +486,12 @@ def register(
     """
     from queuekeeper.fanout import forms
 
-    options: ConsumerOptions = forms.consumer_options(
-        mode=mode,
-        when_failed=when_failed,
-        lanes=lanes,
-        max_length=max_length,
-        when_full=when_full,
-        dead_retention=dead_retention,
-        idle_expiry=idle_expiry,
-    )
-    report = call.queues.register(queue, consumer=consumer, options=options, start=forms.start(start))
+    wanted: ConsumerOptions = forms.consumer_options(**options)
+    report = call.queues.register(queue, consumer=consumer, options=wanted, start=forms.start(start))
 
     def pretty() -> Iterator[Any]:
         yield pairs("Registered", told(report) | told(report.options))
-        if not report.created and report.options != options:
+        if not report.created and report.options != wanted:
             yield "\nIt was registered before, and keeps the options that it has: `configure` changes them."
 
     return Shown(report, pretty)
@@ -550,30 +554,12 @@ def touch(call: OnQueues, queue: QueueName, consumer: ConsumerName) -> Shown:
     return Shown({"queue": queue, "consumer": consumer, "last_seen_ms": seen_ms}, "Touched")
 
 
-@command(app)
+@command(app, more={**OF_CONSUMER, **OF_QUEUE})
 def configure(
     call: OnQueues,
     queue: QueueName,
     consumer: ConsumerOrAll = None,
-    *,
-    mode: ModeName = None,
-    when_failed: WhenFailedName = None,
-    lanes: Lanes = None,
-    max_length: MaxLength = None,
-    when_full: WhenFullName = None,
-    dead_retention: DeadRetention = None,
-    idle_expiry: IdleExpiry = None,
-    when_nobody: Annotated[
-        Literal["hold", "refuse"] | None,
-        typer.Option(help="What a publish to the queue does while no consumer is registered."),
-    ] = None,
-    max_held: Annotated[
-        int | None,
-        typer.Option(help="Largest number of messages that the queue holds while no consumer is registered."),
-    ] = None,
-    deduplication_window: Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Time for which the queue remembers deduplication ids.")
-    ] = None,
+    **options: Any,
 ) -> Shown:
     """Give a consumer, or the queue itself, other options.
 
@@ -585,20 +571,7 @@ def configure(
     """
     from queuekeeper.fanout import forms
 
-    of_consumer: dict[str, Any] = {
-        "mode": mode,
-        "when_failed": when_failed,
-        "lanes": lanes,
-        "max_length": max_length,
-        "when_full": when_full,
-        "dead_retention": dead_retention,
-        "idle_expiry": idle_expiry,
-    }
-    of_queue: dict[str, Any] = {
-        "when_nobody": when_nobody,
-        "max_held": max_held,
-        "deduplication_window": deduplication_window,
-    }
+    of_consumer, of_queue = ({name: options[name] for name in names} for names in (OF_CONSUMER, OF_QUEUE))
     wanted, others = (of_queue, of_consumer) if consumer is None else (of_consumer, of_queue)
     if any(each is not None for each in others.values()) or all(each is None for each in wanted.values()):
         names = ", ".join(f"--{name.replace('_', '-')}" for name in wanted)

@@ -5,8 +5,10 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, BinaryIO
 
 import typer
 
@@ -52,12 +54,23 @@ def content(text: str | None, path: str | None) -> bytes:
 
     :raises UsageError: when the file cannot be read.
     """
-    from queuekeeper.jsonl import open_file
-
     if text is not None:
         return os.fsencode(text)
     assert path is not None
-    if path == STANDARD_STREAM:
-        return sys.stdin.buffer.read()
-    with open_file(Path(path)) as file:
+    with opened(path) as file:
         return file.read()
+
+
+@contextmanager
+def opened(path: str) -> Iterator[BinaryIO]:
+    """Open what an option names for the block: a file, or stdin by ``-``.
+
+    :raises UsageError: when the file cannot be read.
+    """
+    from queuekeeper.jsonl import open_file
+
+    if path == STANDARD_STREAM:
+        yield sys.stdin.buffer
+        return
+    with open_file(Path(path)) as file:
+        yield file

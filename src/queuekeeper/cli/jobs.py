@@ -3,29 +3,25 @@
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
-from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from queuekeeper.cli import context
+from queuekeeper.cli.command import PLANS, Call, OnPostgres, OnServers, command, with_call
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import cell, instant, pairs, plain, record, screen, show, show_tables, table
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, record, table, told_tables
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, agree, say, take_back
-from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from queuekeeper.jobs.engine import Engine
-    from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Table
+    from queuekeeper.jobs.model import AnyJob, AnyPlan, Table
     from queuekeeper.jobs.parameters import Parameters
-    from queuekeeper.jobs.store import Runs
+    from queuekeeper.jobs.store import MaintenanceRuns, Runs
     from queuekeeper.redis_client import RedisClient
 
 Kind = Annotated[str | None, typer.Option(help="Only runs of this job, such as fanout_repair.")]
@@ -49,9 +45,9 @@ app = typer.Typer(
 )
 
 
-def store_of(job: type[AnyJob], url: str | None) -> AbstractContextManager[RedisClient | None]:
-    """Open Redis for the block, for a job that works there."""
-    return context.redis_connection(url) if job.on_redis else nullcontext()
+def store_of(call: Call, job: type[AnyJob]) -> RedisClient | None:
+    """Return the connection to Redis, for a job that works there."""
+    return call.client if job.on_redis else None
 
 
 def engine_for(
@@ -76,53 +72,44 @@ def engine_for(
 
 
 def carry_out(
+    call: Call,
     kind: str,
     parameters: Parameters,
     *,
-    dry_run: bool,
     go_on: str | None,
-    report_directory: Path | None,
+    report_directory: Path | None = None,
     undo_directory: Path | None = None,
     undo_file: Path | None = None,
     given: Any = None,
-    postgres_url: str | None,
-    redis_url: str | None,
-    yes: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Plan, ask, work on all shares, and look again.
 
     :param parameters: of the job.
     :param go_on: run to go on with; then there is no new plan.
     :param undo_file: where to note what is changed, in place of a file in the folder.
     :param given: what the job is told and no record may hold.
-    :raises CheckFailed: when it was stopped, or there was something that could not be worked on.
+    :returns: what came of it; failed when it was stopped, or there was something that could not be worked on.
     """
     from queuekeeper.jobs.registry import job_of
-    from queuekeeper.jobs.report import write_report
 
     job = job_of(kind)
-    records = context.runs_if_any(postgres_url, needed=not job.on_redis)
-    with records as runs, store_of(job, redis_url) as client:
-        if runs.connection is None:
-            say("No PostgreSQL is named: this run is not on record, so no other command can pause it or go on with it.")
-        engine = engine_for(job, client, undo_directory, undo_file=undo_file, database=runs.connection, given=given)
-        if go_on is None:
-            plan = engine.plan(parameters)
-            run_id = engine.save(runs, plan).maintenance_run_id
-        else:
-            run_id, plan = go_on, engine.load(runs, go_on)
-        if not dry_run and (not plan.empty or job.works_when_empty):
-            if not plan.empty:
-                if not as_json:
-                    _show_plan(screen(stderr=True), job, run_id, plan)
-                agree(runs, run_id, job.question(run_id, plan), yes=yes, as_json=as_json)
-            for share in plan.share_names():
-                engine.apply(runs, run_id, share)
-        outcome = engine.report(runs, run_id, dry_run=dry_run)
-    if report_directory is not None:
-        say(f"Report: {write_report(job, outcome, report_directory.absolute()).html}")
-    _show_outcome(job, outcome, as_json=as_json, is_recorded=runs.connection is not None)
+    runs = call.runs_if_any(needed=not job.on_redis)
+    if runs.connection is None:
+        say("No PostgreSQL is named: this run is not on record, so no other command can pause it or go on with it.")
+    store = store_of(call, job)
+    engine = engine_for(job, store, undo_directory, undo_file=undo_file, database=runs.connection, given=given)
+    if go_on is None:
+        plan = engine.plan(parameters)
+        run_id = engine.save(runs, plan).maintenance_run_id
+    else:
+        run_id, plan = go_on, engine.load(runs, go_on)
+    if not call.dry_run and (not plan.empty or job.works_when_empty):
+        if not plan.empty:
+            call.say(lambda: plan_parts(f"Plan {run_id}", job, plan))
+            agree(call, runs, run_id, job.question(run_id, plan))
+        for share in plan.share_names():
+            engine.apply(runs, run_id, share)
+    return _looked_again(engine, runs, run_id, dry_run=call.dry_run, report_directory=report_directory)
 
 
 def command_of(kind: str, help_text: str, *, argument: str = "") -> Callable[..., None]:
@@ -131,31 +118,13 @@ def command_of(kind: str, help_text: str, *, argument: str = "") -> Callable[...
     :param argument: the parameter that is given by position.
     """
 
-    def command(
-        *,
-        parameters: Parameters,
-        dry_run: context.DryRun = False,
-        go_on: GoOn = None,
-        report_directory: ReportDirectory = None,
-        postgres_url: context.PostgresUrl = None,
-        redis_url: context.RedisUrl = None,
-        yes: context.Yes = False,
-        as_json: context.AsJson = False,
-    ) -> None:
-        carry_out(
-            kind,
-            parameters,
-            dry_run=dry_run,
-            go_on=go_on,
-            report_directory=report_directory,
-            postgres_url=postgres_url,
-            redis_url=redis_url,
-            yes=yes,
-            as_json=as_json,
-        )
+    def job(
+        call: OnServers, *, parameters: Parameters, go_on: GoOn = None, report_directory: ReportDirectory = None
+    ) -> Shown:
+        return carry_out(call, kind, parameters, go_on=go_on, report_directory=report_directory)
 
-    command.__doc__ = help_text
-    return takes(lambda: model_of(kind), argument=argument, fixed=ALONE)(command)
+    job.__doc__ = help_text
+    return takes(lambda: model_of(kind), argument=argument, fixed=ALONE)(with_call(job, also=PLANS))
 
 
 def model_of(kind: str) -> type[Parameters]:
@@ -166,46 +135,50 @@ def model_of(kind: str) -> type[Parameters]:
     return model
 
 
-def _show_plan(out: Console, job: type[AnyJob], run_id: str, plan: AnyPlan) -> None:
-    """Show what is about to be asked about."""
-    out.print(pairs(f"Plan {run_id}", dict(job.plan_rows(plan))))
-    _show_tables(out, job.tables(plan))
+def plan_parts(title: str, job: type[AnyJob], plan: AnyPlan) -> Iterator[Any]:
+    """Yield what a person sees of a plan."""
+    yield pairs(title, dict(job.plan_rows(plan)))
+    yield from _filled(job.tables(plan))
 
 
-def _show_tables(out: Console, tables: Sequence[Table]) -> None:
-    for each in tables:
-        if each.rows:
-            out.print(table(each.heading, each.heads, each.rows))
+def _filled(tables: Iterable[Table]) -> Iterator[Any]:
+    yield from (table(each.heading, each.heads, each.rows) for each in tables if each.rows)
 
 
-def _show_outcome(job: type[AnyJob], outcome: AnyOutcome, *, as_json: bool, is_recorded: bool = True) -> None:
-    from queuekeeper.jobs.report import columns_of, facts_of, verdict
+def _looked_again(
+    engine: Engine, runs: MaintenanceRuns, run_id: str, *, dry_run: bool, report_directory: Path | None
+) -> Shown:
+    """Look again, and return what was planned, done and left; as a report, too, where there is a folder for it."""
+    from queuekeeper.jobs.report import columns_of, facts_of, verdict, write_report
 
-    run_id, words = outcome.maintenance_run_id, verdict(job, outcome)
+    job, outcome = engine.job, engine.report(runs, run_id, dry_run=dry_run)
+    if report_directory is not None:
+        say(f"Report: {write_report(job, outcome, report_directory.absolute()).html}")
+    words = verdict(job, outcome)
 
-    def pretty(out: Console) -> None:
+    def pretty() -> Iterator[Any]:
         is_bad = outcome.open_shares or outcome.broken or outcome.trouble
         tone = "red" if is_bad else "green" if outcome.clean else "yellow"
-        out.print(cell(words, style=f"bold {tone}"))
+        yield cell(words, style=f"bold {tone}")
         lines = columns_of(outcome)
-        heads = ("", "planned", "done", "second look")[: len(lines[0])]
-        out.print(table(f"{job.words.title} {run_id}", heads, lines))
-        _show_tables(out, job.shown(outcome))
+        yield table(f"{job.words.title} {run_id}", ("", "planned", "done", "second look")[: len(lines[0])], lines)
+        yield from _filled(job.shown(outcome))
         facts = {name.lower(): text for name, text, _ in job.figures(outcome)}
         asked = {"what": job.rule_words(outcome.plan.parameters), "as of": instant(outcome.plan.as_of_ms)}
-        out.print(pairs("Asked for", asked | facts))
-        for path in outcome.undo_files:
-            out.print(cell(f"Undo file: {path}"), soft_wrap=True)
+        yield pairs("Asked for", asked | facts)
+        yield from (cell(f"Undo file: {path}") for path in outcome.undo_files)
 
-    show(facts_of(job, outcome), as_json=as_json, pretty=pretty)
+    failed = None
     if outcome.open_shares:
         go_on = job.words.go_on.format(command=job.words.command, run_id=run_id)
-        again = f"{go_on}` goes on" if is_recorded else f"{job.words.command}` begins again, and finds what is left"
-        raise CheckFailed(f"not done: {', '.join(outcome.open_shares)}; `queuekeeper {again}")
-    if outcome.broken:
-        raise CheckFailed(f"{words}: the lines above say why; {job.words.hint}")
-    if outcome.trouble:
-        raise CheckFailed(words)
+        again = f"{job.words.command}` begins again, and finds what is left"
+        again = again if runs.connection is None else f"{go_on}` goes on"
+        failed = f"not done: {', '.join(outcome.open_shares)}; `queuekeeper {again}"
+    elif outcome.broken:
+        failed = f"{words}: the lines above say why; {job.words.hint}"
+    elif outcome.trouble:
+        failed = words
+    return Shown(facts_of(job, outcome), pretty, failed=failed)
 
 
 # --- runs ------------------------------------------------------------------------------------------------------------
@@ -237,54 +210,39 @@ def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
     return found
 
 
-@app.command("list")
+@command(app, "list")
 def list_runs(
+    call: OnPostgres,
     *,
     kind: Kind = None,
     limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many at most, newest first.")] = 20,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """List the newest runs of all jobs.
 
     Example: `queuekeeper run list --kind fanout_repair`
     """
-    with context.open_maintenance_runs(postgres_url) as runs:
-        found = runs.newest(kind=kind, limit=limit)
     heads = ("run", "job", "state", "paused", "approved by", "planned")
     lines = [
         (one.maintenance_run_id, one.kind, one.state.value, one.paused, one.approved_by, str(one.created_at))
-        for one in found
+        for one in call.runs.newest(kind=kind, limit=limit)
     ]
     names = [head.replace(" ", "_") for head in heads]
-    show(
-        [dict(zip(names, line, strict=True)) for line in lines],
-        as_json=as_json,
-        pretty=lambda out: out.print(table("Runs", heads, lines)),
-    )
+    return Shown([dict(zip(names, line, strict=True)) for line in lines], lambda: [table("Runs", heads, lines)])
 
 
-def status(
-    run_id: RunIdOrNewest = None,
-    *,
-    kind: Kind = None,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None) -> Shown:
     """Say how far a run is, share by share.
 
     Example: `queuekeeper run status`
     """
     from queuekeeper.jobs.registry import fact_names
 
-    with context.open_maintenance_runs(postgres_url) as runs:
-        run = runs.load(chosen(runs, run_id, kind))
-        progress = runs.progress(run.maintenance_run_id)
-
+    run = call.runs.load(chosen(call.runs, run_id, kind))
+    progress = call.runs.progress(run.maintenance_run_id)
     names = fact_names(run.kind)
     facts_told = {name: (run.report or {}).get(name) for name in names}
 
-    def pretty(out: Console) -> None:
+    def pretty() -> Iterator[Any]:
         facts = {
             "job": run.kind,
             "run": run.state.value,
@@ -293,63 +251,38 @@ def status(
             "throttle": _rate_words(run.throttle_operations_per_s, run.unit),
         }
         notes = {names[name]: instant(at_ms) or "never" for name, at_ms in facts_told.items()}
-        out.print(pairs(f"Run {run.maintenance_run_id}", facts | notes))
-        heads = ("share", "where it is", "looked at", "removed", "repaired", "done")
-        lines = [(one.shard, one.cursor, one.scanned, one.removed, one.repaired, one.done) for one in progress]
-        out.print(table("Shares", heads, lines))
+        yield pairs(f"Run {run.maintenance_run_id}", facts | notes)
+        columns = {"share": "shard", "where it is": "cursor", "looked at": "scanned", "removed": "removed"}
+        yield listing("Shares", progress, columns | {"repaired": "repaired", "done": "done"})
 
-    told = {
-        "maintenance_run_id": run.maintenance_run_id,
-        "kind": run.kind,
-        "state": run.state.value,
-        "paused": run.paused,
-        "approved_by": run.approved_by,
-        "throttle_operations_per_s": run.throttle_operations_per_s,
-        "progress": [plain(each) for each in progress],
-        "report": run.report,
-    }
-    show(told | facts_told, as_json=as_json, pretty=pretty)
+    told = ("maintenance_run_id", "kind", "state", "paused", "approved_by", "throttle_operations_per_s", "report")
+    facts = {name: getattr(run, name) for name in told} | {"progress": progress}
+    return Shown(facts | facts_told, pretty)
 
 
-def set_paused(run_id: str, *, paused: bool, kind: str | None, postgres_url: str | None, as_json: bool) -> None:
-    """Let a run wait, or go on, and say so."""
-    with context.open_maintenance_runs(postgres_url) as runs:
-        runs.set_paused(chosen(runs, run_id, kind), paused, actor=context.person())
-    show(
-        {"maintenance_run_id": run_id, "paused": paused},
-        as_json=as_json,
-        pretty=lambda out: out.print(f"Run {run_id}: {'paused' if paused else 'goes on'}."),
-    )
+def _paused(call: OnPostgres, run_id: str, kind: str | None, *, paused: bool) -> Shown:
+    call.runs.set_paused(chosen(call.runs, run_id, kind), paused, actor=context.person())
+    words = f"Run {run_id}: {'paused' if paused else 'goes on'}."
+    return Shown({"maintenance_run_id": run_id, "paused": paused}, lambda: [words])
 
 
-def pause(
-    run_id: RunId, *, kind: Kind = None, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False
-) -> None:
+def pause(call: OnPostgres, run_id: RunId, *, kind: Kind = None) -> Shown:
     """Let a run wait. It notices within seconds.
 
     Example: `queuekeeper run pause 0123456789abcdef`
     """
-    set_paused(run_id, paused=True, kind=kind, postgres_url=postgres_url, as_json=as_json)
+    return _paused(call, run_id, kind, paused=True)
 
 
-def resume(
-    run_id: RunId, *, kind: Kind = None, postgres_url: context.PostgresUrl = None, as_json: context.AsJson = False
-) -> None:
+def resume(call: OnPostgres, run_id: RunId, *, kind: Kind = None) -> Shown:
     """Let a paused run go on.
 
     Example: `queuekeeper run resume 0123456789abcdef`
     """
-    set_paused(run_id, paused=False, kind=kind, postgres_url=postgres_url, as_json=as_json)
+    return _paused(call, run_id, kind, paused=False)
 
 
-def throttle(
-    run_id: RunId,
-    rate: Rate,
-    *,
-    kind: Kind = None,
-    postgres_url: context.PostgresUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+def throttle(call: OnPostgres, run_id: RunId, rate: Rate, *, kind: Kind = None) -> Shown:
     """Slow a run down or let it go. It follows within seconds.
 
     Of runs of partitions only those have a pace that move rows out of DEFAULT; it counts those rows.
@@ -359,34 +292,20 @@ def throttle(
     from queuekeeper.jobs.store import unit_of
 
     per_s = context.rate_of(rate, unit_of(kind))
-    with context.open_maintenance_runs(postgres_url) as runs:
-        runs.set_throttle(chosen(runs, run_id, kind), per_s, actor=context.person())
-        unit = runs.load(run_id).unit
+    call.runs.set_throttle(chosen(call.runs, run_id, kind), per_s, actor=context.person())
+    unit = call.runs.load(run_id).unit
     words = f"at most {_rate_words(per_s, unit)}" if per_s else "no throttle"
     # Of a migration also by the names that its own commands had for it.
     names = ["throttle_operations_per_s", f"throttle_{unit}_per_s", f"{unit}_per_s"]
-    show(
-        {"maintenance_run_id": run_id, **dict.fromkeys(names[:1] if unit == "operations" else names, per_s)},
-        as_json=as_json,
-        pretty=lambda out: out.print(f"Run {run_id}: {words}."),
-    )
+    facts = dict.fromkeys(names[:1] if unit == "operations" else names, per_s)
+    return Shown({"maintenance_run_id": run_id, **facts}, lambda: [f"Run {run_id}: {words}."])
 
 
 def _rate_words(per_s: int | None, unit: str) -> str:
     return "none" if per_s is None else f"{per_s:,} {unit}/s"
 
 
-def undo(
-    run_id: RunId,
-    *,
-    kind: Kind = None,
-    dry_run: context.DryRun = False,
-    undo_directory: UndoDirectory = None,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    yes: context.Yes = False,
-    as_json: context.AsJson = False,
-) -> None:
+def undo(call: OnServers, run_id: RunId, *, kind: Kind = None, undo_directory: UndoDirectory = None) -> Shown:
     """Take back what a run has changed.
 
     Run it on the machine that has the undo files of the run. Where somebody has gone on from a change, it stays. What a
@@ -394,31 +313,18 @@ def undo(
 
     Example: `queuekeeper run undo 0123456789abcdef --dry-run`
     """
-    take_run_back(
-        run_id,
-        kind=kind,
-        dry_run=dry_run,
-        undo_directory=undo_directory,
-        postgres_url=postgres_url,
-        redis_url=redis_url,
-        yes=yes,
-        as_json=as_json,
-    )
+    return take_run_back(call, run_id, kind=kind, undo_directory=undo_directory)
 
 
 def take_run_back(
+    call: OnServers,
     run_id: str = "",
     *,
     kind: str | None = None,
-    dry_run: bool,
     undo_directory: Path | None = None,
     undo_file: Path | None = None,
     max_operations_per_s: int | None = None,
-    postgres_url: str | None,
-    redis_url: str | None,
-    yes: bool,
-    as_json: bool,
-) -> None:
+) -> Shown:
     """Take a run back: of its record, or of the one file that is named.
 
     :param undo_file: says by its first line which run it is of.
@@ -430,85 +336,62 @@ def take_run_back(
     from queuekeeper.jobs.undo import read_undo_file, undo_paths
 
     # Counting what a file tells of needs no record.
-    records = nullcontext(UnrecordedRuns()) if undo_file and dry_run else context.runs_if_any(postgres_url)
-    with ExitStack() as opened:
-        runs = opened.enter_context(records)
-        if runs.connection is not None and not undo_file:
-            recorded = runs.load(chosen(runs, run_id, kind))
-            if recorded.kind == "online_migration":
-                raise UsageError(
-                    f"run {run_id} moves clients while devices are connected: `queuekeeper online roll-back {run_id}` "
-                    f"gives them back, `queuekeeper migrate undo {run_id}` takes out what was only copied"
-                )
-            if recorded.kind in MIGRATIONS:
-                migrate.undo(
-                    run_id, dry_run=dry_run, yes=yes, as_json=as_json, postgres_url=postgres_url, redis_url=redis_url
-                )
-                return
-            if way := way_back_of(recorded):
-                raise UsageError(f"run {run_id} is a {recorded.kind}, which has no undo: {way}")
-            job, asked = job_of(recorded.kind), recorded.parameters
-        else:
-            # The first line of an undo file says what a run without a record was; remedies called it otherwise once.
-            path = undo_file or undo_paths(undo_directory or context.settings().undo, run_id=run_id)[0]
-            header, _ = read_undo_file(path, kind=kind)
-            job = job_of(str(header.get("kind")))
-            asked = header.get("parameters") or {"key_prefix": header.get("key_prefix", "")}
-            run_id = run_id or str(header.get("maintenance_run_id") or header.get("run_id") or path.name)
-        client = opened.enter_context(store_of(job, redis_url))
-        engine = engine_for(job, client, undo_directory, undo_file=undo_file, database=runs.connection)
-        parameters = job.Parameters(**asked)
-        if max_operations_per_s is not None:
-            parameters = replace(parameters, max_operations_per_s=max_operations_per_s)
-        found = take_back(
-            lambda only_count: engine.undo(run_id=run_id, parameters=parameters, dry_run=only_count),
-            lambda counted: f"{job.undo_words(counted)} Take run {run_id} back?",
-            subject=run_id,
-            kind=job.kind,
-            connection=runs.connection,
-            dry_run=dry_run,
-            yes=yes,
-            as_json=as_json,
-        )
+    runs = UnrecordedRuns() if undo_file and call.dry_run else call.runs_if_any()
+    if runs.connection is not None and not undo_file:
+        recorded = runs.load(chosen(runs, run_id, kind))
+        if recorded.kind == "online_migration":
+            raise UsageError(
+                f"run {run_id} moves clients while devices are connected: `queuekeeper online roll-back {run_id}` "
+                f"gives them back, `queuekeeper migrate undo {run_id}` takes out what was only copied"
+            )
+        if recorded.kind in MIGRATIONS:
+            return migrate.undo(call, run_id)
+        if way := way_back_of(recorded):
+            raise UsageError(f"run {run_id} is a {recorded.kind}, which has no undo: {way}")
+        job, asked = job_of(recorded.kind), recorded.parameters
+    else:
+        # The first line of an undo file says what a run without a record was; remedies called it otherwise once.
+        path = undo_file or undo_paths(undo_directory or context.settings().undo, run_id=run_id)[0]
+        header, _ = read_undo_file(path, kind=kind)
+        job = job_of(str(header.get("kind")))
+        asked = header.get("parameters") or {"key_prefix": header.get("key_prefix", "")}
+        run_id = run_id or str(header.get("maintenance_run_id") or header.get("run_id") or path.name)
+    engine = engine_for(job, store_of(call, job), undo_directory, undo_file=undo_file, database=runs.connection)
+    parameters = job.Parameters(**asked)
+    if max_operations_per_s is not None:
+        parameters = replace(parameters, max_operations_per_s=max_operations_per_s)
+    found = take_back(
+        call,
+        lambda only_count: engine.undo(run_id=run_id, parameters=parameters, dry_run=only_count),
+        lambda counted: f"{job.undo_words(counted)} Take run {run_id} back?",
+        subject=run_id,
+        kind=job.kind,
+        connection=runs.connection,
+    )
 
-    def pretty(out: Console) -> None:
-        out.print(record("Undo", found))
+    def pretty() -> Iterator[Any]:
+        yield record("Undo", found)
         left = getattr(found, "left", None)
         if isinstance(left, Mapping) and left:
-            out.print(table("Left as they are", ("reason", "changes"), left.items()))
+            yield table("Left as they are", ("reason", "changes"), left.items())
 
-    show(found, as_json=as_json, pretty=pretty)
+    return Shown(found, pretty)
 
 
 def report(
-    run_id: RunIdOrNewest = None,
-    *,
-    kind: Kind = None,
-    report_directory: ReportDirectory = None,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+    call: OnServers, run_id: RunIdOrNewest = None, *, kind: Kind = None, report_directory: ReportDirectory = None
+) -> Shown:
     """Look again, and say what a run planned, did and left. Exit code 1 when a share is not done.
 
     Example: `queuekeeper run report --report-directory reports`
     """
     from queuekeeper.cli import migrate
     from queuekeeper.jobs.registry import job_of, told_of
-    from queuekeeper.jobs.report import write_report
     from queuekeeper.jobs.store import MIGRATIONS
 
-    with context.open_maintenance_runs(postgres_url) as runs:
-        run = runs.load(chosen(runs, run_id, kind))
+    run = call.runs.load(chosen(call.runs, run_id, kind))
     if run.kind in MIGRATIONS:
-        migrate.report(
-            run.maintenance_run_id,
-            directory=report_directory,
-            postgres_url=postgres_url,
-            redis_url=redis_url,
-            as_json=as_json,
-        )
-        return
+        return migrate.report(call, run.maintenance_run_id, directory=report_directory)
     if (tell := told_of(run.kind)) is not None:
         if report_directory is not None:
             raise UsageError(
@@ -518,26 +401,22 @@ def report(
         words, tables = tell(run)
         facts = {"maintenance_run_id": run.maintenance_run_id, "kind": run.kind, "state": run.state.value}
         told = facts | {"verdict": words, "report": run.report}
-        show(told, as_json=as_json, pretty=lambda out: show_tables(out, tables, heading=words))
-        return
-    found, job = run.maintenance_run_id, job_of(run.kind)
-    with context.open_maintenance_runs(postgres_url) as runs, store_of(job, redis_url) as client:
-        outcome = engine_for(job, client, database=runs.connection).report(runs, found, dry_run=False)
-    if report_directory is not None:
-        say(f"Report: {write_report(job, outcome, report_directory.absolute()).html}")
-    _show_outcome(job, outcome, as_json=as_json)
+        return Shown(told, lambda: [cell(words, style="bold"), *told_tables(tables)])
+    job = job_of(run.kind)
+    engine = engine_for(job, store_of(call, job), database=call.connection)
+    return _looked_again(engine, call.runs, run.maintenance_run_id, dry_run=False, report_directory=report_directory)
 
 
-_CONTROLS: dict[str, Callable[..., None]] = {
-    "status": status,
-    "pause": pause,
-    "resume": resume,
-    "throttle": throttle,
-    "undo": undo,
-    "report": report,
+_CONTROLS: dict[str, tuple[Callable[..., Shown], tuple[str, ...]]] = {
+    "status": (status, ()),
+    "pause": (pause, ()),
+    "resume": (resume, ()),
+    "throttle": (throttle, ()),
+    "undo": (undo, PLANS),
+    "report": (report, ()),
 }
-for _name, _command in _CONTROLS.items():
-    app.command(_name)(_command)
+for _name, (_written, _also) in _CONTROLS.items():
+    command(app, _name, also=_also)(_written)
 
 
 def add_aliases(group: typer.Typer, kind: str, names: dict[str, str]) -> None:
@@ -546,15 +425,5 @@ def add_aliases(group: typer.Typer, kind: str, names: dict[str, str]) -> None:
     :param names: of the commands, each with its name in ``queuekeeper run``.
     """
     for name, control in names.items():
-        group.command(name, hidden=True)(_of_kind(_CONTROLS[control], kind))
-
-
-def _of_kind(command: Callable[..., None], kind: str) -> Callable[..., None]:
-    @wraps(command)
-    def alias(**given: Any) -> None:
-        command(kind=kind, **given)
-
-    signature = inspect.signature(command, eval_str=True)
-    kept = [each for each in signature.parameters.values() if each.name != "kind"]
-    vars(alias)["__signature__"] = signature.replace(parameters=kept)
-    return alias
+        written, also = _CONTROLS[control]
+        group.command(name, hidden=True)(with_call(written, also=also, fixed={"kind": kind}))

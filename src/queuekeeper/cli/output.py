@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from queuekeeper.errors import CheckFailed
+from queuekeeper.errors import CheckFailed, QueuekeeperError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,19 +74,6 @@ def plain(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} is not shown")
 
 
-def show(value: Any, *, as_json: bool, pretty: Callable[[Console], None]) -> None:
-    """Write a result to stdout: as JSON and nothing else, or for people.
-
-    :param value: record or mapping.
-    :param pretty: writes it for people.
-    """
-    if as_json:
-        sys.stdout.write(json.dumps(plain(value), ensure_ascii=False, indent=2) + "\n")
-        sys.stdout.flush()
-    else:
-        pretty(screen())
-
-
 @dataclass(frozen=True)
 class Shown:
     """What a command has to show: one result, of which tables and JSON are two renderings.
@@ -94,26 +81,30 @@ class Shown:
     :param facts: record or mapping; all of it is in the JSON.
     :param view: title of a table of the facts, or makes what people see instead, top to bottom: tables, texts, which
         stay on their lines, and strings, which are wrapped.
-    :param failed: makes the exit code 1, and goes to stderr; empty where what is shown says it.
+    :param failed: makes the exit code 1, and goes to stderr; empty where what is shown says it; an error, where it has
+        an exit code of its own.
     """
 
     facts: Any
     view: str | Callable[[], Iterable[Table | Text | str]]
-    failed: str | None = None
+    failed: str | QueuekeeperError | None = None
 
 
 def show_result(shown: Shown, *, as_json: bool) -> None:
-    """Write a result to stdout.
+    """Write a result to stdout: as JSON and nothing else, or for people.
 
-    :raises CheckFailed: where the result says so.
+    :raises QueuekeeperError: where the result says so.
     """
-    view = shown.view
-    parts = (lambda: [record(view, shown.facts)]) if isinstance(view, str) else view
-    show(shown.facts, as_json=as_json, pretty=lambda out: print_parts(out, parts()))
-    if shown.failed is not None:
-        if shown.failed:
-            raise CheckFailed(shown.failed)
-        raise typer.Exit(1)
+    view, failed = shown.view, shown.failed
+    if as_json:
+        sys.stdout.write(json.dumps(plain(shown.facts), ensure_ascii=False, indent=2) + "\n")
+        sys.stdout.flush()
+    else:
+        print_parts(screen(), [record(view, shown.facts)] if isinstance(view, str) else view())
+    if isinstance(failed, QueuekeeperError):
+        raise failed
+    if failed is not None:
+        raise CheckFailed(failed) if failed else typer.Exit(1)
 
 
 def print_parts(out: Console, parts: Iterable[Table | Text | str]) -> None:
@@ -167,12 +158,10 @@ def table(title: str, columns: Sequence[str], rows: Iterable[Sequence[Any]]) -> 
     return result
 
 
-def show_tables(out: Console, tables: Iterable[ToldTable], *, heading: str = "") -> None:
-    """Write tables that a run tells of itself; the sentence in the place of one without rows."""
-    if heading:
-        out.print(cell(heading, style="bold"))
+def told_tables(tables: Iterable[ToldTable]) -> Iterator[Table | Text]:
+    """Yield tables that a run tells of itself; the sentence in the place of one without rows."""
     for each in tables:
-        out.print(table(each.heading, each.heads, each.rows) if each.rows else printable(each.empty))
+        yield table(each.heading, each.heads, each.rows) if each.rows else cell(each.empty)
 
 
 def pairs(title: str, values: Mapping[str, Any]) -> Table:

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from datetime import UTC, date, datetime
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.command import Call, OnPostgres, OnServers, Plain, command, group
+from queuekeeper.cli.command import OnPostgres, OnServers, Plain, command, group
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, record, screen, table
 from queuekeeper.cli.run_control import RunIdOrNewest
@@ -40,38 +39,13 @@ incidents = group("Show since when a finding stands, and who answers for it.")
 app.add_typer(incidents, name="incidents")
 
 
-class Stores(StrEnum):
-    """Which stores to profile."""
+REDIS: Final = "redis"
+STORES = {"redis": (REDIS,), "postgres": ("postgres",), "both": ("redis", "postgres")}
+"""What may be chosen -> stores that are profiled for it; anything but sessions needs none."""
 
-    REDIS = "redis"
-    POSTGRES = "postgres"
-    BOTH = "both"
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Each of them."""
-        return ("redis", "postgres") if self is Stores.BOTH else (self.value,)
-
-
-class Subject(StrEnum):
-    """What to judge."""
-
-    REDIS = "redis"
-    POSTGRES = "postgres"
-    BOTH = "both"
-    EVENTS = "events"
-    COMPACTED = "compacted"
-    FANOUT = "fanout"
-
-    @property
-    def stores(self) -> tuple[str, ...]:
-        """Return the stores that are profiled for it: all but sessions need none."""
-        return Stores(self.value).names if self.value in set(Stores) else ()
-
-
-StoreChoice = Annotated[Stores, typer.Option("--store", help="Which store to read.")]
+StoreChoice = Annotated[Literal["redis", "postgres", "both"], typer.Option("--store", help="Which store to read.")]
 SubjectChoice = Annotated[
-    Subject,
+    Literal["redis", "postgres", "both", "events", "compacted", "fanout"],
     typer.Option(
         "--store",
         help="Which store to read; events: event broker and partitioned tables; compacted, fanout: queues of that "
@@ -102,46 +76,44 @@ RUNS_SHOWN = 30
 _NOTHING_TO_SEE = "Nothing was judged: without messages' contents no suite of this run has anything to look at."
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Wishes:
-    """What a profile is asked for on the command line."""
+def _profiles(
+    call: OnServers,
+    wish: ProfileWish,
+    *,
+    stores: Sequence[str],
+    now_ms: int,
+    parquet: Path | None,
+    spark_master: str | None,
+) -> list[ProfileReport]:
+    """Read the stores with Spark, once nothing is known that keeps any of them from being read."""
+    from queuekeeper.quality.profile_preflight import check_profiled, check_profiled_source
 
-    stores: tuple[str, ...]
-    wish: ProfileWish
-    parquet: Path | None
-    spark_master: str | None
-    now_ms: int
-
-    def make(self, call: Call) -> list[ProfileReport]:
-        """Read the stores with Spark, once nothing is known that keeps any of them from being read."""
-        from queuekeeper.quality.profile_preflight import check_profiled, check_profiled_source
-
-        parameters = self.wish.at(_moment(self.now_ms))
-        source, target = context.postgres_address(call.postgres_url), ""
-        with context.postgres_connection(source) as connection:
-            if "postgres" in self.stores:
-                check_profiled_source(connection, contents=parameters.contents)
-        if "redis" in self.stores:
+    parameters = wish.at(_moment(now_ms))
+    source, target = context.postgres_address(call.postgres_url), ""
+    with call.anew() as asked:
+        connection = asked.connection
+        if "postgres" in stores:
+            check_profiled_source(connection, contents=parameters.contents)
+        if "redis" in stores:
             target = context.redis_address(call.redis_url)
-            with context.redis_connection(target) as client:
-                check_profiled(client, parameters=parameters)
-        read: dict[str, Any] = {
-            "postgres_url": source,
-            "parameters": parameters,
-            "now_ms": self.now_ms,
-            "parquet_dir": None if self.parquet is None else str(self.parquet.absolute()),
-        }
-        with context.spark("queuekeeper quality profile", self.spark_master, *filter(None, (source, target))) as spark:
-            from queuekeeper.quality.profile import profile_postgres, profile_redis
+            check_profiled(asked.client, parameters=parameters)
+    read: dict[str, Any] = {
+        "postgres_url": source,
+        "parameters": parameters,
+        "now_ms": now_ms,
+        "parquet_dir": None if parquet is None else str(parquet.absolute()),
+    }
+    reports = []
+    with context.spark("queuekeeper quality profile", spark_master, *filter(None, (source, target))) as spark:
+        from queuekeeper.quality.profile import profile_postgres, profile_redis
 
-            reports = []
-            for store in self.stores:
-                with screen(stderr=True).status(f"Reading {store}"):
-                    if store == "redis":
-                        reports.append(profile_redis(spark, redis_url=target, **read))
-                    else:
-                        reports.append(profile_postgres(spark, **read))
-            return reports
+        for store in stores:
+            with screen(stderr=True).status(f"Reading {store}"):
+                if store == "redis":
+                    reports.append(profile_redis(spark, redis_url=target, **read))
+                else:
+                    reports.append(profile_postgres(spark, **read))
+    return reports
 
 
 def _moment(now_ms: int) -> datetime:
@@ -175,7 +147,7 @@ def profile(
     call: OnServers,
     *,
     parameters: ProfileWish,
-    store: StoreChoice = Stores.REDIS,
+    store: StoreChoice = REDIS,
     parquet_directory: ParquetDirectory = None,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
@@ -187,14 +159,8 @@ def profile(
     """
     from queuekeeper.clock import system_clock
 
-    wishes = _Wishes(
-        stores=store.names,
-        wish=parameters,
-        parquet=parquet_directory,
-        spark_master=spark_master,
-        now_ms=system_clock(),
-    )
-    reports = wishes.make(call)
+    read: dict[str, Any] = {"parquet": parquet_directory, "spark_master": spark_master}
+    reports = _profiles(call, parameters, stores=STORES[store], now_ms=system_clock(), **read)
     named = " ".join(f"--profile {report.profile_id}" for report in reports)
     tables = [(f"Profile of {report.store}", report) for report in reports]
     return Shown(
@@ -208,7 +174,7 @@ def run_command(
     call: OnServers,
     *,
     parameters: RunWish,
-    store: SubjectChoice = Subject.REDIS,
+    store: SubjectChoice = REDIS,
     profiles: Annotated[
         list[str] | None,
         typer.Option("--profile", help="Judge this profile instead of reading the store. Repeat the option for more."),
@@ -243,28 +209,24 @@ def run_command(
     from queuekeeper.quality.store import QualityStore, Verdict
 
     now_ms = system_clock()
-    stores = store.stores
+    stores = STORES.get(store, ())
     if profiles:
-        with context.postgres_connection(call.postgres_url) as connection:
-            stores = tuple(each.store for each in QualityStore(connection).profiles(profiles))
+        with call.anew() as asked:
+            stores = tuple(each.store for each in QualityStore(asked.connection).profiles(profiles))
     elif suites and set(suites) <= {*EVENT_SUITES, *QUEUE_SUITES}:
         stores = ()
-    on_queues = not QUEUE_SUITES.keys().isdisjoint([store.value, *(suites or ())])
+    on_queues = not QUEUE_SUITES.keys().isdisjoint([store, *(suites or ())])
     on_redis = "redis" in stores or on_queues
-    asked = (store.value,) if store.value in QUEUE_SUITES else stores
-    chosen = list(suites or suites_for(asked, servers=on_redis, compare=compare))
+    subjects = (store,) if store in QUEUE_SUITES else stores
+    chosen = list(suites or suites_for(subjects, servers=on_redis, compare=compare))
     if compare and COMPARISON_SUITE not in chosen:
         chosen.append(COMPARISON_SUITE)
     check_suites(chosen, stores=stores, servers=on_redis)
-    if profiles:
-        profile_ids = list(profiles)
-    elif not stores:
-        profile_ids = []
-    else:
-        wishes = _Wishes(
-            stores=stores, wish=parameters, parquet=parquet_directory, spark_master=spark_master, now_ms=now_ms
-        )
-        profile_ids = [report.profile_id for report in wishes.make(call)]
+    profile_ids = list(profiles or ())
+    if stores and not profiles:
+        read: dict[str, Any] = {"parquet": parquet_directory, "spark_master": spark_master}
+        made = _profiles(call, parameters, stores=stores, now_ms=now_ms, **read)
+        profile_ids = [each.profile_id for each in made]
     now = _moment(now_ms)
     with screen(stderr=True).status("Judging"):
         report = run_quality(

@@ -3,14 +3,15 @@
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from queuekeeper.cli import context, jobs
-from queuekeeper.cli.options import JobCommand, takes
+from queuekeeper.cli.command import PLANS, OnServers, command, group
+from queuekeeper.cli.options import takes
+from queuekeeper.cli.output import Shown
 from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 NEWEST = "latest"
 """Stands for the newest quality run."""
 
-app = typer.Typer(no_args_is_help=True, help="Mend one kind of fault in sessions that Redis holds.")
+app = group("Mend one kind of fault in sessions that Redis holds.")
 
 _HELP = {
     "repair_counter": "Move the last packet id forward to that of the newest message. There is no undo.",
@@ -34,23 +35,15 @@ _HELP = {
 }
 
 
-@app.callback()
-def _group() -> None:
-    """Mend one kind of fault in sessions that Redis holds.
-
-    Each command plans first, says how it can be undone, and asks. It treats the sessions named, or those that failed
-    the remedy's check in a quality run.
-    """
-
-
 def _options() -> type[RemedyParameters]:
     from queuekeeper.maintenance.remedies.model import RemedyParameters
 
     return RemedyParameters
 
 
-def _command(remedy: str) -> Callable[..., None]:
+def _add(remedy: str, words: str) -> None:
     def repair(
+        call: OnServers,
         client_ids: Annotated[
             list[str] | None, typer.Argument(metavar="CLIENT", help="The MQTT client ids of the sessions.")
         ] = None,
@@ -61,60 +54,35 @@ def _command(remedy: str) -> Callable[..., None]:
         undo_file: Annotated[
             Path | None, typer.Option(help="Where to note what is changed.", show_default="in QUEUEKEEPER_UNDO_DIR")
         ] = None,
-        dry_run: context.DryRun = False,
-        yes: context.Yes = False,
-        postgres_url: context.PostgresUrl = None,
-        redis_url: context.RedisUrl = None,
-        as_json: context.AsJson = False,
-    ) -> None:
+    ) -> Shown:
         wanted, queues = (parameters, None) if go_on and not client_ids else _chosen(client_ids or [], parameters)
-        jobs.carry_out(
-            remedy,
-            wanted,
-            dry_run=dry_run,
-            go_on=go_on,
-            report_directory=report_directory,
-            undo_file=undo_file,
-            given=queues,
-            postgres_url=postgres_url,
-            redis_url=redis_url,
-            yes=yes,
-            as_json=as_json,
-        )
+        told: dict[str, Any] = {"report_directory": report_directory, "undo_file": undo_file, "given": queues}
+        return jobs.carry_out(call, remedy, wanted, go_on=go_on, **told)
 
-    repair.__doc__ = f"{_HELP[remedy]}\n\nExample: `queuekeeper repair {remedy} meter-17 --dry-run`"
-    return takes(_options, names={"quality_run_id": ["--quality-run"], "client_hashes": ["--client-hash"]})(repair)
+    repair.__doc__ = f"{words}\n\nExample: `queuekeeper repair {remedy} meter-17 --dry-run`"
+    asks = takes(_options, names={"quality_run_id": ["--quality-run"], "client_hashes": ["--client-hash"]})
+    command(app, remedy, also=PLANS, asks=asks, short_help=words)(repair)
 
 
-for _name, _words in _HELP.items():
-    app.command(_name, cls=JobCommand, short_help=_words)(_command(_name))
+for _remedy, _words in _HELP.items():
+    _add(_remedy, _words)
 
 
-@app.command(cls=JobCommand, short_help="Take a repair back by its undo file.")
-@takes(_options, only=["max_operations_per_s"])
+@command(
+    app, also=PLANS, asks=takes(_options, only=["max_operations_per_s"]),
+    short_help="Take a repair back by its undo file.",
+)  # fmt: skip
 def undo(
+    call: OnServers,
     file: Annotated[Path, typer.Argument(metavar="FILE", help="Undo file that a repair has written.")],
     *,
     parameters: RemedyParameters,
-    dry_run: context.DryRun = False,
-    yes: context.Yes = False,
-    postgres_url: context.PostgresUrl = None,
-    redis_url: context.RedisUrl = None,
-    as_json: context.AsJson = False,
-) -> None:
+) -> Shown:
     """Take a repair back, where nobody has used the place since; `queuekeeper run undo RUN` finds the file by itself.
 
     Example: `queuekeeper repair undo 3f2a9c0d11e47b58.queues.undo.jsonl --dry-run`
     """
-    jobs.take_run_back(
-        undo_file=file,
-        max_operations_per_s=parameters.max_operations_per_s,
-        dry_run=dry_run,
-        postgres_url=postgres_url,
-        redis_url=redis_url,
-        yes=yes,
-        as_json=as_json,
-    )
+    return jobs.take_run_back(call, undo_file=file, max_operations_per_s=parameters.max_operations_per_s)
 
 
 def _chosen(client_ids: list[str], asked: RemedyParameters) -> tuple[RemedyParameters, list[Queue] | None]:

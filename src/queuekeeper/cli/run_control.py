@@ -14,6 +14,7 @@ from queuekeeper.cli.output import plain, printable, screen
 
 if TYPE_CHECKING:
     from queuekeeper.audit import Answer
+    from queuekeeper.cli.command import Call
     from queuekeeper.jobs.store import Runs
     from queuekeeper.postgres import Connection
 
@@ -24,7 +25,7 @@ RunIdOrNewest = Annotated[str | None, typer.Argument(metavar="[RUN]", help="Id o
 Rate = Annotated[str, typer.Argument(metavar="RATE", help="Operations per second, or none.")]
 
 
-def agree(runs: Runs, run_id: str, question: str, *, yes: bool, as_json: bool) -> None:
+def agree(call: Call, runs: Runs, run_id: str, question: str) -> None:
     """Ask whether a run may be carried out, unless somebody has agreed to it; the answer is put on record.
 
     :raises RefusedError: when nobody can be asked, or the answer is no.
@@ -33,10 +34,8 @@ def agree(runs: Runs, run_id: str, question: str, *, yes: bool, as_json: bool) -
     from queuekeeper.clock import system_clock
 
     runs.check_current(run_id, now_ms=system_clock())
-    if runs.load(run_id).approved_by is not None:
-        return
-
-    context.confirm(question, yes=yes, as_json=as_json, note=note_on(runs, run_id))
+    if runs.load(run_id).approved_by is None:
+        call.confirm(question, note=note_on(runs, run_id))
 
 
 def note_on(runs: Runs, *run_ids: str) -> Callable[[Answer], None]:
@@ -53,15 +52,13 @@ def note_on(runs: Runs, *run_ids: str) -> Callable[[Answer], None]:
 
 
 def take_back(
+    call: Call,
     undo: Callable[[bool], Undone],
     question: Callable[[Undone], str],
     *,
     subject: str,
     kind: str,
     connection: Connection | None,
-    yes: bool,
-    as_json: bool,
-    dry_run: bool,
 ) -> Undone:
     """Count what would be taken back, ask, take it back, and put answer and deed on record.
 
@@ -69,18 +66,14 @@ def take_back(
     :param subject: run that has made the changes.
     :param kind: of that run.
     :param connection: where the audit is; none when there is none.
-    :param dry_run: only count.
     :returns: what was counted, or done.
     """
     from queuekeeper.audit import record_answer, record_undo
 
-    found = undo(True)
-    if not dry_run:
-        note = None if connection is None else partial(record_answer, connection, subject=subject, kind=kind)
-        context.confirm(question(found), yes=yes, as_json=as_json, note=note)
-        found = undo(False)
-        if connection is not None:
-            record_undo(connection, subject=subject, kind=kind, report=plain(found), actor=context.person())
+    note = None if connection is None else partial(record_answer, connection, subject=subject, kind=kind)
+    found = call.carry_out(undo, question, note=note)
+    if connection is not None and not call.dry_run:
+        record_undo(connection, subject=subject, kind=kind, report=plain(found), actor=context.person())
     return found
 
 

@@ -13,7 +13,7 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnBoth, OnPostgres, command, group
-from queuekeeper.cli.input import STANDARD_STREAM
+from queuekeeper.cli.input import STANDARD_STREAM, opened
 from queuekeeper.cli.output import Shown, instant, pairs, plain, printable, record, screen, table
 from queuekeeper.errors import UsageError
 
@@ -184,13 +184,13 @@ def export_session(
     path = Path(output)
     if output != STANDARD_STREAM and path.is_file():
         call.confirm(f"{printable(output)} exists and will be replaced.")
-    opened = _store(call, store, default_ttl_s)
+    held = _store(call, store, default_ttl_s)
     if output == STANDARD_STREAM:
-        report = transfer.export_session(opened, client_id, sys.stdout.buffer)
+        report = transfer.export_session(held, client_id, sys.stdout.buffer)
         sys.stdout.buffer.flush()
         screen(stderr=True).print(f"{report.messages:,} messages exported")
     else:
-        report = transfer.export_session_to_file(opened, client_id, path, replace=True)
+        report = transfer.export_session_to_file(held, client_id, path, replace=True)
     left_out = f"{report.unreadable:,} records of {report.client_id!r} cannot be read and were left out"
     return Shown(
         plain(report) | {"store": store, "output": output},
@@ -215,13 +215,8 @@ def import_session(
 
     Example: `queuekeeper sessions import meter-17 --input meter-17.jsonl --store redis`
     """
-    from queuekeeper.sessions import transfer
-
-    opened = _store(call, store, default_ttl_s)
-    if source == STANDARD_STREAM:
-        report = opened.import_session(client_id, sys.stdin.buffer)
-    else:
-        report = transfer.import_session_from_file(opened, client_id, Path(source))
+    with opened(source) as lines:
+        report = _store(call, store, default_ttl_s).import_session(client_id, lines)
     return Shown(plain(report) | {"store": store}, "Import")
 
 
@@ -233,9 +228,9 @@ def purge(call: OnBoth, client_id: ClientId, *, store: StoreName = "redis") -> S
 
     Example: `queuekeeper sessions purge meter-17 --dry-run`
     """
-    opened = _store(call, store)
+    held = _store(call, store)
     report = call.carry_out(
-        lambda only_count: opened.purge_session(client_id, dry_run=only_count),
+        lambda only_count: held.purge_session(client_id, dry_run=only_count),
         lambda found: (
             f"The session of {printable(client_id)} will be removed from {_product(store)}, with "
             f"{found.messages:,} messages."

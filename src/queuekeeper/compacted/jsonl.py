@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, fields
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -20,7 +19,7 @@ from queuekeeper.compacted.model import (
     property_pairs,
 )
 from queuekeeper.errors import QueuekeeperError, RefusedError
-from queuekeeper.jsonl import decoded, encoded, open_file, read_lines
+from queuekeeper.jsonl import decoded, encoded, read_lines
 
 if TYPE_CHECKING:
     from queuekeeper.compacted.queue import CompactedQueues
@@ -201,14 +200,3 @@ def gone_on(producer: str | None) -> RefusedError:
         f"producer {producer!r} has appended under a greater number since, and nothing was stored now: give the number "
         "behind its last one"
     )
-
-
-def append_file(
-    queues: CompactedQueues, client_id: str, path: Path, *, producer: str | None = None, number: int | None = None
-) -> AppendLinesReport:
-    """Append the lines of a file, as :func:`append_lines` does.
-
-    :raises UsageError: also when the file cannot be read.
-    """
-    with open_file(path) as file:
-        return append_lines(queues, client_id, file, producer=producer, number=number)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from itertools import islice
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import orjson
@@ -13,7 +12,7 @@ import orjson
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.fanout.model import DAY_MS, DeadLetter, FanoutMessage, NewMessage, VerifyReport
 from queuekeeper.fanout.producer import FanoutProducer
-from queuekeeper.jsonl import decoded, encoded, open_file, read_lines
+from queuekeeper.jsonl import decoded, encoded, read_lines
 
 if TYPE_CHECKING:
     from queuekeeper.fanout.queue import FanoutQueues
@@ -173,20 +172,3 @@ def publish_lines(
     return PublishLinesReport(
         queue=queue, published=published, duplicates=duplicates, held=held, dropped=dropped, last_id=last_id
     )
-
-
-def publish_file(
-    queues: FanoutQueues,
-    queue: str,
-    path: Path,
-    *,
-    to: str | None = None,
-    ttl_ms: int = DAY_MS,
-    deduplicate_as: str | None = None,
-) -> PublishLinesReport:
-    """Publish the lines of a file, as :func:`publish_lines` does.
-
-    :raises UsageError: also when the file cannot be read.
-    """
-    with open_file(path) as file:
-        return publish_lines(queues, queue, file, to=to, ttl_ms=ttl_ms, deduplicate_as=deduplicate_as)

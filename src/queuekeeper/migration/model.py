@@ -274,6 +274,13 @@ class RollbackWish(Lease, FourEyes):
     )
 
 
+_TOTALS = (
+    "sessions", "clients", "messages", "payload_bytes", "to_copy", "expired", "trimmed", "quarantined",
+    "forecast_bytes",
+)  # fmt: skip
+"""Counts of a cohort that add up."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class CohortPlan(Cohort):
     """What the plan found in one cohort.
@@ -336,6 +343,10 @@ class MigrationPlan:
     def total(self, name: str) -> int:
         """Return the sum of one count over the chosen cohorts, for example ``total("messages")``."""
         return self.total_of(self.chosen, name)
+
+    def totals(self) -> dict[str, int]:
+        """Return the sums of all counts over the chosen cohorts, as reports, commands and tasks tell them."""
+        return {name: self.total(name) for name in _TOTALS}
 
     def total_of(self, cohorts: Iterable[int], name: str) -> int:
         """Return the sum of one count over some cohorts."""

@@ -45,10 +45,6 @@ from queuekeeper.report.servers import ServerMemory, measure_servers
 from queuekeeper.sessions.judge import Reason
 
 T = TypeVar("T")
-_TOTALS = (
-    "sessions", "clients", "messages", "payload_bytes", "to_copy", "expired", "trimmed", "quarantined",
-    "forecast_bytes",
-)  # fmt: skip
 DIFFERENCES_SHOWN = 200
 POINTS_PER_STEP = 400
 STEPS: tuple[Step, ...] = ("copy", "verify")
@@ -363,7 +359,7 @@ def _plan_facts(plan: MigrationPlan, *, throttle: int | None) -> PlanFacts:
         cohorts=len(plan.cohorts),
         chosen=len(plan.chosen),
         longest_queue=max((cohort.longest_queue for cohort in plan.chosen_cohorts), default=0),
-        **{name: plan.total(name) for name in _TOTALS},
+        **plan.totals(),
     )
 
 

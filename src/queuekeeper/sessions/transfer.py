@@ -15,7 +15,7 @@ import orjson
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.sessions import jsonl
-from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, ImportReport, PendingMessage, StoreRules
+from queuekeeper.sessions.model import MAX_PAYLOAD_BYTES, PendingMessage, StoreRules
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
@@ -113,16 +113,3 @@ def _draft(path: Path, *, replace: bool) -> Iterator[BinaryIO]:
             raise
     except OSError as error:
         raise RefusedError(f"{path} cannot be written: {error.strerror}; name another file or make room") from error
-
-
-def import_session_from_file(store: SessionStore, client_id: str, path: Path) -> ImportReport:
-    """Store an exported session; see ``store.SessionOperations.import_session``.
-
-    :raises UsageError: also when the file cannot be read.
-    """
-    try:
-        file = path.open("rb")
-    except OSError as error:
-        raise UsageError(f"{path} cannot be read: {error.strerror}") from error
-    with file:
-        return store.import_session(client_id, file)

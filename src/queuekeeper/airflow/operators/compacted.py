@@ -14,10 +14,11 @@ from queuekeeper.airflow.operators.counts_first import CountsFirstOperator
 from queuekeeper.airflow.operators.redis_queue import RedisQueueOperator
 from queuekeeper.airflow.values import as_dict
 from queuekeeper.compacted import forms
-from queuekeeper.compacted.jsonl import append_file, rewind_facts, verify_facts
+from queuekeeper.compacted.jsonl import append_lines, rewind_facts, verify_facts
 from queuekeeper.compacted.model import QueueRules, WhenFull, chosen
 from queuekeeper.compacted.queue import CompactedQueues
 from queuekeeper.errors import CheckFailed
+from queuekeeper.jsonl import open_file
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -108,8 +109,8 @@ class AppendToCompactedQueueOperator(CompactedQueueOperator):
         )
         number = None if self.number is None else int(self.number)
         self.log.info("Appending %s to the queue of %r", self.path, self.client_id)
-        with self.open_queues(rules) as queues:
-            report = append_file(queues, self.client_id, Path(self.path), producer=self.producer, number=number)
+        with self.open_queues(rules) as queues, open_file(Path(self.path)) as lines:
+            report = append_lines(queues, self.client_id, lines, producer=self.producer, number=number)
         self.log.info(
             "Queue of %r: %s appended, %s stored before, %s evicted",
             self.client_id, report.appended, report.replayed, report.evicted,

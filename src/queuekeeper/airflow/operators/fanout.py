@@ -16,8 +16,9 @@ from queuekeeper.airflow.values import as_dict, flag
 from queuekeeper.durations import duration_ms
 from queuekeeper.errors import CheckFailed
 from queuekeeper.fanout import forms
-from queuekeeper.fanout.jsonl import publish_file, verify_facts
+from queuekeeper.fanout.jsonl import publish_lines, verify_facts
 from queuekeeper.fanout.queue import FanoutQueues
+from queuekeeper.jsonl import open_file
 
 if TYPE_CHECKING:
     from airflow.sdk import Context
@@ -110,11 +111,11 @@ class PublishToFanoutQueueOperator(FanoutQueueOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many lines were published."""
         self.log.info("Publishing %s to queue %r", self.path, self.queue_name)
-        with self.open_queues() as queues:
-            report = publish_file(
+        with self.open_queues() as queues, open_file(Path(self.path)) as lines:
+            report = publish_lines(
                 queues,
                 self.queue_name,
-                Path(self.path),
+                lines,
                 to=self.to,
                 ttl_ms=duration_ms("ttl", self.ttl),
                 deduplicate_as=self.deduplicate_as,

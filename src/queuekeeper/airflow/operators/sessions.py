@@ -14,6 +14,7 @@ from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisH
 from queuekeeper.airflow.operators.counts_first import CountsFirstOperator
 from queuekeeper.airflow.values import as_dict, flag
 from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.jsonl import open_file
 from queuekeeper.sessions import transfer
 from queuekeeper.sessions.jsonl import STORES, message_facts
 from queuekeeper.sessions.model import StoreRules
@@ -210,7 +211,7 @@ class ImportSessionOperator(SessionOperator):
     def execute(self, context: Context) -> dict[str, Any]:
         """Return how many messages were stored."""
         self.log.info("Importing session %r into %s from %s", self.client_id, self.store, self.path)
-        with self.open_store() as store:
-            report = transfer.import_session_from_file(store, self.client_id, Path(self.path))
+        with self.open_store() as store, open_file(Path(self.path)) as lines:
+            report = store.import_session(self.client_id, lines)
         self.log.info("Session %r: %s messages stored, %s expired", self.client_id, report.stored, report.expired)
         return as_dict(report)
