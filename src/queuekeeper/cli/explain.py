@@ -10,13 +10,13 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import OnBoth
-from queuekeeper.cli.output import Shown, cell, instant, pairs, screen, table
+from queuekeeper.cli.output import Shown, cell, listing, pairs, screen
 from queuekeeper.cli.sessions import ClientId
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from queuekeeper.quality.explain import Explanation
+    from queuekeeper.quality.explain import Explanation, SerialLine
 
 _STYLES = {
     "unknown": "bold red",
@@ -70,58 +70,51 @@ def explain(
         )
     found = judge(client_id, reading=reading, hash_key=hash_key(context.settings()), now_ms=system_clock())
     failed = "" if found.unknown or found.problems else None
-    return Shown(_facts(found, gaps=gaps), lambda: _pretty(client_id, found, gaps=gaps), failed=failed)
+    facts = _facts(found, gaps=gaps)
+    return Shown(facts, lambda: _pretty(client_id, found, facts["lines"]), failed=failed)
 
 
-def _facts(found: Explanation, *, gaps: bool) -> dict[str, object]:
+def _facts(found: Explanation, *, gaps: bool) -> dict[str, Any]:
+    names = ("client_hash", "as_of_ms", "served_from", "counts", "complete", "problems", "advice", "aside")
+    lines = [_line(each) for each in found.lines if each.fate.is_gap or not gaps]
+    facts = {name: getattr(found, name) for name in names}
+    return facts | {"evidence_sha256": found.evidence_hash(), "lines": lines}
+
+
+def _line(line: SerialLine) -> dict[str, Any]:
+    side = line.target or line.source
     return {
-        "client_hash": found.client_hash,
-        "as_of_ms": found.as_of_ms,
-        "served_from": found.served_from,
-        "counts": dict(found.counts),
-        "complete": found.complete,
-        "problems": dict(found.problems),
-        "advice": found.advice,
-        "evidence_sha256": found.evidence_hash(),
-        "aside": found.aside,
-        "lines": [
-            {
-                "first_serial": line.first_serial,
-                "last_serial": line.last_serial,
-                "fate": str(line.fate),
-                "why": line.why,
-                "packet_id": next((side.packet_id for side in (line.target, line.source) if side), None),
-                "expires_at_ms": next((side.expires_at_ms for side in (line.target, line.source) if side), None),
-                "in_postgres": line.source is not None,
-                "in_redis": line.target is not None,
-            }
-            for line in found.lines
-            if line.fate.is_gap or not gaps
-        ],
+        "first_serial": line.first_serial,
+        "last_serial": line.last_serial,
+        "fate": str(line.fate),
+        "why": line.why,
+        "packet_id": side.packet_id if side else None,
+        "expires_at_ms": side.expires_at_ms if side else None,
+        "in_postgres": line.source is not None,
+        "in_redis": line.target is not None,
     }
 
 
-def _pretty(client_id: str, found: Explanation, *, gaps: bool) -> Iterator[Any]:
-    rows = []
-    for line in found.lines:
-        if gaps and not line.fate.is_gap:
-            continue
-        side = line.target or line.source
-        serials = f"{line.first_serial:,}" + (f" – {line.last_serial:,}" if line.messages > 1 else "")
-        stores = " and ".join(
-            name for name, view in (("PostgreSQL", line.source), ("Redis", line.target)) if view is not None
-        )
-        rows.append(
-            (
-                serials,
-                cell(str(line.fate), style=_STYLES.get(str(line.fate), "green")),
-                side.packet_id if side else None,
-                instant(side.expires_at_ms) if side else None,
-                stores or None,
-                line.why,
-            )
-        )
-    yield table(f"Queue of {client_id}", ("serial", "fate", "packet id", "expires", "held by", "why"), rows)
+def _serials(line: dict[str, Any]) -> str:
+    first, last = line["first_serial"], line["last_serial"]
+    return f"{first:,}" + (f" – {last:,}" if last > first else "")
+
+
+def _holders(line: dict[str, Any]) -> str | None:
+    held = {"PostgreSQL": line["in_postgres"], "Redis": line["in_redis"]}
+    return " and ".join(name for name, holds in held.items() if holds) or None
+
+
+def _pretty(client_id: str, found: Explanation, lines: list[dict[str, Any]]) -> Iterator[Any]:
+    columns: dict[str, Any] = {
+        "serial": _serials,
+        "fate": lambda line: cell(line["fate"], style=_STYLES.get(line["fate"], "green")),
+        "packet id": "packet_id",
+        "expires": "expires_at_ms",
+        "held by": _holders,
+        "why": "why",
+    }
+    yield listing(f"Queue of {client_id}", lines, columns)
     served = {"redis": "Redis", "postgres": "PostgreSQL"}.get(found.served_from or "", "neither store")
     yield pairs(
         "In sum",

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator
-from dataclasses import fields
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -305,8 +304,7 @@ def judge(
 
 def _report_facts(report: QualityReport) -> Any:
     results = [result.facts() for result in report.results]
-    facts = {each.name: getattr(report, each.name) for each in fields(report)}
-    return plain(facts | {"results": results, "overdue": [_issue_facts(issue) for issue in report.overdue]})
+    return plain(vars(report) | {"results": results, "overdue": [_issue_facts(issue) for issue in report.overdue]})
 
 
 def _report(report: QualityReport) -> Iterator[Any]:
