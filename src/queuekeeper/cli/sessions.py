@@ -256,7 +256,9 @@ def quarantine(
     replayed: Annotated[bool, typer.Option("--replayed", help="Also list those that came back.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most messages to list.")] = 50,
 ) -> Shown:
-    """List the messages that stores have set aside, or show one and what keeps it there. No content is shown.
+    """List messages that stores have set aside, or show one.
+
+    It says what keeps each there. No content is shown.
 
     Example: `queuekeeper sessions quarantine --reason topic_empty`
     """
@@ -307,7 +309,9 @@ def replay(
     ] = "owner",
     default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
 ) -> Shown:
-    """Put messages that stores have set aside behind all others of their sessions, as new ones.
+    """Put messages that stores have set aside into their sessions.
+
+    They go behind all others, as new ones.
 
     All open rows, unless some are named. Those that still break a rule stay.
 
