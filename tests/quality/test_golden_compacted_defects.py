@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -18,43 +17,23 @@ from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_re
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality.checks import check
 from queuekeeper.quality.compacted_queues import profile_compacted_queues
-from queuekeeper.quality.findings import Status
 from queuekeeper.quality.live_queues import part_of_turn
 from queuekeeper.quality.profile_model import TURNS
-from queuekeeper.quality.run import QualityReport, run_quality
+from queuekeeper.quality.run import QualityReport
 from queuekeeper.quality.store import QualityStore, Verdict
 from queuekeeper.redis_client import connect as connect_redis
 from tests.compacted_gc_world import DAY_MS, HOUR_MS, World
 from tests.golden_defects.compacted_defects import COMPACTED, DEFECTS, CompactedStage
-from tests.golden_defects.defect import Finding, act_out
+from tests.golden_defects.defect import act_out
+from tests.golden_defects.judged import PREFIX, Judged, found
 
 pytestmark = pytest.mark.quality
 
-PREFIX = "tenant:"
 
+class Stage(Judged, CompactedStage):
+    """A stage that can be judged."""
 
-class Stage(CompactedStage):
-    """A stage that can be judged.
-
-    :ivar names: hash of a client -> client.
-    """
-
-    urls: dict[str, Any]
-    runs = 0
-
-    def judge(self, **wishes: Any) -> QualityReport:
-        self.runs += 1
-        self.world.now_ms += 1
-        return run_quality(
-            **self.urls,
-            profile_ids=(),
-            suites=(COMPACTED,),
-            quality_run_id=f"golden-{self.runs}",
-            now=datetime.fromtimestamp(self.world.now_ms / 1_000, UTC),
-            key_prefix=PREFIX,
-            show_client_ids=True,
-            **wishes,
-        )
+    suite = COMPACTED
 
 
 @pytest.fixture
@@ -89,15 +68,6 @@ def stage(
         made = Stage(world=world, is_ours=False)
         made.urls = {"postgres_url": postgres_url, "redis_url": valkey_url}
         yield made
-
-
-def found(report: QualityReport) -> frozenset[Finding]:
-    assert not [result for result in report.results if result.status is Status.BROKEN], report.results
-    return frozenset(
-        Finding(result.suite, result.check_id, str(example["client_id"]))
-        for result in report.findings
-        for example in result.examples
-    )
 
 
 def test_nothing_is_found_in_healthy_queues(stage: Stage) -> None:

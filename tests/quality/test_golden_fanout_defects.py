@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,40 +16,23 @@ from queuekeeper.identity import client_hash, hash_key
 from queuekeeper.keyspace import FANOUT_PARTS, fanout_part
 from queuekeeper.postgres import connect, migrate
 from queuekeeper.quality.fanout_queues import profile_fanout_queues
-from queuekeeper.quality.findings import Status
 from queuekeeper.quality.live_queues import PARTS, part_of_turn
 from queuekeeper.quality.profile_model import TURNS
-from queuekeeper.quality.run import QualityReport, run_quality
+from queuekeeper.quality.run import QualityReport
 from queuekeeper.quality.store import QualityStore, Verdict
 from queuekeeper.redis_client import connect as connect_redis
 from tests.fanout_repair_world import HOUR_MS, World
-from tests.golden_defects.defect import Finding, act_out
+from tests.golden_defects.defect import act_out
 from tests.golden_defects.fanout_defects import DEFECTS, FANOUT, A, B, FanoutStage
+from tests.golden_defects.judged import PREFIX, Judged, found
 
 pytestmark = pytest.mark.quality
 
-PREFIX = "tenant:"
 
-
-class Stage(FanoutStage):
+class Stage(Judged, FanoutStage):
     """A stage that can be judged."""
 
-    urls: dict[str, Any]
-    runs = 0
-
-    def judge(self, **wishes: Any) -> QualityReport:
-        self.runs += 1
-        self.world.now_ms += 1
-        return run_quality(
-            **self.urls,
-            profile_ids=(),
-            suites=(FANOUT,),
-            quality_run_id=f"golden-{self.runs}",
-            now=datetime.fromtimestamp(self.world.now_ms / 1_000, UTC),
-            key_prefix=PREFIX,
-            show_client_ids=True,
-            **wishes,
-        )
+    suite = FANOUT
 
 
 @pytest.fixture
@@ -78,15 +60,6 @@ def stage(valkey_url: str, postgres_url: str, tmp_path: Path, monkeypatch: pytes
         made = Stage(world=world, is_ours=False, alive=alive)
         made.urls = {"postgres_url": postgres_url, "redis_url": valkey_url}
         yield made
-
-
-def found(report: QualityReport) -> frozenset[Finding]:
-    assert not [result for result in report.results if result.status is Status.BROKEN], report.results
-    return frozenset(
-        Finding(result.suite, result.check_id, str(example["client_id"]))
-        for result in report.findings
-        for example in result.examples
-    )
 
 
 def columns(report: QualityReport) -> dict[str, dict[tuple[str, str], float]]:
