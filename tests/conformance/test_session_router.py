@@ -25,6 +25,7 @@ from queuekeeper.sessions.writer import SessionWriter
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.conformance.store_worlds import AwaitedStore, RouterWorld, Store, Work
 from tests.conformance.test_session_store import HOSTILE_IDS
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
 
@@ -39,7 +40,7 @@ def opened_world(request: pytest.FixtureRequest) -> Iterator[RouterWorld]:
     name = f"router_{request.param}"
     url = postgres_server.create_database(name, template="template0")
     redis_url = request.getfixturevalue("redis_servers")("valkey").url
-    world = RouterWorld(redis_url, url, owner="postgres", awaited=request.param == "asyncio", patience_s=3.0)
+    world = RouterWorld(redis_url, url, owner="postgres", awaited=request.param == "asyncio", patience_s=PATIENCE_S)
     yield world
     world.close()
     postgres_server.drop_database(name)
@@ -475,7 +476,8 @@ def test_patience_has_an_end_and_leaves_the_others_alone(world: RouterWorld) -> 
     start_s = time.monotonic()
     saves = [batch(b"x", client_id="before"), batch(b"b"), batch(b"c"), batch(b"x", client_id="behind")]
     reports = store.save_messages(saves)
-    assert 0.1 <= time.monotonic() - start_s < 1
+    # Not as long as the driver may hold it.
+    assert 0.1 <= time.monotonic() - start_s < 60
     assert [report.client_id for report in reports] == ["before", C, C, "behind"]
     assert [report.packet_ids for report in reports] == [(1,), (), (), (1,)]
     for report in reports[1:3]:
@@ -654,6 +656,7 @@ def test_connections_that_the_server_has_ended_are_replaced(world: RouterWorld) 
     world.connection.execute(
         "SELECT pg_terminate_backend(pid, 5000) FROM pg_stat_activity"
         " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        " AND backend_type = 'client backend'"
     )
     save(store, batch(b"b"))
     assert payloads(store) == [b"a", b"b"]
@@ -709,7 +712,7 @@ def test_writer_saves_through_a_router_while_sessions_move(blocking_world: Route
     async def work() -> list[Any]:
         async with (
             await redis_async.connect(world.url) as caller,
-            AsyncSessionRouter(caller, world.postgres_url) as store,
+            AsyncSessionRouter(caller, world.postgres_url, patience_s=PATIENCE_S) as store,
             SessionWriter(store, source="broker-1", first_offset=1) as writer,
         ):
 

@@ -64,7 +64,8 @@ HOSTILE_IDS = (
 )
 C = "meter-7"
 HOUR_MS = 3_600_000
-SHORT_LIFE_MS = 300
+SHORT_LIVES_MS = (300, 3_000, 30_000, 300_000)
+"""Lives of messages that are to die while a test waits; the next one where the machine was too slow for one."""
 
 
 @pytest.fixture(scope="module")
@@ -135,15 +136,20 @@ def message(world: World, payload: bytes = b"x", **fields: Any) -> NewMessage:
     return NewMessage(payload=payload, **values)
 
 
-def dying(world: World, payload: bytes = b"dying") -> NewMessage:
-    """Return a message whose life is over very soon."""
-    return message(world, payload, time_ms=world.now_ms() - 10_000 + SHORT_LIFE_MS, expiry_interval_s=10)
+def outlived(world: World, use: Callable[[Store, NewMessage], object], **rules: Any) -> Store:
+    """Return a store in which a message was used while it lived, and wait until its life is over.
 
-
-def dead_from(new: NewMessage) -> int:
-    """Return the instant at which a message with an expiry interval dies."""
-    assert new.expiry_interval_s is not None
-    return new.time_ms + 1_000 * new.expiry_interval_s
+    :param use: all that must happen while it lives; it begins anew, with nothing stored, when it took too long.
+    """
+    for life_ms in SHORT_LIVES_MS:
+        world.erase()
+        store = world.store(**rules)
+        ends_ms = world.now_ms() + life_ms
+        use(store, message(world, b"dying", time_ms=ends_ms - 1_000_000, expiry_interval_s=1_000))
+        if world.now_ms() < ends_ms:
+            world.wait_until(ends_ms)
+            return store
+    raise AssertionError(f"what takes a moment took longer than {SHORT_LIVES_MS[-1]} ms")
 
 
 def batch(world: World, *payloads: bytes, client_id: str = C, **fields: Any) -> SessionSave:
@@ -162,6 +168,11 @@ def save(store: Store, *saves: SessionSave) -> SaveReport:
     assert [report.error for report in reports] == [None] * len(saves)
     assert [report.client_id for report in reports] == [save.client_id for save in saves]
     return reports[-1]
+
+
+def save_all(store: Store, *messages: NewMessage) -> SaveReport:
+    """Save messages of one session together."""
+    return save(store, SessionSave(client_id=C, messages=messages))
 
 
 def pages(store: Store, client_id: str = C, **options: Any) -> Iterator[PendingPage]:
@@ -455,11 +466,10 @@ def test_life_is_counted_from_the_messages_own_time_also_after_a_retry(world: Wo
 
 
 def test_message_whose_life_is_over_is_gone(world: World) -> None:
-    store = world.store()
-    short = dying(world)
-    save(store, SessionSave(client_id=C, messages=(message(world, b"a"), short, message(world, b"b"))))
-    world.wait_until(dead_from(short))
+    def use(store: Store, short: NewMessage) -> None:
+        save_all(store, message(world, b"a"), short, message(world, b"b"))
 
+    store = outlived(world, use)
     assert store.peek(C, packet_id=2) is None
     assert store.mark_released(C, packet_id=2) is Release.MISSING
     assert b"dying" not in b"".join(export(store, C))
@@ -471,10 +481,7 @@ def test_message_whose_life_is_over_is_gone(world: World) -> None:
 
 
 def test_queue_that_has_died_out_is_read_to_its_end(world: World) -> None:
-    store = world.store()
-    short = dying(world)
-    save(store, SessionSave(client_id=C, messages=(short,) * 7))
-    world.wait_until(dead_from(short))
+    store = outlived(world, lambda store, short: save_all(store, *(short,) * 7))
     assert pending(store, limit=2) == []
     assert save(store, batch(world, b"new")).stored == 1
     assert payloads(store) == [b"new"]
@@ -517,11 +524,14 @@ def test_pubrec_for_a_message_that_is_not_there_is_missing(world: World) -> None
 
 
 def test_pubrel_dies_at_the_instant_at_which_the_message_would_have(world: World) -> None:
-    store = world.store()
-    short = dying(world)
-    save(store, SessionSave(client_id=C, messages=(short,)))
-    assert store.mark_released(C, packet_id=1) is Release.RELEASED
-    world.wait_until(dead_from(short))
+    released: list[Release] = []
+
+    def use(store: Store, short: NewMessage) -> None:
+        save_all(store, short)
+        released.append(store.mark_released(C, packet_id=1))
+
+    store = outlived(world, use)
+    assert released[-1] is Release.RELEASED
     assert pending(store) == []
 
 
@@ -587,20 +597,17 @@ def test_the_newest_stay_when_a_session_is_over_its_limit(world: World, sizes: S
 
 
 def test_dead_references_make_room_before_live_messages_do(world: World) -> None:
-    store = world.store(limit=5)
-    short = dying(world)
-    save(store, SessionSave(client_id=C, messages=(message(world, b"live"), *(short,) * 4)))
-    world.wait_until(dead_from(short))
+    store = outlived(world, lambda store, short: save_all(store, message(world, b"live"), *(short,) * 4), limit=5)
     report = save(store, batch(world, b"new"))
     assert report.trimmed == 0
     assert payloads(store) == [b"live", b"new"]
 
 
 def test_dead_references_are_counted_apart(world: World) -> None:
-    store = world.store(limit=4)
-    short = dying(world)
-    save(store, SessionSave(client_id=C, messages=(message(world, b"live"), short, message(world, b"live"), short)))
-    world.wait_until(dead_from(short))
+    def use(store: Store, short: NewMessage) -> None:
+        save_all(store, message(world, b"live"), short, message(world, b"live"), short)
+
+    store = outlived(world, use, limit=4)
     report = save(store, batch(world, b"a", b"b", b"c"))
     assert (report.trimmed, report.dead) == (1, 2)
     assert payloads(store) == [b"live", b"a", b"b", b"c"]
@@ -1039,13 +1046,15 @@ def test_save_after_an_import_gives_out_no_packet_id_that_waits_whatever_the_lin
 
 
 def test_import_counts_messages_whose_life_is_over(world: World) -> None:
-    store = world.store()
-    short = dying(world)
-    save(store, SessionSave(client_id=C, messages=(message(world, b"a"), short, message(world, b"b"))))
-    lines = export(store, C)
-    store.purge_session(C)
-    world.wait_until(dead_from(short))
-    imported = store.import_session(C, lines)
+    exported: list[list[bytes]] = []
+
+    def use(store: Store, short: NewMessage) -> None:
+        save_all(store, message(world, b"a"), short, message(world, b"b"))
+        exported.append(export(store, C))
+        store.purge_session(C)
+
+    store = outlived(world, use)
+    imported = store.import_session(C, exported[-1])
     assert (imported.stored, imported.expired, imported.last_packet_id) == (2, 1, 3)
     assert payloads(store) == [b"a", b"b"]
 
