@@ -9,18 +9,17 @@ KEYS
     [4+] payloads        one key per message, named by the packet id that it gets, in the order of the pairs; none
                          where the caller has refused all messages of a batch, and they are to be counted
 ARGV
-    [1]  epoch              of the session as the caller knows it; empty: the caller does not know owners
-    [2]  expected           last packet id that the caller knows; empty: the key is absent
-    [3]  last_packet_id     packet id of the last message, 1 to 65535; empty without messages
-    [4]  session_expiry_ms  how long the session's keys outlive its last message; empty: for ever
-    [5]  batch              empty, or "refused:over:offset:chunk:packet_ids:source", one argument as most calls need
-                            none: messages that the caller refused for their interval, and those whose life it found
-                            over, to be counted; number of the batch, which grows; number of this call within it, from
-                            0; what to answer to a repeated call, in digits, commas and hyphens; who numbers the
-                            batches, in any bytes. With no source the three before it are empty too
-    [6]  now_ms             by the caller's clock: only where a life ends within an hour of it, or before, the
-                            server's is asked and decides
-    [7+] messages           a pair per message: expires_at_ms, JSON
+    [1]  heading   "epoch:expected:last_packet_id:until_ms:soon:batch", one text, as each argument costs a hundredth of
+                   the call. Epoch of the session as the caller knows it; empty: it does not know owners. Last packet
+                   id that the caller knows; empty: the key is absent. Packet id of the last message, 1 to 65535; empty
+                   without messages. Until when the session's keys stay, not before the last life ends; empty: for
+                   ever. 1 where a life ends within an hour by the caller's clock: the server's is asked then, and
+                   decides; else empty. The batch is empty, or "refused:over:offset:chunk:packet_ids:source": messages
+                   that the caller refused for their interval, and those whose life it found over, to be counted;
+                   number of the batch, which grows; number of this call within it, from 0; what to answer to a
+                   repeated call, in digits, commas and hyphens; who numbers the batches, in any bytes. With no source
+                   the three before it are empty too
+    [2+] messages  a pair per message: expires_at_ms, JSON
 Returns
     "saved:first_serial:references:expired"  one text, as a list costs a tenth of the call: stored under serials that
                       count up from first_serial; members of the set now; positions of the messages whose life was
@@ -41,58 +40,44 @@ Cost
     O(M log N) for M messages and N references; about 20 us for a call of one message of 256 B, 8 us per
     message of 1 KB in large ones. At most 256 messages.
 ]]
---- @include "includes/integers"
-
 -- A save of one message is the most frequent call of all, so little is made for it: every function that an include
--- defines and every table costs time, whether it is used or not.
+-- defines and every table costs time, whether it is used or not. So do numbers: integers without leading zeros compare
+-- as texts, the shorter one first, and to read or write one costs more than that.
 
 local MESSAGES_PER_CALL = 256
 local FIRST_PAYLOAD = 4
-local FIRST_PAIR = 7
+local FIRST_PAIR = 2
 local MAX_PACKET_ID = '65535'
 local HOUR_MS = 3600000
 local MAX_INTEGER = 9007199254740992
+local MAX_INSTANT = '9007199254740992'
 
 -- A global is looked up by its name each time.
 local string, KEYS, ARGV = string, KEYS, ARGV
 local messages_key, last_packet_id_key, session_key = KEYS[1], KEYS[2], KEYS[3]
-local epoch, expected, last_packet_id, batch = ARGV[1], ARGV[2], ARGV[3], ARGV[5]
 local count = #KEYS - FIRST_PAYLOAD + 1
 
 -- Validation: nothing is written before all of it has passed.
 
 if count < 0 or #ARGV ~= FIRST_PAIR - 1 + 2 * count then
-    return redis.error_reply('INVALID 3 keys and a key per message, 6 arguments and 2 per message are expected')
+    return redis.error_reply('INVALID 3 keys and a key per message, 1 argument and 2 per message are expected')
 end
 if count > MESSAGES_PER_CALL then
     return redis.error_reply('INVALID a call takes at most ' .. MESSAGES_PER_CALL .. ' messages')
 end
-local session_expiry_ms, callers_now_ms = ARGV[4], ARGV[6]
--- One look at all numbers costs less than one at each, and serves most calls: of one message, all in digits. What it
--- does not fit is looked at one by one.
-local expiry = count == 1 and #ARGV[FIRST_PAIR] < 16 and ARGV[FIRST_PAIR]
-local plain = expiry and string.find(
-    last_packet_id .. ':' .. session_expiry_ms .. ':' .. callers_now_ms .. ':' .. expiry,
-    '^[1-9]%d*:%d*:%d+:[1-9]%d*$'
-)
--- Compared as texts: to read a number costs more than the rest of the check.
-if count > 0 and (not (plain or string.find(last_packet_id, '^[1-9]%d*$')) or #last_packet_id > 5
+local epoch, expected, last_packet_id, until_ms, soon, batch =
+    string.match(ARGV[1], '^(%d*):([^:]*):(%d*):(%d*):(1?):(.*)$')
+if not epoch then
+    return redis.error_reply('INVALID heading is not epoch:expected:last_packet_id:until_ms:soon:batch')
+end
+if count > 0 and (last_packet_id < '1' or #last_packet_id > 5
     or (#last_packet_id == 5 and last_packet_id > MAX_PACKET_ID))
 then
     return redis.error_reply('INVALID packet id of the last message is not an integer from 1 to 65535')
 end
-if not plain then
-    -- They are only counted with, so that any way to write a number will do.
-    local session_expiry, callers_now = tonumber(session_expiry_ms), tonumber(callers_now_ms)
-    if session_expiry_ms ~= '' and not (session_expiry and session_expiry >= 0 and session_expiry % 1 == 0) then
-        return redis.error_reply('INVALID session expiry is neither empty nor an integer of 0 or more')
-    end
-    if not (callers_now and callers_now >= 0) then
-        return redis.error_reply('INVALID time of the caller is not a number of 0 or more')
-    end
-end
 local refused, over, offset, chunk, packet_ids, source = 0, 0, '', '', '', ''
 if batch ~= '' then
+    --- @include "includes/integers"
     refused, over, offset, chunk, packet_ids, source =
         string.match(batch, '^(%d+):(%d+):(%d*):(%d*):([%d,-]*):(.*)$')
     refused, over = integer(refused), integer(over)
@@ -103,32 +88,27 @@ end
 
 -- To ask for the time costs a twentieth of a call of one message. Whose clock is hours behind leaves a reference to a
 -- message that has expired, as any message does that expires later.
-local doubtful_until_ms = callers_now_ms + HOUR_MS
 local now
+if soon ~= '' then
+    -- As includes/time does.
+    local time = redis.call('TIME')
+    now = time[1] * 1000 + time[2] / 1000
+end
 local expired
 local live = count
-local earliest, latest = MAX_INTEGER, 0
+local earliest
 for index = 1, count do
-    local expires_at_ms = plain and expiry + 0 or integer(ARGV[FIRST_PAIR + 2 * index - 2])
-    if not expires_at_ms then
-        return redis.error_reply('INVALID expiry of message ' .. index .. ' is not an integer')
+    local ends_ms = ARGV[FIRST_PAIR + 2 * index - 2]
+    local length = #ends_ms
+    if not string.find(ends_ms, '^[1-9]%d*$') or length > 16 or (length == 16 and ends_ms > MAX_INSTANT) then
+        return redis.error_reply('INVALID expiry of message ' .. index .. ' is not an integer from 1 to 2^53')
     end
-    if not now and expires_at_ms <= doubtful_until_ms then
-        -- As includes/time does.
-        local time = redis.call('TIME')
-        now = time[1] * 1000 + time[2] / 1000
-    end
-    if now and expires_at_ms <= now then
+    if now and ends_ms + 0 <= now then
         expired = expired or {}
         expired[#expired + 1] = index - 1
         live = live - 1
-    else
-        if expires_at_ms < earliest then
-            earliest = expires_at_ms
-        end
-        if expires_at_ms > latest then
-            latest = expires_at_ms
-        end
+    elseif not earliest or length < #earliest or (length == #earliest and ends_ms < earliest) then
+        earliest = ends_ms
     end
 end
 
@@ -151,9 +131,10 @@ end
 -- Who takes the session away from Redis removes the note of our last save, so that owners are looked at then.
 local serial = fields[1] and fields[1] + 0
 local ours = serial and fields[2] == expected
+local noted_until = fields[3]
+local has_end = noted_until and noted_until ~= 'never'
 local mirror, memory
 if ours then
-    local has_end = fields[3] and fields[3] ~= 'never'
     if not has_end or redis.call('PEXPIRETIME', last_packet_id_key) == -1 then
         mirror = redis.call('HGET', session_key, 'mirror')
         ours = (mirror or not has_end) and redis.call('ZCOUNT', messages_key, '(' .. fields[1], '+inf') == 0
@@ -222,12 +203,6 @@ local replaced = 0
 -- Whether there are fields of a session: a hash that only says who owns it is none, and counts nothing.
 local kept = true
 if live > 0 then
-    -- Numbers of the session's fields are read before the first write, so that none can stop the script behind it.
-    -- Texts of one length compare as their numbers do.
-    local is_sooner = earliest_text ~= ''
-        and not (plain and #expiry == #earliest_text and expiry >= earliest_text)
-        and earliest < earliest_text + 0
-    local old_until_ms = fields[3] and fields[3] ~= 'never' and fields[3] + 0
     -- One call looks and writes. It seldom finds another value, which is put back then: nobody can have seen it gone.
     if ours then
         local current = redis.call('SET', last_packet_id_key, last_packet_id, 'KEEPTTL', 'GET')
@@ -291,15 +266,14 @@ if live > 0 then
 
     -- Messages of another program may live longer than we know. Then the keys stay until the set has been empty.
     local until_text = 'never'
-    if session_expiry_ms ~= '' and (was_empty or (ours and old_until_ms)) then
-        local until_ms = latest + session_expiry_ms
-        if old_until_ms and old_until_ms >= until_ms then
-            until_text = fields[3]
+    if until_ms ~= '' and (was_empty or (ours and has_end)) then
+        if has_end and (#noted_until > #until_ms or (#noted_until == #until_ms and noted_until >= until_ms)) then
+            until_text = noted_until
         else
             until_text = string.format('%d', math.min(math.ceil(until_ms / HOUR_MS) * HOUR_MS, MAX_INTEGER))
         end
     end
-    local moved = until_text ~= fields[3]
+    local moved = until_text ~= noted_until
     if not ours then
         redis.call('SET', last_packet_id_key, last_packet_id)
     end
@@ -324,8 +298,10 @@ if live > 0 then
         end
     end
 
-    if was_empty or is_sooner then
-        earliest_text = string.format('%d', earliest)
+    if was_empty or (earliest_text ~= ''
+        and (#earliest < #earliest_text or (#earliest == #earliest_text and earliest < earliest_text)))
+    then
+        earliest_text = earliest
     end
     if source ~= '' then
         redis.call(
@@ -379,4 +355,4 @@ end
 if replaced > 0 then
     positions = positions .. ':' .. replaced
 end
-return 'saved:' .. first_text .. ':' .. references .. ':' .. positions
+return string.format('saved:%s:%d:%s', first_text, references, positions)

@@ -197,22 +197,25 @@ class Session:
         session_expiry_ms: int | str = HOUR_MS,
         refused: int | str = 0,
         over: int | str = 0,
-        callers_now_ms: int | str | None = None,
+        callers_now_ms: int | None = None,
+        until_ms: int | str | None = None,
+        soon: str | None = None,
     ) -> lua.Call:
         """Return one call of ``save_messages``; the messages' serials play no part."""
         if last_packet_id is None:
             last_packet_id = batch[-1].packet_id if batch else ""
         numbered = f"{offset}:{chunk}" if source else ":"
         told = f"{refused}:{over}:{numbered}:{packet_ids}:{source}" if source or refused or over else ""
+        ends_ms = [message.expires_at_ms for message in batch]
+        if until_ms is None:
+            until_ms = "" if session_expiry_ms == "" or not batch else max(ends_ms) + int(session_expiry_ms)
+        if soon is None:
+            known_ms = now_ms() if callers_now_ms is None else callers_now_ms
+            soon = "1" if batch and min(ends_ms) <= known_ms + HOUR_MS else ""
         return scripts.save_messages(
             self.keys,
             payloads=self._payloads(batch),
-            epoch=self.claims,
-            expected=expected,
-            last_packet_id=last_packet_id,
-            session_expiry_ms=session_expiry_ms,
-            batch=told,
-            now_ms=now_ms() if callers_now_ms is None else callers_now_ms,
+            heading=f"{self.claims}:{expected}:{last_packet_id}:{until_ms}:{soon}:{told}",
             messages=[value for message in batch for value in (message.expires_at_ms, message.json)],
         )
 

@@ -173,7 +173,7 @@ class CommonOperations:
         self._epoch_of = epoch_of
         self._clock = clock
         expiry_s = self._rules.session_expiry_s
-        self._session_expiry_ms = "" if expiry_s is None else 1_000 * expiry_s
+        self._session_expiry_ms: int | str = "" if expiry_s is None else 1_000 * expiry_s
         # Bound once: looking it up costs a hundredth of a save.
         self._save_script = scripts.save_messages
 

@@ -24,6 +24,10 @@ from queuekeeper.sessions.redis_operations.packet_ids import Answered, PacketIdO
 from queuekeeper.sessions.redis_operations.room import Trimmed, added
 from queuekeeper.sessions.wire import stored_json
 
+SOON_MS = 3_600_000
+"""Where a life ends within this time, the server is asked for its own clock; so far may this machine's be behind it."""
+
+
 _PUBLISH = "PUBLISH"
 
 
@@ -248,7 +252,7 @@ class SaveOperations(PacketIdOperations):
     ) -> lua.Call:
         stem = keys.stem
         epoch = "" if self._epoch_of is None else self._epoch(keys)
-        batch: lua.Value = ""
+        batch = ""
         if save.source is not None or refused:
             over = sum(refusal is Refusal.EXPIRED for refusal in refused)
             batch = f"{len(refused) - over}:{over}::::"
@@ -260,15 +264,15 @@ class SaveOperations(PacketIdOperations):
         for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
             stored.append(end_ms)
             stored.append(stored_json(message, client_id=client_id, packet_id=packet_id, packet_type=_PUBLISH))
+        until_ms: int | str = ""
+        if ends_ms and isinstance(self._session_expiry_ms, int):
+            until_ms = max(ends_ms) + self._session_expiry_ms
+        soon = "1" if ends_ms and min(ends_ms) <= self._clock() + SOON_MS else ""
+        heading = f"{epoch}:{last.decode()}:{ids[-1] if ids else ''}:{until_ms}:{soon}:{batch}"
         return self._save_script(
             keys,
             payloads=[b"%b%d" % (stem, packet_id) for packet_id in ids],
-            epoch=epoch,
-            expected=last,
-            last_packet_id=ids[-1] if ids else "",
-            session_expiry_ms=self._session_expiry_ms,
-            batch=batch,
-            now_ms=self._clock(),
+            heading=heading,
             messages=stored,
         )
 
