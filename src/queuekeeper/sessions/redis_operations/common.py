@@ -181,7 +181,7 @@ class CommonOperations:
         check_client_id(client_id)
         return self._recent.get(client_id)
 
-    def _epoch(self, keys: Keys) -> lua.Value:
+    def _epoch(self, keys: Keys) -> int | str:
         epoch = None if self._epoch_of is None else self._epoch_of(keys.client_id)
         return "" if epoch is None else epoch
 
