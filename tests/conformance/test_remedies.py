@@ -1227,7 +1227,7 @@ def test_run_that_was_killed_does_the_rest_and_nothing_else(
         if asked > keys:
             raise KeyboardInterrupt
 
-    def killed_at_its_end(runs: MaintenanceRuns, run_id: str, report: Any) -> None:
+    def killed_at_its_end(runs: MaintenanceRuns, run_id: str, report: Any, **_: Any) -> None:
         raise KeyboardInterrupt
 
     with postgres.connect(postgres_url, autocommit=True) as connection:
