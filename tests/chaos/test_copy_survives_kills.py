@@ -41,7 +41,7 @@ def test_a_copy_goes_on_after_its_driver_was_killed_twice(
     laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random
 ) -> None:
     laboratory.reset(throttle=THROTTLE)
-    for earliest, latest in ((0.3, 0.5), (0.6, 0.8)):
+    for earliest, latest in ((0.3, 0.45), (0.5, 0.65)):
         share = dice.uniform(earliest, latest)
         with laboratory.driver() as driver:
             laboratory.wait_for(share, running=driver.running)
@@ -57,7 +57,7 @@ def test_a_copy_stops_with_words_when_redis_dies_and_goes_on_when_it_is_back(
 ) -> None:
     laboratory.reset(throttle=THROTTLE)
     emptied = append_only_file(laboratory.redis)
-    share = dice.uniform(0.35, 0.75)
+    share = dice.uniform(0.3, 0.6)
     with laboratory.driver() as driver:
         laboratory.wait_for(share, running=driver.running)
         laboratory.redis.kill()
@@ -105,7 +105,7 @@ def test_a_copy_stops_with_words_when_postgresql_dies_and_goes_on_when_it_is_bac
     laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random
 ) -> None:
     laboratory.reset(throttle=THROTTLE)
-    share = dice.uniform(0.35, 0.75)
+    share = dice.uniform(0.3, 0.6)
     with laboratory.driver() as driver:
         laboratory.wait_for(share, running=driver.running)
         laboratory.postgres.kill()
