@@ -87,7 +87,7 @@ def is_coroutine_function(work: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(work) or inspect.iscoroutinefunction(type(work).__call__)
 
 
-def _has_face(method: Callable[..., Any], form: Callable[..., Operation[Any]]) -> None:
+def _show_result(method: Callable[..., Any], form: Callable[..., Operation[Any]]) -> None:
     """Have ``help()`` and editors show what the method returns: the result of the operation, not the operation."""
     signature = inspect.signature(form)
     returned = signature.return_annotation
@@ -144,7 +144,7 @@ def blocking(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Conc
             result: T = end.value
             return result
 
-    _has_face(method, form)
+    _show_result(method, form)
     return method
 
 
@@ -171,5 +171,5 @@ def awaited(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Conca
             result: T = end.value
             return result
 
-    _has_face(method, form)
+    _show_result(method, form)
     return method
