@@ -13,7 +13,7 @@ from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_registry_key
 from queuekeeper.maintenance.compacted.model import PartHeartbeat
 from queuekeeper.maintenance.compacted.registry import Registry, scan_queues
-from queuekeeper.postgres import Connection, statement
+from queuekeeper.postgres import Connection
 from queuekeeper.quality.live_queues import QueueSums, save_rows
 from queuekeeper.redis_client import RedisClient, address_of, redis_errors
 
@@ -56,24 +56,14 @@ def profile_compacted_queues(
     :param pace: told how many members were looked at.
     """
     reader = _Reader(client, prefix=prefix, now_ms=now_ms, hash_key=hash_key, pace=pace)
-    queues = messages = 0
-
-    def counted() -> Iterator[dict[str, Any]]:
-        nonlocal queues, messages
-        for row in reader.rows(part):
-            queues += 1
-            messages += row["live"]
-            yield row
-
-    save_rows(
+    return save_rows(
         connection,
+        "compacted",
         _COLUMNS,
-        counted(),
+        reader.rows(part),
         quality_run_id=quality_run_id,
-        delete=statement("quality/delete_compacted_profiles"),
-        load=statement("quality/load_compacted_profiles"),
+        messages=lambda row: int(row["live"]),
     )
-    return QueueSums(queues=queues, messages=messages)
 
 
 class _Reader:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from queuekeeper.errors import ServerUnavailable
@@ -11,7 +11,7 @@ from queuekeeper.fanout.model import ConsumerView, Finding, Problem, QueueView
 from queuekeeper.identity import client_hash
 from queuekeeper.keyspace import fanout_consumer_keys, fanout_part
 from queuekeeper.maintenance.fanout.queues import QUEUE_ERRORS, PacedFanoutQueues, find_queues
-from queuekeeper.postgres import Connection, statement
+from queuekeeper.postgres import Connection
 from queuekeeper.quality.live_queues import QueueSums, save_rows
 from queuekeeper.redis_client import RedisClient, address_of, redis_errors
 
@@ -53,26 +53,15 @@ def profile_fanout_queues(
     :param pace: told how many calls were made and ids came back.
     """
     reader = _Reader(client, prefix=prefix, now_ms=now_ms, hash_key=hash_key, pace=pace)
-    queues = messages = 0
-
-    def counted() -> Iterator[dict[str, Any]]:
-        nonlocal queues, messages
-        for queue in find_queues(client, prefix=prefix):
-            if part in (None, fanout_part(queue)):
-                rows = reader.rows(queue)
-                queues += bool(rows)
-                messages += sum(row["messages"] for row in rows if not row["consumer"])
-                yield from rows
-
-    save_rows(
+    found = (queue for queue in find_queues(client, prefix=prefix) if part in (None, fanout_part(queue)))
+    return save_rows(
         connection,
+        "fanout",
         _COLUMNS,
-        counted(),
+        (row for queue in found for row in reader.rows(queue)),
         quality_run_id=quality_run_id,
-        delete=statement("quality/delete_fanout_profiles"),
-        load=statement("quality/load_fanout_profiles"),
+        messages=lambda row: None if row["consumer"] else int(row["messages"]),
     )
-    return QueueSums(queues=queues, messages=messages)
 
 
 class _Reader:

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, LiteralString
+from typing import Any, Literal
 
-from queuekeeper.postgres import Connection, translated_errors
+from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.quality.profile_model import TURNS
 
 PARTS = 64
@@ -31,20 +31,25 @@ def part_of_turn(turn: int) -> int:
 
 def save_rows(
     connection: Connection,
+    suite: Literal["compacted", "fanout"],
     columns: Sequence[str],
     rows: Iterable[Mapping[str, Any]],
     *,
     quality_run_id: str,
-    delete: LiteralString,
-    load: LiteralString,
-) -> None:
-    """Put the rows of a judgement on record, in the place of those of an earlier try.
+    messages: Callable[[Mapping[str, Any]], int | None],
+) -> QueueSums:
+    """Put the rows of a judgement on record, in the place of those of an earlier try, and return their sums.
 
-    :param delete: statement that removes what an earlier try has left, and old judgements.
-    :param load: statement that takes the rows in.
+    :param messages: how many a queue has; none for a row that is no queue's.
     """
+    queues = total = 0
     with translated_errors(connection), connection.transaction(), connection.cursor() as cursor:
-        cursor.execute(delete, {"quality_run_id": quality_run_id, "keep_runs": KEEP_RUNS})
-        with cursor.copy(load) as copy:
+        # Also what is left of old judgements.
+        old = {"quality_run_id": quality_run_id, "keep_runs": KEEP_RUNS}
+        cursor.execute(statement(f"quality/delete_{suite}_profiles"), old)
+        with cursor.copy(statement(f"quality/load_{suite}_profiles")) as copy:
             for row in rows:
                 copy.write_row([quality_run_id, *(row[name] for name in columns)])
+                if (of_queue := messages(row)) is not None:
+                    queues, total = queues + 1, total + of_queue
+    return QueueSums(queues=queues, messages=total)

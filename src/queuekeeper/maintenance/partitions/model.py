@@ -196,8 +196,8 @@ class PlannedStep:
     oid: int | None
     lower: str | None
     upper: str | None
-    statements: tuple[Statement, ...]
-    rows: int | None
+    statements: tuple[Statement, ...] = ()
+    rows: int | None = None
     bytes: int
     reason: str
     pieces: tuple[Piece, ...] = ()

@@ -12,6 +12,7 @@ from datetime import UTC, datetime
 from queuekeeper.errors import ForeignOwner, KeyFromFuture, RefusedError, UsageError
 from queuekeeper.maintenance.partitions.catalog import (
     Partition,
+    Relation,
     blockers,
     clashing_names,
     is_detaching,
@@ -161,8 +162,6 @@ def _creation_steps(connection: Connection, seen: Survey, wanted: Sequence[Range
                 oid=None,
                 lower=lower,
                 upper=upper,
-                statements=(),
-                rows=None,
                 bytes=0,
                 reason=_why(seen, each),
             )
@@ -177,7 +176,6 @@ def _creation_steps(connection: Connection, seen: Survey, wanted: Sequence[Range
                 oid=table.default.oid,
                 lower=drained[0].lower,
                 upper=drained[-1].upper,
-                statements=(),
                 rows=table.default.rows,
                 bytes=table.default.bytes,
                 reason="DEFAULT holds rows of these ranges: they are copied while it is in use, then exchanged",
@@ -199,7 +197,6 @@ def _creation_steps(connection: Connection, seen: Survey, wanted: Sequence[Range
                 oid=overflow.oid if overflow else None,
                 lower=overflow.lower if overflow else None,
                 upper=key.text(seen.end),
-                statements=(),
                 rows=overflow.rows if overflow else None,
                 bytes=overflow.bytes if overflow else 0,
                 reason="partitions up to the head-room take the place of the overflow",
@@ -326,18 +323,8 @@ def _unfinished_steps(connection: Connection, seen: Survey, known: Iterable[Reti
         relation = there.get(each.partition_oid)
         if relation and not relation.is_partition:
             steps.append(
-                PlannedStep(
-                    kind=StepKind.QUARANTINE,
-                    schema_name=relation.schema_name,
-                    relation_name=relation.relation_name,
-                    oid=each.partition_oid,
-                    lower=each.lower,
-                    upper=each.upper,
-                    statements=(),
-                    rows=None,
-                    bytes=relation.bytes,
-                    reason="it was detached before an interruption",
-                    retired_id=each.retired_id,
+                replace(
+                    _step_of(StepKind.QUARANTINE, each, relation, "it was detached before an interruption"),
                     renames=_renames(connection, seen, each.partition_oid),
                 )
             )
@@ -392,21 +379,7 @@ def plan_drop(connection: Connection, *, policy: PartitionPolicy, now_ms: int) -
                 )
                 continue
             archived = "archived and verified" if each.archived_at else "not archived"
-            steps.append(
-                PlannedStep(
-                    kind=StepKind.DROP,
-                    schema_name=relation.schema_name,
-                    relation_name=relation.relation_name,
-                    oid=each.partition_oid,
-                    lower=each.lower,
-                    upper=each.upper,
-                    statements=(),
-                    rows=None,
-                    bytes=relation.bytes,
-                    reason=f"retired on {each.retired_at:%Y-%m-%d}, {archived}",
-                    retired_id=each.retired_id,
-                )
-            )
+            steps.append(_step_of(StepKind.DROP, each, relation, f"retired on {each.retired_at:%Y-%m-%d}, {archived}"))
         return _plan(connection, seen, Purpose.DROP, steps, held=held, found=found)
 
 
@@ -459,18 +432,9 @@ def plan_reattachment(
             raise RefusedError(f"{what} cannot come back: {', '.join(others)} has its range; detach that first")
         if any(own.overlaps(each) for each in seen.default_steps):
             raise RefusedError(f"{what} cannot come back: DEFAULT holds rows of its range; drain it first")
-        step = PlannedStep(
-            kind=StepKind.REATTACH,
+        step = replace(
+            _step_of(StepKind.REATTACH, record, relation, f"it was retired on {record.retired_at:%Y-%m-%d}"),
             schema_name=record.schema_name,
-            relation_name=relation.relation_name,
-            oid=record.partition_oid,
-            lower=record.lower,
-            upper=record.upper,
-            statements=(),
-            rows=None,
-            bytes=relation.bytes,
-            reason=f"it was retired on {record.retired_at:%Y-%m-%d}",
-            retired_id=retired_id,
             quarantine_schema=relation.schema_name,
         )
         return _plan(connection, seen, Purpose.REATTACHMENT, [step])
@@ -510,10 +474,24 @@ def _step(kind: StepKind, partition: Partition, *, reason: str) -> PlannedStep:
         oid=partition.oid,
         lower=partition.lower,
         upper=partition.upper,
-        statements=(),
         rows=partition.rows,
         bytes=partition.bytes,
         reason=reason,
+    )
+
+
+def _step_of(kind: StepKind, retired: RetiredPartition, relation: Relation, reason: str) -> PlannedStep:
+    """Return a step about a partition that is on record as retired, where it is now."""
+    return PlannedStep(
+        kind=kind,
+        schema_name=relation.schema_name,
+        relation_name=relation.relation_name,
+        oid=retired.partition_oid,
+        lower=retired.lower,
+        upper=retired.upper,
+        bytes=relation.bytes,
+        reason=reason,
+        retired_id=retired.retired_id,
     )
 
 
