@@ -17,6 +17,7 @@ from queuekeeper.errors import QueuekeeperError, UsageError
 
 P = ParamSpec("P")
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 Operation: TypeAlias = Generator[Any, Any, T]
 """Yields steps, receives answers, returns ``T``. An answer that is an exception is thrown into it."""
@@ -60,6 +61,28 @@ def errors_name(*kinds: type[QueuekeeperError], **words: str) -> Callable[[type[
         return operations
 
     return decorate
+
+
+def keeps(contract: Callable[..., Any]) -> Callable[[F], F]:
+    """Mark what carries an operation of a contract out: its docstring is the contract's, and what it adds of its own.
+
+    :param contract: the method of the contract, of which there are several implementations.
+    """
+
+    def decorate(form: F) -> F:
+        texts = [inspect.cleandoc(text) for text in (contract.__doc__, form.__doc__) if text]
+        words, fields = zip(*(_parted(text) for text in texts), strict=True)
+        form.__doc__ = "\n\n".join(filter(None, [*words, "\n".join(filter(None, fields))]))
+        return form
+
+    return decorate
+
+
+def _parted(docstring: str) -> tuple[str, str]:
+    """Return the words of a docstring, and its fields."""
+    fields = re.search(r"^:", docstring, re.MULTILINE)
+    at = fields.start() if fields else len(docstring)
+    return docstring[:at].strip(), docstring[at:].strip()
 
 
 def refuse_wrong_types(

@@ -421,7 +421,7 @@ class AsyncScriptCaller:
             request.settle(error)
 
     def refused(self, request: _Request, error: Exception) -> None:
-        """See what has to be done about an error reply."""
+        """Do what is to be done about an error reply: hand it on, or try the call again."""
         if not has_not_run(error):
             request.finish(as_ours(error, request.script, request.address))
             return

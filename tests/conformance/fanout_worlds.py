@@ -14,7 +14,7 @@ from queuekeeper.redis_async import connect as connect_async
 from tests.conformance.store_worlds import AwaitedStore
 
 Queues: TypeAlias = Any
-"""Has the methods of ``FanoutStore``, each of which returns its result."""
+"""Has the methods of ``FanoutQueues``, each of which returns its result."""
 
 START_MS = 1_800_000_000_000
 PREFIX = "test:"

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import inspect
+import pydoc
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,9 +14,23 @@ from typing import Any
 import pytest
 from pdoc import pdoc, render
 
+import queuekeeper
+from queuekeeper.sessions import (
+    AsyncPostgresSessionStore,
+    AsyncRedisSessionStore,
+    AsyncSessionRouter,
+    PostgresSessionStore,
+    RedisSessionStore,
+    SessionRouter,
+)
+from queuekeeper.sessions.store import SessionOperations
+
 pytestmark = pytest.mark.unit
 
 STORES = ("sessions", "compacted", "fanout", "events")
+
+ONLY_POINTS = re.compile(r"see\b|(as|like|the contract of) (:\w+:|`)|what `\S+ says\b", re.IGNORECASE)
+"""The beginning of a text that sends its reader elsewhere instead of telling what something does."""
 
 
 def public_members(kind: type[Any]) -> Iterator[tuple[str, Any]]:
@@ -43,3 +60,52 @@ def test_page_shows_calls_with_their_results_and_parameters(tmp_path: Path) -> N
     assert 'id="FanoutQueues.publish"' in page
     assert "<strong>acked</strong>:  messages that this consumer is done with" in page
     assert "Operation[" not in page
+
+
+def docstrings(tree: ast.AST) -> Iterator[tuple[str, str]]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef | ast.Module):
+            text = ast.get_docstring(node)
+            if text:
+                yield getattr(node, "name", "module"), text
+
+
+def test_no_docstring_only_points_elsewhere() -> None:
+    package = Path(queuekeeper.__file__).parent
+    pointing = [
+        f"{path.relative_to(package)}: {name}: {text}"
+        for path in sorted(package.rglob("*.py"))
+        for name, text in docstrings(ast.parse(path.read_text("utf-8")))
+        if ONLY_POINTS.match(text)
+    ]
+    assert not pointing, "\n".join(pointing)
+
+
+@pytest.mark.parametrize(
+    "store",
+    [
+        RedisSessionStore,
+        AsyncRedisSessionStore,
+        PostgresSessionStore,
+        AsyncPostgresSessionStore,
+        SessionRouter,
+        AsyncSessionRouter,
+    ],
+)
+def test_help_of_every_store_of_sessions_has_the_words_of_their_contract(store: type[Any]) -> None:
+    for name, contract in public_members(SessionOperations):
+        shown = pydoc.plain(pydoc.render_doc(getattr(store, name)))
+        words = re.sub(r"\s+", " ", inspect.getdoc(contract) or "")
+        body = re.split(r" :\w+[\w ]*:", words)[0]
+        assert body
+        assert body in re.sub(r"\s+", " ", shown), f"{store.__name__}.{name}"
+        for field in inspect.getdoc(contract).splitlines():  # type: ignore[union-attr]
+            assert field.strip() in shown, f"{store.__name__}.{name}"
+
+
+def test_what_an_implementation_adds_stands_between_the_words_and_the_fields_of_the_contract() -> None:
+    text = inspect.getdoc(SessionRouter.save_messages) or ""
+    contract = text.index("Store messages for many sessions")
+    own = text.index("What comes after a save that failed is not stored either")
+    fields = text.index(":returns: a report for each save")
+    assert contract < own < fields < text.index(":raises UsageError: also for what only one of the stores can keep")

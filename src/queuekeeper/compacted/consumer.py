@@ -35,8 +35,8 @@ from queuekeeper.compacted.model import (
     check_name,
     chosen,
 )
+from queuekeeper.compacted.operations import CompactedOperations
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
-from queuekeeper.compacted.store import QueueOperations
 from queuekeeper.errors import QueueBusy, RefusedError, ServerUnavailable, StaleEpoch, UnreadableRecord
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, Pause, awaited, blocking
@@ -118,7 +118,7 @@ class Consumption:
 
     def __init__(
         self,
-        operations: QueueOperations,
+        operations: CompactedOperations,
         client_id: str,
         *,
         rules: ConsumerRules,
@@ -377,7 +377,7 @@ class Consumption:
 
 
 def _consumption(
-    operations: QueueOperations, client_id: str, *, rules: ConsumerRules | None, session: str | None, **options: Any
+    operations: CompactedOperations, client_id: str, *, rules: ConsumerRules | None, session: str | None, **options: Any
 ) -> Consumption:
     check_client_id(client_id)
     if session is None:

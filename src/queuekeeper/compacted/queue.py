@@ -14,10 +14,14 @@ from queuekeeper.redis_client import RedisClient, is_cluster
 
 
 class CompactedQueues:
-    """All compacted queues of a single server or a cluster; their methods are those of ``store.QueueOperations``.
+    """All compacted queues of a single server or a cluster; threads may share an object.
+
+    A queue belongs to one client, and is made by the first append or subscription. Of what producers append at once,
+    each append has its place in one order. Whoever consumes has a fence, and one that is old is refused
+    (:class:`StaleEpoch`).
 
     An append whose reply is lost may have happened: repeat it with its ``producer`` and ``number``, which stores
-    nothing twice. Threads may share it.
+    nothing twice.
 
     :param prefix: put before every key.
     :param rules: bounds of each queue.

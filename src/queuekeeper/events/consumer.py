@@ -44,7 +44,7 @@ from queuekeeper.events.model import (
 )
 from queuekeeper.events.operations import EventOperations, Query
 from queuekeeper.events.service import AsyncEventService, EventService, Open
-from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.operation import Operation, awaited, blocking, keeps
 from queuekeeper.service.steps import Begin, Ended, Stop, Wait
 
 T = TypeVar("T")
@@ -560,7 +560,7 @@ class EventConsumer(EventService[None]):
 
     @checked
     def listen_to(self, interest: Interest) -> tuple[Listener, Subscription]:
-        """As :meth:`listen`, with the subscription that it rests on."""
+        """Hear events without acknowledging them, and return the subscription on which that rests, too."""
 
         def make(subscription_id: str) -> Listener:
             limit = self._rules.listener_events
@@ -620,6 +620,7 @@ class AsyncEventConsumer(AsyncEventService[None]):
         """Whose events it reads."""
         return self.operations.group_id
 
+    @keeps(EventConsumer.handle)
     @checked
     async def handle(
         self,
@@ -630,7 +631,7 @@ class AsyncEventConsumer(AsyncEventService[None]):
         retries_s: Sequence[float] | None = None,
         split: Splitter | None = None,
     ) -> None:
-        """Have a coroutine function work on every event of a subscription; see :meth:`EventConsumer.handle`."""
+        """The work is a coroutine function."""
         handler = _handler(work, name, interest, retries_s, split)
         if not self._runs:
             self.operations.admit(handler)
@@ -644,7 +645,7 @@ class AsyncEventConsumer(AsyncEventService[None]):
 
     @checked
     async def listen_to(self, interest: Interest) -> tuple[AsyncListener, Subscription]:
-        """As :meth:`listen`, with the subscription that it rests on."""
+        """Hear events without acknowledging them, and return the subscription on which that rests, too."""
 
         def make(subscription_id: str) -> AsyncListener:
             limit = self._rules.listener_events

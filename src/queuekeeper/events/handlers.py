@@ -21,7 +21,7 @@ from queuekeeper.events.model import (
     Splitter,
     check_text,
 )
-from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.operation import Operation, awaited, blocking, keeps
 
 BACKOFF = Backoff(first_s=0.1, longest_s=60.0)
 """Pauses before a delivery comes again to a handler that keeps the order; each is twice as long as the one before."""
@@ -268,13 +268,13 @@ class Listener(BufferedListener):
         super().__init__(subscription_id, limit=limit, forget=forget)
         self._changed = threading.Condition(threading.RLock())
 
+    @keeps(BufferedListener.put)
     def put(self, delivery: Delivery) -> None:
-        """See :meth:`BufferedListener.put`."""
         with self._changed:
             super().put(delivery)
 
+    @keeps(BufferedListener.end)
     def end(self, error: Exception | None = None) -> None:
-        """See :meth:`BufferedListener.end`."""
         with self._changed:
             super().end(error)
 

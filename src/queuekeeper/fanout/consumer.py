@@ -22,6 +22,7 @@ from queuekeeper.clock import SERVER_BACKOFF
 from queuekeeper.errors import MembershipChanged, ServerUnavailable, StoreFull, UsageError
 from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt, Failed, Handler, Middleware, Work
 from queuekeeper.fanout.model import (
+    DEFAULT_LEASE_MS,
     DEFAULT_MAX_STALLS,
     MAX_CLAIM,
     MAX_MS,
@@ -34,8 +35,8 @@ from queuekeeper.fanout.model import (
     check_consumer,
     check_queue,
 )
+from queuekeeper.fanout.operations import FanoutOperations
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
-from queuekeeper.fanout.store import DEFAULT_LEASE_MS, FanoutStore
 from queuekeeper.operation import Operation, awaited, blocking, is_coroutine_function
 from queuekeeper.service.aio import AsyncService
 from queuekeeper.service.blocking import BlockingService
@@ -114,7 +115,7 @@ class Consumption:
 
     def __init__(
         self,
-        operations: FanoutStore,
+        operations: FanoutOperations,
         queue: str,
         work: Handler | Work,
         *,

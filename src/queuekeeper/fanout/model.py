@@ -32,6 +32,8 @@ MAX_CLAIM = 1_000
 MAX_PAGE = 1_000
 DEFAULT_PAGE = 100
 DEFAULT_MAX_STALLS = 3
+DEFAULT_LEASE_MS = 30_000
+DEFAULT_FINDINGS = 100
 SUSPECT_STALLS = 2
 """A message whose lease ran out so often may be what ends its workers, and is worked on alone."""
 

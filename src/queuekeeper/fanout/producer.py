@@ -26,10 +26,9 @@ from queuekeeper.errors import (
     UnknownQueue,
 )
 from queuekeeper.fanout.model import MAX_MS, NewMessage, PublishReport, check_consumer, check_queue
-from queuekeeper.fanout.operations import BYTES_PER_CALL, MESSAGES_PER_CALL
+from queuekeeper.fanout.operations import BYTES_PER_CALL, MESSAGES_PER_CALL, FanoutOperations
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.fanout.records import json_message
-from queuekeeper.fanout.store import FanoutStore
 from queuekeeper.operation import Operation, Pause, awaited, blocking
 
 MAX_PENDING = 10_000
@@ -54,7 +53,7 @@ class Deliveries:
 
     def __init__(
         self,
-        operations: FanoutStore,
+        operations: FanoutOperations,
         *,
         retry_for_s: float,
         new_id: Callable[[], str],
@@ -76,7 +75,7 @@ class Deliveries:
     def publish(
         self, queue: str, messages: Sequence[NewMessage], *, to: str | None = None
     ) -> Operation[list[PublishReport]]:
-        """Publish messages in order, however often that has to be asked for; see ``store.FanoutStore.publish``."""
+        """Publish messages in order, however often that has to be asked for."""
         named = [self.named(message) for message in messages]
         reports = yield from self.deliver(queue, named, to=to)
         return [

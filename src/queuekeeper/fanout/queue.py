@@ -12,7 +12,10 @@ from queuekeeper.redis_client import RedisClient
 
 
 class FanoutQueues:
-    """Fan-out queues on a single server or a cluster; see ``store.FanoutStore``. Threads may share an object.
+    """Fan-out queues on a single server or a cluster; threads may share an object.
+
+    Every method raises ``InvalidName`` for a name that cannot be one, and ``UnknownQueue`` or ``UnknownConsumer`` where
+    there is none of that name.
 
     :param prefix: put before every key.
     :param rules: bounds to keep.

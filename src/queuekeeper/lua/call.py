@@ -60,7 +60,7 @@ class Call(NamedTuple):
 
     @property
     def client_id(self) -> bytes:
-        """What :func:`client_id` says of its keys."""
+        """Whose session or queue its keys are of."""
         return client_id(self.keys)
 
 

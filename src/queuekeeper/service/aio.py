@@ -17,8 +17,9 @@ R = TypeVar("R")
 
 
 class AsyncService(Generic[R]):
-    """As :class:`~queuekeeper.service.blocking.BlockingService`; ``tell`` and ``stop`` are called in the event loop.
+    """Carries out the steps of ``operations`` in an event loop, in which ``tell`` and ``stop`` are called.
 
+    ``run`` works until ``stop`` is called, ``async with service:`` runs it in a task until the block's end.
     Work that is still there when the operation ends is cancelled; what does without its cancellation is left alone.
 
     :param noun: what the service is.
@@ -151,7 +152,7 @@ class AsyncService(Generic[R]):
 
 @contextmanager
 def stopped_by_signals(stop: Callable[[], None]) -> Iterator[None]:
-    """As :func:`~queuekeeper.service.signals.stopped_by_signals` for an event loop, which a handler must wake."""
+    """Have the first SIGTERM or SIGINT call a function while the block runs, in the event loop, which it wakes."""
     loop = asyncio.get_running_loop()
     with ExitStack() as stack:
 

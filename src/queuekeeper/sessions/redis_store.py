@@ -25,8 +25,9 @@ class RedisSessionStore:
     :param replicas: replicas that must have a save for its report to say ``replicated``; 0 asks for none.
     :param replica_timeout_ms: how long to wait for them. A save that they do not have by then is stored all the same.
     :param retry_for_s: how long a call waits for a slot that moves, a failover, or a server that is busy or loading.
-    :param epoch_of: under which epoch the caller knows a session; see :class:`RedisSessionOperations`.
-    :param clock: this machine's; see there.
+    :param epoch_of: under which epoch the caller knows a session; one that has another refuses writes (``StaleEpoch``).
+        Those of PostgreSQL's, or on their way there, refuse everybody's (``NotOwner``). All can be read.
+    :param clock: this machine's. Only where a life ends within an hour of it is the server asked for its own.
     """
 
     def __init__(
@@ -79,8 +80,8 @@ class AsyncRedisSessionStore:
     """:class:`RedisSessionStore` for asyncio.
 
     :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
-    :param epoch_of: under which epoch the caller knows a session.
-    :param clock: this machine's; see :class:`RedisSessionOperations`.
+    :param epoch_of: under which epoch the caller knows a session; one that has another refuses writes (``StaleEpoch``).
+    :param clock: this machine's.
     """
 
     def __init__(

@@ -22,7 +22,11 @@ __all__ = ["BYTES_PER_CALL", "ENTRIES_PER_CALL", "NOTED_QUEUES", "CompactedOpera
 class CompactedOperations(
     ProduceOperations, ConsumeOperations, UpkeepOperations, RepairOperations, RetentionOperations
 ):
-    """What ``store.QueueOperations`` says. An instance may be shared by threads.
+    """What can be done to compacted queues, as operations; an instance may be shared by threads.
+
+    A queue belongs to one client, and is made by the first append or subscription. Of what producers append at once,
+    each append has its place in one order. Whoever consumes has a fence, and one that is old is refused
+    (:class:`StaleEpoch`).
 
     :param prefix: put before every key.
     :param rules: bounds of each queue.

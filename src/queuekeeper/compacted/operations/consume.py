@@ -48,7 +48,14 @@ class ConsumeOperations(CommonOperations):
         lease_ms: int = 60_000,
         start: Position | None = None,
     ) -> Operation[Subscription]:
-        """See ``store.QueueOperations.subscribe``."""
+        """Become the queue's only consumer; the one before is fenced off.
+
+        :param session: name of the consumer, for others to see.
+        :param takeover: also while another session holds its lease.
+        :param lease_ms: how long the queue is held without a further call.
+        :param start: none for where the consumer before ended.
+        :raises QueueBusy: when another session holds its lease, without ``takeover``.
+        """
         check_name("session", session)
         _check_lease(lease_ms)
         keys = self._keys(client_id)
@@ -87,7 +94,17 @@ class ConsumeOperations(CommonOperations):
         redeliver: bool = False,
         acks: Sequence[int] = (),
     ) -> Operation[Fetched]:
-        """See ``store.QueueOperations.fetch``."""
+        """Acknowledge messages, then return the next ones in order.
+
+        After a subscription, messages come first that are in flight from before, flagged; those that were overwritten
+        meanwhile are left out.
+
+        :param limit: most messages, at most ``window``.
+        :param window: most messages in flight.
+        :param max_bytes: of keys and values; one message is returned whatever its size.
+        :param redeliver: begin again with what is in flight, all of it; to be said in one call only.
+        :param acks: numbers to acknowledge before, as :meth:`ack` does.
+        """
         check_integer("window", window, 1, MAX_WINDOW, "messages in flight")
         check_integer("limit", limit, 1, window, "at most the window")
         check_integer("max_bytes", max_bytes, 1, MAX_VALUE_BYTES, "one message comes whatever its size")
@@ -154,7 +171,10 @@ class ConsumeOperations(CommonOperations):
     def ack(
         self, client_id: str, *, fence: Fence, sequences: Sequence[int], up_to: bool = False
     ) -> Operation[AckReport]:
-        """See ``store.QueueOperations.ack``."""
+        """Acknowledge messages in any order; repeated and unknown numbers change nothing.
+
+        :param up_to: acknowledge everything in flight up to the greatest of the numbers.
+        """
         _check_sequences(sequences, least=1)
         keys = self._keys(client_id)
         _check_fence(fence)
@@ -169,7 +189,7 @@ class ConsumeOperations(CommonOperations):
         return _ack_report((yield from ask(call)))
 
     def heartbeat(self, client_id: str, *, fence: Fence, lease_ms: int = 60_000) -> Operation[Heartbeat]:
-        """See ``store.QueueOperations.heartbeat``."""
+        """Hold the queue for longer, and learn what waits."""
         _check_lease(lease_ms)
         keys = self._keys(client_id)
         _check_fence(fence)
@@ -181,13 +201,20 @@ class ConsumeOperations(CommonOperations):
         return Heartbeat(lag=reply.lag, in_flight=reply.in_flight)
 
     def release(self, client_id: str, *, fence: Fence) -> Operation[bool]:
-        """See ``store.QueueOperations.release``."""
+        """Give the queue up, so that another session may subscribe at once; what is in flight stays so.
+
+        :returns: whether the fence still held it.
+        """
         keys = self._keys(client_id)
         _check_fence(fence)
         return bool((yield from ask(scripts.release(keys, incarnation=fence.incarnation, epoch=fence.epoch))))
 
     def rewind(self, client_id: str, *, to: Position, fence: Fence | None = None) -> Operation[RewindReport]:
-        """See ``store.QueueOperations.rewind``."""
+        """Move the cursor, back or forward; then nothing is in flight, and the consumer's fence is old.
+
+        :param fence: of the consumer that asks; none for an operator.
+        :raises UnknownQueue: when there is no such queue.
+        """
         keys = self._keys(client_id)
         if fence is not None:
             _check_fence(fence)
@@ -209,7 +236,10 @@ class ConsumeOperations(CommonOperations):
         )
 
     def skip(self, client_id: str, *, sequence: int) -> Operation[AckReport]:
-        """See ``store.QueueOperations.skip``."""
+        """Acknowledge a message that holds the consumer up, as an operator.
+
+        :raises UnknownQueue: when there is no such queue.
+        """
         _check_sequences([sequence], least=1)
         keys = self._keys(client_id)
         return _ack_report((yield from ask(scripts.skip(keys, sequence=sequence, now=self._now()))))

@@ -39,7 +39,7 @@ class LookOperations(CommonOperations):
     """Get, peek, inspect."""
 
     def get(self, client_id: str, *, key: bytes) -> Operation[CompactedMessage | None]:
-        """See ``store.QueueOperations.get``."""
+        """Return a key's value, or its tombstone, without consuming; none when the key has neither."""
         check_key(key)
         found = yield from ask(scripts.get(self._keys(client_id), key=key))
         return None if found is None else _message(client_id, key, found)
@@ -47,7 +47,7 @@ class LookOperations(CommonOperations):
     def peek(
         self, client_id: str, *, after_sequence: int = 0, limit: int = 100
     ) -> Operation[tuple[CompactedMessage, ...]]:
-        """See ``store.QueueOperations.peek``."""
+        """Return messages in order without consuming."""
         check_integer("after_sequence", after_sequence, 0, MAX_SEQUENCE, "the number of a message, or 0")
         check_integer("limit", limit, 1, MAX_PAGE, "read longer queues page by page")
         keys = self._keys(client_id)
@@ -59,7 +59,7 @@ class LookOperations(CommonOperations):
         return tuple(_message(client_id, row.key, row) for row in rows)
 
     def inspect(self, client_id: str) -> Operation[QueueView]:
-        """See ``store.QueueOperations.inspect``."""
+        """Say where a queue stands, changing nothing."""
         reply = yield from ask(scripts.inspect(self._keys(client_id), samples=SAMPLES, now=self._now()))
         return QueueView(client_id=client_id, exists=False) if reply is None else _view(client_id, reply)
 

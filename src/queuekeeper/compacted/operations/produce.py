@@ -21,7 +21,20 @@ class ProduceOperations(CommonOperations):
     def append(
         self, client_id: str, appends: Sequence[Append], *, producer: str | None = None, number: int | None = None
     ) -> Operation[AppendReport]:
-        """See ``store.QueueOperations.append``."""
+        """Store values, each in the place of its key's value before, at the end of the order.
+
+        Up to 200 entries and 1 MB are stored as a whole or not at all. A larger append is cut into such parts; when
+        one fails, those before it are stored.
+
+        :param producer: who numbers the appends. An append whose answer was lost is repeated with the same number
+            and entries, which stores nothing twice. A producer's numbers grow, and it has one append per queue in
+            flight.
+        :param number: of the append, 0 or more.
+        :raises QueueFull: when the queue has reached its limits and rejects what is over them.
+        :raises SequenceConflict: when a key's value has not the number that was expected.
+        :raises NumberReused: when the producer's last append had the same number and other entries.
+        :raises StoreFull: when Redis has no memory left.
+        """
         check_appends(appends, self._rules)
         if (producer is None) != (number is None):
             raise UsageError("producer and number go together: name both or neither")

@@ -36,7 +36,7 @@ class RepairOperations(LookOperations):
     """Verify, repair."""
 
     def verify(self, client_id: str) -> Operation[VerifyReport]:
-        """See ``store.QueueOperations.verify``."""
+        """Check in bounded steps that a queue's keys agree; what changes meanwhile is looked at again."""
         survey = yield from self._survey(client_id)
         return VerifyReport(
             client_id=client_id,
@@ -46,7 +46,7 @@ class RepairOperations(LookOperations):
         )
 
     def repair(self, client_id: str, *, dry_run: bool = True) -> Operation[RepairReport]:
-        """See ``store.QueueOperations.repair``."""
+        """Drop what :meth:`verify` finds to lead nowhere, and put numbers right."""
         survey = yield from self._survey(client_id)
         found = len(survey.violations)
         indexed = dropped = strays = numbers = 0

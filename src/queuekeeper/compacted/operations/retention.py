@@ -47,7 +47,15 @@ class RetentionOperations(CommonOperations):
         with_values: bool = False,
         now_ms: int | None = None,
     ) -> Operation[DuePage]:
-        """See ``store.QueueOperations.find_due``."""
+        """Return a page of what retention lets go, oldest first, changing nothing.
+
+        :param retention: for a queue that has none of its own.
+        :param override: use it also for a queue that has.
+        :param after_sequence: from the page before, for who collects nothing between pages.
+        :param limit: most rows looked at, at most 500.
+        :param with_values: also return values as they are stored, for :meth:`restore`.
+        :param now_ms: none for the server's time.
+        """
         check_integer("after_sequence", after_sequence, 0, MAX_SEQUENCE, "from the page before, or 0")
         check_integer("limit", limit, 1, MAX_PAGE, "rows of a page")
         check_retention(retention)
@@ -95,7 +103,11 @@ class RetentionOperations(CommonOperations):
         producer_ms: int = PRODUCER_MS,
         now_ms: int | None = None,
     ) -> Operation[CollectReport]:
-        """See ``store.QueueOperations.collect``."""
+        """Remove rows that :meth:`find_due` returned, those only that are due still and have no newer value.
+
+        :param rows: may be none.
+        :param producer_ms: how long a producer that appends nothing can repeat its last append.
+        """
         check_integer("producer_ms", producer_ms, 0, MAX_SEQUENCE, "an age in milliseconds")
         check_retention(retention)
         keys = self._keys(client_id)
@@ -138,7 +150,13 @@ class RetentionOperations(CommonOperations):
     def restore(
         self, client_id: str, *, rows: Sequence[DueRow], incarnation: int | None = None
     ) -> Operation[RestoreReport]:
-        """See ``store.QueueOperations.restore``."""
+        """Bring back rows that were collected, those only whose key has no value now.
+
+        :param rows: with their values.
+        :param incarnation: of the queue that they are of; none when it is not known.
+        :raises UnknownQueue: when there is no such queue.
+        :raises StaleEpoch: when the queue was dropped and made anew since.
+        """
         keys = self._keys(client_id)
         values: list[tuple[lua.Value, ...]] = []
         for row in rows:

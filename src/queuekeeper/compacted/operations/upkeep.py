@@ -14,7 +14,7 @@ class UpkeepOperations(LookOperations):
     """Configure, purge, drop."""
 
     def configure(self, client_id: str, *, retention: Retention | None) -> Operation[None]:
-        """See ``store.QueueOperations.configure``."""
+        """Give a queue a retention of its own; none for the collector's. The queue is made if it is not there."""
         keys = self._keys(client_id)
         if retention is None:
             call = scripts.configure(keys, policy="", retention_ms="", tombstone_ms="")
@@ -31,7 +31,7 @@ class UpkeepOperations(LookOperations):
         yield from self._note(client_id, "earlier")
 
     def purge(self, client_id: str, *, what: Purge, dry_run: bool = False) -> Operation[PurgeReport]:
-        """See ``store.QueueOperations.purge``."""
+        """Remove messages in bounded steps; those appended meanwhile stay."""
         if type(what) is not Purge:
             raise UsageError(f"what to purge is {what!r}: it must be a Purge")
         up_to = what.sequence if what.sequence is not None else (yield from self.inspect(client_id)).sequence
@@ -64,7 +64,11 @@ class UpkeepOperations(LookOperations):
         )
 
     def drop(self, client_id: str, *, dry_run: bool = False, incarnation: int | None = None) -> Operation[DropReport]:
-        """See ``store.QueueOperations.drop``."""
+        """Remove a queue with its numbers and cursor; whoever appends then makes another.
+
+        :param incarnation: the one that may go, as a dry run or :meth:`inspect` has told; none for any.
+        :raises StaleEpoch: when the queue is another one, or gone.
+        """
         reply = yield from ask(
             scripts.drop(
                 self._keys(client_id), incarnation="" if incarnation is None else incarnation, dry_run=int(dry_run)

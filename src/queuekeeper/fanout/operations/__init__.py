@@ -20,9 +20,10 @@ __all__ = ["BYTES_PER_CALL", "MESSAGES_PER_CALL", "FanoutOperations", "Step", "W
 
 @errors_name(UnknownQueue, UnknownConsumer, HasLeases, ConsumerLeaving, queue="queue", consumer="consumer")
 class FanoutOperations(RegisterOperations, PublishOperations, DeliverOperations, UpkeepOperations, RepairOperations):
-    """What ``store.FanoutStore`` says, for Redis.
+    """What fan-out queues can do, as operations; an instance may be shared by threads.
 
-    An instance may be shared by threads.
+    Each raises ``InvalidName`` for a name that cannot be one, and ``UnknownQueue`` or ``UnknownConsumer`` where there
+    is none of that name.
 
     :param prefix: put before every key.
     :param rules: bounds to keep.

@@ -28,7 +28,7 @@ class DeadOperations(CommonOperations):
     def list_dead(
         self, queue: str, *, consumer: str, offset: int = 0, limit: int = DEFAULT_PAGE
     ) -> Operation[DeadPage]:
-        """See ``store.FanoutStore.list_dead``."""
+        """Return a page of a consumer's dead letters, oldest first."""
         check_page(offset, limit)
         keys, own = self._own_keys(queue, consumer)
         yield from self._member(queue, consumer)
@@ -53,7 +53,10 @@ class DeadOperations(CommonOperations):
         return DeadPage(letters=letters, total=reply.total, next_offset=reached if goes_on else None)
 
     def retry_dead(self, queue: str, *, consumer: str, ids: Sequence[int] | None = None) -> Operation[RetryReport]:
-        """See ``store.FanoutStore.retry_dead``."""
+        """Put dead letters back in line, with their counts at zero: behind the others, or ahead if it is ordered.
+
+        :param ids: none for all of them.
+        """
         member = yield from self._member(queue, consumer)
         wanted = sorted((yield from walk_ids(member.keys.dead)) if ids is None else ids)
         parts = parts_of(wanted, IDS_PER_CALL)
@@ -74,7 +77,10 @@ class DeadOperations(CommonOperations):
     def purge_dead(
         self, queue: str, *, consumer: str, ids: Sequence[int] | None = None, dry_run: bool = False
     ) -> Operation[PurgeReport]:
-        """See ``store.FanoutStore.purge_dead``."""
+        """Give dead letters up for good.
+
+        :param ids: none for all of them.
+        """
         parts = parts_of(ids or (), IDS_PER_CALL)
         member = yield from self._member(queue, consumer)
         if dry_run:

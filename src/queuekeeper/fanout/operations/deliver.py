@@ -10,6 +10,7 @@ from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.fanout.model import (
+    DEFAULT_LEASE_MS,
     DEFAULT_MAX_STALLS,
     MAX_CLAIM,
     MAX_MS,
@@ -31,7 +32,6 @@ from queuekeeper.fanout.operations.common import (
     parts_of,
     read_message,
 )
-from queuekeeper.fanout.store import DEFAULT_LEASE_MS
 from queuekeeper.keyspace import FanoutConsumerKeys, FanoutKeys
 from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.operation import Operation
@@ -54,7 +54,13 @@ class DeliverOperations(CommonOperations):
         lease_ms: int = DEFAULT_LEASE_MS,
         max_stalls: int = DEFAULT_MAX_STALLS,
     ) -> Operation[Claimed]:
-        """See ``store.FanoutStore.claim``."""
+        """Take the next messages under a lease; an attempt is counted.
+
+        Leases of others that have run out end here, and messages whose retry is due are next in line.
+
+        :param count: at most; fewer come when they have more than a megabyte together, and ``more`` says so.
+        :param max_stalls: a message whose lease has run out more often becomes a dead letter.
+        """
         check_integer("count", count, 1, MAX_CLAIM)
         check_integer("lease_ms", lease_ms, 1, MAX_MS)
         check_integer("max_stalls", max_stalls, 0, MAX_STALLS)
@@ -99,7 +105,7 @@ class DeliverOperations(CommonOperations):
         )
 
     def ack(self, queue: str, *, consumer: str, token: str, ids: Sequence[int]) -> Operation[AckReport]:
-        """See ``store.FanoutStore.ack``."""
+        """End work on messages; a message that nobody owes an ack any more is removed."""
         keys, own = self._own_keys(queue, consumer)
         acked = freed = stale = 0
         for part in parts_of(ids):
@@ -120,7 +126,11 @@ class DeliverOperations(CommonOperations):
         max_attempts: int | None = None,
         reason: str = "",
     ) -> Operation[NackReport]:
-        """See ``store.FanoutStore.nack``."""
+        """Report a failure: the message is retried, or becomes a dead letter.
+
+        :param delay_ms: until the retry; other messages go first meanwhile, unless the consumer is ordered.
+        :param max_attempts: it becomes a dead letter when it has had so many; none for never.
+        """
         check_integer("delay_ms", delay_ms, 0, MAX_MS)
         if max_attempts is not None:
             check_integer("max_attempts", max_attempts, 1, 2**31 - 1)
@@ -147,7 +157,7 @@ class DeliverOperations(CommonOperations):
     def extend(
         self, queue: str, *, consumer: str, token: str, ids: Sequence[int], lease_ms: int = DEFAULT_LEASE_MS
     ) -> Operation[ExtendReport]:
-        """See ``store.FanoutStore.extend``."""
+        """Keep messages for longer, from now on."""
         check_integer("lease_ms", lease_ms, 1, MAX_MS)
         keys, own = self._own_keys(queue, consumer)
         deadline_ms = 0
@@ -161,7 +171,7 @@ class DeliverOperations(CommonOperations):
         return ExtendReport(deadline_ms=deadline_ms, stale=tuple(stale))
 
     def return_claimed(self, queue: str, *, consumer: str, token: str, ids: Sequence[int]) -> Operation[ReturnReport]:
-        """See ``store.FanoutStore.return_claimed``."""
+        """Give messages back that were not begun; they are next in line, and the attempt does not count."""
         returned = stale = 0
 
         def call(part: Sequence[int], _: FanoutKeys, own: FanoutConsumerKeys) -> lua.Call:
@@ -175,7 +185,10 @@ class DeliverOperations(CommonOperations):
         return ReturnReport(returned=returned, stale=stale)
 
     def reap(self, queue: str, *, consumer: str, max_stalls: int = DEFAULT_MAX_STALLS) -> Operation[ReapReport]:
-        """See ``store.FanoutStore.reap``."""
+        """Do for a consumer that nobody claims for what claims do bit by bit, in bounded steps.
+
+        Leases that have run out end, retries that are due get in line, and ids go whose messages have expired.
+        """
         return (yield from self._reap(queue, consumer, max_stalls, "all"))
 
     def reap_leases(self, queue: str, *, consumer: str, max_stalls: int) -> Operation[ReapReport]:
@@ -225,7 +238,11 @@ class DeliverOperations(CommonOperations):
         return ReapReport(requeued=requeued, dead=dead, skipped=skipped, gone_in_line=unseen, revived=tuple(revived))
 
     def await_wake(self, queue: str, *, consumer: str, timeout_s: float) -> Operation[bool]:
-        """See ``store.FanoutStore.await_wake``."""
+        """Wait until there may be something to claim.
+
+        :param timeout_s: how long at most; more than 0.
+        :returns: whether it was woken; whoever waits claims either way.
+        """
         _, own = self._own_keys(queue, consumer)
         if not 0 < timeout_s <= MAX_WAIT_S:
             raise UsageError(f"timeout_s is {timeout_s}: it must be more than 0, and {MAX_WAIT_S:g} at most")

@@ -33,7 +33,19 @@ class PublishOperations(CommonOperations):
     def publish(
         self, queue: str, messages: Sequence[NewMessage], *, to: str | None = None
     ) -> Operation[list[PublishReport]]:
-        """See ``store.FanoutStore.publish``."""
+        """Publish messages, in order, each to all consumers at once or to nobody.
+
+        An exception is raised when not a single one was published; else the reports of those that were not hold it.
+        After the first that fails the others are not tried, so that order is kept.
+
+        :param to: a consumer, for it alone.
+        :returns: a report for each message, in order.
+        :raises QueueFull: naming the consumer that has no room, or when too many messages are held.
+        :raises NoConsumer: when nobody is registered, and the queue holds nothing for later.
+        :raises PayloadTooLarge: nothing was published then.
+        :raises ServerUnavailable: where a reply is lost, nobody knows whether the message was published. With a
+            deduplication id it can be repeated, and is one message.
+        """
         keys = self._keys(queue)
         if to is not None:
             check_consumer(to)

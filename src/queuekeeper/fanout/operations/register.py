@@ -36,7 +36,15 @@ class RegisterOperations(CommonOperations):
     def register(
         self, queue: str, *, consumer: str, options: ConsumerOptions | None = None, start: Start = Start.NEW
     ) -> Operation[Registration]:
-        """See ``store.FanoutStore.register``."""
+        """Register a consumer; it gets every message that is published from then on.
+
+        One that is registered already keeps its options and what waits for it; :meth:`configure` changes the former.
+        Repeat the call when it was interrupted: nothing can be claimed until everything is adopted.
+
+        :param options: none for the defaults.
+        :param start: what it gets of earlier messages; only a consumer that is new gets any.
+        :raises ConsumerLeaving: while one of this name is being removed.
+        """
         keys = self._keys(queue)
         check_consumer(consumer)
         check_choice("start", start, Start)
@@ -59,7 +67,12 @@ class RegisterOperations(CommonOperations):
         )
 
     def adopt(self, queue: str, *, consumer: str) -> Operation[int]:
-        """See ``store.FanoutStore.adopt``."""
+        """End a registration that was interrupted before its consumer had all that it was to get of before.
+
+        Until then it claims nothing. Repeating changes nothing, also while the one who registered it is still at it.
+
+        :returns: messages that wait for it now.
+        """
         reply = yield from self._consumer_facts(queue, consumer, sample=0)
         fields: list[bytes] = reply.fields
         adopting = fields[fields.index(b"adopting") + 1]
@@ -104,7 +117,10 @@ class RegisterOperations(CommonOperations):
     def configure(
         self, queue: str, *, consumer: str | None = None, options: ConsumerOptions | QueueOptions
     ) -> Operation[None]:
-        """See ``store.FanoutStore.configure``."""
+        """Give a consumer, or the queue itself, other options.
+
+        :raises UsageError: when mode or lanes are to change while messages wait.
+        """
         if isinstance(options, QueueOptions) != (consumer is None):
             raise UsageError("a consumer takes ConsumerOptions, and the queue itself QueueOptions")
         if isinstance(options, QueueOptions):
@@ -125,7 +141,10 @@ class RegisterOperations(CommonOperations):
         self._forget(queue)
 
     def touch(self, queue: str, *, consumer: str) -> Operation[int]:
-        """See ``store.FanoutStore.touch``."""
+        """Note that a consumer is alive, so that it is not removed as idle; a claim notes it too.
+
+        :returns: the instant that was noted, in milliseconds.
+        """
         keys, _ = self._own_keys(queue, consumer)
         seen_ms: int = yield from ask(scripts.touch(keys, consumer=consumer, now_ms=self._now()))
         return seen_ms
@@ -133,7 +152,14 @@ class RegisterOperations(CommonOperations):
     def unregister(
         self, queue: str, *, consumer: str, force: bool = False, begun: bool = False, dry_run: bool = False
     ) -> Operation[UnregisterReport]:
-        """See ``store.FanoutStore.unregister``."""
+        """Remove a consumer and all that waits for it, its dead letters too, in bounded steps.
+
+        It gets nothing more from the first step on. Repeat the call when it was interrupted.
+
+        :param force: even while somebody works on messages of it; their acks will be refused.
+        :param begun: only to finish a removal; a consumer that was registered anew since counts as unknown.
+        :raises HasLeases: when somebody does, and it is not forced.
+        """
         if dry_run:
             view = yield from self._consumer_view(queue, consumer, sample=0)
             if begun and view.options is not None:
@@ -149,7 +175,10 @@ class RegisterOperations(CommonOperations):
     def unregister_idle(
         self, queue: str, *, idle_expiry_ms: int | None = None, dry_run: bool = False
     ) -> Operation[list[UnregisterReport]]:
-        """See ``store.FanoutStore.unregister_idle``."""
+        """Remove the consumers that were not seen for as long as their options allow, and what is left of others.
+
+        :param idle_expiry_ms: holds for consumers whose options have none; none lets these stay.
+        """
         if idle_expiry_ms is not None:
             check_integer("idle_expiry_ms", idle_expiry_ms, 1, MAX_MS)
         membership = yield from self._membership(queue, fresh=True)

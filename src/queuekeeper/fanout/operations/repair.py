@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import MembershipChanged
-from queuekeeper.fanout.model import Finding, Mode, Problem, RepairReport, VerifyReport
+from queuekeeper.fanout.model import DEFAULT_FINDINGS, Finding, Mode, Problem, RepairReport, VerifyReport
 from queuekeeper.fanout.operations.common import (
     BYTES_PER_CALL,
     IDS_PER_WALK,
@@ -22,7 +22,6 @@ from queuekeeper.fanout.operations.common import (
     walk_ids,
     walk_values,
 )
-from queuekeeper.fanout.store import DEFAULT_FINDINGS
 from queuekeeper.lua.bind import Bound
 from queuekeeper.lua.scripts import fanout as scripts
 from queuekeeper.operation import Operation
@@ -88,7 +87,13 @@ class RepairOperations(CommonOperations):
     """Verify, repair."""
 
     def verify(self, queue: str, *, findings: int = DEFAULT_FINDINGS) -> Operation[VerifyReport]:
-        """See ``store.FanoutStore.verify``."""
+        """Look through all of a queue for what does not fit together, in bounded steps, changing nothing.
+
+        Whatever looks wrong while others go on is looked at again, all of it at once, before it is reported. A message
+        that has expired and that consumers will pass over is no finding.
+
+        :param findings: most that are named.
+        """
         check_integer("findings", findings, 0, MAX_FINDINGS)
         walk = yield from self._walk_through(queue)
         named: list[Finding] = []
@@ -107,7 +112,7 @@ class RepairOperations(CommonOperations):
         )
 
     def repair(self, queue: str, *, dry_run: bool = True, over_too: bool = True) -> Operation[RepairReport]:
-        """See ``store.FanoutStore.repair``.
+        """Set right what :meth:`verify` finds, in bounded steps.
 
         :param over_too: also messages whose time is over; else they are left to an ``expire``.
         """

@@ -23,7 +23,9 @@ class UpkeepOperations(DeadOperations):
     """Expire, purge, pause, resume, peek, size, inspect; dead letters expire, too."""
 
     def expire(self, queue: str, *, messages_first: bool = False) -> Operation[ExpireReport]:
-        """See ``store.FanoutStore.expire``.
+        """Remove messages whose life and dead letters whose retention is over, in bounded steps.
+
+        Consumers pass over what is left in their lists.
 
         :param messages_first: a message that ends together with its last dead letter counts as expired, too.
         """
@@ -55,7 +57,10 @@ class UpkeepOperations(DeadOperations):
         return expired
 
     def purge(self, queue: str, *, consumer: str | None = None, dry_run: bool = False) -> Operation[PurgeReport]:
-        """See ``store.FanoutStore.purge``."""
+        """Remove what waits, in bounded steps; what somebody works on, and dead letters, stay.
+
+        :param consumer: none for all of them, and for what is held.
+        """
         keys = self._keys(queue)
         if consumer is None:
             membership = yield from self._membership(queue, fresh=True)
@@ -80,12 +85,18 @@ class UpkeepOperations(DeadOperations):
         return PurgeReport(released=released, freed=None if dry_run else freed, dry_run=dry_run)
 
     def pause(self, queue: str, *, consumer: str | None = None) -> Operation[bool]:
-        """See ``store.FanoutStore.pause``."""
+        """Let nothing be claimed, by one consumer or by any; what is claimed can be finished.
+
+        :returns: whether it was not paused before.
+        """
         keys, paused = self._pausable(queue, consumer)
         return bool((yield from ask(scripts.pause(keys, paused=paused, consumer=consumer or ""))))
 
     def resume(self, queue: str, *, consumer: str | None = None) -> Operation[bool]:
-        """See ``store.FanoutStore.resume``."""
+        """Let messages be claimed again.
+
+        :returns: whether it was paused before.
+        """
         keys, paused = self._pausable(queue, consumer)
         if consumer is None:
             membership = yield from self._membership(queue, fresh=True)
@@ -105,7 +116,11 @@ class UpkeepOperations(DeadOperations):
     def peek(
         self, queue: str, *, consumer: str, offset: int = 0, limit: int = DEFAULT_PAGE, lane: int = 0
     ) -> Operation[tuple[FanoutMessage, ...]]:
-        """See ``store.FanoutStore.peek``."""
+        """Return messages that wait for a consumer, next in line first, changing nothing.
+
+        :param limit: at most; fewer come when they have more than a megabyte together.
+        :param lane: of an ordered consumer with several, from 0.
+        """
         check_page(offset, limit)
         keys = self._keys(queue)
         member = yield from self._member(queue, consumer)
@@ -120,14 +135,14 @@ class UpkeepOperations(DeadOperations):
         return tuple(message for message in messages if message is not None)
 
     def size(self, queue: str, *, consumer: str | None = None) -> Operation[int]:
-        """See ``store.FanoutStore.size``."""
+        """Return how many messages are stored, or how many wait for a consumer or are worked on for it."""
         if consumer is None:
             return (yield from self._queue_facts(queue)).messages
         view = yield from self._consumer_view(queue, consumer, sample=0)
         return view.ready + view.leased + view.delayed
 
     def inspect(self, queue: str) -> Operation[QueueView]:
-        """See ``store.FanoutStore.inspect``."""
+        """Describe a queue and its consumers, changing nothing; a queue that does not exist, too."""
         facts = yield from self._queue_facts(queue)
         membership = yield from self._membership(queue, fresh=True)
         views: list[ConsumerView] = []

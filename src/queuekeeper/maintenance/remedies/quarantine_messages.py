@@ -15,7 +15,7 @@ _FOREIGN = "reference that names no key of its session removed"
 
 
 class QuarantineMessages(Remedy):
-    """See ``PURPOSES``."""
+    """Put records that do not belong where they are into the session's quarantine."""
 
     kind = "quarantine_messages"
     writes_by = frozenset({"quarantine_message", "remove_references", "restore_message"})
@@ -66,7 +66,7 @@ class QuarantineMessages(Remedy):
 
 
 class ReplayQuarantined(Remedy):
-    """See ``PURPOSES``."""
+    """Put records of the session's quarantine back at their serials."""
 
     kind = "replay_quarantined"
     writes_by = frozenset({"restore_message", "quarantine_message"})

@@ -47,7 +47,7 @@ class _Record(NamedTuple):
 
 
 class RekeyClients(Remedy):
-    """See ``PURPOSES``.
+    """Move sessions from encoded keys of early builds to the keys that TBMQ gives them.
 
     The keys under the encoded id may also be, or hold messages of, a client that is truly called so. The client id
     inside each message decides whose it is, and messages of the other client stay. Without one that can be read nobody

@@ -13,7 +13,7 @@ from queuekeeper.maintenance.remedies.sessions import Reference, Verdict
 
 
 class RemoveDuplicates(Remedy):
-    """See ``PURPOSES``."""
+    """Put messages that repeat an older one of their session into its quarantine."""
 
     kind = "remove_duplicates"
     writes_by = frozenset({"quarantine_duplicate", "restore_message"})

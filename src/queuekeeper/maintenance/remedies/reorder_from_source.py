@@ -18,7 +18,7 @@ _MAX_SERIAL = 2**53
 
 
 class ReorderFromSource(Remedy):
-    """See ``PURPOSES``.
+    """Give messages the serials of their rows in PostgreSQL.
 
     A message is that of a row when packet id and time are the same. Messages without a row came after the migration:
     they stay behind the others in their own order, and a queue in which one of them is older than a message with a row

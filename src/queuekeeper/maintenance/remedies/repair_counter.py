@@ -14,7 +14,7 @@ _MOVED = "counter moved forward"
 
 
 class RepairCounter(Remedy):
-    """See ``PURPOSES``."""
+    """Move a last packet id that lies behind the newest message, or is missing, forward."""
 
     kind = "repair_counter"
     writes_by = frozenset({"set_last_packet_id"})

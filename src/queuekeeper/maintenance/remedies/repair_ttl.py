@@ -21,7 +21,7 @@ _SHORTENED = "life made shorter"
 
 
 class RepairTtl(Remedy):
-    """See ``PURPOSES``."""
+    """Set the instant of expiry of messages that have none, or a later one than they should have."""
 
     kind = "repair_ttl"
     writes_by = frozenset({"set_expiry"})

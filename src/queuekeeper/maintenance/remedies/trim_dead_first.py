@@ -15,7 +15,7 @@ _TRIMMED = "message trimmed"
 
 
 class TrimDeadFirst(Remedy):
-    """See ``PURPOSES``."""
+    """Bring a queue that holds more than the limit down to it, dead references first."""
 
     kind = "trim_dead_first"
     writes_by = frozenset({"remove_dead_references", "trim_messages"})

@@ -19,7 +19,7 @@ _LEFT = {
 
 
 class UnlinkOrphans(Remedy):
-    """See ``PURPOSES``."""
+    """Keep records that no reference names under another name for a while."""
 
     kind = "unlink_orphans"
     looks_by = frozenset({"find_orphans"})

@@ -18,7 +18,7 @@ __all__ = ["MAX_VENDOR_TEXT", "REFUSALS", "CleanupReport", "PostgresSessionOpera
 
 
 class PostgresSessionOperations(SaveOperations, UpkeepOperations, TransferOperations, OnlineOperations):
-    """The contract of ``store.SessionOperations`` in PostgreSQL, and the clean-ups that this store needs.
+    """What a store of sessions does (:class:`SessionOperations`), in PostgreSQL, and clean-ups that it needs.
 
     A message without an expiry interval lives as long as the rules say, counted from its own time, since the vendor has
     no column for the instant.

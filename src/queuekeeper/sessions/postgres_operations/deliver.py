@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from queuekeeper.checks import check_integer
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import MAX_SERIAL
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
@@ -26,7 +26,7 @@ from queuekeeper.sessions.postgres_operations.common import (
     check_vendor_id,
 )
 from queuekeeper.sessions.postgres_operations.rows import count_removed_query
-from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES
+from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
 from queuekeeper.sessions.wire import UnreadableError
 
 _LOWEST_SERIAL = -(2**63)
@@ -47,6 +47,7 @@ class Page:
 class DeliverOperations(CommonOperations):
     """Fetch, mark as delivered, acknowledge, mark as released."""
 
+    @keeps(SessionOperations.fetch_pending)
     def fetch_pending(
         self,
         client_id: str,
@@ -57,7 +58,6 @@ class DeliverOperations(CommonOperations):
         max_bytes: int = PAGE_BYTES,
         mark_delivered: bool = False,
     ) -> Operation[PendingPage]:
-        """See ``store.SessionOperations.fetch_pending``."""
         check_vendor_id(client_id)
         check_page(offset=0, limit=limit)
         check_integer("max_bytes", max_bytes, 1, 2**53 - 1, "a page holds at least one message")
@@ -110,8 +110,8 @@ class DeliverOperations(CommonOperations):
                 page.messages.append(message)
         return page
 
+    @keeps(SessionOperations.mark_delivered)
     def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
-        """See ``store.SessionOperations.mark_delivered``."""
         check_vendor_id(client_id)
         check_integer("serial", serial, FIRST_SERIAL, MAX_SERIAL, "as a fetch has told it")
         answer = yield Step(
@@ -125,8 +125,8 @@ class DeliverOperations(CommonOperations):
         )
         return bool(answer[-1])
 
+    @keeps(SessionOperations.ack)
     def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
-        """See ``store.SessionOperations.ack``."""
         check_vendor_id(client_id)
         removed = unknown = 0
         for begin in range(0, len(acks), ROWS_PER_STEP):
@@ -147,8 +147,8 @@ class DeliverOperations(CommonOperations):
                 unknown += not met
         return AckReport(client_id=client_id, removed=removed, unknown=unknown)
 
+    @keeps(SessionOperations.mark_released)
     def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
-        """See ``store.SessionOperations.mark_released``."""
         check_vendor_id(client_id)
         check_packet_id(packet_id)
         parameters = {

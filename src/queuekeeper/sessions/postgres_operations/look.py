@@ -6,7 +6,7 @@ from typing import Any
 
 from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import check_client_id
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import row_defect
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
@@ -25,6 +25,7 @@ from queuekeeper.sessions.postgres_operations.common import (
     Step,
     check_vendor_id,
 )
+from queuekeeper.sessions.store import SessionOperations
 from queuekeeper.sessions.wire import UnreadableError
 
 _COUNTS = ("trimmed", "expired", "refused", "quarantined")
@@ -33,11 +34,9 @@ _COUNTS = ("trimmed", "expired", "refused", "quarantined")
 class LookOperations(CommonOperations):
     """Inspect, peek."""
 
+    @keeps(SessionOperations.inspect)
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
-        """See ``store.SessionOperations.inspect``.
-
-        It needs the vendor's tables only, and tells more where schema ``queuekeeper`` is there and may be read.
-        """
+        """It needs the vendor's tables only, and tells more where schema ``queuekeeper`` is there and may be read."""
         check_client_id(client_id)
         check_page(offset=offset, limit=limit)
         parameters = {"client_id": client_id}
@@ -74,11 +73,9 @@ class LookOperations(CommonOperations):
             counts=counts,
         )
 
+    @keeps(SessionOperations.peek)
     def peek(self, client_id: str, *, packet_id: int) -> Operation[PendingMessage | None]:
-        """See ``store.SessionOperations.peek``.
-
-        :raises RefusedError: when nobody can read the record.
-        """
+        """:raises RefusedError: when nobody can read the record."""
         check_vendor_id(client_id)
         check_packet_id(packet_id)
         (rows,) = yield Step(

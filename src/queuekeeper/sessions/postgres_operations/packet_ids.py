@@ -7,12 +7,13 @@ from itertools import islice
 
 from queuekeeper.checks import check_integer
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import check_packet_id
 from queuekeeper.sessions.parts import no_free_packet_ids
 from queuekeeper.sessions.postgres_operations.common import Query, Session, Step, Undo, check_vendor_id, retried
 from queuekeeper.sessions.postgres_operations.room import RoomOperations
 from queuekeeper.sessions.postgres_operations.rows import Row, messages_queries, save_sessions_query
+from queuekeeper.sessions.store import SessionOperations
 
 MAX_RESERVED_PACKET_IDS = 1_000
 
@@ -20,16 +21,16 @@ MAX_RESERVED_PACKET_IDS = 1_000
 class PacketIdOperations(RoomOperations):
     """Read, set and reserve packet ids; free some for a save."""
 
+    @keeps(SessionOperations.get_last_packet_id)
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
-        """See ``store.SessionOperations.get_last_packet_id``."""
         check_vendor_id(client_id)
         (((packet_id,),),) = yield Step(
             begin=True, end=True, queries=(Query(name="last_packet_id", parameters={"client_id": client_id}),)
         )
         return int(packet_id) if packet_id is not None else None
 
+    @keeps(SessionOperations.set_last_packet_id)
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
-        """See ``store.SessionOperations.set_last_packet_id``."""
         check_vendor_id(client_id)
         check_packet_id(packet_id)
         return (yield from retried(lambda: self._transaction(self._exchange(client_id, packet_id, expected))))
@@ -42,8 +43,8 @@ class PacketIdOperations(RoomOperations):
         yield Step(queries=(save_sessions_query([session]),))
         return True
 
+    @keeps(SessionOperations.reserve_packet_ids)
     def reserve_packet_ids(self, client_id: str, *, count: int) -> Operation[tuple[int, ...]]:
-        """See ``store.SessionOperations.reserve_packet_ids``."""
         check_vendor_id(client_id)
         check_integer("count", count, 1, MAX_RESERVED_PACKET_IDS, "ids are given out in small numbers")
         return (yield from retried(lambda: self._transaction(self._reserve(client_id, count))))

@@ -11,7 +11,7 @@ from psycopg import errors as postgres_errors
 
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import MAX_SERIAL
 from queuekeeper.sessions.model import Refusal, SaveReport, SessionSave
 from queuekeeper.sessions.parts import end_of_life, other_batch, parts_of
@@ -34,6 +34,7 @@ from queuekeeper.sessions.postgres_operations.rows import (
     save_sessions_query,
     save_states_query,
 )
+from queuekeeper.sessions.store import SessionOperations
 
 SESSIONS_PER_TRANSACTION = 500
 MESSAGES_PER_TRANSACTION = 5_000
@@ -64,8 +65,9 @@ _REFUSED = {
 class SaveOperations(PacketIdOperations):
     """Save messages."""
 
+    @keeps(SessionOperations.save_messages)
     def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        """See ``store.SessionOperations.save_messages``; a broken connection ends the call, and it can be repeated.
+        """A broken connection ends the call, and it can be repeated.
 
         :raises UsageError: also when a text is longer than the vendor's column, or subscription ids are given.
         """

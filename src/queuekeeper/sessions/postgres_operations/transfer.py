@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from queuekeeper.errors import MovedOn, UsageError
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions import jsonl
 from queuekeeper.sessions.model import DEFAULT_PAGE, ExportPage, ImportReport, check_page
 from queuekeeper.sessions.postgres_operations.common import Query, Session, Step, check_vendor_id, retried, signed
@@ -14,7 +14,7 @@ from queuekeeper.sessions.postgres_operations.deliver import DeliverOperations
 from queuekeeper.sessions.postgres_operations.look import LookOperations
 from queuekeeper.sessions.postgres_operations.packet_ids import PacketIdOperations
 from queuekeeper.sessions.postgres_operations.rows import Row, messages_queries, row_of, save_states_query
-from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES
+from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
 
 _HIGHEST_SERIAL = 2**63 - 1
 
@@ -22,13 +22,11 @@ _HIGHEST_SERIAL = 2**63 - 1
 class TransferOperations(PacketIdOperations, DeliverOperations, LookOperations):
     """Export, import."""
 
+    @keeps(SessionOperations.export_session)
     def export_session(
         self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
     ) -> Operation[ExportPage]:
-        """See ``store.SessionOperations.export_session``.
-
-        Where two messages have one packet id, since ids have wrapped, the older one is left out as unreadable.
-        """
+        """Where two messages have one packet id, since ids have wrapped, the older one is left out as unreadable."""
         check_vendor_id(client_id)
         check_page(offset=0, limit=limit)
         lines: list[bytes] = []
@@ -73,8 +71,9 @@ class TransferOperations(PacketIdOperations, DeliverOperations, LookOperations):
             unreadable=len(page.unreadable) + len(superseded),
         )
 
+    @keeps(SessionOperations.import_session)
     def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
-        """See ``store.SessionOperations.import_session``; the lines are held in memory until all have been checked.
+        """The lines are held in memory until all have been checked.
 
         :raises UsageError: also when there are more messages than the rules allow, or one has what the vendor's tables
             cannot say.

@@ -8,7 +8,7 @@ from typing import Any
 
 from queuekeeper.errors import NotOwner, SessionFenced, StaleEpoch
 from queuekeeper.keyspace import MAX_PACKET_ID
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import PurgeProgress, PurgeReport
 from queuekeeper.sessions.postgres_operations.common import (
     ROWS_PER_STEP,
@@ -21,6 +21,7 @@ from queuekeeper.sessions.postgres_operations.common import (
 )
 from queuekeeper.sessions.postgres_operations.room import RoomOperations
 from queuekeeper.sessions.postgres_operations.rows import count_removed_query, save_states_query
+from queuekeeper.sessions.store import SessionOperations
 
 BLOCKS_PER_STEP = 1_000
 """Part of the vendor's table that one step of the clean-up reads: 8 MB."""
@@ -45,13 +46,11 @@ class CleanupReport:
 class UpkeepOperations(RoomOperations):
     """Purge; remove what has expired, trim all sessions."""
 
+    @keeps(SessionOperations.purge_session)
     def purge_session(
         self, client_id: str, *, dry_run: bool = False, progress: PurgeProgress | None = None
     ) -> Operation[PurgeReport]:
-        """See ``store.SessionOperations.purge_session``.
-
-        :param progress: of a purge that was interrupted, to go on with; it is brought up to date.
-        """
+        """:param progress: of a purge that was interrupted, to go on with; it is brought up to date."""
         check_vendor_id(client_id)
         count = Query(name="count_pending", parameters={"client_id": client_id})
         (((messages, highest_serial),),) = yield Step(begin=True, end=True, queries=(count,))

@@ -17,7 +17,7 @@ __all__ = ["KEYS_PER_CALL", "RECENT_SESSIONS", "EpochOf", "RedisSessionOperation
 
 
 class RedisSessionOperations(SaveOperations, UpkeepOperations, LookOperations, TransferOperations, OnlineOperations):
-    """What ``store.SessionOperations`` says, for Redis.
+    """What a store of sessions does (:class:`SessionOperations`), in Redis.
 
     Of what several processes save for one session at once, each save is whole and in order; they meet by optimistic
     tries. An instance may be shared by threads.

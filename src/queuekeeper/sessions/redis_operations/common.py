@@ -99,7 +99,7 @@ class RecentKeys:
 
 
 class State(NamedTuple):
-    """What ``read_session`` says."""
+    """A session as ``read_session`` finds it."""
 
     last_packet_id: bytes
     references: int

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from queuekeeper.checks import check_integer
 from queuekeeper.keyspace import quarantined_key
 from queuekeeper.lua.scripts import sessions as scripts
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
     Ack,
@@ -34,7 +34,7 @@ from queuekeeper.sessions.redis_operations.common import (
     checked,
     read_message,
 )
-from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES
+from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
 
 QUARANTINE_MS = 604_800_000
 """How long a record in quarantine is kept when it had no expiry of its own."""
@@ -58,6 +58,7 @@ class _Page:
 class DeliverOperations(CommonOperations):
     """Fetch, mark as delivered, acknowledge, mark as released."""
 
+    @keeps(SessionOperations.fetch_pending)
     def fetch_pending(
         self,
         client_id: str,
@@ -68,7 +69,6 @@ class DeliverOperations(CommonOperations):
         max_bytes: int = PAGE_BYTES,
         mark_delivered: bool = False,
     ) -> Operation[PendingPage]:
-        """See ``store.SessionOperations.fetch_pending``."""
         check_page(offset=0, limit=limit)
         check_integer("after_serial", after_serial, FIRST_SERIAL, MAX_SERIAL, "from the page before")
         check_integer("max_bytes", max_bytes, 1, MAX_INTEGER, "a page holds at least one message")
@@ -190,15 +190,15 @@ class DeliverOperations(CommonOperations):
             for reply in (yield calls):
                 checked(reply)
 
+    @keeps(SessionOperations.mark_delivered)
     def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
-        """See ``store.SessionOperations.mark_delivered``."""
         check_integer("serial", serial, 0, MAX_SERIAL, "of a message that was fetched")
         keys = self._keys(client_id)
         call = scripts.mark_delivered(keys, epoch=self._epoch(keys), serial=serial, keep_ms=self._session_expiry_ms)
         return bool((yield from ask(call)))
 
+    @keeps(SessionOperations.ack)
     def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
-        """See ``store.SessionOperations.ack``."""
         keys = self._keys(client_id)
         calls: Step = []
         for start in range(0, len(acks), KEYS_PER_CALL):
@@ -217,8 +217,9 @@ class DeliverOperations(CommonOperations):
                 removed += sum(call.script.read(checked(reply)).removed)
         return AckReport(client_id=client_id, removed=removed, unknown=len(acks) - removed)
 
+    @keeps(SessionOperations.mark_released)
     def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
-        """See ``store.SessionOperations.mark_released``; a record that nobody can read is missing."""
+        """A record that nobody can read is missing."""
         check_packet_id(packet_id)
         keys = self._keys(client_id)
         call = scripts.mark_released(

@@ -7,7 +7,7 @@ from typing import Any
 import orjson
 
 from queuekeeper.errors import RefusedError
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.judge import Reason
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
@@ -36,15 +36,15 @@ from queuekeeper.sessions.redis_operations.common import (
     known_serial,
     read_message,
 )
-from queuekeeper.sessions.store import FIRST_SERIAL
+from queuekeeper.sessions.store import FIRST_SERIAL, SessionOperations
 from queuekeeper.sessions.wire import UnreadableError
 
 
 class LookOperations(CommonOperations):
     """Inspect, peek."""
 
+    @keeps(SessionOperations.inspect)
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
-        """See ``store.SessionOperations.inspect``."""
         check_page(offset=offset, limit=limit)
         keys = self._keys(client_id)
         state = yield from self._read_session(keys)
@@ -77,11 +77,9 @@ class LookOperations(CommonOperations):
             imported=_import_view(state),
         )
 
+    @keeps(SessionOperations.peek)
     def peek(self, client_id: str, *, packet_id: int) -> Operation[PendingMessage | None]:
-        """See ``store.SessionOperations.peek``.
-
-        :raises RefusedError: when nobody can read the record.
-        """
+        """:raises RefusedError: when nobody can read the record."""
         check_packet_id(packet_id)
         keys = self._keys(client_id)
         member = keys.payload(packet_id)

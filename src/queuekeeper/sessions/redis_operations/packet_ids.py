@@ -10,7 +10,7 @@ from queuekeeper.checks import check_integer
 from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.lua.scripts import sessions as scripts
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import check_packet_id
 from queuekeeper.sessions.parts import no_free_packet_ids
 from queuekeeper.sessions.redis_operations.common import (
@@ -24,7 +24,7 @@ from queuekeeper.sessions.redis_operations.common import (
     is_last,
 )
 from queuekeeper.sessions.redis_operations.room import RoomOperations, Trimmed, added
-from queuekeeper.sessions.store import FIRST_SERIAL
+from queuekeeper.sessions.store import FIRST_SERIAL, SessionOperations
 
 TRIES = 200
 """Tries for packet ids that other writers of the session may take first."""
@@ -44,13 +44,13 @@ Answered: TypeAlias = tuple[Sequence[int], Sequence[Reply]]
 class PacketIdOperations(RoomOperations):
     """Read, set and reserve packet ids; claim them for a call."""
 
+    @keeps(SessionOperations.get_last_packet_id)
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
-        """See ``store.SessionOperations.get_last_packet_id``."""
         state = yield from self._read_session(self._keys(client_id))
         return integer_of(state.last_packet_id) or None
 
+    @keeps(SessionOperations.set_last_packet_id)
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
-        """See ``store.SessionOperations.set_last_packet_id``."""
         check_packet_id(packet_id)
         if expected is not None:
             check_integer("expected", expected, 1, MAX_PACKET_ID, "or none; MQTT 5 section 2.2.1")
@@ -68,8 +68,8 @@ class PacketIdOperations(RoomOperations):
                 return True
         return False
 
+    @keeps(SessionOperations.reserve_packet_ids)
     def reserve_packet_ids(self, client_id: str, *, count: int) -> Operation[tuple[int, ...]]:
-        """See ``store.SessionOperations.reserve_packet_ids``."""
         check_integer("count", count, 1, MAX_RESERVATION, "reserve more in several calls")
         keys = self._keys(client_id)
 

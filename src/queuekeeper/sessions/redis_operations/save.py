@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from queuekeeper import lua
 from queuekeeper.errors import QueuekeeperError, UsageError
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import NewMessage, Refusal, SaveReport, SessionSave
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE, Part, end_of_life, other_batch, parts_of
 from queuekeeper.sessions.redis_operations.common import (
@@ -22,6 +22,7 @@ from queuekeeper.sessions.redis_operations.common import (
 )
 from queuekeeper.sessions.redis_operations.packet_ids import Answered, PacketIdOperations, following_ids
 from queuekeeper.sessions.redis_operations.room import Trimmed, added
+from queuekeeper.sessions.store import SessionOperations
 from queuekeeper.sessions.wire import stored_json
 
 SOON_MS = 3_600_000
@@ -44,8 +45,8 @@ class _Begun(NamedTuple):
 class SaveOperations(PacketIdOperations):
     """Save messages."""
 
+    @keeps(SessionOperations.save_messages)
     def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        """See ``store.SessionOperations.save_messages``."""
         most_bytes = self._rules.max_payload_bytes
         places: dict[str, int] = {}
         repeated: dict[str, list[int]] = {}

@@ -8,22 +8,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from queuekeeper import lua
 from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, StaleEpoch
 from queuekeeper.lua.scripts import sessions as scripts
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions import jsonl
 from queuekeeper.sessions.model import DEFAULT_PAGE, ExportPage, ImportReport, PendingMessage, check_page
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_operations.common import ask, imported_json, integer_of, known_serial
 from queuekeeper.sessions.redis_operations.deliver import DeliverOperations
-from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES
+from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
 
 
 class TransferOperations(DeliverOperations):
     """Export, import."""
 
+    @keeps(SessionOperations.export_session)
     def export_session(
         self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
     ) -> Operation[ExportPage]:
-        """See ``store.SessionOperations.export_session``."""
         check_page(offset=0, limit=limit)
         keys = self._keys(client_id)
         state = yield from self._read_session(keys)
@@ -56,8 +56,9 @@ class TransferOperations(DeliverOperations):
             unreadable=len(page.unreadable) + page.foreign,
         )
 
+    @keeps(SessionOperations.import_session)
     def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
-        """See ``store.SessionOperations.import_session``; one that was interrupted goes on when it is repeated."""
+        """One that was interrupted goes on when it is repeated."""
         given = [line for line in lines if line.strip()]
         session = jsonl.read_lines(given, client_id=client_id, max_payload_bytes=self._rules.max_payload_bytes)
         plan = "restore:" + hashlib.sha256(b"\n".join(line.strip() for line in given)).hexdigest()

@@ -3,21 +3,20 @@
 from __future__ import annotations
 
 from queuekeeper.lua.scripts import sessions as scripts
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import PurgeProgress, PurgeReport
 from queuekeeper.sessions.redis_operations.common import KEYS_PER_CALL, CommonOperations, ask
+from queuekeeper.sessions.store import SessionOperations
 
 
 class UpkeepOperations(CommonOperations):
     """Purge."""
 
+    @keeps(SessionOperations.purge_session)
     def purge_session(
         self, client_id: str, *, dry_run: bool = False, progress: PurgeProgress | None = None
     ) -> Operation[PurgeReport]:
-        """See ``store.SessionOperations.purge_session``.
-
-        :param progress: of a purge that was interrupted, to go on with; it is brought up to date.
-        """
+        """:param progress: of a purge that was interrupted, to go on with; it is brought up to date."""
         keys = self._keys(client_id)
         state = yield from self._read_session(keys)
         if dry_run:

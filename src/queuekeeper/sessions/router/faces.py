@@ -40,7 +40,10 @@ class SessionRouter:
     :param patience_s: how long a call waits for a session that is being moved.
     :param owners: sessions whose owner is kept in mind.
     :param owner_age_s: how long it is.
-    :param recent_sessions: see :class:`RedisSessionStore`, as are the rest.
+    :param recent_sessions: sessions in Redis whose last packet id is kept in mind.
+    :param replicas: replicas of Redis that must have a save for its report to say ``replicated``; 0 asks for none.
+    :param replica_timeout_ms: how long to wait for them.
+    :param retry_for_s: how long a call waits for a slot of Redis that moves, a failover, or a server that is loading.
     :raises UsageError: for a number that is out of range.
     """
 

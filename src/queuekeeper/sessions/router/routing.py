@@ -7,7 +7,7 @@ from typing import Any, TypeAlias
 
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import check_client_id
-from queuekeeper.operation import Operation
+from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions.model import (
     DEFAULT_PAGE,
     Ack,
@@ -45,7 +45,7 @@ _Call: TypeAlias = Callable[[SessionOperations], Operation[T]]
 
 
 class RouterOperations(FindingOperations):
-    """What ``store.SessionOperations`` says, for sessions of which some are in PostgreSQL and some in Redis.
+    """What a store does (:class:`SessionOperations`), for sessions of which some are in PostgreSQL and some in Redis.
 
     A call that a store refuses, since the session has another owner, is on its way, or has moved in the midst of the
     call, is repeated at the owner until it is done or ``patience_s`` is over; what was done before counts. A driver
@@ -61,10 +61,9 @@ class RouterOperations(FindingOperations):
     :raises UsageError: for a prefix with a brace, or a number that is out of range.
     """
 
+    @keeps(SessionOperations.save_messages)
     def save_messages(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:
-        """See ``store.SessionOperations.save_messages``.
-
-        What comes after a save that failed is not stored either, so that no save of a session overtakes another one.
+        """What comes after a save that failed is not stored either, so that no save of a session overtakes another one.
 
         :raises UsageError: also for what only one of the stores can keep, and for a save of more than 256 messages or
             512 KiB, which would not be one step: cut it. Nothing was written then.
@@ -217,6 +216,7 @@ class RouterOperations(FindingOperations):
             left = later
         return [reports[index] for index in range(len(saves))]
 
+    @keeps(SessionOperations.fetch_pending)
     def fetch_pending(
         self,
         client_id: str,
@@ -227,7 +227,7 @@ class RouterOperations(FindingOperations):
         max_bytes: int = PAGE_BYTES,
         mark_delivered: bool = False,
     ) -> Operation[PendingPage]:
-        """See ``store.SessionOperations.fetch_pending``; serials are the same in both stores, so cursors hold."""
+        """Serials are the same in both stores, so cursors hold."""
         page = yield from self._at_owner(
             client_id,
             lambda store: store.fetch_pending(
@@ -239,12 +239,12 @@ class RouterOperations(FindingOperations):
             yield from self.mark_delivered(client_id, serial=page.messages[-1].serial)
         return page
 
+    @keeps(SessionOperations.mark_delivered)
     def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
-        """See ``store.SessionOperations.mark_delivered``."""
         return (yield from self._at_owner(client_id, lambda store: store.mark_delivered(client_id, serial=serial)))
 
+    @keeps(SessionOperations.ack)
     def ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
-        """See ``store.SessionOperations.ack``."""
         removed = unknown = 0
         # A store does this many at once, or none of them.
         for begin in range(0, max(1, len(acks)), KEYS_PER_CALL):
@@ -257,16 +257,17 @@ class RouterOperations(FindingOperations):
     def _ack(self, client_id: str, acks: Sequence[Ack]) -> Operation[AckReport]:
         return (yield from self._at_owner(client_id, lambda store: store.ack(client_id, acks)))
 
+    @keeps(SessionOperations.mark_released)
     def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
-        """See ``store.SessionOperations.mark_released``."""
         return (
             yield from self._at_owner(
                 client_id, lambda store: store.mark_released(client_id, packet_id=packet_id, serial=serial)
             )
         )
 
+    @keeps(SessionOperations.purge_session)
     def purge_session(self, client_id: str, *, dry_run: bool = False) -> Operation[PurgeReport]:
-        """See ``store.SessionOperations.purge_session``; one that was begun in one store ends in the other."""
+        """One that was begun in one store ends in the other."""
         progress = PurgeProgress()
 
         def call(store: Any) -> Operation[PurgeReport]:
@@ -275,12 +276,12 @@ class RouterOperations(FindingOperations):
 
         return (yield from self._at_owner(client_id, call, ask_first=dry_run))
 
+    @keeps(SessionOperations.get_last_packet_id)
     def get_last_packet_id(self, client_id: str) -> Operation[int | None]:
-        """See ``store.SessionOperations.get_last_packet_id``."""
         return (yield from self._at_owner(client_id, lambda store: store.get_last_packet_id(client_id), ask_first=True))
 
+    @keeps(SessionOperations.set_last_packet_id)
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
-        """See ``store.SessionOperations.set_last_packet_id``."""
         return (
             yield from self._at_owner(
                 client_id,
@@ -288,30 +289,32 @@ class RouterOperations(FindingOperations):
             )
         )
 
+    @keeps(SessionOperations.reserve_packet_ids)
     def reserve_packet_ids(self, client_id: str, *, count: int) -> Operation[tuple[int, ...]]:
-        """See ``store.SessionOperations.reserve_packet_ids``."""
         return (yield from self._at_owner(client_id, lambda store: store.reserve_packet_ids(client_id, count=count)))
 
+    @keeps(SessionOperations.inspect)
     def inspect(self, client_id: str, *, offset: int = 0, limit: int = DEFAULT_PAGE) -> Operation[SessionView]:
-        """See ``store.SessionOperations.inspect``; ``store`` of the view is the owner."""
+        """``store`` of the view is the owner."""
         return (
             yield from self._at_owner(
                 client_id, lambda store: store.inspect(client_id, offset=offset, limit=limit), ask_first=True
             )
         )
 
+    @keeps(SessionOperations.peek)
     def peek(self, client_id: str, *, packet_id: int) -> Operation[PendingMessage | None]:
-        """See ``store.SessionOperations.peek``."""
         return (
             yield from self._at_owner(
                 client_id, lambda store: store.peek(client_id, packet_id=packet_id), ask_first=True
             )
         )
 
+    @keeps(SessionOperations.export_session)
     def export_session(
         self, client_id: str, *, after_serial: int | None = None, limit: int = DEFAULT_PAGE
     ) -> Operation[ExportPage]:
-        """See ``store.SessionOperations.export_session``; the next page may come from the other store."""
+        """The next page may come from the other store."""
         return (
             yield from self._at_owner(
                 client_id,
@@ -320,8 +323,9 @@ class RouterOperations(FindingOperations):
             )
         )
 
+    @keeps(SessionOperations.import_session)
     def import_session(self, client_id: str, lines: Iterable[bytes]) -> Operation[ImportReport]:
-        """See ``store.SessionOperations.import_session``; the lines are held in memory."""
+        """The lines are held in memory."""
         given = list(lines)
 
         def call(store: SessionOperations) -> Operation[ImportReport]:
