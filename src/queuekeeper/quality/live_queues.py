@@ -24,6 +24,12 @@ class QueueSums:
     messages: int
 
 
+_STATEMENTS = {
+    "compacted": ("quality/delete_compacted_profiles", "quality/load_compacted_profiles"),
+    "fanout": ("quality/delete_fanout_profiles", "quality/load_fanout_profiles"),
+}
+
+
 def part_of_turn(turn: int) -> int:
     """Return which part of the queues a fast judgement reads; the turns of a day go through all of them."""
     return turn * PARTS // TURNS
@@ -46,8 +52,9 @@ def save_rows(
     with translated_errors(connection), connection.transaction(), connection.cursor() as cursor:
         # Also what is left of old judgements.
         old = {"quality_run_id": quality_run_id, "keep_runs": KEEP_RUNS}
-        cursor.execute(statement(f"quality/delete_{suite}_profiles"), old)
-        with cursor.copy(statement(f"quality/load_{suite}_profiles")) as copy:
+        delete, load = _STATEMENTS[suite]
+        cursor.execute(statement(delete), old)
+        with cursor.copy(statement(load)) as copy:
             for row in rows:
                 copy.write_row([quality_run_id, *(row[name] for name in columns)])
                 if (of_queue := messages(row)) is not None:
