@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from lua_sessions import Session, readable
 from tbmq_broker import Broker
 
-from queuekeeper.migration.ledger import QuarantinedRow
+from queuekeeper.keyspace import session_keys
+from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.quarantine import ReplayReport, replay
 from queuekeeper.sessions import quarantine
 from queuekeeper.sessions.model import SessionSave
@@ -87,6 +89,81 @@ def test_message_that_tbmq_adds_after_a_replay_overwrites_none_that_waits(world:
     assert sorted(each.packet_id for each in found) == sorted([*before, following])
     assert [each.topic for each in found].count("plant/new") == 1
     assert [each.topic for each in found].count("mended") == len(aside)
+
+
+def put_behind(world: OnlineWorld, **options: Any) -> ReplayReport:
+    """Replay the rows of the plan, those of sessions that are no longer its own as new messages."""
+    with world.router() as router:
+        stores = Stores(
+            world.connection, postgres=world.at_postgres, redis=world.at_redis, router=router, choice="redis"
+        )
+        return replay_all(world, as_new=stores, **options)
+
+
+def stored(world: OnlineWorld) -> list[tuple[bytes, int, int]]:
+    """Return payload, packet id and serial of what waits in Redis, in order."""
+    return [(each.payload, each.packet_id, each.serial) for each in world.at_redis.fetch_pending(C).messages]
+
+
+def test_message_whose_session_is_no_longer_the_plans_comes_back_as_a_new_one_once(
+    world: OnlineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={0: 1})
+    world.client.hset(session_keys(C).session, "plan", "another")
+    before = stored(world)
+    assert replay_all(world).moved_on == 1
+    would = put_behind(world, dry_run=True)
+    assert (would.as_new, would.moved_on, stored(world)) == (1, 0, before)
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MigrationLedger, "mark_replayed", killed)
+        with pytest.raises(_Killed):
+            put_behind(world)
+    again = put_behind(world)
+
+    assert (again.unchanged, again.as_new, again.why) == (1, 0, {})
+    assert stored(world) == [*before, (b"aside", 3, 3)]
+    (row,) = world.ledger.quarantined(PLAN_ID, status="replayed")
+    assert row.assigned_packet_id == 3
+    assert put_behind(world) == ReplayReport(plan_id=PLAN_ID, dry_run=False)
+
+
+def test_message_that_a_later_plan_holds_too_is_left_to_that_plan(world: OnlineWorld) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={0: 1})
+    (row,) = world.ledger.quarantined(PLAN_ID)
+    later = replace(world.ledger.load_plan(PLAN_ID), plan_id="later")
+    world.ledger.save_plan(later, run_id="run")
+    world.ledger.replace_quarantine("later", [0], [row])
+    world.client.hset(session_keys(C).session, "plan", "later")
+    before = stored(world)
+
+    report = put_behind(world)
+
+    assert (report.moved_on, report.as_new, stored(world)) == (1, 0, before)
+    assert "plan later has imported the session" in report.why[row.quarantine_id or 0]
+
+
+@pytest.mark.parametrize(
+    ("state", "why"), [("half", "the copy of its session is not done"), (None, "its session is not there any more")]
+)
+def test_message_of_a_session_without_a_whole_copy_in_redis_stays(
+    world: OnlineWorld, state: str | None, why: str
+) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={0: 1})
+    if state is None:
+        world.client.delete(session_keys(C).session, session_keys(C).messages, session_keys(C).last_packet_id)
+    else:
+        world.client.hset(session_keys(C).session, "import", state)
+    keys = {key: world.client.dump(key) for key in world.client.scan_iter()}
+
+    report = put_behind(world)
+
+    (row,) = world.ledger.quarantined(PLAN_ID)
+    assert (report.moved_on, report.as_new, dict(report.why)) == (1, 0, {row.quarantine_id: why})
+    assert {key: world.client.dump(key) for key in world.client.scan_iter()} == keys
 
 
 # --- messages that a store has set aside -------------------------------------------------------------------------

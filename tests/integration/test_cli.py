@@ -288,6 +288,7 @@ def test_a_migration_from_sample_to_undo(postgres_url: str, valkey_url: str, tmp
     done = as_json(*repair, "--yes")
     assert tried["dry_run"] is True
     assert done["replayed"] == tried["replayed"] > 0
+    assert as_json(*repair, "--as-new", "--dry-run")["as_new"] == 0
 
     with connect(postgres_url) as connection:
         connection.execute("UPDATE device_session_ctx SET last_updated_time = last_updated_time + 1")
@@ -301,6 +302,10 @@ def test_a_migration_from_sample_to_undo(postgres_url: str, valkey_url: str, tmp
     dropped = as_json(*undo, "--yes")
     assert dropped["sessions_dropped"] > 0
     assert as_json(*undo, "--dry-run")["sessions_dropped"] == 0
+    duplicates = ("migrate", "replay", plan["plan_id"], "--reason", "packet_id_duplicate", "--assign-packet-ids")
+    gone = as_json(*duplicates, "--as-new", "--dry-run", *servers)
+    assert gone["moved_on"] > 0
+    assert set(gone["why"].values()) == {"its session is not there any more"}
     assert as_json("migrate", "status", *servers[:2])["cohort_states"] == {"planned": 96}
 
     with connect(postgres_url) as connection:

@@ -20,6 +20,7 @@ from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnPostgres, OnServers
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, record, screen, table
 from queuekeeper.cli.run_control import agree
+from queuekeeper.cli.sessions import owners_stores, replay_shown
 from queuekeeper.errors import QueuekeeperError, UsageError
 
 if TYPE_CHECKING:
@@ -334,8 +335,16 @@ def replay(
     drop_user_properties: Annotated[
         bool, typer.Option("--drop-user-properties", help="Leave user properties out where they cannot be read.")
     ] = False,
+    as_new: Annotated[
+        bool,
+        typer.Option(
+            "--as-new", help="Put messages of sessions that are no longer this plan's (moved_on) behind all others."
+        ),
+    ] = False,
 ) -> Shown:
     """Put repaired rows of the quarantine into their sessions.
+
+    Each takes the place that its serial number gives it.
 
     Example: `queuekeeper migrate replay 0123456789abcdef --reason packet_id_duplicate --assign-packet-ids --dry-run`
     """
@@ -343,7 +352,10 @@ def replay(
     from queuekeeper.migration import quarantine as repair
 
     _check_reason(reason)
-    call.ledger.load_plan(plan_id)
+    chosen = call.ledger.load_plan(plan_id).parameters
+    stores = None
+    if as_new:
+        stores = owners_stores(call, key_prefix=chosen.key_prefix, default_ttl_s=chosen.default_ttl_s, choice="redis")
     if not call.dry_run:
         note = partial(record_answer, call.connection, subject=plan_id, kind="quarantine_replay")
         call.confirm(f"Repaired rows of plan {plan_id} will be written to Redis.", note=note)
@@ -355,9 +367,10 @@ def replay(
         client_id=client_id,
         assign_packet_ids=assign_packet_ids,
         drop_user_properties=drop_user_properties,
+        as_new=stores,
         dry_run=call.dry_run,
     )
-    return Shown(done, "Replay, nothing was written" if call.dry_run else "Replay")
+    return replay_shown(call, done)
 
 
 @command(app, also=PLANS)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.command import CONFIRMS, PLANS, OnBoth, OnPostgres, command, group
+from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnBoth, OnPostgres, command, group
 from queuekeeper.cli.input import STANDARD_STREAM, opened
 from queuekeeper.cli.output import Shown, instant, pairs, plain, printable, record, screen, table
 from queuekeeper.errors import UsageError
@@ -20,7 +20,7 @@ from queuekeeper.errors import UsageError
 if TYPE_CHECKING:
     from queuekeeper.postgres import Connection
     from queuekeeper.sessions.model import MessageView, SessionView
-    from queuekeeper.sessions.quarantine import AsideMessage
+    from queuekeeper.sessions.quarantine import AsideMessage, Stores
     from queuekeeper.sessions.transfer import SessionStore
 
 app = group("Look at DEVICE sessions, move one by a file, end one.")
@@ -28,6 +28,7 @@ app = group("Look at DEVICE sessions, move one by a file, end one.")
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="The MQTT client id.")]
 DEFAULT_TTL_S = 604_800
 StoreName = Annotated[Literal["redis", "postgres"], typer.Option("--store", help="Store that holds the session.")]
+StoreChoice = Literal["owner", "redis", "postgres"]
 DefaultTtl = Annotated[
     int, typer.Option(help="Seconds after which a message without an expiry expires, as set in the broker.")
 ]
@@ -293,6 +294,24 @@ def _aside_facts(row: AsideMessage) -> dict[str, Any]:
     return facts | sizes | {"fault": row.fault}
 
 
+def owners_stores(call: Call, *, key_prefix: str, default_ttl_s: int, choice: StoreChoice) -> Stores:
+    """Return the stores of a call, of which each session's owner takes its new messages."""
+    from queuekeeper.sessions import transfer
+    from queuekeeper.sessions.postgres_store import PostgresSessionStore
+    from queuekeeper.sessions.quarantine import Stores
+    from queuekeeper.sessions.redis_store import RedisSessionStore
+    from queuekeeper.sessions.router import SessionRouter
+
+    rules = transfer.rules(default_ttl_s=default_ttl_s)
+    at_redis = router = None
+    if choice != "postgres":
+        at_redis = RedisSessionStore(call.client, key_prefix, rules)
+        address = context.postgres_address(call.postgres_url)
+        router = call.opened.enter_context(SessionRouter(call.client, address, key_prefix, rules))
+    at_postgres = PostgresSessionStore(call.connection, rules=rules)
+    return Stores(call.connection, postgres=at_postgres, redis=at_redis, router=router, choice=choice)
+
+
 @command(app, also=PLANS)
 def replay(
     call: OnBoth,
@@ -304,7 +323,7 @@ def replay(
         bool, typer.Option("--drop-user-properties", help="Leave user properties out where they cannot be read.")
     ] = False,
     store: Annotated[
-        Literal["owner", "redis", "postgres"],
+        StoreChoice,
         typer.Option(help="The broker's store, for sessions of which no owner is on record; postgres needs no Redis."),
     ] = "owner",
     default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
@@ -319,25 +338,9 @@ def replay(
     """
     from queuekeeper.audit import Action, record, record_answer
     from queuekeeper.sessions import quarantine as aside
-    from queuekeeper.sessions import transfer
-    from queuekeeper.sessions.postgres_store import PostgresSessionStore
-    from queuekeeper.sessions.redis_store import RedisSessionStore
-    from queuekeeper.sessions.router import SessionRouter
 
-    rules = transfer.rules(default_ttl_s=default_ttl_s)
     connection = call.connection
-    at_redis = router = None
-    if store != "postgres":
-        at_redis = RedisSessionStore(call.client, call.key_prefix, rules)
-        address = context.postgres_address(call.postgres_url)
-        router = call.opened.enter_context(SessionRouter(call.client, address, call.key_prefix, rules))
-    stores = aside.Stores(
-        connection,
-        postgres=PostgresSessionStore(connection, rules=rules),
-        redis=at_redis,
-        router=router,
-        choice=store,
-    )
+    stores = owners_stores(call, key_prefix=call.key_prefix, default_ttl_s=default_ttl_s, choice=store)
 
     def act(dry_run: bool) -> aside.ReplayReport:
         return aside.replay(
@@ -363,12 +366,18 @@ def replay(
             name: value for name, value in plain(done).items() if isinstance(value, int) and name != "dry_run"
         }
         record(connection, actor=context.person(), action=Action.APPLY, subject=aside.SUBJECT, effect=effect)
-    facts = plain(done) | {"why": {str(row): words for row, words in done.why.items()}}
+    return replay_shown(call, done)
+
+
+def replay_shown(call: Call, done: Any) -> Shown:
+    """Return what became of rows of a quarantine, and of some of them why."""
+    why = {str(row): words for row, words in done.why.items()}
+    facts = plain(done) | {"why": why}
 
     def pretty() -> Iterator[Any]:
         yield pairs(call.title("Replay"), {name: value for name, value in facts.items() if name != "why"})
-        if done.why:
-            yield table("Not replayed", ("row", "why"), [(str(row), words) for row, words in done.why.items()])
+        if why:
+            yield table("Not replayed", ("row", "why"), list(why.items()))
 
     return Shown(facts, pretty)
 

@@ -1,9 +1,10 @@
-"""Puts repaired messages of the quarantine into sessions that were imported."""
+"""Puts repaired messages of the quarantine into sessions that were imported: at their places, or behind all others."""
 
 from __future__ import annotations
 
 from bisect import insort
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from queuekeeper import lua
@@ -15,12 +16,20 @@ from queuekeeper.migration.apply import EPOCH
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, is_cluster
+from queuekeeper.sessions import quarantine as aside
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import Reason, user_properties
 from queuekeeper.sessions.quarantine import defect, readable
 
 _TRIES = 5
 _REFERENCES_PER_LIST = 1_000
+_AS_NEW = {
+    aside.Outcome.REPLAYED: "as_new",
+    aside.Outcome.UNCHANGED: "unchanged",
+    aside.Outcome.EXPIRED: "expired",
+    aside.Outcome.NOT_REPAIRED: "not_repaired",
+}
+"""Fields of the report; what else became of a message put behind the others leaves it where it was."""
 _ID_REASONS = {Reason.PACKET_ID_DUPLICATE, Reason.PACKET_ID_OUT_OF_RANGE}
 
 
@@ -28,24 +37,29 @@ _ID_REASONS = {Reason.PACKET_ID_DUPLICATE, Reason.PACKET_ID_OUT_OF_RANGE}
 class ReplayReport:
     """What became of the open rows of a quarantine.
 
-    :param replayed: messages written to their sessions; on a dry run those that would be.
+    :param replayed: messages at their places in their sessions; on a dry run those that would be.
+    :param as_new: messages put behind all others, as new ones, since their session is another import's by now or has
+        changed its store; on a dry run those that would be.
     :param unchanged: messages that an earlier try had written already.
     :param expired: messages whose life is over; they stay in the quarantine.
     :param not_repaired: rows that still break a rule.
     :param packet_id_in_use: messages whose packet id a pending message has; ``assign_packet_ids`` helps.
-    :param moved_on: messages of sessions that were not imported by this plan or keep changing.
+    :param moved_on: messages of sessions that were not imported by this plan or keep changing; ``as_new`` helps.
     :param sessions: session rows; they need no replay, since their counter was taken from their newest message.
+    :param why: of some that ``as_new`` could not help, why, by the number of the row.
     """
 
     plan_id: str
     dry_run: bool
     replayed: int = 0
+    as_new: int = 0
     unchanged: int = 0
     expired: int = 0
     not_repaired: int = 0
     packet_id_in_use: int = 0
     moved_on: int = 0
     sessions: int = 0
+    why: Mapping[int, str] = field(default_factory=dict)
 
 
 def replay(
@@ -57,6 +71,7 @@ def replay(
     client_id: str | None = None,
     assign_packet_ids: bool = False,
     drop_user_properties: bool = False,
+    as_new: aside.Stores | None = None,
     dry_run: bool = False,
 ) -> ReplayReport:
     """Write open rows of the quarantine into Redis at the place that their serial number gives them.
@@ -67,12 +82,15 @@ def replay(
     :param client_id: only rows of this client.
     :param assign_packet_ids: give a message the next free packet id where its own cannot be used.
     :param drop_user_properties: leave user properties out where they cannot be read.
+    :param as_new: where given, messages of sessions that are no longer as this plan has imported them are saved
+        behind all others, as new ones; where not, they stay.
     :param dry_run: write nothing.
     """
     ledger = MigrationLedger(connection)
     plan = ledger.load_plan(plan_id)
     replayer = _Replayer(
         client,
+        ledger,
         plan_id=plan_id,
         prefix=plan.parameters.key_prefix,
         default_ttl_s=plan.parameters.default_ttl_s,
@@ -80,13 +98,20 @@ def replay(
         dry_run=dry_run,
     )
     counts: dict[str, int] = {}
+    why: dict[int, str] = {}
     for row in ledger.quarantined(plan_id, reason=reason, client_id=client_id, limit=None):
-        outcome, packet_id = replayer.replay(row, drop_user_properties=drop_user_properties)
+        assert row.quarantine_id is not None
+        unreadable = drop_user_properties and not readable(row.user_properties)
+        mended = replace(row, user_properties=None) if unreadable else row
+        outcome, packet_id = replayer.replay(mended)
+        if outcome == "moved_on" and as_new is not None:
+            outcome, packet_id, words = replayer.put_behind(mended, as_new)
+            if words and len(why) < aside.WORDS_SHOWN:
+                why[row.quarantine_id] = words
         counts[outcome] = counts.get(outcome, 0) + 1
-        if outcome in {"replayed", "unchanged"} and not dry_run:
-            assert row.quarantine_id is not None
+        if outcome in {"replayed", "as_new", "unchanged"} and not dry_run:
             ledger.mark_replayed(row.quarantine_id, packet_id if packet_id != row.packet_id else None, system_clock())
-    return ReplayReport(plan_id=plan_id, dry_run=dry_run, **counts)
+    return ReplayReport(plan_id=plan_id, dry_run=dry_run, why=why, **counts)
 
 
 @dataclass(kw_only=True)
@@ -109,9 +134,18 @@ class _Session:
 
 class _Replayer:
     def __init__(
-        self, client: RedisClient, *, plan_id: str, prefix: str, default_ttl_s: int, assign: bool, dry_run: bool
+        self,
+        client: RedisClient,
+        ledger: MigrationLedger,
+        *,
+        plan_id: str,
+        prefix: str,
+        default_ttl_s: int,
+        assign: bool,
+        dry_run: bool,
     ) -> None:
         self._client = client
+        self._ledger = ledger
         self._caller = lua.ScriptCaller(client)
         self._plan_id = plan_id
         self._prefix = prefix
@@ -120,12 +154,10 @@ class _Replayer:
         self._dry_run = dry_run
         self._session: _Session | None = None
 
-    def replay(self, row: QuarantinedRow, *, drop_user_properties: bool) -> tuple[str, int | None]:
+    def replay(self, row: QuarantinedRow) -> tuple[str, int | None]:
         """Return what became of a row (a field of :class:`ReplayReport`) and the packet id that it has now."""
         if row.kind == "session":
             return "sessions", None
-        if drop_user_properties and not readable(row.user_properties):
-            row = replace(row, user_properties=None)
         assign = self._assign and row.reason in _ID_REASONS
         # The packet id is about to be replaced: judge the rest of the row.
         judged = replace(row, packet_id=1) if assign else row
@@ -172,6 +204,31 @@ class _Replayer:
             return reply.word, int(reply.key.rpartition(b"_")[2]) if reply.key else packet_id
         return "moved_on", None
 
+    def put_behind(self, row: QuarantinedRow, stores: aside.Stores) -> tuple[str, int | None, str]:
+        """Save a message as a new one: the outcome, the packet id that it has now, and why it was not saved."""
+        state = self._imported(row.client_id)
+        if state["import"] not in {None, b"done"}:
+            return "moved_on", None, "the copy of its session is not done"
+        by = (state["plan"] or b"").decode()
+        theirs = self._ledger.quarantined(by, status=None, client_id=row.client_id, limit=None)
+        if by != self._plan_id and row.serial_number in {each.serial_number for each in theirs}:
+            return "moved_on", None, f"plan {by} has imported the session and holds this message too: replay it there"
+        back = aside.put_back(
+            stores,
+            row,
+            source=f"plan_quarantine:{row.quarantine_id}",
+            default_ttl_s=self._default_ttl_s,
+            dry_run=self._dry_run,
+            now_ms=system_clock(),
+        )
+        return _AS_NEW.get(back.outcome, "moved_on"), back.packet_id, back.words
+
+    def _imported(self, client_id: str) -> dict[str, Any]:
+        """Return the plan that has imported a session, and how far."""
+        names = ["plan", "import"]
+        keys = session_keys(client_id, prefix=self._prefix)
+        return dict(zip(names, self._client.hmget(keys.session, names), strict=True))
+
     def _look_at(self, client_id: str) -> _Session:
         """Read a session, unless it is the one that was looked at last."""
         if self._session is None or self._session.client_id != client_id:
@@ -191,9 +248,7 @@ class _Replayer:
         return self._session
 
     def _foresee(self, row: QuarantinedRow, packet_id: int) -> str:
-        keys = session_keys(row.client_id, prefix=self._prefix)
-        plan, state = self._client.hmget(keys.session, ["plan", "import"])
-        if plan != self._plan_id.encode() or state != b"done":
+        if self._imported(row.client_id) != {"plan": self._plan_id.encode(), "import": b"done"}:
             return "moved_on"
         if self._client.exists(payload_key(row.client_id, packet_id, prefix=self._prefix)):
             return "packet_id_in_use"

@@ -96,9 +96,7 @@ class AsideMessage:
     @property
     def fault(self) -> str:
         """Return which rule keeps the message from coming back as a new one, in words; empty when none does."""
-        values = row_values(self)
-        broken = broken_rule(values, _NEW_RULES)
-        return "" if broken is None else broken.words(values)
+        return fault(self)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -142,6 +140,13 @@ def row_values(row: Any) -> dict[str, Any]:
         "correlation_data": None if row.correlation_data is None else len(row.correlation_data),
         "user_properties": pairs_of(row.user_properties),
     }
+
+
+def fault(row: Any) -> str:
+    """Return which rule keeps a row's message from coming back as a new one, in words; empty when none does."""
+    values = row_values(row)
+    broken = broken_rule(values, _NEW_RULES)
+    return "" if broken is None else broken.words(values)
 
 
 def defect(row: Any, *, clustered: bool = False, rules: Sequence[Rule] = RULES) -> Reason | None:
@@ -302,21 +307,57 @@ def replay(
         mended = row
         if drop_user_properties and not readable(row.user_properties):
             mended = replace(row, user_properties=None)
-        outcome, words = _obstacle(mended, default_ttl_s=default_ttl_s, now_ms=clock())
-        if outcome is None:
-            outcome, words = _put_back(table, stores, mended, person=person, dry_run=dry_run)
-        counts[outcome] = counts.get(outcome, 0) + 1
-        if words and len(why) < WORDS_SHOWN:
-            why[row.quarantine_id] = words
+        back = put_back(
+            stores,
+            mended,
+            source=f"quarantine:{row.quarantine_id}",
+            default_ttl_s=default_ttl_s,
+            dry_run=dry_run,
+            now_ms=clock(),
+        )
+        if back.stored:
+            table.mark_replayed(row.quarantine_id, serial=back.serial, packet_id=back.packet_id, person=person)
+        counts[back.outcome] = counts.get(back.outcome, 0) + 1
+        if back.words and len(why) < WORDS_SHOWN:
+            why[row.quarantine_id] = back.words
     return ReplayReport(dry_run=dry_run, why=why, **counts)
 
 
-def _obstacle(row: AsideMessage, *, default_ttl_s: int, now_ms: int) -> tuple[Outcome | None, str]:
+@dataclass(frozen=True, kw_only=True)
+class PutBack:
+    """What became of one message.
+
+    :param words: why it is not in its session; empty where the outcome says all.
+    :param stored: whether it is in its session now, by this call or an earlier one; not so on a dry run.
+    :param serial: which it has there; none also where nobody knows it any more.
+    :param packet_id: likewise.
+    """
+
+    outcome: Outcome
+    words: str = ""
+    stored: bool = False
+    serial: int | None = None
+    packet_id: int | None = None
+
+
+def put_back(stores: Stores, row: Any, *, source: str, default_ttl_s: int, dry_run: bool, now_ms: int) -> PutBack:
+    """Save a message of a quarantine as a new one, behind all others of its session.
+
+    :param row: see :func:`row_values`.
+    :param source: of the row alone: a repeated save stores nothing twice.
+    """
+    outcome, words = _obstacle(row, default_ttl_s=default_ttl_s, now_ms=now_ms)
+    if outcome is not None:
+        return PutBack(outcome=outcome, words=words)
+    return _save(stores, row, source=source, dry_run=dry_run)
+
+
+def _obstacle(row: Any, *, default_ttl_s: int, now_ms: int) -> tuple[Outcome | None, str]:
     """Return why a message cannot come back whoever owns its session."""
     if row.packet_type == _PUBREL:
         return Outcome.RELEASED, "the client has received it: only its acknowledgement was waiting"
     if defect(row, rules=_NEW_RULES) is not None:
-        return Outcome.NOT_REPAIRED, row.fault or "its client id is empty"
+        return Outcome.NOT_REPAIRED, fault(row) or "its client id is empty"
     ends_ms = wire.expires_at_ms(
         time_ms=row.time, msg_expiry_interval=row.msg_expiry_interval, default_ttl_s=default_ttl_s
     )
@@ -329,34 +370,32 @@ _WHY = {
 }
 
 
-def _put_back(
-    table: SessionQuarantine, stores: Stores, row: AsideMessage, *, person: str, dry_run: bool
-) -> tuple[Outcome, str]:
+def _save(stores: Stores, row: Any, *, source: str, dry_run: bool) -> PutBack:
     try:
         store = stores.of(row.client_id)
         if isinstance(store, Outcome):
-            return store, _WHY[store]
+            return PutBack(outcome=store, words=_WHY[store])
         if store.inspect(row.client_id, limit=1).messages >= MAX_PACKET_ID:
-            return Outcome.REFUSED, f"all {MAX_PACKET_ID:,} packet ids of the session are in use"
+            words = f"all {MAX_PACKET_ID:,} packet ids of the session are in use"
+            return PutBack(outcome=Outcome.REFUSED, words=words)
         message = _new_message(row)
         if dry_run:
-            return Outcome.REPLAYED, ""
-        save = SessionSave(
-            client_id=row.client_id, messages=(message,), source=f"quarantine:{row.quarantine_id}", offset=0
-        )
+            return PutBack(outcome=Outcome.REPLAYED)
+        save = SessionSave(client_id=row.client_id, messages=(message,), source=source, offset=0)
         (report,) = store.save_messages([save])
     except QueuekeeperError as error:
-        return Outcome.REFUSED, str(error)
+        return PutBack(outcome=Outcome.REFUSED, words=str(error))
     if report.error is not None:
-        return Outcome.REFUSED, str(report.error)
+        return PutBack(outcome=Outcome.REFUSED, words=str(report.error))
     if report.refused:
-        expired = report.refused[0] is Refusal.EXPIRED
-        return (Outcome.EXPIRED, "") if expired else (Outcome.NOT_REPAIRED, "its expiry interval says nothing")
-    table.mark_replayed(row.quarantine_id, serial=report.serials[0], packet_id=report.packet_ids[0], person=person)
-    return (Outcome.UNCHANGED if report.replayed else Outcome.REPLAYED), ""
+        if report.refused[0] is Refusal.EXPIRED:
+            return PutBack(outcome=Outcome.EXPIRED)
+        return PutBack(outcome=Outcome.NOT_REPAIRED, words="its expiry interval says nothing")
+    outcome = Outcome.UNCHANGED if report.replayed else Outcome.REPLAYED
+    return PutBack(outcome=outcome, stored=True, serial=report.serials[0], packet_id=report.packet_ids[0])
 
 
-def _new_message(row: AsideMessage) -> NewMessage:
+def _new_message(row: Any) -> NewMessage:
     return NewMessage(
         topic=row.topic,
         payload=row.payload,
