@@ -202,7 +202,9 @@ async def test_failed_delivery_comes_again_in_order_and_to_nobody_else(world: Wo
         await until(lambda: 2 in unlucky.numbers, what="the second event")
     assert unlucky.numbers == [1, 1, 1, 2]
     assert unlucky.attempts == [1, 2, 3, 1]
-    assert unlucky.times[2] - unlucky.times[1] > unlucky.times[1] - unlucky.times[0] >= 0.1
+    # Each pause is twice as long as the one before; a busy machine makes any of them longer still.
+    assert unlucky.times[1] - unlucky.times[0] >= 0.1
+    assert unlucky.times[2] - unlucky.times[1] >= 0.2
     assert lucky.numbers == [1, 2]
 
 
