@@ -169,7 +169,7 @@ def test_killed_server_has_all_that_was_acknowledged_when_it_flushes_always(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", SAVED_BY)
+@pytest.mark.parametrize("kind", ["writer", *nightly("blocking", "asyncio")])
 def test_killed_server_lacks_at_most_two_seconds_when_it_flushes_every_second(
     redis_server_factory: Callable[..., RedisServer], kind: Kind, dice: random.Random
 ) -> None:
@@ -283,7 +283,7 @@ def test_failover_loses_nothing_that_was_reported_as_replicated(
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("kind", ["blocking", "writer"])
+@pytest.mark.parametrize("kind", ["writer", *nightly("blocking")])
 def test_failover_without_waiting_for_replicas_loses_at_most_what_the_replica_lacked(
     replicated_cluster: RedisCluster, kind: Kind, dice: random.Random
 ) -> None:
