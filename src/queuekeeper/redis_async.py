@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
-from typing import Any, Self
+from typing import Any
 
 from redis.exceptions import ClusterDownError, MovedError, NoScriptError, ReadOnlyError, ResponseError
 
+from queuekeeper.closing import AsyncClosing
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable
 from queuekeeper.keyspace import SLOTS, hash_slot
 from queuekeeper.lua.bundle import Script
@@ -222,7 +223,7 @@ class _Request:
         return self.connection.address if self.connection is not None else self.caller.address
 
 
-class AsyncScriptCaller:
+class AsyncScriptCaller(AsyncClosing):
     """Calls scripts as :class:`lua.ScriptCaller` does, for many tasks at once over one connection per master.
 
     Made by :func:`connect`, to be used in the event loop where it was made, and closed, or used with ``async with``.
@@ -258,12 +259,6 @@ class AsyncScriptCaller:
         self._refreshed_at_s = 0.0
         self._retiring: set[asyncio.Task[None]] = set()
         self._closed = False
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     @property
     def is_cluster(self) -> bool:

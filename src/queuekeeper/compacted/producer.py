@@ -11,12 +11,12 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from queuekeeper.batches import Batches
 from queuekeeper.checks import check_integer, check_seconds, checked
 from queuekeeper.clock import SERVER_BACKOFF
+from queuekeeper.closing import AsyncClosing
 from queuekeeper.compacted.model import (
     MAX_SEQUENCE,
     MAX_VALUE_BYTES,
@@ -170,7 +170,7 @@ class CompactedProducer:
     _deliver = blocking(Deliveries.deliver)
 
 
-class AsyncCompactedProducer:
+class AsyncCompactedProducer(AsyncClosing):
     """Appends of many tasks to many queues; to be used in one event loop, best with ``async with``.
 
     Values for one queue are stored in the order in which ``append`` was called. A queue has one batch under way.
@@ -204,14 +204,6 @@ class AsyncCompactedProducer:
             max_pending=max_pending,
             max_queues=max_queues,
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def answer(self, step: Any) -> Any:
         """Carry out a step."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import httpx
 
+from queuekeeper.closing import Closing
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 
 FINISHED = frozenset({"success", "failed"})
@@ -32,7 +32,7 @@ class TaskState:
     try_number: int
 
 
-class AirflowClient:
+class AirflowClient(Closing):
     """One user's view of an Airflow; use it in a ``with`` block.
 
     :param base_url: address without ``/api/v2``.
@@ -43,14 +43,6 @@ class AirflowClient:
         self._user = user
         self._password = password
         self._http = httpx.Client(base_url=self.base_url, timeout=timeout_s)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connections."""

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 from queuekeeper.checks import check_integer, check_seconds
 from queuekeeper.clock import Backoff
+from queuekeeper.closing import Closing
 from queuekeeper.events.model import (
     MAX_RETRIES,
     Delivery,
@@ -261,7 +262,7 @@ class BufferedListener:
         raise AssertionError("each kind of listener has its own way to wake its reader")
 
 
-class Listener(BufferedListener):
+class Listener(BufferedListener, Closing):
     """Deliveries as they come, for one thread that reads: ``for delivery in listener``."""
 
     def __init__(self, subscription_id: str, *, limit: int, forget: Callable[[Any], None]) -> None:
@@ -293,12 +294,6 @@ class Listener(BufferedListener):
     def __iter__(self) -> Iterator[Delivery]:
         while (delivery := self.get()) is not None:
             yield delivery
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class AsyncListener(BufferedListener):

@@ -9,11 +9,11 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Generic, Self, TypeAlias, TypeVar
+from typing import Generic, TypeAlias, TypeVar
 
 from queuekeeper.batches import Batches, ThreadBatches
 from queuekeeper.checks import check_integer, check_seconds, checked
+from queuekeeper.closing import AsyncClosing, Closing
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
 from queuekeeper.events.broker import AsyncEventBroker, EventBroker
 from queuekeeper.events.model import (
@@ -115,7 +115,7 @@ def _is_of_one(error: QueuekeeperError) -> bool:
     return isinstance(error, UsageError) or state[:2] in _OF_ROWS
 
 
-class EventProducer:
+class EventProducer(Closing):
     """Publishes events of many threads in batches, in the order of ``enqueue``; best with ``with``.
 
     A thread of its own sends them. It uses the broker's connection, which must not be in a transaction meanwhile.
@@ -148,14 +148,6 @@ class EventProducer:
             linger_s=linger_s,
             name="queuekeeper-producer",
         )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def enqueue(self, event: NewEvent) -> concurrent.futures.Future[str]:
         """Accept an event, and wait only if there is no room.
@@ -197,7 +189,7 @@ class EventProducer:
         return [self._store([part])[0] for part in parts]
 
 
-class AsyncEventProducer:
+class AsyncEventProducer(AsyncClosing):
     """The same for tasks of one event loop; best with ``async with``.
 
     :param max_batch: as of :class:`EventProducer`, and ``max_pending`` and ``linger_s`` too.
@@ -225,14 +217,6 @@ class AsyncEventProducer:
             max_queues=1,
             linger_s=linger_s,
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def enqueue(self, event: NewEvent) -> asyncio.Future[str]:
         """Accept an event, and wait only if there is no room; otherwise as :meth:`EventProducer.enqueue`."""

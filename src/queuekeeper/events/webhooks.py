@@ -15,13 +15,13 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
-from typing import Self
 
 import httpx
 import orjson
 
 from queuekeeper.checks import check_fields, check_integer, check_seconds, checked
 from queuekeeper.clock import Clock, system_clock
+from queuekeeper.closing import AsyncClosing, Closing
 from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
 from queuekeeper.events.model import Delivery
 
@@ -114,7 +114,7 @@ class _Requests:
             raise RefusedError(f"webhook at {self._url.host} answered {status}")
 
 
-class Webhook(_Requests):
+class Webhook(_Requests, Closing):
     """Posts deliveries, for :class:`~queuekeeper.events.consumer.EventConsumer`.
 
     An answer of 422 rejects the events, so that they become dead letters at once; any other that is not 2xx, also one
@@ -141,14 +141,8 @@ class Webhook(_Requests):
         """Give connections back."""
         self._client.close()
 
-    def __enter__(self) -> Self:
-        return self
 
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-
-class AsyncWebhook(_Requests):
+class AsyncWebhook(_Requests, AsyncClosing):
     """The same for :class:`~queuekeeper.events.consumer.AsyncEventConsumer`."""
 
     def __init__(self, url: str, *, rules: WebhookRules | None = None, clock: Clock = system_clock) -> None:
@@ -165,12 +159,6 @@ class AsyncWebhook(_Requests):
     async def close(self) -> None:
         """Give connections back."""
         await self._client.aclose()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 def _key(secret: str) -> bytes:

@@ -11,12 +11,12 @@ import time
 import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from queuekeeper.batches import Batches
 from queuekeeper.checks import check_integer, check_seconds, checked
 from queuekeeper.clock import SERVER_BACKOFF
+from queuekeeper.closing import AsyncClosing
 from queuekeeper.errors import (
     MembershipChanged,
     QueuekeeperError,
@@ -165,7 +165,7 @@ class FanoutProducer:
     publish_many = blocking(Deliveries.publish)
 
 
-class AsyncFanoutProducer:
+class AsyncFanoutProducer(AsyncClosing):
     """Publishes for many tasks; to be used in one event loop, best with ``async with``.
 
     What arrives together is published together, in the order in which ``publish`` was called.
@@ -198,14 +198,6 @@ class AsyncFanoutProducer:
             max_pending=max_pending,
             max_queues=max_queues,
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def answer(self, step: Any) -> Any:
         """Carry out a step."""

@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from copy import copy
-from types import TracebackType
-from typing import NamedTuple, Self, TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from queuekeeper.checks import check_integer
 from queuekeeper.clock import Backoff
+from queuekeeper.closing import AsyncClosing
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.sessions.model import NewMessage, Refusal, SaveReport, SessionSave, check_text
@@ -64,7 +64,7 @@ class _Batch(NamedTuple):
     futures: list[asyncio.Future[Stored]]
 
 
-class SessionWriter:
+class SessionWriter(AsyncClosing):
     """Saves messages of many tasks through one store; to be used in one event loop, best with ``async with``.
 
     Messages for one session are stored in the order in which ``save`` was called. A session has one batch under way.
@@ -106,14 +106,6 @@ class SessionWriter:
         self._entered = 0
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def save(self, client_id: str, message: NewMessage) -> Stored:
         """Store a message and return when it is stored.

@@ -6,10 +6,10 @@ import asyncio
 import threading
 import time
 from collections.abc import Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from queuekeeper import lua
+from queuekeeper.closing import AsyncClosing, Closing
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.operation import Operation, Pause, awaited, blocking
 from queuekeeper.redis_async import AsyncScriptCaller
@@ -27,7 +27,7 @@ def _itself(_: RouterOperations, operation: Operation[T]) -> Operation[T]:
     return operation
 
 
-class SessionRouter:
+class SessionRouter(Closing):
     """Sessions that move between PostgreSQL and Redis, for blocking callers; threads may share it.
 
     To be closed, or used with ``with``. It opens its connections to PostgreSQL when it needs them.
@@ -75,14 +75,6 @@ class SessionRouter:
             client, replicas=replicas, replica_timeout_ms=replica_timeout_ms, retry_for_s=retry_for_s
         )
         self._connections = Connections(postgres_url, connections)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self.close()
 
     def close(self) -> None:
         """Close the connections to PostgreSQL."""
@@ -134,7 +126,7 @@ class SessionRouter:
     import_session = blocking(RouterOperations.import_session)
 
 
-class AsyncSessionRouter:
+class AsyncSessionRouter(AsyncClosing):
     """:class:`SessionRouter` for asyncio; tasks may share it, and one that is cancelled leaves nothing open.
 
     :param caller: sends the calls to Redis; who opened it closes it. It also says how many replicas are waited for.
@@ -163,14 +155,6 @@ class AsyncSessionRouter:
         )
         self._caller = caller
         self._connections = AsyncConnections(postgres_url, connections)
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.close()
 
     async def close(self) -> None:
         """Close the connections to PostgreSQL."""
