@@ -22,31 +22,30 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from importlib.metadata import version
 from io import StringIO
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from machine import facts
+import bench
 from psycopg import sql
 from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.table import Table
 from watch import Watch, empty_redis, peak_mib
 
 from queuekeeper import lua
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer, java_home
 from queuekeeper.embedded.redis_server import Flavour
-from queuekeeper.errors import QueuekeeperError, RefusedError
+from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.apply import copy_sessions
 from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
@@ -58,8 +57,6 @@ from queuekeeper.migration.spark import build_session
 from queuekeeper.postgres import connect
 from queuekeeper.sessions.sample import DAY_MS, SampleParameters, fill
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 READING, WRITING, NAIVE, COPY = "reading limit", "writing limit", "naive", "copy"
 _BLOCK_BYTES = 1024 * 1024
 
@@ -150,18 +147,12 @@ class Stand:
 @contextmanager
 def private_servers(folder: Path, flavour: Flavour) -> Iterator[tuple[PostgresServer, RedisServer]]:
     """Run both servers with the settings that an installation would have: durable, and an append-only file."""
-    postgres = PostgresServer(folder / "postgres", die_with_parent=True)
     # DEBUG DIGEST sums up all keys and values.
-    target = RedisServer(
-        folder / flavour, flavour=flavour, config={"enable-debug-command": "local"}, die_with_parent=True
-    )
-    try:
-        postgres.start()
-        target.start()
+    with (
+        bench.private_postgres(folder) as postgres,
+        bench.private_redis(folder, flavour, {"enable-debug-command": "local"}) as target,
+    ):
         yield postgres, target
-    finally:
-        target.erase()
-        postgres.erase()
 
 
 def fill_and_plan(
@@ -445,7 +436,7 @@ def memory(stand: Stand, *, messages: int, sessions: int, plan: MigrationPlan | 
     command = [
         str(Path(sys.executable).parent / "spark-submit"),
         *("--master", "local[2]", "--driver-memory", "1g"),
-        *(str(ROOT / "spark_jobs" / "copy_sessions.py"), "--plan-id", plan.plan_id),
+        *(str(bench.ROOT / "spark_jobs" / "copy_sessions.py"), "--plan-id", plan.plan_id),
     ]
     environment = os.environ | {
         "PYSPARK_PYTHON": sys.executable,
@@ -467,7 +458,7 @@ def memory(stand: Stand, *, messages: int, sessions: int, plan: MigrationPlan | 
 def machine(stand: Stand) -> dict[str, Any]:
     """Return what the figures depend on."""
     with connect(stand.postgres_url) as connection, stand.redis.client() as client:
-        return facts(connection, client) | {"spark": version("pyspark")}
+        return bench.facts(connection, client) | {"spark": version("pyspark")}
 
 
 def summary(rounds: dict[str, list[Sample]]) -> dict[str, Any]:
@@ -505,10 +496,10 @@ def show(console: Console, result: dict[str, Any]) -> None:
     found = result["summary"]
     limit = found["ways"][found["slower_limit"]]["messages_per_s"]
     slowest = found["ways"][NAIVE]["messages_per_s"]
-    table = Table(title=f"{result['messages']:,} messages, {result['sessions']:,} sessions", title_justify="left")
-    table.add_column("way", no_wrap=True)
-    for name in ("rows/s", "of limit", "× naive", "client µs", "PG µs", "Redis µs"):
-        table.add_column(name, justify="right")
+    table = bench.table_of(
+        f"{result['messages']:,} messages, {result['sessions']:,} sessions",
+        *("way", "rows/s", "of limit", "× naive", "client µs", "PG µs", "Redis µs"),
+    )
     for way, figures in found["ways"].items():
         speed, used = figures["messages_per_s"], figures["cpu_us_per_message"]
         ratio = found["share_of_slower_limit"] if way == COPY else speed / limit
@@ -527,79 +518,66 @@ def show(console: Console, result: dict[str, Any]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure everything and return the result."""
-    home = Path(tempfile.mkdtemp(prefix="queuekeeper-benchmark-"))
-    home.chmod(0o711)
-    os.environ["JAVA_HOME"] = str(java_home(home))
     os.environ["PYSPARK_SUBMIT_ARGS"] = "--driver-memory 1g pyspark-shell"
-    try:
-        with private_servers(home, arguments.server) as (postgres, target), ExitStack() as stack:
-            spark = build_session("queuekeeper benchmark", master="local[2]")
-            stack.callback(spark.stop)
-            url = postgres.create_database("benchmark")
-            console.print(f"filling {arguments.messages:,} messages, making the plan")
-            plan = fill_and_plan(
-                spark, postgres_url=url, redis_url=target.url, messages=arguments.messages, sessions=arguments.sessions
-            )
-            stand = Stand(
-                postgres=postgres, redis=target, postgres_url=url, spark=spark, plan=plan, folder=home,
-                naive_messages=arguments.naive_messages,
-            )  # fmt: skip
-            console.print("recording a copy")
-            record(stand)
-            rounds: dict[str, list[Sample]] = {way: [] for way in WAYS}
-            names = list(WAYS)
-            for number in range(arguments.rounds):
-                # Nobody is always the one who comes after the naive loop.
-                for way in names[number % len(names) :] + names[: number % len(names)]:
-                    sample = stand.measured(WAYS[way])
-                    rounds[way].append(sample)
-                    console.print(f"round {number + 1}: {way} {sample.messages_per_s:,.0f} messages/s")
-            sizes = []
-            if arguments.memory:
-                for stream in stand.streams:
-                    stream.path.unlink()
-                small = memory(stand, messages=arguments.messages, sessions=arguments.sessions, plan=plan)
-                large = memory(stand, messages=4 * arguments.messages, sessions=4 * arguments.sessions, plan=None)
-                sizes = [asdict(small), asdict(large)]
-            return {
-                "machine": machine(stand),
-                "messages": stand.messages,
-                "sessions": arguments.sessions,
-                "copied": plan.total("to_copy"),
-                "naive_messages": min(arguments.naive_messages, stand.messages),
-                "rounds": {way: [asdict(sample) for sample in samples] for way, samples in rounds.items()},
-                "summary": summary(rounds),
-                "memory": sizes,
-            }
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    with (
+        bench.private_folder() as home,
+        private_servers(home, arguments.server) as (postgres, target),
+        ExitStack() as stack,
+    ):
+        os.environ["JAVA_HOME"] = str(java_home(home))
+        spark = build_session("queuekeeper benchmark", master="local[2]")
+        stack.callback(spark.stop)
+        url = postgres.create_database("benchmark")
+        console.print(f"filling {arguments.messages:,} messages, making the plan")
+        plan = fill_and_plan(
+            spark, postgres_url=url, redis_url=target.url, messages=arguments.messages, sessions=arguments.sessions
+        )
+        stand = Stand(
+            postgres=postgres, redis=target, postgres_url=url, spark=spark, plan=plan, folder=home,
+            naive_messages=arguments.naive_messages,
+        )  # fmt: skip
+        console.print("recording a copy")
+        record(stand)
+        rounds = bench.in_turns(
+            {name: partial(stand.measured, way) for name, way in WAYS.items()},
+            rounds=arguments.rounds,
+            console=console,
+            told=lambda sample: f"{sample.messages_per_s:,.0f} messages/s",
+        )
+        sizes = []
+        if arguments.memory:
+            for stream in stand.streams:
+                stream.path.unlink()
+            small = memory(stand, messages=arguments.messages, sessions=arguments.sessions, plan=plan)
+            large = memory(stand, messages=4 * arguments.messages, sessions=4 * arguments.sessions, plan=None)
+            sizes = [asdict(small), asdict(large)]
+        return {
+            "machine": machine(stand),
+            "messages": stand.messages,
+            "sessions": arguments.sessions,
+            "copied": plan.total("to_copy"),
+            "naive_messages": min(arguments.naive_messages, stand.messages),
+            "rounds": bench.in_words(rounds),
+            "summary": summary(rounds),
+            "memory": sizes,
+        }
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.options(__doc__, rounds=3)
     parser.add_argument("--messages", type=int, default=1_000_000)
     parser.add_argument("--sessions", type=int, default=20_000)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--naive-messages", type=int, default=20_000, help="the naive loop stops after so many")
-    parser.add_argument("--server", choices=("valkey", "redis"), default="valkey")
+    bench.add_server(parser)
     parser.add_argument("--memory", action="store_true", help="also measure memory at this and four times the size")
-    parser.add_argument("--json", type=Path, help="where to write the result; a name in benchmarks/results if absent")
+    bench.add_json(parser)
     arguments = parser.parse_args(words)
-    if min(arguments.messages, arguments.sessions, arguments.rounds, arguments.naive_messages) < 1:
-        parser.error("counts must be 1 or more")
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    try:
-        result = run(arguments, console)
-    except RefusedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    show(console, result)
-    path = arguments.json or RESULTS / f"backfill-{arguments.server}-{arguments.messages}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    console.print(f"written to {path}", soft_wrap=True)
-    return 0
+    bench.refuse_less_than_one(
+        parser, arguments.messages, arguments.sessions, arguments.rounds, arguments.naive_messages
+    )
+    path = arguments.json or bench.RESULTS / f"backfill-{arguments.server}-{arguments.messages}.json"
+    return bench.finish(partial(run, arguments), show, path=path)
 
 
 if __name__ == "__main__":

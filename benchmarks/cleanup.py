@@ -8,8 +8,6 @@ server's. Rates are of this machine and of what else it does: compare runs on on
 from __future__ import annotations
 
 import argparse
-import shutil
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,9 +17,10 @@ from multiprocessing.synchronize import Event as EventType
 from pathlib import Path
 from typing import Any
 
+import bench
+
 from queuekeeper import postgres
 from queuekeeper.clock import system_clock
-from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.keyspace import payload_key, session_keys
@@ -101,11 +100,10 @@ def told(name: str, seconds: float, looked_at: int, waits: list[float]) -> None:
 
 def measure(arguments: argparse.Namespace, home: Path) -> None:
     """Fill, plan, clean, plan again, and print what each took."""
-    database = PostgresServer(home / "postgres", durable=False, die_with_parent=True)
-    server = RedisServer(home / "redis", flavour=arguments.flavour, die_with_parent=True)
-    database.start()
-    server.start()
-    try:
+    with (
+        bench.private_postgres(home, durable=False) as database,
+        bench.private_redis(home, arguments.server) as server,
+    ):
         url = database.create_database("benchmark")
         with connect(server.url) as client, postgres.connect(url, autocommit=True) as connection:
             postgres.migrate(connection)
@@ -126,24 +124,17 @@ def measure(arguments: argparse.Namespace, home: Path) -> None:
             told("apply", report.seconds, looked_at, waits)
             outcome = engine.report(runs, run_id, dry_run=False)
             print(f"{report.counts.removed:,} removed, {report.counts.repaired:,} repaired, clean: {outcome.clean}")
-    finally:
-        server.stop()
-        database.stop()
 
 
 def main() -> None:
     """Read arguments and measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.options(__doc__)
     parser.add_argument("--messages", type=int, default=200_000)
     parser.add_argument("--sessions", type=int, default=20_000)
     parser.add_argument("--dead", type=float, default=0.3, help="share of the references whose message is gone")
-    parser.add_argument("--flavour", choices=["valkey", "redis"], default="valkey")
-    home = Path(tempfile.mkdtemp(prefix="queuekeeper-cleanup-"))
-    home.chmod(0o711)
-    try:
+    bench.add_server(parser)
+    with bench.private_folder() as home:
         measure(parser.parse_args(), home)
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
 
 
 if __name__ == "__main__":

@@ -26,25 +26,21 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import random
 import re
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from array import array
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Sequence
 from contextlib import asynccontextmanager, closing, contextmanager
 from dataclasses import asdict, dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any, TypeAlias, cast
 
+import bench
 import hiredis
 import redis
-from machine import facts
 from online import Sample, median, packed, pipe_into, process_cpu_s, quantile, ratio, server_us, shown, speed
 from rich.console import Console
 from rich.table import Table
@@ -57,13 +53,10 @@ from queuekeeper.compacted.model import Append, Fence, Position, Purge, Retentio
 from queuekeeper.compacted.producer import AsyncCompactedProducer
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.embedded import RedisServer
-from queuekeeper.embedded.redis_server import Flavour
-from queuekeeper.errors import QueuekeeperError, RefusedError
+from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import compacted_keys
 from queuekeeper.operation import Operation
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 BATCH = 100
 ORIGINAL_BATCH = 5
 SESSION = "benchmark"
@@ -556,53 +549,13 @@ def bytes_per_message(stand: Stand, payload_bytes: int) -> dict[str, float]:
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blocking:
-    """For how long the script calls of one operation kept the server from all others.
-
-    :param p10_ms: a call that no other program disturbed. All of these are the server's own latency statistics, which
-        count the time for which others had the processor.
-    :param cpu_ms: processor time of the server per call, reading and writing included.
-    """
-
-    calls: int
-    p10_ms: float
-    p50_ms: float
-    p99_ms: float
-    longest_ms: float
-    cpu_ms: float
-
-
-def blocking(stand: Stand, rows: int) -> dict[str, Blocking]:
+def blocking(stand: Stand, rows: int) -> dict[str, bench.Blocking]:
     """Do on a long queue what may take the server long, and read the server's own log of how long each call took."""
     stand.empty()
-    found: dict[str, Blocking] = {}
-    client = stand.client
+    found: dict[str, bench.Blocking] = {}
     touched = min(rows, TOUCHED)
     queue = name(0)
-    # Not the slow log: it has the commands inside of scripts too, and writing them down takes as long as they do.
-    client.config_set("latency-tracking-info-percentiles", "10 50 99 100")
-
-    @contextmanager
-    def watched(operation: str) -> Iterator[None]:
-        client.config_resetstat()
-        before_s = stand.server_cpu_s()
-        yield
-        used_s = stand.server_cpu_s() - before_s
-        counts = stand.facts("commandstats")["cmdstat_evalsha"]
-        us = stand.facts("latencystats")["latency_percentiles_usec_evalsha"]
-        if counts["failed_calls"]:
-            raise QueuekeeperError(f"{operation}: {counts['failed_calls']} of {counts['calls']} calls have failed")
-        calls = counts["calls"]
-        found[operation] = Blocking(
-            calls=calls,
-            p10_ms=round(us["p10"] / 1e3, 3),
-            p50_ms=round(us["p50"] / 1e3, 3),
-            p99_ms=round(us["p99"] / 1e3, 3),
-            longest_ms=round(us["p100"] / 1e3, 3),
-            cpu_ms=round(1e3 * used_s / calls, 3),
-        )
-
+    watched = partial(bench.watched, stand.client, stand.server_cpu_s, found)
     with closing(redis_client.connect(stand.server.url)) as connection:
         queues = CompactedQueues(connection)
         with watched("append, 100 new keys"):
@@ -716,10 +669,10 @@ def beside_the_original(lines: dict[str, Any]) -> list[dict[str, Any]]:
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print the figures."""
-    table = Table(title="Compacted queues", title_justify="left")
-    table.add_column("way", no_wrap=True)
-    for title in ("msgs/s", "per server CPU s", "of plain", "p50 ms", "p99 ms", "client µs", "server µs", "× plain"):
-        table.add_column(title, justify="right")
+    table = bench.table_of(
+        "Compacted queues",
+        *("way", "msgs/s", "per server CPU s", "of plain", "p50 ms", "p99 ms", "client µs", "server µs", "× plain"),
+    )
     for way, figures in result["summary"].items():
         table.add_row(
             way,
@@ -735,18 +688,17 @@ def show(console: Console, result: dict[str, Any]) -> None:
         "ms: of a call; µs: processor time per message, of all clients and of the server; of plain, × plain: speed and "
         "processor time of the server, beside plain commands with as many messages each."
     )
-    stored = Table(title="Bytes of memory per message", title_justify="left")
-    stored.add_column("payload", justify="right")
-    for messages in STORED:
-        stored.add_column(f"queue of {messages:,}", justify="right")
+    stored = bench.table_of(
+        "Bytes of memory per message", "payload", *(f"queue of {messages:,}" for messages in STORED), texts=0
+    )
     for size, lengths in result["bytes_per_message"].items():
         stored.add_row(f"{size} B", *(f"{lengths[str(messages)]:,.0f}" for messages in STORED))
     console.print(stored)
     for rows, operations in result["blocking"].items():
-        long = Table(title=f"Blocking, a queue of {int(rows):,} keys", title_justify="left")
-        long.add_column("operation", no_wrap=True)
-        for title in ("calls", "p10 ms", "p50 ms", "p99 ms", "longest ms", "CPU ms"):
-            long.add_column(title, justify="right")
+        long = bench.table_of(
+            f"Blocking, a queue of {int(rows):,} keys",
+            *("operation", "calls", "p10 ms", "p50 ms", "p99 ms", "longest ms", "CPU ms"),
+        )
         for operation, found in operations.items():
             figures = (shown(found[column], ".2f") for column in ("p10_ms", "p50_ms", "p99_ms", "longest_ms", "cpu_ms"))
             long.add_row(operation, str(found["calls"]), *figures)
@@ -769,95 +721,68 @@ def show(console: Console, result: dict[str, Any]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure everything and return the result."""
-    home = Path(tempfile.mkdtemp(prefix="queuekeeper-benchmark-"))
-    home.chmod(0o711)
-    flavour: Flavour = arguments.server
-    config: dict[str, str | int] = {"appendonly": "no"}
-    if arguments.append_only != "no":
-        # It is written anew between measurements, not during one.
-        config = {"appendfsync": arguments.append_only, "auto-aof-rewrite-percentage": 0}
-    server = RedisServer(home / flavour, flavour=flavour, config=config, die_with_parent=True)
-    try:
-        server.start()
-        with server.client(timeout_s=600) as client:
-            # What is piped is not sent again when its script is not known yet; and a call that fails for want of its
-            # script would count as work.
-            for script in lua.names():
-                if script.startswith("compacted/"):
-                    client.script_load(lua.load(script).source)
-            stand = Stand(
-                server=server, client=client, clients=arguments.clients, messages=arguments.messages,
-                keys=arguments.keys,
-            )  # fmt: skip
-            table = ways(arguments)
-            rounds: dict[str, list[Sample]] = {way.key: [] for way in table}
-            for number in range(arguments.rounds):
-                # Nobody always comes after the same one.
-                first = number * len(table) // arguments.rounds
-                for way in table[first:] + table[:first]:
-                    sample = stand.measured(way)
-                    rounds[way.key].append(sample)
-                    console.print(
-                        f"round {number + 1}: {way.key}: {sample.messages_per_s:,.0f} messages/s, "
-                        f"{server_us(sample):.1f} µs of the server"
-                    )
-            lines = summary(table, rounds)
-            return {
-                "machine": facts(None, client),
-                "server": arguments.server,
-                "append_only": arguments.append_only,
-                "clients": arguments.clients,
-                "messages": arguments.messages,
-                "keys": arguments.keys,
-                "rounds": {key: [asdict(sample) for sample in samples] for key, samples in rounds.items()},
-                "summary": lines,
-                "bytes_per_message": {
-                    str(size): bytes_per_message(stand, size) for size in arguments.payload_bytes
-                },
-                "blocking": {str(rows): {
-                    operation: asdict(one) for operation, one in blocking(stand, rows).items()
-                } for rows in arguments.rows},
-                "original": beside_the_original(lines),
-            }  # fmt: skip
-    finally:
-        server.erase()
-        shutil.rmtree(home, ignore_errors=True)
+    with (
+        bench.private_folder() as home,
+        bench.private_redis(home, arguments.server, bench.durability(arguments.append_only)) as server,
+        server.client(timeout_s=600) as client,
+    ):
+        # What is piped is not sent again when its script is not known yet; and a call that fails for want of its
+        # script would count as work.
+        for script in lua.names():
+            if script.startswith("compacted/"):
+                client.script_load(lua.load(script).source)
+        stand = Stand(
+            server=server, client=client, clients=arguments.clients, messages=arguments.messages, keys=arguments.keys
+        )
+        table = ways(arguments)
+        rounds = bench.in_turns(
+            {way.key: partial(stand.measured, way) for way in table},
+            rounds=arguments.rounds,
+            console=console,
+            told=speed_and_cost,
+        )
+        lines = summary(table, rounds)
+        return {
+            "machine": bench.facts(None, client),
+            "server": arguments.server,
+            "append_only": arguments.append_only,
+            "clients": arguments.clients,
+            "messages": arguments.messages,
+            "keys": arguments.keys,
+            "rounds": bench.in_words(rounds),
+            "summary": lines,
+            "bytes_per_message": {str(size): bytes_per_message(stand, size) for size in arguments.payload_bytes},
+            "blocking": {
+                str(rows): {operation: asdict(one) for operation, one in blocking(stand, rows).items()}
+                for rows in arguments.rows
+            },
+            "original": beside_the_original(lines),
+        }
+
+
+def speed_and_cost(sample: Sample) -> str:
+    """Return a sample in words."""
+    return f"{sample.messages_per_s:,.0f} messages/s, {server_us(sample):.1f} µs of the server"
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = bench.options(__doc__, rounds=3)
     parser.add_argument("--messages", type=int, default=40_000, help="of all clients, for each way")
     parser.add_argument("--clients", type=int, default=20)
     parser.add_argument("--keys", type=int, default=1_000, help="of each client, that are reused")
     parser.add_argument("--payload-bytes", type=int, nargs="+", default=[256, 1_024])
     parser.add_argument("--rows", type=int, nargs="*", default=[200_000, 1_000_000], help="lengths of long queues")
-    parser.add_argument("--server", choices=("valkey", "redis"), default="valkey")
-    parser.add_argument(
-        "--append-only", choices=("no", "everysec", "always"), default="everysec",
-        help="whether and how the append-only file is flushed",
-    )  # fmt: skip
-    parser.add_argument("--only", default="", help="regular expression: ways to measure")
-    parser.add_argument("--json", type=Path, help="where to write the result; a name in benchmarks/results if absent")
+    bench.add_server(parser)
+    bench.add_append_only(parser)
+    bench.add_only(parser)
+    bench.add_json(parser)
     arguments = parser.parse_args(words)
     counts = [arguments.rounds, arguments.messages, arguments.clients, arguments.keys]
-    if min(*counts, *arguments.payload_bytes, *arguments.rows) < 1:
-        parser.error("counts must be 1 or more")
-    # Wide enough for the table where nobody tells the width.
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    try:
-        result = run(arguments, console)
-    except RefusedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    show(console, result)
+    bench.refuse_less_than_one(parser, *counts, *arguments.payload_bytes, *arguments.rows)
     durable = "" if arguments.append_only == "everysec" else f"-{arguments.append_only}"
-    path = arguments.json or RESULTS / f"compacted-{arguments.server}{durable}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    console.print(f"written to {path}", soft_wrap=True)
-    return 0
+    path = arguments.json or bench.RESULTS / f"compacted-{arguments.server}{durable}.json"
+    return bench.finish(partial(run, arguments), show, path=path, width=140)
 
 
 if __name__ == "__main__":

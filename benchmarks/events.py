@@ -26,10 +26,8 @@ import argparse
 import json
 import multiprocessing
 import re
-import shutil
 import statistics
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -38,14 +36,12 @@ from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count, pairwise
 from multiprocessing.connection import Connection as Pipe
-from pathlib import Path
 from typing import Any, Protocol
 
-from machine import facts
-from online import family_cpu_s, quantile, shown
+import bench
+from online import family_cpu_s, median, quantile, shown
 from psycopg import sql
 from rich.console import Console
-from rich.table import Table
 
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.errors import QueuekeeperError
@@ -55,8 +51,6 @@ from queuekeeper.events.model import Interest, NewEvent
 from queuekeeper.events.schema import install
 from queuekeeper.postgres import Connection, connect, statement
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 TOPIC = "sensors/temperature"
 TEMPLATE = "template_events"
 LIMIT = "limit"
@@ -743,8 +737,8 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]], conditions: S
             "events_per_s": round(statistics.median(sample.events_per_s for sample in samples)),
             "of_limit": of_limit,
             "server_cpu_us": round(statistics.median(1e6 * each.server_cpu_s / each.events for each in samples), 2),
-            "p50_ms": _median([sample.p50_ms for sample in samples]),
-            "p99_ms": _median([sample.p99_ms for sample in samples]),
+            "p50_ms": median([sample.p50_ms for sample in samples], 2),
+            "p99_ms": median([sample.p99_ms for sample in samples], 2),
             **{name: sum(getattr(each, name) for each in samples) for name in ("missing", "twice", "out_of_order")},
         }
     per_condition = {}
@@ -758,17 +752,11 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]], conditions: S
     return {"ways": lines, "time_per_condition": per_condition}
 
 
-def _median(values: Sequence[float | None]) -> float | None:
-    present = [value for value in values if value is not None]
-    return round(statistics.median(present), 2) if present else None
-
-
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print the figures."""
-    table = Table(title="Events", title_justify="left")
-    table.add_column("way", no_wrap=True)
-    for title in ("events/s", "of limit", "server µs", "p50 ms", "p99 ms", "lost", "twice", "disorder"):
-        table.add_column(title, justify="right")
+    table = bench.table_of(
+        "Events", *("way", "events/s", "of limit", "server µs", "p50 ms", "p99 ms", "lost", "twice", "disorder")
+    )
     for key, figures in result["summary"]["ways"].items():
         table.add_row(
             key,
@@ -789,58 +777,49 @@ def show(console: Console, result: dict[str, Any]) -> None:
 @contextmanager
 def private_server(*, durable: bool) -> Iterator[PostgresServer]:
     """Run a server with a template of the databases that are measured."""
-    home = Path(tempfile.mkdtemp(prefix="queuekeeper-benchmark-"))
-    home.chmod(0o711)
-    server = PostgresServer(home / "postgres", durable=durable, die_with_parent=True)
-    try:
-        server.start()
+    with bench.private_folder() as home, bench.private_postgres(home, durable=durable) as server:
         with connect(server.create_database(TEMPLATE), autocommit=True) as connection:
             install(connection)
             connection.execute(PLAIN.encode())
         yield server
-    finally:
-        server.erase()
-        shutil.rmtree(home, ignore_errors=True)
 
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure everything and return the result."""
     with private_server(durable=not arguments.not_durable) as server:
         with connect(server.url) as connection:
-            about = facts(connection)
+            about = bench.facts(connection)
         stand = Stand(server=server, events=arguments.events)
         table = ways(arguments)
-        rounds: dict[str, list[Sample]] = {way.key: [] for way in table}
-        for number in range(arguments.rounds):
-            # Nobody always comes after the same one.
-            first = number * len(table) // arguments.rounds
-            for way in table[first:] + table[:first]:
-                sample = way.measure(stand)
-                rounds[way.key].append(sample)
-                console.print(f"round {number + 1}: {way.key}: {sample.events_per_s:,.0f} events/s")
+        rounds = bench.in_turns(
+            {way.key: partial(way.measure, stand) for way in table},
+            rounds=arguments.rounds,
+            console=console,
+            told=lambda sample: f"{sample.events_per_s:,.0f} events/s",
+        )
         return {
             "machine": about,
             "durable": not arguments.not_durable,
             "events": arguments.events,
             "delivered": arguments.delivered,
-            "rounds": {key: [asdict(sample) for sample in samples] for key, samples in rounds.items()},
+            "rounds": bench.in_words(rounds),
             "summary": summary(table, rounds, arguments.conditions),
         }
 
 
-def faults(result: dict[str, Any]) -> list[str]:
-    """Return the ways of the broker in which something was lost, came twice or came out of order."""
-    return [
+def fault(result: dict[str, Any]) -> str:
+    """Name the ways of the broker in which something was lost, came twice or came out of order."""
+    wrong = [
         key
         for key, figures in result["summary"]["ways"].items()
         if not key.startswith(QUEUE) and (figures["missing"] or figures["twice"] or figures["out_of_order"])
     ]
+    return f"events were lost, came twice or out of order: {', '.join(wrong)}" if wrong else ""
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and write the result. Exit code 1 when an event was lost, came twice or came out of order."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = bench.options(__doc__, rounds=3)
     parser.add_argument("--events", type=int, default=20_000, help="of each batched way; single ones take a twentieth")
     parser.add_argument(
         "--delivered", type=int, default=60_000,
@@ -854,24 +833,13 @@ def main(words: Sequence[str] | None = None) -> int:
         "--waiting", type=int, default=1_000_000, help="events scheduled for later; three tenths beside steps"
     )
     parser.add_argument("--not-durable", action="store_true", help="let PostgreSQL leave out fsync")
-    parser.add_argument("--only", default="", help="regular expression: ways to measure")
-    parser.add_argument("--json", type=Path, help="where to write the result; a name in benchmarks/results if absent")
+    bench.add_only(parser)
+    bench.add_json(parser)
     arguments = parser.parse_args(words)
     counts = [arguments.rounds, arguments.events, arguments.delivered, arguments.per_s, arguments.waiting]
-    if min(*counts, *arguments.payload_bytes, *arguments.consumers, *arguments.conditions) < 1:
-        parser.error("counts must be 1 or more")
-    # Wide enough for the table where nobody tells the width.
-    console = Console() if sys.stdout.isatty() else Console(width=130)
-    result = run(arguments, console)
-    show(console, result)
-    path = arguments.json or RESULTS / f"events{'-not-durable' * arguments.not_durable}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    console.print(f"written to {path}", soft_wrap=True)
-    wrong = faults(result)
-    if wrong:
-        print(f"error: events were lost, came twice or out of order: {', '.join(wrong)}", file=sys.stderr)
-    return 1 if wrong else 0
+    bench.refuse_less_than_one(parser, *counts, *arguments.payload_bytes, *arguments.consumers, *arguments.conditions)
+    path = arguments.json or bench.RESULTS / f"events{'-not-durable' * arguments.not_durable}.json"
+    return bench.finish(partial(run, arguments), show, path=path, width=130, fault=fault)
 
 
 if __name__ == "__main__":

@@ -27,39 +27,33 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import re
-import shutil
 import sys
-import tempfile
 import time
 from abc import ABC, abstractmethod
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AsyncExitStack, closing
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
+import bench
 import redis
-from compacted import Stand, Stopwatch, is_no_error
-from machine import facts
+from compacted import Stand, Stopwatch, is_no_error, speed_and_cost
 from online import Sample, median, packed, pipe_into, ratio, server_us, shown, speed
 from rich.console import Console
-from rich.table import Table
 
 from queuekeeper import lua, redis_async, redis_client
 from queuekeeper.embedded import RedisServer
-from queuekeeper.embedded.redis_server import Flavour
-from queuekeeper.errors import QueuekeeperError, RefusedError
+from queuekeeper.errors import QueuekeeperError
 from queuekeeper.fanout.model import MAX_CLAIM, Claimed, NewMessage
 from queuekeeper.fanout.operations import FanoutOperations
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.operation import Operation
 from queuekeeper.redis_connection import Connection, Limits, endpoint
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 QUEUE = "benchmark"
 OWNER = "benchmark"
 BATCH = 100
@@ -557,47 +551,16 @@ def bytes_per_message(
     return found
 
 
-@dataclass(frozen=True, kw_only=True)
-class Cost:
-    """For how long the script calls of one operation kept the server from all others.
-
-    :param p10_us: a call that no other program disturbed. These are the server's own latency statistics, which count
-        the time for which others had the processor.
-    :param cpu_us: processor time of the server per call, reading and writing included.
-    """
-
-    calls: int
-    p10_us: float
-    p50_us: float
-    p99_us: float
-    longest_us: float
-    cpu_us: float
-
-
-def call_costs(stand: Stand, arguments: argparse.Namespace) -> dict[str, Cost]:
+def call_costs(stand: Stand, arguments: argparse.Namespace) -> dict[str, bench.Blocking]:
     """Pipe the calls of each operation in, and ask the server how long they took."""
-    found: dict[str, Cost] = {}
-    client = stand.client
+    found: dict[str, bench.Blocking] = {}
     new = NewMessage(body=bodies(1, arguments.payload_bytes[0])[0])
-    client.config_set("latency-tracking-info-percentiles", "10 50 99 100")
 
     def cost(label: str, operations: Sequence[Operation[Any]]) -> None:
         # Whatever one of them asks first, such as who is registered, is asked beforehand.
         commands = [command for operation in operations for command in calls_of(queues, operation)]
-        client.config_resetstat()
-        before_s = stand.server_cpu_s()
-        pipe_into(stand.server.url, packed(commands), len(commands), is_right=is_no_error)
-        used_s = stand.server_cpu_s() - before_s
-        calls = stand.facts("commandstats")["cmdstat_evalsha"]["calls"]
-        us = stand.facts("latencystats")["latency_percentiles_usec_evalsha"]
-        found[label] = Cost(
-            calls=calls,
-            p10_us=us["p10"],
-            p50_us=us["p50"],
-            p99_us=us["p99"],
-            longest_us=us["p100"],
-            cpu_us=round(1e6 * used_s / calls, 1),
-        )
+        with bench.watched(stand.client, stand.server_cpu_s, found, label):
+            pipe_into(stand.server.url, packed(commands), len(commands), is_right=is_no_error)
 
     with closing(redis_client.connect(stand.server.url)) as connection:
         queues = FanoutQueues(connection)
@@ -678,12 +641,10 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]]) -> dict[str, 
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print the figures."""
-    table = Table(title="Fan-out queues", title_justify="left")
-    table.add_column("way", no_wrap=True)
-    for title in ("msgs/s", "p50 ms", "p99 ms", "client µs", "server µs"):
-        table.add_column(title, justify="right")
-    for title in ("× naive", "CPU", "× streams", "CPU"):
-        table.add_column(title, justify="right")
+    table = bench.table_of(
+        "Fan-out queues",
+        *("way", "msgs/s", "p50 ms", "p99 ms", "client µs", "server µs", "× naive", "CPU", "× streams", "CPU"),
+    )
     for way, figures in result["summary"].items():
         table.add_row(
             way,
@@ -701,11 +662,11 @@ def show(console: Console, result: dict[str, Any]) -> None:
         "taking and finishing what was asked for at once, or end to end; ×, CPU: speed, and processor time of the "
         "server, beside the other system; the original's has one message at once in either line."
     )
-    stored = Table(title="Bytes of memory per message, stored / left when all have it", title_justify="left")
-    stored.add_column("payload", justify="right")
-    stored.add_column("consumers", justify="right")
-    for system in SYSTEMS:
-        stored.add_column(system.label, justify="right")
+    stored = bench.table_of(
+        "Bytes of memory per message, stored / left when all have it",
+        *("payload", "consumers", *(system.label for system in SYSTEMS)),
+        texts=0,
+    )
     for size, by_consumers in result["bytes_per_message"].items():
         for consumers, by_system in by_consumers.items():
             stored.add_row(
@@ -714,13 +675,13 @@ def show(console: Console, result: dict[str, Any]) -> None:
                 *(f"{one['stored']:,.0f} / {max(one['left'], 0):,.0f}" for one in by_system.values()),
             )
     console.print(stored)
-    calls = Table(title="What a call costs the server", title_justify="left")
-    calls.add_column("operation", no_wrap=True)
-    for title in ("calls", "p10 µs", "p50 µs", "p99 µs", "longest µs", "CPU µs"):
-        calls.add_column(title, justify="right")
+    calls = bench.table_of(
+        "What a call costs the server",
+        *("operation", "calls", "p10 µs", "p50 µs", "p99 µs", "longest µs", "CPU µs"),
+    )
     for operation, one in result["calls"].items():
-        columns = ("p10_us", "p50_us", "p99_us", "longest_us", "cpu_us")
-        calls.add_row(operation, str(one["calls"]), *(f"{one[column]:,.0f}" for column in columns))
+        columns = ("p10_ms", "p50_ms", "p99_ms", "longest_ms", "cpu_ms")
+        calls.add_row(operation, str(one["calls"]), *(f"{1_000 * one[column]:,.0f}" for column in columns))
     console.print(calls)
     console.print(
         "p10 .. longest: by the server, its waiting for the processor included; CPU: reading and writing included. "
@@ -731,21 +692,12 @@ def show(console: Console, result: dict[str, Any]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure everything and return the result."""
-    home = Path(tempfile.mkdtemp(prefix="queuekeeper-benchmark-"))
-    home.chmod(0o711)
-    flavour: Flavour = arguments.server
-    config: dict[str, str | int] = {"appendonly": "no"}
-    if arguments.append_only != "no":
-        # It is written anew between measurements, not during one.
-        config = {"appendfsync": arguments.append_only, "auto-aof-rewrite-percentage": 0}
-    server = RedisServer(home / flavour, flavour=flavour, config=config, die_with_parent=True)
-    try:
-        server.start()
-        with server.client(timeout_s=600) as client:
-            return measure(arguments, console, server, client)
-    finally:
-        server.erase()
-        shutil.rmtree(home, ignore_errors=True)
+    with (
+        bench.private_folder() as home,
+        bench.private_redis(home, arguments.server, bench.durability(arguments.append_only)) as server,
+        server.client(timeout_s=600) as client,
+    ):
+        return measure(arguments, console, server, client)
 
 
 def measure(
@@ -758,25 +710,20 @@ def measure(
     for script in lua.names():
         client.script_load(lua.load(script).source)
     table = ways(arguments)
-    rounds: dict[str, list[Sample]] = {way.key: [] for way in table}
-    for number in range(arguments.rounds):
-        # Nobody always comes after the same one.
-        first = number * len(table) // arguments.rounds
-        for way in table[first:] + table[:first]:
-            sample = measured(stand, way, messages_for(arguments, way.consumers))
-            rounds[way.key].append(sample)
-            console.print(
-                f"round {number + 1}: {way.key}: {sample.messages_per_s:,.0f} messages/s, "
-                f"{server_us(sample):.1f} µs of the server"
-            )
+    rounds = bench.in_turns(
+        {way.key: partial(measured, stand, way, messages_for(arguments, way.consumers)) for way in table},
+        rounds=arguments.rounds,
+        console=console,
+        told=speed_and_cost,
+    )
     return {
-        "machine": facts(None, client),
+        "machine": bench.facts(None, client),
         "server": arguments.server,
         "append_only": arguments.append_only,
         "messages": {
             str(consumers): messages_for(arguments, consumers) for consumers in arguments.consumers
         },
-        "rounds": {key: [asdict(sample) for sample in samples] for key, samples in rounds.items()},
+        "rounds": bench.in_words(rounds),
         "summary": summary(table, rounds),
         "bytes_per_message": {
             str(size): {
@@ -797,8 +744,7 @@ def measure(
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print, and write the result where that is asked for."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=3)
+    parser = bench.options(__doc__, rounds=3)
     parser.add_argument("--consumers", type=int, nargs="+", default=[1, 10, 100, 500])
     parser.add_argument("--messages", type=int, default=1_000, help="at most, for each way")
     parser.add_argument(
@@ -806,41 +752,24 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     parser.add_argument("--payload-bytes", type=int, nargs="+", default=[256, 1_024])
     parser.add_argument("--rows", type=int, default=20_000, help="messages of the queue whose calls are measured")
-    parser.add_argument("--server", choices=("valkey", "redis"), default="valkey")
+    bench.add_server(parser)
+    bench.add_append_only(parser)
+    bench.add_only(parser)
     parser.add_argument(
-        "--append-only", choices=("no", "everysec", "always"), default="everysec",
-        help="whether and how the append-only file is flushed",
-    )  # fmt: skip
-    parser.add_argument("--only", default="", help="regular expression: ways to measure")
-    parser.add_argument(
-        "--json", type=Path, nargs="?", const=RESULTS,
+        "--json", type=Path, nargs="?", const=bench.RESULTS,
         help="write the result, here, or by a name in benchmarks/results",
     )  # fmt: skip
     arguments = parser.parse_args(words)
     counts = [arguments.rounds, arguments.messages, arguments.deliveries]
-    if min(*counts, *arguments.consumers) < 1:
-        parser.error("counts must be 1 or more")
+    bench.refuse_less_than_one(parser, *counts, *arguments.consumers)
     if arguments.rows < LEAST_ROWS:
         parser.error(f"--rows must be {LEAST_ROWS} or more: so many are claimed")
     if min(arguments.payload_bytes) < _NUMBER_BYTES:
         parser.error(f"--payload-bytes must be {_NUMBER_BYTES} or more: each message has a number")
-    # Wide enough for the table where nobody tells the width.
-    console = Console() if sys.stdout.isatty() else Console(width=140)
-    try:
-        result = run(arguments, console)
-    except RefusedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    show(console, result)
-    if arguments.json is not None:
-        durable = "" if arguments.append_only == "everysec" else f"-{arguments.append_only}"
-        path = arguments.json
-        if path == RESULTS:
-            path = RESULTS / f"fanout-{arguments.server}{durable}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-        console.print(f"written to {path}", soft_wrap=True)
-    return 0
+    durable = "" if arguments.append_only == "everysec" else f"-{arguments.append_only}"
+    named = bench.RESULTS / f"fanout-{arguments.server}{durable}.json"
+    path = named if arguments.json == bench.RESULTS else arguments.json
+    return bench.finish(partial(run, arguments), show, path=path, width=140)
 
 
 if __name__ == "__main__":

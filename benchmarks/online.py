@@ -31,12 +31,11 @@ import socket
 import statistics
 import subprocess
 import sys
-import tempfile
 import threading
 import time
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
-from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, contextmanager, suppress
+from contextlib import AbstractAsyncContextManager, ExitStack, asynccontextmanager, closing, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import cycle, islice
@@ -46,19 +45,17 @@ from secrets import token_hex
 from typing import Any, NamedTuple, Protocol, Self, cast
 from urllib.parse import urlsplit
 
+import bench
 import hiredis
 import psutil
 import redis
-from machine import facts
 from rich.console import Console
-from rich.table import Table
 from watch import empty_redis
 
 from queuekeeper import lua, redis_async, redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
-from queuekeeper.embedded.redis_server import Flavour
-from queuekeeper.errors import QueuekeeperError, RefusedError
+from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.postgres import Connection, connect, migrate, statement
 from queuekeeper.sessions.model import Ack, NewMessage, PendingPage, SaveReport, SessionSave, StoreRules
@@ -67,8 +64,6 @@ from queuekeeper.sessions.redis_operations import RedisSessionOperations
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from queuekeeper.sessions.writer import SessionWriter
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 TOPIC = "sensors/temperature"
 TTL_S = 604_800
 LIMIT = 10_000
@@ -748,27 +743,10 @@ def used_memory(client: redis.Redis) -> int:
     return int(memory["used_memory"])
 
 
-@dataclass(frozen=True, kw_only=True)
-class Blocking:
-    """For how long the script calls of one operation kept the server from all others.
-
-    :param p10_ms: a call that no other program disturbed. All of these are the server's own latency statistics, which
-        count the time for which others had the processor.
-    :param cpu_ms: processor time of the server per call, reading and writing included.
-    """
-
-    calls: int
-    p10_ms: float
-    p50_ms: float
-    p99_ms: float
-    longest_ms: float
-    cpu_ms: float
-
-
-def blocking(stand: Stand, messages: int) -> dict[str, Blocking]:
+def blocking(stand: Stand, messages: int) -> dict[str, bench.Blocking]:
     """Do on a long session what may take the server long, and read the server's statistics of how long calls took."""
     stand.empty()
-    found: dict[str, Blocking] = {}
+    found: dict[str, bench.Blocking] = {}
     payload = bytes(LONG_QUEUE_BYTES)
     half = StoreRules(limit=max(1, messages // 2))
     with stand.redis.client() as client, closing(redis_client.connect(stand.redis.url)) as connection:
@@ -779,16 +757,7 @@ def blocking(stand: Stand, messages: int) -> dict[str, Blocking]:
                 new = (message(payload, life_s=life_s),) * min(2_500, messages - start)
                 raise_failures(store.save_messages([SessionSave(client_id=name(number), messages=new)]))
 
-        @contextmanager
-        def watched(operation: str) -> Iterator[None]:
-            client.config_resetstat()
-            before_s = stand.server_cpu_s("blocking")
-            yield
-            used_s = stand.server_cpu_s("blocking") - before_s
-            found[operation] = blocked(client, used_s)
-
-        # Not the slow log: it has the commands inside of scripts too, and writing them down takes as long as they do.
-        client.config_set("latency-tracking-info-percentiles", "10 50 99 100")
+        watched = partial(bench.watched, client, partial(stand.server_cpu_s, "blocking"), found)
         # A call of a script that has to be loaded first fails at once, and would count as a quick one.
         for script in lua.names():
             client.script_load(lua.load(script).source)
@@ -813,26 +782,6 @@ def blocking(stand: Stand, messages: int) -> dict[str, Blocking]:
         with watched("sweep"):
             raise_failures(smaller.save_messages([save(3, message(payload))]))
     return found
-
-
-def blocked(client: redis.Redis, used_s: float) -> Blocking:
-    """Read the statistics of script calls.
-
-    :param used_s: processor time of the server for all of them.
-    """
-    commands: Any = client.info("commandstats")
-    latencies: Any = client.info("latencystats")
-    counts = commands["cmdstat_evalsha"]
-    us = latencies["latency_percentiles_usec_evalsha"]
-    calls = counts["calls"]
-    return Blocking(
-        calls=calls,
-        p10_ms=round(us["p10"] / 1e3, 3),
-        p50_ms=round(us["p50"] / 1e3, 3),
-        p99_ms=round(us["p99"] / 1e3, 3),
-        longest_ms=round(us["p100"] / 1e3, 3),
-        cpu_ms=round(1e3 * used_s / calls, 3),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -1043,10 +992,10 @@ def summary(table: Sequence[Way], rounds: dict[str, list[Sample]]) -> dict[str, 
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print the figures."""
-    table = Table(title="Saving messages", title_justify="left")
-    table.add_column("way", no_wrap=True)
-    for title in ("msgs/s", "× naive", "of limit", "p50 ms", "p99 ms", "client µs", "server µs"):
-        table.add_column(title, justify="right")
+    table = bench.table_of(
+        "Saving messages",
+        *("way", "msgs/s", "× naive", "of limit", "p50 ms", "p99 ms", "client µs", "server µs"),
+    )
     for key, figures in result["summary"]["ways"].items():
         table.add_row(
             key,
@@ -1063,15 +1012,14 @@ def show(console: Console, result: dict[str, Any]) -> None:
     )
     for calls, share in result["summary"]["server_cpu_ours_to_tbmq"].items():
         console.print(f"server's processor time of ours to that of TBMQ's design, {calls}: {shown(share, '.2f')}")
-    stored = Table(title="Bytes per stored message", title_justify="left")
-    for title in ("payload", "ours", "TBMQ's design", "PostgreSQL"):
-        stored.add_column(title, justify="right")
+    stored = bench.table_of("Bytes per stored message", *("payload", "ours", "TBMQ's design", "PostgreSQL"), texts=0)
     for size, found in result["bytes_per_message"].items():
         stored.add_row(f"{size} B", *(f"{found[way]:,.0f}" for way in ("ours", "tbmq", "postgres")))
     console.print(stored)
-    long = Table(title=f"Blocking, {result['long_queue']:,} messages of 1 KB", title_justify="left")
-    for title in ("operation", "calls", "p10 ms", "p50 ms", "p99 ms", "longest ms", "server µs"):
-        long.add_column(title, justify="left" if title == "operation" else "right")
+    long = bench.table_of(
+        f"Blocking, {result['long_queue']:,} messages of 1 KB",
+        *("operation", "calls", "p10 ms", "p50 ms", "p99 ms", "longest ms", "server µs"),
+    )
     for operation, found in result["blocking"].items():
         long.add_row(
             operation,
@@ -1092,108 +1040,77 @@ def shown(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-@contextmanager
-def private_servers(folder: Path, arguments: argparse.Namespace) -> Iterator[tuple[PostgresServer, RedisServer]]:
-    """Run both servers; PostgreSQL is durable, Redis is so when asked for."""
-    flavour: Flavour = arguments.server
-    config: dict[str, str | int] = {} if arguments.append_only else {"appendonly": "no"}
-    postgres = PostgresServer(folder / "postgres", die_with_parent=True)
-    target = RedisServer(folder / flavour, flavour=flavour, config=config, die_with_parent=True)
-    try:
-        postgres.start()
-        target.start()
-        yield postgres, target
-    finally:
-        target.erase()
-        postgres.erase()
-
-
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measure everything and return the result."""
-    home = Path(tempfile.mkdtemp(prefix="queuekeeper-benchmark-"))
-    home.chmod(0o711)
-    try:
-        with private_servers(home, arguments) as (postgres, target), ExitStack() as stack:
-            url = postgres.create_database("benchmark")
-            with connect(url, autocommit=True) as connection, target.client() as client:
-                connection.execute(statement("sessions/vendor_schema"))
-                migrate(connection)
-                about = facts(connection, client)
-            stand = Stand(
-                redis=target, postgres=postgres, postgres_url=url,
-                clients=[stack.enter_context(Client()) for _ in range(2)],
-                sessions=arguments.sessions, seconds=arguments.seconds, messages=arguments.messages, prepared={},
-            )  # fmt: skip
-            table = ways(arguments)
-            rounds: dict[str, list[Sample]] = {way.key: [] for way in table}
-            for number in range(arguments.rounds):
-                # Nobody always comes after the same one.
-                first = number * len(table) // arguments.rounds
-                for way in table[first:] + table[:first]:
-                    sample = way.measure(stand)
-                    rounds[way.key].append(sample)
-                    console.print(f"round {number + 1}: {way.key}: {sample.messages_per_s:,.0f} messages/s")
-            longest: list[dict[str, Blocking]] = [
-                blocking(stand, arguments.long_queue) for _ in range(arguments.rounds)
-            ]
-            return {
-                "machine": about,
-                "server": arguments.server,
-                "append_only": arguments.append_only,
-                "sessions": arguments.sessions,
-                "long_queue": arguments.long_queue,
-                "rounds": {key: [asdict(sample) for sample in samples] for key, samples in rounds.items()},
-                "summary": summary(table, rounds),
-                "bytes_per_message": {size: bytes_per_message(stand, size) for size in arguments.payload_bytes},
-                # The round in the middle: one that was interrupted by other programs says nothing.
-                "blocking": {
-                    operation: asdict(sorted((each[operation] for each in longest), key=lambda one: one.longest_ms)[
-                        (len(longest) - 1) // 2
-                    ])
-                    for operation in longest[0]
-                },
-                "fetch": [
-                    asdict(fetched(stand, arguments.long_queue, page)) for page in (PAGE, arguments.long_queue)
-                ],
-            }  # fmt: skip
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
+    """Measure everything and return the result; PostgreSQL is durable, Redis is so when asked for."""
+    config: dict[str, str | int] = {} if arguments.append_only else {"appendonly": "no"}
+    with (
+        bench.private_folder() as home,
+        bench.private_postgres(home) as postgres,
+        bench.private_redis(home, arguments.server, config) as target,
+        ExitStack() as stack,
+    ):
+        url = postgres.create_database("benchmark")
+        with connect(url, autocommit=True) as connection, target.client() as client:
+            connection.execute(statement("sessions/vendor_schema"))
+            migrate(connection)
+            about = bench.facts(connection, client)
+        stand = Stand(
+            redis=target, postgres=postgres, postgres_url=url,
+            clients=[stack.enter_context(Client()) for _ in range(2)],
+            sessions=arguments.sessions, seconds=arguments.seconds, messages=arguments.messages, prepared={},
+        )  # fmt: skip
+        table = ways(arguments)
+        rounds = bench.in_turns(
+            {way.key: partial(way.measure, stand) for way in table},
+            rounds=arguments.rounds,
+            console=console,
+            told=lambda sample: f"{sample.messages_per_s:,.0f} messages/s",
+        )
+        longest: list[dict[str, bench.Blocking]] = [
+            blocking(stand, arguments.long_queue) for _ in range(arguments.rounds)
+        ]
+        return {
+            "machine": about,
+            "server": arguments.server,
+            "append_only": arguments.append_only,
+            "sessions": arguments.sessions,
+            "long_queue": arguments.long_queue,
+            "rounds": bench.in_words(rounds),
+            "summary": summary(table, rounds),
+            "bytes_per_message": {size: bytes_per_message(stand, size) for size in arguments.payload_bytes},
+            # The round in the middle: one that was interrupted by other programs says nothing.
+            "blocking": {
+                operation: asdict(sorted((each[operation] for each in longest), key=lambda one: one.longest_ms)[
+                    (len(longest) - 1) // 2
+                ])
+                for operation in longest[0]
+            },
+            "fetch": [asdict(fetched(stand, arguments.long_queue, page)) for page in (PAGE, arguments.long_queue)],
+        }  # fmt: skip
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = bench.options(__doc__, rounds=5)
     parser.add_argument("--seconds", type=float, default=0.6, help="how long client processes work each time")
     parser.add_argument("--messages", type=int, default=40_000, help="for what is piped, and for bytes per message")
     parser.add_argument("--sessions", type=int, default=2_000)
     parser.add_argument("--payload-bytes", type=int, nargs="+", default=[64, 256, 1_024])
     parser.add_argument("--publishers", type=int, nargs="+", default=[1, 64, 512])
     parser.add_argument("--long-queue", type=int, default=LIMIT, help="messages of the session that is fetched")
-    parser.add_argument("--server", choices=("valkey", "redis"), default="valkey")
+    bench.add_server(parser)
     parser.add_argument("--append-only", action="store_true", help="let Redis write its append-only file")
-    parser.add_argument("--only", default="", help="regular expression: ways to measure")
-    parser.add_argument("--json", type=Path, help="where to write the result; a name in benchmarks/results if absent")
+    bench.add_only(parser)
+    bench.add_json(parser)
     arguments = parser.parse_args(words)
     counts = [arguments.rounds, arguments.messages, arguments.sessions, arguments.long_queue]
-    if min(*counts, *arguments.payload_bytes, *arguments.publishers) < 1 or arguments.seconds <= 0:
-        parser.error("counts must be 1 or more")
+    bench.refuse_less_than_one(parser, *counts, *arguments.payload_bytes, *arguments.publishers)
+    if arguments.seconds <= 0:
+        parser.error("--seconds must be more than 0")
     if arguments.long_queue > LIMIT:
         parser.error(f"a session holds at most {LIMIT} messages")
-    # Wide enough for the table where nobody tells the width.
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    try:
-        result = run(arguments, console)
-    except RefusedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    show(console, result)
-    durable = "-append-only" * arguments.append_only
-    path = arguments.json or RESULTS / f"online-{arguments.server}{durable}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    console.print(f"written to {path}", soft_wrap=True)
-    return 0
+    path = arguments.json or bench.RESULTS / f"online-{arguments.server}{'-append-only' * arguments.append_only}.json"
+    return bench.finish(partial(run, arguments), show, path=path)
 
 
 if __name__ == "__main__":

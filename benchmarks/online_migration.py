@@ -14,8 +14,6 @@ import argparse
 import asyncio
 import json
 import random
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -26,11 +24,10 @@ from multiprocessing.synchronize import Event as EventType
 from pathlib import Path
 from typing import Any
 
-from machine import facts
+import bench
 
 from queuekeeper import assets, postgres, redis_async
 from queuekeeper.clock import system_clock
-from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import client_slot, cohorts
 from queuekeeper.migration.ledger import MigrationLedger
@@ -42,7 +39,6 @@ from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.router import AsyncSessionRouter
 
-RESULTS = Path(__file__).parent / "results"
 PLAN_ID = "b" * 16
 COHORTS = 8
 PAYLOAD = b"x" * 256
@@ -273,14 +269,11 @@ def waits(calls: Sequence[Call], begun_s: float, ended_s: float) -> Waits:
 
 def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
     """Lead all clients to Redis and back, and to Redis for good, under load."""
-    database = PostgresServer(home / "postgres", die_with_parent=True)
-    server = RedisServer(
-        home / "redis", flavour=arguments.flavour, config={"appendfsync": arguments.fsync}, die_with_parent=True
-    )
-    database.start()
-    server.start()
     steps: list[tuple[str, float, float, StepReport | MirrorReport | None]] = []
-    try:
+    with (
+        bench.private_postgres(home) as database,
+        bench.private_redis(home, arguments.server, {"appendfsync": arguments.fsync}) as server,
+    ):
         url = database.create_database("benchmark")
         clients = names(arguments.clients)
         fill(url, clients, messages=arguments.messages)
@@ -325,10 +318,7 @@ def measure(arguments: argparse.Namespace, home: Path) -> dict[str, Any]:
             step("load on Redis alone", wait)
         lines = [_line(name, begun_s, ended_s, report, calls, pings, lags) for name, begun_s, ended_s, report in steps]
         with postgres.connect(url) as connection, server.client() as client:
-            machine = facts(connection, client)
-    finally:
-        server.stop()
-        database.stop()
+            machine = bench.facts(connection, client)
     return {
         "machine": machine,
         "parameters": {
@@ -389,7 +379,7 @@ def show(result: dict[str, Any]) -> None:
 
 def main() -> None:
     """Read arguments and measure."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.options(__doc__)
     parser.add_argument("--clients", type=int, default=5_000)
     parser.add_argument("--messages", type=int, default=10, help="that wait for each client at the beginning")
     parser.add_argument("--rate", type=float, default=200.0, help="calls of the load per second")
@@ -397,20 +387,19 @@ def main() -> None:
     parser.add_argument("--lease-ms", type=int, default=1_000)
     parser.add_argument("--seconds", type=float, default=10.0, help="of each step in which nothing moves")
     parser.add_argument("--fsync", choices=["always", "everysec"], default="everysec", help="of Redis's file")
-    parser.add_argument("--flavour", choices=["valkey", "redis"], default="valkey")
-    parser.add_argument("--json", type=Path, nargs="?", const=RESULTS / "online-migration.json", help="write them down")
+    bench.add_server(parser)
+    parser.add_argument(
+        "--json", type=Path, nargs="?", const=bench.RESULTS / "online-migration.json", help="write them down"
+    )
     arguments = parser.parse_args()
     for name in ("clients", "messages", "rate", "movers", "seconds"):
         if not getattr(arguments, name) > 0:
             parser.error(f"--{name} is {getattr(arguments, name)}: it must be more than 0")
-    home = Path(tempfile.mkdtemp(prefix="queuekeeper-online-migration-"))
-    home.chmod(0o711)
     try:
-        result = measure(arguments, home)
+        with bench.private_folder() as home:
+            result = measure(arguments, home)
     except QueuekeeperError as error:
         raise SystemExit(f"error: {error}") from error
-    finally:
-        shutil.rmtree(home, ignore_errors=True)
     show(result)
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(result, indent=2) + "\n", "utf-8")

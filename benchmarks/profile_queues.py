@@ -19,33 +19,31 @@ With ``--memory`` the job is started as an operator would, for a tenth of the qu
 from __future__ import annotations
 
 import argparse
-import json
 import multiprocessing
 import os
 import statistics
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass
+from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection as Pipe
 from pathlib import Path
 from typing import Any
 
+import bench
 from backfill import private_servers
-from machine import facts
 from pyspark.sql import SparkSession
 from rich.console import Console
-from rich.table import Table
 from watch import Watch, peak_mib
 
 from queuekeeper import redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer, java_home
-from queuekeeper.errors import QueuekeeperError, RefusedError
+from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.migration.spark import build_session
@@ -56,8 +54,6 @@ from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.wire import message_json
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "benchmarks" / "results"
 QUIET, PROFILE, THROTTLED, CONTENTS = "quiet", "profile", "throttled", "contents"
 APART = " apart"
 _PAUSE_S = 0.003
@@ -307,7 +303,7 @@ def memory(stand: Stand, *, queues: int, folder: Path) -> Memory:
     command = [
         str(Path(sys.executable).parent / "spark-submit"),
         *("--master", "local[2]", "--driver-memory", "1g"),
-        *(str(ROOT / "spark_jobs" / "profile_queues.py"), "--store", "redis", "--profile-id", "memory"),
+        *(str(bench.ROOT / "spark_jobs" / "profile_queues.py"), "--store", "redis", "--profile-id", "memory"),
     ]
     environment = os.environ | {
         "PYSPARK_PYTHON": sys.executable,
@@ -362,20 +358,12 @@ def summary(rounds: dict[str, list[Sample]]) -> dict[str, Any]:
 
 def show(console: Console, result: dict[str, Any]) -> None:
     """Print the table."""
-    table = Table(title=f"{result['queues']:,} queues of {result['references_per_queue']:,} references")
     used_by = ("client", "redis", "postgres")
-    names = (
-        "way",
-        "references/s",
-        *(f"{party} µs" for party in used_by),
-        "ping p50",
-        "p99",
-        "save p50",
-        "p99",
-        "times",
+    table = bench.table_of(
+        f"{result['queues']:,} queues of {result['references_per_queue']:,} references",
+        *("way", "references/s", *(f"{party} µs" for party in used_by)),
+        *("ping p50", "p99", "save p50", "p99", "times"),
     )
-    for name in names:
-        table.add_column(name, justify="left" if name == "way" else "right")
     for way, values in result["summary"].items():
         used = values.get("cpu_us_per_reference", {})
         ping, save = values["latencies"]["ping"], values["latencies"]["save"]
@@ -393,31 +381,28 @@ def show(console: Console, result: dict[str, Any]) -> None:
 
 def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
     """Measure everything."""
-    with tempfile.TemporaryDirectory(prefix="queuekeeper-bench-") as name:
-        folder = Path(name)
-        folder.chmod(0o711)
+    with bench.private_folder() as folder, private_servers(folder, arguments.server) as (postgres, server):
         os.environ["JAVA_HOME"] = str(java_home(folder))
-        with private_servers(folder, arguments.server) as (postgres, server):
-            stand = Stand(
-                spark=build_session("queuekeeper benchmark", master="local[2]"),
-                postgres=postgres,
-                postgres_url=postgres.create_database("benchmark"),
-                redis=server,
-                throttle_references_per_s=arguments.throttle,
-            )
-            size = {"references": arguments.references, "payload_bytes": arguments.payload_bytes}
-            tenth = max(1, arguments.queues // 10)
-            fill(server.url, first=0, queues=tenth, **size)
-            found = [memory(stand, queues=tenth, folder=folder)] if arguments.memory else []
-            console.print("filling and warming up")
-            fill(server.url, first=tenth, queues=arguments.queues - tenth, **size)
-            profile(stand)
-            rounds = take_turns(stand, rounds=arguments.rounds, say=console.print)
-            if arguments.memory:
-                found.append(memory(stand, queues=arguments.queues, folder=folder))
-            with connect(stand.postgres_url) as connection, server.client() as client:
-                about = facts(connection, client) | {"spark": version("pyspark")}
-            stand.spark.stop()
+        stand = Stand(
+            spark=build_session("queuekeeper benchmark", master="local[2]"),
+            postgres=postgres,
+            postgres_url=postgres.create_database("benchmark"),
+            redis=server,
+            throttle_references_per_s=arguments.throttle,
+        )
+        size = {"references": arguments.references, "payload_bytes": arguments.payload_bytes}
+        tenth = max(1, arguments.queues // 10)
+        fill(server.url, first=0, queues=tenth, **size)
+        found = [memory(stand, queues=tenth, folder=folder)] if arguments.memory else []
+        console.print("filling and warming up")
+        fill(server.url, first=tenth, queues=arguments.queues - tenth, **size)
+        profile(stand)
+        rounds = take_turns(stand, rounds=arguments.rounds, say=console.print)
+        if arguments.memory:
+            found.append(memory(stand, queues=arguments.queues, folder=folder))
+        with connect(stand.postgres_url) as connection, server.client() as client:
+            about = bench.facts(connection, client) | {"spark": version("pyspark")}
+        stand.spark.stop()
     return {
         "machine": about,
         "queues": arguments.queues,
@@ -425,37 +410,27 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         "payload_bytes": arguments.payload_bytes,
         "summary": summary(rounds),
         "memory": [asdict(entry) for entry in found],
-        "rounds": {way: [asdict(sample) for sample in samples] for way, samples in rounds.items()},
+        "rounds": bench.in_words(rounds),
     }
 
 
 def main(words: Sequence[str] | None = None) -> int:
     """Measure, print and write the result."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = bench.options(__doc__, rounds=3)
     parser.add_argument("--queues", type=int, default=20_000)
     parser.add_argument("--references", type=int, default=50, help="of each queue")
     parser.add_argument("--payload-bytes", type=int, default=256)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--throttle", type=int, default=50_000, help="references per second of the throttled way")
-    parser.add_argument("--server", choices=("valkey", "redis"), default="valkey")
+    bench.add_server(parser)
     parser.add_argument("--memory", action="store_true", help="also measure memory at a tenth of the queues and all")
-    parser.add_argument("--json", type=Path, help="where to write the result; a name in benchmarks/results if absent")
+    bench.add_json(parser)
     arguments = parser.parse_args(words)
     counts = (arguments.queues, arguments.references, arguments.payload_bytes, arguments.rounds, arguments.throttle)
-    if min(counts) < 1:
-        parser.error("counts must be 1 or more")
-    console = Console() if sys.stdout.isatty() else Console(width=120)
-    try:
-        result = run(arguments, console)
-    except RefusedError as error:
-        print(f"error: {error}", file=sys.stderr)
-        return error.exit_code
-    show(console, result)
-    path = arguments.json or RESULTS / f"profile-{arguments.server}-{arguments.queues * arguments.references}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(result, indent=2) + "\n", "utf-8")
-    console.print(f"written to {path}", soft_wrap=True)
-    return 0
+    bench.refuse_less_than_one(parser, *counts)
+    path = (
+        arguments.json or bench.RESULTS / f"profile-{arguments.server}-{arguments.queues * arguments.references}.json"
+    )
+    return bench.finish(partial(run, arguments), show, path=path)
 
 
 if __name__ == "__main__":
