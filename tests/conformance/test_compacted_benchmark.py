@@ -2,35 +2,23 @@
 
 from __future__ import annotations
 
-import json
-import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[2]
+from tests.benchmark_runs import is_refused, measured
 
 pytestmark = pytest.mark.conformance
 
 
-def run(*words: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, str(ROOT / "benchmarks" / "compacted.py"), *words]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
 def test_a_small_run_measures_all_ways_and_writes_them_down(tmp_path: Path) -> None:
-    path = tmp_path / "result.json"
-
-    done = run(
+    result, said = measured(
+        "compacted",
+        tmp_path,
         *("--rounds", "1", "--messages", "400", "--clients", "2", "--keys", "20", "--payload-bytes", "256"),
-        *("--rows", "1000", "--json", str(path)),
+        *("--rows", "1000"),
+        servers={"valkey"},
     )
-
-    assert done.returncode == 0, done.stdout + done.stderr
-    text = path.read_text("utf-8")
-    result = json.loads(text)
     ways = result["summary"]
     appending = [
         *("producer", "mixed", "append x 1", "append x 100", "piped append x 1", "piped append x 100"),
@@ -65,15 +53,8 @@ def test_a_small_run_measures_all_ways_and_writes_them_down(tmp_path: Path) -> N
         assert 0 < found["p10_ms"] <= found["p50_ms"] <= found["p99_ms"] <= found["longest_ms"], operation
     assert [each["what"] for each in result["original"]] == ["appends"]
     # What is not alike is said wherever the figures stand side by side.
-    assert "do not compare like with like" in " ".join(done.stdout.split())
-    # The result is published: it says what kind of machine it was, not which one.
-    assert {"processor", "cores", "memory_gib", "valkey"} <= set(result["machine"])
-    for secret in (socket.gethostname(), str(tmp_path), str(ROOT), "redis://"):
-        assert secret not in text
+    assert "do not compare like with like" in " ".join(said.split())
 
 
 def test_impossible_wishes_are_refused_before_anything_is_started() -> None:
-    done = run("--rows", "0")
-
-    assert done.returncode == 2
-    assert "error:" in done.stderr
+    assert is_refused("compacted", "--rows", "0")

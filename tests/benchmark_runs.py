@@ -1,0 +1,41 @@
+"""Runs of the benchmarks, with counts too small for their figures to mean anything."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[1]
+
+
+def run(name: str, *words: str) -> subprocess.CompletedProcess[str]:
+    """Run a benchmark by the name of its file."""
+    command = [sys.executable, str(ROOT / "benchmarks" / f"{name}.py"), *words]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def measured(name: str, folder: Path, *words: str, servers: set[str]) -> tuple[dict[str, Any], str]:
+    """Return a benchmark's result as it was written, and what was printed.
+
+    :param servers: programs whose versions the result names.
+    """
+    path = folder / "result.json"
+    done = run(name, *words, "--json", str(path))
+    assert done.returncode == 0, done.stdout + done.stderr
+    text = path.read_text("utf-8")
+    result: dict[str, Any] = json.loads(text)
+    # The result is published: it says what kind of machine it was, not which one.
+    assert {"processor", "cores", "memory_gib", *servers} <= set(result["machine"])
+    for secret in (socket.gethostname(), str(folder), str(ROOT), "redis://", "postgresql://"):
+        assert secret not in text
+    return result, done.stdout
+
+
+def is_refused(name: str, *words: str) -> bool:
+    """Tell whether a benchmark refuses what it is asked for, with words."""
+    done = run(name, *words)
+    return done.returncode == 2 and "error:" in done.stderr
