@@ -43,12 +43,12 @@ def plan(call: OnServers, *, parameters: Parameters) -> Shown:
     made = engine.plan(parameters)
     run_id = engine.save(call.runs, made).maintenance_run_id
 
-    def pretty() -> Iterator[Any]:
-        yield from jobs.plan_parts(f"Cleanup {run_id}", job, made)
-        yield "\nNothing to do." if made.empty else f"\nNext: queuekeeper cleanup apply {run_id}"
-
     facts = {"maintenance_run_id": run_id, "empty": made.empty, "to_do": made.counts.to_do} | made.facts()
-    return Shown(facts, pretty)
+    return Shown(
+        facts,
+        lambda: jobs.plan_parts(f"Cleanup {run_id}", job, made),
+        then="Nothing to do." if made.empty else f"Next: queuekeeper cleanup apply {run_id}",
+    )
 
 
 @command(app, also=CONFIRMS)

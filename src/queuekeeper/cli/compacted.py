@@ -267,23 +267,20 @@ def peek(
 
     messages = call.queues.peek(client_id, after_sequence=after_sequence, limit=limit)
 
-    def pretty() -> Iterator[Any]:
-        if not messages:
-            yield f"There is nothing in the queue of {printable(client_id)} behind {after_sequence}."
-            return
-        columns: dict[str, Any] = {"sequence": "sequence", "key": lambda each: shown_bytes(each.key)}
-        columns |= {"appended": "appended_ms", "bytes": lambda each: len(each.value), "type": "content_type"}
-        columns |= {"": _remark} | ({"value": lambda each: shown_bytes(each.value)} if show_values else {})
-        yield listing(f"Queue {client_id}", messages, columns)
-        if len(messages) == limit:
-            yield f"\nMore: --after {messages[-1].sequence}"
-
+    columns: dict[str, Any] = {"sequence": "sequence", "key": lambda each: shown_bytes(each.key)}
+    columns |= {"appended": "appended_ms", "bytes": lambda each: len(each.value), "type": "content_type"}
+    columns |= {"": _remark} | ({"value": lambda each: shown_bytes(each.value)} if show_values else {})
+    nothing = f"There is nothing in the queue of {printable(client_id)} behind {after_sequence}."
     facts = {
         "client_id": client_id,
         "messages": [message_facts(message, content=show_values) for message in messages],
         "next_after": messages[-1].sequence if messages else None,
     }
-    return Shown(facts, pretty)
+    return Shown(
+        facts,
+        lambda: [listing(f"Queue {client_id}", messages, columns) if messages else nothing],
+        then=f"More: --after {facts['next_after']}" if messages and len(messages) == limit else "",
+    )
 
 
 @command(app)
@@ -358,14 +355,8 @@ def rewind(
         f"and the newest message is {view.sequence}."
     )
     report = call.queues.rewind(client_id, to=position)
-    facts = rewind_facts(client_id, report)
-
-    def pretty() -> Iterator[Any]:
-        yield record("Rewound", facts)
-        if report.is_clamped:
-            yield "\nThe queue has nothing there: it was set to the nearest place that it has."
-
-    return Shown(facts, pretty)
+    clamped = "The queue has nothing there: it was set to the nearest place that it has."
+    return Shown(rewind_facts(client_id, report), "Rewound", then=clamped if report.is_clamped else "")
 
 
 @command(app, also=CONFIRMS)
@@ -454,11 +445,11 @@ def verify(call: OnQueues, client_id: ClientId) -> Shown:
         if report.violations:
             key = lambda each: None if each.key is None else shown_bytes(each.key)  # noqa: E731
             yield listing("Violations", report.violations, {"rule": "rule", "key": key, "sequence": "sequence"})
-            yield "\nNext: queuekeeper compacted repair CLIENT --dry-run"
 
     places = f"the keys of {client_id!r} disagree in {report.found:,} places"
     failed = f"{places}: `queuekeeper compacted repair` mends them" if report.found else None
-    return Shown(verify_facts(report), pretty, failed=failed)
+    mend = "Next: queuekeeper compacted repair CLIENT --dry-run" if report.violations else ""
+    return Shown(verify_facts(report), pretty, failed=failed, then=mend)
 
 
 @command(app, also=PLANS)

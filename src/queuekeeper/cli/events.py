@@ -139,20 +139,18 @@ def read(
     if not page.items and not call.broker.has_group(group):
         raise UsageError(f"there is no group {group}: `queuekeeper events subscriptions` shows those that subscribe")
 
-    def pretty() -> Iterator[Any]:
-        if not page.items:
-            yield f"Group {printable(group)} has read everything that was dispatched to it."
-            return
-        columns: dict[str, Any] = {"event": "event.id", "published": "event.published_at", "topic": "event.topic"}
-        columns |= {"subscriptions": lambda each: len(each.subscription_ids)} | _payload(content)
-        yield listing(f"Group {group}", page.items, columns)
-        yield f"\nNext: --cursor {page.next_cursor}"
-
+    columns: dict[str, Any] = {"event": "event.id", "published": "event.published_at", "topic": "event.topic"}
+    columns |= {"subscriptions": lambda each: len(each.subscription_ids)} | _payload(content)
+    nothing = f"Group {printable(group)} has read everything that was dispatched to it."
     events = [
         _event_facts(item.event, content=content) | {"subscription_ids": list(item.subscription_ids)}
         for item in page.items
     ]
-    return Shown({"events": events, "next_cursor": page.next_cursor}, pretty)
+    return Shown(
+        {"events": events, "next_cursor": page.next_cursor},
+        lambda: [listing(f"Group {group}", page.items, columns) if page.items else nothing],
+        then=f"Next: --cursor {page.next_cursor}" if page.items else "",
+    )
 
 
 def _payload(content: bool) -> dict[str, Any]:
@@ -225,17 +223,14 @@ def dead_letters(
     """
     letters = call.broker.dead_letters(group_id=group, after=after, limit=limit)
 
-    def pretty() -> Iterator[Any]:
-        if not letters:
-            yield "There are no dead letters."
-            return
-        columns = {"number": "dead_letter_id", "died": "died_at", "group": "group_id", "handler": "handler"}
-        columns |= {"topic": "event.topic", "attempts": "attempts", "reason": "reason"}
-        yield listing("Dead letters", letters, columns | _payload(content))
-        yield "\nNext: queuekeeper events replay NUMBER..."
-
+    columns = {"number": "dead_letter_id", "died": "died_at", "group": "group_id", "handler": "handler"}
+    columns |= {"topic": "event.topic", "attempts": "attempts", "reason": "reason"} | _payload(content)
     facts = [plain(letter) | {"event": _event_facts(letter.event, content=content)} for letter in letters]
-    return Shown({"dead_letters": facts}, pretty)
+    return Shown(
+        {"dead_letters": facts},
+        lambda: [listing("Dead letters", letters, columns) if letters else "There are no dead letters."],
+        then="Next: queuekeeper events replay NUMBER..." if letters else "",
+    )
 
 
 @command(app, also=PLANS)

@@ -409,18 +409,16 @@ def list_dead(
 
         return made
 
-    def pretty() -> Iterator[Any]:
-        if not page.letters:
-            yield f"There are no dead letters of {printable(consumer)} there."
-            return
-        columns = {"id": "id", "died": "died_ms", "reason": "reason", "attempts": "attempts", "stalls": "stalls"}
-        contents = {"bytes": of_body(len)} | ({"body": of_body(shown_bytes)} if show_bodies else {})
-        yield listing(f"Dead letters of {consumer}: {page.total:,}", page.letters, columns | contents)
-        if page.next_offset is not None:
-            yield f"\nMore: --offset {page.next_offset}"
-
+    columns = {"id": "id", "died": "died_ms", "reason": "reason", "attempts": "attempts", "stalls": "stalls"}
+    columns |= {"bytes": of_body(len)} | ({"body": of_body(shown_bytes)} if show_bodies else {})
+    title = f"Dead letters of {consumer}: {page.total:,}"
+    nothing = f"There are no dead letters of {printable(consumer)} there."
     facts = {"queue": queue, "consumer": consumer, "total": page.total, "next_offset": page.next_offset}
-    return Shown(facts | {"letters": [letter_facts(each, content=show_bodies) for each in page.letters]}, pretty)
+    return Shown(
+        facts | {"letters": [letter_facts(each, content=show_bodies) for each in page.letters]},
+        lambda: [listing(title, page.letters, columns) if page.letters else nothing],
+        then="" if page.next_offset is None else f"More: --offset {page.next_offset}",
+    )
 
 
 def _wanted(ids: list[int] | None, *, everything: bool) -> list[int] | None:
@@ -489,12 +487,12 @@ def register(
     wanted: ConsumerOptions = forms.consumer_options(**options)
     report = call.queues.register(queue, consumer=consumer, options=wanted, start=forms.start(start))
 
-    def pretty() -> Iterator[Any]:
-        yield pairs("Registered", told(report) | told(report.options))
-        if not report.created and report.options != wanted:
-            yield "\nIt was registered before, and keeps the options that it has: `configure` changes them."
-
-    return Shown(report, pretty)
+    before = "It was registered before, and keeps the options that it has: `configure` changes them."
+    return Shown(
+        report,
+        lambda: [pairs("Registered", told(report) | told(report.options))],
+        then=before if not report.created and report.options != wanted else "",
+    )
 
 
 @command(app, also=PLANS)
@@ -660,11 +658,11 @@ def verify(
         if facts["findings"]:
             columns = {name: name for name in ("problem", "id", "consumer", "found", "expected")}
             yield listing("Findings", facts["findings"], columns)
-            yield "\nNext: queuekeeper fanout repair QUEUE --dry-run"
 
     found = facts["found"]
     words = f"the keys of {queue!r} disagree in {found:,} places: `queuekeeper fanout repair` mends them"
-    return Shown(facts, pretty, failed=words if found else None)
+    mend = "Next: queuekeeper fanout repair QUEUE --dry-run" if facts["findings"] else ""
+    return Shown(facts, pretty, failed=words if found else None, then=mend)
 
 
 @command(app, also=PLANS)

@@ -18,7 +18,7 @@ import typer
 from queuekeeper.cli import context, foreign_writers, jobs
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, record, screen, table
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, screen, table
 from queuekeeper.cli.run_control import agree
 from queuekeeper.cli.sessions import owners_stores, replay_shown
 from queuekeeper.errors import QueuekeeperError, UsageError
@@ -118,7 +118,7 @@ def plan(
         from queuekeeper.migration.plan import plan_migration
 
         made = plan_migration(spark, postgres_url=source, redis_url=target, parameters=parameters, run_id=run_id)
-    return Shown(_plan_facts(made), lambda: [*_plan(made), f"\nNext: queuekeeper migrate copy {made.plan_id}"])
+    return Shown(_plan_facts(made), lambda: _plan(made), then=f"Next: queuekeeper migrate copy {made.plan_id}")
 
 
 @command(app, also=CONFIRMS)
@@ -141,7 +141,7 @@ def copy(
 
         with _bar(source, plan_id=plan_id, step="copy", total=total):
             report = copy_sessions(spark, postgres_url=source, redis_url=target, plan_id=plan_id, cohorts=cohorts)
-    return Shown(report, lambda: [record("Copy", report), f"\nNext: queuekeeper migrate verify {plan_id}"])
+    return Shown(report, "Copy", then=f"Next: queuekeeper migrate verify {plan_id}")
 
 
 @command(app)

@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
 from datetime import UTC, date, datetime
 from enum import Enum
+from itertools import chain
 from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -83,11 +84,13 @@ class Shown:
         stay on their lines, and strings, which are wrapped.
     :param failed: makes the exit code 1, and goes to stderr; empty where what is shown says it; an error, where it has
         an exit code of its own.
+    :param then: what to do next, or to know besides; people see it below, behind an empty line.
     """
 
     facts: Any
     view: str | Callable[[], Iterable[Table | Text | str]]
     failed: str | QueuekeeperError | None = None
+    then: str = ""
 
 
 def show_result(shown: Shown, *, as_json: bool) -> None:
@@ -100,7 +103,8 @@ def show_result(shown: Shown, *, as_json: bool) -> None:
         sys.stdout.write(json.dumps(plain(shown.facts), ensure_ascii=False, indent=2) + "\n")
         sys.stdout.flush()
     else:
-        print_parts(screen(), [record(view, shown.facts)] if isinstance(view, str) else view())
+        parts = [record(view, shown.facts)] if isinstance(view, str) else view()
+        print_parts(screen(), chain(parts, [f"\n{shown.then}"] if shown.then else []))
     if isinstance(failed, QueuekeeperError):
         raise failed
     if failed is not None:

@@ -161,10 +161,10 @@ def profile(
     read: dict[str, Any] = {"parquet": parquet_directory, "spark_master": spark_master}
     reports = _profiles(call, parameters, stores=STORES[store], now_ms=system_clock(), **read)
     named = " ".join(f"--profile {report.profile_id}" for report in reports)
-    tables = [(f"Profile of {report.store}", report) for report in reports]
     return Shown(
         reports,
-        lambda: [*(record(title, report) for title, report in tables), f"\nNext: queuekeeper quality run {named}"],
+        lambda: (record(f"Profile of {report.store}", report) for report in reports),
+        then=f"Next: queuekeeper quality run {named}",
     )
 
 
