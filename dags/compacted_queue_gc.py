@@ -24,30 +24,24 @@ from pathlib import Path
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TriggerRule
 
-from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
 from queuekeeper.jobs.common import Connections, DryRun, UndoRetention
 from queuekeeper.maintenance.compacted.model import CollectionParameters
 
 JOB = Path(__file__).stem
-CONNECTIONS = {
-    "postgres_conn_id": "{{ params.postgres_conn_id }}",
-    "redis_conn_id": "{{ params.redis_conn_id }}",
-}
 
 with DAG(
     Path(__file__).stem,
     description="Collect what compacted queues may lose by their retention: plan, collect, look again.",
     doc_md=__doc__,
     schedule="20 * * * *",
-    start_date=START,
-    catchup=False,
     is_paused_upon_creation=True,
-    max_active_runs=1,
     params=form(DryRun, CollectionParameters, UndoRetention, Connections),
-    default_args={**default_args(), **CONNECTIONS, "job": JOB},
-    tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
+    default_args={**default_args(), **connections("postgres", "redis"), "job": JOB},
+    tags=tags(Tag.MAINTENANCE, Tag.REDIS),
+    **ONE_AT_A_TIME,
 ):
     plan = PlanJobOperator(task_id="plan", job=JOB, pool=Pool.REDIS, execution_timeout=timedelta(hours=6))
     collect = ApplyJobShareOperator.partial(

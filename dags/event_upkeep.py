@@ -24,7 +24,7 @@ from typing import Any
 
 from airflow.sdk import DAG, TriggerRule
 
-from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.event_upkeep import (
     MendEventsOperator,
@@ -44,13 +44,11 @@ with DAG(
     description="Expire subscriptions, repeat what was never dispatched, watch polls, ages and bloat, report.",
     doc_md=__doc__,
     schedule="*/15 * * * *",
-    start_date=START,
-    catchup=False,
     is_paused_upon_creation=True,
-    max_active_runs=1,
     params=form(DryRun, UpkeepParameters, PostgresConnection),
-    default_args={**default_args(), "postgres_conn_id": "{{ params.postgres_conn_id }}"},
-    tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.POSTGRES.value],
+    default_args={**default_args(), **connections("postgres")},
+    tags=tags(Tag.MAINTENANCE, Tag.POSTGRES),
+    **ONE_AT_A_TIME,
 ):
     plan = PlanJobOperator(task_id="plan", **OF_JOB)
     mend = [

@@ -27,7 +27,7 @@ from pathlib import Path
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TriggerRule
 
-from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.jobs import (
@@ -41,10 +41,6 @@ from queuekeeper.jobs.common import Approval, Connections, DryRun, UndoRetention
 from queuekeeper.maintenance.cleanup.model import CleanupParameters
 
 JOB = Path(__file__).stem
-CONNECTIONS = {
-    "postgres_conn_id": "{{ params.postgres_conn_id }}",
-    "redis_conn_id": "{{ params.redis_conn_id }}",
-}
 SUMMARY = "ti.xcom_pull(task_ids='summarise_plan')"
 RUN_ID = "{{ ti.xcom_pull(task_ids='plan', key='maintenance_run_id') }}"
 
@@ -53,12 +49,10 @@ with DAG(
     description="Clean sessions in Redis of what has expired: plan, approve, clean, look again.",
     doc_md=__doc__,
     schedule=None,
-    start_date=START,
-    catchup=False,
-    max_active_runs=1,
     params=form(DryRun, CleanupParameters, UndoRetention, Approval, Connections),
-    default_args={**default_args(), **CONNECTIONS, "job": JOB},
-    tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
+    default_args={**default_args(), **connections("postgres", "redis"), "job": JOB},
+    tags=tags(Tag.MAINTENANCE, Tag.REDIS),
+    **ONE_AT_A_TIME,
 ):
     plan = PlanJobOperator(task_id="plan", job=JOB, pool=Pool.REDIS)
     summarise = SummariseJobOperator(task_id="summarise_plan", maintenance_run_id=RUN_ID, pool=Pool.POSTGRES)

@@ -29,7 +29,7 @@ from typing import Any
 
 from airflow.sdk import DAG, TriggerRule, XComArg, task_group
 
-from queuekeeper.airflow.defaults import START, Pool, Tag, default_args, spark_jobs
+from queuekeeper.airflow.defaults import START, Pool, Tag, connections, default_args, spark_jobs, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.jobs import CheckReportOperator
 from queuekeeper.airflow.operators.partitions import (
@@ -77,11 +77,8 @@ with DAG(
     # them and end within minutes, so there is always one more to create partitions.
     max_active_runs=6,
     params=form(DryRun, PartitionWish, Approval, PostgresConnection, SparkConnection),
-    default_args={
-        **default_args(),
-        "postgres_conn_id": "{{ params.postgres_conn_id }}",
-    },
-    tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.POSTGRES.value, Tag.SPARK.value],
+    default_args={**default_args(), **connections("postgres")},
+    tags=tags(Tag.MAINTENANCE, Tag.POSTGRES, Tag.SPARK),
 ):
     tables = ListPartitionedTablesOperator(task_id="list_tables", **POSTGRES)
 

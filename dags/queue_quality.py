@@ -29,7 +29,7 @@ from typing import Any
 
 from airflow.sdk import DAG, TriggerRule
 
-from queuekeeper.airflow.defaults import START, Pool, Tag, default_args, spark_jobs
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, spark_jobs, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.quality import (
     ProfileQueuesOperator,
@@ -40,11 +40,6 @@ from queuekeeper.airflow.operators.quality import (
 from queuekeeper.jobs.common import Connections, SparkConnection
 from queuekeeper.quality.profile_model import ProfileRules, QualityWish
 
-CONNECTIONS = {
-    "postgres_conn_id": "{{ params.postgres_conn_id }}",
-    "redis_conn_id": "{{ params.redis_conn_id }}",
-    "spark_conn_id": "{{ params.spark_conn_id }}",
-}
 SPARK: dict[str, Any] = {"pool": Pool.SPARK.value, "execution_timeout": timedelta(hours=6)}
 
 with DAG(
@@ -52,13 +47,11 @@ with DAG(
     description="Profile the queues, check them, report what is wrong and what mends it, block dependents if it must.",
     doc_md=__doc__,
     schedule="*/15 * * * *",
-    start_date=START,
-    catchup=False,
     is_paused_upon_creation=True,
-    max_active_runs=1,
     params=form(QualityWish, ProfileRules, Connections, SparkConnection),
-    default_args={**default_args(), **CONNECTIONS, "spark_jobs": spark_jobs(__file__)},
-    tags=[Tag.QUEUEKEEPER.value, Tag.QUALITY.value, Tag.POSTGRES.value, Tag.REDIS.value, Tag.SPARK.value],
+    default_args={**default_args(), **connections("postgres", "redis", "spark"), "spark_jobs": spark_jobs(__file__)},
+    tags=tags(Tag.QUALITY, Tag.POSTGRES, Tag.REDIS, Tag.SPARK),
+    **ONE_AT_A_TIME,
 ):
     profile_redis = ProfileQueuesOperator(task_id="profile_redis", store="redis", **SPARK)
     profile_postgres = ProfileQueuesOperator(task_id="profile_postgres", store="postgres", **SPARK)

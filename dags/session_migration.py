@@ -38,7 +38,7 @@ from typing import Any
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TriggerRule
 
-from queuekeeper.airflow.defaults import START, Pool, Tag, default_args, spark_jobs
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, spark_jobs, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, CheckApprovalOperator, SummarisePlanOperator
 from queuekeeper.airflow.operators.migration import (
@@ -58,11 +58,6 @@ from queuekeeper.airflow.operators.report import ReportMigrationOperator
 from queuekeeper.jobs.common import Approval, Connections, DryRun, SparkConnection
 from queuekeeper.migration.model import CopyGroups, MigrationParameters, OnlineWish
 
-CONNECTIONS = {
-    "postgres_conn_id": "{{ params.postgres_conn_id }}",
-    "redis_conn_id": "{{ params.redis_conn_id }}",
-    "spark_conn_id": "{{ params.spark_conn_id }}",
-}
 SPARK: dict[str, Any] = {"pool": Pool.SPARK.value, "execution_timeout": timedelta(hours=12)}
 ONLINE: dict[str, Any] = {"pool": Pool.REDIS.value, "execution_timeout": timedelta(hours=12)}
 SUMMARY = "ti.xcom_pull(task_ids='summarise_plan')"
@@ -73,12 +68,10 @@ with DAG(
     description="Move persistent sessions from PostgreSQL to Redis: plan, approve, copy, verify or cut over, report.",
     doc_md=__doc__,
     schedule=None,
-    start_date=START,
-    catchup=False,
-    max_active_runs=1,
     params=form(DryRun, MigrationParameters, CopyGroups, OnlineWish, Approval, Connections, SparkConnection),
-    default_args={**default_args(), **CONNECTIONS, "spark_jobs": spark_jobs(__file__)},
-    tags=[Tag.QUEUEKEEPER.value, Tag.MIGRATION.value, Tag.POSTGRES.value, Tag.REDIS.value, Tag.SPARK.value],
+    default_args={**default_args(), **connections("postgres", "redis", "spark"), "spark_jobs": spark_jobs(__file__)},
+    tags=tags(Tag.MIGRATION, Tag.POSTGRES, Tag.REDIS, Tag.SPARK),
+    **ONE_AT_A_TIME,
 ):
     plan = PlanMigrationOperator(task_id="plan", **SPARK)
     summarise = SummarisePlanOperator(task_id="summarise_plan", pool=Pool.POSTGRES)

@@ -23,7 +23,7 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.jobs import SummariseJobOperator
@@ -31,10 +31,6 @@ from queuekeeper.airflow.operators.repair import ApplyRepairOperator, PlanRepair
 from queuekeeper.jobs.common import Approval, Connections, DryRunFirst, UndoRetention
 from queuekeeper.maintenance.remedies.model import RepairWish, Selection
 
-CONNECTIONS = {
-    "postgres_conn_id": "{{ params.postgres_conn_id }}",
-    "redis_conn_id": "{{ params.redis_conn_id }}",
-}
 REDIS: dict[str, Any] = {"pool": Pool.REDIS.value, "execution_timeout": timedelta(hours=12)}
 PLAN = "ti.xcom_pull(task_ids='plan')"
 RUN_ID = f"{{{{ {PLAN}['maintenance_run_id'] }}}}"
@@ -44,12 +40,10 @@ with DAG(
     description="Mend one kind of fault in sessions: plan, approve, apply, report.",
     doc_md=__doc__,
     schedule=None,
-    start_date=START,
-    catchup=False,
-    max_active_runs=1,
     params=form(RepairWish, DryRunFirst, Selection, UndoRetention, Approval, Connections),
-    default_args={**default_args(), **CONNECTIONS},
-    tags=[Tag.QUEUEKEEPER.value, Tag.MAINTENANCE.value, Tag.REDIS.value],
+    default_args={**default_args(), **connections("postgres", "redis")},
+    tags=tags(Tag.MAINTENANCE, Tag.REDIS),
+    **ONE_AT_A_TIME,
 ):
     plan = PlanRepairOperator(task_id="plan", **REDIS)
     summarise = SummariseJobOperator(

@@ -22,17 +22,13 @@ from typing import Any
 
 from airflow.sdk import DAG
 
-from queuekeeper.airflow.defaults import START, Pool, Tag, default_args
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.online import LookAtCohortsOperator, RollBackOperator
 from queuekeeper.jobs.common import Approval, Connections, DryRun
 from queuekeeper.migration.model import PlanChoice, RollbackWish
 
-CONNECTIONS = {
-    "postgres_conn_id": "{{ params.postgres_conn_id }}",
-    "redis_conn_id": "{{ params.redis_conn_id }}",
-}
 ONLINE: dict[str, Any] = {"pool": Pool.REDIS.value, "execution_timeout": timedelta(hours=12)}
 STEP = {"plan_id": "{{ params.plan_id }}", "cohorts": "{{ params.cohorts }}"}
 CLIENTS = "ti.xcom_pull(task_ids='look')['clients']"
@@ -42,12 +38,10 @@ with DAG(
     description="Give clients back from Redis to PostgreSQL: look, approve, roll back.",
     doc_md=__doc__,
     schedule=None,
-    start_date=START,
-    catchup=False,
-    max_active_runs=1,
     params=form(PlanChoice, RollbackWish, DryRun, Approval, Connections),
-    default_args={**default_args(), **CONNECTIONS},
-    tags=[Tag.QUEUEKEEPER.value, Tag.MIGRATION.value, Tag.POSTGRES.value, Tag.REDIS.value],
+    default_args={**default_args(), **connections("postgres", "redis")},
+    tags=tags(Tag.MIGRATION, Tag.POSTGRES, Tag.REDIS),
+    **ONE_AT_A_TIME,
 ):
     look = LookAtCohortsOperator(task_id="look", **STEP, **ONLINE)
     approve = ApprovePlanOperator(

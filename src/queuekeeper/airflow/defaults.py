@@ -20,6 +20,9 @@ SPARK_CONNECTION = "queuekeeper_spark"
 START = datetime(2026, 1, 1, tzinfo=UTC)
 """Start date of every DAG; runs before it make no sense, and a fixed one keeps the serialized DAG the same."""
 
+ONE_AT_A_TIME: dict[str, Any] = {"start_date": START, "catchup": False, "max_active_runs": 1}
+"""Arguments of a DAG whose runs follow one another."""
+
 
 class Pool(StrEnum):
     """Pools by what their tasks load. A task in a pool that nobody created is never scheduled."""
@@ -55,6 +58,19 @@ class Tag(StrEnum):
     SPARK = "spark"
     QUALITY = "quality"
     MAINTENANCE = "maintenance"
+
+
+def tags(*others: Tag) -> list[str]:
+    """Return the tags of a DAG, with the one that all have."""
+    return [Tag.QUEUEKEEPER.value, *(tag.value for tag in others)]
+
+
+def connections(*servers: str) -> dict[str, str]:
+    """Return which connections tasks use: those that the form names.
+
+    :param servers: ``postgres``, ``redis``, ``spark``.
+    """
+    return {f"{server}_conn_id": f"{{{{ params.{server}_conn_id }}}}" for server in servers}
 
 
 def retry_policy() -> ExceptionRetryPolicy:
