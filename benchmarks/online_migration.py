@@ -119,22 +119,7 @@ def plan(url: str, clients: Sequence[str]) -> None:
     """Store a plan of all clients, as a person would have approved it."""
     slots = [client_slot(each) for each in clients]
     planned = tuple(
-        CohortPlan(
-            cohort=each.cohort,
-            slot_first=each.slot_first,
-            slot_last=each.slot_last,
-            shard=each.shard,
-            sessions=sum(each.slot_first <= slot <= each.slot_last for slot in slots),
-            clients=0,
-            messages=0,
-            payload_bytes=0,
-            to_copy=0,
-            expired=0,
-            trimmed=0,
-            quarantined=0,
-            forecast_bytes=0,
-            longest_queue=0,
-        )
+        CohortPlan(**asdict(each), sessions=sum(each.slot_first <= slot <= each.slot_last for slot in slots))
         for each in cohorts(count=COHORTS, shards=[(0, 16_383, "redis")])
     )
     with postgres.connect(url, autocommit=True) as connection:

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -93,3 +94,28 @@ def seconds_at_work(browser: Browser, path: Path) -> float:
     metrics = {metric["name"]: metric["value"] for metric in session.send("Performance.getMetrics")["metrics"]}
     page.close()
     return float(metrics["TaskDuration"])
+
+
+def check_structure(page: Page, *, title: str) -> None:
+    """Check that a page is built for screen readers, and that what scrolls can be reached by Tab and has a name.
+
+    :param title: its beginning.
+    """
+    assert page.evaluate("document.documentElement.lang") == "en"
+    assert page.title().startswith(title)
+    levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((each) => Number(each.tagName[1]))")
+    assert levels[0] == 1
+    assert levels.count(1) == 1
+    assert all(after - before <= 1 for before, after in pairwise(levels))
+    assert page.locator("table:not(:has(caption))").count() == 0
+    assert page.locator("th:not([scope])").count() == 0
+    assert page.locator("figure svg:not([role=img][aria-label])").count() == 0
+    duplicates = page.evaluate(
+        "(() => { const ids = [...document.querySelectorAll('[id]')].map((each) => each.id);"
+        " return ids.length - new Set(ids).size; })()"
+    )
+    assert duplicates == 0
+    unreachable = page.evaluate(
+        "[...document.querySelectorAll('.scroll')].filter((each) => each.tabIndex !== 0 || !each.ariaLabel).length"
+    )
+    assert unreachable == 0

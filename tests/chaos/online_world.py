@@ -68,22 +68,7 @@ def save_plan(connection: Connection, clients: Sequence[str], *, count: int = CO
     """Store a plan for all slots, as the job makes it, without its counts of messages."""
     slots = [client_slot(client_id) for client_id in clients]
     planned = tuple(
-        CohortPlan(
-            cohort=each.cohort,
-            slot_first=each.slot_first,
-            slot_last=each.slot_last,
-            shard=each.shard,
-            sessions=sum(each.slot_first <= slot <= each.slot_last for slot in slots),
-            clients=0,
-            messages=0,
-            payload_bytes=0,
-            to_copy=0,
-            expired=0,
-            trimmed=0,
-            quarantined=0,
-            forecast_bytes=0,
-            longest_queue=0,
-        )
+        CohortPlan(**asdict(each), sessions=sum(each.slot_first <= slot <= each.slot_last for slot in slots))
         for each in cohorts(count=count, shards=[(0, 16_383, "redis")])
     )
     plan = MigrationPlan(

@@ -182,17 +182,8 @@ class OnlineWorld:
         found = [0] * keyspace.SLOTS
         for client_id in self.clients():
             found[client_slot(client_id)] += 1
-        zero: dict[str, Any] = dict.fromkeys(
-            ("messages", "payload_bytes", "to_copy", "expired", "trimmed", "quarantined", "forecast_bytes"), 0
-        )
         planned = tuple(
-            CohortPlan(
-                **asdict(each),
-                sessions=sum(found[each.slot_first : each.slot_last + 1]),
-                clients=0,
-                longest_queue=0,
-                **zero,
-            )
+            CohortPlan(**asdict(each), sessions=sum(found[each.slot_first : each.slot_last + 1]))
             for each in cohorts(count=count, shards=redis_client.shards(self.client))
         )
         parameters = MigrationParameters(

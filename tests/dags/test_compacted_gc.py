@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk.exceptions import ParamValidationError
 from airflow.utils.db import initdb
 
 from queuekeeper import postgres
@@ -122,27 +121,6 @@ def test_queue_that_cannot_be_collected_turns_the_report_red_once_it_is_written(
     with pytest.raises(CheckFailed, match=r"1 queues cannot be collected: `queuekeeper quality run --store compacted`"):
         report.execute({"dag_run": FakeRun({})})  # type: ignore[typeddict-item]
     assert len(list((tmp_path / "reports").glob("compacted-*.html"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("policy", "all"),
-        ("retention_s", -1),
-        ("tombstone_s", 1.5),
-        ("override", "yes"),
-        ("max_operations_per_s", 0),
-        ("max_run_minutes", 0),
-        ("max_jitter_s", 3_601),
-        ("shares", 65),
-        ("undo_retention_days", 0),
-        ("key_prefix", "{a}"),
-        ("redis_conn_id", "a b"),
-    ],
-)
-def test_bad_values_are_refused_by_the_form(collection: DAG, name: str, value: Any) -> None:
-    with pytest.raises(ParamValidationError, match=f"Invalid input for param {name}"):
-        collection.params[name] = value
 
 
 def test_defaults_are_those_of_the_collection_itself(collection: DAG) -> None:

@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.sdk.exceptions import ParamValidationError
 from airflow.utils.db import initdb
 
 from queuekeeper import postgres
@@ -126,26 +125,6 @@ def test_queue_that_cannot_be_repaired_turns_the_report_red_once_it_is_written(w
     with pytest.raises(CheckFailed, match=r"1 queues cannot be repaired: the log of the plan says why"):
         report.execute({"dag_run": FakeRun({})})  # type: ignore[typeddict-item]
     assert len(list((tmp_path / "reports").glob("fanout-*.html"))) == 1
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("queues", "orders"),
-        ("queues", [""]),
-        ("unregister", "yes"),
-        ("idle_expiry_s", 0),
-        ("max_stalls", -1),
-        ("max_operations_per_s", 0),
-        ("max_run_minutes", 0),
-        ("shares", 65),
-        ("key_prefix", "{a}"),
-        ("redis_conn_id", "a b"),
-    ],
-)
-def test_bad_values_are_refused_by_the_form(repair: DAG, name: str, value: Any) -> None:
-    with pytest.raises(ParamValidationError, match=f"Invalid input for param {name}"):
-        repair.params[name] = value
 
 
 def test_defaults_are_those_of_the_repair_itself(repair: DAG) -> None:

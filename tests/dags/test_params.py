@@ -1,10 +1,12 @@
-"""The form of a migration refuses what no migration could honour, and names that it does not have."""
+"""Forms refuse what no run could honour, and names that they do not have."""
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
+from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import DAG
 from airflow.sdk.exceptions import ParamValidationError
 
@@ -14,36 +16,94 @@ from queuekeeper.migration.model import MigrationParameters
 
 pytestmark = pytest.mark.dags
 
-BAD: list[tuple[str, Any]] = [
-    ("mode", "hot"),
-    ("bad_rows", "drop"),
-    ("dry_run", "yes"),
-    ("cohorts", ""),
-    ("cohorts", "1;2"),
-    ("cohorts", "0-"),
-    ("cohorts", "all,1"),
-    ("cohorts", "--master"),
-    ("cohort_count", 0),
-    ("cohort_count", 16_385),
-    ("cohort_count", 1.5),
-    ("copy_groups", 0),
-    ("limit", 0),
-    ("limit", 65_536),
-    ("limit", "10"),
-    ("default_ttl_s", 0),
-    ("default_ttl_s", -1),
-    ("default_ttl_s", 4_294_967_296),
-    ("quarantine_cap_percent", -0.1),
-    ("quarantine_cap_percent", 100.1),
-    ("throttle_messages_per_s", 0),
-    ("throttle_messages_per_s", 1.5),
-    ("key_prefix", "{a}"),
-    ("approval_timeout_minutes", 0),
-    ("postgres_conn_id", ""),
-    ("postgres_conn_id", "a b"),
-    ("redis_conn_id", "{{ conn.x.password }}"),
-    ("spark_conn_id", "a|b"),
-]
+BAD: dict[str, list[tuple[str, Any]]] = {
+    "session_migration": [
+        ("mode", "hot"),
+        ("bad_rows", "drop"),
+        ("dry_run", "yes"),
+        ("cohorts", ""),
+        ("cohorts", "1;2"),
+        ("cohorts", "0-"),
+        ("cohorts", "all,1"),
+        ("cohorts", "--master"),
+        ("cohort_count", 0),
+        ("cohort_count", 16_385),
+        ("cohort_count", 1.5),
+        ("copy_groups", 0),
+        ("limit", 0),
+        ("limit", 65_536),
+        ("limit", "10"),
+        ("default_ttl_s", 0),
+        ("default_ttl_s", -1),
+        ("default_ttl_s", 4_294_967_296),
+        ("quarantine_cap_percent", -0.1),
+        ("quarantine_cap_percent", 100.1),
+        ("throttle_messages_per_s", 0),
+        ("throttle_messages_per_s", 1.5),
+        ("key_prefix", "{a}"),
+        ("approval_timeout_minutes", 0),
+        ("postgres_conn_id", ""),
+        ("postgres_conn_id", "a b"),
+        ("redis_conn_id", "{{ conn.x.password }}"),
+        ("spark_conn_id", "a|b"),
+    ],
+    "expired_reference_cleanup": [
+        ("dry_run", "yes"),
+        ("default_ttl_s", 0),
+        ("limit", 65_536),
+        ("grace_s", 0),
+        ("idle_days", 0),
+        ("max_operations_per_s", 0),
+        ("max_run_minutes", 1.5),
+        ("shares", 65),
+        ("undo_retention_days", 0),
+        ("key_prefix", "{a}"),
+        ("approval_timeout_minutes", 0),
+        ("redis_conn_id", "a b"),
+    ],
+    "compacted_queue_gc": [
+        ("policy", "all"),
+        ("retention_s", -1),
+        ("tombstone_s", 1.5),
+        ("override", "yes"),
+        ("max_operations_per_s", 0),
+        ("max_run_minutes", 0),
+        ("max_jitter_s", 3_601),
+        ("shares", 65),
+        ("undo_retention_days", 0),
+        ("key_prefix", "{a}"),
+        ("redis_conn_id", "a b"),
+    ],
+    "fanout_repair": [
+        ("queues", "orders"),
+        ("queues", [""]),
+        ("unregister", "yes"),
+        ("idle_expiry_s", 0),
+        ("max_stalls", -1),
+        ("max_operations_per_s", 0),
+        ("max_run_minutes", 0),
+        ("shares", 65),
+        ("key_prefix", "{a}"),
+        ("redis_conn_id", "a b"),
+    ],
+    "event_upkeep": [
+        ("dry_run", "yes"),
+        ("max_stall_s", 0),
+        ("max_operations_per_s", 0),
+        ("max_freeze_percent", 0),
+        ("max_bloat_percent", 101),
+        ("postgres_conn_id", "a b"),
+    ],
+    "partition_maintenance": [
+        ("tables", "visits"),
+        ("dry_run", "yes"),
+        ("override_consumers", 1),
+        ("archive_directory", "relative"),
+        ("approval_timeout_minutes", 0),
+        ("postgres_conn_id", "a b"),
+        ("spark_conn_id", ""),
+    ],
+}
 
 GOOD: list[tuple[str, Any]] = [
     ("cohorts", "0-3, 7,12-15"),
@@ -61,10 +121,12 @@ GOOD: list[tuple[str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("name", "value"), BAD)
-def test_bad_values_are_refused_by_the_form(session_migration: DAG, name: str, value: Any) -> None:
+@pytest.mark.parametrize(
+    ("dag_id", "name", "value"), [(dag_id, name, value) for dag_id, values in BAD.items() for name, value in values]
+)
+def test_bad_values_are_refused_by_the_form(dag_bag: DagBag, dag_id: str, name: str, value: Any) -> None:
     with pytest.raises(ParamValidationError, match=f"Invalid input for param {name}"):
-        session_migration.params[name] = value
+        copy.deepcopy(dag_bag.dags[dag_id].params)[name] = value
 
 
 @pytest.mark.parametrize(("name", "value"), GOOD)

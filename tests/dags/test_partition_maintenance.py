@@ -16,7 +16,7 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.models.taskinstance import TaskInstance
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk.bases.xcom import BaseXCom as XCom
-from airflow.sdk.exceptions import ParamValidationError, TaskDeferred
+from airflow.sdk.exceptions import TaskDeferred
 from airflow.utils.db import initdb
 from airflow.utils.session import create_session
 
@@ -421,23 +421,6 @@ def test_paused_run_holds_no_worker_and_goes_on_behind_what_is_done(
         if each.action == audit.Action.APPLY
     ]
     assert [len(each) for each in changed] == [2, 1]
-
-
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        ("tables", "visits"),
-        ("dry_run", "yes"),
-        ("override_consumers", 1),
-        ("archive_directory", "relative"),
-        ("approval_timeout_minutes", 0),
-        ("postgres_conn_id", "a b"),
-        ("spark_conn_id", ""),
-    ],
-)
-def test_bad_values_are_refused_by_the_form(maintenance: DAG, name: str, value: Any) -> None:
-    with pytest.raises(ParamValidationError, match=f"Invalid input for param {name}"):
-        maintenance.params[name] = value
 
 
 def test_it_is_wired_as_it_is_drawn(maintenance: DAG) -> None:

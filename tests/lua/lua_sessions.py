@@ -545,11 +545,12 @@ def contents(client: RedisClient) -> dict[str, tuple[Any, int]]:
     found: dict[str, tuple[Any, int]] = {}
     for _, node in nodes(client):
         for key in node.scan_iter(count=1_000):
-            found[key.decode()] = (_value(node, key), int(node.pexpiretime(key)))
+            found[key.decode()] = (value_of(node, key), int(node.pexpiretime(key)))
     return found
 
 
-def _value(node: redis.Redis, key: bytes) -> Any:
+def value_of(node: redis.Redis, key: bytes) -> Any:
+    """Return what a key of a session holds."""
     match node.type(key):
         case b"string":
             return node.get(key)

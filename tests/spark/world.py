@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import redis
+from lua_sessions import value_of
 from pyspark.sql import SparkSession
 
 from queuekeeper import keyspace, postgres, redis_client
@@ -156,7 +156,7 @@ class World:
         found: dict[bytes, tuple[Any, int]] = {}
         for _, node in nodes(self.client):
             for key in node.scan_iter(count=1_000):
-                found[key] = (_value(node, key), int(node.pexpiretime(key)))
+                found[key] = (value_of(node, key), int(node.pexpiretime(key)))
         return found
 
     def reset(self) -> None:
@@ -189,18 +189,6 @@ def sessions_in(contents: dict[bytes, tuple[Any, int]], names: set[str], *, pref
         found[name] = Target(messages=messages, last_packet_id=None if counter is None else int(counter))
     assert left == {}
     return found
-
-
-def _value(node: redis.Redis, key: bytes) -> Any:
-    match node.type(key):
-        case b"string":
-            return node.get(key)
-        case b"hash":
-            return node.hgetall(key)
-        case b"zset":
-            return node.zrange(key, 0, -1, withscores=True)
-        case other:
-            raise AssertionError(f"{key!r} is a {other!r}, which no migration writes")
 
 
 def kill_the_dying(connection: Connection, *, now_ms: int) -> None:

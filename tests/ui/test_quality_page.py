@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ from playwright.sync_api import Browser
 from queuekeeper.quality.report import compose_report, write_report
 from queuekeeper.quality.report_model import PublishedReport
 from tests import quality_samples as samples
-from tests.browser import CONTRASTS, chromium, opened, pictured, seconds_at_work
+from tests.browser import CONTRASTS, check_structure, chromium, opened, pictured, seconds_at_work
 
 pytestmark = pytest.mark.ui
 
@@ -89,20 +88,7 @@ def test_hostile_texts_stay_text(browser: Browser, tmp_path: Path) -> None:
 
 def test_the_page_is_built_for_screen_readers_and_keyboards(browser: Browser, report_file: Path) -> None:
     page, _, _ = opened(browser, report_file, viewport={"width": 400, "height": 800})
-
-    assert page.evaluate("document.documentElement.lang") == "en"
-    assert page.title().startswith("Failed: queue quality")
-    levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((each) => Number(each.tagName[1]))")
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in pairwise(levels))
-    assert page.locator("table:not(:has(caption))").count() == 0
-    assert page.locator("th:not([scope])").count() == 0
-    assert page.locator("figure svg:not([role=img][aria-label])").count() == 0
-    unreachable = page.evaluate(
-        "[...document.querySelectorAll('.scroll')].filter((each) => each.tabIndex !== 0 || !each.ariaLabel).length"
-    )
-    assert unreachable == 0
+    check_structure(page, title="Failed: queue quality")
     # By keyboard alone: Tab comes to the first remedy.
     for _ in range(12):
         page.keyboard.press("Tab")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,7 @@ from playwright.sync_api import Browser
 
 from queuekeeper.migration.report import compose_report, write_report
 from tests import report_samples as samples
-from tests.browser import CONTRASTS, chromium, opened, pictured, seconds_at_work
+from tests.browser import CONTRASTS, check_structure, chromium, opened, pictured, seconds_at_work
 
 pytestmark = pytest.mark.ui
 
@@ -72,26 +71,7 @@ def test_hostile_ids_stay_text(browser: Browser, report_file: Path) -> None:
 
 def test_the_page_is_built_for_screen_readers_and_keyboards(browser: Browser, report_file: Path) -> None:
     page, _, _ = opened(browser, report_file, viewport={"width": 400, "height": 800})
-
-    assert page.evaluate("document.documentElement.lang") == "en"
-    assert page.title().startswith("Not balanced: session migration")
-    levels = page.evaluate("[...document.querySelectorAll('h1,h2,h3')].map((each) => Number(each.tagName[1]))")
-    assert levels[0] == 1
-    assert levels.count(1) == 1
-    assert all(after - before <= 1 for before, after in pairwise(levels))
-    assert page.locator("table:not(:has(caption))").count() == 0
-    assert page.locator("th:not([scope])").count() == 0
-    assert page.locator("figure svg:not([role=img][aria-label])").count() == 0
-    duplicates = page.evaluate(
-        "(() => { const ids = [...document.querySelectorAll('[id]')].map((each) => each.id);"
-        " return ids.length - new Set(ids).size; })()"
-    )
-    assert duplicates == 0
-    # What can be scrolled can be reached by Tab, and has a name.
-    unreachable = page.evaluate(
-        "[...document.querySelectorAll('.scroll')].filter((each) => each.tabIndex !== 0 || !each.ariaLabel).length"
-    )
-    assert unreachable == 0
+    check_structure(page, title="Not balanced: session migration")
     board = page.get_by_role("link", name="failed").first
     board.click()
     assert page.url.endswith("#cohort-7")

@@ -299,16 +299,16 @@ class CohortPlan(Cohort):
     """
 
     sessions: int
-    clients: int
-    messages: int
-    payload_bytes: int
-    to_copy: int
-    expired: int
-    trimmed: int
-    quarantined: int
+    clients: int = 0
+    messages: int = 0
+    payload_bytes: int = 0
+    to_copy: int = 0
+    expired: int = 0
+    trimmed: int = 0
+    quarantined: int = 0
     quarantined_by_reason: dict[str, int] = field(default_factory=dict)
-    forecast_bytes: int
-    longest_queue: int
+    forecast_bytes: int = 0
+    longest_queue: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
