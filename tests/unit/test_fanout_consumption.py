@@ -40,7 +40,7 @@ class Hand:
         self.run = Consumption(
             server, "orders", lambda message: None, consumer="billing", rules=WorkRules(**rules), options=None,
             start=Start.NEW, register=False, middleware=(), draw=lambda: 0.0, began=lambda: None,
-            attempt=BlockingAttempt, listen=lambda timeout_s: lambda: timeout_s,
+            attempt=BlockingAttempt, listen=lambda timeout_s: timeout_s,
             now_s=lambda: self.now_s,
         ).run()  # fmt: skip
         self.step = next(self.run)

@@ -136,7 +136,7 @@ class Consumption:
         rules: ReadRules,
         attempt: Callable[[Assignment], Callable[[], Any]],
         began: Callable[[], None],
-        now_s: Callable[[], float],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         check_group(group_id)
         self.group_id = group_id
@@ -513,11 +513,7 @@ class EventConsumer(EventService[None]):
         self._rules = rules or ReadRules()
         super().__init__(url, noun="consumer", threads=threads)
         self.operations: Consumption = Consumption(
-            group_id=group_id,
-            rules=self._rules,
-            attempt=blocking_attempt,
-            began=self._begins.set,
-            now_s=time.monotonic,
+            group_id=group_id, rules=self._rules, attempt=blocking_attempt, began=self._begins.set
         )
 
     @property
@@ -608,11 +604,7 @@ class AsyncEventConsumer(AsyncEventService[None]):
         self._rules = rules or ReadRules()
         super().__init__(url, noun="consumer")
         self.operations: Consumption = Consumption(
-            group_id=group_id,
-            rules=self._rules,
-            attempt=awaited_attempt,
-            began=self._begins.set,
-            now_s=time.monotonic,
+            group_id=group_id, rules=self._rules, attempt=awaited_attempt, began=self._begins.set
         )
 
     @property

@@ -103,6 +103,10 @@ def _weighed(event: NewEvent) -> _Part:
     return event, len(json_of("payload", event.payload)) + len(metadata)
 
 
+def _size(part: _Part) -> int:
+    return part[1]
+
+
 def _check_bounds(*, max_batch: int, max_pending: int, linger_s: float) -> None:
     check_integer("max_batch", max_batch, 1, MAX_EVENTS_PER_CALL)
     check_integer("max_pending", max_pending, 1, 10_000_000)
@@ -140,14 +144,9 @@ class EventProducer(Closing):
         self._broker = broker
         self._enqueued: _Enqueued[concurrent.futures.Future[str]] = _Enqueued(max_pending)
         self._batches: ThreadBatches[_Part, str] = ThreadBatches(
-            self._store,
-            size=lambda part: part[1],
-            most=max_batch,
-            most_bytes=BYTES_PER_COPY,
-            max_pending=max_pending,
-            linger_s=linger_s,
-            name="queuekeeper-producer",
-        )
+            self._store, size=_size, most=max_batch, most_bytes=BYTES_PER_COPY, max_pending=max_pending,
+            linger_s=linger_s, name="queuekeeper-producer",
+        )  # fmt: skip
 
     def enqueue(self, event: NewEvent) -> concurrent.futures.Future[str]:
         """Accept an event, and wait only if there is no room.
@@ -209,14 +208,9 @@ class AsyncEventProducer(AsyncClosing):
         self._broker = broker
         self._enqueued: _Enqueued[asyncio.Future[str]] = _Enqueued(max_pending)
         self._batches: Batches[None, _Part, str] = Batches(
-            self._store,
-            size=lambda part: part[1],
-            most=max_batch,
-            most_bytes=BYTES_PER_COPY,
-            max_pending=max_pending,
-            max_queues=1,
-            linger_s=linger_s,
-        )
+            self._store, size=_size, most=max_batch, most_bytes=BYTES_PER_COPY, max_pending=max_pending,
+            linger_s=linger_s, max_queues=1,
+        )  # fmt: skip
 
     async def enqueue(self, event: NewEvent) -> asyncio.Future[str]:
         """Accept an event, and wait only if there is no room; otherwise as :meth:`EventProducer.enqueue`."""

@@ -108,7 +108,7 @@ class Consumption:
 
     :ivar registration: what registering did; none before, and when it was left to others.
     :param attempt: kind of attempts that it makes.
-    :param listen: makes the work of waiting for a wake-up for so many seconds, which answers whether one came.
+    :param listen: waits for a wake-up for so many seconds, and answers whether one came.
     :param began: called when it is registered.
     :param now_s: a clock that never goes back.
     """
@@ -127,9 +127,9 @@ class Consumption:
         middleware: Sequence[Middleware],
         draw: Callable[[], float],
         attempt: type[BlockingAttempt | AsyncAttempt],
-        listen: Callable[[float], Callable[[], Any]],
+        listen: Callable[[float], Any],
         began: Callable[[], None],
-        now_s: Callable[[], float],
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
         check_queue(queue)
         check_consumer(consumer)
@@ -277,7 +277,7 @@ class Consumption:
         quiet_s = self._look_at_s - self._now_s()
         if self._room > 0 and quiet_s > 0 and not self._listening and self._now_s() >= self._listen_at_s:
             self._listening = True
-            yield Begin(work=self._listen(quiet_s), token=None)
+            yield Begin(work=partial(self._listen, quiet_s), token=None)
 
     def _start_work(self) -> Operation[None]:
         while self._waiting and len(self._busy) < self.rules.workers:
@@ -520,21 +520,10 @@ class FanoutConsumer(BlockingService[None]):
         # One of the threads listens.
         super().__init__(noun="consumer", threads=rules.workers + 1)
         self.operations: Consumption = Consumption(
-            queues.operations,
-            queue,
-            work,
-            consumer=consumer,
-            rules=rules,
-            options=options,
-            start=start,
-            register=register,
-            middleware=middleware,
-            draw=draw,
-            attempt=BlockingAttempt,
-            listen=lambda timeout_s: partial(self._listen, timeout_s),
-            began=self._begins.set,
-            now_s=time.monotonic,
-        )
+            queues.operations, queue, work, consumer=consumer, rules=rules, options=options, start=start,
+            register=register, middleware=middleware, draw=draw,
+            attempt=BlockingAttempt, listen=self._listen, began=self._begins.set,
+        )  # fmt: skip
         self._queues = queues
 
     @property
@@ -580,21 +569,10 @@ class AsyncFanoutConsumer(AsyncService[None]):
     ) -> None:
         super().__init__(noun="consumer")
         self.operations: Consumption = Consumption(
-            queues.operations,
-            queue,
-            work,
-            consumer=consumer,
-            rules=rules,
-            options=options,
-            start=start,
-            register=register,
-            middleware=middleware,
-            draw=draw,
-            attempt=AsyncAttempt,
-            listen=lambda timeout_s: partial(self._listen, timeout_s),
-            began=self._begins.set,
-            now_s=time.monotonic,
-        )
+            queues.operations, queue, work, consumer=consumer, rules=rules, options=options, start=start,
+            register=register, middleware=middleware, draw=draw,
+            attempt=AsyncAttempt, listen=self._listen, began=self._begins.set,
+        )  # fmt: skip
         self._queues = queues
 
     @property
