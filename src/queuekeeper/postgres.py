@@ -373,7 +373,7 @@ def migrate(connection: Connection, *, directory: Path | None = None) -> Migrati
             # Functions may name what comes later.
             connection.execute(sql.SQL("SET LOCAL check_function_bodies TO off"))
             applied = _applied(connection)
-            _check_history(known, applied)
+            check_history("queuekeeper", known, applied)
             pending = known[len(applied) :]
             if applied:
                 _upgrade(connection, pending)
@@ -477,15 +477,20 @@ def _applied(connection: Connection) -> list[tuple[int, str, str]]:
     )
 
 
-def _check_history(known: list[Migration], applied: list[tuple[int, str, str]]) -> None:
+def check_history(schema: str, known: list[Migration], applied: list[tuple[int, str, str]]) -> None:
+    """Check that a schema has been made of these migrations, as far as it goes.
+
+    :param applied: version, name and checksum of each.
+    :raises RefusedError: when it is newer than this release, or a file has been changed since.
+    """
     if len(applied) > len(known):
         raise RefusedError(
-            f"schema queuekeeper is at version {applied[-1][0]}, newer than this release of Queuekeeper knows "
+            f"schema {schema} is at version {applied[-1][0]}, newer than this release of Queuekeeper knows "
             f"({len(known)}): upgrade Queuekeeper"
         )
     for migration, (version, name, checksum) in zip(known, applied, strict=False):
         if (migration.version, migration.name, migration.checksum) != (version, name, checksum):
             raise RefusedError(
-                f"migration {migration.name} differs from {name} as it was applied to this database: "
-                "restore the file, and put the change into a new migration"
+                f"migration {migration.name} of schema {schema} differs from {name} as it was applied to this "
+                "database: restore the file, and put the change into a new migration"
             )

@@ -205,7 +205,7 @@ def test_migrations_are_applied_once_and_never_changed(connection: Connection, t
     with pytest.raises(RefusedError, match=r"at version 1, newer than .*\(0\): upgrade Queuekeeper"):
         schema.install(connection)
     first.write_text("CREATE TABLE pgmb.other (id int);")
-    with pytest.raises(RefusedError, match=r"0001_more\.sql of the event broker differs .* restore the file"):
+    with pytest.raises(RefusedError, match=r"0001_more\.sql of schema pgmb differs .* restore the file"):
         schema.install(connection, directory=tmp_path)
 
 

@@ -14,7 +14,7 @@ from psycopg import sql
 
 from queuekeeper import assets, schema_files
 from queuekeeper.errors import RefusedError
-from queuekeeper.postgres import Connection, Migration, address, migrations, statement, translated_errors
+from queuekeeper.postgres import Connection, Migration, address, check_history, migrations, statement, translated_errors
 
 MINIMUM_SERVER_VERSION = 150_000
 """PostgreSQL 15: ``max(xid8)``."""
@@ -280,17 +280,7 @@ def _installed(connection: Connection) -> list[tuple[int, str, str]] | None:
 
 def _pending(known: list[Migration], installed: list[tuple[int, str, str]]) -> list[Migration]:
     applied = [row for row in installed if row[0] > 0]
-    if len(applied) > len(known):
-        raise RefusedError(
-            f"schema pgmb is at version {applied[-1][0]}, newer than this release of Queuekeeper knows "
-            f"({len(known)}): upgrade Queuekeeper"
-        )
-    for migration, (version, name, checksum) in zip(known, applied, strict=False):
-        if (migration.version, migration.name, migration.checksum) != (version, name, checksum):
-            raise RefusedError(
-                f"migration {migration.name} of the event broker differs from {name} as it was applied to this "
-                "database: restore the file, and put the change into a new migration"
-            )
+    check_history("pgmb", known, applied)
     return known[len(applied) :]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 from urllib.parse import urlsplit
 
 from airflow.api_fastapi.app import get_auth_manager
@@ -28,39 +28,35 @@ MIGRATION_DAG = "session_migration"
 def may_read_runs(user: SignedIn) -> None:
     """Demand a signed-in user (401) who may look at runs of every DAG that writes reports (403)."""
     for dag_id in REPORTING:
-        allowed = get_auth_manager().is_authorized_dag(
-            method="GET", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id), user=user
-        )
-        if not allowed:
-            raise HTTPException(403, f"You may not see runs of {dag_id}.")
+        _demand("GET", DagAccessEntity.RUN, dag_id, user, "see runs of {}.")
 
 
 def may_read_audit(user: SignedIn) -> None:
     """Demand a user who may read Airflow's own audit log of the DAGs that write reports (403)."""
     for dag_id in REPORTING:
-        allowed = get_auth_manager().is_authorized_dag(
-            method="GET", access_entity=DagAccessEntity.AUDIT_LOG, details=DagDetails(id=dag_id), user=user
-        )
-        if not allowed:
-            raise HTTPException(403, f"You may not read the audit log of {dag_id}.")
+        _demand("GET", DagAccessEntity.AUDIT_LOG, dag_id, user, "read the audit log of {}.")
 
 
 def may_run_migrations(user: SignedIn) -> None:
     """Demand a user who may start runs of the migration (403): they may answer its question and change its pace."""
-    allowed = get_auth_manager().is_authorized_dag(
-        method="POST", access_entity=DagAccessEntity.RUN, details=DagDetails(id=MIGRATION_DAG), user=user
-    )
-    if not allowed:
-        raise HTTPException(403, f"You may not start runs of {MIGRATION_DAG}, so you may not steer one either.")
+    _demand("POST", DagAccessEntity.RUN, MIGRATION_DAG, user, "start runs of {}, so you may not steer one either.")
 
 
 def may_start(dag_id: str, user: SignedIn) -> None:
     """Demand a user who may start runs of the DAG in the address (403), before its form is looked at."""
+    _demand("POST", DagAccessEntity.RUN, dag_id, user, "start runs of {}.")
+
+
+def _demand(method: Literal["GET", "POST"], entity: DagAccessEntity, dag_id: str, user: SignedIn, words: str) -> None:
+    """Demand a right on a DAG (403).
+
+    :param words: what a user without it may not do, with braces for the DAG.
+    """
     allowed = get_auth_manager().is_authorized_dag(
-        method="POST", access_entity=DagAccessEntity.RUN, details=DagDetails(id=dag_id), user=user
+        method=method, access_entity=entity, details=DagDetails(id=dag_id), user=user
     )
     if not allowed:
-        raise HTTPException(403, f"You may not start runs of {dag_id}.")
+        raise HTTPException(403, f"You may not {words.format(dag_id)}")
 
 
 def may_reveal(user: SignedIn) -> None:
