@@ -51,3 +51,10 @@ def delivered(connection: Connection, subscription: str, *, group: str = GROUP) 
         (group, subscription),
     ).fetchall()
     return [event_id for (event_id,) in rows]
+
+
+def value(connection: Connection, statement: str, *parameters: Any) -> Any:
+    """Return the first column of the first row."""
+    row = connection.execute(statement.encode(), parameters or None).fetchone()
+    assert row is not None
+    return row[0]

@@ -13,6 +13,7 @@ from queuekeeper.embedded import PostgresServer
 from queuekeeper.events import schema
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.postgres import Connection
+from tests.event_samples import subscribe
 
 _copies = count(1)
 
@@ -69,3 +70,10 @@ def broker_url(postgres_server: PostgresServer, broker_template: str) -> Iterato
     yield postgres_server.create_database(name, template=broker_template)
     postgres_server.start()
     postgres_server.drop_database(name)
+
+
+@pytest.fixture
+def broker(connection: Connection) -> Connection:
+    """Connection to a broker with one subscription to everything."""
+    subscribe(connection, "all")
+    return connection

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import Any
 
 import pytest
 
 from queuekeeper.postgres import Connection
 from tests.event_clock import install_with_clock, move_clock
-from tests.event_samples import GROUP, delivered, poll, publish, subscribe
+from tests.event_samples import GROUP, delivered, poll, publish, subscribe, value
 
 pytestmark = pytest.mark.sql
 
@@ -19,12 +18,6 @@ def broker(connection: Connection) -> Connection:
     """Connection to a broker whose clock can be moved."""
     install_with_clock(connection)
     return connection
-
-
-def value(connection: Connection, statement: str, *parameters: Any) -> Any:
-    row = connection.execute(statement.encode(), parameters).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def test_a_group_that_began_before_the_clock_was_put_back_gets_what_follows(broker: Connection) -> None:

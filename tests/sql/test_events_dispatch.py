@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from queuekeeper.postgres import Connection
-from tests.event_samples import GROUP, delivered, poll, publish, subscribe
+from tests.event_samples import GROUP, delivered, poll, publish, subscribe, value
 
 pytestmark = pytest.mark.sql
 
@@ -22,19 +22,6 @@ Connect = Callable[[], Connection]
 def postgres_url(broker_url: str) -> str:
     """Every test has a broker of its own."""
     return broker_url
-
-
-@pytest.fixture
-def broker(connection: Connection) -> Connection:
-    """Connection to a broker with one subscription to everything."""
-    subscribe(connection, "all")
-    return connection
-
-
-def value(connection: Connection, statement: str, *parameters: Any) -> Any:
-    row = connection.execute(statement.encode(), parameters).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def publish_numbers(connection: Connection, count: int, *, topic: str = "topic") -> None:

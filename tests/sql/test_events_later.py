@@ -11,7 +11,7 @@ import psycopg
 import pytest
 
 from queuekeeper.postgres import Connection
-from tests.event_samples import delivered, poll, publish, subscribe
+from tests.event_samples import delivered, poll, publish, subscribe, value
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
@@ -21,19 +21,6 @@ pytestmark = pytest.mark.sql
 def postgres_url(broker_url: str) -> str:
     """Every test has a broker of its own."""
     return broker_url
-
-
-@pytest.fixture
-def broker(connection: Connection) -> Connection:
-    """Connection to a broker with one subscription to everything."""
-    subscribe(connection, "all")
-    return connection
-
-
-def scalar(connection: Connection, statement: str, *parameters: Any) -> Any:
-    row = connection.execute(statement.encode(), parameters).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def backend(connection: Connection) -> int:
@@ -64,7 +51,7 @@ def all_letters(connection: Connection) -> list[int]:
 
 
 def test_event_scheduled_a_century_ahead_is_kept_and_arrives_when_due(broker: Connection) -> None:
-    scheduled = scalar(
+    scheduled = value(
         broker,
         "SELECT pgmb.schedule_event('2099-01-01', 'topic', %s::jsonb, %s::jsonb)",
         '{"n": 1.10}',
@@ -76,14 +63,14 @@ def test_event_scheduled_a_century_ahead_is_kept_and_arrives_when_due(broker: Co
     poll(broker)
 
     (event_id,) = delivered(broker, "all")
-    assert scalar(broker, "SELECT count(*) FROM pgmb.scheduled_events") == 0
+    assert value(broker, "SELECT count(*) FROM pgmb.scheduled_events") == 0
     row = broker.execute("SELECT topic, payload::text, metadata FROM pgmb.events WHERE id = %s", (event_id,)).fetchone()
     assert row == ("topic", '{"n": 1.10}', {"trace": "t"})
-    assert scalar(broker, "SELECT extract(year FROM pgmb.extract_date_from_event_id(%s))::int", scheduled) == 2099
+    assert value(broker, "SELECT extract(year FROM pgmb.extract_date_from_event_id(%s))::int", scheduled) == 2099
 
 
 def test_event_scheduled_in_the_past_arrives_with_the_next_poll_under_its_id(broker: Connection) -> None:
-    scheduled = scalar(broker, "SELECT pgmb.schedule_event('2020-01-01', 'topic', '{}')")
+    scheduled = value(broker, "SELECT pgmb.schedule_event('2020-01-01', 'topic', '{}')")
 
     poll(broker)
 
@@ -92,7 +79,7 @@ def test_event_scheduled_in_the_past_arrives_with_the_next_poll_under_its_id(bro
 
 def test_scheduled_event_can_be_for_one_subscription(broker: Connection) -> None:
     subscribe(broker, "one", condition="FALSE")
-    scheduled = scalar(broker, "SELECT pgmb.schedule_event(now(), 'topic', '{}', NULL, 'one')")
+    scheduled = value(broker, "SELECT pgmb.schedule_event(now(), 'topic', '{}', NULL, 'one')")
 
     poll(broker)
 
@@ -125,7 +112,7 @@ def test_retry_reaches_its_subscription_alone_with_copies_of_the_events(broker: 
     ids = publish(broker, {"n": 1}, {"n": 2}, metadata={"trace": "t"})
     poll(broker)
 
-    scalar(broker, "SELECT pgmb.schedule_retry('all', %s, 1, 'mail', '1 hour')", ids[::-1])
+    value(broker, "SELECT pgmb.schedule_retry('all', %s, 1, 'mail', '1 hour')", ids[::-1])
     assert poll(broker) == 0
     let_time_pass(broker)
     poll(broker)
@@ -146,12 +133,12 @@ def test_retry_reaches_its_subscription_alone_with_copies_of_the_events(broker: 
 
 def test_retry_of_a_retry_has_its_copies_when_retention_has_taken_the_events(broker: Connection) -> None:
     ids = publish(broker, {"n": 1}, {"n": 2})
-    scalar(broker, "SELECT pgmb.schedule_retry('all', %s, 1, 'mail', '0 s')", ids)
+    value(broker, "SELECT pgmb.schedule_retry('all', %s, 1, 'mail', '0 s')", ids)
     poll(broker)
     ((retry_id, first),) = retries(broker)
     broker.execute("DELETE FROM pgmb.events WHERE id = ANY(%s)", (ids,))
 
-    scalar(broker, "SELECT pgmb.schedule_retry('all', %s, 2, 'mail', '0 s', %s)", ids, retry_id)
+    value(broker, "SELECT pgmb.schedule_retry('all', %s, 2, 'mail', '0 s', %s)", ids, retry_id)
     poll(broker)
 
     _, (_, second) = retries(broker)
@@ -162,15 +149,15 @@ def test_retry_of_events_that_are_gone_is_not_scheduled(broker: Connection) -> N
     (gone,) = publish(broker, 1)
     broker.execute("DELETE FROM pgmb.events")
 
-    assert scalar(broker, "SELECT pgmb.schedule_retry('all', %s, 1, 'mail', '0 s')", [gone]) is None
-    assert scalar(broker, "SELECT count(*) FROM pgmb.scheduled_events") == 0
+    assert value(broker, "SELECT pgmb.schedule_retry('all', %s, 1, 'mail', '0 s')", [gone]) is None
+    assert value(broker, "SELECT count(*) FROM pgmb.scheduled_events") == 0
 
 
 def test_retry_takes_what_is_left(broker: Connection) -> None:
     gone, left = publish(broker, 1, 2)
     broker.execute("DELETE FROM pgmb.events WHERE id = %s", (gone,))
 
-    scalar(broker, "SELECT pgmb.schedule_retry('all', %s, 1, 'mail', '0 s')", [gone, left])
+    value(broker, "SELECT pgmb.schedule_retry('all', %s, 1, 'mail', '0 s')", [gone, left])
     poll(broker)
 
     ((_, payload),) = retries(broker)
@@ -182,13 +169,13 @@ def test_retry_that_somebody_forged_brings_nothing(broker: Connection, payload: 
     (forged,) = publish(broker, payload, topic="pgmb-retry")
     (event_id,) = publish(broker, 1)
 
-    assert scalar(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 1, %s)", ["pm", event_id], forged) == 1
+    assert value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 1, %s)", ["pm", event_id], forged) == 1
 
 
 def test_failed_events_become_dead_letters_with_their_reason(broker: Connection) -> None:
     first, second = publish(broker, {"n": 1}, {"n": 2}, topic="mail")
 
-    assert scalar(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'mailbox full', 3)", [first, second]) == 2
+    assert value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'mailbox full', 3)", [first, second]) == 2
     broker.execute("DELETE FROM pgmb.events")
 
     assert dead_letters(broker) == [
@@ -200,8 +187,8 @@ def test_failed_events_become_dead_letters_with_their_reason(broker: Connection)
 def test_death_that_is_reported_twice_is_written_once(broker: Connection) -> None:
     ids = publish(broker, 1)
     for reason in ("first", "last"):
-        scalar(broker, "SELECT pgmb.fail_events('all', %s, 'mail', %s, 3)", ids + ids, reason)
-    scalar(broker, "SELECT pgmb.fail_events('all', %s, 'archive', 'another handler', 1)", ids)
+        value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', %s, 3)", ids + ids, reason)
+    value(broker, "SELECT pgmb.fail_events('all', %s, 'archive', 'another handler', 1)", ids)
 
     assert [(letter[6], letter[7]) for letter in dead_letters(broker)] == [
         ("mail", "last"),
@@ -213,16 +200,16 @@ def test_dead_letter_outlives_its_subscription(broker: Connection) -> None:
     ids = publish(broker, 1)
     broker.execute("DELETE FROM pgmb.subscriptions")
 
-    assert scalar(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'too late', 1)", ids) == 1
+    assert value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'too late', 1)", ids) == 1
 
 
 def test_replayed_dead_letters_go_to_their_handlers_as_new_retries(broker: Connection) -> None:
     first, second, third = publish(broker, {"n": 1}, {"n": 2}, {"n": 3})
-    scalar(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", [second, first])
-    scalar(broker, "SELECT pgmb.fail_events('all', %s, 'archive', 'full', 3)", [third])
+    value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", [second, first])
+    value(broker, "SELECT pgmb.fail_events('all', %s, 'archive', 'full', 3)", [third])
     broker.execute("DELETE FROM pgmb.events")
 
-    assert scalar(broker, "SELECT pgmb.replay_dead_letters(%s)", all_letters(broker)) == 3
+    assert value(broker, "SELECT pgmb.replay_dead_letters(%s)", all_letters(broker)) == 3
     poll(broker)
 
     found = {payload["handlerName"]: payload for _, payload in retries(broker)}
@@ -234,12 +221,12 @@ def test_replayed_dead_letters_go_to_their_handlers_as_new_retries(broker: Conne
 
 def test_dead_letter_is_replayed_once_until_it_dies_again(broker: Connection) -> None:
     ids = publish(broker, 1)
-    scalar(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", ids)
+    value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", ids)
     letters = all_letters(broker)
 
-    counts = [scalar(broker, "SELECT pgmb.replay_dead_letters(%s)", letters) for _ in range(2)]
-    scalar(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full again', 3)", ids)
-    counts.append(scalar(broker, "SELECT pgmb.replay_dead_letters(%s)", letters))
+    counts = [value(broker, "SELECT pgmb.replay_dead_letters(%s)", letters) for _ in range(2)]
+    value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full again', 3)", ids)
+    counts.append(value(broker, "SELECT pgmb.replay_dead_letters(%s)", letters))
 
     assert counts == [1, 0, 1]
 
@@ -248,16 +235,16 @@ def test_dead_letters_replayed_by_two_at_once_are_sent_once(
     broker: Connection, connect: Callable[[], Connection]
 ) -> None:
     ids = publish(broker, 1, 2)
-    scalar(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", ids)
+    value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", ids)
     letters, other, watcher = all_letters(broker), connect(), connect()
     replay = "SELECT pgmb.replay_dead_letters(%s)"
     counts: list[int] = []
 
-    second = threading.Thread(target=lambda: counts.append(scalar(other, replay, letters)))
+    second = threading.Thread(target=lambda: counts.append(value(other, replay, letters)))
     with broker.transaction():
-        counts.append(scalar(broker, replay, letters))
+        counts.append(value(broker, replay, letters))
         second.start()
-        while scalar(watcher, "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %s", backend(other)) == 0:
+        while value(watcher, "SELECT count(*) FROM pg_locks WHERE NOT granted AND pid = %s", backend(other)) == 0:
             pass
     second.join()
 
@@ -268,7 +255,7 @@ def test_what_can_be_dispatched_at_once_wakes_the_dispatcher(
     broker: Connection, connect: Callable[[], Connection]
 ) -> None:
     (event_id,) = publish(broker, 1)
-    scalar(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", [event_id])
+    value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", [event_id])
     listener = connect()
     listener.execute("LISTEN pgmb_events")
 
@@ -278,7 +265,7 @@ def test_what_can_be_dispatched_at_once_wakes_the_dispatcher(
         ("SELECT pgmb.reenqueue_events(%s::pgmb.event_id[])", [event_id]),
         ("SELECT pgmb.replay_dead_letters(%s)", all_letters(broker)),
     ):
-        scalar(broker, statement, parameter)
+        value(broker, statement, parameter)
 
     assert len(list(listener.notifies(timeout=PATIENCE_S, stop_after=3))) == 3
     assert list(listener.notifies(timeout=0)) == []
@@ -286,22 +273,22 @@ def test_what_can_be_dispatched_at_once_wakes_the_dispatcher(
 
 def test_dead_letters_of_an_expired_subscription_go_to_another_one(broker: Connection) -> None:
     ids = publish(broker, 1)
-    scalar(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", ids)
+    value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", ids)
     broker.execute("DELETE FROM pgmb.subscriptions")
     subscribe(broker, "next", condition="FALSE")
 
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="there is no subscription all"):
-        scalar(broker, "SELECT pgmb.replay_dead_letters(%s)", all_letters(broker))
-    assert scalar(broker, "SELECT pgmb.replay_dead_letters(%s, 'next')", all_letters(broker)) == 1
+        value(broker, "SELECT pgmb.replay_dead_letters(%s)", all_letters(broker))
+    assert value(broker, "SELECT pgmb.replay_dead_letters(%s, 'next')", all_letters(broker)) == 1
     poll(broker)
     assert len(delivered(broker, "next")) == 1
 
 
 def test_thousand_dead_letters_travel_in_parts(broker: Connection) -> None:
     ids = publish(broker, *range(1000))
-    scalar(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", ids)
+    value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 3)", ids)
 
-    assert scalar(broker, "SELECT pgmb.replay_dead_letters(%s)", all_letters(broker)) == 1000
+    assert value(broker, "SELECT pgmb.replay_dead_letters(%s)", all_letters(broker)) == 1000
     poll(broker)
 
     parts = [payload["ids"] for _, payload in retries(broker)]
@@ -314,8 +301,8 @@ def test_reenqueued_events_are_dispatched_again_in_order(broker: Connection) -> 
     poll(broker)
 
     reenqueue = "SELECT pgmb.reenqueue_events(%s::pgmb.event_id[])"
-    assert scalar(broker, reenqueue, [third, first, "pm0000000000000000000000"]) == 2
-    assert scalar(broker, reenqueue, [third]) == 0
+    assert value(broker, reenqueue, [third, first, "pm0000000000000000000000"]) == 2
+    assert value(broker, reenqueue, [third]) == 0
     poll(broker)
 
     assert delivered(broker, "all") == [first, second, third, first, third]

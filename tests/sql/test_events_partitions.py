@@ -16,7 +16,7 @@ from queuekeeper import postgres
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.events import schema
 from queuekeeper.postgres import Connection
-from tests.event_samples import delivered, poll, publish, subscribe
+from tests.event_samples import delivered, poll, publish, value
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
@@ -31,19 +31,6 @@ MAINTAIN = "CALL pgmb.maintain_events_table(%s)"
 def postgres_url(broker_url: str) -> str:
     """Every test has a broker of its own."""
     return broker_url
-
-
-@pytest.fixture
-def broker(connection: Connection) -> Connection:
-    """Connection to a broker with one subscription to everything."""
-    subscribe(connection, "all")
-    return connection
-
-
-def value(connection: Connection, statement: str, *parameters: Any) -> Any:
-    row = connection.execute(statement.encode(), parameters).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def set_config(connection: Connection, name: str, text: str) -> None:

@@ -18,17 +18,11 @@ from queuekeeper.events import schema
 from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.model import Interest, NewEvent
 from queuekeeper.postgres import Connection
-from tests.event_samples import delivered, poll, publish, subscribe
+from tests.event_samples import delivered, poll, publish, subscribe, value
 
 pytestmark = pytest.mark.sql
 
 EVENTS = assets.directory("sql") / "events"
-
-
-def value(connection: Connection, statement: str, *parameters: Any) -> Any:
-    row = connection.execute(statement.encode(), parameters or None).fetchone()
-    assert row is not None
-    return row[0]
 
 
 def catalog(connection: Connection) -> dict[str, list[tuple[Any, ...]]]:

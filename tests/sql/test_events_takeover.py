@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
-from typing import Any, LiteralString
+from typing import LiteralString
 
 import psycopg
 import pytest
@@ -15,18 +15,12 @@ from queuekeeper.errors import CheckFailed, RefusedError
 from queuekeeper.events import schema, takeover
 from queuekeeper.events.takeover import SET_ASIDE, TakeoverReport, take_over
 from queuekeeper.postgres import Connection
-from tests.event_samples import delivered, poll, publish, subscribe
+from tests.event_samples import delivered, poll, publish, subscribe, value
 from tests.original_pgmb import SETTINGS, OriginalPgmb
 
 pytestmark = pytest.mark.sql
 
 TOPICAL = "e.topic = s.params->>'topic'"
-
-
-def value(connection: Connection, statement: str, *parameters: Any) -> Any:
-    row = connection.execute(statement.encode(), parameters or None).fetchone()
-    assert row is not None
-    return row[0]
 
 
 @pytest.fixture
