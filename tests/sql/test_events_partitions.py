@@ -606,7 +606,7 @@ def test_new_partitions_have_what_the_table_has(broker: Connection) -> None:
     ).fetchall()
 
     assert shapes == [(1,)]
-    assert value(broker, "SELECT bool_and(reloptions IS NULL) FROM pg_class WHERE relname LIKE 'events_2%%'")
+    assert value(broker, "SELECT bool_and(reloptions IS NULL) FROM pg_class WHERE relname LIKE 'events_2%'")
 
 
 # What PGMB has under the same names.
