@@ -49,13 +49,15 @@ DIFFERENCES_SHOWN = 200
 POINTS_PER_STEP = 400
 STEPS: tuple[Step, ...] = ("copy", "verify")
 
-_REPAIR_BY_SQL = "Correct {what} of the rows in queuekeeper.quarantine by SQL, then replay."
+
+def _by_sql(column: str, meaning: str) -> tuple[str, str, str]:
+    return meaning, f"Correct {column} of the rows in queuekeeper.quarantine by SQL, then replay.", ""
+
 
 GUIDE: dict[Reason, tuple[str, str, str]] = {
-    Reason.CLIENT_ID_EMPTY: (
+    Reason.CLIENT_ID_EMPTY: _by_sql(
+        "client_id",
         "The client id is empty. No MQTT session has such an id, and its keys would fall outside every session.",
-        _REPAIR_BY_SQL.format(what="client_id"),
-        "",
     ),
     Reason.CLIENT_ID_SCATTERED: (
         "The client id begins with a closing brace: its keys lie in several hash slots, and no cluster serves that.",
@@ -72,60 +74,35 @@ GUIDE: dict[Reason, tuple[str, str, str]] = {
         "Replay under a packet id that is free. The message keeps its place in the order.",
         "--assign-packet-ids",
     ),
-    Reason.PACKET_TYPE_UNKNOWN: (
-        "The packet type is neither PUBLISH nor PUBREL.",
-        _REPAIR_BY_SQL.format(what="packet_type"),
-        "",
+    Reason.PACKET_TYPE_UNKNOWN: _by_sql("packet_type", "The packet type is neither PUBLISH nor PUBREL."),
+    Reason.QOS_OUT_OF_RANGE: _by_sql(
+        "qos", "The quality of service is neither 1 nor 2. Only those two are stored for a session."
     ),
-    Reason.QOS_OUT_OF_RANGE: (
-        "The quality of service is neither 1 nor 2. Only those two are stored for a session.",
-        _REPAIR_BY_SQL.format(what="qos"),
-        "",
-    ),
-    Reason.SERIAL_OUT_OF_RANGE: (
+    Reason.SERIAL_OUT_OF_RANGE: _by_sql(
+        "serial_number",
         "The serial number is negative or over 2^53 - 1, so a sorted set would not keep its place exactly.",
-        _REPAIR_BY_SQL.format(what="serial_number"),
-        "",
     ),
-    Reason.TIME_OUT_OF_RANGE: (
-        "The time is negative, or so far ahead that the expiry cannot be expressed.",
-        _REPAIR_BY_SQL.format(what="time"),
-        "",
+    Reason.TIME_OUT_OF_RANGE: _by_sql(
+        "time", "The time is negative, or so far ahead that the expiry cannot be expressed."
     ),
-    Reason.TOPIC_EMPTY: (
-        "The topic is empty. A message needs a topic to be delivered.",
-        _REPAIR_BY_SQL.format(what="topic"),
-        "",
-    ),
-    Reason.TOPIC_INVALID: (
-        "The topic has more than 65,535 bytes, the most that MQTT carries.",
-        _REPAIR_BY_SQL.format(what="topic"),
-        "",
-    ),
+    Reason.TOPIC_EMPTY: _by_sql("topic", "The topic is empty. A message needs a topic to be delivered."),
+    Reason.TOPIC_INVALID: _by_sql("topic", "The topic has more than 65,535 bytes, the most that MQTT carries."),
     Reason.PAYLOAD_FORMAT_INVALID: (
         "The payload format indicator is neither 0 nor 1. Clients close the connection over such a message.",
         "Set payload_format_indicator to 0, 1 or NULL in queuekeeper.quarantine by SQL, then replay.",
         "",
     ),
-    Reason.CONTENT_TYPE_INVALID: (
-        "The content type has more than 65,535 bytes, the most that MQTT carries.",
-        _REPAIR_BY_SQL.format(what="content_type"),
-        "",
+    Reason.CONTENT_TYPE_INVALID: _by_sql(
+        "content_type", "The content type has more than 65,535 bytes, the most that MQTT carries."
     ),
-    Reason.RESPONSE_TOPIC_INVALID: (
-        "The response topic has more than 65,535 bytes, the most that MQTT carries.",
-        _REPAIR_BY_SQL.format(what="response_topic"),
-        "",
+    Reason.RESPONSE_TOPIC_INVALID: _by_sql(
+        "response_topic", "The response topic has more than 65,535 bytes, the most that MQTT carries."
     ),
-    Reason.CORRELATION_DATA_TOO_LONG: (
-        "The correlation data have more than 65,535 bytes, the most that MQTT carries.",
-        _REPAIR_BY_SQL.format(what="correlation_data"),
-        "",
+    Reason.CORRELATION_DATA_TOO_LONG: _by_sql(
+        "correlation_data", "The correlation data have more than 65,535 bytes, the most that MQTT carries."
     ),
-    Reason.PACKET_TOO_LARGE: (
-        "Payload, topic and properties together have more than the 268,435,455 bytes of an MQTT packet.",
-        _REPAIR_BY_SQL.format(what="payload"),
-        "",
+    Reason.PACKET_TOO_LARGE: _by_sql(
+        "payload", "Payload, topic and properties together have more than the 268,435,455 bytes of an MQTT packet."
     ),
     Reason.USER_PROPERTIES_INVALID: (
         "The user properties are not the JSON that TBMQ writes, or hold a text that MQTT cannot carry.",
