@@ -53,6 +53,13 @@ def source(connection: Connection) -> Connection:
     return connection
 
 
+@pytest.fixture
+def database(source: Connection) -> Connection:
+    """Connection to a database with the vendor's tables and ours."""
+    postgres.migrate(source)
+    return source
+
+
 @pytest.fixture(scope="session")
 def broker_template(postgres_server: PostgresServer) -> str:
     """Name of a database with a new event broker; copying it is ten times faster than installing another."""

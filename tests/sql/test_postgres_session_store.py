@@ -83,13 +83,6 @@ class Watched(PostgresSessionStore):
 
 
 @pytest.fixture
-def database(source: Connection) -> Connection:
-    """Connection to a database with the vendor's tables and ours."""
-    postgres.migrate(source)
-    return source
-
-
-@pytest.fixture
 def store(database: Connection) -> Watched:
     return Watched(database, rules=StoreRules(limit=10))
 

@@ -89,13 +89,6 @@ def wait_until_blocked(watcher: Connection, blocked: Connection, waiting: Future
 
 
 @pytest.fixture
-def database(source: Connection) -> Connection:
-    """Connection to a database with the vendor's tables and ours."""
-    postgres.migrate(source)
-    return source
-
-
-@pytest.fixture
 def store(database: Connection) -> PostgresSessionStore:
     return PostgresSessionStore(database, rules=StoreRules(limit=10))
 

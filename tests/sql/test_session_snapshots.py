@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import keyspace, postgres
+from queuekeeper import keyspace
 from queuekeeper.errors import NotOwner, StaleEpoch, UsageError
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions import postgres_operations
@@ -87,12 +87,6 @@ def snapshot(*messages: PendingMessage, **fields: Any) -> SessionSnapshot:
         "messages": messages,
     }
     return SessionSnapshot(**values | fields)
-
-
-@pytest.fixture
-def database(source: Connection) -> Connection:
-    postgres.migrate(source)
-    return source
 
 
 @pytest.fixture
