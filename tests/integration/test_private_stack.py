@@ -23,7 +23,8 @@ from tests.patience import PATIENCE_S
 pytestmark = pytest.mark.integration
 
 DAG = """
-import os, subprocess
+import os, subprocess, sys
+INHERITED = "queuekeeper.airflow.operators.jobs" in sys.modules
 import pendulum
 from airflow.providers.standard.operators.hitl import ApprovalOperator
 from airflow.sdk import Param, dag, task
@@ -38,7 +39,8 @@ def probe():
             child = subprocess.Popen(["sleep", str(params["sleep_s"])], start_new_session=True)
             print(f"started {child.pid}", flush=True)
             child.wait()
-        return found | {"java": os.environ["JAVA_HOME"], "home": os.environ["QUEUEKEEPER_HOME"]}
+        found |= {"java": os.environ["JAVA_HOME"], "home": os.environ["QUEUEKEEPER_HOME"], "inherited": INHERITED}
+        return found
 
     work() >> ApprovalOperator(task_id="approve", subject="Go on?", body="It is a **probe**.", defaults="Reject")
 
@@ -138,7 +140,7 @@ def test_addresses_of_servers_that_are_down_say_what_to_do(server_home: Path) ->
 def test_a_user_triggers_approves_and_reads_the_result(admin: AirflowClient, settings: Settings) -> None:
     assert admin.import_errors() == []
     run = admin.trigger("probe")
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while (question := admin.question("probe", run, "approve")) is None and time.monotonic() < deadline:
         time.sleep(0.2)
     assert question is not None
@@ -150,6 +152,8 @@ def test_a_user_triggers_approves_and_reads_the_result(admin: AirflowClient, set
     assert found["queuekeeper_postgres"] == found["queuekeeper_redis"] == "127.0.0.1"
     assert found["home"] == str(settings.home)
     assert (Path(found["java"]) / "bin" / "java").exists()
+    # A task is forked from a process that has imported what DAGs need.
+    assert found["inherited"] is True
 
 
 def test_wrong_parameters_and_missing_rights_are_told_apart(airflow: AirflowServer, admin: AirflowClient) -> None:
@@ -195,7 +199,7 @@ def test_down_ends_airflow_together_with_what_its_tasks_started(
 ) -> None:
     run = admin.trigger("probe", conf={"sleep_s": 600})
     sleeper: psutil.Process | None = None
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while sleeper is None and time.monotonic() < deadline:
         time.sleep(0.2)
         for task in admin.tasks("probe", run):

@@ -181,6 +181,7 @@ def test_user_triggers_approves_and_gets_a_balanced_ledger_and_a_report(world: W
     assert links["Migration report"].startswith("/queuekeeper/run?dag_id=session_migration&run_id=manual__")
     _nothing_secret_in_the_logs(world, client, run_id)
     _pages_are_for_those_who_signed_in(world, run_id, Path(report["html"]))
+    _actions_are_for_those_who_may_act(world, plan.plan_id)
 
 
 def _nothing_secret_in_the_logs(world: World, client: AirflowClient, run_id: str) -> None:
@@ -224,6 +225,33 @@ def _pages_are_for_those_who_signed_in(world: World, run_id: str, html: Path) ->
         raw.close()
     with world.airflow.client() as admin:
         assert admin.call("GET", "/plugins/importErrors")["import_errors"] == []
+
+
+def _actions_are_for_those_who_may_act(world: World, plan_id: str) -> None:
+    seen = [
+        "/", "/migration", f"/migration/{plan_id}", f"/migration/{plan_id}/cohorts/7", "/queue/0000000000000001",
+        "/partitions", "/quality", "/audit?verify=true", "/audit/export", "/reports", "/nothing",
+        "/trigger/session_migration", "/static/pages.css", "/static/pages.js",
+    ]  # fmt: skip
+    base = f"{world.airflow.url}/queuekeeper"
+    form = {"Origin": world.airflow.url, "Content-Type": "application/x-www-form-urlencoded"}
+    for path in seen:
+        assert httpx.get(f"{base}{path}", timeout=PATIENCE_S).status_code == 401, path
+    user = world.airflow.user("viewer")
+    with httpx.Client(base_url=base, timeout=PATIENCE_S) as viewer:
+        body = {"username": user.name, "password": user.password}
+        signed_in = httpx.post(f"{world.airflow.url}/auth/token", json=body, timeout=PATIENCE_S).json()
+        viewer.cookies["_token"] = signed_in["access_token"]
+        for path in seen:
+            assert viewer.get(path).status_code in (200, 404), path
+        assert viewer.get(f"/migration/{plan_id}").status_code == 200
+        for path in ("/queue/reveal", f"/migration/{plan_id}/throttle"):
+            assert viewer.post(path, headers=form).status_code == 403, path
+        started = viewer.post("/trigger/session_migration", headers=form, content=b"dry_run=true")
+        assert started.status_code == 403
+    expired = httpx.get(f"{base}/", headers={"Accept": "text/html"}, cookies={"_token": "x.y.z"}, timeout=PATIENCE_S)
+    assert expired.status_code in (401, 403)
+    assert plan_id not in expired.text
 
 
 def test_rejected_plan_ends_the_run_and_writes_nothing(world: World, client: AirflowClient) -> None:

@@ -1,4 +1,5 @@
-"""The pages in Airflow's own UI, in a real browser: a migration is played from form to report, and anybody can read it.
+"""The pages in a real browser: anybody can read them. Who may see them, and a migration played in Airflow's own UI from
+form to report, are in ``tests/integration/test_session_migration.py``.
 
 Pictures of every page are kept in the folder that ``QUEUEKEEPER_SCREENSHOTS`` names, or with the test's other output.
 """
@@ -20,7 +21,7 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from queuekeeper import postgres
 from queuekeeper.clock import system_clock
-from queuekeeper.embedded import AirflowServer, PostgresServer, RedisServer
+from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.postgres import Connection
@@ -33,7 +34,6 @@ from tests.plugin_world import fill_migration, fill_quality
 pytestmark = pytest.mark.ui
 
 DATABASE = "ui_pages"
-DAG = "session_migration"
 PAGES = {
     "overview": "/",
     "migrations": "/migration",
@@ -46,7 +46,6 @@ PAGES = {
     "reports": "/reports",
     "nothing": "/nothing",
 }
-STEP_S = 240
 PATIENCE_MS = 60_000
 
 
@@ -135,33 +134,6 @@ def site(world: World) -> Iterator[str]:
 
 
 @pytest.fixture(scope="module")
-def airflow(world: World, postgres_server: PostgresServer, server_home: Path) -> Iterator[AirflowServer]:
-    """Airflow on the same stores."""
-    server = AirflowServer(
-        server_home / "ui-airflow",
-        metadata_url=postgres_server.create_database(f"{DATABASE}_airflow"),
-        postgres_url=world.source_url,
-        redis_url=world.target.url,
-        environment={
-            "QUEUEKEEPER_HOME": str(world.home),
-            "QUEUEKEEPER_REPORTS_DIR": str(server_home / "ui-reports"),
-        },
-        die_with_parent=True,
-    )
-    server.start()
-    yield server
-    server.stop()
-    postgres_server.drop_database(f"{DATABASE}_airflow")
-
-
-def token(airflow: AirflowServer, name: str) -> str:
-    """Return what the browser of somebody who is signed in sends."""
-    user = airflow.user(name)
-    body = {"username": user.name, "password": user.password}
-    return str(httpx.post(f"{airflow.url}/auth/token", json=body, timeout=PATIENCE_S).json()["access_token"])
-
-
-@pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as started:
         yield started
@@ -218,24 +190,6 @@ def test_every_page_can_be_read_and_asks_no_other_host(
     assert [url for url in requests if not url.startswith((site, "data:"))] == []
     # The page that does not exist is told as such, and nothing else.
     assert [text for text in complaints if "404" not in text] == []
-
-
-def test_pages_are_for_who_is_signed_in_and_actions_for_who_may_act(airflow: AirflowServer) -> None:
-    base = f"{airflow.url}/queuekeeper"
-    paths = [*PAGES.values(), "/trigger/session_migration", "/static/pages.css", "/static/pages.js", "/audit/export"]
-    form = {"Origin": airflow.url, "Content-Type": "application/x-www-form-urlencoded"}
-    for path in paths:
-        assert httpx.get(f"{base}{path}", timeout=PATIENCE_S).status_code == 401, path
-    with httpx.Client(cookies={"_token": token(airflow, "viewer")}, base_url=base, timeout=PATIENCE_S) as viewer:
-        for path in paths:
-            assert viewer.get(path).status_code in (200, 404), path
-        for path in ("/queue/reveal", f"/migration/{report_samples.PLAN_ID}/throttle"):
-            assert viewer.post(path, headers=form).status_code == 403, path
-        started = viewer.post("/trigger/session_migration", headers=form, content=b"dry_run=true")
-        assert started.status_code == 403
-    expired = httpx.get(f"{base}/", headers={"Accept": "text/html"}, cookies={"_token": "x.y.z"}, timeout=PATIENCE_S)
-    assert expired.status_code in (401, 403)
-    assert report_samples.PLAN_ID not in expired.text
 
 
 def test_ten_thousand_cohorts_are_drawn_in_under_a_second(

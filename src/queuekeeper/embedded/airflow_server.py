@@ -26,12 +26,14 @@ from queuekeeper.embedded.process import ManagedProcess, ProcessRecord, end_mark
 from queuekeeper.errors import ServerUnavailable, UsageError
 
 COMPONENTS: Mapping[str, tuple[str, ...]] = {
-    "api-server": ("api-server",),
+    "api-server": ("airflow", "api-server"),
+    # These two fork a process for every task and every file. Each would import for itself what all of them need.
     # The components' own log servers would listen on every interface; logs are read from local files instead.
-    "scheduler": ("scheduler", "--skip-serve-logs"),
-    "dag-processor": ("dag-processor",),
-    "triggerer": ("triggerer", "--skip-serve-logs"),
+    "scheduler": ("queuekeeper.airflow.component", "scheduler", "--skip-serve-logs"),
+    "dag-processor": ("queuekeeper.airflow.component", "dag-processor"),
+    "triggerer": ("airflow", "triggerer", "--skip-serve-logs"),
 }
+"""Module that runs the component, and its arguments."""
 
 POOLS: Mapping[str, tuple[int, str]] = {
     "queuekeeper_postgres": (4, "Tasks that load the source or control database"),
@@ -143,7 +145,7 @@ class AirflowServer:
             report("Airflow: starting API server, scheduler, DAG processor and triggerer")
             for name, process in self.components.items():
                 process.start(
-                    [sys.executable, "-m", "airflow", *COMPONENTS[name]],
+                    [sys.executable, "-m", *COMPONENTS[name]],
                     environment=environment,
                     port=port if name == "api-server" else None,
                     version=f"Airflow {version('apache-airflow-core')}",
@@ -198,8 +200,9 @@ class AirflowServer:
             # A file is read within a second or two, but not on a machine that has ten other things to do.
             "AIRFLOW__CORE__DAGBAG_IMPORT_TIMEOUT": "180",
             "AIRFLOW__DAG_PROCESSOR__DAG_FILE_PROCESSOR_TIMEOUT": "240",
-            # Parsing all DAGs takes seconds of a core, and a private Airflow shares two with Spark.
-            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "120",
+            # Parsing all DAGs takes seconds of a core, and a private Airflow shares two with Spark. A changed file is
+            # parsed at once.
+            "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "3600",
             "AIRFLOW__DAG_PROCESSOR__REFRESH_INTERVAL": "10",
             "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": self._metadata_url.replace(
                 "postgresql://", "postgresql+psycopg2://", 1
@@ -312,7 +315,9 @@ def _code_version() -> list[str]:
             found.append(f"{package} {version(package)}")
         except PackageNotFoundError:
             found.append(f"{package} not installed")
-    return found
+    # Components hold the code that they have imported: what is edited in a checkout needs a restart, too.
+    newest_ns = max(path.stat().st_mtime_ns for path in Path(__file__).parents[1].rglob("*.py"))
+    return [*found, str(newest_ns)]
 
 
 def _checkout(folder: str) -> Path:
