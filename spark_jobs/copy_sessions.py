@@ -8,19 +8,20 @@ from typing import Any
 
 from queuekeeper.migration.apply import copy_sessions
 from queuekeeper.migration.job import Environment, run
-from queuekeeper.migration.model import CohortChoice, PlanChoice
+from queuekeeper.migration.model import CohortChoice, CopyManner, PlanChoice
 
 
-def _copy(environment: Environment, plan: PlanChoice, chosen: CohortChoice) -> dict[str, Any]:
+def _copy(environment: Environment, plan: PlanChoice, chosen: CohortChoice, manner: CopyManner) -> dict[str, Any]:
     report = copy_sessions(
         environment.spark("queuekeeper copy_sessions"),
         postgres_url=environment.postgres_url,
         redis_url=environment.redis_url,
         plan_id=plan.plan_id,
         cohorts=chosen.cohorts or None,
+        manner=manner,
     )
     return asdict(report)
 
 
 if __name__ == "__main__":
-    sys.exit(run(__doc__, _copy, PlanChoice, CohortChoice))
+    sys.exit(run(__doc__, _copy, PlanChoice, CohortChoice, CopyManner))

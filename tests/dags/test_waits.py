@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from argparse import ArgumentParser
 from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -12,7 +13,13 @@ import pytest
 from airflow.jobs.triggerer_job_runner import TriggerRunner
 from airflow.sdk.exceptions import TaskDeferred
 
+from queuekeeper import postgres
+from queuekeeper.airflow.operators.migration import CopySessionsOperator
+from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.airflow.waits import LooksAgain
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import CohortChoice, CopyManner, PlanChoice
+from tests.dags.test_approval import make_plan
 
 pytestmark = pytest.mark.dags
 
@@ -41,6 +48,40 @@ def parked() -> tuple[str, dict[str, Any]]:
     path, arguments = found.value.trigger.serialize()
     assert arguments["moment"] - datetime.now(UTC) <= timedelta(minutes=1)
     return path, arguments
+
+
+def test_paused_copy_starts_no_spark_and_one_that_meets_a_pause_gives_its_worker_back(
+    postgres_url: str, connections: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connections(queuekeeper_postgres=postgres_url)
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        ledger = MigrationLedger(connection)
+        plan_id = ledger.save_plan(make_plan(), run_id="run").plan_id
+        asked: list[CopyManner] = []
+        reports = iter([{"paused": True, "messages_written": 7}, {"paused": False, "messages_written": 5}])
+
+        def spark(operator: Any, context: Any) -> Any:
+            parser = ArgumentParser()
+            for model in (PlanChoice, CohortChoice, CopyManner):
+                model.declare(parser)
+            asked.append(CopyManner.take(vars(parser.parse_args(operator.arguments(context)))))
+            return next(reports)
+
+        monkeypatch.setattr(QueuekeeperSparkOperator, "execute", spark)
+        task = CopySessionsOperator(task_id="copy", spark_jobs="", plan_id=plan_id, cohorts="0")
+        ledger.set_paused(plan_id, True)
+        with pytest.raises(TaskDeferred):
+            task.execute({})
+        assert asked == []
+        ledger.set_paused(plan_id, False)
+        with pytest.raises(TaskDeferred) as met:
+            task.execute({})
+        assert (met.value.method_name, asked) == ("look_again", [CopyManner(gives_way=True)])
+        # Airflow makes the task anew for every look.
+        later = CopySessionsOperator(task_id="copy", spark_jobs="", plan_id=plan_id, cohorts="0")
+        assert later.look_again({})["messages_written"] == 5
+        assert asked[1:] == [CopyManner(gives_way=True, only_missing=True)]
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from queuekeeper.errors import (
 )
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import BadRows, MigrationParameters, Mode, PlanState, plan_id
+from queuekeeper.migration.model import BadRows, CohortState, MigrationParameters, Mode, PlanState, plan_id
 from queuekeeper.migration.preflight import HEAP_PER_PAYLOAD, HEAP_PER_QUEUED
 from queuekeeper.migration.spark import our_errors, task_memory
 from queuekeeper.migration.status import migration_status
@@ -352,3 +352,47 @@ def test_paused_copy_says_so_writes_nothing_and_goes_on(
 
     assert seen == [("Paused by a person: queuekeeper run resume lets it go on.", 0)]
     assert world.verify(plan.plan_id).balanced
+
+
+def test_copy_that_gives_way_ends_at_a_pause_with_what_is_done_on_record_and_goes_on_with_the_rest(
+    spark: SparkSession, make_world: Callable[..., World], healthy_template: str
+) -> None:
+    world = make_world(template=healthy_template)
+    plan = world.plan(replace(PARAMETERS, throttle_messages_per_s=30))  # a hundred seconds in all
+    ledger, chosen = world.ledger, plan.plan_id
+
+    def pause() -> None:
+        with connect(world.postgres_url, autocommit=True) as connection:
+            looking = MigrationLedger(connection)
+            while not looking.progress(chosen, "copy").done:
+                time.sleep(0.02)
+            looking.set_paused(chosen, True)
+
+    watcher = threading.Thread(target=pause, daemon=True)
+    watcher.start()
+    begun = world.copy(chosen, gives_way=True)
+    watcher.join(timeout=60)
+    stored = sum(b"}_messages_" in key for key in world.contents())
+    assert begun.paused
+    assert begun.messages_written == stored
+    assert 0 < stored < plan.total("to_copy")
+    assert CohortState.COPYING in ledger.cohort_states(chosen).values()
+    assert ledger.load_plan(chosen).state is PlanState.COPYING
+    # What is told while it is paused is told of whole tasks.
+    assert ledger.progress(chosen, "copy").done < plan.total("to_copy")
+
+    again = world.copy(chosen, gives_way=True, only_missing=True)
+    assert (again.paused, again.messages_written) == (True, 0)
+
+    ledger.set_throttle(chosen, None)
+    ledger.set_paused(chosen, False)
+    first, second, *others = ledger.cohort_states(chosen)
+    ledger.set_cohort_state(chosen, [first], CohortState.COPIED)
+    ledger.set_cohort_state(chosen, [second], CohortState.VERIFIED)
+    rest = world.copy(chosen, gives_way=True, only_missing=True)
+    assert not rest.paused
+    assert rest.cohorts == tuple(others)
+    world.copy(chosen, f"{first},{second}")
+    assert sum(each.messages_written for each in ledger.copy_reports(chosen)) == plan.total("to_copy")
+    assert ledger.load_plan(chosen).state is PlanState.COPIED
+    assert world.verify(chosen).balanced

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from queuekeeper import keyspace, postgres, redis_client
 from queuekeeper.migration.apply import copy_sessions
 from queuekeeper.migration.ledger import MigrationLedger
-from queuekeeper.migration.model import CopyReport, MigrationParameters, MigrationPlan, VerifyReport
+from queuekeeper.migration.model import CopyManner, CopyReport, MigrationParameters, MigrationPlan, VerifyReport
 from queuekeeper.migration.plan import plan_migration
 from queuekeeper.migration.source import MESSAGE_COLUMNS, SESSION_COLUMNS
 from queuekeeper.migration.verify import verify_migration
@@ -113,11 +113,12 @@ class World:
             now_ms=now_ms,
         )  # fmt: skip
 
-    def copy(self, plan_id: str, cohorts: str | None = None) -> CopyReport:
+    def copy(self, plan_id: str, cohorts: str | None = None, **manner: bool) -> CopyReport:
         """Carry a plan out."""
         return copy_sessions(
-            self.spark, postgres_url=self.postgres_url, redis_url=self.redis_url, plan_id=plan_id, cohorts=cohorts
-        )
+            self.spark, postgres_url=self.postgres_url, redis_url=self.redis_url, plan_id=plan_id, cohorts=cohorts,
+            manner=CopyManner(**manner),
+        )  # fmt: skip
 
     def verify(self, plan_id: str, cohorts: str | None = None) -> VerifyReport:
         """Compare both sides."""

@@ -28,6 +28,7 @@ from queuekeeper.migration import preflight, transforms
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import (
     CohortState,
+    CopyManner,
     CopyReport,
     MigrationPlan,
     Mode,
@@ -58,6 +59,7 @@ CHUNK_BYTES = 512 * 1024
 WINDOW_CALLS = 64
 WINDOW_BYTES = 2 * 1024 * 1024
 
+_THERE = {CohortState.COPIED, CohortState.VERIFIED}
 EPOCH = "1"  # the first one: nobody has changed the owner yet
 OWNERS = {
     Mode.OFFLINE: "redis",  # the session belongs to Redis as soon as it is complete
@@ -385,11 +387,13 @@ def copy_sessions(
     redis_url: str,
     plan_id: str,
     cohorts: str | None = None,
+    manner: CopyManner = CopyManner(),  # noqa: B008 - it is frozen
     clock: Clock = system_clock,
 ) -> CopyReport:
     """Write the planned sessions into Redis; what an earlier run has written is recognised and left as it is.
 
     :param cohorts: some of the plan's cohorts; all of them when absent.
+    :param manner: whether it ends when the migration is paused, and goes on with what is missing.
     :raises StalePlan: when the source or the code has changed since the plan was made.
     :raises RefusedError: when the plan was refused, another copy holds a cohort, or Redis is not fit.
     :raises StoreFull: when Redis ran out of memory; nothing is half-written, repeat after making room.
@@ -406,6 +410,8 @@ def copy_sessions(
         client = connect_redis(redis_url)
         stack.callback(client.close)
         states = ledger.cohort_states(plan_id)
+        if manner.only_missing:
+            wanted = [cohort for cohort in wanted if states[cohort] not in _THERE] or wanted
         missing = [c for c in plan.cohorts if c.cohort in wanted and states[c.cohort] is CohortState.PLANNED]
         warn(preflight.check_target(client, forecast_bytes=preflight.forecast_by_master(client, missing)))
         stack.enter_context(ledger.copy_lock(plan_id, wanted))
@@ -430,7 +436,7 @@ def copy_sessions(
             part = context.partitionId()
             yield _import_task(
                 batches, postgres_url=postgres_url, redis_url=redis_url, plan_id=plan_id, prefix=prefix,
-                part=names[part], total=totals[part], mode=mode,
+                part=names[part], number=part, total=totals[part], mode=mode, stays=not manner.gives_way,
             )  # fmt: skip
 
         with (
@@ -446,13 +452,20 @@ def copy_sessions(
                 duplicates=_has_duplicates(plan, wanted),
             )
             results = transforms.fragments(classified, prefix=prefix).mapInArrow(import_task, _RESULT_COLUMNS).collect()
-        ledger.set_cohort_state(plan_id, wanted, CohortState.COPIED)
-        done = {CohortState.COPIED, CohortState.VERIFIED}
-        if all(ledger.cohort_states(plan_id)[cohort] in done for cohort in plan.chosen):
+        broken_off = {_task_of(row["cohort"]) for row in results if row["cohort"] < 0}
+        missing_yet = {cohort for task in broken_off for cohort in placement.groups[task]}
+        copied = [cohort for cohort in wanted if cohort not in missing_yet]
+        ledger.set_cohort_state(plan_id, copied, CohortState.COPIED)
+        for task in broken_off:
+            # Whoever goes on cuts the rest into other tasks.
+            ledger.clear_progress(plan_id, "copy", names[task])
+        states = ledger.cohort_states(plan_id)
+        if all(states[cohort] in _THERE for cohort in plan.chosen):
             ledger.set_plan_state(plan_id, PlanState.COPIED)
         report = CopyReport(
             plan_id=plan_id,
             cohorts=tuple(wanted),
+            paused=bool(broken_off),
             messages_written=sum(row["messages_written"] for row in results),
             messages_expired=sum(row["messages_expired"] for row in results),
             sessions_written=sum(row["sessions_written"] for row in results),
@@ -463,6 +476,11 @@ def copy_sessions(
         )
         ledger.save_copy_report(report)
         return report
+
+
+def _task_of(number: int) -> int:
+    """Return the number that stands for a task where counts of cohorts stand, and the other way round."""
+    return -1 - number
 
 
 def _has_duplicates(plan: MigrationPlan, wanted: list[int]) -> bool:
@@ -480,15 +498,22 @@ def _import_task(
     plan_id: str,
     prefix: str,
     part: str,
+    number: int,
     total: int,
     mode: Mode,
+    stays: bool,
 ) -> pa.RecordBatch:
-    """Import one Spark partition and return its counts, a row per cohort."""
+    """Import one Spark partition and return its counts, a row per cohort, and another one if it was broken off.
+
+    :param number: of the partition.
+    :param stays: whether it waits while the migration is paused.
+    """
     with ExitStack() as stack:
         connection = stack.enter_context(connect_postgres(postgres_url, autocommit=True))
         ledger = MigrationLedger(connection)
         client = connect_redis(redis_url)
         stack.callback(client.close)
+        halted = not stays and ledger.control(plan_id).paused
         # The throttle is the plan's: copies that run at the same time, each with cohorts of its own, share it.
         share = stack.enter_context(shared_rate(connection, f"copy {plan_id}"))
 
@@ -496,15 +521,26 @@ def _import_task(
             ledger.record_progress(
                 plan_id=plan_id, step="copy", part=part, done=importer.messages_done, total=total, at_ms=system_clock()
             )
-            rate = control_of(ledger, plan_id, paused=lambda: None).operations_per_s
+            nonlocal halted
+            control = control_of(ledger, plan_id, paused=lambda: None) if stays else ledger.control(plan_id)
+            halted, rate = control.paused, control.operations_per_s
             return None if rate is None else share(rate)
 
         importer = SessionImporter(client, plan_id=plan_id, prefix=prefix, pace=Pace(report), mode=mode)
         stack.callback(importer.close)
+        done, broken_off = total, False
+        between = True  # sessions
         for chunk in chunks(batches):
+            if between and halted:
+                broken_off = True
+                break
             importer.add(chunk)
+            between = chunk.last
         importer.finish()
-        ledger.record_progress(plan_id=plan_id, step="copy", part=part, done=total, total=total, at_ms=system_clock())
+        if broken_off:
+            importer.counts[_task_of(number)] = Counts()
+            done = importer.messages_done
+        ledger.record_progress(plan_id=plan_id, step="copy", part=part, done=done, total=total, at_ms=system_clock())
     names = [name.split()[0] for name in _RESULT_COLUMNS.split(", ")]
     rows = sorted(importer.counts.items())
     columns: list[pa.Array] = [pa.array([cohort for cohort, _ in rows], pa.int32())]

@@ -302,6 +302,7 @@ class MigrationLedger(Runs):
                 {"plan_id": report.plan_id, "cohorts": list(report.cohorts), "report": Jsonb(asdict(report))},
             )
             effect = audit.figures(asdict(report)) | {"cohorts": list(report.cohorts)}
+            del effect["paused"]
             self._audit(audit.Action.APPLY, report.plan_id, effect=effect)
 
     def copy_reports(self, plan_id: str) -> list[CopyReport]:

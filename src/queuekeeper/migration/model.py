@@ -245,6 +245,22 @@ class CohortChoice(Parameters):
     cohorts: str = common.cohorts(what="Which of the plan's cohorts.", default="", unset="all of them")
 
 
+class CopyManner(Parameters):
+    """How a copy meets a pause."""
+
+    gives_way: bool = parameter(
+        False,
+        title="Give way",
+        help="End when the migration is paused, with what is done on record, for whoever starts the copy again. "
+        "Without it, the copy waits where it is.",
+    )
+    only_missing: bool = parameter(
+        False,
+        title="Only what is missing",
+        help="Leave out cohorts that are copied, as a copy does that goes on after a pause.",
+    )
+
+
 class PlanRequest(Parameters):
     """Who asks for a plan."""
 
@@ -398,6 +414,7 @@ class CopyReport:
     :param sessions_moved_on: sessions left alone because somebody else has used or created them in Redis.
     :param script_calls: calls of ``import_session``.
     :param seconds: wall clock time, Spark's start excluded.
+    :param paused: whether it ended since the migration is paused; a copy of what is missing goes on.
     """
 
     plan_id: str
@@ -409,6 +426,7 @@ class CopyReport:
     sessions_moved_on: int
     script_calls: int
     seconds: float
+    paused: bool = False
 
 
 @dataclass(frozen=True, kw_only=True)

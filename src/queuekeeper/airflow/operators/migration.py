@@ -12,9 +12,11 @@ from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.lineage import lineage, postgres_table, redis_sessions
 from queuekeeper.airflow.operators.asked import AskedOperator
+from queuekeeper.airflow.operators.jobs import PausableOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.jobs.pace import RunPaused, control_of
 from queuekeeper.jobs.parameters import Parameters
-from queuekeeper.migration.model import CohortChoice, MigrationParameters, Mode, PlanChoice, PlanRequest
+from queuekeeper.migration.model import CohortChoice, CopyManner, MigrationParameters, Mode, PlanChoice, PlanRequest
 from queuekeeper.migration.preflight import SOURCE_TABLES
 
 if TYPE_CHECKING:
@@ -48,8 +50,10 @@ class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
         return PlanRequest(run_id=self.run_id), self.asked(MigrationParameters)
 
 
-class CopySessionsOperator(QueuekeeperSparkOperator):
+class CopySessionsOperator(PausableOperator, QueuekeeperSparkOperator):  # type: ignore[misc]  # Spark returns nothing
     """Copy cohorts of an approved plan to Redis; repeating it changes nothing and finishes what was left.
+
+    While the migration is paused, Spark has ended and the task holds no worker; it looks again once a minute.
 
     :param plan_id: the plan (templated).
     :param cohorts: such as ``0-23``; mapped over groups (templated).
@@ -62,9 +66,22 @@ class CopySessionsOperator(QueuekeeperSparkOperator):
         self.plan_id = plan_id
         self.cohorts = cohorts
 
+    def work(self, context: Context) -> dict[str, Any]:
+        """Return what the copy did since the last pause; one that is paused does not start Spark.
+
+        :raises RunPaused: when the migration is paused.
+        """
+        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger:
+            control_of(ledger, self.plan_id, paused=lambda: None, stays=False)
+        report = QueuekeeperSparkOperator.execute(self, context)
+        if report.get("paused"):
+            raise RunPaused(f"run {self.plan_id} is paused; {report['messages_written']:,} messages were written")
+        return report
+
     def wishes(self, context: Context) -> Sequence[Parameters]:
-        """Return plan and cohorts."""
-        return PlanChoice(plan_id=self.plan_id), CohortChoice(cohorts=self.cohorts)
+        """Return plan and cohorts; what goes on leaves out what is copied."""
+        manner = CopyManner(gives_way=True, only_missing=self.looks_again)
+        return PlanChoice(plan_id=self.plan_id), CohortChoice(cohorts=self.cohorts), manner
 
     def get_openlineage_facets_on_start(self) -> Lineage:
         """Return the tables that are read and the sessions that are written, for OpenLineage."""
