@@ -6,6 +6,7 @@ import importlib
 import json
 import pkgutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from types import SimpleNamespace
@@ -21,12 +22,13 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, StalePlan
 from queuekeeper.jobs.engine import save_plan
 from queuekeeper.jobs.model import Plan
-from queuekeeper.jobs.store import MIGRATIONS, MaintenanceRuns, RunState
+from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.cleanup.expired_references import Cleanup
 from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts, CleanupFound, CleanupParameters
 from queuekeeper.maintenance.remedies.model import RemedyCounts, RemedyFound, RemedyParameters
 from queuekeeper.maintenance.remedies.repair_ttl import RepairTtl
 from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import PlanState
 from queuekeeper.postgres import Connection
 from tests import report_samples
 from tests.dags.test_plugin_stores import World
@@ -89,7 +91,8 @@ def planned(connection: Connection, name: str) -> tuple[str, dict[str, Any]]:
     """Return what was asked about, and the arguments of the task that acts on the answer."""
     runs = MaintenanceRuns(connection)
     if name in ("CheckApprovalOperator", "CommitOperator", "RollBackOperator"):
-        plan = MigrationLedger(connection).save_plan(report_samples.balanced(count=4).plan, run_id=RUN)
+        found = replace(report_samples.balanced(count=4).plan, state=PlanState.PLANNED)
+        plan = MigrationLedger(connection).save_plan(found, run_id=RUN)
         values: dict[str, Any] = {"plan_id": plan.plan_id, "four_eyes": "False"}
         values |= {
             "CheckApprovalOperator": {"run_id": RUN, "copy_groups": "2"},
@@ -143,8 +146,9 @@ def test_answer_stands_in_the_audit_once_and_on_the_page_of_evidence(
 
     (entry,) = audit.latest(control, wanted=audit.AuditFilter(subject=subject))
     assert (entry.actor, entry.action) == (actor, action)
-    if (run := MaintenanceRuns(control).load(subject)).kind not in MIGRATIONS:
-        assert run.state is RunState.STOPPED
+    # A no to the last step of a migration, or to its way back, is none to the plan.
+    is_about_plan = name not in ("CommitOperator", "RollBackOperator")
+    assert MaintenanceRuns(control).load(subject).state is (RunState.STOPPED if is_about_plan else RunState.PLANNED)
     effect = json.loads(entry.effect)
     assert (effect["dag_id"], effect["run_id"]) == (DAGS[name], RUN)
     assert datetime.fromisoformat(effect["answered_at"]) == datetime(2026, 11, 24, 10, tzinfo=UTC)

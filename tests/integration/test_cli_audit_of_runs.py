@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +26,7 @@ from queuekeeper.jobs.store import MaintenanceRuns, RunState
 from queuekeeper.maintenance.compacted.model import KIND as COLLECTION
 from queuekeeper.maintenance.fanout.repair import FanoutRepair
 from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import PlanState
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
 from tests import report_samples
@@ -151,6 +153,30 @@ def test_answer_at_the_terminal_stands_in_the_audit_and_only_a_yes_approves(
 
     assert runs.load(run_id).approved_by == person
     assert entries(control, run_id) == [(person, "reject", {"kind": kind}), (person, "approve", {"kind": kind})]
+
+
+@pytest.mark.parametrize("kind", ["session_migration", "fanout_repair", "partition_drop"])
+def test_run_about_which_nobody_can_be_asked_is_stopped_on_record_and_may_be_agreed_to_later(
+    control: Connection, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = MaintenanceRuns(control)
+    if kind == "session_migration":
+        plan = replace(report_samples.balanced(count=4).plan, state=PlanState.PLANNED, **fresh())
+        run_id = MigrationLedger(control).save_plan(plan, run_id=None).plan_id
+    else:
+        run_id = runs.save_plan(kind=kind, parameters={}, plan=fresh()).maintenance_run_id
+    person = context.person()
+    assert runs.load(run_id).state is RunState.PLANNED
+
+    monkeypatch.setattr(context, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: False)))
+    with pytest.raises(RefusedError, match=r"Shall it\? Nobody can be asked here: repeat the command with --yes"):
+        agree(asked(), runs, run_id, "Shall it?")
+    assert (runs.load(run_id).approved_by, runs.load(run_id).state) == (None, RunState.STOPPED)
+
+    agree(asked(yes=True), runs, run_id, "Shall it?")
+    assert (runs.load(run_id).approved_by, runs.load(run_id).state) == (person, RunState.APPROVED)
+    answered = [(person, "unanswered", {"kind": kind}), (person, "approve", {"kind": kind, "option": "--yes"})]
+    assert entries(control, run_id) == answered
 
 
 @pytest.mark.parametrize("kind", [*KINDS.values(), "repair_ttl"])

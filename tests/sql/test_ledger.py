@@ -11,9 +11,9 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from queuekeeper import postgres
+from queuekeeper import audit, postgres
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
-from queuekeeper.jobs.store import MaintenanceRuns, RunControl, RunState
+from queuekeeper.jobs.store import MaintenanceRuns, RunControl, Runs, RunState
 from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, Progress, QuarantinedRow, ThroughputSample
 from queuekeeper.migration.model import (
     CohortPlan,
@@ -150,6 +150,25 @@ def test_same_plan_again_refreshes_counts_until_approved(ledger: MigrationLedger
 
     assert kept == replace(newer, state=PlanState.APPROVED)
     assert {ledger.plan_of_run(f"run-{number}") for number in (1, 2, 3)} == {"plan-a"}
+
+
+def test_plan_that_nobody_agreed_to_is_stopped_and_may_be_planned_again_or_approved_after_all(
+    ledger: MigrationLedger,
+) -> None:
+    ledger.save_plan(make_plan(), run_id=None)
+    ledger.note_answer("plan-a", audit.Answer(action=audit.Action.REJECT, actor="ada"))
+    assert ledger.load_plan("plan-a").state is PlanState.STOPPED
+    assert Runs(ledger.connection).load("plan-a").state is RunState.STOPPED
+    ledger.set_paused("plan-a", True)
+    assert ledger.load_plan("plan-a").state is PlanState.STOPPED
+
+    assert ledger.save_plan(make_plan(), run_id=None).state is PlanState.PLANNED
+    ledger.note_answer("plan-a", audit.Answer(action=audit.Action.UNANSWERED, actor="nobody"))
+    ledger.approve("plan-a", "ada")
+    assert ledger.load_plan("plan-a").state is PlanState.APPROVED
+    # A later no takes back nothing that was agreed to.
+    ledger.note_answer("plan-a", audit.Answer(action=audit.Action.REJECT, actor="eve"))
+    assert ledger.load_plan("plan-a").state is PlanState.APPROVED
 
 
 def test_refused_plan_may_be_planned_again(ledger: MigrationLedger) -> None:

@@ -1,4 +1,5 @@
--- Note who agrees to a run, whether it waits and how fast it may work, in the table that the run stands in.
+-- Note who agrees to a run, or that nobody does, whether it waits and how fast it may work, in the table that it
+-- stands in.
 -- Only what is new is written: somebody else may have changed the rest meanwhile.
 -- Whoever may not change that table may not steer its runs.
 CREATE FUNCTION queuekeeper.steer_run()
@@ -20,7 +21,12 @@ BEGIN
         $update$
             UPDATE queuekeeper.%1$I AS run
             SET
-                state = CASE WHEN run.state = 'planned' AND $2.state = 'approved' THEN 'approved' ELSE run.state END,
+                state = CASE
+                    WHEN $2.state = $1.state THEN run.state
+                    WHEN run.state IN ('planned', 'stopped') AND $2.state = 'approved' THEN 'approved'
+                    WHEN run.state = 'planned' AND $2.state = 'stopped' THEN 'stopped'
+                    ELSE run.state
+                END,
                 approved_by = CASE WHEN change.agreed THEN $2.approved_by ELSE run.approved_by END,
                 approved_at = CASE WHEN change.agreed THEN $2.approved_at ELSE run.approved_at END,
                 %3$I = CASE WHEN change.throttled THEN $2.throttle_operations_per_s ELSE run.%3$I END,

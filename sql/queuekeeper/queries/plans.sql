@@ -21,7 +21,7 @@ ON CONFLICT (plan_id) DO UPDATE
         state_reason = excluded.state_reason,
         throttle_messages_per_s = excluded.throttle_messages_per_s,
         updated_at = clock_timestamp()
-    WHERE queuekeeper.plans.state IN ('planned', 'refused')
+    WHERE queuekeeper.plans.state IN ('planned', 'refused', 'stopped')
 RETURNING plan_id;
 
 -- name: load_plan

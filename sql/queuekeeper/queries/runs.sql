@@ -53,12 +53,25 @@ LIMIT %(maximum)s;
 -- index: maintenance_runs_pkey, plans_pkey
 UPDATE queuekeeper.runs
 SET
-    state = CASE state WHEN 'planned' THEN 'approved' ELSE state END,
+    state = CASE WHEN state IN ('planned', 'stopped') THEN 'approved' ELSE state END,
     approved_by = %(approved_by)s,
     approved_at = coalesce(%(approved_at)s::timestamptz, clock_timestamp())
 WHERE
     maintenance_run_id = %(maintenance_run_id)s
     AND refused = ''
+RETURNING maintenance_run_id;
+
+-- name: stop_planned_run
+-- Note that nobody has agreed to a run, which waited for that alone.
+-- params: maintenance_run_id
+-- rows: at most one: (maintenance_run_id)
+-- index: maintenance_runs_pkey, plans_pkey
+UPDATE queuekeeper.runs
+SET
+    state = 'stopped'
+WHERE
+    maintenance_run_id = %(maintenance_run_id)s
+    AND state = 'planned'
 RETURNING maintenance_run_id;
 
 -- name: set_run_state

@@ -17,7 +17,7 @@ CREATE TABLE queuekeeper.plans (
     paused boolean NOT NULL DEFAULT FALSE,
     CONSTRAINT plans_pkey PRIMARY KEY (plan_id),
     CONSTRAINT plans_state_check CHECK (
-        state IN ('planned', 'refused', 'approved', 'copying', 'copied', 'verified', 'failed')
+        state IN ('planned', 'refused', 'stopped', 'approved', 'copying', 'copied', 'verified', 'failed')
     ),
     CONSTRAINT plans_throttle_check CHECK (throttle_messages_per_s > 0)
 );

@@ -8,8 +8,7 @@ from typing import Annotated
 
 import typer
 
-from queuekeeper.cli import context
-from queuekeeper.cli.command import OnPostgres, command, group
+from queuekeeper.cli.command import OnPostgres, OutOfPostgres, command, group
 from queuekeeper.cli.output import Shown, cell, table
 
 app = group("Read the record of approvals, changes and looks at contents.")
@@ -57,13 +56,12 @@ def verify(call: OnPostgres) -> Shown:
     return Shown(report, lambda: [cell(words)], failed=None if report.is_whole else "")
 
 
-@app.command()
-def export(*, postgres_url: context.PostgresUrl = None) -> None:
+@command(app)
+def export(call: OutOfPostgres) -> None:
     """Write all entries to stdout as JSON Lines, in order.
 
     Example: `queuekeeper audit export > audit.jsonl`
     """
     from queuekeeper.audit import export as lines
 
-    with context.postgres_connection(postgres_url) as connection:
-        sys.stdout.writelines(lines(connection))
+    sys.stdout.writelines(lines(call.connection))

@@ -169,6 +169,12 @@ class OnPostgres(Call):
     takes = ("postgres_url", "as_json")
 
 
+class OutOfPostgres(Call):
+    """A call of a command on PostgreSQL that works until it is stopped, or streams; there is no result to show."""
+
+    takes = ("postgres_url",)
+
+
 class OnRedis(Call):
     """A call of a command that works on Redis."""
 

@@ -249,14 +249,15 @@ def confirm(question: str, *, yes: bool, as_json: bool, note: Callable[[Answer],
     :param note: puts the answer on record; none where nothing is kept of what is asked about.
     :raises RefusedError: when nobody can be asked, or the answer is no.
     """
-    if not yes and (as_json or not sys.stdin.isatty()):
-        raise RefusedError(f"{question} Nobody can be asked here: repeat the command with --yes")
-    agreed = yes or typer.confirm(question, default=False, err=True)
+    unasked = not yes and (as_json or not sys.stdin.isatty())
+    agreed = yes or (not unasked and typer.confirm(question, default=False, err=True))
     if note is not None:
         from queuekeeper.audit import Action, Answer
 
-        action = Action.APPROVE if agreed else Action.REJECT
+        action = Action.APPROVE if agreed else Action.UNANSWERED if unasked else Action.REJECT
         note(Answer(action=action, actor=person(), facts={"option": "--yes"} if yes else {}))
+    if unasked:
+        raise RefusedError(f"{question} Nobody can be asked here: repeat the command with --yes")
     if not agreed:
         raise RefusedError("not confirmed: nothing was written")
 

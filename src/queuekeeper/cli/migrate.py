@@ -379,6 +379,7 @@ def undo(call: OnServers, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
 
     Example: `queuekeeper migrate undo 0123456789abcdef --dry-run`
     """
+    from queuekeeper.audit import record_answer
     from queuekeeper.migration.clients import clients_of
     from queuekeeper.migration.model import CohortState, PlanState
     from queuekeeper.migration.undo import drop_imports
@@ -389,7 +390,9 @@ def undo(call: OnServers, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
     wanted = found.choose(cohorts)
     if not call.dry_run:
         question = f"What plan {plan_id} has imported into {len(wanted):,} cohorts will be removed from Redis."
-        call.confirm(question, note=partial(ledger.note_answer, plan_id))
+        # A no to the way back is none to the plan.
+        note = partial(record_answer, call.connection, subject=plan_id, kind=ledger.load(plan_id).kind)
+        call.confirm(question, note=note)
     with (
         ledger.copy_lock(plan_id, wanted),
         context.postgres_connection(call.postgres_url, autocommit=False) as reader,

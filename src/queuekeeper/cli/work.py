@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.input import KeyPrefix, prefix
+from queuekeeper.cli.command import Call, OutOfPostgres
 
 if TYPE_CHECKING:
     from queuekeeper.compacted.handlers import CompactedWorker
@@ -31,7 +31,14 @@ Reload = Annotated[
 ]
 
 
+class OutOfRedis(Call):
+    """A call of a command that works on Redis until it is stopped."""
+
+    takes = ("key_prefix", "redis_url")
+
+
 def fanout_work(
+    call: OutOfRedis,
     target: Target,
     queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")],
     consumer: Annotated[str, typer.Argument(metavar="CONSUMER", help="Name of the consumer; registered if it is new.")],
@@ -39,8 +46,6 @@ def fanout_work(
     workers: Workers = 8,
     processes: ProcessCount = 1,
     reload: Reload = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
 ) -> None:
     """Run a handler on a consumer's messages until SIGTERM or Ctrl-C.
 
@@ -58,14 +63,13 @@ def fanout_work(
         from queuekeeper.redis_async import connect
 
         if not _is_coroutine(handler):
-            with context.redis_connection(redis_url) as client:
-                queues = FanoutQueues(client, prefix=prefix(key_prefix))
-                _serve(FanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
+            queues = FanoutQueues(call.client, prefix=call.key_prefix)
+            _serve(FanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
             return
 
         async def serve_async() -> None:
-            async with connect(context.redis_address(redis_url)) as caller:
-                queues = AsyncFanoutQueues(caller, prefix=prefix(key_prefix))
+            async with connect(context.redis_address(call.redis_url)) as caller:
+                queues = AsyncFanoutQueues(caller, prefix=call.key_prefix)
                 await _serve_async(AsyncFanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
 
         asyncio.run(serve_async())
@@ -74,6 +78,7 @@ def fanout_work(
 
 
 def events_work(
+    call: OutOfPostgres,
     target: Target,
     group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")],
     *,
@@ -91,7 +96,6 @@ def events_work(
     ] = None,
     processes: ProcessCount = 1,
     reload: Reload = False,
-    postgres_url: context.PostgresUrl = None,
 ) -> None:
     """Run a handler on a group's events until SIGTERM or Ctrl-C.
 
@@ -106,7 +110,7 @@ def events_work(
     def serve(handler: Any) -> None:
         from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
 
-        name, url = target.partition(":")[2], context.postgres_address(postgres_url)
+        name, url = target.partition(":")[2], context.postgres_address(call.postgres_url)
         if not _is_coroutine(handler):
             consumer = EventConsumer(url, group_id=group)
             consumer.handle(handler, name=name, interest=interest, retries_s=retry)
@@ -124,13 +128,12 @@ def events_work(
 
 
 def compacted_work(
+    call: OutOfRedis,
     target: Target,
     client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID", help="Client whose queue it is.")],
     *,
     processes: ProcessCount = 1,
     reload: Reload = False,
-    key_prefix: KeyPrefix = None,
-    redis_url: context.RedisUrl = None,
 ) -> None:
     """Run a handler on the messages of a compacted queue, in order.
 
@@ -148,8 +151,8 @@ def compacted_work(
         from queuekeeper.redis_async import connect
 
         async def serve_async() -> None:
-            async with connect(context.redis_address(redis_url)) as caller:
-                queues = AsyncCompactedQueues(caller, prefix=prefix(key_prefix))
+            async with connect(context.redis_address(call.redis_url)) as caller:
+                queues = AsyncCompactedQueues(caller, prefix=call.key_prefix)
                 await _serve_async(CompactedWorker(queues, client_id, handler))
 
         asyncio.run(serve_async())

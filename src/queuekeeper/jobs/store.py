@@ -204,11 +204,14 @@ class Runs:
             self.set_approved(run_id, answer)
 
     def note_answer(self, run_id: str, answer: audit.Answer) -> None:
-        """Put on record what came of the question whether a run may be carried out, whatever it was.
+        """Put on record what came of the question; a run that only waited for it is stopped where nobody agreed.
 
         :raises UsageError: when there is no such run.
         """
-        audit.record_answer(self.connection, answer, subject=run_id, kind=self.load(run_id).kind)
+        with self.connection.transaction():
+            audit.record_answer(self.connection, answer, subject=run_id, kind=self.load(run_id).kind)
+            if answer.action is not audit.Action.APPROVE:
+                self._row("stop_planned_run", {"maintenance_run_id": run_id})
 
     def approve_current(self, run_id: str, answer: audit.Answer, *, now_ms: int) -> None:
         """Let a run be carried out, as somebody has agreed, if plan and answer still count.
@@ -310,16 +313,6 @@ class Runs:
 
 class MaintenanceRuns(Runs):
     """Writes the records of jobs and remedies besides."""
-
-    def note_answer(self, run_id: str, answer: audit.Answer) -> None:
-        """Put on record what came of the question; a run that only waited for it is stopped where nobody agreed.
-
-        :raises UsageError: when there is no such run.
-        """
-        with self.connection.transaction():
-            super().note_answer(run_id, answer)
-            if answer.action is not audit.Action.APPROVE and self.load(run_id).state is RunState.PLANNED:
-                self.set_state(run_id, RunState.STOPPED)
 
     def save_plan(
         self,

@@ -218,6 +218,8 @@ def hold_words(
         return ""
     if state is PlanState.PLANNED:
         return "It waits for somebody to approve the plan."
+    if state is PlanState.STOPPED:
+        return "Nobody agreed to the plan when asked: plan again, or copy it by queuekeeper migrate copy."
     step = verify if copy.is_done and (copy.total or verify.done) else copy
     if paused and step is copy:
         return "Paused by a person: queuekeeper run resume lets it go on."

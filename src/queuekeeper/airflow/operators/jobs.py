@@ -353,10 +353,10 @@ class ReportJobOperator(PausableOperator, JobOperator):
 
 
 def publish(files: ReportFiles, context: Context) -> dict[str, str]:
-    """Note that a run's report is now this one, and return where its files are."""
+    """Note that a run's report is now this one, and return where its files are, with the hash of its page."""
     run = context["dag_run"]
     remember(files.html.parent, dag_id=run.dag_id, run_id=run.run_id, files=files)
-    return {"html": str(files.html), "json": str(files.json)}
+    return {"html": str(files.html), "json": str(files.json), "sha256": files.sha256}
 
 
 class CheckReportOperator(BaseOperator):

@@ -20,8 +20,9 @@ from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisH
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.notifiers import Event, notifiers
 from queuekeeper.airflow.operators.asked import AskedOperator
+from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
-from queuekeeper.airflow.run_index import forms_url, remember
+from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.jobs.parameters import Parameters
@@ -212,7 +213,6 @@ class ReportQualityOperator(BaseOperator):
         # Only this task draws.
         from queuekeeper.quality.report import build_report, write_report  # noqa: PLC0415
 
-        directory = Settings().reports
         with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
             report = build_report(
                 connection,
@@ -221,17 +221,9 @@ class ReportQualityOperator(BaseOperator):
                 forms_url=forms_url(),
                 form_values={"postgres_conn_id": self.postgres_conn_id, "redis_conn_id": self.redis_conn_id},
             )
-        files = write_report(report, directory)
-        run = context["dag_run"]
-        remember(directory, dag_id=run.dag_id, run_id=run.run_id, files=files)
-        self.log.info("Quality run %s: %s; report %s", self.quality_run_id, report.verdict, files.html)
-        return {
-            "quality_run_id": self.quality_run_id,
-            "verdict": str(report.verdict),
-            "html": str(files.html),
-            "json": str(files.json),
-            "sha256": files.sha256,
-        }
+        where = publish(write_report(report, Settings().reports), context)
+        self.log.info("Quality run %s: %s; report %s", self.quality_run_id, report.verdict, where["html"])
+        return {"quality_run_id": self.quality_run_id, "verdict": str(report.verdict), **where}
 
 
 class PublishQualityOperator(BaseOperator):

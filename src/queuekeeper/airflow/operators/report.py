@@ -10,7 +10,7 @@ from airflow.sdk import BaseOperator
 from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.links import ReportLink
-from queuekeeper.airflow.run_index import remember
+from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.migration.report import build_report, write_report
@@ -46,21 +46,12 @@ class ReportMigrationOperator(BaseOperator):
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and where the files are."""
-        directory = Settings().reports
         with (
             QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger,
             QueuekeeperRedisHook(self.redis_conn_id).connect() as client,
         ):
             report = build_report(ledger, client, plan_id=self.plan_id, now_ms=system_clock())
-            files = write_report(report, directory)
+            files = write_report(report, Settings().reports)
             ledger.save_report(self.plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
-        run = context["dag_run"]
-        remember(directory, dag_id=run.dag_id, run_id=run.run_id, files=files)
         self.log.info("Migration %s: %s; report %s", self.plan_id, report.verdict, files.html)
-        return {
-            "plan_id": self.plan_id,
-            "verdict": str(report.verdict),
-            "html": str(files.html),
-            "json": str(files.json),
-            "sha256": files.sha256,
-        }
+        return {"plan_id": self.plan_id, "verdict": str(report.verdict), **publish(files, context)}

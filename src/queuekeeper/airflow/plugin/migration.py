@@ -142,7 +142,9 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
                 online_status(connection, plan_id),
             ),
         )
-        may_ask = status.state is PlanState.PLANNED or (online is not None and OnlineState.SOAKING in online.states)
+        may_ask = status.state in (PlanState.PLANNED, PlanState.STOPPED) or (
+            online is not None and OnlineState.SOAKING in online.states
+        )
         asked = may_ask and await _question(airflow, request, status, online) is not None
         return data(live(status, online) | {"asked": asked})
 
