@@ -58,6 +58,7 @@ from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.postgres import Connection, connect, migrate, statement
+from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.sessions.model import Ack, NewMessage, PendingPage, SaveReport, SessionSave, StoreRules
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_operations import RedisSessionOperations
@@ -270,12 +271,12 @@ def shares(work: Work) -> list[range]:
 
 def work_with_writer(work: Work, meet: Meet) -> Part:
     """Save with tasks that share a writer, each waiting for its message."""
-    return asyncio.run(_work_with_tasks(work, meet, through_a_writer))
+    return asyncio.run(work_with_tasks(work, meet, through_a_writer))
 
 
 def work_with_overlap(work: Work, meet: Meet) -> Part:
     """Save batches with the asyncio store, so many at once as there are publishers."""
-    done = asyncio.run(_work_with_tasks(work, meet, as_batches))
+    done = asyncio.run(work_with_tasks(work, meet, as_batches))
     return done._replace(messages=BATCH * done.messages)
 
 
@@ -302,11 +303,15 @@ async def as_batches(store: AsyncRedisSessionStore, work: Work) -> AsyncIterator
     yield publish
 
 
-async def _work_with_tasks(
-    work: Work, meet: Meet, publishing: Callable[[AsyncRedisSessionStore, Work], AbstractAsyncContextManager[Publish]]
+async def work_with_tasks(
+    work: Work,
+    meet: Meet,
+    publishing: Callable[[AsyncRedisSessionStore, Work], AbstractAsyncContextManager[Publish]],
+    connecting: Callable[[str], AbstractAsyncContextManager[AsyncScriptCaller]] = redis_async.connect,
 ) -> Part:
+    """Let tasks publish until the time is over."""
     calls_ms = array("d")
-    async with await redis_async.connect(work.url) as caller:
+    async with connecting(work.url) as caller:
         store = AsyncRedisSessionStore(caller)
         for part in slices(work.sessions):
             first = [save(number, message(bytes(work.payload_bytes))) for number in part]
@@ -474,7 +479,10 @@ class Sample:
 
 @dataclass(kw_only=True)
 class Stand:
-    """Servers, client processes and what is made beforehand."""
+    """Servers, client processes and what is made beforehand.
+
+    :param postgres_url: empty where PostgreSQL is not measured.
+    """
 
     redis: RedisServer
     postgres: PostgresServer
@@ -489,6 +497,8 @@ class Stand:
         """Give every measurement the same empty servers."""
         with self.redis.client(timeout_s=600) as client:
             empty_redis(client)
+        if not self.postgres_url:
+            return
         with connect(self.postgres_url, autocommit=True) as connection:
             connection.execute("TRUNCATE device_session_ctx, device_publish_msg, queuekeeper.session_states CASCADE")
 

@@ -134,10 +134,9 @@ def key_owner(key: str | bytes | int) -> bytes:
 
     An id may hold braces; what follows the tag in our keys holds none. A key without braces is returned whole.
     """
-    raw = key if isinstance(key, bytes) else str(key).encode()
-    start = raw.find(b"{")
+    raw = key if type(key) is bytes else str(key).encode()
     end = raw.rfind(b"}")
-    return raw[: end + 1] if 0 <= start < end else raw
+    return raw[: end + 1] if 0 <= raw.find(b"{") < end else raw
 
 
 def earlier_tag(client_id: str) -> str | None:

@@ -22,6 +22,7 @@ from queuekeeper.lua.call import (
     Value,
     as_ours,
     check_replicas,
+    client_id,
     has_not_run,
     longest_wait_s,
     pause_s,
@@ -30,7 +31,7 @@ from queuekeeper.lua.call import (
     wait_s,
 )
 from queuekeeper.redis_client import CONNECT_TIMEOUT_S, from_redis, lost
-from queuekeeper.redis_connection import Connection, Endpoint, Limits, Question, endpoint
+from queuekeeper.redis_connection import Connection, Endpoint, Limits, Question, Words, endpoint
 
 _REFRESH_PAUSE_S = 0.1
 
@@ -96,21 +97,37 @@ def connect(
 
 
 class _Batch:
-    """The calls of one ``execute``."""
+    """The calls of one ``execute``, or the one of ``call``.
 
-    __slots__ = ("failed", "future", "remaining", "replies")
+    :ivar single: whether the future's result is the one reply, or its exception the error in its place.
+    """
 
-    def __init__(self, count: int, future: asyncio.Future[Replies]) -> None:
+    __slots__ = ("caller", "failed", "future", "remaining", "replies", "single")
+
+    def __init__(self, caller: AsyncScriptCaller, count: int, future: asyncio.Future[Any], *, single: bool) -> None:
+        self.caller = caller
         self.replies = Replies(count)
         self.remaining = count
         self.failed: dict[bytes, QueuekeeperError] = {}
         self.future = future
+        self.single = single
+
+    def end(self) -> None:
+        """Give the replies to whoever waits for them."""
+        if self.future.done():
+            return
+        if not self.single:
+            self.future.set_result(self.replies)
+        elif isinstance(self.replies[0], QueuekeeperError):
+            self.future.set_exception(self.replies[0])
+        else:
+            self.future.set_result(self.replies[0])
 
 
 class _Request:
     """A call on its way.
 
-    :ivar future: of the call, or of the batch that it belongs to.
+    :ivar future: of the batch that it belongs to.
     :ivar target: server that ASK named, if any.
     :ivar attempts: how often it was sent again.
     """
@@ -119,83 +136,59 @@ class _Request:
         "attempts",
         "batch",
         "call",
-        "caller",
         "client_id",
         "connection",
         "future",
         "give_up_at",
         "index",
         "replicated",
-        "script",
         "target",
-        "words",
     )
 
     connection: Connection | None
     give_up_at: float
 
-    def __init__(
-        self,
-        caller: AsyncScriptCaller,
-        call: Call,
-        future: asyncio.Future[Any],
-        batch: _Batch | None = None,
-        index: int = 0,
-    ) -> None:
-        self.caller = caller
-        self.call = call
-        self.script = call.script
-        self.words = call.command
-        self.client_id = call.client_id
-        self.future = future
+    def __init__(self, batch: _Batch, call: Call, index: int) -> None:
         self.batch = batch
+        self.future = batch.future
+        self.call = call
+        self.client_id = client_id(call.keys)
         self.index = index
         self.replicated: bool | None = None
         self.target: str | None = None
         self.attempts = 0
 
+    @property
+    def words(self) -> Words:
+        """What is sent, made when it is."""
+        return self.call.command
+
     def settle(self, reply: Reply) -> None:
-        """Give the reply, or the exception, to whoever waits for it."""
+        """Give the reply, or the exception, to the batch."""
         batch = self.batch
-        if batch is None:
-            future = self.future
-            if future.done():
-                return
-            if isinstance(reply, QueuekeeperError):
-                future.set_exception(reply)
-            else:
-                future.set_result(reply)
-            return
-        batch.replies[self.index] = reply
-        batch.replies.replicated[self.index] = self.replicated
         if isinstance(reply, QueuekeeperError):
             batch.failed[self.client_id] = reply
+        batch.replies[self.index] = reply
+        if self.replicated is not None:
+            batch.replies.replicated[self.index] = self.replicated
         batch.remaining -= 1
-        if not batch.remaining and not batch.future.done():
-            batch.future.set_result(batch.replies)
+        if not batch.remaining:
+            batch.end()
 
     def finish(self, reply: Reply) -> None:
         """Settle it and let the next call of its client id go."""
         self.settle(reply)
-        busy = self.caller.busy
-        waiting = busy.pop(self.client_id)
+        caller = self.batch.caller
+        waiting = caller.busy.pop(self.client_id)
         if waiting:
-            self.caller.send_next(waiting)
+            caller.send_next(waiting)
 
     def answered(self, reply: Any) -> None:
         """Take the reply or see what has to be done about an error."""
         if isinstance(reply, Exception):
-            self.caller.refused(self, reply)
-            return
-        # As finish does; this way nearly all calls go.
-        if self.batch is None:
-            if not self.future.done():
-                self.future.set_result(reply)
+            self.batch.caller.refused(self, reply)
         else:
-            self.settle(reply)
-        waiting = self.caller.busy.pop(self.client_id)
-        if waiting:
-            self.caller.send_next(waiting)
+            self.finish(reply)
 
     def lost(self, cause: BaseException) -> None:
         """Fail: it may have run."""
@@ -208,19 +201,19 @@ class _Request:
     def unsent(self, error: QueuekeeperError, *, may_heal: bool) -> None:
         """Try again a little later, or fail."""
         if may_heal:
-            self.caller.send_again(self, error)
+            self.batch.caller.send_again(self, error)
         else:
             self.finish(error)
 
     @property
     def writes(self) -> bool:
         """Whether the script may write."""
-        return self.script.writes
+        return self.call.script.writes
 
     @property
     def address(self) -> str:
         """Server that was asked."""
-        return self.connection.address if self.connection is not None else self.caller.address
+        return self.connection.address if self.connection is not None else self.batch.caller.address
 
 
 class AsyncScriptCaller(AsyncClosing):
@@ -314,17 +307,17 @@ class AsyncScriptCaller(AsyncClosing):
         :raises QueuekeeperError: when awaited, as :meth:`lua.ScriptCaller.call` does.
         """
         future: asyncio.Future[Reply] = self._loop.create_future()
-        self._submit(_Request(self, Call(script, keys, args), future))
+        self._submit(_Request(_Batch(self, 1, future, single=True), Call(script, keys, args), 0))
         return future
 
     def execute(self, calls: Sequence[Call]) -> asyncio.Future[Replies]:
         """Run many calls; await their replies, in order, as :meth:`lua.ScriptCaller.execute` returns them."""
         future: asyncio.Future[Replies] = self._loop.create_future()
-        batch = _Batch(len(calls), future)
+        batch = _Batch(self, len(calls), future, single=False)
         if not calls:
-            future.set_result(batch.replies)
+            batch.end()
         for index, call in enumerate(calls):
-            self._submit(_Request(self, call, future, batch, index))
+            self._submit(_Request(batch, call, index))
         return future
 
     async def await_wake(self, key: str | bytes, *, timeout_s: float) -> bool:
@@ -375,13 +368,10 @@ class AsyncScriptCaller(AsyncClosing):
         name = request.client_id
         if self._slots is not None and (refused := refused_by_cluster([request.call], [name])):
             request.settle(refused[name])
-            return
-        if name not in busy:
+        elif name not in busy:
             busy[name] = None
             self._dispatch(request)
-            return
-        waiting = busy[name]
-        if waiting is None:
+        elif (waiting := busy[name]) is None:
             busy[name] = deque((request,))
         else:
             waiting.append(request)
@@ -407,7 +397,7 @@ class AsyncScriptCaller(AsyncClosing):
         while waiting:
             request = waiting.popleft()
             error: QueuekeeperError | None = self._closing_error if self._closed else None
-            if error is None and request.batch is not None:
+            if error is None:
                 error = request.batch.failed.get(request.client_id)
             if error is None and not request.future.done():
                 self.busy[request.client_id] = waiting
@@ -418,7 +408,7 @@ class AsyncScriptCaller(AsyncClosing):
     def refused(self, request: _Request, error: Exception) -> None:
         """Do what is to be done about an error reply: hand it on, or try the call again."""
         if not has_not_run(error):
-            request.finish(as_ours(error, request.script, request.address))
+            request.finish(as_ours(error, request.call.script, request.address))
             return
         request.target = target_of(error, request.target)
         if isinstance(error, NoScriptError):
@@ -440,7 +430,7 @@ class AsyncScriptCaller(AsyncClosing):
         if request.attempts == 0:
             request.give_up_at = now_s + self._retry_for_s
         if self._closed or now_s > request.give_up_at:
-            request.finish(as_ours(error, request.script, request.address))
+            request.finish(as_ours(error, request.call.script, request.address))
             return
         wait_s = pause_s(error, request.attempts)
         request.attempts += 1
@@ -458,7 +448,7 @@ class AsyncScriptCaller(AsyncClosing):
 
     def _load(self, request: _Request) -> QueuekeeperError | None:
         """Load a script where it is missing, or return why that cannot be done."""
-        connection, script = request.connection, request.script
+        connection, script = request.connection, request.call.script
         assert connection is not None
         key = (connection.address, script.sha1)
         if request.attempts and key in self._refusals:

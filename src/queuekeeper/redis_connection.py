@@ -136,9 +136,12 @@ class Sent(Protocol):
 class Command(Sent, Protocol):
     """What a connection is given to send."""
 
-    words: Words
     replicated: bool | None
     future: asyncio.Future[Any]
+
+    @property
+    def words(self) -> Words:
+        """What is sent."""
 
     @property
     def writes(self) -> bool:

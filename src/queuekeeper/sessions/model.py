@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any
+from typing import Any, Self
 
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import QueuekeeperError, UsageError
@@ -188,8 +188,8 @@ class Refusal(StrEnum):
     EXPIRY_OUT_OF_RANGE = "expiry_out_of_range"  # the interval is not four unsigned bytes (MQTT 5 section 3.3.2.3.3)
 
 
-# The classes below whose __init__ is written out are made once per message; what dataclasses writes for a frozen class
-# takes twice as long, most of it to get past its own guard for each field.
+# The classes below whose __init__ is written out are made once per message. What dataclasses writes for a frozen class
+# takes twice as long, most of it to get past its own guard for each field; a field of its __dict__ has no guard.
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -234,22 +234,35 @@ class NewMessage:
         user_properties: tuple[tuple[str, str], ...] = (),
         subscription_ids: tuple[int, ...] = (),
     ) -> None:
-        values = {
-            "topic": topic,
-            "payload": payload,
-            "qos": qos,
-            "time_ms": time_ms,
-            "retain": retain,
-            "expiry_interval_s": expiry_interval_s,
-            "payload_format_indicator": payload_format_indicator,
-            "content_type": content_type,
-            "response_topic": response_topic,
-            "correlation_data": correlation_data,
-            "user_properties": user_properties,
-            "subscription_ids": subscription_ids,
-        }
-        object.__setattr__(self, "__dict__", values)
-        check_message(self)
+        fields = self.__dict__
+        fields["topic"] = topic
+        fields["payload"] = payload
+        fields["qos"] = qos
+        fields["time_ms"] = time_ms
+        fields["retain"] = retain
+        fields["expiry_interval_s"] = expiry_interval_s
+        fields["payload_format_indicator"] = payload_format_indicator
+        fields["content_type"] = content_type
+        fields["response_topic"] = response_topic
+        fields["correlation_data"] = correlation_data
+        fields["user_properties"] = user_properties
+        fields["subscription_ids"] = subscription_ids
+        # What is well within all bounds, as nearly every message is, need not be held to them one by one.
+        if not (
+            type(topic) is str
+            and type(payload) is bytes
+            and type(qos) is int
+            and type(time_ms) is int
+            and type(retain) is bool  # type: ignore[redundant-expr]  # who calls may not check types
+            and 0 < len(topic) <= _SHORT_TEXT
+            and topic.isascii()
+            and "\0" not in topic
+            and 1 <= qos <= 2
+            and 0 <= time_ms <= MAX_TIME_MS
+            and len(payload) <= _SMALL_PAYLOAD_BYTES
+            and is_plain(self)
+        ):
+            check_message(self)
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -259,6 +272,8 @@ class SessionSave:
     :param source: who numbers the batches, for example a Kafka partition; with ``offset`` it makes a retry harmless.
         A source has one batch per session in flight, and its offsets grow.
     :param offset: number of the batch, 0 or more.
+    :ivar payload_bytes: of all messages together. Like the next one it is counted here, once, for all stores.
+    :ivar largest_bytes: of the message with the largest payload.
     :raises UsageError: for an empty client id, no messages or too many, or only one of source and offset.
     """
 
@@ -266,6 +281,8 @@ class SessionSave:
     messages: tuple[NewMessage, ...]
     source: str | None = None
     offset: int | None = None
+    payload_bytes: int = field(init=False, repr=False, compare=False)
+    largest_bytes: int = field(init=False, repr=False, compare=False)
 
     def __init__(
         self,
@@ -275,9 +292,37 @@ class SessionSave:
         source: str | None = None,
         offset: int | None = None,
     ) -> None:
-        values = {"client_id": client_id, "messages": messages, "source": source, "offset": offset}
-        object.__setattr__(self, "__dict__", values)
+        fields = self.__dict__
+        fields["client_id"] = client_id
+        fields["messages"] = messages
+        fields["source"] = source
+        fields["offset"] = offset
         check_save(self)
+        self._count()
+
+    @classmethod
+    def checked(
+        cls, *, client_id: str, messages: tuple[NewMessage, ...], source: str | None, offset: int | None
+    ) -> Self:
+        """Return a batch whose parts its maker has checked one by one, at a door of its own: they are not again."""
+        save = cls.__new__(cls)
+        fields = save.__dict__
+        fields["client_id"] = client_id
+        fields["messages"] = messages
+        fields["source"] = source
+        fields["offset"] = offset
+        save._count()
+        return save
+
+    def _count(self) -> None:
+        fields = self.__dict__
+        messages = self.messages
+        if len(messages) == 1:
+            fields["payload_bytes"] = fields["largest_bytes"] = len(messages[0].payload)
+        else:
+            sizes = [len(message.payload) for message in messages]
+            fields["payload_bytes"] = sum(sizes)
+            fields["largest_bytes"] = max(sizes)
 
 
 @dataclass(frozen=True, kw_only=True, init=False)
@@ -323,20 +368,18 @@ class SaveReport:
         replicated: bool | None = None,
         error: QueuekeeperError | None = None,
     ) -> None:
-        values = {
-            "client_id": client_id,
-            "packet_ids": packet_ids,
-            "serials": serials,
-            "refused": {} if refused is None else refused,
-            "trimmed": trimmed,
-            "trimmed_in_flight": trimmed_in_flight,
-            "dead": dead,
-            "replayed": replayed,
-            "forgotten": forgotten,
-            "replicated": replicated,
-            "error": error,
-        }
-        object.__setattr__(self, "__dict__", values)
+        fields = self.__dict__
+        fields["client_id"] = client_id
+        fields["packet_ids"] = packet_ids
+        fields["serials"] = serials
+        fields["refused"] = {} if refused is None else refused
+        fields["trimmed"] = trimmed
+        fields["trimmed_in_flight"] = trimmed_in_flight
+        fields["dead"] = dead
+        fields["replayed"] = replayed
+        fields["forgotten"] = forgotten
+        fields["replicated"] = replicated
+        fields["error"] = error
 
     @property
     def stored(self) -> int:
@@ -544,23 +587,9 @@ def check_message(message: NewMessage) -> None:
     _check_type("time_ms", message.time_ms, int)
     if type(message.retain) is not bool:
         raise UsageError(f"retain is {message.retain!r}: it must be True or False")
-    plain = is_plain(message)
-    if not plain:
-        _check_property_types(message)
-    # What is well within all bounds, as nearly every message is, need not be held to them one by one.
-    topic = message.topic
-    if (
-        plain
-        and 0 < len(topic) <= _SHORT_TEXT
-        and topic.isascii()
-        and "\0" not in topic
-        and 1 <= message.qos <= 2
-        and 0 <= message.time_ms <= MAX_TIME_MS
-        and len(message.payload) <= _SMALL_PAYLOAD_BYTES
-    ):
-        return
+    _check_property_types(message)
     values = {
-        "topic": topic,
+        "topic": message.topic,
         "qos": message.qos,
         "time": message.time_ms,
         "payload": len(message.payload),
@@ -629,6 +658,9 @@ def check_save(save: SessionSave) -> None:
         raise UsageError(f"the save for {save.client_id!r} has no messages")
     if len(save.messages) > MAX_BATCH:
         raise UsageError(f"the save for {save.client_id!r} has {len(save.messages)} messages: at most {MAX_BATCH}")
+    for message in save.messages:
+        if type(message) is not NewMessage:
+            raise UsageError(f"a message for {save.client_id!r} is a {type(message).__name__}: it must be a NewMessage")
     if (save.source is None) != (save.offset is None):
         raise UsageError("source and offset go together: name both or neither")
     if save.source is not None:

@@ -7,10 +7,11 @@ next batch gathers, so batches grow with the load.
 from __future__ import annotations
 
 import asyncio
-from collections import OrderedDict
+from collections import OrderedDict, deque
 from copy import copy
 from typing import NamedTuple, TypeAlias
 
+from queuekeeper.batches import take_batch
 from queuekeeper.checks import check_integer
 from queuekeeper.clock import Backoff
 from queuekeeper.closing import AsyncClosing
@@ -54,14 +55,14 @@ class MessageRefused(RefusedError):
         self.refusal = refusal
 
 
-_Waiting: TypeAlias = tuple[NewMessage, "asyncio.Future[Stored]"]
+_Waiting: TypeAlias = "deque[tuple[NewMessage, asyncio.Future[Stored]]]"
 
 
 class _Batch(NamedTuple):
     """What is under way for one session."""
 
     save: SessionSave
-    futures: list[asyncio.Future[Stored]]
+    futures: tuple[asyncio.Future[Stored], ...]
 
 
 class SessionWriter(AsyncClosing):
@@ -98,8 +99,8 @@ class SessionWriter(AsyncClosing):
         self._offset = first_offset or 0
         self._room = asyncio.Semaphore(max_pending)
         # Messages by session: of sessions with nothing under way, and of the others.
-        self._ready: OrderedDict[str, list[_Waiting]] = OrderedDict()
-        self._held: dict[str, list[_Waiting]] = {}
+        self._ready: OrderedDict[str, _Waiting] = OrderedDict()
+        self._held: dict[str, _Waiting] = {}
         self._under_way: dict[str, _Batch] = {}
         self._flushes = 0
         self._starts_soon = False
@@ -129,7 +130,7 @@ class SessionWriter(AsyncClosing):
                 waiting = self._held if client_id in self._under_way else self._ready
                 found = waiting.get(client_id)
                 if found is None:
-                    waiting[client_id] = [(message, future)]
+                    waiting[client_id] = deque([(message, future)])
                 else:
                     found.append((message, future))
                 if not self._starts_soon:
@@ -172,26 +173,19 @@ class SessionWriter(AsyncClosing):
         """Return the next batches, and note that their sessions have something under way."""
         batches: list[_Batch] = []
         for _ in range(min(SESSIONS_PER_FLUSH, len(self._ready))):
-            client_id, messages = self._ready.popitem(last=False)
-            # Calls that were cancelled have taken their messages back.
-            wanted = [waiting for waiting in messages if not waiting[1].done()]
-            if not wanted:
+            client_id, waiting = self._ready.popitem(last=False)
+            taken = take_batch(waiting, size=_size, most=MESSAGES_PER_SAVE, most_bytes=BYTES_PER_SAVE)
+            if not taken:
                 continue
-            count = _together(wanted)
-            if count < len(wanted):
-                self._held[client_id] = wanted[count:]
-                del wanted[count:]
+            if waiting:
+                self._held[client_id] = waiting
             offset = None
             if self._source is not None:
                 offset = self._offset
                 self._offset += 1
-            save = SessionSave(
-                client_id=client_id,
-                messages=tuple([message for message, _ in wanted]),
-                source=self._source,
-                offset=offset,
-            )
-            batch = self._under_way[client_id] = _Batch(save, [future for _, future in wanted])
+            messages, futures = zip(*taken, strict=True)
+            save = SessionSave.checked(client_id=client_id, messages=messages, source=self._source, offset=offset)
+            batch = self._under_way[client_id] = _Batch(save, futures)
             batches.append(batch)
         return batches
 
@@ -273,11 +267,5 @@ class SessionWriter(AsyncClosing):
                 self._ready[client_id] = held
 
 
-def _together(waiting: list[_Waiting]) -> int:
-    """Return how many messages make a batch that a store saves in one step, at least one."""
-    size_bytes = 0
-    for count, (message, _) in enumerate(waiting[:MESSAGES_PER_SAVE]):
-        size_bytes += len(message.payload)
-        if count and size_bytes > BYTES_PER_SAVE:
-            return count
-    return min(len(waiting), MESSAGES_PER_SAVE)
+def _size(message: NewMessage) -> int:
+    return len(message.payload)

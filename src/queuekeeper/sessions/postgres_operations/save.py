@@ -86,12 +86,12 @@ class SaveOperations(PacketIdOperations):
         check_vendor_id(save.client_id)
         if save.source is not None:
             check_length("source", save.source)
+        if save.largest_bytes > self._rules.max_payload_bytes:
+            raise UsageError(
+                f"payload has {save.largest_bytes} bytes: this store takes at most "
+                f"{self._rules.max_payload_bytes} (max_payload_bytes)"
+            )
         for message in save.messages:
-            if len(message.payload) > self._rules.max_payload_bytes:
-                raise UsageError(
-                    f"payload has {len(message.payload)} bytes: this store takes at most "
-                    f"{self._rules.max_payload_bytes} (max_payload_bytes)"
-                )
             check_columns(message)
 
     def _save_apart(self, saves: Sequence[SessionSave]) -> Operation[list[SaveReport]]:

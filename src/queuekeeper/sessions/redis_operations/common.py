@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import threading
-from collections import OrderedDict
 from collections.abc import Callable, Generator, Sequence
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
@@ -77,24 +76,32 @@ class Keys:
 
 
 class RecentKeys:
-    """Keys of the sessions that were saved to last."""
+    """Keys of the sessions that were saved to last.
+
+    They are in two halves. What is used moves to the newer one, and when that is full, the older one is forgotten.
+    """
 
     def __init__(self, size: int, prefix: str) -> None:
-        self._size = size
+        self._half = (size + 1) // 2
         self._prefix = prefix
-        self._found: OrderedDict[str, Keys] = OrderedDict()
+        self._newer: dict[str, Keys] = {}
+        self._older: dict[str, Keys] = {}
         self._lock = threading.Lock()
 
     def get(self, client_id: str) -> Keys:
-        """Return the keys of a session, and have it be the one that was used last."""
+        """Return the keys of a session, and have it be one of those that were used last."""
+        keys = self._newer.get(client_id)
+        return self._moved(client_id) if keys is None else keys
+
+    def _moved(self, client_id: str) -> Keys:
         with self._lock:
-            keys = self._found.get(client_id)
-            if keys is not None:
-                self._found.move_to_end(client_id)
-                return keys
-            keys = self._found[client_id] = Keys(client_id, self._prefix)
-            if len(self._found) > self._size:
-                self._found.popitem(last=False)
+            newer = self._newer
+            # Another thread may have been first.
+            keys = newer.get(client_id) or self._older.pop(client_id, None) or Keys(client_id, self._prefix)
+            if client_id not in newer and len(newer) >= self._half:
+                self._older = newer
+                newer = self._newer = {}
+            newer[client_id] = keys
             return keys
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from typing import NamedTuple
+from typing import TypeAlias
 
 from queuekeeper import lua
 from queuekeeper.errors import QueuekeeperError, UsageError
@@ -32,14 +32,8 @@ SOON_MS = 3_600_000
 _PUBLISH = "PUBLISH"
 
 
-class _Begun(NamedTuple):
-    """A save that one call may do completely, and its place among all saves."""
-
-    place: int
-    client_id: str
-    keys: Keys
-    ids: Sequence[int]
-    call: lua.Call
+_Begun: TypeAlias = tuple[int, Keys, Sequence[int], lua.Call]
+"""A save that one call may do completely: its place among all saves, keys, packet ids, and the call."""
 
 
 class SaveOperations(PacketIdOperations):
@@ -55,14 +49,14 @@ class SaveOperations(PacketIdOperations):
             place = places.setdefault(client_id, index)
             if place != index:
                 repeated.setdefault(client_id, [place]).append(index)
-            for message in save.messages:
-                if type(message) is not NewMessage or len(message.payload) > most_bytes:
-                    self.check_payload(client_id, message)
+            if save.largest_bytes > most_bytes:
+                self.check_size(save)
         reports: dict[int, SaveReport] = {}
         begun: list[_Begun] = []
         branches: list[Steps[None]] = []
+        soon_ms = self._clock() + SOON_MS
         for client_id, place in places.items():
-            first = None if client_id in repeated else self._begin(saves[place], place)
+            first = None if client_id in repeated else self._begin(saves[place], place, soon_ms)
             if first is None:
                 branches.append(self._save_session(saves, repeated.get(client_id, [place]), reports))
             else:
@@ -72,16 +66,17 @@ class SaveOperations(PacketIdOperations):
             sent = begun[start : start + SESSIONS_PER_STEP]
             replies: Sequence[Reply]
             try:
-                replies = yield [first.call for first in sent]
+                replies = yield [call for _, _, _, call in sent]
             except QueuekeeperError as error:
                 replies = [error] * len(sent)
-            for at, first in enumerate(sent):
-                report = self._report_of(first, replies, at)
+            replicated = replies.replicated if isinstance(replies, lua.Replies) else None
+            for at, (place, keys, ids, _) in enumerate(sent):
+                report = self._report_of(keys, ids, replies[at], None if replicated is None else replicated[at])
                 if report is None:
-                    reply = first.ids, _part(replies, at, at + 1)
-                    branches.append(self._save_session(saves, [first.place], reports, reply))
+                    reply = ids, _part(replies, at, at + 1)
+                    branches.append(self._save_session(saves, [place], reports, reply))
                 else:
-                    reports[first.place] = report
+                    reports[place] = report
         yield from _together(iter(branches))
         return [reports[index] for index in range(len(saves))]
 
@@ -90,52 +85,52 @@ class SaveOperations(PacketIdOperations):
 
         :raises UsageError: naming size and limit.
         """
-        if type(message) is not NewMessage:
-            raise UsageError(f"a message for {client_id!r} is a {type(message).__name__}: it must be a NewMessage")
-        if len(message.payload) > self._rules.max_payload_bytes:
+        if type(message) is not NewMessage or len(message.payload) > self._rules.max_payload_bytes:
+            self.check_size(SessionSave(client_id=client_id, messages=(message,)))
+
+    def check_size(self, save: SessionSave) -> None:
+        """Refuse a save with a larger payload than the rules allow.
+
+        :raises UsageError: naming size and limit.
+        """
+        if save.largest_bytes > self._rules.max_payload_bytes:
             raise UsageError(
-                f"a payload for {client_id!r} has {len(message.payload)} bytes: this store takes at most "
+                f"a payload for {save.client_id!r} has {save.largest_bytes} bytes: this store takes at most "
                 f"{self._rules.max_payload_bytes} (max_payload_bytes)"
             )
 
-    def _begin(self, save: SessionSave, place: int) -> _Begun | None:
+    def _begin(self, save: SessionSave, place: int, soon_ms: int) -> _Begun | None:
         """Return the only call that a save needs when all goes well; none when it needs more."""
         keys = self._recent.get(save.client_id)
         last = keys.last
         messages = save.messages
-        if last is None or len(messages) > MESSAGES_PER_SAVE:
+        count = len(messages)
+        if last is None or count > MESSAGES_PER_SAVE or (save.payload_bytes > BYTES_PER_SAVE and count > 1):
             return None
-        size_bytes = 0
         ends_ms: list[int] = []
         default_ttl_s = self._rules.default_ttl_s
         for message in messages:
             end_ms = end_of_life(message, default_ttl_s=default_ttl_s)
-            if isinstance(end_ms, Refusal):
+            if type(end_ms) is not int:
                 return None
             ends_ms.append(end_ms)
-            size_bytes += len(message.payload)
-        if size_bytes > BYTES_PER_SAVE and len(messages) > 1:
-            return None
-        ids = following_ids(last, len(messages))
-        call = self._save_call(keys, save, messages, ends_ms, last=last, ids=ids)
-        return _Begun(place, save.client_id, keys, ids, call)
+        ids = following_ids(last, count)
+        return place, keys, ids, self._save_call(keys, save, messages, ends_ms, soon_ms, last=last, ids=ids)
 
-    def _report_of(self, begun: _Begun, replies: Sequence[Reply], at: int) -> SaveReport | None:
+    def _report_of(self, keys: Keys, ids: Sequence[int], reply: Reply, replicated: bool | None) -> SaveReport | None:
         """Return the report of a save that its first call has done completely; none when there is more to do."""
-        reply = replies[at]
         if type(reply) is not bytes:
             return None
         serial, references, expired, replaced = _read_saved(reply)
         if expired or references > self._rules.limit:
             return None
-        ids = begun.ids
-        begun.keys.last = b"%d" % ids[-1]
+        keys.last = b"%d" % ids[-1]
         return SaveReport(
-            client_id=begun.client_id,
+            client_id=keys.client_id,
             packet_ids=tuple(ids),
             serials=tuple(range(serial, serial + len(ids))),
             dead=replaced,
-            replicated=replies.replicated[at] if isinstance(replies, lua.Replies) else None,
+            replicated=replicated,
         )
 
     def _save_session(
@@ -176,6 +171,7 @@ class SaveOperations(PacketIdOperations):
         references = 0
         # Before the first part the caller has refused some, which are counted with it.
         before = list(refused.values())
+        soon_ms = self._clock() + SOON_MS
         for part in parts:
 
             def call(last: bytes, ids: Sequence[int], part: Part = part) -> lua.Call:
@@ -184,6 +180,7 @@ class SaveOperations(PacketIdOperations):
                     save,
                     part.messages,
                     part.ends_ms,
+                    soon_ms,
                     last=last,
                     ids=ids,
                     number=part.number,
@@ -245,6 +242,7 @@ class SaveOperations(PacketIdOperations):
         save: SessionSave,
         messages: Sequence[NewMessage],
         ends_ms: Sequence[int],
+        soon_ms: int,
         *,
         last: bytes,
         ids: Sequence[int],
@@ -260,22 +258,19 @@ class SaveOperations(PacketIdOperations):
             if save.source is not None:
                 told = f"{save.offset or 0}:{number}:{write_runs(ids)}:{save.source}"
                 batch = f"{len(refused) - over}:{over}:{told}"
+        payloads: list[bytes] = []
         stored: list[lua.Value] = []
         client_id = save.client_id
         for packet_id, message, end_ms in zip(ids, messages, ends_ms, strict=True):
+            payloads.append(b"%b%d" % (stem, packet_id))
             stored.append(end_ms)
             stored.append(stored_json(message, client_id=client_id, packet_id=packet_id, packet_type=_PUBLISH))
         until_ms: int | str = ""
         if ends_ms and isinstance(self._session_expiry_ms, int):
             until_ms = max(ends_ms) + self._session_expiry_ms
-        soon = "1" if ends_ms and min(ends_ms) <= self._clock() + SOON_MS else ""
+        soon = "1" if ends_ms and min(ends_ms) <= soon_ms else ""
         heading = f"{epoch}:{last.decode()}:{ids[-1] if ids else ''}:{until_ms}:{soon}:{batch}"
-        return self._save_script(
-            keys,
-            payloads=[b"%b%d" % (stem, packet_id) for packet_id in ids],
-            heading=heading,
-            messages=stored,
-        )
+        return self._save_script(keys, payloads=payloads, heading=heading, messages=stored)
 
 
 def _together(branches: Iterator[Steps[None]]) -> Operation[None]:
@@ -325,5 +320,5 @@ def _part(replies: Sequence[Reply], start: int, end: int) -> Sequence[Reply]:
 
 def _read_saved(reply: bytes) -> tuple[int, int, bytes, int]:
     """Return first serial, references, expired positions, and expired messages whose packet ids were given out."""
-    _, serial, references, expired, *replaced = reply.split(b":")
-    return int(serial), int(references), expired, int(replaced[0]) if replaced else 0
+    parts = reply.split(b":")
+    return int(parts[1]), int(parts[2]), parts[3], int(parts[4]) if len(parts) > 4 else 0

@@ -129,7 +129,6 @@ class FindingOperations:
                 f"patience_s is {patience_s} and owner_age_s is {owner_age_s}: seconds, 0 or more, and more than 0"
             )
         rules = rules or StoreRules()
-        self._most_bytes = rules.max_payload_bytes
         self._known = KnownOwners(owners)
         self._owner_age_s = owner_age_s
         self._patience_s = patience_s

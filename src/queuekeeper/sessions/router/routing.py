@@ -82,18 +82,14 @@ class RouterOperations(FindingOperations):
 
         :raises UsageError: naming it.
         """
-        self._redis.check_payload(client_id, message)
         self._check_save(SessionSave(client_id=client_id, messages=(message,)))
 
     def _check_save(self, save: SessionSave) -> None:
         messages = save.messages
-        most_bytes = self._most_bytes
-        size_bytes = 0
+        size_bytes = save.payload_bytes
+        self._redis.check_size(save)
         is_plain = save.source is None
         for message in messages:
-            if type(message) is not NewMessage or len(message.payload) > most_bytes:
-                self._redis.check_payload(save.client_id, message)
-            size_bytes += len(message.payload)
             if message.subscription_ids or message.content_type is not None or message.response_topic is not None:
                 is_plain = False
         if not is_plain or len(save.client_id) > MAX_VENDOR_TEXT:
