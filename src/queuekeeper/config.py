@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, cast
 from urllib.parse import unquote, urlsplit
 
 from pydantic import BeforeValidator, Field, SecretStr, ValidationInfo
@@ -30,10 +31,55 @@ def folder(text: str, *, name: str) -> Path:
     if scheme == "file":
         return Path(unquote(urlsplit(text).path))
     raise UsageError(
-        f"{name} names an object store ({scheme}://), and a folder is needed: reports and archives appear by one "
-        "rename once they are complete, and each line of an undo file is on disk before its change is made; "
-        "name a folder that all machines share"
+        f"{name} names an object store ({scheme}://), and a folder is needed: an archive appears by one rename once it "
+        "was compared with its table, and each line of an undo file is on disk before its change is made; only reports "
+        "may be in an object store; name a folder that all machines share"
     )
+
+
+def report_folder(text: str, *, name: str) -> Path | str:
+    """Return the folder of reports that a text names; one in an object store stays a URL.
+
+    :param name: what somebody has set.
+    :raises UsageError: when the URL holds a password.
+    """
+    if "://" not in text or text.startswith("file://"):
+        return folder(text, name=name)
+    url = urlsplit(text)
+    if url.password is not None:
+        raise UsageError(
+            f"{name} names an object store ({url.scheme}://) with a password, which pages would show: name a "
+            f"connection of Airflow instead, as {url.scheme}://CONNECTION@BUCKET/reports, or the bucket alone"
+        )
+    return text
+
+
+def _by_fsspec(url: str) -> Any:
+    try:
+        from upath import UPath  # noqa: PLC0415 - comes with Airflow, and is needed for object stores alone
+    except ModuleNotFoundError:
+        raise UsageError(
+            f"reports are in an object store ({urlsplit(url).scheme}://), which takes universal-pathlib and fsspec's "
+            "driver for it: install both, or name a folder by QUEUEKEEPER_REPORTS_DIR"
+        ) from None
+    return UPath(url)
+
+
+_opened: Callable[[str], Any] = _by_fsspec
+
+
+def open_stores_by(opened: Callable[[str], Any]) -> None:
+    """Say how object stores are opened.
+
+    :param opened: returns for a URL what acts like a path; outside of Airflow ``upath.UPath``.
+    """
+    global _opened  # noqa: PLW0603 - a process is Airflow's or it is not
+    _opened = opened
+
+
+def _report_folder(given: object, info: ValidationInfo) -> object:
+    name = f"QUEUEKEEPER_{info.field_name}".upper()
+    return report_folder(given, name=name) if isinstance(given, str) else given
 
 
 def _folder(given: object, info: ValidationInfo) -> object:
@@ -51,7 +97,7 @@ class Settings(BaseSettings):
     :param redis_url: single server or any node of a cluster; the private server's when absent.
     :param spark_master: where Spark runs when no ``spark-submit`` says so.
     :param key_prefix: put before every Redis key; may hold no braces.
-    :param reports_dir: where reports are written; ``<home>/reports`` when absent.
+    :param reports_dir: where reports are written, also in an object store; ``<home>/reports`` when absent.
     :param undo_dir: where cleanups and remedies note what they change; ``<home>/undo`` when absent.
     :param archives_dir: where retired partitions are archived; ``<home>/archives`` when absent.
     :param hash_key: secret from which reports' names of clients are made; one is made and kept in ``home`` when absent.
@@ -64,14 +110,19 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = None
     spark_master: str = "local[*]"
     key_prefix: str = ""
-    reports_dir: _Folder | None = None
+    reports_dir: Annotated[Path | str, BeforeValidator(_report_folder)] | None = None
     undo_dir: _Folder | None = None
     archives_dir: _Folder | None = None
     hash_key: SecretStr | None = None
 
     @property
     def reports(self) -> Path:
-        """Folder for reports, not yet created."""
+        """Folder for reports, not yet created; in an object store what acts like one, without renames.
+
+        :raises UsageError: when nothing that is installed opens that object store.
+        """
+        if isinstance(self.reports_dir, str):
+            return cast(Path, _opened(self.reports_dir))
         return self.reports_dir or self.home / "reports"
 
     @property

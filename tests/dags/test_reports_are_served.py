@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 import httpx
 import pytest
+from airflow.sdk import ObjectStoragePath
 from fastapi import FastAPI
 
 from queuekeeper.airflow.links import ReportLink
@@ -18,7 +19,7 @@ from queuekeeper.airflow.operators.jobs import ReportJobOperator
 from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.run_index import PREFIX, remember
 from queuekeeper.config import Settings
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan
 from queuekeeper.jobs.registry import job_names, job_of
 from queuekeeper.jobs.report import write_report
@@ -114,13 +115,19 @@ def get(app: FastAPI, address: str) -> httpx.Response:
     return asyncio.run(send())
 
 
+@pytest.mark.parametrize("place", ["a disk", "an object store"])
 @pytest.mark.parametrize("kind", list(WRITERS), ids=lambda kind: kind.name)
 def test_link_of_a_task_leads_to_the_page_that_it_has_written(
-    kind: ReportKind, linked: dict[ReportKind, list[tuple[Any, ReportLink]]], tmp_path: Path
+    kind: ReportKind, place: str, linked: dict[ReportKind, list[tuple[Any, ReportLink]]], tmp_path: Path
 ) -> None:
-    reports = tmp_path / "reports"
+    # Of fsspec: whatever Airflow has a provider for takes the same calls.
+    folder = tmp_path / "reports" if place == "a disk" else f"memory://bucket/{tmp_path.name}/{kind.name}"
+    settings = Settings(home=tmp_path / "home", reports_dir=folder)
+    reports = settings.reports
+    assert isinstance(reports, Path if place == "a disk" else ObjectStoragePath)
     app = FastAPI()
-    app.mount(PREFIX, pages(settings=Settings(home=tmp_path / "home", reports_dir=reports), guards=OPEN))
+    app.mount(PREFIX, pages(settings=settings, guards=OPEN))
+    assert get(app, f"{PREFIX}/reports").status_code == 200
     files = WRITERS[kind](reports)
     assert linked[kind], f"no DAG links to a report about {kind.name}"
 
@@ -134,6 +141,34 @@ def test_link_of_a_task_leads_to_the_page_that_it_has_written(
     listed = get(app, f"{PREFIX}/reports").text
     assert f"{PREFIX}/reports/{files.html.name}" in listed
     assert f"{PREFIX}/reports/{files.json.name}" in listed
+    assert str(folder) in listed
+
+
+class Away:
+    """A folder of an object store that does not answer."""
+
+    name = "reports"
+
+    def __truediv__(self, name: str) -> Away:
+        return self
+
+    def __str__(self) -> str:
+        return "s3://bucket/reports"
+
+    def mkdir(self, **_: Any) -> None:
+        """Fail as clients of object stores do: with an error that is none of the system's."""
+        raise RuntimeError("could not connect to the endpoint")
+
+
+def test_object_store_that_does_not_answer_is_told_in_words() -> None:
+    words = (
+        "the report cannot be written to s3://bucket/reports: could not connect to the endpoint; name another folder"
+    )
+    with pytest.raises(RefusedError, match=words):
+        write_files(
+            cast("Path", Away()), kind=ReportKind.QUALITY, subject_id=RUN, at_ms=NOW_MS, text="{}",
+            page=lambda name, digest: "",
+        )  # fmt: skip
 
 
 def test_report_under_a_name_that_no_page_would_serve_is_refused(tmp_path: Path) -> None:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
+from queuekeeper import config
+from queuekeeper.cli.context import report_folder
 from queuekeeper.config import Settings
+from queuekeeper.doctor.machine import examine_machine
 from queuekeeper.errors import UsageError
+from queuekeeper.report.files import ReportKind, write_files
 
 pytestmark = pytest.mark.unit
 
-VARIABLES = [f"QUEUEKEEPER_{name}" for name in ("HOME", "REPORTS_DIR", "UNDO_DIR", "ARCHIVES_DIR")]
+VARIABLES = [f"QUEUEKEEPER_{name}" for name in ("HOME", "UNDO_DIR", "ARCHIVES_DIR")]
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
@@ -23,6 +28,39 @@ def test_an_object_store_is_no_folder(variable: str, monkeypatch: pytest.MonkeyP
         Settings()
     assert "name a folder that all machines share" in str(caught.value)
     assert "geheim" not in str(caught.value)
+
+
+def test_reports_may_be_in_an_object_store_whose_url_holds_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_opened", config._by_fsspec)
+    monkeypatch.setenv("QUEUEKEEPER_REPORTS_DIR", "memory://bucket/reports")
+    files = write_files(
+        Settings().reports, kind=ReportKind.QUALITY, subject_id="0" * 16, at_ms=0, text="{}", page=lambda *_: "<p>"
+    )
+    assert str(files.html) == "memory://bucket/reports/quality-0000000000000000-19700101T000000Z.html"
+    assert (files.html.read_bytes(), files.json.read_bytes()) == (b"<p>", b"{}")
+    assert "reports" not in str(examine_machine(Settings()))
+
+    monkeypatch.setenv("QUEUEKEEPER_REPORTS_DIR", "s3://key:geheim@bucket/reports")
+    with pytest.raises(
+        UsageError, match=r"names an object store \(s3://\) with a password.*s3://CONNECTION@"
+    ) as caught:
+        Settings()
+    assert "geheim" not in str(caught.value)
+
+
+def test_an_object_store_that_nothing_opens_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(config, "_opened", config._by_fsspec)
+    monkeypatch.setitem(sys.modules, "upath", None)
+    monkeypatch.setenv("QUEUEKEEPER_REPORTS_DIR", "s3://bucket/reports")
+    with pytest.raises(
+        UsageError, match=r"reports are in an object store \(s3://\).* universal-pathlib .*install both"
+    ):
+        _ = Settings().reports
+
+
+def test_an_option_takes_no_object_store() -> None:
+    with pytest.raises(UsageError, match=r"^s3:// is an object store.*set QUEUEKEEPER_REPORTS_DIR"):
+        report_folder(Path("s3://bucket/reports"))
 
 
 def test_a_file_url_and_a_path_name_folders(monkeypatch: pytest.MonkeyPatch) -> None:

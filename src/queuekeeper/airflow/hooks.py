@@ -18,6 +18,7 @@ from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.provider import POSTGRES_TYPE, REDIS_TYPE
 from queuekeeper.compacted.model import QueueRules
 from queuekeeper.compacted.queue import CompactedQueues
+from queuekeeper.config import open_stores_by
 from queuekeeper.doctor import Examination, Finding, State, examine_postgres, examine_redis
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.fanout.model import FanoutRules
@@ -132,6 +133,15 @@ def _current_run() -> audit.AirflowRun | None:
 
 # What is recorded within a task is found again from the run: every task of ours opens its records by these hooks.
 audit.find_runs_by(_current_run)
+
+
+def _object_store(url: str) -> Any:
+    from airflow.sdk import ObjectStoragePath  # noqa: PLC0415 - what needs no object store does not load it
+
+    return ObjectStoragePath(url)
+
+
+open_stores_by(_object_store)
 
 
 class QueuekeeperPostgresHook(PostgresHook):

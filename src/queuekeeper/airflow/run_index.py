@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from airflow.sdk.configuration import conf
 
-from queuekeeper.report.files import ReportFiles
+from queuekeeper.report.files import ReportFiles, write_whole
 
 PREFIX = "/queuekeeper"
 """Where the plugin's pages are mounted, below Airflow's own base address."""
@@ -51,15 +51,13 @@ def remember(directory: Path, *, dag_id: str, run_id: str, files: ReportFiles) -
     entry = RunReport(dag_id=dag_id, run_id=run_id, html=files.html.name)
     path = _path(directory, dag_id=dag_id, run_id=run_id)
     path.parent.mkdir(parents=True, exist_ok=True)
-    half = path.with_suffix(".part")
-    half.write_text(json.dumps(asdict(entry)), "utf-8")
-    half.replace(path)
+    write_whole(path, json.dumps(asdict(entry)).encode())
 
 
 def report_of(directory: Path, *, dag_id: str, run_id: str) -> RunReport | None:
     """Return the report of a run, if it has one."""
     try:
-        entry = json.loads(_path(directory, dag_id=dag_id, run_id=run_id).read_text("utf-8"))
+        entry = json.loads(_path(directory, dag_id=dag_id, run_id=run_id).read_bytes())
         return RunReport(dag_id=entry["dag_id"], run_id=entry["run_id"], html=entry["html"])
     except (FileNotFoundError, ValueError, TypeError, KeyError):
         return None

@@ -5,11 +5,13 @@ from __future__ import annotations
 
 import getpass
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 from urllib.parse import unquote, urlsplit
 
@@ -260,6 +262,23 @@ def confirm(question: str, *, yes: bool, as_json: bool, note: Callable[[Answer],
         raise RefusedError(f"{question} Nobody can be asked here: repeat the command with --yes")
     if not agreed:
         raise RefusedError("not confirmed: nothing was written")
+
+
+def report_folder(directory: Path | None) -> Path:
+    """Return the folder that reports are written to.
+
+    :param directory: what an option names; none for that of the settings, which may be in an object store.
+    :raises UsageError: when the option names an object store.
+    """
+    if directory is not None and re.match(r"[a-z][a-z0-9+.-]+:/", str(directory)):
+        raise UsageError(
+            f"{directory.parts[0]}// is an object store, and the option names a folder: leave it out, and set "
+            "QUEUEKEEPER_REPORTS_DIR"
+        )
+    from queuekeeper.report.files import on_disk
+
+    found = directory or settings().reports
+    return found.absolute() if on_disk(found) else found
 
 
 def rate_of(text: str, what: str) -> int | None:

@@ -153,7 +153,7 @@ def _looked_again(
 
     job, outcome = engine.job, engine.report(runs, run_id, dry_run=dry_run)
     if report_directory is not None:
-        say(f"Report: {write_report(job, outcome, report_directory.absolute()).html}")
+        say(f"Report: {write_report(job, outcome, context.report_folder(report_directory)).html}")
     words = verdict(job, outcome)
 
     def pretty() -> Iterator[Any]:

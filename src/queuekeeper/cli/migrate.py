@@ -200,7 +200,7 @@ def report(
     built = build_report(
         call.ledger, call.client, plan_id=plan_id, now_ms=system_clock(), show_client_ids=show_client_ids
     )
-    files = write_report(built, (directory or context.settings().reports).absolute())
+    files = write_report(built, context.report_folder(directory))
     call.ledger.save_report(plan_id, html_path=str(files.html), json_path=str(files.json), sha256=files.sha256)
     verdict, failed = built.verdict, f"the ledger of plan {plan_id} does not balance: open {files.html}"
     facts = {

@@ -499,7 +499,7 @@ def report(
         now_ms=system_clock(),
         forms_url="" if airflow_url is None else f"{airflow_url.rstrip('/')}{FORMS_PATH}",
     )
-    files = write_report(built, (directory or context.settings().reports).absolute())
+    files = write_report(built, context.report_folder(directory))
     verdict, paths = built.verdict, {"HTML": files.html, "JSON": files.json, "SHA-256 of the HTML": files.sha256}
     return Shown(
         plain(files) | {"quality_run_id": chosen, "verdict": verdict.value, "explanation": built.explanation},

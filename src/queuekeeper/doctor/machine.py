@@ -20,9 +20,11 @@ def examine_machine(settings: Settings, *, folders: Mapping[str, Path] | None = 
     :param folders: others to look at, by what is kept there.
     """
     notes = Notes("this machine")
+    # Reports in an object store take no room here.
+    reports = {} if isinstance(settings.reports_dir, str) else {"reports": settings.reports}
     wanted = {
         "private servers": settings.home,
-        "reports": settings.reports,
+        **reports,
         "undo files": settings.undo,
         "archives": settings.archives,
     } | dict(folders or {})

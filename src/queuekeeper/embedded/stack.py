@@ -200,7 +200,9 @@ def airflow_server(settings: Settings, *, die_with_parent: bool = False) -> Airf
         environment={
             "QUEUEKEEPER_HOME": str(settings.home.absolute()),
             "QUEUEKEEPER_KEY_PREFIX": settings.key_prefix,
-            "QUEUEKEEPER_REPORTS_DIR": str(settings.reports.absolute()),
+            "QUEUEKEEPER_REPORTS_DIR": settings.reports_dir
+            if isinstance(settings.reports_dir, str)
+            else str(settings.reports.absolute()),
         },
         die_with_parent=die_with_parent,
     )

@@ -35,6 +35,7 @@ ReportKind.MIGRATION = ReportKind("migration", "Migration report")
 ReportKind.QUALITY = ReportKind("quality", "Quality report")
 ReportKind.PARTITIONS = ReportKind("partitions", "Partition report")
 
+_STAMP = "%Y%m%dT%H%M%SZ"
 _SUBJECT = "[0-9a-f]{16}"
 _NAME = re.compile(
     rf"(?P<about>[a-z][a-z0-9_]*)-(?P<subject>{_SUBJECT})-(?P<at>[0-9]{{8}}T[0-9]{{6}}Z)\.(?P<suffix>html|json)"
@@ -48,11 +49,13 @@ class ReportName:
     :param about: name of its kind.
     :param subject_id: plan of a migration, or run of another kind.
     :param suffix: ``html`` or ``json``.
+    :param at: when the report was made.
     """
 
     about: str
     subject_id: str
     suffix: str
+    at: datetime
 
 
 def report_name(file_name: str) -> ReportName | None:
@@ -60,7 +63,11 @@ def report_name(file_name: str) -> ReportName | None:
     match = _NAME.fullmatch(file_name)
     if match is None:
         return None
-    return ReportName(about=match["about"], subject_id=match["subject"], suffix=match["suffix"])
+    try:
+        at = datetime.strptime(match["at"], _STAMP).replace(tzinfo=UTC)
+    except ValueError:
+        return None
+    return ReportName(about=match["about"], subject_id=match["subject"], suffix=match["suffix"], at=at)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -77,7 +84,7 @@ class ReportFiles:
 
 def stamp(at_ms: int) -> str:
     """Return an instant as it stands in file names, in UTC."""
-    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime("%Y%m%dT%H%M%SZ")
+    return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime(_STAMP)
 
 
 def write_files(
@@ -85,7 +92,7 @@ def write_files(
 ) -> ReportFiles:
     """Write a report's two files.
 
-    :param directory: made when it is not there.
+    :param directory: made when it is not there; also one in an object store (``config.Settings.reports``).
     :param subject_id: plan of a migration, or run of another kind: 16 digits from 0 to f.
     :param at_ms: when the report was made.
     :param text: the JSON.
@@ -102,11 +109,20 @@ def write_files(
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(json_path, data)
         write_whole(html_path, content)
-    except OSError as error:
+    except Exception as error:
+        # Clients of object stores have errors of their own.
+        if not isinstance(error, OSError) and on_disk(directory):
+            raise
+        words = getattr(error, "strerror", None) or error
         raise RefusedError(
-            f"the report cannot be written to {directory}: {error.strerror}; name another folder or make room"
+            f"the report cannot be written to {directory}: {words}; name another folder or make room"
         ) from error
     return ReportFiles(html=html_path, json=json_path, sha256=hashlib.sha256(content).hexdigest())
+
+
+def on_disk(path: object) -> bool:
+    """Tell whether what acts like a path is one, and not in an object store."""
+    return isinstance(path, Path)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -114,6 +130,10 @@ def write_whole(path: Path, content: bytes) -> None:
 
     :raises OSError: when that cannot be done; the file is as it was.
     """
+    if not on_disk(path):
+        # An object is there once all of it is.
+        path.write_bytes(content)
+        return
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
+from datetime import datetime
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,7 +23,7 @@ from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.config import Settings
 from queuekeeper.identity import hash_key
-from queuekeeper.report.files import report_name
+from queuekeeper.report.files import on_disk, report_name
 
 _MEDIA = {"html": "text/html; charset=utf-8", "json": "application/json"}
 _LISTED = 200
@@ -49,25 +48,24 @@ class ReportFile:
 
 def list_reports(directory: Path) -> list[ReportFile]:
     """Return the reports of a folder, latest first; links and files of other names are none."""
-    found = []
     try:
-        with os.scandir(directory) as entries:
-            for entry in entries:
-                known = report_name(entry.name)
-                if known is not None and entry.is_file(follow_symlinks=False):
-                    written_at = datetime.fromtimestamp(entry.stat(follow_symlinks=False).st_mtime, UTC)
-                    found.append(
-                        ReportFile(
-                            name=entry.name,
-                            about=known.about,
-                            subject_id=known.subject_id,
-                            kind=known.suffix,
-                            path=Path(entry.path),
-                            written_at=written_at,
-                        )
-                    )
-    except FileNotFoundError:
+        named = [(path, known) for path in directory.iterdir() if (known := report_name(path.name)) is not None]
+    except (FileNotFoundError, NotADirectoryError):
+        # An object store has no folder before there is something in it.
         return []
+    found = [
+        ReportFile(
+            name=path.name,
+            about=known.about,
+            subject_id=known.subject_id,
+            kind=known.suffix,
+            path=path,
+            written_at=known.at,
+        )
+        for path, known in named
+        # An object store has neither links nor folders, and each question is a request.
+        if not on_disk(path) or (path.is_file() and not path.is_symlink())
+    ]
     return sorted(found, key=lambda report: (report.written_at, report.name), reverse=True)
 
 
