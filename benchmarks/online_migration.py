@@ -44,6 +44,8 @@ COHORTS = 8
 PAYLOAD = b"x" * 256
 PER_SAVE = 500
 PROBE_PAUSE_S = 0.002
+PATIENCE_S = 120.0
+"""A call waits so long for a session that moves: the figures say how long it was, and a busy machine ends no run."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,7 +172,7 @@ async def _load(
 
     async with (
         await redis_async.connect(redis_url) as caller,
-        AsyncSessionRouter(caller, postgres_url, connections=8) as router,
+        AsyncSessionRouter(caller, postgres_url, connections=8, patience_s=PATIENCE_S) as router,
         asyncio.TaskGroup() as group,
     ):
         out.send("ready")

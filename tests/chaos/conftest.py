@@ -38,8 +38,9 @@ SEED = int(os.environ.get("CHAOS_SEED") or 20_260_101)
 MESSAGES = 20_000
 # Some queues are longer than a call of the import script, so that a kill also meets half-written sessions.
 LONG_QUEUES, LONG_QUEUE_MESSAGES = 3, 1_500
-# Slow enough to be hit half-way: progress is told once a second, and a copy of all messages takes seven.
-THROTTLE = 2_500
+# Slow enough to be hit half-way also where a kill comes seconds late: progress is told once a second, and a copy of all
+# messages takes more than twenty.
+THROTTLE = 800
 
 
 def pytest_report_header() -> str:

@@ -16,6 +16,7 @@ from queuekeeper.embedded import PostgresServer
 from queuekeeper.events.schema import install
 from queuekeeper.postgres import Connection, connect
 from tests.chaos.event_load import Load, publish, read, subscribe
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.chaos
 
@@ -48,7 +49,7 @@ class Watch:
             "SELECT count(*) FROM pg_stat_activity"
             " WHERE state = 'active' AND pid <> pg_backend_pid() AND position(%s in query) > 0"
         )
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while self._connection.execute(found, (words,)).fetchall() == [(0,)]:
             assert time.monotonic() < deadline, f"nobody is at {words}"
 
@@ -136,7 +137,7 @@ def test_group_of_a_killed_reader_goes_on_where_it_had_confirmed(broker_url: str
         connection.execute("SELECT pgmb.poll_for_events()")
         assert killed_client(_reads_and_waits) == [(0, 0), (0, 1), (0, 2)]
         found: list[tuple[int, int]] = []
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + PATIENCE_S
         # The server notices when it next hears of the socket.
         while not found:
             assert time.monotonic() < deadline

@@ -39,6 +39,7 @@ from queuekeeper.keyspace import compacted_keys, compacted_registry_key
 from tests.conformance.compacted_worlds import QueueWorld
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.conftest import REDIS_FLAVOURS, nightly
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
 
@@ -543,15 +544,15 @@ def test_tombstone_is_delivered_and_then_hides_the_key_for_good(queues: Any) -> 
 def test_consumer_is_woken_by_an_append_and_never_misses_one(world: QueueWorld, queues: Any) -> None:
     neighbour = world.neighbour()
     fence = subscribe(queues).fence
-    assert queues.await_wake(C, timeout_s=30) is True  # by its own subscription
+    assert queues.await_wake(C, timeout_s=PATIENCE_S) is True  # by its own subscription
     assert queues.await_wake(C, timeout_s=0.01) is False
     queues.append(C, entries(1))
     # The append came first: the wake was kept.
-    assert queues.await_wake(C, timeout_s=30) is True
+    assert queues.await_wake(C, timeout_s=PATIENCE_S) is True
     assert len(queues.fetch(C, fence=fence).messages) == 1
     later = threading.Timer(0.05, neighbour.append, [C, entries(1, first=2)])
     later.start()
-    assert queues.await_wake(C, timeout_s=30) is True
+    assert queues.await_wake(C, timeout_s=PATIENCE_S) is True
     later.join()
     assert queues.fetch(C, fence=fence, acks=[1]).lag == 0
 

@@ -47,6 +47,7 @@ from tests.conformance.cutting_proxy import CuttingProxy
 from tests.conformance.fanout_worlds import PREFIX, START_MS, FanoutWorld, Queues
 from tests.conformance.store_worlds import AwaitedStore, lose_answer
 from tests.conftest import REDIS_FLAVOURS, nightly
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
 
@@ -1078,18 +1079,18 @@ def test_whoever_waits_is_woken_by_what_can_be_claimed(queues: Queues, world: Fa
     queues.register(Q, consumer=A)
     assert not queues.await_wake(Q, consumer=A, timeout_s=0.01)
     first = publish(queues)
-    assert queues.await_wake(Q, consumer=A, timeout_s=30.0)
+    assert queues.await_wake(Q, consumer=A, timeout_s=PATIENCE_S)
     assert not queues.await_wake(Q, consumer=A, timeout_s=0.01)
     claimed = queues.claim(Q, consumer=A)
     assert ids(claimed.messages) == first
 
     queues.nack(Q, consumer=A, token=claimed.token, message_id=first[0])
 
-    assert queues.await_wake(Q, consumer=A, timeout_s=30.0)
+    assert queues.await_wake(Q, consumer=A, timeout_s=PATIENCE_S)
     queues.pause(Q)
     queues.claim(Q, consumer=A)
     queues.resume(Q)
-    assert queues.await_wake(Q, consumer=A, timeout_s=30.0)
+    assert queues.await_wake(Q, consumer=A, timeout_s=PATIENCE_S)
 
 
 @pytest.mark.parametrize("server", ["valkey_url", "redis_cluster_url"])
@@ -1100,15 +1101,15 @@ def test_whoever_has_stopped_waiting_takes_nobodys_wake(request: pytest.FixtureR
         async with await connect(world.url) as caller:
             queues = AsyncFanoutQueues(caller, PREFIX)
             await queues.register(Q, consumer=A)
-            waits = [asyncio.ensure_future(queues.await_wake(Q, consumer=A, timeout_s=30.0)) for _ in range(2)]
+            waits = [asyncio.ensure_future(queues.await_wake(Q, consumer=A, timeout_s=PATIENCE_S)) for _ in range(2)]
             await asyncio.to_thread(eventually, lambda: blocked(world) == 2)
             for wait in waits:
                 wait.cancel()
             await asyncio.gather(*waits, return_exceptions=True)
             await asyncio.to_thread(eventually, lambda: blocked(world) == 0)
             await queues.publish(Q, messages(1))
-            woken = await queues.await_wake(Q, consumer=A, timeout_s=30.0)
-            left = asyncio.ensure_future(queues.await_wake(Q, consumer=A, timeout_s=30.0))
+            woken = await queues.await_wake(Q, consumer=A, timeout_s=PATIENCE_S)
+            left = asyncio.ensure_future(queues.await_wake(Q, consumer=A, timeout_s=PATIENCE_S))
             await asyncio.to_thread(eventually, lambda: blocked(world) == 1)
         return [woken, *await asyncio.gather(left, return_exceptions=True)]
 

@@ -240,7 +240,7 @@ def task(environment: None, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[b
         stderr=subprocess.DEVNULL,
     )
     pids = tmp_path / "probe.py.pids"
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not pids.exists():
         assert process.poll() is None, "the task ended before its driver was up"
         assert time.monotonic() < deadline, "the driver did not come up"

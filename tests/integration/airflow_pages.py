@@ -7,16 +7,14 @@ import re
 from playwright.sync_api import Browser, Page
 
 from queuekeeper.embedded import AirflowServer
-
-PATIENCE_MS = 120_000
-"""Airflow's pages are megabytes of script, and tests share their machine."""
+from tests.patience import PATIENCE_S
 
 
 def signed_in(browser: Browser, airflow: AirflowServer, name: str) -> Page:
     """Return a page of a user who has signed in."""
     user = airflow.user(name)
     page = browser.new_page(viewport={"width": 1400, "height": 1000})
-    page.set_default_timeout(PATIENCE_MS)
+    page.set_default_timeout(PATIENCE_S * 1_000)
     page.goto(airflow.url)
     page.get_by_label("Username").fill(user.name)
     page.locator("input[type=password]").fill(user.password)

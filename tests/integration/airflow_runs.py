@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.embedded import AirflowClient
+from tests.patience import PATIENCE_S
 
 QUESTION = "approve"
 """Every DAG of ours asks in a task of this name."""
@@ -15,7 +16,7 @@ QUESTION = "approve"
 
 def asked(dag_id: str, client: AirflowClient, run_id: str) -> dict[str, Any]:
     """Wait for the question of a run and return it."""
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + PATIENCE_S
     while True:
         question = client.question(dag_id, run_id, QUESTION)
         if question is not None and states(dag_id, client, run_id).get(QUESTION) == "awaiting_input":
@@ -28,7 +29,7 @@ def asked(dag_id: str, client: AirflowClient, run_id: str) -> dict[str, Any]:
 
 def decide(dag_id: str, client: AirflowClient, run_id: str, option: str) -> None:
     """Answer the question of a run, again if Airflow asks again, until the answer has been taken."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + PATIENCE_S
     while (state := states(dag_id, client, run_id)[QUESTION]) != "success":
         question = client.question(dag_id, run_id, QUESTION)
         if state == "awaiting_input" and question is not None and not question["response_received"]:

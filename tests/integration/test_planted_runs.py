@@ -285,7 +285,7 @@ def test_task_metrics_arrive_at_a_collector_and_hold_none_of_it(world: World) ->
         }
 
     wanted = {("event_upkeep", "watch"), ("queue_quality", "check"), ("compacted_queue_gc", "plan")}
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not wanted <= arrived():
         assert time.monotonic() < deadline, sorted(world.collected.points())
         time.sleep(0.5)

@@ -19,7 +19,7 @@ from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests import quality_samples as samples
 from tests.browser import chromium
-from tests.integration.airflow_pages import PATIENCE_MS, signed_in
+from tests.integration.airflow_pages import signed_in
 from tests.integration.airflow_runs import asked, decide, log, states
 from tests.patience import PATIENCE_S
 from tests.quality_rows import hash_of, queue, save_profile
@@ -27,7 +27,7 @@ from tests.quality_rows import hash_of, queue, save_profile
 pytestmark = pytest.mark.integration
 
 DATABASE = "integration_quality"
-expect.set_options(timeout=PATIENCE_MS)
+expect.set_options(timeout=PATIENCE_S * 1_000)
 CONNECTIONS = {"postgres_conn_id": "queuekeeper_postgres", "redis_conn_id": "queuekeeper_redis"}
 
 

@@ -278,7 +278,7 @@ def test_rejected_plan_ends_the_run_and_writes_nothing(world: World, client: Air
 
 def until_said(said: StringIO, words: str) -> None:
     """Wait until a console has shown some words."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while words not in said.getvalue():
         assert time.monotonic() < deadline, said.getvalue()
         time.sleep(0.1)
@@ -332,7 +332,7 @@ def in_state(client: AirflowClient, run_id: str, task_id: str, wanted: str) -> N
         time.sleep(0.3)
 
 
-def copy_driver(client: AirflowClient, run_id: str, *, timeout_s: float = 240) -> psutil.Process:
+def copy_driver(client: AirflowClient, run_id: str, *, timeout_s: float = PATIENCE_S) -> psutil.Process:
     """Wait for the Python driver of a run's copy and return it."""
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline and client.run_state(DAG, run_id) == "running":
@@ -351,7 +351,7 @@ def copy_driver(client: AirflowClient, run_id: str, *, timeout_s: float = 240) -
     raise AssertionError(f"no copy was started: {states(client, run_id)} {failed}")
 
 
-def copied(world: World, run_id: str, *, more_than: int, timeout_s: float = 240) -> int:
+def copied(world: World, run_id: str, *, more_than: int, timeout_s: float = PATIENCE_S) -> int:
     """Wait until the copy of a run has written more than some messages."""
     plan_id = world.ledger.plan_of_run(run_id)
     deadline = time.monotonic() + timeout_s
@@ -459,9 +459,12 @@ def test_person_plans_approves_watches_and_takes_all_back_in_the_browser(
             decide(client, run, "Approve")
 
         # The page follows by itself: state, owners, and the second question once all clients were watched.
-        expect(frame.locator("#online-redis")).not_to_have_text("0", timeout=300_000)
+        patience_ms = PATIENCE_S * 1_000
+        expect(frame.locator("#online-redis")).not_to_have_text("0", timeout=patience_ms)
         pictured(page, tmp_path / "3-progress.png")
-        expect(frame.get_by_role("heading", name=re.compile("^End the mirror"))).to_be_visible(timeout=300_000)
+        expect(frame.get_by_role("heading", name=re.compile("^End the mirror"))).to_be_visible(
+            timeout=PATIENCE_S * 1_000
+        )
         clients = int(frame.locator("#online-redis").inner_text().replace(",", ""))
         expect(frame.locator("#online-postgres")).to_have_text("0")
         assert clients >= 400

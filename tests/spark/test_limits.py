@@ -36,6 +36,7 @@ from queuekeeper.migration.status import migration_status
 from queuekeeper.postgres import connect
 from queuekeeper.redis_client import facts
 from tests.conftest import ONE_SERVER_EACH
+from tests.patience import PATIENCE_S
 from tests.spark.world import PARAMETERS, World
 
 
@@ -291,7 +292,7 @@ def test_full_redis_stops_the_copy_without_damage_and_it_goes_on_afterwards(
     plan = world.plan(replace(PARAMETERS, throttle_messages_per_s=2_000))
 
     def fill_up() -> None:
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + PATIENCE_S
         while client.dbsize() < 300 and time.monotonic() < deadline:
             time.sleep(0.001)
         client.config_set("maxmemory", "1mb")
@@ -348,7 +349,7 @@ def test_paused_copy_says_so_writes_nothing_and_goes_on(
     watcher = threading.Thread(target=look_and_resume, daemon=True)
     watcher.start()
     world.copy(plan.plan_id)
-    watcher.join(timeout=60)
+    watcher.join(timeout=PATIENCE_S)
 
     assert seen == [("Paused by a person: queuekeeper run resume lets it go on.", 0)]
     assert world.verify(plan.plan_id).balanced
@@ -371,7 +372,7 @@ def test_copy_that_gives_way_ends_at_a_pause_with_what_is_done_on_record_and_goe
     watcher = threading.Thread(target=pause, daemon=True)
     watcher.start()
     begun = world.copy(chosen, gives_way=True)
-    watcher.join(timeout=60)
+    watcher.join(timeout=PATIENCE_S)
     stored = sum(b"}_messages_" in key for key in world.contents())
     assert begun.paused
     assert begun.messages_written == stored

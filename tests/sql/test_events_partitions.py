@@ -509,7 +509,7 @@ def test_what_commits_while_its_partition_is_about_to_go_is_kept(old: Connection
 
 
 def wait_for_lock(connection: Connection, pid: int) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + PATIENCE_S
     while not value(connection, "SELECT EXISTS (SELECT FROM pg_locks WHERE pid = %s AND NOT granted)", pid):
         assert time.monotonic() < deadline
 

@@ -28,6 +28,7 @@ from queuekeeper.migration.model import (
 from queuekeeper.migration.shared_rate import shared_rate
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.judge import Reason
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
 
@@ -279,7 +280,7 @@ def test_who_steers_a_run_leaves_alone_what_others_change_meanwhile(
             throttled = pool.submit(runs.set_throttle, "plan-a", 7)
             while ledger.connection.execute(blocking, [runs.connection.info.backend_pid]).fetchone() == (0,):
                 assert not throttled.done()
-        throttled.result(timeout=60)
+        throttled.result(timeout=PATIENCE_S)
 
     assert runs.load("plan-a").state is RunState.RUNNING
     assert runs.control("plan-a") == RunControl(paused=True, operations_per_s=7)

@@ -68,6 +68,7 @@ from queuekeeper.maintenance.partitions.retired import (
 )
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.partitioned_tables import read_partitioned_tables
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
 
@@ -994,7 +995,7 @@ def test_event_that_is_committed_while_its_partition_is_detached_is_not_retired_
             "SELECT FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'ALTER TABLE %DETACH%'"
             " AND wait_event_type = 'Lock'"
         )
-        give_up_at = time.monotonic() + 20
+        give_up_at = time.monotonic() + PATIENCE_S
         while not retirement.done() and time.monotonic() < give_up_at and not watcher.execute(waiting).fetchall():
             time.sleep(0.01)
 

@@ -13,6 +13,7 @@ import pytest
 from queuekeeper import postgres
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.partitioned_tables import read_partitioned_tables
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.sql
 
@@ -54,7 +55,7 @@ def at_work(url: str, watcher: Connection, query: str) -> Iterator[None]:
     with postgres.connect(url, autocommit=True) as session, ThreadPoolExecutor(1) as pool:
         work = pool.submit(session.execute, query)
         try:
-            give_up_at = monotonic() + 20
+            give_up_at = monotonic() + PATIENCE_S
             while not watcher.execute(WAITS, (session.info.backend_pid,)).fetchall():
                 assert not work.done()
                 assert monotonic() < give_up_at

@@ -81,7 +81,7 @@ def owned(connection: Connection, client_id: str) -> tuple[Any, ...] | None:
 def wait_until_blocked(watcher: Connection, blocked: Connection, waiting: Future[Any]) -> None:
     """Return when a connection waits for another's lock."""
     query = "SELECT cardinality(pg_blocking_pids(%s)) > 0"
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + PATIENCE_S
     while watcher.execute(query, [blocked.info.backend_pid]).fetchone() != (True,):
         assert not waiting.done(), "it did not wait"
         assert time.monotonic() < deadline_s

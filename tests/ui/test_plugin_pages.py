@@ -46,7 +46,6 @@ PAGES = {
     "reports": "/reports",
     "nothing": "/nothing",
 }
-PATIENCE_MS = 60_000
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +145,7 @@ def contexts(browser: Browser) -> Iterator[Callable[..., BrowserContext]]:
 
     def profile(**options: Any) -> BrowserContext:
         opened.append(browser.new_context(viewport={"width": 1280, "height": 900}, **options))
-        opened[-1].set_default_timeout(PATIENCE_MS)
+        opened[-1].set_default_timeout(PATIENCE_S * 1_000)
         return opened[-1]
 
     yield profile
