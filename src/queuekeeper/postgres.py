@@ -217,6 +217,14 @@ def address(connection: psycopg.BaseConnection[Any]) -> str:
         return "the address of the connection URL"
 
 
+def address_of(url: str) -> str:
+    """Return ``host:port`` of a URL.
+
+    :raises UsageError: when the URL does not parse.
+    """
+    return _address(_parse(url))
+
+
 def is_local(connection: psycopg.BaseConnection[Any]) -> bool:
     """Tell whether what is sent stays on this machine."""
     return is_loopback(connection.info.hostaddr or connection.info.host)

@@ -40,6 +40,7 @@ from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.errors import QueueBusy, RefusedError, ServerUnavailable, StaleEpoch, UnreadableRecord
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, Pause, awaited, blocking
+from queuekeeper.text_form import shows
 
 WAKE_S = 3_600.0
 LISTEN_S = 1.0
@@ -388,6 +389,7 @@ def _consumption(
     )
 
 
+@shows(queues="_queues", client_id="operations.client_id", session="operations.session")
 class CompactedConsumer:
     """Consumes a queue in blocking code, in one thread.
 
@@ -525,6 +527,7 @@ class CompactedConsumer:
     _end = blocking(Consumption.end)
 
 
+@shows(queues="_queues", client_id="operations.client_id", session="operations.session")
 class AsyncCompactedConsumer:
     """The same for asyncio: several tasks may work on messages, and acknowledge them in any order.
 

@@ -16,6 +16,7 @@ from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.errors import QueueBusy, StaleEpoch
 from queuekeeper.operation import is_coroutine_function
 from queuekeeper.service.aio import stopped_by_signals
+from queuekeeper.text_form import shows
 
 Work: TypeAlias = Callable[[CompactedMessage], Any]
 """Works on a message: a coroutine function in the event loop, any other in a thread. It fails when it raises."""
@@ -26,6 +27,7 @@ BACKOFF = Backoff(first_s=0.1, longest_s=60.0)
 _log = logging.getLogger(__name__)
 
 
+@shows(queues="_queues", client_id="_client_id")
 class CompactedWorker:
     """Has a handler work on the messages of a queue, in order, until it is stopped.
 

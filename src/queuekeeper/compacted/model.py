@@ -174,9 +174,9 @@ class Append:
     """
 
     key: bytes
-    value: bytes = b""
+    value: bytes = field(default=b"", repr=False)
     tombstone: bool = False
-    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES)
+    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES, repr=False)
     content_type: str | None = None
     published_ms: int | None = None
     expected_sequence: int | None = None
@@ -257,13 +257,13 @@ class CompactedMessage:
 
     client_id: str
     key: bytes
-    value: bytes
+    value: bytes = field(repr=False)
     sequence: int
     appended_ms: int
     published_ms: int | None = None
     tombstone: bool = False
     redelivered: bool = False
-    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES)
+    properties: Mapping[str, str] = field(default_factory=lambda: NO_PROPERTIES, repr=False)
     content_type: str | None = None
     is_readable: bool = True
 

@@ -36,6 +36,7 @@ from queuekeeper.errors import (
     ServerUnavailable,
     UsageError,
 )
+from queuekeeper.text_form import shows
 
 EXPECTED_SEQUENCE_PROPERTY = "ecq-expected-sequence"
 OWN_PROPERTIES = "ecq-"
@@ -51,6 +52,7 @@ REASON_CHARACTERS = 1_000
 _log = logging.getLogger(__name__)
 
 
+@shows(queues="_queues", broker="_broker", listen="_listen")
 class MqttDoor:
     """Serves from entering its block to leaving it.
 

@@ -32,6 +32,7 @@ from queuekeeper.compacted.records import stored_bytes
 from queuekeeper.errors import NumberReused, QueueFull, RefusedError, SequenceConflict, ServerUnavailable, UsageError
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.operation import Operation, Pause, awaited, blocking
+from queuekeeper.text_form import shows
 
 MAX_PENDING = 10_000
 RETRY_FOR_S = 30.0
@@ -119,6 +120,7 @@ def _deliveries(
     )
 
 
+@shows(queues="_queues")
 class CompactedProducer:
     """Appends for blocking callers; threads may share it, and take turns.
 
@@ -170,6 +172,7 @@ class CompactedProducer:
     _deliver = blocking(Deliveries.deliver)
 
 
+@shows(queues="_queues")
 class AsyncCompactedProducer(AsyncClosing):
     """Appends of many tasks to many queues; to be used in one event loop, best with ``async with``.
 

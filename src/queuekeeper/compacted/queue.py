@@ -11,8 +11,10 @@ from queuekeeper.compacted.operations import NOTED_QUEUES, CompactedOperations
 from queuekeeper.operation import awaited, blocking
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient, is_cluster
+from queuekeeper.text_form import shows
 
 
+@shows(server="_caller.address", prefix="operations._prefix")
 class CompactedQueues:
     """All compacted queues of a single server or a cluster; threads may share an object.
 
@@ -91,6 +93,7 @@ class CompactedQueues:
     restore = blocking(CompactedOperations.restore)
 
 
+@shows(server="_caller.address", prefix="operations._prefix")
 class AsyncCompactedQueues:
     """:class:`CompactedQueues` for asyncio.
 

@@ -16,6 +16,7 @@ from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRef
 from queuekeeper.events.operations import Copy, EventOperations, Query, Rows, Statements
 from queuekeeper.operation import awaited, blocking
 from queuekeeper.postgres import AsyncConnection, Connection, address, server_words, statement, translated_errors
+from queuekeeper.text_form import shows
 
 Step: TypeAlias = Query | Statements | Copy
 
@@ -23,6 +24,7 @@ _TRANSIENT_CLASSES = {"40", "53"}
 """Classes of SQLSTATE that may be over the next time: rolled back for others' sake, and short of something."""
 
 
+@shows(server=lambda broker: address(broker._connection))
 class EventBroker:
     """Publishes, subscribes, reads and dispatches, for blocking callers; threads may share it.
 
@@ -89,6 +91,7 @@ class EventBroker:
     release_subscription = blocking(EventOperations.release_subscription)
 
 
+@shows(server=lambda broker: address(broker._connection))
 class AsyncEventBroker:
     """The same for asyncio; tasks may share it.
 

@@ -45,7 +45,9 @@ from queuekeeper.events.model import (
 from queuekeeper.events.operations import EventOperations, Query
 from queuekeeper.events.service import AsyncEventService, EventService, Open
 from queuekeeper.operation import Operation, awaited, blocking, keeps
+from queuekeeper.postgres import address_of
 from queuekeeper.service.steps import Begin, Ended, Stop, Wait
+from queuekeeper.text_form import shows
 
 T = TypeVar("T")
 
@@ -490,6 +492,7 @@ def _resolve(future: Any, *, result: Any = None, error: Exception | None = None)
         future.set_result(result)
 
 
+@shows(server=lambda consumer: address_of(consumer._url), group="group_id")
 class EventConsumer(EventService[None]):
     """Reads a group's events and has handlers work on them in threads of its own.
 
@@ -593,6 +596,7 @@ class EventConsumer(EventService[None]):
         self.operations.end(error, self._told)
 
 
+@shows(server=lambda consumer: address_of(consumer._url), group="group_id")
 class AsyncEventConsumer(AsyncEventService[None]):
     """The same for asyncio: handlers are coroutine functions, and all of it runs in one event loop.
 

@@ -18,7 +18,9 @@ from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRef
 from queuekeeper.events.operations import EventOperations, Query
 from queuekeeper.events.service import AsyncEventService, EventService, Open
 from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.postgres import address_of
 from queuekeeper.service.steps import Stop, Wait
+from queuekeeper.text_form import shows
 
 LONGEST_POLL_S = 86_400.0
 """Most time that a poll ever gets."""
@@ -236,6 +238,7 @@ class Dispatching:
             yield from self._wait(left_s, notifiable=False)
 
 
+@shows(server=lambda dispatcher: address_of(dispatcher._url))
 class Dispatcher(EventService[DispatchReport]):
     """Dispatches in the thread that calls ``run``, which returns a :class:`DispatchReport`.
 
@@ -252,6 +255,7 @@ class Dispatcher(EventService[DispatchReport]):
     _serve = blocking(Dispatching.run)
 
 
+@shows(server=lambda dispatcher: address_of(dispatcher._url))
 class AsyncDispatcher(AsyncEventService[DispatchReport]):
     """The same for asyncio.
 

@@ -64,8 +64,8 @@ class NewEvent:
     """
 
     topic: str
-    payload: Any
-    metadata: Any = None
+    payload: Any = field(repr=False)
+    metadata: Any = field(default=None, repr=False)
 
     def __post_init__(self) -> None:
         check_text("topic", self.topic, MAX_TOPIC_CHARACTERS)
@@ -80,8 +80,8 @@ class Event:
 
     id: str
     topic: str
-    payload: Any
-    metadata: Any = None
+    payload: Any = field(repr=False)
+    metadata: Any = field(default=None, repr=False)
 
     @property
     def published_at(self) -> datetime:

@@ -23,6 +23,7 @@ from queuekeeper.events.model import (
     json_of,
 )
 from queuekeeper.events.operations import BYTES_PER_COPY
+from queuekeeper.text_form import shows
 
 MAX_BATCH = 2_500
 MAX_PENDING = 10_000
@@ -119,6 +120,7 @@ def _is_of_one(error: QueuekeeperError) -> bool:
     return isinstance(error, UsageError) or state[:2] in _OF_ROWS
 
 
+@shows(broker="_broker")
 class EventProducer(Closing):
     """Publishes events of many threads in batches, in the order of ``enqueue``; best with ``with``.
 
@@ -188,6 +190,7 @@ class EventProducer(Closing):
         return [self._store([part])[0] for part in parts]
 
 
+@shows(broker="_broker")
 class AsyncEventProducer(AsyncClosing):
     """The same for tasks of one event loop; best with ``async with``.
 

@@ -25,6 +25,7 @@ from queuekeeper.events.model import (
 )
 from queuekeeper.events.operations import EventOperations
 from queuekeeper.operation import Operation
+from queuekeeper.text_form import shows
 
 HEADERS = {
     "content-type": "text/event-stream; charset=utf-8",
@@ -196,6 +197,7 @@ def opened_stream(
     return operation
 
 
+@shows(subscription="_listener.subscription_id")
 class EventStream:
     """One reader's stream: iterate over it, and write each chunk; ``close`` when the reader has left."""
 
@@ -224,6 +226,7 @@ class EventStream:
         self._listener.close()
 
 
+@shows(subscription="_listener.subscription_id")
 class AsyncEventStream:
     """The same for asyncio."""
 

@@ -24,6 +24,7 @@ from queuekeeper.clock import Clock, system_clock
 from queuekeeper.closing import AsyncClosing, Closing
 from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
 from queuekeeper.events.model import Delivery
+from queuekeeper.text_form import shows
 
 RETRIES_S = (300.0, 1_800.0)
 """Seconds before each retry that suit most receivers: ``consumer.handle(webhook, retries_s=RETRIES_S, ...)``."""
@@ -114,6 +115,7 @@ class _Requests:
             raise RefusedError(f"webhook at {self._url.host} answered {status}")
 
 
+@shows(host="_url.host")
 class Webhook(_Requests, Closing):
     """Posts deliveries, for :class:`~queuekeeper.events.consumer.EventConsumer`.
 
@@ -142,6 +144,7 @@ class Webhook(_Requests, Closing):
         self._client.close()
 
 
+@shows(host="_url.host")
 class AsyncWebhook(_Requests, AsyncClosing):
     """The same for :class:`~queuekeeper.events.consumer.AsyncEventConsumer`."""
 

@@ -41,6 +41,7 @@ from queuekeeper.operation import Operation, awaited, blocking, is_coroutine_fun
 from queuekeeper.service.aio import AsyncService
 from queuekeeper.service.blocking import BlockingService
 from queuekeeper.service.steps import END_S, Begin, Cut, Ended, Stop, Wait
+from queuekeeper.text_form import shows
 
 LISTEN_S = 0.5
 """How long a thread listens at a time before it looks whether it shall end."""
@@ -478,6 +479,7 @@ class Consumption:
         )
 
 
+@shows(queues="_queues", queue="operations.queue", consumer="operations.consumer")
 class FanoutConsumer(BlockingService[None]):
     """Works on a consumer's messages in threads.
 
@@ -545,6 +547,7 @@ class FanoutConsumer(BlockingService[None]):
         return False
 
 
+@shows(queues="_queues", queue="operations.queue", consumer="operations.consumer")
 class AsyncFanoutConsumer(AsyncService[None]):
     """The same for asyncio: the handler is a coroutine function, and all of it runs in one event loop.
 

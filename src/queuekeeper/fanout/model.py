@@ -172,13 +172,13 @@ class NewMessage:
     :raises UsageError: naming field, value and rule; ``InvalidLife`` for a life of 0 or less.
     """
 
-    body: bytes
+    body: bytes = field(repr=False)
     content_type: str | None = None
     order_key: str | None = None
     ttl_ms: int = DAY_MS
     deduplication_id: str | None = None
     deduplication_ms: int | None = None
-    headers: Mapping[str, str] = field(default_factory=dict)
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
         if type(self.body) is not bytes:
@@ -220,9 +220,9 @@ class FanoutMessage:
     queue: str
     consumer: str
     id: int
-    body: bytes
+    body: bytes = field(repr=False)
     content_type: str | None
-    headers: Mapping[str, str]
+    headers: Mapping[str, str] = field(repr=False)
     order_key: str | None
     published_ms: int
     attempt: int

@@ -30,6 +30,7 @@ from queuekeeper.fanout.operations import BYTES_PER_CALL, MESSAGES_PER_CALL, Fan
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.fanout.records import json_message
 from queuekeeper.operation import Operation, Pause, awaited, blocking
+from queuekeeper.text_form import shows
 
 MAX_PENDING = 10_000
 RETRY_FOR_S = 30.0
@@ -124,6 +125,7 @@ def _as_asked(report: PublishReport, asked: NewMessage) -> PublishReport:
     return report if asked.deduplication_id is not None else replace(report, duplicate=False)
 
 
+@shows(queues="_queues")
 class FanoutProducer:
     """Publishes for blocking callers; threads may share it.
 
@@ -165,6 +167,7 @@ class FanoutProducer:
     publish_many = blocking(Deliveries.publish)
 
 
+@shows(queues="_queues")
 class AsyncFanoutProducer(AsyncClosing):
     """Publishes for many tasks; to be used in one event loop, best with ``async with``.
 

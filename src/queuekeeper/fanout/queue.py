@@ -9,8 +9,10 @@ from queuekeeper.fanout.operations import FanoutOperations, Step, Wake
 from queuekeeper.operation import awaited, blocking
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
+from queuekeeper.text_form import shows
 
 
+@shows(server="_caller.address", prefix="operations._prefix")
 class FanoutQueues:
     """Fan-out queues on a single server or a cluster; threads may share an object.
 
@@ -83,6 +85,7 @@ class FanoutQueues:
     await_wake = blocking(FanoutOperations.await_wake)
 
 
+@shows(server="_caller.address", prefix="operations._prefix")
 class AsyncFanoutQueues:
     """:class:`FanoutQueues` for asyncio.
 

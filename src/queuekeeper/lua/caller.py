@@ -77,6 +77,11 @@ class ScriptCaller:
         self._replica_timeout_ms = replica_timeout_ms
         self._retry_for_s = retry_for_s
 
+    @property
+    def address(self) -> str:
+        """Server that was named when the client was made."""
+        return address_of(self._client)
+
     def call(self, script: Script, keys: Sequence[Value] = (), args: Sequence[Value] = ()) -> Reply:
         """Run one script and return its reply.
 

@@ -206,7 +206,7 @@ class NewMessage:
     """
 
     topic: str
-    payload: bytes
+    payload: bytes = field(repr=False)
     qos: int
     time_ms: int
     retain: bool = False
@@ -214,8 +214,8 @@ class NewMessage:
     payload_format_indicator: int | None = None
     content_type: str | None = None
     response_topic: str | None = None
-    correlation_data: bytes | None = None
-    user_properties: tuple[tuple[str, str], ...] = ()
+    correlation_data: bytes | None = field(default=None, repr=False)
+    user_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     subscription_ids: tuple[int, ...] = ()
 
     def __init__(
@@ -401,7 +401,7 @@ class PendingMessage:
     packet_id: int
     packet_type: str
     topic: str
-    payload: bytes
+    payload: bytes = field(repr=False)
     qos: int
     time_ms: int
     expires_at_ms: int | None
@@ -411,8 +411,8 @@ class PendingMessage:
     payload_format_indicator: int | None = None
     content_type: str | None = None
     response_topic: str | None = None
-    correlation_data: bytes | None = None
-    user_properties: tuple[tuple[str, str], ...] = ()
+    correlation_data: bytes | None = field(default=None, repr=False)
+    user_properties: tuple[tuple[str, str], ...] = field(default=(), repr=False)
     subscription_ids: tuple[int, ...] = ()
 
     def remaining_s(self, *, now_ms: int) -> int | None:

@@ -17,9 +17,10 @@ from psycopg import errors as postgres_errors
 
 from queuekeeper.errors import RefusedError
 from queuekeeper.operation import Operation, awaited, blocking
-from queuekeeper.postgres import AsyncConnection, Connection
+from queuekeeper.postgres import AsyncConnection, Connection, address
 from queuekeeper.sessions.postgres_operations import Query, Step
 from queuekeeper.sessions.postgres_store import AsyncPostgresAnswers, PostgresAnswers
+from queuekeeper.text_form import shows
 
 Owner: TypeAlias = Literal["postgres", "redis"]
 
@@ -220,6 +221,7 @@ class OwnerOperations:
         return rows
 
 
+@shows(server=lambda store: address(store._connection))
 class OwnerStore(PostgresAnswers):
     """Who owns sessions, for blocking callers; threads may share it.
 
@@ -242,6 +244,7 @@ class OwnerStore(PostgresAnswers):
     wait_for_writers = blocking(OwnerOperations.wait_for_writers)
 
 
+@shows(server=lambda store: address(store._connection))
 class AsyncOwnerStore(AsyncPostgresAnswers):
     """The same for asyncio; tasks may share it.
 

@@ -17,6 +17,7 @@ from queuekeeper.operation import awaited, blocking
 from queuekeeper.postgres import Connection, address, server_words, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.postgres_operations import REFUSALS, PostgresSessionOperations, Query, Step
+from queuekeeper.text_form import shows
 
 AsyncConnection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 """An asyncio connection whose rows are plain tuples."""
@@ -107,6 +108,7 @@ class PostgresAnswers:
         return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
+@shows(server=lambda store: address(store._connection))
 class PostgresSessionStore(PostgresAnswers):
     """Sessions in ``device_session_ctx`` and ``device_publish_msg``, for blocking callers; threads may share it.
 
@@ -231,6 +233,7 @@ class AsyncPostgresAnswers:
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
+@shows(server=lambda store: address(store._connection))
 class AsyncPostgresSessionStore(AsyncPostgresAnswers):
     """The same for asyncio; tasks may share it, and a task that is cancelled leaves no transaction open.
 

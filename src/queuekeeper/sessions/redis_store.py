@@ -11,8 +11,10 @@ from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, EpochOf, RedisSessionOperations
+from queuekeeper.text_form import shows
 
 
+@shows(server="_caller.address", prefix="operations._prefix")
 class RedisSessionStore:
     """Sessions on a single server or a cluster.
 
@@ -76,6 +78,7 @@ class RedisSessionStore:
     trim_outbox = blocking(RedisSessionOperations.trim_outbox)
 
 
+@shows(server="_caller.address", prefix="operations._prefix")
 class AsyncRedisSessionStore:
     """:class:`RedisSessionStore` for asyncio.
 

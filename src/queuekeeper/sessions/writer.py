@@ -21,6 +21,7 @@ from queuekeeper.sessions.model import NewMessage, Refusal, SaveReport, SessionS
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore
 from queuekeeper.sessions.router import AsyncSessionRouter
+from queuekeeper.text_form import shows
 
 MAX_PENDING = 10_000
 SESSIONS_PER_FLUSH = 128
@@ -65,6 +66,7 @@ class _Batch(NamedTuple):
     futures: tuple[asyncio.Future[Stored], ...]
 
 
+@shows(store="_store", source="_source")
 class SessionWriter(AsyncClosing):
     """Saves messages of many tasks through one store; to be used in one event loop, best with ``async with``.
 

@@ -12,6 +12,7 @@ from queuekeeper import lua
 from queuekeeper.closing import AsyncClosing, Closing
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.operation import Operation, Pause, awaited, blocking
+from queuekeeper.postgres import address_of
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import StoreRules
@@ -20,6 +21,7 @@ from queuekeeper.sessions.router.finding import OWNER_AGE_S, OWNERS, PATIENCE_S
 from queuekeeper.sessions.router.pools import CONNECTIONS, AsyncConnections, Connections
 from queuekeeper.sessions.router.routing import RouterOperations
 from queuekeeper.sessions.router.steps import AtPostgres, AtRedis, Step, T, Together
+from queuekeeper.text_form import shows
 
 
 def _itself(_: RouterOperations, operation: Operation[T]) -> Operation[T]:
@@ -27,6 +29,11 @@ def _itself(_: RouterOperations, operation: Operation[T]) -> Operation[T]:
     return operation
 
 
+@shows(
+    redis="_caller.address",
+    postgres=lambda router: address_of(router._connections.url),
+    prefix="operations._redis._prefix",
+)
 class SessionRouter(Closing):
     """Sessions that move between PostgreSQL and Redis, for blocking callers; threads may share it.
 
@@ -126,6 +133,11 @@ class SessionRouter(Closing):
     import_session = blocking(RouterOperations.import_session)
 
 
+@shows(
+    redis="_caller.address",
+    postgres=lambda router: address_of(router._connections.url),
+    prefix="operations._redis._prefix",
+)
 class AsyncSessionRouter(AsyncClosing):
     """:class:`SessionRouter` for asyncio; tasks may share it, and one that is cancelled leaves nothing open.
 

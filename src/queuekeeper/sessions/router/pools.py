@@ -39,7 +39,7 @@ class _Pool(Generic[C, A]):
 
     def __init__(self, url: str, most: int) -> None:
         check_integer("connections", most, 1, MOST_CONNECTIONS, "each is a process of the server")
-        self._url = url
+        self.url = url
         self._idle: list[_Held[C, A]] = []
         self._held: dict[object, _Held[C, A]] = {}
         self._closed = False
@@ -104,7 +104,7 @@ class Connections(_Pool[postgres.Connection, PostgresAnswers]):
                 if _is_usable(held.connection):
                     return held
                 held.connection.close()
-            connection = postgres.connect(self._url, autocommit=True)
+            connection = postgres.connect(self.url, autocommit=True)
             return _Held(connection, PostgresAnswers(connection))
         except BaseException:
             self._room.release()
@@ -159,7 +159,7 @@ class AsyncConnections(_Pool[postgres.AsyncConnection, AsyncPostgresAnswers]):
                 if _is_usable(held.connection):
                     return held
                 await held.connection.close()
-            connection = await postgres.connect_async(self._url, autocommit=True)
+            connection = await postgres.connect_async(self.url, autocommit=True)
             return _Held(connection, AsyncPostgresAnswers(connection))
         except BaseException:
             self._room.release()
