@@ -114,7 +114,7 @@ class SessionStoreMachine(RuleBasedStateMachine):
         """Repeat the last batch of a source, or an older one."""
         save = self.last_batches[data.draw(st.sampled_from(sorted(self.last_batches)))]
         assert save.offset is not None
-        self._save([SessionSave(**(vars(save) | {"offset": max(0, save.offset - back)}))], limit)
+        self._save([replace(save, offset=max(0, save.offset - back))], limit)
 
     @rule(client_id=clients, place=places)
     def expire(self, client_id: str, place: int) -> None:
