@@ -268,7 +268,8 @@ def test_changed_migration_is_named(connection: Connection, files: Path) -> None
     postgres.migrate(connection, directory=files)
     changed.write_text("SELECT 2;\n")
 
-    with pytest.raises(RefusedError, match=rf"migration {changed.name} of schema queuekeeper differs .* restore the file"):
+    differs = rf"migration {changed.name} of schema queuekeeper differs .* restore the file"
+    with pytest.raises(RefusedError, match=differs):
         postgres.migrate(connection, directory=files)
 
 
