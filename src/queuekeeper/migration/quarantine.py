@@ -38,8 +38,8 @@ class ReplayReport:
     """What became of the open rows of a quarantine.
 
     :param replayed: messages at their places in their sessions; on a dry run those that would be.
-    :param as_new: messages put behind all others, as new ones, since their session is another import's by now or has
-        changed its store; on a dry run those that would be.
+    :param as_new: messages put behind all others, as new ones, since their session is no longer as this plan has
+        imported it; on a dry run those that would be.
     :param unchanged: messages that an earlier try had written already.
     :param expired: messages whose life is over; they stay in the quarantine.
     :param not_repaired: rows that still break a rule.
@@ -210,9 +210,11 @@ class _Replayer:
         if state["import"] not in {None, b"done"}:
             return "moved_on", None, "the copy of its session is not done"
         by = (state["plan"] or b"").decode()
-        theirs = self._ledger.quarantined(by, status=None, client_id=row.client_id, limit=None)
-        if by != self._plan_id and row.serial_number in {each.serial_number for each in theirs}:
-            return "moved_on", None, f"plan {by} has imported the session and holds this message too: replay it there"
+        if by not in {"", self._plan_id}:
+            theirs = self._ledger.quarantined(by, status=None, client_id=row.client_id, limit=None)
+            if row.serial_number in {each.serial_number for each in theirs}:
+                words = f"plan {by} has imported the session and holds this message too: replay it there"
+                return "moved_on", None, words
         back = aside.put_back(
             stores,
             row,
