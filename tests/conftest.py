@@ -24,7 +24,7 @@ from queuekeeper.errors import ServerUnavailable
 REDIS_FLAVOURS: tuple[Flavour, ...] = ("valkey", "redis") if shutil.which("redis-server") else ("valkey",)
 
 
-def nightly(*values: str) -> list[ParameterSet]:
+def nightly(*values: object) -> list[ParameterSet]:
     """Return values of a parameter with which a test shows again what it has shown with others."""
     return [pytest.param(each, marks=pytest.mark.nightly) for each in values]
 

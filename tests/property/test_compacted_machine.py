@@ -6,7 +6,6 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -14,7 +13,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from queuekeeper.compacted.model import (
@@ -36,6 +34,7 @@ from queuekeeper.keyspace import compacted_keys
 from queuekeeper.redis_client import connect
 from tests.conformance.compacted_worlds import SteppedClock
 from tests.property.compacted_model import ModelQueue, Refused, Row
+from tests.property.run_machine import run_machine
 
 C = "{meter} {7}"
 KEYS = (b"", b"a", b"b/1", b"\xff\0", b"c", b"d")
@@ -427,15 +426,4 @@ def _row_of(message: CompactedMessage) -> tuple[bytes, int, int, bytes, bool]:
 )
 def test_queue_holds_what_the_model_holds(request: pytest.FixtureRequest, server: str, examples: int) -> None:
     with connect(request.getfixturevalue(server)) as client:
-        machine = type("Machine", (CompactedMachine,), {"client": client})
-        run_state_machine_as_test(
-            machine,
-            settings=settings(
-                max_examples=examples,
-                stateful_step_count=40,
-                derandomize=True,
-                database=None,
-                report_multiple_bugs=False,
-                suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-            ),
-        )
+        run_machine(CompactedMachine, examples=examples, client=client)

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from contextlib import suppress
 from typing import Any
 
 import psycopg
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -16,13 +14,13 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.events.schema import install
 from queuekeeper.postgres import Connection, connect
 from tests.property.event_model import BrokerModel, Event, Group, Transaction
+from tests.property.run_machine import run_machine
 
 pytestmark = pytest.mark.property
 
@@ -311,15 +309,4 @@ class EventDeliveryMachine(RuleBasedStateMachine):
 def test_every_matching_event_is_delivered_in_order_whatever_happens(
     postgres_server: PostgresServer, postgres_url: str
 ) -> None:
-    machine = type("Machine", (EventDeliveryMachine,), {"server": postgres_server, "url": postgres_url})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=int(os.environ.get("EVENT_EXAMPLES") or 25),
-            stateful_step_count=40,
-            derandomize=True,
-            database=None,
-            report_multiple_bugs=False,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        ),
-    )
+    run_machine(EventDeliveryMachine, examples=25, server=postgres_server, url=postgres_url)

@@ -6,7 +6,6 @@ from contextlib import closing
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -14,13 +13,13 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 
 from queuekeeper.errors import HasLeases
 from queuekeeper.fanout.model import ConsumerOptions, Mode, NewMessage, Start, WhenFailed
 from tests.conformance.fanout_worlds import START_MS, FanoutWorld
 from tests.property.fanout_model import QueueModel
+from tests.property.run_machine import run_machine
 
 pytestmark = pytest.mark.property
 
@@ -393,20 +392,4 @@ def scored(pairs: list[tuple[bytes, float]]) -> dict[int, int]:
 @pytest.mark.parametrize(("server", "examples"), [("valkey_url", 100), ("redis_cluster_url", 5)])
 def test_a_queue_does_what_the_model_says(request: pytest.FixtureRequest, server: str, examples: int) -> None:
     with closing(FanoutWorld(request.getfixturevalue(server), awaited=False)) as world:
-        check(world, examples)
-
-
-def check(world: FanoutWorld, examples: int) -> None:
-    """Try sequences of operations against the model."""
-    machine = type("Machine", (FanoutMachine,), {"world": world})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=examples,
-            stateful_step_count=40,
-            derandomize=True,
-            database=None,
-            report_multiple_bugs=False,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        ),
-    )
+        run_machine(FanoutMachine, examples=examples, world=world)

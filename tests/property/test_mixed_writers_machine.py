@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
@@ -15,7 +14,6 @@ from hypothesis.stateful import (
     invariant,
     precondition,
     rule,
-    run_state_machine_as_test,
 )
 from tbmq_broker import Broker
 
@@ -23,6 +21,7 @@ from queuekeeper.keyspace import MAX_PACKET_ID, session_keys
 from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionSave
 from tests.conformance.store_worlds import RedisWorld, Store
 from tests.conftest import ONE_SERVER_EACH
+from tests.property.run_machine import run_machine
 
 C = "meter-7"
 LIMIT = 9
@@ -302,16 +301,4 @@ def world(request: pytest.FixtureRequest) -> Iterator[RedisWorld]:
 
 
 def test_session_of_two_programs_is_what_both_have_made_of_it(world: RedisWorld) -> None:
-    machine = type("Machine", (MixedWriters,), {"world": world})
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=40,
-            stateful_step_count=30,
-            derandomize=True,
-            database=None,
-            deadline=None,
-            report_multiple_bugs=False,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        ),
-    )
+    run_machine(MixedWriters, examples=40, steps=30, world=world)

@@ -12,9 +12,8 @@ from typing import Any
 
 import orjson
 import pytest
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule
 
 from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, session_keys
@@ -33,6 +32,8 @@ from queuekeeper.sessions.model import (
 from queuekeeper.sessions.parts import BYTES_PER_SAVE
 from tests.conformance.reference_store import ReferenceStore, Sessions
 from tests.conformance.store_worlds import PostgresWorld, RedisWorld, ServerWorld, Store
+from tests.conftest import nightly
+from tests.property.run_machine import run_machine
 
 LIMITS = (6, 3, MAX_PACKET_ID)
 """Of the store objects of each server; a smaller one trims what the others have saved."""
@@ -356,20 +357,9 @@ def worlds(valkey_url: str, postgres_url: str) -> Iterator[dict[str, ServerWorld
         world.close()
 
 
-def test_stores_say_and_hold_what_the_reference_does(worlds: dict[str, ServerWorld]) -> None:
-    machine = type("Machine", (SessionStoreMachine,), worlds)
-    run_state_machine_as_test(
-        machine,
-        settings=settings(
-            max_examples=60,
-            stateful_step_count=30,
-            deadline=None,
-            derandomize=True,
-            database=None,
-            report_multiple_bugs=False,
-            suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-        ),
-    )
+@pytest.mark.parametrize("examples", [20, *nightly(60)])
+def test_stores_say_and_hold_what_the_reference_does(worlds: dict[str, ServerWorld], examples: int) -> None:
+    run_machine(SessionStoreMachine, examples=examples, steps=30, **worlds)
 
 
 def test_where_packet_ids_run_out_the_same_messages_make_room_in_each_store(worlds: dict[str, ServerWorld]) -> None:
