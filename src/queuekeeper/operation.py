@@ -10,7 +10,7 @@ import inspect
 import re
 from collections.abc import Awaitable, Callable, Generator, Mapping, Sequence
 from functools import wraps
-from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeAlias, TypeVar, overload
 
 from queuekeeper.checks import wrong_argument
 from queuekeeper.errors import QueuekeeperError, UsageError
@@ -196,3 +196,52 @@ def awaited(form: Callable[Concatenate[Any, P], Operation[T]]) -> Callable[Conca
 
     _show_result(method, form)
     return method
+
+
+class Both(Generic[P, T]):
+    """An operation as a method of the blocking class and of the asyncio one; each makes its own of it.
+
+    :param form: method of the class of operations.
+    """
+
+    def __init__(self, form: Callable[Concatenate[Any, P], Operation[T]]) -> None:
+        self.form = form
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, store: Blocking, kind: type[Any]) -> Callable[P, T]: ...
+
+        @overload
+        def __get__(self, store: Awaiting, kind: type[Any]) -> Callable[P, Awaitable[T]]: ...
+
+        @overload
+        def __get__(self, store: None, kind: type[Any]) -> Callable[Concatenate[Any, P], Any]: ...
+
+        def __get__(self, store: Any, kind: type[Any]) -> Any: ...
+
+
+class Blocking:
+    """Base of blocking classes, whose objects hold operations and a method ``answer(step)``; see :func:`blocking`."""
+
+    def __init_subclass__(cls) -> None:
+        """Make methods of the operations that a class of this form shares with its twin."""
+        super().__init_subclass__()
+        for name, form in _shared(cls):
+            setattr(cls, name, blocking(form))
+
+
+class Awaiting:
+    """The same for asyncio; see :func:`awaited`."""
+
+    def __init_subclass__(cls) -> None:
+        """Make coroutine methods of the operations that a class of this form shares with its twin."""
+        super().__init_subclass__()
+        for name, form in _shared(cls):
+            setattr(cls, name, awaited(form))
+
+
+def _shared(kind: type[Any]) -> list[tuple[str, Callable[..., Operation[Any]]]]:
+    """Return the operations of which a class has to make methods yet."""
+    members = {name: member for base in reversed(kind.__mro__) for name, member in vars(base).items()}
+    return [(name, member.form) for name, member in members.items() if isinstance(member, Both)]

@@ -8,14 +8,28 @@ from queuekeeper import lua
 from queuekeeper.clock import Clock
 from queuekeeper.compacted.model import QueueRules
 from queuekeeper.compacted.operations import NOTED_QUEUES, CompactedOperations
-from queuekeeper.operation import awaited, blocking
+from queuekeeper.operation import Awaiting, Blocking, Both
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.text_form import shows
 
+_Do = CompactedOperations
+
 
 @shows(server="_caller.address", prefix="operations._prefix")
-class CompactedQueues:
+class _Methods:
+    """What both forms do."""
+
+    append = Both(_Do.append)
+    subscribe, fetch, ack, heartbeat = Both(_Do.subscribe), Both(_Do.fetch), Both(_Do.ack), Both(_Do.heartbeat)
+    release, rewind, skip = Both(_Do.release), Both(_Do.rewind), Both(_Do.skip)
+    get, peek, inspect = Both(_Do.get), Both(_Do.peek), Both(_Do.inspect)
+    configure, purge, drop = Both(_Do.configure), Both(_Do.purge), Both(_Do.drop)
+    verify, repair = Both(_Do.verify), Both(_Do.repair)
+    find_due, collect, restore = Both(_Do.find_due), Both(_Do.collect), Both(_Do.restore)
+
+
+class CompactedQueues(_Methods, Blocking):
     """All compacted queues of a single server or a cluster; threads may share an object.
 
     A queue belongs to one client, and is made by the first append or subscription. Of what producers append at once,
@@ -72,29 +86,8 @@ class CompactedQueues:
         """
         return self._caller.await_wake(self.operations.wake_key(client_id), timeout_s=timeout_s)
 
-    append = blocking(CompactedOperations.append)
-    subscribe = blocking(CompactedOperations.subscribe)
-    fetch = blocking(CompactedOperations.fetch)
-    ack = blocking(CompactedOperations.ack)
-    heartbeat = blocking(CompactedOperations.heartbeat)
-    release = blocking(CompactedOperations.release)
-    rewind = blocking(CompactedOperations.rewind)
-    skip = blocking(CompactedOperations.skip)
-    get = blocking(CompactedOperations.get)
-    peek = blocking(CompactedOperations.peek)
-    inspect = blocking(CompactedOperations.inspect)
-    configure = blocking(CompactedOperations.configure)
-    purge = blocking(CompactedOperations.purge)
-    drop = blocking(CompactedOperations.drop)
-    verify = blocking(CompactedOperations.verify)
-    repair = blocking(CompactedOperations.repair)
-    find_due = blocking(CompactedOperations.find_due)
-    collect = blocking(CompactedOperations.collect)
-    restore = blocking(CompactedOperations.restore)
 
-
-@shows(server="_caller.address", prefix="operations._prefix")
-class AsyncCompactedQueues:
+class AsyncCompactedQueues(_Methods, Awaiting):
     """:class:`CompactedQueues` for asyncio.
 
     :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
@@ -128,23 +121,3 @@ class AsyncCompactedQueues:
     async def await_wake(self, client_id: str, *, timeout_s: float) -> bool:
         """Wait as :meth:`CompactedQueues.await_wake` does."""
         return await self._caller.await_wake(self.operations.wake_key(client_id), timeout_s=timeout_s)
-
-    append = awaited(CompactedOperations.append)
-    subscribe = awaited(CompactedOperations.subscribe)
-    fetch = awaited(CompactedOperations.fetch)
-    ack = awaited(CompactedOperations.ack)
-    heartbeat = awaited(CompactedOperations.heartbeat)
-    release = awaited(CompactedOperations.release)
-    rewind = awaited(CompactedOperations.rewind)
-    skip = awaited(CompactedOperations.skip)
-    get = awaited(CompactedOperations.get)
-    peek = awaited(CompactedOperations.peek)
-    inspect = awaited(CompactedOperations.inspect)
-    configure = awaited(CompactedOperations.configure)
-    purge = awaited(CompactedOperations.purge)
-    drop = awaited(CompactedOperations.drop)
-    verify = awaited(CompactedOperations.verify)
-    repair = awaited(CompactedOperations.repair)
-    find_due = awaited(CompactedOperations.find_due)
-    collect = awaited(CompactedOperations.collect)
-    restore = awaited(CompactedOperations.restore)

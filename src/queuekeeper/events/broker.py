@@ -14,7 +14,7 @@ from psycopg import errors as postgres_errors
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
 from queuekeeper.events.operations import Copy, EventOperations, Query, Rows, Statements
-from queuekeeper.operation import awaited, blocking
+from queuekeeper.operation import Awaiting, Blocking, Both
 from queuekeeper.postgres import AsyncConnection, Connection, address, server_words, statement, translated_errors
 from queuekeeper.text_form import shows
 
@@ -23,9 +23,27 @@ Step: TypeAlias = Query | Statements | Copy
 _TRANSIENT_CLASSES = {"40", "53"}
 """Classes of SQLSTATE that may be over the next time: rolled back for others' sake, and short of something."""
 
+_Do = EventOperations
+
 
 @shows(server=lambda broker: address(broker._connection))
-class EventBroker:
+class _Methods:
+    """What both forms do."""
+
+    publish, publish_many = Both(_Do.publish), Both(_Do.publish_many)
+    send, schedule = Both(_Do.send), Both(_Do.schedule)
+    subscribe, unsubscribe, mark_active = Both(_Do.subscribe), Both(_Do.unsubscribe), Both(_Do.mark_active)
+    read, has_group = Both(_Do.read), Both(_Do.has_group)
+    set_cursor, release_group = Both(_Do.set_cursor), Both(_Do.release_group)
+    replay, latest_event_id = Both(_Do.replay), Both(_Do.latest_event_id)
+    poll, find, retry, fail = Both(_Do.poll), Both(_Do.find), Both(_Do.retry), Both(_Do.fail)
+    dead_letters, replay_dead_letters = Both(_Do.dead_letters), Both(_Do.replay_dead_letters)
+    subscriptions, release_subscription = Both(_Do.subscriptions), Both(_Do.release_subscription)
+    conditions, check_condition = Both(_Do.conditions), Both(_Do.check_condition)
+    quarantine_condition = Both(_Do.quarantine_condition)
+
+
+class EventBroker(_Methods, Blocking):
     """Publishes, subscribes, reads and dispatches, for blocking callers; threads may share it.
 
     Where the connection is in a transaction already, the work is part of that one: an event is published if and only
@@ -65,34 +83,8 @@ class EventBroker:
         cursor = self._connection.execute(statement(f"events/queries/{query.name}"), query.parameters)
         return cursor.fetchall() if cursor.description else []
 
-    publish = blocking(EventOperations.publish)
-    send = blocking(EventOperations.send)
-    publish_many = blocking(EventOperations.publish_many)
-    schedule = blocking(EventOperations.schedule)
-    subscribe = blocking(EventOperations.subscribe)
-    unsubscribe = blocking(EventOperations.unsubscribe)
-    mark_active = blocking(EventOperations.mark_active)
-    read = blocking(EventOperations.read)
-    has_group = blocking(EventOperations.has_group)
-    set_cursor = blocking(EventOperations.set_cursor)
-    release_group = blocking(EventOperations.release_group)
-    replay = blocking(EventOperations.replay)
-    latest_event_id = blocking(EventOperations.latest_event_id)
-    poll = blocking(EventOperations.poll)
-    find = blocking(EventOperations.find)
-    retry = blocking(EventOperations.retry)
-    fail = blocking(EventOperations.fail)
-    dead_letters = blocking(EventOperations.dead_letters)
-    replay_dead_letters = blocking(EventOperations.replay_dead_letters)
-    subscriptions = blocking(EventOperations.subscriptions)
-    conditions = blocking(EventOperations.conditions)
-    check_condition = blocking(EventOperations.check_condition)
-    quarantine_condition = blocking(EventOperations.quarantine_condition)
-    release_subscription = blocking(EventOperations.release_subscription)
 
-
-@shows(server=lambda broker: address(broker._connection))
-class AsyncEventBroker:
+class AsyncEventBroker(_Methods, Awaiting):
     """The same for asyncio; tasks may share it.
 
     :param connection: see :class:`EventBroker`.
@@ -123,31 +115,6 @@ class AsyncEventBroker:
     async def _execute(self, query: Query) -> Rows:
         cursor = await self._connection.execute(statement(f"events/queries/{query.name}"), query.parameters)
         return await cursor.fetchall() if cursor.description else []
-
-    publish = awaited(EventOperations.publish)
-    send = awaited(EventOperations.send)
-    publish_many = awaited(EventOperations.publish_many)
-    schedule = awaited(EventOperations.schedule)
-    subscribe = awaited(EventOperations.subscribe)
-    unsubscribe = awaited(EventOperations.unsubscribe)
-    mark_active = awaited(EventOperations.mark_active)
-    read = awaited(EventOperations.read)
-    has_group = awaited(EventOperations.has_group)
-    set_cursor = awaited(EventOperations.set_cursor)
-    release_group = awaited(EventOperations.release_group)
-    replay = awaited(EventOperations.replay)
-    latest_event_id = awaited(EventOperations.latest_event_id)
-    poll = awaited(EventOperations.poll)
-    find = awaited(EventOperations.find)
-    retry = awaited(EventOperations.retry)
-    fail = awaited(EventOperations.fail)
-    dead_letters = awaited(EventOperations.dead_letters)
-    replay_dead_letters = awaited(EventOperations.replay_dead_letters)
-    subscriptions = awaited(EventOperations.subscriptions)
-    conditions = awaited(EventOperations.conditions)
-    check_condition = awaited(EventOperations.check_condition)
-    quarantine_condition = awaited(EventOperations.quarantine_condition)
-    release_subscription = awaited(EventOperations.release_subscription)
 
 
 @contextmanager

@@ -6,14 +6,30 @@ from queuekeeper import lua
 from queuekeeper.clock import Clock
 from queuekeeper.fanout.model import FanoutRules
 from queuekeeper.fanout.operations import FanoutOperations, Step, Wake
-from queuekeeper.operation import awaited, blocking
+from queuekeeper.operation import Awaiting, Blocking, Both, blocking
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.text_form import shows
 
+_Do = FanoutOperations
+
 
 @shows(server="_caller.address", prefix="operations._prefix")
-class FanoutQueues:
+class _Methods:
+    """What both forms do."""
+
+    register, adopt, configure, touch = Both(_Do.register), Both(_Do.adopt), Both(_Do.configure), Both(_Do.touch)
+    unregister, unregister_idle = Both(_Do.unregister), Both(_Do.unregister_idle)
+    publish = Both(_Do.publish)
+    claim, ack, nack, extend = Both(_Do.claim), Both(_Do.ack), Both(_Do.nack), Both(_Do.extend)
+    return_claimed, reap, await_wake = Both(_Do.return_claimed), Both(_Do.reap), Both(_Do.await_wake)
+    list_dead, retry_dead, purge_dead = Both(_Do.list_dead), Both(_Do.retry_dead), Both(_Do.purge_dead)
+    expire, purge, pause, resume = Both(_Do.expire), Both(_Do.purge), Both(_Do.pause), Both(_Do.resume)
+    peek, size, inspect = Both(_Do.peek), Both(_Do.size), Both(_Do.inspect)
+    verify, repair = Both(_Do.verify), Both(_Do.repair)
+
+
+class FanoutQueues(_Methods, Blocking):
     """Fan-out queues on a single server or a cluster; threads may share an object.
 
     Every method raises ``InvalidName`` for a name that cannot be one, and ``UnknownQueue`` or ``UnknownConsumer`` where
@@ -55,38 +71,11 @@ class FanoutQueues:
             return self._caller.await_wake(step.key, timeout_s=step.timeout_s)
         return self._caller.execute(step)
 
-    register = blocking(FanoutOperations.register)
-    adopt = blocking(FanoutOperations.adopt)
-    configure = blocking(FanoutOperations.configure)
-    touch = blocking(FanoutOperations.touch)
-    unregister = blocking(FanoutOperations.unregister)
-    unregister_idle = blocking(FanoutOperations.unregister_idle)
-    publish = blocking(FanoutOperations.publish)
-    claim = blocking(FanoutOperations.claim)
-    ack = blocking(FanoutOperations.ack)
-    nack = blocking(FanoutOperations.nack)
-    extend = blocking(FanoutOperations.extend)
-    return_claimed = blocking(FanoutOperations.return_claimed)
-    reap = blocking(FanoutOperations.reap)
     reap_leases = blocking(FanoutOperations.reap_leases)
     reap_lists = blocking(FanoutOperations.reap_lists)
-    list_dead = blocking(FanoutOperations.list_dead)
-    retry_dead = blocking(FanoutOperations.retry_dead)
-    purge_dead = blocking(FanoutOperations.purge_dead)
-    expire = blocking(FanoutOperations.expire)
-    purge = blocking(FanoutOperations.purge)
-    pause = blocking(FanoutOperations.pause)
-    resume = blocking(FanoutOperations.resume)
-    peek = blocking(FanoutOperations.peek)
-    size = blocking(FanoutOperations.size)
-    inspect = blocking(FanoutOperations.inspect)
-    verify = blocking(FanoutOperations.verify)
-    repair = blocking(FanoutOperations.repair)
-    await_wake = blocking(FanoutOperations.await_wake)
 
 
-@shows(server="_caller.address", prefix="operations._prefix")
-class AsyncFanoutQueues:
+class AsyncFanoutQueues(_Methods, Awaiting):
     """:class:`FanoutQueues` for asyncio.
 
     :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
@@ -108,30 +97,3 @@ class AsyncFanoutQueues:
         if isinstance(step, Wake):
             return await self._caller.await_wake(step.key, timeout_s=step.timeout_s)
         return await self._caller.execute(step)
-
-    register = awaited(FanoutOperations.register)
-    adopt = awaited(FanoutOperations.adopt)
-    configure = awaited(FanoutOperations.configure)
-    touch = awaited(FanoutOperations.touch)
-    unregister = awaited(FanoutOperations.unregister)
-    unregister_idle = awaited(FanoutOperations.unregister_idle)
-    publish = awaited(FanoutOperations.publish)
-    claim = awaited(FanoutOperations.claim)
-    ack = awaited(FanoutOperations.ack)
-    nack = awaited(FanoutOperations.nack)
-    extend = awaited(FanoutOperations.extend)
-    return_claimed = awaited(FanoutOperations.return_claimed)
-    reap = awaited(FanoutOperations.reap)
-    list_dead = awaited(FanoutOperations.list_dead)
-    retry_dead = awaited(FanoutOperations.retry_dead)
-    purge_dead = awaited(FanoutOperations.purge_dead)
-    expire = awaited(FanoutOperations.expire)
-    purge = awaited(FanoutOperations.purge)
-    pause = awaited(FanoutOperations.pause)
-    resume = awaited(FanoutOperations.resume)
-    peek = awaited(FanoutOperations.peek)
-    size = awaited(FanoutOperations.size)
-    inspect = awaited(FanoutOperations.inspect)
-    verify = awaited(FanoutOperations.verify)
-    repair = awaited(FanoutOperations.repair)
-    await_wake = awaited(FanoutOperations.await_wake)

@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeAlias
 from psycopg import errors as postgres_errors
 
 from queuekeeper.errors import RefusedError
-from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.operation import Both, Operation
 from queuekeeper.postgres import AsyncConnection, Connection, address
 from queuekeeper.sessions.postgres_operations import Query, Step
 from queuekeeper.sessions.postgres_store import AsyncPostgresAnswers, PostgresAnswers
@@ -221,8 +221,19 @@ class OwnerOperations:
         return rows
 
 
+_Do = OwnerOperations
+
+
 @shows(server=lambda store: address(store._connection))
-class OwnerStore(PostgresAnswers):
+class _Methods:
+    """What both forms do."""
+
+    look_up = Both(_Do.look_up)
+    fence, unfence, flip, hold = Both(_Do.fence), Both(_Do.unfence), Both(_Do.flip), Both(_Do.hold)
+    end_mirror, make_owners, wait_for_writers = Both(_Do.end_mirror), Both(_Do.make_owners), Both(_Do.wait_for_writers)
+
+
+class OwnerStore(_Methods, PostgresAnswers):
     """Who owns sessions, for blocking callers; threads may share it.
 
     Where the connection is in a transaction already, the work is part of that one.
@@ -234,18 +245,8 @@ class OwnerStore(PostgresAnswers):
         super().__init__(connection)
         self.operations = OwnerOperations()
 
-    look_up = blocking(OwnerOperations.look_up)
-    fence = blocking(OwnerOperations.fence)
-    unfence = blocking(OwnerOperations.unfence)
-    flip = blocking(OwnerOperations.flip)
-    hold = blocking(OwnerOperations.hold)
-    end_mirror = blocking(OwnerOperations.end_mirror)
-    make_owners = blocking(OwnerOperations.make_owners)
-    wait_for_writers = blocking(OwnerOperations.wait_for_writers)
 
-
-@shows(server=lambda store: address(store._connection))
-class AsyncOwnerStore(AsyncPostgresAnswers):
+class AsyncOwnerStore(_Methods, AsyncPostgresAnswers):
     """The same for asyncio; tasks may share it.
 
     :param connection: see :class:`OwnerStore`.
@@ -254,15 +255,6 @@ class AsyncOwnerStore(AsyncPostgresAnswers):
     def __init__(self, connection: AsyncConnection) -> None:
         super().__init__(connection)
         self.operations = OwnerOperations()
-
-    look_up = awaited(OwnerOperations.look_up)
-    fence = awaited(OwnerOperations.fence)
-    unfence = awaited(OwnerOperations.unfence)
-    flip = awaited(OwnerOperations.flip)
-    hold = awaited(OwnerOperations.hold)
-    end_mirror = awaited(OwnerOperations.end_mirror)
-    make_owners = awaited(OwnerOperations.make_owners)
-    wait_for_writers = awaited(OwnerOperations.wait_for_writers)
 
 
 def _parts(client_ids: Iterable[str]) -> Iterator[list[str]]:

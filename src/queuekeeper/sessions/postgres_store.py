@@ -13,7 +13,7 @@ from psycopg import errors as postgres_errors
 from psycopg.pq import PipelineStatus, TransactionStatus
 
 from queuekeeper.errors import RefusedError, SchemaMismatch
-from queuekeeper.operation import awaited, blocking
+from queuekeeper.operation import Awaiting, Blocking, Both
 from queuekeeper.postgres import Connection, address, server_words, statement, translated_errors
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.postgres_operations import REFUSALS, PostgresSessionOperations, Query, Step
@@ -25,7 +25,7 @@ AsyncConnection: TypeAlias = psycopg.AsyncConnection[tuple[Any, ...]]
 Rows: TypeAlias = list[tuple[Any, ...]]
 
 
-class PostgresAnswers:
+class PostgresAnswers(Blocking):
     """Answers the steps of operations for blocking callers; threads may share it.
 
     Where the connection is in a transaction already, the work is part of that one.
@@ -108,8 +108,26 @@ class PostgresAnswers:
         return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
+_Do = PostgresSessionOperations
+
+
 @shows(server=lambda store: address(store._connection))
-class PostgresSessionStore(PostgresAnswers):
+class _Methods:
+    """What both forms do."""
+
+    save_messages, fetch_pending = Both(_Do.save_messages), Both(_Do.fetch_pending)
+    mark_delivered, ack, mark_released = Both(_Do.mark_delivered), Both(_Do.ack), Both(_Do.mark_released)
+    get_last_packet_id, set_last_packet_id = Both(_Do.get_last_packet_id), Both(_Do.set_last_packet_id)
+    reserve_packet_ids, inspect, peek = Both(_Do.reserve_packet_ids), Both(_Do.inspect), Both(_Do.peek)
+    export_session, import_session = Both(_Do.export_session), Both(_Do.import_session)
+    purge_session = Both(_Do.purge_session)
+    remove_expired, trim_sessions = Both(_Do.remove_expired), Both(_Do.trim_sessions)
+    find_unreadable, set_aside_unreadable = Both(_Do.find_unreadable), Both(_Do.set_aside_unreadable)
+    read_snapshot, read_left_out = Both(_Do.read_snapshot), Both(_Do.read_left_out)
+    apply_snapshot = Both(_Do.apply_snapshot)
+
+
+class PostgresSessionStore(_Methods, PostgresAnswers):
     """Sessions in ``device_session_ctx`` and ``device_publish_msg``, for blocking callers; threads may share it.
 
     Where the connection is in a transaction already, the work is part of that one.
@@ -129,29 +147,8 @@ class PostgresSessionStore(PostgresAnswers):
         super().__init__(connection)
         self.operations = PostgresSessionOperations(rules or StoreRules(), epoch_of=epoch_of)
 
-    save_messages = blocking(PostgresSessionOperations.save_messages)
-    fetch_pending = blocking(PostgresSessionOperations.fetch_pending)
-    mark_delivered = blocking(PostgresSessionOperations.mark_delivered)
-    ack = blocking(PostgresSessionOperations.ack)
-    mark_released = blocking(PostgresSessionOperations.mark_released)
-    purge_session = blocking(PostgresSessionOperations.purge_session)
-    get_last_packet_id = blocking(PostgresSessionOperations.get_last_packet_id)
-    set_last_packet_id = blocking(PostgresSessionOperations.set_last_packet_id)
-    reserve_packet_ids = blocking(PostgresSessionOperations.reserve_packet_ids)
-    inspect = blocking(PostgresSessionOperations.inspect)
-    peek = blocking(PostgresSessionOperations.peek)
-    export_session = blocking(PostgresSessionOperations.export_session)
-    import_session = blocking(PostgresSessionOperations.import_session)
-    remove_expired = blocking(PostgresSessionOperations.remove_expired)
-    trim_sessions = blocking(PostgresSessionOperations.trim_sessions)
-    set_aside_unreadable = blocking(PostgresSessionOperations.set_aside_unreadable)
-    find_unreadable = blocking(PostgresSessionOperations.find_unreadable)
-    read_snapshot = blocking(PostgresSessionOperations.read_snapshot)
-    read_left_out = blocking(PostgresSessionOperations.read_left_out)
-    apply_snapshot = blocking(PostgresSessionOperations.apply_snapshot)
 
-
-class AsyncPostgresAnswers:
+class AsyncPostgresAnswers(Awaiting):
     """The same for asyncio; tasks may share it, and a task that is cancelled leaves no transaction open."""
 
     def __init__(self, connection: AsyncConnection) -> None:
@@ -233,8 +230,7 @@ class AsyncPostgresAnswers:
         return [await cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
-@shows(server=lambda store: address(store._connection))
-class AsyncPostgresSessionStore(AsyncPostgresAnswers):
+class AsyncPostgresSessionStore(_Methods, AsyncPostgresAnswers):
     """The same for asyncio; tasks may share it, and a task that is cancelled leaves no transaction open.
 
     :param connection: see :class:`PostgresSessionStore`.
@@ -251,27 +247,6 @@ class AsyncPostgresSessionStore(AsyncPostgresAnswers):
     ) -> None:
         super().__init__(connection)
         self.operations = PostgresSessionOperations(rules or StoreRules(), epoch_of=epoch_of)
-
-    save_messages = awaited(PostgresSessionOperations.save_messages)
-    fetch_pending = awaited(PostgresSessionOperations.fetch_pending)
-    mark_delivered = awaited(PostgresSessionOperations.mark_delivered)
-    ack = awaited(PostgresSessionOperations.ack)
-    mark_released = awaited(PostgresSessionOperations.mark_released)
-    purge_session = awaited(PostgresSessionOperations.purge_session)
-    get_last_packet_id = awaited(PostgresSessionOperations.get_last_packet_id)
-    set_last_packet_id = awaited(PostgresSessionOperations.set_last_packet_id)
-    reserve_packet_ids = awaited(PostgresSessionOperations.reserve_packet_ids)
-    inspect = awaited(PostgresSessionOperations.inspect)
-    peek = awaited(PostgresSessionOperations.peek)
-    export_session = awaited(PostgresSessionOperations.export_session)
-    import_session = awaited(PostgresSessionOperations.import_session)
-    remove_expired = awaited(PostgresSessionOperations.remove_expired)
-    trim_sessions = awaited(PostgresSessionOperations.trim_sessions)
-    set_aside_unreadable = awaited(PostgresSessionOperations.set_aside_unreadable)
-    find_unreadable = awaited(PostgresSessionOperations.find_unreadable)
-    read_snapshot = awaited(PostgresSessionOperations.read_snapshot)
-    read_left_out = awaited(PostgresSessionOperations.read_left_out)
-    apply_snapshot = awaited(PostgresSessionOperations.apply_snapshot)
 
 
 class _Undone(Exception):

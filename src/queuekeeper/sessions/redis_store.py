@@ -6,16 +6,31 @@ from collections.abc import Sequence
 
 from queuekeeper import lua
 from queuekeeper.clock import Clock, system_clock
-from queuekeeper.operation import awaited, blocking
+from queuekeeper.operation import Awaiting, Blocking, Both
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, EpochOf, RedisSessionOperations
 from queuekeeper.text_form import shows
 
+_Do = RedisSessionOperations
+
 
 @shows(server="_caller.address", prefix="operations._prefix")
-class RedisSessionStore:
+class _Methods:
+    """What both forms do."""
+
+    save_messages, fetch_pending = Both(_Do.save_messages), Both(_Do.fetch_pending)
+    mark_delivered, ack, mark_released = Both(_Do.mark_delivered), Both(_Do.ack), Both(_Do.mark_released)
+    get_last_packet_id, set_last_packet_id = Both(_Do.get_last_packet_id), Both(_Do.set_last_packet_id)
+    reserve_packet_ids = Both(_Do.reserve_packet_ids)
+    inspect, peek, purge_session = Both(_Do.inspect), Both(_Do.peek), Both(_Do.purge_session)
+    export_session, import_session, set_owner = Both(_Do.export_session), Both(_Do.import_session), Both(_Do.set_owner)
+    read_snapshot, read_copy, apply_snapshot = Both(_Do.read_snapshot), Both(_Do.read_copy), Both(_Do.apply_snapshot)
+    read_outbox, read_outboxes, trim_outbox = Both(_Do.read_outbox), Both(_Do.read_outboxes), Both(_Do.trim_outbox)
+
+
+class RedisSessionStore(_Methods, Blocking):
     """Sessions on a single server or a cluster.
 
     A save whose reply is lost may have happened: repeat it with its ``source`` and ``offset``, which stores nothing
@@ -56,30 +71,8 @@ class RedisSessionStore:
         """Send the calls of a step."""
         return self._caller.execute(step)
 
-    save_messages = blocking(RedisSessionOperations.save_messages)
-    fetch_pending = blocking(RedisSessionOperations.fetch_pending)
-    mark_delivered = blocking(RedisSessionOperations.mark_delivered)
-    ack = blocking(RedisSessionOperations.ack)
-    mark_released = blocking(RedisSessionOperations.mark_released)
-    purge_session = blocking(RedisSessionOperations.purge_session)
-    get_last_packet_id = blocking(RedisSessionOperations.get_last_packet_id)
-    set_last_packet_id = blocking(RedisSessionOperations.set_last_packet_id)
-    reserve_packet_ids = blocking(RedisSessionOperations.reserve_packet_ids)
-    inspect = blocking(RedisSessionOperations.inspect)
-    peek = blocking(RedisSessionOperations.peek)
-    export_session = blocking(RedisSessionOperations.export_session)
-    import_session = blocking(RedisSessionOperations.import_session)
-    set_owner = blocking(RedisSessionOperations.set_owner)
-    read_snapshot = blocking(RedisSessionOperations.read_snapshot)
-    read_copy = blocking(RedisSessionOperations.read_copy)
-    apply_snapshot = blocking(RedisSessionOperations.apply_snapshot)
-    read_outbox = blocking(RedisSessionOperations.read_outbox)
-    read_outboxes = blocking(RedisSessionOperations.read_outboxes)
-    trim_outbox = blocking(RedisSessionOperations.trim_outbox)
 
-
-@shows(server="_caller.address", prefix="operations._prefix")
-class AsyncRedisSessionStore:
+class AsyncRedisSessionStore(_Methods, Awaiting):
     """:class:`RedisSessionStore` for asyncio.
 
     :param caller: sends the calls; who opened it closes it. It also says how many replicas are waited for.
@@ -105,24 +98,3 @@ class AsyncRedisSessionStore:
     async def answer(self, step: Sequence[lua.Call]) -> lua.Replies:
         """Send the calls of a step."""
         return await self._caller.execute(step)
-
-    save_messages = awaited(RedisSessionOperations.save_messages)
-    fetch_pending = awaited(RedisSessionOperations.fetch_pending)
-    mark_delivered = awaited(RedisSessionOperations.mark_delivered)
-    ack = awaited(RedisSessionOperations.ack)
-    mark_released = awaited(RedisSessionOperations.mark_released)
-    purge_session = awaited(RedisSessionOperations.purge_session)
-    get_last_packet_id = awaited(RedisSessionOperations.get_last_packet_id)
-    set_last_packet_id = awaited(RedisSessionOperations.set_last_packet_id)
-    reserve_packet_ids = awaited(RedisSessionOperations.reserve_packet_ids)
-    inspect = awaited(RedisSessionOperations.inspect)
-    peek = awaited(RedisSessionOperations.peek)
-    export_session = awaited(RedisSessionOperations.export_session)
-    import_session = awaited(RedisSessionOperations.import_session)
-    set_owner = awaited(RedisSessionOperations.set_owner)
-    read_snapshot = awaited(RedisSessionOperations.read_snapshot)
-    read_copy = awaited(RedisSessionOperations.read_copy)
-    apply_snapshot = awaited(RedisSessionOperations.apply_snapshot)
-    read_outbox = awaited(RedisSessionOperations.read_outbox)
-    read_outboxes = awaited(RedisSessionOperations.read_outboxes)
-    trim_outbox = awaited(RedisSessionOperations.trim_outbox)

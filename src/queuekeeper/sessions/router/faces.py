@@ -11,7 +11,7 @@ from typing import Any
 from queuekeeper import lua
 from queuekeeper.closing import AsyncClosing, Closing
 from queuekeeper.errors import QueuekeeperError
-from queuekeeper.operation import Operation, Pause, awaited, blocking
+from queuekeeper.operation import Awaiting, Blocking, Both, Operation, Pause
 from queuekeeper.postgres import address_of
 from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
@@ -29,12 +29,28 @@ def _itself(_: RouterOperations, operation: Operation[T]) -> Operation[T]:
     return operation
 
 
+_Do = RouterOperations
+
+
 @shows(
     redis="_caller.address",
     postgres=lambda router: address_of(router._connections.url),
     prefix="operations._redis._prefix",
 )
-class SessionRouter(Closing):
+class _Methods:
+    """What both forms do."""
+
+    _run = Both(_itself)
+    save_messages = Both(_Do.save_messages)
+    fetch_pending, mark_delivered = Both(_Do.fetch_pending), Both(_Do.mark_delivered)
+    ack, mark_released, purge_session = Both(_Do.ack), Both(_Do.mark_released), Both(_Do.purge_session)
+    get_last_packet_id, set_last_packet_id = Both(_Do.get_last_packet_id), Both(_Do.set_last_packet_id)
+    reserve_packet_ids = Both(_Do.reserve_packet_ids)
+    inspect, peek = Both(_Do.inspect), Both(_Do.peek)
+    export_session, import_session = Both(_Do.export_session), Both(_Do.import_session)
+
+
+class SessionRouter(_Methods, Blocking, Closing):
     """Sessions that move between PostgreSQL and Redis, for blocking callers; threads may share it.
 
     To be closed, or used with ``with``. It opens its connections to PostgreSQL when it needs them.
@@ -117,28 +133,8 @@ class SessionRouter(Closing):
                 thread.join()
         return _checked(outcomes)
 
-    _run = blocking(_itself)
-    save_messages = blocking(RouterOperations.save_messages)
-    fetch_pending = blocking(RouterOperations.fetch_pending)
-    mark_delivered = blocking(RouterOperations.mark_delivered)
-    ack = blocking(RouterOperations.ack)
-    mark_released = blocking(RouterOperations.mark_released)
-    purge_session = blocking(RouterOperations.purge_session)
-    get_last_packet_id = blocking(RouterOperations.get_last_packet_id)
-    set_last_packet_id = blocking(RouterOperations.set_last_packet_id)
-    reserve_packet_ids = blocking(RouterOperations.reserve_packet_ids)
-    inspect = blocking(RouterOperations.inspect)
-    peek = blocking(RouterOperations.peek)
-    export_session = blocking(RouterOperations.export_session)
-    import_session = blocking(RouterOperations.import_session)
 
-
-@shows(
-    redis="_caller.address",
-    postgres=lambda router: address_of(router._connections.url),
-    prefix="operations._redis._prefix",
-)
-class AsyncSessionRouter(AsyncClosing):
+class AsyncSessionRouter(_Methods, Awaiting, AsyncClosing):
     """:class:`SessionRouter` for asyncio; tasks may share it, and one that is cancelled leaves nothing open.
 
     :param caller: sends the calls to Redis; who opened it closes it. It also says how many replicas are waited for.
@@ -184,21 +180,6 @@ class AsyncSessionRouter(AsyncClosing):
         # When this task is cancelled, so are they, and it goes on when they have ended.
         outcomes = await asyncio.gather(*map(self._run, step.operations), return_exceptions=True)
         return _checked(outcomes)
-
-    _run = awaited(_itself)
-    save_messages = awaited(RouterOperations.save_messages)
-    fetch_pending = awaited(RouterOperations.fetch_pending)
-    mark_delivered = awaited(RouterOperations.mark_delivered)
-    ack = awaited(RouterOperations.ack)
-    mark_released = awaited(RouterOperations.mark_released)
-    purge_session = awaited(RouterOperations.purge_session)
-    get_last_packet_id = awaited(RouterOperations.get_last_packet_id)
-    set_last_packet_id = awaited(RouterOperations.set_last_packet_id)
-    reserve_packet_ids = awaited(RouterOperations.reserve_packet_ids)
-    inspect = awaited(RouterOperations.inspect)
-    peek = awaited(RouterOperations.peek)
-    export_session = awaited(RouterOperations.export_session)
-    import_session = awaited(RouterOperations.import_session)
 
 
 def _checked(outcomes: list[Any]) -> list[Any]:
