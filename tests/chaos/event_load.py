@@ -274,7 +274,7 @@ class Load:
         # What is being published when the load ends is acknowledged after that.
         self._wait(lambda: len(self._resting) == self.publishers, what="the end of publishing")
         seen, since = -1, time.monotonic()
-        while time.monotonic() < since + 20:
+        while time.monotonic() < since + PATIENCE_S:
             if not self.outcome().lost:
                 return
             delivered = sum(map(len, self.deliveries.values()))

@@ -506,10 +506,10 @@ class Child:
         self._process.kill()
         self._process.join()
 
-    def end(self, *, patience_s: float = 90.0) -> None:
+    def end(self) -> None:
         """Ask it to end, and see that it ended well."""
         self._process.terminate()
-        assert self.wait(patience_s) == 0, f"a process has failed:\n{self.text}"
+        assert self.wait(PATIENCE_S) == 0, f"a process has failed:\n{self.text}"
 
     def wait(self, seconds: float) -> int:
         """Return its exit code."""

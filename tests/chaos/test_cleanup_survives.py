@@ -168,7 +168,7 @@ def race(world: World, dice: random.Random, *writers: Writer, disturbance: Any =
     nothing: list[dict[str, list[int]]] = [{} for _ in writers]
     with at_work(*writers, *([disturbance] if disturbance else [])):
         deadline = time.monotonic() + RACE_S
-        while time.monotonic() < deadline:
+        while time.monotonic() < deadline or not (total.dead_references and total.orphans):
             world.device(f"lost-{dice.randrange(100)}").orphan(dice.randint(1, 99), age_ms=HOUR_MS)
             total.add(world.clean(**LIMITS)[1])
     assert [writer.lost() for writer in writers] == nothing

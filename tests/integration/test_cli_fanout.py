@@ -174,7 +174,7 @@ def test_consumer_is_registered_with_its_options_and_keeps_them(queues: FanoutQu
 
 
 def test_options_are_changed_in_parts(queues: FanoutQueues) -> None:
-    queues.register(Q, consumer=A, options=ConsumerOptions(idle_expiry_ms=1_000, max_length=7))
+    queues.register(Q, consumer=A, options=ConsumerOptions(idle_expiry_ms=3_600_000, max_length=7))
 
     report = as_json("configure", Q, A, "--max-length", "0", "--idle-expiry", "none", "--dead-retention", "1d")
     assert (report["before"]["max_length"], report["after"]["max_length"]) == (7, None)

@@ -11,6 +11,7 @@ from typing import Any, Protocol, Self
 
 from queuekeeper import lua, redis_async, redis_client
 from queuekeeper.lua import Call, Replies, Script, ScriptCaller, Value
+from tests.patience import PATIENCE_S
 
 HEADER = """#!lua{flags}
 --[[
@@ -110,9 +111,9 @@ class AwaitedCaller:
         self._runner.close()
 
 
-def eventually(condition: Callable[[], object], *, within_s: float = 10.0) -> None:
+def eventually(condition: Callable[[], object]) -> None:
     """Wait until a condition holds."""
-    deadline = time.monotonic() + within_s
+    deadline = time.monotonic() + PATIENCE_S
     while not condition():
         assert time.monotonic() < deadline, "it did not come about"
         time.sleep(0.01)
