@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -12,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from queuekeeper.errors import ServerUnavailable
-from queuekeeper.events.consumer import Consumption
+from queuekeeper.events.consumer import Asked, Consumption
 from queuekeeper.events.handlers import Assignment, ReliableHandler, blocking_attempt
 from queuekeeper.events.model import Delivery, Interest, ReadRules
 from queuekeeper.events.operations import Query, Statements
@@ -73,6 +74,9 @@ class Server:
         self.cursor = int(cursor)
         self.stored.append(self.cursor)
         return [(None,)]
+
+    def delete_subscriptions(self, **_: Any) -> list[Any]:
+        return [(1,)]
 
     def schedule_retry(self, *, ids: list[str], retry_number: int, handler: str, **_: Any) -> list[Any]:
         copies = [{"id": one, "topic": "orders", "payload": int(one[2:], 16), "metadata": None} for one in ids]
@@ -197,3 +201,59 @@ def test_nothing_is_repeated_while_nothing_fails(data: st.DataObject, events: in
 
     assert world.in_order.done == world.with_retries.done == list(range(events))
     assert world.server.dead == []
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_what_a_handler_fails_on_after_its_removal_keeps_nobody_from_going_on(
+    parts: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Of a page ahead at most: were the first one never finished, no other would be read."""
+    server = Server(events=2 * parts)
+    consumption = Consumption(
+        group_id="group",
+        rules=ReadRules(page=parts, pages_ahead=1),
+        attempt=blocking_attempt,
+        began=lambda: None,
+        now_s=float,
+    )
+
+    def fail(delivery: Delivery) -> None:
+        raise ValueError(delivery.events[0].id)
+
+    def each(delivery: Delivery) -> list[Delivery]:
+        return [replace(delivery, events=(event,)) for event in delivery.events]
+
+    consumption.admit(ReliableHandler(work=fail, name="removed", interest=Interest(), split=each))
+    removal: Future[bool] = Future()
+
+    def answer(step: Any) -> Any:
+        if isinstance(step, Open):
+            server.connected = True
+        if isinstance(step, Begin):
+            begun.append(step)
+        if not isinstance(step, Wait):
+            return server.answer(step) if isinstance(step, Query | Statements) else None
+        if not removal.done():
+            return Happened(
+                told=(Asked(operation=lambda: consumption.unsubscribe(SUBSCRIPTION_ID), future=removal),),
+                notified=False,
+            )
+        if begun:
+            one = begun.pop()
+            return Happened(told=(Ended(token=one.token, result=one.work()),), notified=False)
+        return Happened(told=(Stop(),), notified=False)
+
+    begun: list[Begin] = []
+    operation = consumption.run()
+    step = next(operation)
+    try:
+        while True:
+            step = operation.send(answer(step))
+    except StopIteration:
+        pass
+
+    assert removal.result()
+    assert server.stored == [parts, 2 * parts]
+    (lost,) = [record.getMessage() for record in caplog.records if "there is no handler" in record.getMessage()]
+    assert f"{parts} of {parts} events" in lost
+    assert all(f"pm{number:022x}" in lost for number in range(parts))

@@ -450,10 +450,14 @@ class Consumption:
                     self._note_lost([event.id for event in delivery.events], handler=handler.name, what="retry")
             else:
                 again.append(failure)
-        if again or outcome.left:
+        left = [*(failure.delivery for failure in again), *outcome.left]
+        if left and self.handlers.get(handler.name) is handler:
             handler.put_back(assignment, again, outcome.left, now_s=self._now_s())
-        else:
-            assignment.checkpoint.unfinished -= 1
+            return
+        assignment.checkpoint.unfinished -= 1
+        if left:
+            # Removed while it worked: nobody would take it up again.
+            self._note_lost([event.id for one in left for event in one.events], handler=handler.name, what="handler")
 
     def _fail(self, delivery: Delivery, *, handler: str, reason: str) -> Operation[None]:
         """Make dead letters, and say which events have left none."""
