@@ -17,15 +17,16 @@ from queuekeeper.errors import UsageError
 T = TypeVar("T")
 
 
-def json_bytes(name: str, value: Any) -> bytes:
+def json_bytes(name: str, value: Any, *, wide_integers: bool = False) -> bytes:
     """Return a value as JSON.
 
     :param name: of the value, for the error.
+    :param wide_integers: write integers beyond 64 bits, too, where readers keep all their digits.
     :raises UsageError: when JSON has no such value, also for NaN and the infinities, which would become null.
     """
     try:
-        text = orjson.dumps(value)
-    except TypeError as error:
+        text = _dumped(value, wide_integers=wide_integers)
+    except (TypeError, ValueError, RecursionError) as error:
         raise UsageError(f"{name} is not JSON: {error}") from None
     # Few values hold a null, so few are looked through.
     if b"null" in text and holds(value, _is_no_number):
@@ -46,6 +47,30 @@ def holds(value: Any, wrong: Callable[[Any], bool]) -> bool:
     if is_dataclass(value):
         return any(holds(getattr(value, one.name), wrong) for one in fields(value))
     return False
+
+
+def _dumped(value: Any, *, wide_integers: bool) -> bytes:
+    try:
+        return orjson.dumps(value)
+    except TypeError:
+        if not wide_integers:
+            raise
+        return orjson.dumps(_with_wide_integers(value))
+
+
+def _with_wide_integers(value: Any) -> Any:
+    """Return a value whose integers beyond 64 bits are digits that are copied as they are.
+
+    :raises ValueError: when one has more digits than Python makes a text of.
+    """
+    if isinstance(value, dict):
+        return {name: _with_wide_integers(one) for name, one in value.items()}
+    # A tuple with names is no JSON to orjson.
+    if isinstance(value, list) or type(value) is tuple:
+        return [_with_wide_integers(one) for one in value]
+    if isinstance(value, int) and not -(2**63) <= value < 2**64:
+        return orjson.Fragment(int.__repr__(value))
+    return value
 
 
 def _is_no_number(value: Any) -> bool:

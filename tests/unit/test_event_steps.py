@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import pytest
 
@@ -36,6 +37,7 @@ from queuekeeper.service.steps import Happened, Stop, Wait
 
 pytestmark = pytest.mark.unit
 
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
 EVENT_ID = "pm660d02d3e796d000000064"
 
 
@@ -290,6 +292,10 @@ class Reading:
     celsius: float
 
 
+class Pair(NamedTuple):
+    first: int
+
+
 @pytest.mark.parametrize(
     "value",
     [
@@ -303,6 +309,52 @@ class Reading:
 def test_what_is_no_number_is_refused_and_not_made_null(value: Any) -> None:
     with pytest.raises(UsageError, match="payload is not JSON: it holds NaN or an infinity"):
         json_of("payload", value)
+
+
+@pytest.mark.parametrize("value", [2**64, -(2**63) - 1, {"a": [1, (2**70, {"b": None})]}, [2**70, NOW]])
+def test_integers_beyond_64_bits_keep_their_digits(value: Any) -> None:
+    assert json.loads(json_of("payload", value)) == json.loads(json.dumps(value, default=datetime.isoformat))
+
+
+@pytest.mark.parametrize(
+    ("value", "reason"),
+    [
+        ({"a": 2**70, "b": b"x"}, "bytes"),
+        ({"a": 2**70, 2: 3}, "key must be str"),
+        ([2**70, "\ud800"], "surrogates not allowed"),
+        ([2**70, {"\ud800": 1}], "surrogates not allowed"),
+        ([2**70, float("nan")], "NaN or an infinity"),
+        ([2**70, {1}], "set"),
+        ([2**70, object()], "object"),
+        ([2**70, Pair(1)], "Pair"),
+        ([10**5_000], "digits"),
+    ],
+)
+def test_what_is_no_json_is_refused_beside_an_integer_beyond_64_bits(value: Any, reason: str) -> None:
+    with pytest.raises(UsageError, match=f"payload is not JSON: .*{reason}"):
+        json_of("payload", value)
+
+
+def test_list_within_itself_is_refused() -> None:
+    value: list[Any] = [2**70]
+    value.append(value)
+    with pytest.raises(UsageError, match="payload is not JSON"):
+        json_of("payload", value)
+
+
+def test_webhook_posts_integers_beyond_64_bits() -> None:
+    request = Webhook("http://receiver/")._request(delivery(Event(id=EVENT_ID, topic="a", payload={"n": 2**70})))
+    assert json.loads(request.content) == {"items": [{"id": EVENT_ID, "payload": {"n": 2**70}, "topic": "a"}]}
+
+
+def test_webhook_says_in_words_what_it_cannot_post() -> None:
+    with pytest.raises(UsageError, match=r"a payload is not JSON: .*surrogates"):
+        Webhook("http://receiver/")._request(delivery(Event(id=EVENT_ID, topic="a", payload="\ud800")))
+
+
+def test_stream_sends_integers_beyond_64_bits() -> None:
+    event = Event(id=EVENT_ID, topic="a", payload={"n": 2**70})
+    assert b'data: {"n":1180591620717411303424}' in writer().chunk(delivery(event))
 
 
 @pytest.mark.parametrize("value", ["a\0", {"a": [{"\0": 1}]}, ({"a": ("b", "\0")},)])

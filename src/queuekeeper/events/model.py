@@ -318,11 +318,11 @@ def instant_of(event_id: str) -> datetime:
 
 
 def json_of(name: str, value: Any) -> str:
-    """Return a value as JSON that PostgreSQL stores.
+    """Return a value as JSON that PostgreSQL stores, which keeps all digits of a number.
 
     :raises UsageError: when JSON does not know it, or it holds a zero character.
     """
-    text = json_bytes(name, value)
+    text = json_bytes(name, value, wide_integers=True)
     # Few values hold text that looks like the escape of a zero character, so few are looked through.
     if b"\\u0000" in text and holds(value, _has_zero):
         raise UsageError(

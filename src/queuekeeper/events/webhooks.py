@@ -17,13 +17,13 @@ from dataclasses import dataclass, field
 from http import HTTPStatus
 
 import httpx
-import orjson
 
 from queuekeeper.checks import check_fields, check_integer, check_seconds, checked
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.closing import AsyncClosing, Closing
 from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
 from queuekeeper.events.model import Delivery
+from queuekeeper.jsonl import json_bytes
 from queuekeeper.text_form import shows
 
 RETRIES_S = (300.0, 1_800.0)
@@ -77,9 +77,8 @@ class _Requests:
             raise UsageError("the address of a webhook must look like https://host/path")
 
     def _request(self, delivery: Delivery) -> httpx.Request:
-        body = orjson.dumps(
-            {"items": [{"id": event.id, "payload": event.payload, "topic": event.topic} for event in delivery.events]}
-        )
+        items = [{"id": event.id, "payload": event.payload, "topic": event.topic} for event in delivery.events]
+        body = json_bytes("a payload", {"items": items}, wide_integers=True)
         key = hashlib.sha256("".join(event.id for event in delivery.events).encode()).hexdigest()[:KEY_DIGITS]
         headers = httpx.Headers({"content-type": "application/json", "idempotency-key": key})
         if self._rules.secret is not None:
