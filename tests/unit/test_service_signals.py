@@ -1,13 +1,20 @@
-"""A service in a process of its own ends in good order by a signal, and at once by a second one."""
+"""A service in a process of its own ends in good order by a signal, and at once by a second one.
+
+One whose start is given up does not run on.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import signal
 import subprocess
 import sys
 
 import pytest
 
+from queuekeeper.operation import Operation, awaited
+from queuekeeper.service.aio import AsyncService
+from queuekeeper.service.steps import Begin, Wait
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.unit
@@ -21,7 +28,7 @@ RUN = blocking
 """
 ASYNC = """
 import asyncio, signal, sys
-from queuekeeper.operation import awaited
+from queuekeeper.operation import Operation, awaited
 from queuekeeper.service.aio import AsyncService
 from queuekeeper.service.steps import Stop, Wait
 RUN = awaited
@@ -103,3 +110,66 @@ def test_program_that_handles_a_signal_itself_keeps_it() -> None:
         said, _ = process.communicate(timeout=PATIENCE_S)
 
     assert (process.returncode, said) == (7, "mine\n")
+
+
+class Start:
+    """Never serves, and has begun some work."""
+
+    def __init__(self) -> None:
+        self.works = asyncio.Event()
+        self.has_ended = False
+
+    async def _work(self) -> None:
+        self.works.set()
+        try:
+            await asyncio.Event().wait()
+        finally:
+            self.has_ended = True
+
+    def run(self) -> Operation[None]:
+        yield Begin(work=self._work, token=None)
+        while True:
+            yield Wait(timeout_s=60.0)
+
+
+class Starting(AsyncService[None]):
+    _serve = awaited(Start.run)
+
+    def __init__(self) -> None:
+        super().__init__(noun="worker")
+        self.operations = Start()
+
+
+def test_service_whose_start_is_cancelled_does_not_run_on() -> None:
+    async def main() -> None:
+        service = Starting()
+        entering = asyncio.ensure_future(service.__aenter__())
+        await service.operations.works.wait()
+        entering.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await entering
+        assert service.operations.has_ended
+        assert service._over
+        assert asyncio.all_tasks() == {asyncio.current_task()}
+
+    asyncio.run(main())
+
+
+CTRL_C = """
+service = Service()
+try:
+    with service:
+        print("serves")
+except KeyboardInterrupt:
+    print("over", service._over, threading.active_count(), flush=True)
+import os
+os._exit(0)
+"""
+
+
+def test_service_whose_start_is_ended_by_ctrl_c_does_not_run_on() -> None:
+    with started(program(asynchronous=False).replace(RUN_BLOCKING, CTRL_C)) as process:
+        process.send_signal(signal.SIGINT)
+        said, errors = process.communicate(timeout=PATIENCE_S)
+
+    assert (said, errors) == ("stops\nover True 1\n", "")

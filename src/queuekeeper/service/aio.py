@@ -139,7 +139,13 @@ class AsyncService(Generic[R]):
     async def __aenter__(self) -> Self:
         self._task = asyncio.get_running_loop().create_task(self._run())
         self._task.add_done_callback(lambda _: self._begins.set())
-        await self._begins.wait()
+        try:
+            await self._begins.wait()
+        except BaseException:
+            # Whoever gives up the start has no service to end.
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+            raise
         if self._task.done():
             await self._task
         return self

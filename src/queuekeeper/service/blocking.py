@@ -198,7 +198,13 @@ class BlockingService(Generic[R]):
         self._take_up()
         self._thread = threading.Thread(target=self._run_in_thread, name=f"queuekeeper-{self._noun}")
         self._thread.start()
-        self._begins.wait()
+        try:
+            self._begins.wait()
+        except BaseException:
+            # Whoever gives up the start, by Ctrl-C for example, has no service to end.
+            self.stop()
+            self._thread.join()
+            raise
         if self._error is not None:
             self._thread.join()
             raise self._error
