@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import re
@@ -40,6 +41,7 @@ from tests.plugin_world import RUN_ID, fill_migration, fill_quality
 pytestmark = pytest.mark.dags
 
 PLANTED = b"planted payload"
+REPORT = "quality-00112233445566aa-20260131T120000Z.html"
 SECTIONS = ("/", "/migration", "/queue", "/partitions", "/quality", "/audit", "/reports")
 
 
@@ -507,6 +509,77 @@ def test_tabs_of_a_run_lead_to_its_plan_and_to_what_it_left_on_record(servers: W
     assert "approve" in task.text
     quality = servers.browser.get("/run/progress", params={"dag_id": "queue_quality", "run_id": "x"})
     assert quality.headers["location"] == "/queuekeeper/quality"
+
+
+class ExpiredCredentials:
+    """A folder of reports in an object store that no longer knows who asks.
+
+    :param in_loop: for each question, whether it held up an event loop.
+    """
+
+    def __init__(self) -> None:
+        self.in_loop: list[bool] = []
+
+    def __truediv__(self, name: str) -> ExpiredCredentials:
+        return self
+
+    def __str__(self) -> str:
+        return "s3://bucket/reports"
+
+    def read_bytes(self) -> bytes:
+        """Fail as clients of object stores do: with an error that is none of the system's."""
+        try:
+            asyncio.get_running_loop()
+            self.in_loop.append(True)
+        except RuntimeError:
+            self.in_loop.append(False)
+        raise RuntimeError("the provided token has expired")
+
+    iterdir = read_bytes
+
+
+@pytest.mark.parametrize("place", ["a disk", "an object store"])
+def test_reports_that_cannot_be_read_are_told_and_the_rest_of_the_page_is_there(
+    servers: World, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Whoever runs the tests may read every file; nobody can follow a link to itself.
+    (tmp_path / "reports").symlink_to(tmp_path / "reports")
+    folder = tmp_path / "reports" if place == "a disk" else ExpiredCredentials()
+    monkeypatch.setattr(Settings, "reports", folder)
+    monkeypatch.setattr(servers, "asked", {f"/dagRuns/{RUN_ID}": {"state": "success"}})
+    browser = servers.with_stores(servers.stores)
+    run = {"dag_id": "session_migration", "run_id": RUN_ID}
+
+    words = "Too many levels of symbolic links" if place == "a disk" else "the provided token has expired"
+    told = f"reports cannot be read from {folder}: {words}; let the user that asks read it, or renew the credentials"
+    evidence = browser.get("/task", params=run | {"task_id": "copy"}, page=True)
+    assert evidence.status_code == 200
+    assert f"The report of the run cannot be shown. {told}" in text_of(evidence)
+    assert "has not written a report" not in evidence.text
+    assert "On record for this plan" in evidence.text
+    for path in (f"/run?dag_id=session_migration&run_id={RUN_ID}", "/reports", f"/reports/{REPORT}"):
+        answer = browser.get(path, page=True)
+        assert (answer.status_code, told in text_of(answer)) == (503, True), path
+    if isinstance(folder, ExpiredCredentials):
+        assert folder.in_loop == [False] * 4
+
+
+def test_report_that_is_removed_while_it_is_asked_for_is_not_found(
+    servers: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / REPORT).write_text("<h1>Report</h1>", "utf-8")
+    monkeypatch.setattr(Settings, "reports", tmp_path)
+    browser = servers.with_stores(servers.stores)
+    assert browser.get(f"/reports/{REPORT}").status_code == 200
+    read = Path.read_bytes
+
+    def late(path: Path) -> bytes:
+        path.unlink()
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", late)
+
+    assert browser.get(f"/reports/{REPORT}").status_code == 404
 
 
 def test_ten_thousand_cohorts_and_queues_are_made_into_pages_in_under_a_second(empty: World) -> None:

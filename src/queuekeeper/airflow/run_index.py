@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from airflow.sdk.configuration import conf
 
-from queuekeeper.report.files import ReportFiles, write_whole
+from queuekeeper.report.files import ReportFiles, read_in, write_whole
 
 PREFIX = "/queuekeeper"
 """Where the plugin's pages are mounted, below Airflow's own base address."""
@@ -55,11 +55,17 @@ def remember(directory: Path, *, dag_id: str, run_id: str, files: ReportFiles) -
 
 
 def report_of(directory: Path, *, dag_id: str, run_id: str) -> RunReport | None:
-    """Return the report of a run, if it has one."""
+    """Return the report of a run, if it has one.
+
+    :raises RefusedError: when the folder cannot be read.
+    """
+    noted = read_in(directory, _path(directory, dag_id=dag_id, run_id=run_id).read_bytes)
+    if noted is None:
+        return None
     try:
-        entry = json.loads(_path(directory, dag_id=dag_id, run_id=run_id).read_bytes())
+        entry = json.loads(noted)
         return RunReport(dag_id=entry["dag_id"], run_id=entry["run_id"], html=entry["html"])
-    except (FileNotFoundError, ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError):
         return None
 
 

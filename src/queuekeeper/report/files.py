@@ -6,13 +6,16 @@ import hashlib
 import os
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from queuekeeper.errors import RefusedError, UsageError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -105,19 +108,39 @@ def write_files(
     html_path, json_path = directory / f"{stem}.html", directory / f"{stem}.json"
     data = text.encode()
     content = page(json_path.name, hashlib.sha256(data).hexdigest()).encode()
-    try:
+    with _told(f"the report cannot be written to {directory}", directory, "name another folder or make room"):
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(json_path, data)
         write_whole(html_path, content)
+    return ReportFiles(html=html_path, json=json_path, sha256=hashlib.sha256(content).hexdigest())
+
+
+def read_in(directory: Path, read: Callable[[], T]) -> T | None:
+    """Return what is read in a folder of reports; none when it is not there.
+
+    :param directory: also one in an object store (``config.Settings.reports``).
+    :raises RefusedError: when the directory cannot be read.
+    """
+    advice = "let the user that asks read it, or renew the credentials"
+    with _told(f"reports cannot be read from {directory}", directory, advice):
+        try:
+            return read()
+        except (FileNotFoundError, NotADirectoryError):
+            # An object store has no folder before there is something in it.
+            return None
+
+
+@contextmanager
+def _told(problem: str, directory: Path, advice: str) -> Iterator[None]:
+    """Say in words what a folder does not allow."""
+    try:
+        yield
     except Exception as error:
         # Clients of object stores have errors of their own.
         if not isinstance(error, OSError) and on_disk(directory):
             raise
-        words = getattr(error, "strerror", None) or error
-        raise RefusedError(
-            f"the report cannot be written to {directory}: {words}; name another folder or make room"
-        ) from error
-    return ReportFiles(html=html_path, json=json_path, sha256=hashlib.sha256(content).hexdigest())
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise RefusedError(f"{problem}: {words}; {advice}") from error
 
 
 def on_disk(path: object) -> bool:

@@ -23,7 +23,7 @@ from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.config import Settings
 from queuekeeper.identity import hash_key
-from queuekeeper.report.files import on_disk, report_name
+from queuekeeper.report.files import on_disk, read_in, report_name
 
 _MEDIA = {"html": "text/html; charset=utf-8", "json": "application/json"}
 _LISTED = 200
@@ -47,25 +47,28 @@ class ReportFile:
 
 
 def list_reports(directory: Path) -> list[ReportFile]:
-    """Return the reports of a folder, latest first; links and files of other names are none."""
-    try:
-        named = [(path, known) for path in directory.iterdir() if (known := report_name(path.name)) is not None]
-    except (FileNotFoundError, NotADirectoryError):
-        # An object store has no folder before there is something in it.
-        return []
-    found = [
-        ReportFile(
-            name=path.name,
-            about=known.about,
-            subject_id=known.subject_id,
-            kind=known.suffix,
-            path=path,
-            written_at=known.at,
-        )
-        for path, known in named
-        # An object store has neither links nor folders, and each question is a request.
-        if not on_disk(path) or (path.is_file() and not path.is_symlink())
-    ]
+    """Return the reports of a folder, latest first; links and files of other names are none.
+
+    :raises RefusedError: when the folder cannot be read.
+    """
+
+    def read() -> list[ReportFile]:
+        return [
+            ReportFile(
+                name=path.name,
+                about=known.about,
+                subject_id=known.subject_id,
+                kind=known.suffix,
+                path=path,
+                written_at=known.at,
+            )
+            for path in directory.iterdir()
+            if (known := report_name(path.name)) is not None
+            # An object store has neither links nor folders, and each question is a request.
+            and (not on_disk(path) or (path.is_file() and not path.is_symlink()))
+        ]
+
+    found = read_in(directory, read) or []
     return sorted(found, key=lambda report: (report.written_at, report.name), reverse=True)
 
 
@@ -130,8 +133,8 @@ def _reports(site: Site, directory: Path) -> APIRouter:
     def report(name: str) -> Response:
         # Only what the list shows is served, so no name can lead out of the folder.
         for found in list_reports(directory):
-            if found.name == name:
-                return Response(found.path.read_bytes(), media_type=_MEDIA[found.kind], headers=PLAIN_HEADERS)
+            if found.name == name and (content := read_in(directory, found.path.read_bytes)) is not None:
+                return Response(content, media_type=_MEDIA[found.kind], headers=PLAIN_HEADERS)
         raise HTTPException(404, "There is no such report.")
 
     return router

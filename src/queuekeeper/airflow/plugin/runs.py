@@ -14,7 +14,7 @@ from queuekeeper.airflow.plugin.audit import effect_words
 from queuekeeper.airflow.plugin.rest import RestApi, detail
 from queuekeeper.airflow.plugin.security import MIGRATION_DAG, Guards
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
-from queuekeeper.airflow.plugin.stores import Stores
+from queuekeeper.airflow.plugin.stores import Stores, panel
 from queuekeeper.airflow.run_index import report_of
 from queuekeeper.errors import UsageError
 from queuekeeper.migration.ledger import MigrationLedger
@@ -86,7 +86,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, reports
             map_index="" if map_index in ("", "-1") else map_index,
             state=answer.json()["state"],
             plan_id=plan_id,
-            report=report_of_run(dag_id, run_id),
+            report=await asyncio.to_thread(panel, lambda: report_of_run(dag_id, run_id)),
             found=found,
             entries=[(entry, effect_words(entry)) for entry in found.value or []],
             page=_PAGES.get(dag_id),
