@@ -264,7 +264,9 @@ def test_value_for_a_parameter_that_is_not_there_is_named(browser: Browser) -> N
     assert "This DAG has no parameter &lt;i&gt;, limt" in answer.text
 
 
-@pytest.mark.parametrize("conf", ["", "[]", "1", "{", "null"])
+@pytest.mark.parametrize(
+    "conf", ["", "[]", "1", "{", "null", '{"limit": NaN}', '{"limit": 1e999}', '{"more": "\\ud800"}', "[" * 20_000]
+)
 def test_values_that_are_no_object_are_refused(browser: Browser, conf: str) -> None:
     assert browser.get("/trigger/session_repair", params={"conf": conf}).status_code == 400
 
@@ -341,6 +343,16 @@ def test_what_was_typed_wrongly_stays_in_the_form_with_the_reason(browser: Brows
     assert 'name="limit" value="many"' in answer.text
     assert "More: this is not JSON" in answer.text
     assert "Remedy: a value is needed" in answer.text
+    assert [method for method, _, _ in airflow.asked] == ["GET"]
+
+
+@pytest.mark.parametrize("limit", ["9" * 5_000, "NaN", "-Infinity", "1e999"])
+def test_number_that_no_request_can_hold_is_refused_in_words(browser: Browser, airflow: Airflow, limit: str) -> None:
+    form = {"remedy": '"repair_ttl"', "limit": limit, "more": "{}"}
+
+    answer = browser.send("POST", "/trigger/session_repair", data=form, headers=FORM)
+
+    assert (answer.status_code, "Limit: this is not a number" in answer.text) == (422, True)
     assert [method for method, _, _ in airflow.asked] == ["GET"]
 
 

@@ -306,9 +306,15 @@ def test_pace_is_changed_from_the_page_and_stands_in_the_audit(empty: World) -> 
     assert MigrationLedger(empty.connection).throttle(plan_id) == 2_500
     assert empty.browser.send("POST", path, data={"messages_per_s": ""}, headers=FORM).status_code == 303
     assert MigrationLedger(empty.connection).throttle(plan_id) is None
-    for wrong in ("-1", "many", "1.5", "0", "99999999999"):
+    for wrong, words in {
+        **dict.fromkeys(("-1", "many", "1.5", "9" * 21, "9" * 5_000), "The throttle is no whole number: write"),
+        "0": "throttle is 0 messages/s: it must be 1 to 2147483647, or none",
+        "99999999999": "throttle is 99999999999 messages/s: it must be 1 to 2147483647, or none",
+    }.items():
         answer = empty.browser.send("POST", path, data={"messages_per_s": wrong}, headers=FORM)
-        assert answer.status_code in (404, 422), wrong
+        assert (answer.status_code, words in answer.json()["detail"]) == (422, True), wrong
+    absent = empty.browser.send("POST", path.replace(plan_id, "0" * 16), data={"messages_per_s": "7"}, headers=FORM)
+    assert absent.status_code == 404
     foreign = FORM | {"Origin": "https://attacker.example"}
     assert empty.browser.send("POST", path, data={"messages_per_s": "7"}, headers=foreign).status_code == 403
     assert MigrationLedger(empty.connection).throttle(plan_id) is None
@@ -421,7 +427,8 @@ def test_payload_is_shown_for_a_reason_that_is_on_record_before_it_is(servers: W
         return audit.latest(servers.connection, wanted=audit.AuditFilter(action="reveal"))
 
     before = len(reveals())
-    for wrong in ({"reason": "short"}, {"reason": "with\nbreaks in it"}, {"store": "x"}, {"packet_id": "-1"}):
+    numbers = [{"packet_id": wrong} for wrong in ("", "-1", "0", "65536", "9" * 5_000)]
+    for wrong in ({"reason": "short"}, {"reason": "with\nbreaks in it"}, {"store": "x"}, *numbers):
         answer = servers.browser.send("POST", "/queue/reveal", data=form | wrong, headers=FORM)
         assert answer.status_code == 422, wrong
         assert PLANTED.decode() not in answer.text

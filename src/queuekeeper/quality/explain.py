@@ -19,7 +19,7 @@ from queuekeeper.identity import client_hash
 from queuekeeper.migration.model import MigrationParameters
 from queuekeeper.postgres import Connection, statement, translated_errors
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.sessions.model import MessageView, PendingMessage, Problem, SessionView
+from queuekeeper.sessions.model import MessageView, PendingMessage, Problem, SessionView, check_packet_id
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
@@ -451,7 +451,7 @@ def reveal_message(
     :param connection: the control database, and the store itself where that is PostgreSQL.
     :param client: Redis, where the message is there.
     :returns: none when no message has this packet id; that somebody looked stays on record.
-    :raises UsageError: when the reason is too short, too long or not printable.
+    :raises UsageError: when the reason is too short, too long or not printable, or it is no packet id.
     :raises RefusedError: when the entry cannot be written, so that nothing is shown; or nobody can read the record.
     """
     why = reason.strip()
@@ -460,6 +460,7 @@ def reveal_message(
             f"the reason has {len(why)} characters: write {_REASON_LETTERS.start} to {_REASON_LETTERS.stop - 1}, "
             "without line breaks"
         )
+    check_packet_id(packet_id)
     audit.record(
         connection,
         actor=actor,

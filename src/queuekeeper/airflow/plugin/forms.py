@@ -12,6 +12,7 @@ from urllib.parse import parse_qsl
 from fastapi import HTTPException, Request
 
 _FIELDS = 1_000
+_DIGITS = 20
 
 # What JSON calls a type, and Python.
 _PYTHON: Mapping[str, Any] = {
@@ -90,6 +91,30 @@ def read(params: Mapping[str, Mapping[str, Any]], form: Mapping[str, str]) -> tu
             values[name] = form.get(name)
             problems.append(f"{param['schema'].get('title') or name}: {error}")
     return values, tuple(problems)
+
+
+def read_json(text: str) -> Any:
+    """Return what a text of JSON says.
+
+    :raises ValueError: when it is none, or could not be sent on as JSON: ``NaN``, half a character, lists without end.
+    """
+    try:
+        found = json.loads(text)
+        json.dumps(found, allow_nan=False, ensure_ascii=False).encode()
+    except RecursionError:
+        raise ValueError("too many values within others") from None
+    return found
+
+
+def read_whole_number(text: str, *, problem: str) -> int:
+    """Return a number that a person has sent, for its reader to check.
+
+    :param problem: what to answer (422) where it is none, or longer than any number that means something.
+    """
+    # Python refuses to read thousands of digits.
+    if not text.isdecimal() or len(text) > _DIGITS:
+        raise HTTPException(422, problem)
+    return int(text)
 
 
 async def read_body(request: Request) -> dict[str, str]:
@@ -192,7 +217,7 @@ def _value(kind: Kind, text: str | None, *, nullable: bool) -> Any:
             return None
         raise ValueError("a value is needed")
     try:
-        found = json.loads(text)
+        found = read_json(text)
     except ValueError:
         raise ValueError("this is not a number" if kind is Kind.NUMBER else "this is not JSON") from None
     if kind is Kind.NUMBER and (isinstance(found, bool) or not isinstance(found, int | float)):

@@ -14,7 +14,7 @@ from fastapi.responses import RedirectResponse, Response
 from markupsafe import Markup
 
 from queuekeeper.airflow.operators.approval import APPROVE, REJECT
-from queuekeeper.airflow.plugin.forms import read_body
+from queuekeeper.airflow.plugin.forms import read_body, read_whole_number
 from queuekeeper.airflow.plugin.rest import RestApi, detail
 from queuekeeper.airflow.plugin.security import MIGRATION_DAG, Guards, check_origin
 from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site, data
@@ -170,13 +170,19 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
         check_origin(request)
         _check_plan(plan_id)
         text = (await read_body(request)).get("messages_per_s", "").strip().replace(",", "")
-        if text and not text.isdecimal():
-            raise HTTPException(422, "The throttle is no whole number: write messages per second, or nothing for none.")
-        wanted = int(text) if text else None
+        problem = "The throttle is no whole number: write messages per second, or nothing for none."
+        wanted = read_whole_number(text, problem=problem) if text else None
 
-        await asyncio.to_thread(
-            _opened, stores, lambda connection: MigrationLedger(connection).set_throttle(plan_id, wanted, actor=actor)
-        )
+        def change(connection: Connection) -> None:
+            ledger = MigrationLedger(connection)
+            ledger.load(plan_id)
+            try:
+                ledger.set_throttle(plan_id, wanted, actor=actor)
+            except UsageError as error:
+                # The plan is there: it is the number that will not do.
+                raise HTTPException(422, str(error)) from None
+
+        await asyncio.to_thread(_opened, stores, change)
         return _back(site, plan_id)
 
     @router.post("/migration/{plan_id}/pause", dependencies=[Depends(guards.run_migrations)])

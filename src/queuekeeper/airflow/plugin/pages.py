@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -161,7 +160,7 @@ def _forms(site: Site, airflow: RestApi, guards: Guards) -> APIRouter:
     @router.get("/trigger/{dag_id}")
     async def show_form(request: Request, dag_id: str, conf: str = "{}") -> Response:
         try:
-            given = json.loads(conf)
+            given = forms.read_json(conf)
         except ValueError:
             given = None
         if not isinstance(given, dict):

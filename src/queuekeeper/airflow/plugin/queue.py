@@ -11,7 +11,7 @@ from typing import TypeVar
 from fastapi import APIRouter, Depends, HTTPException, Request
 from fastapi.responses import Response
 
-from queuekeeper.airflow.plugin.forms import read_body
+from queuekeeper.airflow.plugin.forms import read_body, read_whole_number
 from queuekeeper.airflow.plugin.security import Guards, check_origin
 from queuekeeper.airflow.plugin.site import Site
 from queuekeeper.airflow.plugin.stores import Stores, panel
@@ -85,8 +85,10 @@ def routes(site: Site, stores: Stores, guards: Guards, hash_key: Callable[[], by
         check_origin(request)
         sent = await read_body(request)
         client_id, store = sent.get("client_id", ""), sent.get("store", "")
-        if store not in ("redis", "postgres") or not sent.get("packet_id", "").isdecimal():
-            raise HTTPException(422, "Name the store, redis or postgres, and the packet id.")
+        problem = "Name the store, redis or postgres, and the packet id, a whole number."
+        packet_id = read_whole_number(sent.get("packet_id", "").strip(), problem=problem)
+        if store not in ("redis", "postgres"):
+            raise HTTPException(422, problem)
 
         def load() -> PendingMessage | None:
             with ExitStack() as opened:
@@ -94,7 +96,7 @@ def routes(site: Site, stores: Stores, guards: Guards, hash_key: Callable[[], by
                 client = opened.enter_context(stores.redis()) if store == "redis" else None
                 return reveal_message(
                     client_id,
-                    packet_id=int(sent["packet_id"]),
+                    packet_id=packet_id,
                     store="redis" if store == "redis" else "postgres",
                     actor=actor,
                     reason=sent.get("reason", ""),
