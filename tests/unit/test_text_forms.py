@@ -91,6 +91,16 @@ def test_text_form_is_more_than_a_place_in_memory(name: str) -> None:
     assert "__repr__" in {own for kind in EXPORTED[name].__mro__[:-1] for own in vars(kind)}
 
 
+def test_text_form_of_what_can_do_nothing_is_a_text_too() -> None:
+    client = cast("RedisClient", redis.Redis())
+
+    assert repr(SessionRouter(client, "nonsense")) == (
+        "<SessionRouter redis='localhost:6379' postgres=<UsageError> prefix=''>"
+    )
+    # As a debugger shows it whose user looks at what is being made, or could not be.
+    assert repr(Webhook.__new__(Webhook)) == "<Webhook host=<AttributeError>>"
+
+
 async def _work(_: Any) -> None:
     raise AssertionError("nothing comes")
 
