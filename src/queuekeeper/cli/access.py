@@ -53,15 +53,7 @@ def redis(call: OnKeys, *, job: Job = None) -> Shown:
 
 @command(app)
 def postgres(
-    call: Plain,
-    *,
-    job: Job = None,
-    role_prefix: Annotated[
-        str | None, typer.Option("--role-prefix", help="Prefix of the names of roles. [default: queuekeeper_]")
-    ] = None,
-    sessions_schema: Annotated[
-        str, typer.Option("--sessions-schema", help="Schema that holds TBMQ's tables.")
-    ] = "public",
+    call: Plain, *, job: Job = None, role_prefix: str | None = None, sessions_schema: str = "public"
 ) -> Shown | None:
     """Print a psql script with a role for each job.
 
@@ -69,6 +61,9 @@ def postgres(
     after an upgrade, or when a partition policy was added.
 
     Example: `queuekeeper acl postgres --job quality | psql thingsboard_mqtt_broker`
+
+    :param role_prefix: Prefix of the names of roles. [default: queuekeeper_]
+    :param sessions_schema: Schema that holds TBMQ's tables.
     """
     from queuekeeper.roles import DEFAULT_PREFIX, postgres_role, postgres_roles, psql_script
 

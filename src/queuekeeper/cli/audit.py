@@ -18,13 +18,17 @@ app = group("Read the record of approvals, changes and looks at contents.")
 def list_entries(
     call: OnPostgres,
     *,
-    actor: Annotated[str | None, typer.Option(help="Show only what this person did.")] = None,
-    subject: Annotated[str | None, typer.Option(help="Show only entries about this plan, run or client hash.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of entries to show, newest first.")] = 50,
+    actor: str | None = None,
+    subject: str | None = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 50,
 ) -> Shown:
     """List entries, the latest first.
 
     Example: `queuekeeper audit list --actor admin`
+
+    :param actor: Show only what this person did.
+    :param subject: Show only entries about this plan, run or client hash.
+    :param limit: Number of entries to show, newest first.
     """
     from queuekeeper.audit import AuditFilter, latest
 

@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from queuekeeper.cli import jobs
 from queuekeeper.cli.command import CONFIRMS, OnServers, command, group
@@ -53,19 +51,15 @@ def plan(call: OnServers, *, parameters: Parameters) -> Shown:
 
 @command(app, also=CONFIRMS)
 def apply(
-    call: OnServers,
-    run_id: RunId,
-    *,
-    shard: Annotated[
-        str | None, typer.Option(help="Clean only this shard of the plan. Without it, all shards.")
-    ] = None,
-    undo_directory: jobs.UndoDirectory = None,
+    call: OnServers, run_id: RunId, *, shard: str | None = None, undo_directory: jobs.UndoDirectory = None
 ) -> Shown:
     """Clean as planned, then look again. Repeat it after an interruption: it goes on where it stopped.
 
     Asks for approval unless the plan is approved already; --yes approves it. Exit code 1 when a shard is not done.
 
     Example: `queuekeeper cleanup apply 0123456789abcdef`
+
+    :param shard: Clean only this shard of the plan. Without it, all shards.
     """
     from queuekeeper.jobs.report import facts_of
 

@@ -2,17 +2,21 @@
 
 A kind of call says which options its commands share, so that these are declared once, in ``context``; what a call opens
 is closed when its command ends, and what a command returns is shown as tables or as JSON.
+
+A parameter behind the star is an option, one before it an argument; what the docstring says of it is its help.
 """
 
 # ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
+import copy
 import inspect
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_origin, get_type_hints
 
 import typer
 
@@ -47,6 +51,8 @@ SHARED: Options = {
 
 CONFIRMS = ("yes",)
 """What a command takes besides that asks before it changes something."""
+
+_OF_PARAMETER = re.compile(r"^:param (\w+): (.+?)(?=^:param |\Z)", re.MULTILINE | re.DOTALL)
 
 PLANS = ("dry_run", "yes")
 """What a command takes besides that counts first, and asks."""
@@ -257,6 +263,9 @@ def with_call(
     hints = get_type_hints(stand_in, globalns=written.__globals__, include_extras=True)
     first, *others = (each for each in own if each.name not in fixed)
     kind: type[Call] = hints.pop(first.name)
+    doc = inspect.getdoc(written) or ""
+    words = {name: " ".join(text.split()) for name, text in _OF_PARAMETER.findall(doc)}
+    hints |= {each.name: _helped(each, hints[each.name], words[each.name]) for each in others if each.name in words}
     names = {each.name for each in others} | more.keys()
     shared = {**more, **{name: SHARED[name] for name in SHARED if name in (*kind.takes, *also) and name not in names}}
 
@@ -269,7 +278,8 @@ def with_call(
             show_result(found, as_json=call.as_json)
 
     call: Any = called
-    call.__name__, call.__doc__, call.__module__ = written.__name__, written.__doc__, written.__module__
+    call.__name__, call.__module__ = written.__name__, written.__module__
+    call.__doc__ = doc.partition("\n:param ")[0]
     call.__annotations__ = hints | {name: annotation for name, (annotation, _) in shared.items()}
     call.__signature__ = inspect.Signature(
         [
@@ -281,3 +291,15 @@ def with_call(
         ]
     )
     return called
+
+
+def _helped(parameter: inspect.Parameter, hint: Any, words: str) -> Any:
+    """Return the annotation of an option or an argument, with its help; what else is said of it stays."""
+    wanted, said = (hint.__origin__, copy.copy(hint.__metadata__[0])) if get_origin(hint) is Annotated else (hint, None)
+    if said is None and parameter.kind is not parameter.KEYWORD_ONLY:
+        said = typer.Argument()
+    elif said is None:
+        # A switch has no opposite unless it says so.
+        said = typer.Option(*([f"--{parameter.name.replace('_', '-')}"] if wanted is bool else []))
+    said.help = words
+    return Annotated[wanted, said]

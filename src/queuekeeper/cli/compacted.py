@@ -73,56 +73,18 @@ def _key(text: str, encoding: str) -> bytes:
 def append(
     call: OnQueues,
     client_id: ClientId,
-    key: Annotated[
-        str | None, typer.Argument(metavar="[KEY]", help="Key of the value. It may contain slashes.")
-    ] = None,
+    key: Annotated[str | None, typer.Argument(metavar="[KEY]")] = None,
     *,
-    value: Annotated[
-        str | None,
-        typer.Option(help="The value as text. Other users of this machine can see it in the list of processes."),
-    ] = None,
-    value_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="File to read the value from; - is stdin.")
-    ] = None,
-    tombstone: Annotated[
-        bool, typer.Option("--tombstone", help="Delete the key. The consumer gets the deletion as a message.")
-    ] = False,
+    value: str | None = None,
+    value_file: Annotated[str | None, typer.Option(metavar="FILE")] = None,
+    tombstone: bool = False,
     key_encoding: KeyEncoding = "utf-8",
-    properties: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--property",
-            metavar="NAME=TEXT",
-            help="User property of the value. Repeat the option for more, also with the same name.",
-        ),
-    ] = None,
-    content_type: Annotated[
-        str | None, typer.Option(help="MQTT content type of the value, such as application/json.")
-    ] = None,
-    expected_sequence: Annotated[
-        int | None,
-        typer.Option(
-            help="Append only if the key's newest value has this sequence number; 0: only if the key has no value."
-        ),
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--input",
-            metavar="FILE",
-            help='Append each line of a file, or of stdin with -: {"key": .., "value": ..}, as `consume --json '
-            "--show-values` writes them.",
-        ),
-    ] = None,
-    producer: Annotated[
-        str | None, typer.Option(help="Name of the producer. With --number, a repeated append stores nothing.")
-    ] = None,
-    number: Annotated[
-        int | None,
-        typer.Option(
-            help="The producer's number of this append, or of the first 200 lines. It must grow with each append."
-        ),
-    ] = None,
+    properties: Annotated[list[str] | None, typer.Option("--property", metavar="NAME=TEXT")] = None,
+    content_type: str | None = None,
+    expected_sequence: int | None = None,
+    source: Annotated[str | None, typer.Option("--input", metavar="FILE")] = None,
+    producer: str | None = None,
+    number: int | None = None,
     **bounds: Any,
 ) -> Shown:
     """Store a value, or the lines of a file.
@@ -132,6 +94,19 @@ def append(
     Examples: `queuekeeper compacted append meter-17 valve/1 --value open`
 
     `jq -c '{key: .id, value: .state}' states.json | queuekeeper compacted append meter-17 --input -`
+
+    :param key: Key of the value. It may contain slashes.
+    :param value: The value as text. Other users of this machine can see it in the list of processes.
+    :param value_file: File to read the value from; - is stdin.
+    :param tombstone: Delete the key. The consumer gets the deletion as a message.
+    :param properties: User property of the value. Repeat the option for more, also with the same name.
+    :param content_type: MQTT content type of the value, such as application/json.
+    :param expected_sequence: Append only if the key's newest value has this sequence number; 0: only if the key has no
+        value.
+    :param source: Append each line of a file, or of stdin with -: {"key": .., "value": ..}, as `consume --json
+        --show-values` writes them.
+    :param producer: Name of the producer. With --number, a repeated append stores nothing.
+    :param number: The producer's number of this append, or of the first 200 lines. It must grow with each append.
     """
     from queuekeeper.compacted.jsonl import append_lines, gone_on
     from queuekeeper.compacted.model import Append, Properties
@@ -175,13 +150,9 @@ def consume(
     *,
     limit: EndAfter = None,
     follow: Follow = False,
-    takeover: Annotated[
-        bool, typer.Option("--takeover", help="Take the queue over from a consumer that is at work.")
-    ] = False,
-    session: Annotated[
-        str | None, typer.Option(help="Name of this consumer that others see. Without it, a random name.")
-    ] = None,
-    window: Annotated[int, typer.Option(help="Largest number of unacknowledged messages, up to 500.")] = 5,
+    takeover: bool = False,
+    session: str | None = None,
+    window: int = 5,
     show_values: ShowValues = False,
     as_json: JsonLines = False,
 ) -> None:
@@ -190,6 +161,10 @@ def consume(
     Each message is acknowledged once its line is written. Messages that were fetched and are beyond --limit come again.
 
     Example: `queuekeeper compacted consume meter-17 --show-values --json --follow`
+
+    :param takeover: Take the queue over from a consumer that is at work.
+    :param session: Name of this consumer that others see. Without it, a random name.
+    :param window: Largest number of unacknowledged messages, up to 500.
     """
     from queuekeeper.compacted.consumer import CompactedConsumer, ConsumerRules
 
@@ -251,10 +226,8 @@ def peek(
     call: OnQueues,
     client_id: ClientId,
     *,
-    after_sequence: Annotated[
-        int, typer.Option("--after", metavar="SEQUENCE", help="Show messages after this sequence number.")
-    ] = 0,
-    limit: Annotated[int, typer.Option(help="Number of messages to show, up to 500.")] = 20,
+    after_sequence: Annotated[int, typer.Option("--after", metavar="SEQUENCE")] = 0,
+    limit: int = 20,
     show_values: ShowValues = False,
 ) -> Shown:
     """Show messages in order, and consume nothing.
@@ -262,6 +235,9 @@ def peek(
     Acknowledged messages are shown too, until retention or a newer value of their key removes them.
 
     Example: `queuekeeper compacted peek meter-17 --limit 5 --show-values`
+
+    :param after_sequence: Show messages after this sequence number.
+    :param limit: Number of messages to show, up to 500.
     """
     from queuekeeper.compacted.jsonl import message_facts
 
@@ -287,11 +263,11 @@ def peek(
 def get(
     call: OnQueues,
     client_id: ClientId,
-    key: Annotated[str, typer.Argument(metavar="KEY", help="Key of the value; '' is a key like any other.")],
+    key: Annotated[str, typer.Argument(metavar="KEY")],
     *,
     key_encoding: KeyEncoding = "utf-8",
     show_values: ShowValues = False,
-    raw: Annotated[bool, typer.Option("--raw", help="Write only the bytes of the value.")] = False,
+    raw: bool = False,
 ) -> Shown | None:
     """Show the value that a key has now, and do not consume it.
 
@@ -300,6 +276,9 @@ def get(
     Examples: `queuekeeper compacted get meter-17 valve/1 --show-values`
 
     `queuekeeper compacted get meter-17 firmware --raw > firmware.bin`
+
+    :param key: Key of the value; '' is a key like any other.
+    :param raw: Write only the bytes of the value.
     """
     from queuekeeper.compacted.jsonl import message_facts
 
@@ -325,23 +304,15 @@ def get(
 
 
 @command(app, also=CONFIRMS)
-def rewind(
-    call: OnQueues,
-    client_id: ClientId,
-    to: Annotated[
-        str,
-        typer.Argument(
-            metavar="POSITION",
-            help="Where to read on: earliest, latest, a sequence number, or a time with a time zone.",
-        ),
-    ],
-) -> Shown:
+def rewind(call: OnQueues, client_id: ClientId, to: Annotated[str, typer.Argument(metavar="POSITION")]) -> Shown:
     """Let the consumer begin again elsewhere. It asks first.
 
     Move it back to deliver messages again, or forward to pass messages over. A consumer at work is fenced off, and
     subscribes again.
 
     Example: `queuekeeper compacted rewind meter-17 2026-11-22T08:00:00Z`
+
+    :param to: Where to read on: earliest, latest, a sequence number, or a time with a time zone.
     """
     from queuekeeper.compacted import forms
     from queuekeeper.compacted.jsonl import rewind_facts
@@ -360,18 +331,14 @@ def rewind(
 
 
 @command(app, also=CONFIRMS)
-def skip(
-    call: OnQueues,
-    client_id: ClientId,
-    sequence: Annotated[
-        int, typer.Argument(metavar="SEQUENCE", help="Sequence number of the message that blocks the others.")
-    ],
-) -> Shown:
+def skip(call: OnQueues, client_id: ClientId, sequence: Annotated[int, typer.Argument(metavar="SEQUENCE")]) -> Shown:
     """Acknowledge a message that its consumer cannot. It asks first.
 
     The message stays in the queue.
 
     Example: `queuekeeper compacted skip meter-17 4711`
+
+    :param sequence: Sequence number of the message that blocks the others.
     """
     queues = call.queues
     call.confirm(
@@ -381,20 +348,15 @@ def skip(
 
 
 @command(app, also=PLANS)
-def purge(
-    call: OnQueues,
-    client_id: ClientId,
-    what: Annotated[
-        str,
-        typer.Argument(metavar="WHAT", help="What to remove: all, acked, or every message up to a sequence number."),
-    ],
-) -> Shown:
+def purge(call: OnQueues, client_id: ClientId, what: Annotated[str, typer.Argument(metavar="WHAT")]) -> Shown:
     """Remove messages of a queue.
 
     Its numbers, its cursor and what is appended meanwhile stay. A question says first how many messages go, and how
     many of them nobody has acknowledged.
 
     Example: `queuekeeper compacted purge meter-17 acked --dry-run`
+
+    :param what: What to remove: all, acked, or every message up to a sequence number.
     """
     from queuekeeper.compacted import forms
 
@@ -475,26 +437,21 @@ def configure(
     call: OnQueues,
     client_id: ClientId,
     *,
-    policy: Annotated[
-        Literal["delete", "acked_only", "compact"] | None,
-        typer.Option(help="Which messages the collector may remove once they are older than --retention."),
-    ] = None,
-    retention: Annotated[
-        str | None,
-        typer.Option(help="Age at which a message may be removed: 10s, 30m, 1h, 7d, or a number of milliseconds."),
-    ] = None,
-    tombstone_life: Annotated[
-        str | None, typer.Option(help="Age at which an acknowledged tombstone may be removed.")
-    ] = None,
-    inherit: Annotated[
-        bool, typer.Option("--inherit", help="Drop the queue's own retention. The collector's applies again.")
-    ] = False,
+    policy: Literal["delete", "acked_only", "compact"] | None = None,
+    retention: str | None = None,
+    tombstone_life: str | None = None,
+    inherit: bool = False,
 ) -> Shown:
     """Give a queue a retention of its own.
 
     Options that are left out stay as they were. `gc` acts on the retention.
 
     Example: `queuekeeper compacted configure meter-17 --policy compact --tombstone-life 3d`
+
+    :param policy: Which messages the collector may remove once they are older than --retention.
+    :param retention: Age at which a message may be removed: 10s, 30m, 1h, 7d, or a number of milliseconds.
+    :param tombstone_life: Age at which an acknowledged tombstone may be removed.
+    :param inherit: Drop the queue's own retention. The collector's applies again.
     """
     from queuekeeper.compacted import forms
 

@@ -66,19 +66,9 @@ def gc(
     *,
     parameters: Parameters,
     go_on: jobs.GoOn = None,
-    undo: Annotated[
-        str | None,
-        typer.Option("--undo", metavar="RUN", help="Bring back what this run has removed, and collect nothing."),
-    ] = None,
+    undo: Annotated[str | None, typer.Option(metavar="RUN")] = None,
     undo_directory: jobs.UndoDirectory = None,
-    gc_interval: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Collect now, and again each time this long after the last beginning, such as 1h, until SIGTERM or "
-            "Ctrl-C. Needs --yes or --dry-run. Without it, collect once.",
-        ),
-    ] = None,
+    gc_interval: Annotated[str | None, typer.Option(metavar="DURATION")] = None,
 ) -> Shown | None:
     """Collect what retention lets go, then look again.
 
@@ -86,6 +76,10 @@ def gc(
     --gc-interval, a collection that fails is reported, and the next one begins at its time.
 
     Example: `queuekeeper compacted gc --dry-run`
+
+    :param undo: Bring back what this run has removed, and collect nothing.
+    :param gc_interval: Collect now, and again each time this long after the last beginning, such as 1h, until SIGTERM
+        or Ctrl-C. Needs --yes or --dry-run. Without it, collect once.
     """
     from queuekeeper.compacted.settings import EcqSettings
 

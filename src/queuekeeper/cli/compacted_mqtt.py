@@ -33,68 +33,23 @@ app = compacted_gc.app
 def serve_mqtt(
     call: OnRedis,
     *,
-    broker_url: Annotated[
-        str,
-        typer.Option(
-            envvar="QUEUEKEEPER_MQTT_URL",
-            metavar="URL",
-            help="URL of the broker, mqtt://user:password@host:port or mqtts://... The door signs in as this user.",
-        ),
-    ],
-    broker_ca: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="File of certificates to trust for mqtts, instead of the system's."),
-    ] = None,
-    listen: Annotated[
-        str, typer.Option(metavar="HOST:PORT", help="Address at which clients connect.")
-    ] = "127.0.0.1:1884",
-    certificate: Annotated[
-        str | None,
-        typer.Option(metavar="FILE", help="Certificate with which to serve TLS to clients. Without it, plain TCP."),
-    ] = None,
-    private_key: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Key of the certificate, if it is in another file.")
-    ] = None,
-    client_id: Annotated[
-        str, typer.Option(help="MQTT client id of the door. Each door needs its own.")
-    ] = "queuekeeper-compacted",
-    writes: Annotated[
-        bool,
-        typer.Option(
-            "--writes/--no-writes",
-            help="Whether this door stores what is published. Of several doors to one broker exactly one must.",
-        ),
-    ] = True,
-    topic_prefix: Annotated[str, typer.Option(help="First level of the topics.")] = "$ECQ",
-    empty_is_tombstone: Annotated[
-        bool, typer.Option("--empty-is-tombstone", help="Treat an empty payload as a deletion of its key.")
-    ] = False,
-    error_after: Annotated[
-        int,
-        typer.Option(
-            help="Failed deliveries to a client in a row, without an acknowledgement, from which the log says "
-            "ERROR instead of WARNING."
-        ),
-    ] = 3,
-    reader_batch_size: Annotated[
-        int, typer.Option(help="Largest number of unacknowledged messages per client, 1 to 31.")
-    ] = 5,
-    write_timeout: Annotated[str, typer.Option(help="Time within which a value must be stored, such as 5s.")] = "5s",
-    read_timeout: Annotated[str, typer.Option(help="Time within which Redis must answer a read, such as 5s.")] = "5s",
-    writer_pool_size: Annotated[
-        int, typer.Option(help="Number of queues written to at the same time, up to 10,240; 0 is the default.")
-    ] = 0,
-    max_value_bytes: Annotated[int, typer.Option(help="Largest size of a value in bytes.")] = 1_048_576,
-    metrics: Annotated[
-        str | None,
-        typer.Option(
-            metavar="HOST:PORT",
-            help="Address at which to serve Prometheus metrics, such as 127.0.0.1:9464. Without it, none are served.",
-        ),
-    ] = None,
-    show_config: Annotated[
-        bool, typer.Option("--show-config", help="Print the settings in force, without passwords, and exit.")
-    ] = False,
+    broker_url: Annotated[str, typer.Option(envvar="QUEUEKEEPER_MQTT_URL", metavar="URL")],
+    broker_ca: Annotated[str | None, typer.Option(metavar="FILE")] = None,
+    listen: Annotated[str, typer.Option(metavar="HOST:PORT")] = "127.0.0.1:1884",
+    certificate: Annotated[str | None, typer.Option(metavar="FILE")] = None,
+    private_key: Annotated[str | None, typer.Option(metavar="FILE")] = None,
+    client_id: str = "queuekeeper-compacted",
+    writes: Annotated[bool, typer.Option("--writes/--no-writes")] = True,
+    topic_prefix: str = "$ECQ",
+    empty_is_tombstone: bool = False,
+    error_after: int = 3,
+    reader_batch_size: int = 5,
+    write_timeout: str = "5s",
+    read_timeout: str = "5s",
+    writer_pool_size: int = 0,
+    max_value_bytes: int = 1_048_576,
+    metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT")] = None,
+    show_config: bool = False,
     **bounds: Any,
 ) -> Shown:
     """Let MQTT clients of a broker use compacted queues.
@@ -105,6 +60,25 @@ def serve_mqtt(
     Until SIGTERM or Ctrl-C. `--show-config` connects nowhere.
 
     Example: `queuekeeper compacted serve-mqtt --broker-url mqtt://door:secret@broker --listen 0.0.0.0:1884`
+
+    :param broker_url: URL of the broker, mqtt://user:password@host:port or mqtts://... The door signs in as this user.
+    :param broker_ca: File of certificates to trust for mqtts, instead of the system's.
+    :param listen: Address at which clients connect.
+    :param certificate: Certificate with which to serve TLS to clients. Without it, plain TCP.
+    :param private_key: Key of the certificate, if it is in another file.
+    :param client_id: MQTT client id of the door. Each door needs its own.
+    :param writes: Whether this door stores what is published. Of several doors to one broker exactly one must.
+    :param topic_prefix: First level of the topics.
+    :param empty_is_tombstone: Treat an empty payload as a deletion of its key.
+    :param error_after: Failed deliveries to a client in a row, without an acknowledgement, from which the log says
+        ERROR instead of WARNING.
+    :param reader_batch_size: Largest number of unacknowledged messages per client, 1 to 31.
+    :param write_timeout: Time within which a value must be stored, such as 5s.
+    :param read_timeout: Time within which Redis must answer a read, such as 5s.
+    :param writer_pool_size: Number of queues written to at the same time, up to 10,240; 0 is the default.
+    :param max_value_bytes: Largest size of a value in bytes.
+    :param metrics: Address at which to serve Prometheus metrics, such as 127.0.0.1:9464. Without it, none are served.
+    :param show_config: Print the settings in force, without passwords, and exit.
     """
     try:
         from queuekeeper.compacted.mqtt_link import BrokerAddress

@@ -24,29 +24,19 @@ app = events.app
 def install(
     call: OnPostgres,
     *,
-    print_script: Annotated[
-        bool, typer.Option("--print", help="Write the SQL of a new installation to stdout instead, for psql -f.")
-    ] = False,
-    from_pgmb: Annotated[
-        bool,
-        typer.Option(
-            "--from-pgmb",
-            help="Take over the PGMB that is installed in this database, with everything in it; it is kept as schema "
-            "pgmb_original. Stop its clients that poll or read first.",
-        ),
-    ] = False,
-    redispatch_unmatched: Annotated[
-        bool,
-        typer.Option(
-            "--redispatch-unmatched",
-            help="With --from-pgmb: dispatch events again that PGMB has dispatched to nobody. After a crash of the "
-            "server its list of undispatched events is empty, and these are among them.",
-        ),
-    ] = False,
+    print_script: Annotated[bool, typer.Option("--print")] = False,
+    from_pgmb: bool = False,
+    redispatch_unmatched: bool = False,
 ) -> Shown | None:
     """Create schema pgmb, or bring it to this release's state. Safe to repeat, also while others use it.
 
     Example: `queuekeeper events install --from-pgmb --dry-run`
+
+    :param print_script: Write the SQL of a new installation to stdout instead, for psql -f.
+    :param from_pgmb: Take over the PGMB that is installed in this database, with everything in it; it is kept as schema
+        pgmb_original. Stop its clients that poll or read first.
+    :param redispatch_unmatched: With --from-pgmb: dispatch events again that PGMB has dispatched to nobody. After a
+        crash of the server its list of undispatched events is empty, and these are among them.
     """
     from queuekeeper.events import schema
 

@@ -48,31 +48,25 @@ class OnBroker(OnPostgres):
 @command(app)
 def publish(
     call: OnBroker,
-    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]", help="Topic of the event.")] = None,
+    topic: Annotated[str | None, typer.Argument(metavar="[TOPIC]")] = None,
     *,
-    payload: Annotated[str, typer.Option(help="Payload of the event as JSON.")] = "null",
-    metadata: Annotated[str | None, typer.Option(help="Metadata of the event as JSON.")] = None,
-    due: Annotated[
-        datetime | None,
-        typer.Option(
-            formats=["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M%z"],
-            help="Publish the event at this time; a time zone is required.",
-        ),
-    ] = None,
-    to: Annotated[str | None, typer.Option(help="Publish to this subscription only.")] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--input",
-            metavar="FILE",
-            help='Publish each line of a file, or of stdin with -: {"topic": .., "payload": .., "metadata": ..} '
-            "for each.",
-        ),
-    ] = None,
+    payload: str = "null",
+    metadata: str | None = None,
+    due: Annotated[datetime | None, typer.Option(formats=["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M%z"])] = None,
+    to: str | None = None,
+    source: Annotated[str | None, typer.Option("--input", metavar="FILE")] = None,
 ) -> Shown:
     """Publish one event, or those of a file: all of them or none.
 
     Example: `queuekeeper events publish orders.paid --payload '{"order": 17}'`
+
+    :param topic: Topic of the event.
+    :param payload: Payload of the event as JSON.
+    :param metadata: Metadata of the event as JSON.
+    :param due: Publish the event at this time; a time zone is required.
+    :param to: Publish to this subscription only.
+    :param source: Publish each line of a file, or of stdin with -: {"topic": .., "payload": .., "metadata": ..} for
+        each.
     """
     from queuekeeper.events.model import NewEvent
 
@@ -122,18 +116,14 @@ def _lines(stream: BinaryIO) -> Iterator[NewEvent]:
 
 @command(app)
 def read(
-    call: OnBroker,
-    group: GroupId,
-    *,
-    cursor: Annotated[
-        str | None, typer.Option(help="Event id after which to begin. Without it, the group's cursor.")
-    ] = None,
-    limit: Annotated[int, typer.Option(help="Number of events to show, up to 10,000.")] = 20,
-    content: Content = False,
+    call: OnBroker, group: GroupId, *, cursor: str | None = None, limit: int = 20, content: Content = False
 ) -> Shown:
     """Show what a group has to read next. Nothing is taken: its consumers get it all the same.
 
     Example: `queuekeeper events read billing --limit 5 --content`
+
+    :param cursor: Event id after which to begin. Without it, the group's cursor.
+    :param limit: Number of events to show, up to 10,000.
     """
     page = call.broker.read(group, cursor=cursor, limit=limit, peek=True)
     if not page.items and not call.broker.has_group(group):
@@ -172,23 +162,22 @@ def _short(value: Any) -> str:
 def dispatch(
     call: OnPostgres,
     *,
-    once: Annotated[bool, typer.Option("--once", help="Dispatch what waits, then exit.")] = False,
-    poll_interval_s: Annotated[
-        float, typer.Option(help="Seconds after which to poll even without a notification, up to 86,400.")
-    ] = 1.0,
-    statement_timeout_s: Annotated[float, typer.Option(help="Seconds after which the server cancels a poll.")] = 10.0,
-    condition_timeout_s: Annotated[
-        float,
-        typer.Option(
-            help="Seconds that one condition may take for the newest events, measured after a poll that took too long."
-        ),
-    ] = 1.0,
+    once: bool = False,
+    poll_interval_s: float = 1.0,
+    statement_timeout_s: float = 10.0,
+    condition_timeout_s: float = 1.0,
 ) -> Shown:
     """Dispatch published events to subscriptions.
 
     It works until SIGTERM or Ctrl-C. Several dispatchers may run; one of them works.
 
     Example: `queuekeeper events dispatch --postgres-url postgresql://broker@db/app`
+
+    :param once: Dispatch what waits, then exit.
+    :param poll_interval_s: Seconds after which to poll even without a notification, up to 86,400.
+    :param statement_timeout_s: Seconds after which the server cancels a poll.
+    :param condition_timeout_s: Seconds that one condition may take for the newest events, measured after a poll that
+        took too long.
     """
     import logging
 
@@ -208,18 +197,14 @@ def dispatch(
 
 @command(app, "dead-letters")
 def dead_letters(
-    call: OnBroker,
-    *,
-    group: OneGroup = None,
-    after: Annotated[
-        int, typer.Option(help="Show dead letters after this number: the last one of the page before.")
-    ] = 0,
-    limit: Annotated[int, typer.Option(help="Number of dead letters to show, up to 10,000.")] = 50,
-    content: Content = False,
+    call: OnBroker, *, group: OneGroup = None, after: int = 0, limit: int = 50, content: Content = False
 ) -> Shown:
     """Show events on which a handler has given up, and why. Replayed ones are left out.
 
     Example: `queuekeeper events dead-letters --group billing`
+
+    :param after: Show dead letters after this number: the last one of the page before.
+    :param limit: Number of dead letters to show, up to 10,000.
     """
     letters = call.broker.dead_letters(group_id=group, after=after, limit=limit)
 
@@ -236,19 +221,20 @@ def dead_letters(
 @command(app, also=PLANS)
 def replay(
     call: OnBroker,
-    numbers: Annotated[
-        list[int] | None,
-        typer.Argument(metavar="[NUMBER]...", help="Numbers of dead letters, as `events dead-letters` shows them."),
-    ] = None,
+    numbers: Annotated[list[int] | None, typer.Argument(metavar="[NUMBER]...")] = None,
     *,
-    group: Annotated[str | None, typer.Option("--group", help="Take all dead letters of this group.")] = None,
-    to: Annotated[str | None, typer.Option(help="Subscription to redeliver to, when their own is gone.")] = None,
+    group: str | None = None,
+    to: str | None = None,
 ) -> Shown:
     """Deliver dead letters to their handlers again.
 
     They get all attempts anew.
 
     Example: `queuekeeper events replay --group billing --dry-run`
+
+    :param numbers: Numbers of dead letters, as `events dead-letters` shows them.
+    :param group: Take all dead letters of this group.
+    :param to: Subscription to redeliver to, when their own is gone.
     """
     if bool(numbers) == (group is not None):
         raise UsageError("name either numbers of dead letters or a group (--group)")
@@ -270,19 +256,15 @@ def _numbers(broker: EventBroker, group: str | None) -> Iterator[int]:
 
 @command(app)
 def subscriptions(
-    call: OnBroker,
-    *,
-    group: OneGroup = None,
-    release: Annotated[
-        str | None,
-        typer.Option(metavar="ID", help="Take this subscription out of quarantine, and dispatch what it has missed."),
-    ] = None,
+    call: OnBroker, *, group: OneGroup = None, release: Annotated[str | None, typer.Option(metavar="ID")] = None
 ) -> Shown:
     """Show who wants what, and what is in quarantine.
 
     A subscription gets there when its condition fails.
 
     Example: `queuekeeper events subscriptions --group billing`
+
+    :param release: Take this subscription out of quarantine, and dispatch what it has missed.
     """
     if release is not None:
         report = call.broker.release_subscription(release)

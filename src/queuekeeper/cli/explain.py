@@ -32,10 +32,8 @@ def explain(
     call: OnBoth,
     client_id: ClientId,
     *,
-    gaps: Annotated[
-        bool, typer.Option("--gaps", help="Show only messages that will not be delivered any more.")
-    ] = False,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of messages to read from each store.")] = 1_000,
+    gaps: bool = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 1_000,
 ) -> Shown:
     """Tell what became of each message of one queue.
 
@@ -43,6 +41,9 @@ def explain(
     store that is down is named, and the other one is read. The exit code is 1 when a message is unaccounted for.
 
     Example: `queuekeeper explain meter-17 --gaps`
+
+    :param gaps: Show only messages that will not be delivered any more.
+    :param limit: Number of messages to read from each store.
     """
     from queuekeeper.clock import system_clock
     from queuekeeper.errors import RefusedError

@@ -126,45 +126,16 @@ def publish(
     call: OnQueues,
     queue: QueueName,
     *,
-    body: Annotated[
-        str | None,
-        typer.Option(help="The payload as text. Other users of this machine can see it in the list of processes."),
-    ] = None,
-    body_file: Annotated[
-        str | None, typer.Option(metavar="FILE", help="File to read the payload from; - is stdin.")
-    ] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(
-            "--input",
-            metavar="FILE",
-            help='Publish each line of a file, or of stdin with -: {"body": .., "content_type": .., "order_key": ..}, '
-            "as `consume --json --show-bodies` writes it.",
-        ),
-    ] = None,
-    to: Annotated[str | None, typer.Option(metavar="CONSUMER", help="Publish to this consumer only.")] = None,
-    ttl: Annotated[
-        str, typer.Option(metavar="DURATION", help="Time after which the message expires, such as 10s, 30m, 1h or 7d.")
-    ] = "1d",
-    content_type: Annotated[
-        str | None, typer.Option(help="Content type of the payload, such as application/json.")
-    ] = None,
-    order_key: Annotated[str | None, typer.Option(help="Order key. Messages with the same key stay in order.")] = None,
-    headers: Annotated[
-        list[str] | None,
-        typer.Option("--header", metavar="NAME=TEXT", help="Header of the message. Repeat the option for more."),
-    ] = None,
-    deduplication_id: Annotated[
-        str | None, typer.Option(help="Deduplication id. A second publish with the same id stores nothing.")
-    ] = None,
-    deduplicate_as: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAME",
-            help="With --input: name under which the lines are remembered. Publishing the file again under "
-            "this name stores nothing twice.",
-        ),
-    ] = None,
+    body: str | None = None,
+    body_file: Annotated[str | None, typer.Option(metavar="FILE")] = None,
+    source: Annotated[str | None, typer.Option("--input", metavar="FILE")] = None,
+    to: Annotated[str | None, typer.Option(metavar="CONSUMER")] = None,
+    ttl: Annotated[str, typer.Option(metavar="DURATION")] = "1d",
+    content_type: str | None = None,
+    order_key: str | None = None,
+    headers: Annotated[list[str] | None, typer.Option("--header", metavar="NAME=TEXT")] = None,
+    deduplication_id: str | None = None,
+    deduplicate_as: Annotated[str | None, typer.Option(metavar="NAME")] = None,
 ) -> Shown:
     """Publish a message, or the lines of a file.
 
@@ -173,6 +144,19 @@ def publish(
     Examples: `queuekeeper fanout publish orders --body '{"order": 17}' --content-type application/json`
 
     `queuekeeper fanout publish orders --input orders.jsonl --deduplicate-as orders-2026-11-22`
+
+    :param body: The payload as text. Other users of this machine can see it in the list of processes.
+    :param body_file: File to read the payload from; - is stdin.
+    :param source: Publish each line of a file, or of stdin with -: {"body": .., "content_type": .., "order_key": ..},
+        as `consume --json --show-bodies` writes it.
+    :param to: Publish to this consumer only.
+    :param ttl: Time after which the message expires, such as 10s, 30m, 1h or 7d.
+    :param content_type: Content type of the payload, such as application/json.
+    :param order_key: Order key. Messages with the same key stay in order.
+    :param headers: Header of the message. Repeat the option for more.
+    :param deduplication_id: Deduplication id. A second publish with the same id stores nothing.
+    :param deduplicate_as: With --input: name under which the lines are remembered. Publishing the file again under this
+        name stores nothing twice.
     """
     from queuekeeper.durations import duration_ms
     from queuekeeper.fanout.jsonl import publish_lines
@@ -212,14 +196,8 @@ def consume(
     *,
     limit: EndAfter = None,
     follow: Follow = False,
-    batch: Annotated[int, typer.Option(min=1, max=1_000, help="Largest number of messages to claim at once.")] = 10,
-    lease: Annotated[
-        str,
-        typer.Option(
-            metavar="DURATION",
-            help="Time for which claimed messages belong to this worker. When it is over, another worker gets them.",
-        ),
-    ] = "30s",
+    batch: Annotated[int, typer.Option(min=1, max=1_000)] = 10,
+    lease: Annotated[str, typer.Option(metavar="DURATION")] = "30s",
     show_bodies: ShowBodies = False,
     as_json: JsonLines = False,
 ) -> None:
@@ -228,6 +206,9 @@ def consume(
     Each message is acknowledged once its line is written. A message whose line could not be written comes again.
 
     Example: `queuekeeper fanout consume orders billing --show-bodies --json --follow`
+
+    :param batch: Largest number of messages to claim at once.
+    :param lease: Time for which claimed messages belong to this worker. When it is over, another worker gets them.
     """
     from queuekeeper.durations import duration_ms
 
@@ -342,10 +323,8 @@ def peek(
     consumer: ConsumerName,
     *,
     offset: Offset = 0,
-    limit: Annotated[int, typer.Option(help="Number of messages to show, up to 1,000.")] = 20,
-    lane: Annotated[
-        int, typer.Option(help="Lane to show, for an ordered consumer that has several; the first is 0.")
-    ] = 0,
+    limit: int = 20,
+    lane: int = 0,
     show_bodies: ShowBodies = False,
 ) -> Shown:
     """Show messages that wait, and take none.
@@ -353,6 +332,9 @@ def peek(
     The next in line comes first.
 
     Example: `queuekeeper fanout peek orders billing --limit 5 --show-bodies`
+
+    :param limit: Number of messages to show, up to 1,000.
+    :param lane: Lane to show, for an ordered consumer that has several; the first is 0.
     """
     from queuekeeper.fanout.jsonl import message_facts
 
@@ -392,12 +374,14 @@ def list_dead(
     consumer: ConsumerName,
     *,
     offset: Offset = 0,
-    limit: Annotated[int, typer.Option(help="Number of dead letters to show, up to 1,000.")] = 20,
+    limit: int = 20,
     show_bodies: ShowBodies = False,
 ) -> Shown:
     """Show a consumer's dead letters and why they died, oldest first.
 
     Example: `queuekeeper fanout dead list orders billing`
+
+    :param limit: Number of dead letters to show, up to 1,000.
     """
     from queuekeeper.fanout.jsonl import letter_facts
 
@@ -464,13 +448,7 @@ def register(
     queue: QueueName,
     consumer: ConsumerName,
     *,
-    start: Annotated[
-        Literal["new", "held", "retained"],
-        typer.Option(
-            help="Which earlier messages the consumer gets: none, those held because nobody was registered, or "
-            "all that are stored."
-        ),
-    ] = "new",
+    start: Literal["new", "held", "retained"] = "new",
     **options: Any,
 ) -> Shown:
     """Register a consumer.
@@ -481,6 +459,9 @@ def register(
     Examples: `queuekeeper fanout register orders billing --start held`
 
     `queuekeeper fanout register orders ledger --mode ordered --lanes 8 --when-failed halt`
+
+    :param start: Which earlier messages the consumer gets: none, those held because nobody was registered, or all that
+        are stored.
     """
     from queuekeeper.fanout import forms
 
@@ -499,14 +480,10 @@ def register(
 def unregister(
     call: OnQueues,
     queue: QueueName,
-    consumer: Annotated[
-        str | None, typer.Argument(metavar="[CONSUMER]", help="Name of the consumer. Leave it out with --idle.")
-    ] = None,
+    consumer: Annotated[str | None, typer.Argument(metavar="[CONSUMER]")] = None,
     *,
-    idle: Annotated[bool, typer.Option("--idle", help="Remove every consumer whose idle expiry is over.")] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Remove the consumer even while a worker holds messages of it.")
-    ] = False,
+    idle: bool = False,
+    force: bool = False,
 ) -> Shown:
     """Remove a consumer with all that waits for it.
 
@@ -515,6 +492,10 @@ def unregister(
     Examples: `queuekeeper fanout unregister orders billing --dry-run`
 
     `queuekeeper fanout unregister orders --idle`
+
+    :param consumer: Name of the consumer. Leave it out with --idle.
+    :param idle: Remove every consumer whose idle expiry is over.
+    :param force: Remove the consumer even while a worker holds messages of it.
     """
     if (consumer is None) is not idle:
         raise UsageError("name either a consumer or --idle")
@@ -637,17 +618,14 @@ def purge(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) -> S
 
 
 @command(app)
-def verify(
-    call: OnQueues,
-    queue: QueueName,
-    *,
-    findings: Annotated[int, typer.Option(help="Largest number of findings to list.")] = 100,
-) -> Shown:
+def verify(call: OnQueues, queue: QueueName, *, findings: int = 100) -> Shown:
     """Check that the keys of a queue agree. The exit code is 1 when they do not.
 
     Nothing is changed, and others go on meanwhile.
 
     Example: `queuekeeper fanout verify orders`
+
+    :param findings: Largest number of findings to list.
     """
     from queuekeeper.fanout.jsonl import verify_facts
 

@@ -212,14 +212,13 @@ def chosen(runs: Runs, run_id: str | None, kind: str | None = None) -> str:
 
 @command(app, "list")
 def list_runs(
-    call: OnPostgres,
-    *,
-    kind: Kind = None,
-    limit: Annotated[int, typer.Option(min=1, max=1_000, help="How many at most, newest first.")] = 20,
+    call: OnPostgres, *, kind: Kind = None, limit: Annotated[int, typer.Option(min=1, max=1_000)] = 20
 ) -> Shown:
     """List the newest runs of all jobs.
 
     Example: `queuekeeper run list --kind fanout_repair`
+
+    :param limit: How many at most, newest first.
     """
     heads = ("run", "job", "state", "paused", "approved by", "planned")
     lines = [

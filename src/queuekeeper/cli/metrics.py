@@ -20,22 +20,15 @@ class OnStores(Call):
     takes = ("postgres_url", "redis_url")
 
 
-def metrics(
-    call: OnStores,
-    *,
-    output: Annotated[
-        Path | None,
-        typer.Option(
-            "--output", "-o", help="File to write, for node_exporter's textfile collector. Without it, stdout."
-        ),
-    ] = None,
-) -> None:
+def metrics(call: OnStores, *, output: Annotated[Path | None, typer.Option("--output", "-o")] = None) -> None:
     """Print figures for Prometheus.
 
     Nothing is scanned: what is said of queues is what the last profile or judgement has found. A server that is down is
     figure `queuekeeper_up` 0, and the exit code is 1.
 
     Example: `queuekeeper metrics --output /var/lib/node_exporter/queuekeeper.prom`
+
+    :param output: File to write, for node_exporter's textfile collector. Without it, stdout.
     """
     from queuekeeper.errors import RefusedError, UsageError
     from queuekeeper.metrics import gather

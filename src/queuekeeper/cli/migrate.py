@@ -106,12 +106,14 @@ def plan(
     call: OnServers,
     *,
     parameters: MigrationParameters,
-    run_id: Annotated[str | None, typer.Option(help="Name of this request, for the record.")] = None,
+    run_id: str | None = None,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
     """Count what a migration would do. Nothing is written to Redis, so there is no dry run.
 
     Example: `queuekeeper migrate plan --limit 5000 --default-ttl-s 86400`
+
+    :param run_id: Name of this request, for the record.
     """
     source, target = context.reachable(call.postgres_url, call.redis_url)
     with context.spark("queuekeeper migrate plan", spark_master, source, target) as spark:
@@ -180,17 +182,14 @@ def verify(
 
 @command(app)
 def report(
-    call: OnServers,
-    plan_id: PlanIdOrNewest = None,
-    *,
-    directory: Annotated[Path | None, typer.Option(help="Folder; else QUEUEKEEPER_REPORTS_DIR.")] = None,
-    show_client_ids: Annotated[
-        bool, typer.Option("--show-client-ids", help="Name clients as they are instead of by hash.")
-    ] = False,
+    call: OnServers, plan_id: PlanIdOrNewest = None, *, directory: Path | None = None, show_client_ids: bool = False
 ) -> Shown:
     """Write the report of a migration as HTML and JSON. Exit code 1 when the ledger does not balance.
 
     Example: `queuekeeper migrate report --directory reports`
+
+    :param directory: Folder; else QUEUEKEEPER_REPORTS_DIR.
+    :param show_client_ids: Name clients as they are instead of by hash.
     """
     from queuekeeper.clock import system_clock
     from queuekeeper.migration.report import build_report, write_report
@@ -269,13 +268,17 @@ def quarantine(
     call: OnPostgres,
     plan_id: PlanIdOrNewest = None,
     *,
-    reason: Annotated[str | None, typer.Option(help="List the rows of one reason.")] = None,
-    client_id: Annotated[str | None, typer.Option("--client", help="List the rows of one client.")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most rows to list.")] = 50,
+    reason: str | None = None,
+    client_id: Annotated[str | None, typer.Option("--client")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 50,
 ) -> Shown:
     """Count the quarantined rows by reason, with what to do. List them with --reason or --client.
 
     Example: `queuekeeper migrate quarantine --reason packet_id_duplicate`
+
+    :param reason: List the rows of one reason.
+    :param client_id: List the rows of one client.
+    :param limit: Most rows to list.
     """
     from queuekeeper.migration.report import guide, replay_command
 
@@ -327,26 +330,23 @@ def replay(
     call: OnServers,
     plan_id: PlanId,
     *,
-    reason: Annotated[str | None, typer.Option(help="Rows of one reason; all open rows if left out.")] = None,
-    client_id: Annotated[str | None, typer.Option("--client", help="Rows of one client.")] = None,
-    assign_packet_ids: Annotated[
-        bool, typer.Option("--assign-packet-ids", help="Give messages a free packet id where theirs cannot be used.")
-    ] = False,
-    drop_user_properties: Annotated[
-        bool, typer.Option("--drop-user-properties", help="Leave user properties out where they cannot be read.")
-    ] = False,
-    as_new: Annotated[
-        bool,
-        typer.Option(
-            "--as-new", help="Put messages of sessions that are no longer this plan's (moved_on) behind all others."
-        ),
-    ] = False,
+    reason: str | None = None,
+    client_id: Annotated[str | None, typer.Option("--client")] = None,
+    assign_packet_ids: bool = False,
+    drop_user_properties: bool = False,
+    as_new: bool = False,
 ) -> Shown:
     """Put repaired rows of the quarantine into their sessions.
 
     Each takes the place that its serial number gives it.
 
     Example: `queuekeeper migrate replay 0123456789abcdef --reason packet_id_duplicate --assign-packet-ids --dry-run`
+
+    :param reason: Rows of one reason; all open rows if left out.
+    :param client_id: Rows of one client.
+    :param assign_packet_ids: Give messages a free packet id where theirs cannot be used.
+    :param drop_user_properties: Leave user properties out where they cannot be read.
+    :param as_new: Put messages of sessions that are no longer this plan's (moved_on) behind all others.
     """
     from queuekeeper.audit import record_answer
     from queuekeeper.migration import quarantine as repair

@@ -100,18 +100,12 @@ def _longest(report: StepReport) -> str | None:
 
 
 @command(app)
-def arm(
-    call: OnPlan,
-    plan_id: PlanId,
-    *,
-    require_trigger: Annotated[
-        bool, typer.Option("--require-trigger", help="Refuse unless PostgreSQL refuses writers that do not ask.")
-    ] = False,
-    cohorts: Cohorts = None,
-) -> Shown:
+def arm(call: OnPlan, plan_id: PlanId, *, require_trigger: bool = False, cohorts: Cohorts = None) -> Shown:
     """Have writers look who owns a client. Nothing moves yet.
 
     Example: `queuekeeper online arm 0123456789abcdef --cohorts 0-3`
+
+    :param require_trigger: Refuse unless PostgreSQL refuses writers that do not ask.
     """
     return _done(call.driver(plan_id).arm(call.chosen(plan_id, cohorts), require_trigger=require_trigger))
 
@@ -197,16 +191,12 @@ def roll_back(
 
 
 @command(app, also=("dry_run",))
-def mirror(
-    call: OnPlan,
-    plan_id: PlanId,
-    *,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until a signal ends it.")] = False,
-    cohorts: Cohorts = None,
-) -> Shown | None:
+def mirror(call: OnPlan, plan_id: PlanId, *, follow: bool = False, cohorts: Cohorts = None) -> Shown | None:
     """Write to PostgreSQL what has changed in Redis since.
 
     Example: `queuekeeper online mirror 0123456789abcdef --follow`
+
+    :param follow: Go on until a signal ends it.
     """
     chosen, driver = call.chosen(plan_id, cohorts), call.driver(plan_id)
     if not follow:
@@ -231,17 +221,15 @@ def mirror(
 
 @command(app)
 def soak(
-    call: OnPlan,
-    plan_id: PlanId,
-    *,
-    seconds: Annotated[float, typer.Option(min=0, help="How long to watch, from the beginning of the soak.")] = 600.0,
-    cohorts: Cohorts = None,
+    call: OnPlan, plan_id: PlanId, *, seconds: Annotated[float, typer.Option(min=0)] = 600.0, cohorts: Cohorts = None
 ) -> Shown:
     """Watch cohorts on Redis for a while, with the mirror at work.
 
     Interrupted and repeated, it goes on: the time counts from when the cohorts began to soak.
 
     Example: `queuekeeper online soak 0123456789abcdef --seconds 3600`
+
+    :param seconds: How long to watch, from the beginning of the soak.
     """
     return Shown(call.driver(plan_id).soak(call.chosen(plan_id, cohorts), seconds=seconds), "Soak")
 

@@ -68,20 +68,14 @@ def _options() -> Iterator[tuple[str, tuple[Any, Any]]]:
 
 
 @command(app, "set", more=dict(_options()))
-def set_policy(
-    call: OnPostgres,
-    name: TableName,
-    *,
-    storage: Annotated[
-        list[str] | None, typer.Option(help="Storage parameter of new partitions, name=value; repeatable.")
-    ] = None,
-    **rules: Any,
-) -> Shown:
+def set_policy(call: OnPostgres, name: TableName, *, storage: list[str] | None = None, **rules: Any) -> Shown:
     """Set how a table is partitioned.
 
     The step may be changed at any time. Nothing is created yet.
 
     Example: `queuekeeper partitions set public.readings --step '1 day' --ahead '7 days' --retention '30 days'`
+
+    :param storage: Storage parameter of new partitions, name=value; repeatable.
     """
     from queuekeeper.maintenance.partitions.catalog import read_table
     from queuekeeper.maintenance.partitions.policies import save_policy
@@ -220,15 +214,14 @@ _RETIRED: dict[str, Any] = {
 
 
 @command(app, also=PLANS)
-def reattach(
-    call: OnPostgres,
-    retired_id: Annotated[int, typer.Argument(metavar="ID", help="Number that `partitions retired` shows.")],
-) -> Shown:
+def reattach(call: OnPostgres, retired_id: Annotated[int, typer.Argument(metavar="ID")]) -> Shown:
     """Put a retired partition back into its table.
 
     Retirement leaves it alone for its days of quarantine.
 
     Example: `queuekeeper partitions reattach 12`
+
+    :param retired_id: Number that `partitions retired` shows.
     """
     from queuekeeper.clock import system_clock
     from queuekeeper.maintenance.partitions.plan import plan_reattachment
@@ -243,12 +236,7 @@ def reattach(
 
 @command(app)
 def restore(
-    call: OnPostgres,
-    retired_id: Annotated[int, typer.Argument(metavar="ID", help="Number that `partitions retired` shows.")],
-    *,
-    folder: Annotated[
-        Path | None, typer.Option(help="Folder of the archive, where it is not where its record says.")
-    ] = None,
+    call: OnPostgres, retired_id: Annotated[int, typer.Argument(metavar="ID")], *, folder: Path | None = None
 ) -> Shown:
     """Load a dropped partition from its archive.
 
@@ -257,6 +245,9 @@ def restore(
     It holds exactly what was archived, or is not there. It can be repeated.
 
     Example: `queuekeeper partitions restore 12`
+
+    :param retired_id: Number that `partitions retired` shows.
+    :param folder: Folder of the archive, where it is not where its record says.
     """
     from queuekeeper.clock import system_clock
     from queuekeeper.maintenance.partitions.restore import restore_partition

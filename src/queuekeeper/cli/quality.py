@@ -174,20 +174,10 @@ def run_command(
     *,
     parameters: RunWish,
     store: SubjectChoice = REDIS,
-    profiles: Annotated[
-        list[str] | None,
-        typer.Option("--profile", help="Judge this profile instead of reading the store. Repeat the option for more."),
-    ] = None,
-    suites: Annotated[
-        list[str] | None,
-        typer.Option("--suite", help="Judge by this suite. Repeat the option for more. Without it, all that fit."),
-    ] = None,
-    compare: Annotated[
-        bool, typer.Option("--compare", help="Also compare source and target, after a migration. Needs both stores.")
-    ] = False,
-    run_id: Annotated[
-        str | None, typer.Option(help="Name of the run. A run of the same name is replaced. Without it, a new name.")
-    ] = None,
+    profiles: Annotated[list[str] | None, typer.Option("--profile")] = None,
+    suites: Annotated[list[str] | None, typer.Option("--suite")] = None,
+    compare: bool = False,
+    run_id: str | None = None,
     parquet_directory: ParquetDirectory = None,
     show_client_ids: ShowClientIds = False,
     spark_master: context.SparkMaster = None,
@@ -195,6 +185,11 @@ def run_command(
     """Read the queues and judge them. Exit code 1 when something critical is wrong.
 
     Example: `queuekeeper quality run --contents`
+
+    :param profiles: Judge this profile instead of reading the store. Repeat the option for more.
+    :param suites: Judge by this suite. Repeat the option for more. Without it, all that fit.
+    :param compare: Also compare source and target, after a migration. Needs both stores.
+    :param run_id: Name of the run. A run of the same name is replaced. Without it, a new name.
     """
     from queuekeeper.clock import system_clock
     from queuekeeper.quality.run import (
@@ -252,16 +247,12 @@ def run_command(
 @command(app, asks=takes(_judge_model))
 def judge(
     call: Plain,
-    parquet: Annotated[Path, typer.Argument(help="Folder that a profile has written: `parquet` in its report.")],
+    parquet: Path,
     *,
     parameters: JudgeWish,
-    suite: Annotated[str, typer.Option("--suite", help="Suite of one store's sessions.")] = "sessions_redis",
-    contents: Annotated[
-        bool, typer.Option("--contents", help="Say that the profile has read messages' contents.")
-    ] = False,
-    clustered: Annotated[
-        bool, typer.Option("--clustered", help="The queues are on a Redis cluster, where a bad hash tag is worse.")
-    ] = False,
+    suite: str = "sessions_redis",
+    contents: bool = False,
+    clustered: bool = False,
     show_client_ids: ShowClientIds = False,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
@@ -270,6 +261,11 @@ def judge(
     Nothing is put on record; `queuekeeper quality run` does that.
 
     Example: `queuekeeper quality judge profiles/redis-0123456789abcdef --suite sessions_redis`
+
+    :param parquet: Folder that a profile has written: `parquet` in its report.
+    :param suite: Suite of one store's sessions.
+    :param contents: Say that the profile has read messages' contents.
+    :param clustered: The queues are on a Redis cluster, where a bad hash tag is worse.
     """
     with context.spark("queuekeeper quality judge", spark_master) as spark:
         from queuekeeper.quality.parquet import judge_parquet
@@ -378,14 +374,13 @@ def results(
     call: OnPostgres,
     quality_run_id: RunIdOrNewest = None,
     *,
-    check_id: Annotated[
-        str | None,
-        typer.Option("--check", metavar="Q", help="Show only this check, such as Q9. Without it, all checks."),
-    ] = None,
+    check_id: Annotated[str | None, typer.Option("--check", metavar="Q")] = None,
 ) -> Shown:
     """Show what a run found, with evidence and remedies.
 
     Example: `queuekeeper quality results --check Q9`
+
+    :param check_id: Show only this check, such as Q9. Without it, all checks.
     """
     from queuekeeper.quality.checks import check
     from queuekeeper.quality.store import QualityStore
@@ -430,13 +425,12 @@ def _nothing_judged(run: QualityRun, check_id: str | None) -> str:
 
 
 @command(app)
-def checks(
-    call: Plain,
-    check_id: Annotated[str | None, typer.Argument(metavar="[CHECK]", help="One check, such as Q9.")] = None,
-) -> Shown:
+def checks(call: Plain, check_id: Annotated[str | None, typer.Argument(metavar="[CHECK]")] = None) -> Shown:
     """List the checks, or explain one.
 
     Example: `queuekeeper quality checks Q9`
+
+    :param check_id: One check, such as Q9.
     """
     from queuekeeper.quality.checks import CHECKS, check
 
@@ -475,18 +469,17 @@ def report(
     call: OnPostgres,
     quality_run_id: RunIdOrNewest = None,
     *,
-    directory: Annotated[
-        Path | None, typer.Option(help="Folder for the report. [default: QUEUEKEEPER_REPORTS_DIR]")
-    ] = None,
-    airflow_url: Annotated[
-        str | None, typer.Option(help="Address of Airflow: findings then link to the forms of their remedies.")
-    ] = None,
+    directory: Path | None = None,
+    airflow_url: str | None = None,
 ) -> Shown:
     """Write what a run found as an HTML page and as JSON.
 
     With trends and forecasts.
 
     Example: `queuekeeper quality report --directory reports`
+
+    :param directory: Folder for the report. [default: QUEUEKEEPER_REPORTS_DIR]
+    :param airflow_url: Address of Airflow: findings then link to the forms of their remedies.
     """
     from queuekeeper.clock import system_clock
     from queuekeeper.quality.report import FORMS_PATH, build_report, write_report
@@ -512,19 +505,17 @@ def report(
 def trend(
     call: OnPostgres,
     *,
-    runs: Annotated[
-        int, typer.Option(min=1, max=200, help="Number of finished runs to show, the newest ones.")
-    ] = RUNS_SHOWN,
-    like: Annotated[
-        str | None,
-        typer.Option(metavar="RUN", help="Show runs on the same servers as this run. Without it, as the newest run."),
-    ] = None,
+    runs: Annotated[int, typer.Option(min=1, max=200)] = RUNS_SHOWN,
+    like: Annotated[str | None, typer.Option(metavar="RUN")] = None,
 ) -> Shown:
     """Show how each check came out in the last runs.
 
     Runs on the same servers; the oldest is to the left.
 
     Example: `queuekeeper quality trend --runs 10`
+
+    :param runs: Number of finished runs to show, the newest ones.
+    :param like: Show runs on the same servers as this run. Without it, as the newest run.
     """
     from queuekeeper.quality.store import QualityStore
 
@@ -554,19 +545,19 @@ def _trend(found: Sequence[TrendRun]) -> Iterator[Any]:
 @command(known, "add")
 def known_add(
     call: OnPostgres,
-    check_id: Annotated[str, typer.Argument(metavar="CHECK", help="Number of the check, such as Q9.")],
+    check_id: Annotated[str, typer.Argument(metavar="CHECK")],
     *,
     owner: Owner,
     reason: Reason,
     until: Until,
-    client_hash: Annotated[
-        str | None,
-        typer.Option("--client-hash", help="Excuse only this queue, as results name it. Without it, all queues."),
-    ] = None,
+    client_hash: str | None = None,
 ) -> Shown:
     """Answer for a failure until a day: it is shown, and fails no run. Afterwards it fails again.
 
     Example: `queuekeeper quality known add Q9 --owner ops --reason "cleanup on Monday" --until 2026-12-31`
+
+    :param check_id: Number of the check, such as Q9.
+    :param client_hash: Excuse only this queue, as results name it. Without it, all queues.
     """
     from queuekeeper.quality.known_issues import KnownIssues
 
@@ -592,13 +583,12 @@ def known_list(call: OnPostgres) -> Shown:
 
 
 @command(known, "remove")
-def known_remove(
-    call: OnPostgres,
-    known_issue_id: Annotated[int, typer.Argument(metavar="NUMBER", help="Number that `known list` shows.")],
-) -> Shown:
+def known_remove(call: OnPostgres, known_issue_id: Annotated[int, typer.Argument(metavar="NUMBER")]) -> Shown:
     """Answer for a failure no longer.
 
     Example: `queuekeeper quality known remove 3`
+
+    :param known_issue_id: Number that `known list` shows.
     """
     from queuekeeper.quality.known_issues import KnownIssues
 
@@ -607,14 +597,12 @@ def known_remove(
 
 
 @command(incidents, "list")
-def incidents_list(
-    call: OnPostgres,
-    *,
-    closed: Annotated[bool, typer.Option("--closed", help="Show incidents that have closed, too.")] = False,
-) -> Shown:
+def incidents_list(call: OnPostgres, *, closed: bool = False) -> Shown:
     """List the incidents that stand, the latest seen first.
 
     Example: `queuekeeper quality incidents list`
+
+    :param closed: Show incidents that have closed, too.
     """
     from queuekeeper.quality.incidents import Incidents
 
@@ -625,7 +613,7 @@ def incidents_list(
 @command(incidents, "own")
 def incidents_own(
     call: OnPostgres,
-    incident_id: Annotated[int, typer.Argument(metavar="NUMBER", help="Number that `incidents list` shows.")],
+    incident_id: Annotated[int, typer.Argument(metavar="NUMBER")],
     *,
     owner: Owner,
     reason: Reason,
@@ -634,6 +622,8 @@ def incidents_own(
     """Answer for an incident until a day, by a known issue of its check. Afterwards the check fails runs again.
 
     Example: `queuekeeper quality incidents own 4 --owner ops --reason "cleanup on Monday" --until 2026-12-31`
+
+    :param incident_id: Number that `incidents list` shows.
     """
     from queuekeeper.quality.incidents import Incidents
 

@@ -73,14 +73,13 @@ for _remedy, _words in _HELP.items():
     short_help="Take a repair back by its undo file.",
 )  # fmt: skip
 def undo(
-    call: OnServers,
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="Undo file that a repair has written.")],
-    *,
-    parameters: RemedyParameters,
+    call: OnServers, file: Annotated[Path, typer.Argument(metavar="FILE")], *, parameters: RemedyParameters
 ) -> Shown:
     """Take a repair back, where nobody has used the place since; `queuekeeper run undo RUN` finds the file by itself.
 
     Example: `queuekeeper repair undo 3f2a9c0d11e47b58.queues.undo.jsonl --dry-run`
+
+    :param file: Undo file that a repair has written.
     """
     return jobs.take_run_back(call, undo_file=file, max_operations_per_s=parameters.max_operations_per_s)
 

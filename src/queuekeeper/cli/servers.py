@@ -4,9 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Annotated, Any
-
-import typer
+from typing import TYPE_CHECKING, Any
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import Plain
@@ -18,12 +16,12 @@ if TYPE_CHECKING:
 _STYLES = {"running": "green", "stopped": "dim", "external": "cyan"}
 
 
-def up(
-    call: Plain, *, airflow: Annotated[bool, typer.Option("--airflow", help="Also start Airflow.")] = False
-) -> Shown:
+def up(call: Plain, *, airflow: bool = False) -> Shown:
     """Start private servers on free loopback ports. What runs already is left as it is.
 
     Example: `queuekeeper up --airflow`
+
+    :param airflow: Also start Airflow.
     """
     from queuekeeper import embedded
 
@@ -50,16 +48,12 @@ def up(
     return Shown(status, pretty)
 
 
-def status(
-    call: Plain,
-    *,
-    passwords: Annotated[
-        bool, typer.Option("--passwords", help="Print the addresses of PostgreSQL and Redis with their passwords.")
-    ] = False,
-) -> Shown:
+def status(call: Plain, *, passwords: bool = False) -> Shown:
     """Tell how the servers stand, without starting or asking any.
 
     Example: `queuekeeper status --json`
+
+    :param passwords: Print the addresses of PostgreSQL and Redis with their passwords.
     """
     from queuekeeper import embedded
 

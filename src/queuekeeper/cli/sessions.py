@@ -62,23 +62,25 @@ def _product(store: str) -> str:
 def sample(
     call: OnSource,
     *,
-    messages: Annotated[int, typer.Option(help="Number of healthy messages. --hostile adds more rows.")] = 200_000,
-    sessions: Annotated[
-        int, typer.Option(help="Number of healthy sessions. A fifth of them have no messages.")
-    ] = 20_000,
-    seed: Annotated[int, typer.Option(help="Seed of the random numbers. The same seed makes the same rows.")] = 1,
-    long_queues: Annotated[int, typer.Option(help="Number of sessions with a very long queue.")] = 3,
-    long_queue_messages: Annotated[int, typer.Option(help="Number of messages in each very long queue.")] = 12_000,
-    hostile: Annotated[
-        bool, typer.Option("--hostile", help="Add bad rows of every kind that old databases hold.")
-    ] = False,
-    replace: Annotated[
-        bool, typer.Option("--replace", help="Empty the tables first. Without it, tables with rows are refused.")
-    ] = False,
+    messages: int = 200_000,
+    sessions: int = 20_000,
+    seed: int = 1,
+    long_queues: int = 3,
+    long_queue_messages: int = 12_000,
+    hostile: bool = False,
+    replace: bool = False,
 ) -> Shown:
     """Fill a source database with realistic sessions. Tables of TBMQ 1.4 are made where they are missing.
 
     Example: `queuekeeper sample --messages 1000000 --sessions 50000 --hostile`
+
+    :param messages: Number of healthy messages. --hostile adds more rows.
+    :param sessions: Number of healthy sessions. A fifth of them have no messages.
+    :param seed: Seed of the random numbers. The same seed makes the same rows.
+    :param long_queues: Number of sessions with a very long queue.
+    :param long_queue_messages: Number of messages in each very long queue.
+    :param hostile: Add bad rows of every kind that old databases hold.
+    :param replace: Empty the tables first. Without it, tables with rows are refused.
     """
     from queuekeeper.clock import system_clock
     from queuekeeper.postgres import address
@@ -114,12 +116,15 @@ def inspect(
     call: OnBoth,
     client_id: ClientId,
     *,
-    offset: Annotated[int, typer.Option(min=0, help="Number of messages to skip before the first one shown.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Number of messages to show.")] = 20,
+    offset: Annotated[int, typer.Option(min=0)] = 0,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 20,
 ) -> Shown:
     """Show one session in both stores. It lists message by message, without content.
 
     Example: `queuekeeper sessions inspect meter-17 --limit 50`
+
+    :param offset: Number of messages to skip before the first one shown.
+    :param limit: Number of messages to show.
     """
     stores = [_store(call, name) for name in ("postgres", "redis")]
     source, target = (store.inspect(client_id, offset=offset, limit=limit) for store in stores)
@@ -131,17 +136,18 @@ def inspect(
 def peek(
     call: OnBoth,
     client_id: ClientId,
-    packet_id: Annotated[int, typer.Argument(metavar="PACKET_ID", help="The MQTT packet id of the message.")],
+    packet_id: Annotated[int, typer.Argument(metavar="PACKET_ID")],
     *,
-    content: Annotated[
-        bool, typer.Option("--payload", help="Also show payload, correlation data and user properties.")
-    ] = False,
+    content: Annotated[bool, typer.Option("--payload")] = False,
     store: StoreName = "redis",
     default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
 ) -> Shown:
     """Show one message and change nothing. Its content is shown only when asked for.
 
     Example: `queuekeeper sessions peek meter-17 1042 --payload`
+
+    :param packet_id: The MQTT packet id of the message.
+    :param content: Also show payload, correlation data and user properties.
     """
     from queuekeeper.sessions.jsonl import message_facts
 
@@ -168,7 +174,7 @@ def export_session(
     call: OnBoth,
     client_id: ClientId,
     *,
-    output: Annotated[str, typer.Option(help="File to write; - is stdout.", metavar="FILE")] = STANDARD_STREAM,
+    output: Annotated[str, typer.Option(metavar="FILE")] = STANDARD_STREAM,
     store: StoreName = "redis",
     default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
 ) -> Shown:
@@ -177,6 +183,8 @@ def export_session(
     A file appears when it is complete. One that is there is replaced after a question, or with --yes.
 
     Example: `queuekeeper sessions export meter-17 --output meter-17.jsonl`
+
+    :param output: File to write; - is stdout.
     """
     from queuekeeper.sessions import transfer
 
@@ -206,7 +214,7 @@ def import_session(
     call: OnBoth,
     client_id: ClientId,
     *,
-    source: Annotated[str, typer.Option("--input", help="File to read; - is stdin.", metavar="FILE")],
+    source: Annotated[str, typer.Option("--input", metavar="FILE")],
     store: StoreName = "redis",
     default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
 ) -> Shown:
@@ -215,6 +223,8 @@ def import_session(
     All lines are checked before anything is written, so it needs no dry run.
 
     Example: `queuekeeper sessions import meter-17 --input meter-17.jsonl --store redis`
+
+    :param source: File to read; - is stdin.
     """
     with opened(source) as lines:
         report = _store(call, store, default_ttl_s).import_session(client_id, lines)
@@ -250,18 +260,22 @@ AsideClient = Annotated[str | None, typer.Option("--client", help="Only messages
 @command(app)
 def quarantine(
     call: OnPostgres,
-    row: Annotated[int | None, typer.Argument(metavar="ROW", help="Number of a row, to show it alone.")] = None,
+    row: Annotated[int | None, typer.Argument(metavar="ROW")] = None,
     *,
     reason: AsideReason = None,
     client_id: AsideClient = None,
-    replayed: Annotated[bool, typer.Option("--replayed", help="Also list those that came back.")] = False,
-    limit: Annotated[int, typer.Option(min=1, max=10_000, help="Most messages to list.")] = 50,
+    replayed: bool = False,
+    limit: Annotated[int, typer.Option(min=1, max=10_000)] = 50,
 ) -> Shown:
     """List messages that stores have set aside, or show one.
 
     It says what keeps each there. No content is shown.
 
     Example: `queuekeeper sessions quarantine --reason topic_empty`
+
+    :param row: Number of a row, to show it alone.
+    :param replayed: Also list those that came back.
+    :param limit: Most messages to list.
     """
     from queuekeeper.sessions.quarantine import SessionQuarantine
 
@@ -319,13 +333,8 @@ def replay(
     *,
     reason: AsideReason = None,
     client_id: AsideClient = None,
-    drop_user_properties: Annotated[
-        bool, typer.Option("--drop-user-properties", help="Leave user properties out where they cannot be read.")
-    ] = False,
-    store: Annotated[
-        StoreChoice,
-        typer.Option(help="The broker's store, for sessions of which no owner is on record; postgres needs no Redis."),
-    ] = "owner",
+    drop_user_properties: bool = False,
+    store: StoreChoice = "owner",
     default_ttl_s: DefaultTtl = DEFAULT_TTL_S,
 ) -> Shown:
     """Put messages that stores have set aside into their sessions.
@@ -335,6 +344,9 @@ def replay(
     All open rows, unless some are named. Those that still break a rule stay.
 
     Example: `queuekeeper sessions replay --client meter-17 --dry-run`
+
+    :param drop_user_properties: Leave user properties out where they cannot be read.
+    :param store: The broker's store, for sessions of which no owner is on record; postgres needs no Redis.
     """
     from queuekeeper.audit import Action, record, record_answer
     from queuekeeper.sessions import quarantine as aside

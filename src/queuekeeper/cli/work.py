@@ -40,8 +40,8 @@ class OutOfRedis(Call):
 def fanout_work(
     call: OutOfRedis,
     target: Target,
-    queue: Annotated[str, typer.Argument(metavar="QUEUE", help="Name of the queue.")],
-    consumer: Annotated[str, typer.Argument(metavar="CONSUMER", help="Name of the consumer; registered if it is new.")],
+    queue: Annotated[str, typer.Argument(metavar="QUEUE")],
+    consumer: Annotated[str, typer.Argument(metavar="CONSUMER")],
     *,
     workers: Workers = 8,
     processes: ProcessCount = 1,
@@ -52,6 +52,9 @@ def fanout_work(
     Handlers at work are finished first. A process that dies is replaced. A coroutine function runs in an event loop.
 
     Example: `queuekeeper fanout work billing:bill orders billing --processes 2`
+
+    :param queue: Name of the queue.
+    :param consumer: Name of the consumer; registered if it is new.
     """
     from queuekeeper.fanout.consumer import WorkRules
 
@@ -80,20 +83,10 @@ def fanout_work(
 def events_work(
     call: OutOfPostgres,
     target: Target,
-    group: Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")],
+    group: Annotated[str, typer.Argument(metavar="GROUP")],
     *,
-    topics: Annotated[
-        list[str] | None, typer.Option("--topic", help="Topic to handle; may be repeated. Without it, all topics.")
-    ] = None,
-    retry: Annotated[
-        list[float] | None,
-        typer.Option(
-            "--retry",
-            metavar="SECONDS",
-            help="Pause before a retry, one per retry; after the last failure events become dead letters. Without it, "
-            "the order is kept and a delivery comes again until it is done.",
-        ),
-    ] = None,
+    topics: Annotated[list[str] | None, typer.Option("--topic")] = None,
+    retry: Annotated[list[float] | None, typer.Option(metavar="SECONDS")] = None,
     processes: ProcessCount = 1,
     reload: Reload = False,
 ) -> None:
@@ -102,6 +95,11 @@ def events_work(
     Of several processes one reads, and another goes on where it stopped.
 
     Example: `queuekeeper events work billing:bill billing --topic order.paid --retry 1 --retry 10`
+
+    :param group: Name of the consumer group.
+    :param topics: Topic to handle; may be repeated. Without it, all topics.
+    :param retry: Pause before a retry, one per retry; after the last failure events become dead letters. Without it,
+        the order is kept and a delivery comes again until it is done.
     """
     from queuekeeper.events.model import Interest
 
@@ -130,7 +128,7 @@ def events_work(
 def compacted_work(
     call: OutOfRedis,
     target: Target,
-    client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID", help="Client whose queue it is.")],
+    client_id: Annotated[str, typer.Argument(metavar="CLIENT_ID")],
     *,
     processes: ProcessCount = 1,
     reload: Reload = False,
@@ -143,6 +141,8 @@ def compacted_work(
     it waits: of several processes one works, and another goes on where it stopped.
 
     Example: `queuekeeper compacted work display:show meter-7 --processes 2`
+
+    :param client_id: Client whose queue it is.
     """
 
     def serve(handler: Any) -> None:
