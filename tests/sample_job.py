@@ -36,7 +36,7 @@ class Renaming(Job[RenamingParameters, RenamingCounts, NothingBesides]):
 
     kind = "rename_keys"
     words = Words(noun="renaming of keys", title="Renaming", about="keys", command="keys rename")
-    Parameters, Counts, undoes = RenamingParameters, RenamingCounts, True
+    undoes = True
 
     def shares(self) -> list[str]:
         """Return the one share that there is."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Generic, TypeVar
+from typing import Any, ClassVar, Generic, TypeVar, get_args, get_origin
 
 from queuekeeper.clock import Clock
 from queuekeeper.errors import UsageError
@@ -65,6 +65,20 @@ class Words:
     broken: str = "{count} keys cannot be worked on"
     hint: str = "the log of the plan says why"
     footer: str = "No message leaves the server."
+
+    @classmethod
+    def of_changes(cls, changes: str, **others: str) -> Words:
+        """Return the words of a job whose changes have a name.
+
+        :param changes: what it makes, in the plural, such as "repairs".
+        """
+        return cls(
+            to_do=f"{changes} to be made",
+            done=f"{changes} made",
+            planned=f"{{count}} {changes} are to be made, nothing was changed",
+            left=f"{{count}} {changes} are left to be made",
+            **others,
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -280,6 +294,8 @@ class NothingBesides:
 class Job(ABC, Generic[P, C, F]):
     """Work that changes data in bounded steps. One object makes one pass; the engine does all the rest.
 
+    A job names the classes of its parameters, of its counts and of what its plans find as its types.
+
     :cvar kind: name of the job where all jobs are kept; a DAG has the same.
     :cvar report: how the files of its reports are named, and what they are called; made of its name where it says none.
     :cvar on_redis: whether it works in Redis; else in PostgreSQL alone, and it is given no client.
@@ -309,7 +325,13 @@ class Job(ABC, Generic[P, C, F]):
     proof_steps: ClassVar[int | None] = None
 
     def __init_subclass__(cls) -> None:
-        """Give a job its kind of reports."""
+        """Give a job the classes that it names as its types, and its kind of reports."""
+        for base in vars(cls).get("__orig_bases__", ()):
+            if get_origin(base) is Job:
+                named = zip(("Parameters", "Counts", "Found"), get_args(base), strict=True)
+                for name, kind in named:
+                    if kind is not Any:
+                        setattr(cls, name, kind)
         if "kind" in vars(cls) and "report" not in vars(cls):
             cls.report = ReportKind(cls.kind, f"Report of the {cls.words.noun}")
 

@@ -11,10 +11,11 @@ from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk import BaseNotifier, BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.notifiers import Event
 from queuekeeper.airflow.notifiers import notifiers as configured_notifiers
+from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.summary import cohort_groups, summarise
 from queuekeeper.audit import Action, Answer, current_run
 from queuekeeper.clock import system_clock
@@ -36,7 +37,7 @@ NOBODY = "nobody"
 """Stands in the audit where a person would, when nobody has answered."""
 
 
-class SummarisePlanOperator(BaseOperator):
+class SummarisePlanOperator(StoresOperator):
     """Read the plan of a run and return it in short: numbers, and the same as Markdown.
 
     :param run_id: run that made the plan (templated).
@@ -44,28 +45,19 @@ class SummarisePlanOperator(BaseOperator):
     :param redis_conn_id: target, asked for its memory (templated).
     """
 
-    template_fields: Sequence[str] = ("run_id", "postgres_conn_id", "redis_conn_id")
+    template_fields: Sequence[str] = ("run_id", *StoresOperator.template_fields)
 
-    def __init__(
-        self,
-        *,
-        run_id: str = "{{ run_id }}",
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        redis_conn_id: str = REDIS_CONNECTION,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, run_id: str = "{{ run_id }}", **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.run_id = run_id
-        self.postgres_conn_id = postgres_conn_id
-        self.redis_conn_id = redis_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return plan id, numbers and Markdown."""
-        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger:
+        with self.postgres_hook.ledger() as ledger:
             plan = ledger.load_plan(ledger.plan_of_run(self.run_id))
         if plan.state is PlanState.REFUSED:
             raise RefusedError(f"plan {plan.plan_id} was refused: {plan.state_reason}")
-        with QueuekeeperRedisHook(self.redis_conn_id).connect() as client:
+        with self.redis_hook.connect() as client:
             summary = summarise(plan, facts(client))
         self.log.info("Plan %s in short:\n%s", summary.plan_id, summary.markdown)
         return asdict(summary)

@@ -11,12 +11,13 @@ from typing import TYPE_CHECKING, Any
 from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.operators.asked import AskedOperator
+from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import remember
 from queuekeeper.airflow.values import flag
 from queuekeeper.airflow.waits import LooksAgain
@@ -44,7 +45,7 @@ RUN_KEY = "maintenance_run_id"
 """Under this name the plan hands the id of its run on."""
 
 
-class JobOperator(BaseOperator):
+class JobOperator(StoresOperator):
     """What all tasks of a job are given.
 
     :param job: its name, such as ``fanout_repair`` (templated).
@@ -52,30 +53,11 @@ class JobOperator(BaseOperator):
     :param redis_conn_id: what is worked on (templated).
     """
 
-    template_fields: Sequence[str] = ("job", "postgres_conn_id", "redis_conn_id")
+    template_fields: Sequence[str] = ("job", *StoresOperator.template_fields)
 
-    def __init__(
-        self,
-        *,
-        job: str,
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        redis_conn_id: str = REDIS_CONNECTION,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, job: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.job = job
-        self.postgres_conn_id = postgres_conn_id
-        self.redis_conn_id = redis_conn_id
-
-    @property
-    def postgres_hook(self) -> QueuekeeperPostgresHook:
-        """Hook of the records."""
-        return QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id)
-
-    @property
-    def redis_hook(self) -> QueuekeeperRedisHook:
-        """Hook of the store."""
-        return QueuekeeperRedisHook(self.redis_conn_id)
 
     def say(self, line: str) -> None:
         """Write progress to the task's log."""

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowSkipException
 
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of, template
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.operators.approval import take_answer
+from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.audit import record_answer
 from queuekeeper.errors import CheckFailed, UsageError
@@ -28,7 +27,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class OnlineOperator(BaseOperator):
+class OnlineOperator(StoresOperator):
     """One step of a migration while devices are connected; with the broker stopped there is nothing for it to do.
 
     :param plan_id: the plan (templated).
@@ -39,7 +38,7 @@ class OnlineOperator(BaseOperator):
     :param redis_conn_id: target (templated).
     """
 
-    template_fields: Sequence[str] = ("plan_id", "mode", "cohorts", "lease_ms", "postgres_conn_id", "redis_conn_id")
+    template_fields: Sequence[str] = ("plan_id", "mode", "cohorts", "lease_ms", *StoresOperator.template_fields)
 
     def __init__(
         self,
@@ -48,8 +47,6 @@ class OnlineOperator(BaseOperator):
         mode: str = template("mode"),
         cohorts: str = "",
         lease_ms: int | str = template("lease_ms"),
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        redis_conn_id: str = REDIS_CONNECTION,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -57,8 +54,6 @@ class OnlineOperator(BaseOperator):
         self.mode = mode
         self.cohorts = cohorts
         self.lease_ms = lease_ms
-        self.postgres_conn_id = postgres_conn_id
-        self.redis_conn_id = redis_conn_id
 
     def execute(self, context: Context) -> Any:
         """Do the step, or skip it."""
@@ -66,8 +61,8 @@ class OnlineOperator(BaseOperator):
             raise AirflowSkipException("the broker is stopped: nobody's owner has to change")
         run = context["dag_run"]
         driver = OnlineDriver(
-            postgres_url=QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
-            redis_url=QueuekeeperRedisHook(self.redis_conn_id).url,
+            postgres_url=self.postgres_hook.url,
+            redis_url=self.redis_hook.url,
             plan_id=self.plan_id,
             actor=f"{run.triggering_user_name or 'a schedule'} (run {run.run_id})",
             lease_ms=Lease.one("lease_ms", self.lease_ms),
@@ -83,7 +78,7 @@ class OnlineOperator(BaseOperator):
         """Return the cohorts to work on; none for all that are so far."""
         if not self.cohorts:
             return None
-        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger:
+        with self.postgres_hook.ledger() as ledger:
             return list(parse_cohorts(self.cohorts, count=len(ledger.load_plan(self.plan_id).cohorts)))
 
     def take_answer(
@@ -95,7 +90,7 @@ class OnlineOperator(BaseOperator):
         :param store: what was not written to when the answer is no.
         :raises RefusedError: unless somebody approved.
         """
-        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
+        with self.postgres_hook.connect() as connection:
             answer = take_answer(
                 self.plan_id,
                 decision,

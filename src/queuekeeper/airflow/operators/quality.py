@@ -14,14 +14,15 @@ from airflow.sdk import BaseOperator
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from queuekeeper.airflow.assets import SESSION_QUALITY
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
 from queuekeeper.airflow.forms import reject_unknown_of
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
+from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.notifiers import Event, notifiers
 from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.jobs import publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
+from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.run_index import forms_url
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
@@ -104,7 +105,7 @@ class ProfileQueuesOperator(AskedOperator, QueuekeeperSparkOperator):
         return report | {"cohorts": len(report["cohorts"])}
 
 
-class RunQualityOperator(AskedOperator):
+class RunQualityOperator(AskedOperator, StoresOperator):
     """Judge the profiles of a run by the suites; what is found is kept, and fails the run in a later task.
 
     :param profiles: what the profile tasks returned; none for one that was skipped (templated).
@@ -112,28 +113,14 @@ class RunQualityOperator(AskedOperator):
     :param redis_conn_id: servers that are asked about themselves, when the run is about Redis (templated).
     """
 
-    template_fields: Sequence[str] = (
-        *AskedOperator.template_fields,
-        "profiles",
-        "postgres_conn_id",
-        "redis_conn_id",
-    )
+    template_fields: Sequence[str] = (*AskedOperator.template_fields, "profiles", *StoresOperator.template_fields)
     models = (QualityWish, ProfileRules)
     operator_extra_links = (ReportLink(ReportKind.QUALITY),)
     ui_color = "#d9e9d9"
 
-    def __init__(
-        self,
-        *,
-        profiles: Sequence[Any],
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        redis_conn_id: str = REDIS_CONNECTION,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, profiles: Sequence[Any], **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.profiles = profiles
-        self.postgres_conn_id = postgres_conn_id
-        self.redis_conn_id = redis_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and what did not pass, without any client."""
@@ -149,12 +136,12 @@ class RunQualityOperator(AskedOperator):
         self.log.info("Judging %s by %s", ", ".join(stores) or wish.stores, ", ".join(suites))
         turn = turn_at(context, wish) if on_queues and wish.suite == "fast" else None
         report = run_quality(
-            postgres_url=QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).url,
+            postgres_url=self.postgres_hook.url,
             profile_ids=[profile["profile_id"] for profile in profiles],
             suites=suites,
             quality_run_id=id_of(context),
             now=datetime.fromtimestamp(system_clock() / 1_000, UTC),
-            redis_url=QueuekeeperRedisHook(self.redis_conn_id).url if on_redis else None,
+            redis_url=self.redis_hook.url if on_redis else None,
             key_prefix=rules.key_prefix,
             turn=turn,
             throttle_references_per_s=rules.throttle_references_per_s,
@@ -184,7 +171,7 @@ class RunQualityOperator(AskedOperator):
         }
 
 
-class ReportQualityOperator(BaseOperator):
+class ReportQualityOperator(StoresOperator):
     """Write what a judgement found, good or bad, as HTML and JSON.
 
     :param quality_run_id: the judgement (templated).
@@ -192,28 +179,19 @@ class ReportQualityOperator(BaseOperator):
     :param redis_conn_id: with the former, what the forms of remedies are filled with (templated).
     """
 
-    template_fields: Sequence[str] = ("quality_run_id", "postgres_conn_id", "redis_conn_id")
+    template_fields: Sequence[str] = ("quality_run_id", *StoresOperator.template_fields)
     operator_extra_links = (ReportLink(ReportKind.QUALITY),)
 
-    def __init__(
-        self,
-        *,
-        quality_run_id: str,
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        redis_conn_id: str = REDIS_CONNECTION,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, quality_run_id: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.quality_run_id = quality_run_id
-        self.postgres_conn_id = postgres_conn_id
-        self.redis_conn_id = redis_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and where the files are."""
         # Only this task draws.
         from queuekeeper.quality.report import build_report, write_report  # noqa: PLC0415
 
-        with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
+        with self.postgres_hook.connect() as connection:
             report = build_report(
                 connection,
                 quality_run_id=self.quality_run_id,

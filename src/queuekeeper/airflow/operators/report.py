@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.links import ReportLink
 from queuekeeper.airflow.operators.jobs import publish
+from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.clock import system_clock
 from queuekeeper.config import Settings
 from queuekeeper.migration.report import build_report, write_report
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
     from airflow.sdk import Context
 
 
-class ReportMigrationOperator(BaseOperator):
+class ReportMigrationOperator(StoresOperator):
     """Write what a migration did, balanced or not, as HTML and JSON.
 
     :param plan_id: the plan (templated).
@@ -28,27 +25,18 @@ class ReportMigrationOperator(BaseOperator):
     :param redis_conn_id: target, asked for the memory it really uses (templated).
     """
 
-    template_fields: Sequence[str] = ("plan_id", "postgres_conn_id", "redis_conn_id")
+    template_fields: Sequence[str] = ("plan_id", *StoresOperator.template_fields)
     operator_extra_links = (ReportLink(ReportKind.MIGRATION),)
 
-    def __init__(
-        self,
-        *,
-        plan_id: str,
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        redis_conn_id: str = REDIS_CONNECTION,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, plan_id: str, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.plan_id = plan_id
-        self.postgres_conn_id = postgres_conn_id
-        self.redis_conn_id = redis_conn_id
 
     def execute(self, context: Context) -> dict[str, Any]:
         """Return the verdict and where the files are."""
         with (
-            QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).ledger() as ledger,
-            QueuekeeperRedisHook(self.redis_conn_id).connect() as client,
+            self.postgres_hook.ledger() as ledger,
+            self.redis_hook.connect() as client,
         ):
             report = build_report(ledger, client, plan_id=self.plan_id, now_ms=system_clock())
             files = write_report(report, Settings().reports)

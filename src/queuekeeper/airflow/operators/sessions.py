@@ -7,11 +7,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
-
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
-from queuekeeper.airflow.hooks import QueuekeeperPostgresHook, QueuekeeperRedisHook
 from queuekeeper.airflow.operators.counts_first import CountsFirstOperator
+from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.values import as_dict, flag
 from queuekeeper.errors import CheckFailed, UsageError
 from queuekeeper.jsonl import open_file
@@ -27,7 +24,7 @@ if TYPE_CHECKING:
 PAGE = 20
 
 
-class SessionOperator(BaseOperator):
+class SessionOperator(StoresOperator):
     """What all tasks about one session are given.
 
     :param client_id: MQTT client id of the session (templated).
@@ -43,8 +40,7 @@ class SessionOperator(BaseOperator):
         "store",
         "key_prefix",
         "default_ttl_s",
-        "postgres_conn_id",
-        "redis_conn_id",
+        *StoresOperator.template_fields,
     )
 
     def __init__(
@@ -54,8 +50,6 @@ class SessionOperator(BaseOperator):
         store: str = "redis",
         key_prefix: str = "",
         default_ttl_s: int | str = StoreRules.default_ttl_s,
-        postgres_conn_id: str = POSTGRES_CONNECTION,
-        redis_conn_id: str = REDIS_CONNECTION,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
@@ -63,8 +57,6 @@ class SessionOperator(BaseOperator):
         self.store = store
         self.key_prefix = key_prefix
         self.default_ttl_s = default_ttl_s
-        self.postgres_conn_id = postgres_conn_id
-        self.redis_conn_id = redis_conn_id
 
     @contextmanager
     def open_store(self) -> Iterator[transfer.SessionStore]:
@@ -76,10 +68,10 @@ class SessionOperator(BaseOperator):
             raise UsageError(f"the store is {self.store!r}: it must be {' or '.join(STORES)}")
         rules = transfer.rules(default_ttl_s=int(self.default_ttl_s))
         if self.store == "postgres":
-            with QueuekeeperPostgresHook(postgres_conn_id=self.postgres_conn_id).connect() as connection:
+            with self.postgres_hook.connect() as connection:
                 yield PostgresSessionStore(connection, rules=rules)
         else:
-            with QueuekeeperRedisHook(self.redis_conn_id).connect() as client:
+            with self.redis_hook.connect() as client:
                 yield RedisSessionStore(client, self.key_prefix, rules)
 
 

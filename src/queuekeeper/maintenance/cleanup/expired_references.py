@@ -60,9 +60,6 @@ class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
     """The job."""
 
     kind = KIND
-    Parameters = CleanupParameters
-    Counts = CleanupCounts
-    Found = CleanupFound
     asks = True
     undoes = True
     words = Words(
@@ -71,8 +68,6 @@ class Cleanup(Job[CleanupParameters, CleanupCounts, CleanupFound]):
         about="expired references",
         command="cleanup plan",
         go_on="cleanup apply {run_id}",
-        to_do="changes to be made",
-        done="changes made",
         planned="{count} keys and references are to be cleaned, nothing was written",
         left="done; {count} more to clean by now",
         clean="clean: a second look finds nothing to do",

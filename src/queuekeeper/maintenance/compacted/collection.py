@@ -66,9 +66,6 @@ class Collection(Job[CollectionParameters, CollectionCounts, CollectionFound]):
 
     kind = KIND
     report = ReportKind("compacted", "Collection report")
-    Parameters = CollectionParameters
-    Counts = CollectionCounts
-    Found = CollectionFound
     undoes = True
     # Also where nothing is due, queues are noted as looked at and records of producers go that have long gone.
     works_when_empty = True

@@ -68,7 +68,6 @@ class BrokerJob(Job[Any, Any, EventFound]):
     """
 
     on_redis = False
-    Found = EventFound
     remedies: ClassVar[Mapping[str, str]]
 
     def __init__(self, world: World[Any]) -> None:

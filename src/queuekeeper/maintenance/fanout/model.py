@@ -108,8 +108,8 @@ class FanoutRepairParameters(RunParameters):
 
 
 @dataclass(kw_only=True)
-class FanoutRepairCounts(Counts):
-    """What was found in queues, or was done to them.
+class QueueCounts(Counts):
+    """What was looked at in queues, and what their day-to-day work had left to do.
 
     :ivar queues: that were looked at.
     :ivar changed_queues: those of them in which there was something to do.
@@ -119,6 +119,24 @@ class FanoutRepairCounts(Counts):
     :ivar expired_messages: whose life was over.
     :ivar expired_dead: dead letters whose retention was over.
     :ivar expired_references: ids that waited for consumers though their messages had expired.
+    """
+
+    looked_at: ClassVar[frozenset[str]] = frozenset({"queues", "consumers", "messages"})
+
+    queues: int = 0
+    changed_queues: int = 0
+    consumers: int = 0
+    messages: int = 0
+    overdue_leases: int = 0
+    expired_messages: int = 0
+    expired_dead: int = 0
+    expired_references: int = 0
+
+
+@dataclass(kw_only=True)
+class FanoutRepairCounts(QueueCounts):
+    """What was found in queues, or was done to them; most of what it adds is faults.
+
     :ivar missing_payload: messages that are gone, and that an ack is still counted for.
     :ivar unreferenced_payload: messages that nobody owes an ack for: a consumer took them and died, or never got them.
     :ivar wrong_count: counts of owed acks that had drifted.
@@ -132,16 +150,6 @@ class FanoutRepairCounts(Counts):
     :ivar broken_queues: that could not be repaired; the log names why.
     """
 
-    looked_at: ClassVar[frozenset[str]] = frozenset({"queues", "consumers", "messages"})
-
-    queues: int = 0
-    changed_queues: int = 0
-    consumers: int = 0
-    messages: int = 0
-    overdue_leases: int = 0
-    expired_messages: int = 0
-    expired_dead: int = 0
-    expired_references: int = 0
     missing_payload: int = 0
     unreferenced_payload: int = 0
     wrong_count: int = 0

@@ -42,22 +42,16 @@ class FanoutRepair(Job[FanoutRepairParameters, FanoutRepairCounts, FanoutRepairF
 
     kind = "fanout_repair"
     report = ReportKind("fanout", "Fan-out report")
-    Parameters = FanoutRepairParameters
-    Counts = FanoutRepairCounts
-    Found = FanoutRepairFound
     keeps_steps = True
     proof_steps = 10_000
-    words = Words(
+    words = Words.of_changes(
+        "repairs",
         noun="repair of fan-out queues",
         title="Repair",
         about="fan-out queues",
         command="fanout repair-all",
         unit="queue",
         units="queues",
-        to_do="repairs to be made",
-        done="repairs made",
-        planned="{count} repairs are to be made, nothing was changed",
-        left="{count} repairs are left to be made",
         broken="{count} queues cannot be repaired",
         footer="Queues and consumers are named as their programs name them; no message leaves the server.",
     )

@@ -80,9 +80,6 @@ class Remedy(Job[RemedyParameters, RemedyCounts, RemedyFound]):
         when all of them were planned: it takes the steps itself, and stops at the first that no longer fits.
     """
 
-    Parameters = RemedyParameters
-    Counts = RemedyCounts
-    Found = RemedyFound
     asks = True
     undoes = True
     purpose: ClassVar[str]
