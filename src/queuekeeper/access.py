@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from queuekeeper import lua
+from queuekeeper.checks import of_job
 from queuekeeper.errors import UsageError
 from queuekeeper.keyspace import check_prefix
 
@@ -190,10 +191,7 @@ def redis_user(job: str) -> RedisUser:
 
     :raises UsageError: naming the jobs that there are.
     """
-    users = redis_users()
-    if job not in users:
-        raise UsageError(f"there is no job {job!r}: name one of {', '.join(users)}")
-    return users[job]
+    return of_job(redis_users(), job)
 
 
 def _literal(key_prefix: str) -> str:

@@ -108,6 +108,28 @@ def check_seconds(name: str, value: Any, *, least: float = 0.001, most: float = 
         raise UsageError(f"{name} is {value!r}: it must be a number of seconds, {bounds}")
 
 
+def check_integers(record: Any, **ranges: tuple[int, int]) -> None:
+    """Refuse a record with a field that is not an integer of its range; see :func:`check_integer`."""
+    for name, (least, most) in ranges.items():
+        check_integer(name, getattr(record, name), least, most)
+
+
+def check_all_seconds(record: Any, *names: str, least: float = 0.001) -> None:
+    """Refuse a record with a field that is no time in seconds; see :func:`check_seconds`."""
+    for name in names:
+        check_seconds(name, getattr(record, name), least=least)
+
+
+def of_job(known: Mapping[str, T], job: str) -> T:
+    """Return what belongs to a job.
+
+    :raises UsageError: naming the jobs that there are.
+    """
+    if job not in known:
+        raise UsageError(f"there is no job {job!r}: name one of {', '.join(known)}")
+    return known[job]
+
+
 def check_text(name: str, value: Any, *, most_bytes: int) -> None:
     """Refuse what is no text, or too long as UTF-8.
 

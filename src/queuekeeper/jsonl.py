@@ -77,6 +77,14 @@ def _is_no_number(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
 
 
+def attributes(record: Any, names: str) -> dict[str, Any]:
+    """Return what a record holds, by these names.
+
+    :param names: in the order in which they are wanted, with spaces between them.
+    """
+    return {name: getattr(record, name) for name in names.split()}
+
+
 def encoded(name: str, content: bytes) -> dict[str, str]:
     """Return bytes as text where they are UTF-8, else as base64, and say which."""
     try:

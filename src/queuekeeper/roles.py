@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from queuekeeper.checks import of_job
 from queuekeeper.errors import UsageError
 from queuekeeper.postgres import statement
 
@@ -148,10 +149,7 @@ def postgres_role(job: str) -> PostgresRole:
 
     :raises UsageError: naming the jobs that there are.
     """
-    roles = postgres_roles()
-    if job not in roles:
-        raise UsageError(f"there is no job {job!r}: name one of {', '.join(roles)}")
-    return roles[job]
+    return of_job(postgres_roles(), job)
 
 
 # --- the jobs ------------------------------------------------------------------------------------------------------

@@ -19,7 +19,7 @@ from queuekeeper.compacted.model import (
     property_pairs,
 )
 from queuekeeper.errors import QueuekeeperError, RefusedError
-from queuekeeper.jsonl import decoded, encoded, read_lines
+from queuekeeper.jsonl import attributes, decoded, encoded, read_lines
 
 if TYPE_CHECKING:
     from queuekeeper.compacted.queue import CompactedQueues
@@ -67,12 +67,7 @@ def message_facts(message: CompactedMessage, *, content: bool) -> dict[str, Any]
     facts: dict[str, Any] = {
         "sequence": message.sequence,
         **encoded("key", message.key),
-        "appended_ms": message.appended_ms,
-        "published_ms": message.published_ms,
-        "tombstone": message.tombstone,
-        "redelivered": message.redelivered,
-        "is_readable": message.is_readable,
-        "content_type": message.content_type,
+        **attributes(message, "appended_ms published_ms tombstone redelivered is_readable content_type"),
         "value_bytes": len(message.value),
         "property_count": len(property_pairs(message.properties)),
     }

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from queuekeeper.checks import check_integer, checked
+from queuekeeper.checks import check_integer, check_integers, checked
 from queuekeeper.compacted.model import MAX_SEQUENCE, Retention, RetentionPolicy
 from queuekeeper.durations import duration_ms
 from queuekeeper.errors import InvalidPolicy, UsageError
@@ -39,8 +39,7 @@ class EcqSettings:
     read_timeout_ms: int = 5_000
 
     def __post_init__(self) -> None:
-        check_integer("writer_pool_size", self.writer_pool_size, 0, MAX_WRITER_POOL_SIZE)
-        check_integer("reader_batch_size", self.reader_batch_size, 1, MAX_READER_BATCH_SIZE)
+        check_integers(self, writer_pool_size=(0, MAX_WRITER_POOL_SIZE), reader_batch_size=(1, MAX_READER_BATCH_SIZE))
         check_integer("data_retention", self.data_retention_ms, 0, MAX_SEQUENCE, error=InvalidPolicy)
         for name in ("gc_interval", "write_timeout", "read_timeout"):
             check_integer(name, getattr(self, f"{name}_ms"), 1, MAX_SEQUENCE)

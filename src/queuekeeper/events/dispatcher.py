@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from queuekeeper.checks import check_seconds
+from queuekeeper.checks import check_all_seconds
 from queuekeeper.errors import ServerUnavailable, UsageError
 from queuekeeper.events.consumer import Recovery
 from queuekeeper.events.model import LockTimeout, StatementTimeout, TransientRefusal
@@ -61,11 +61,9 @@ class DispatchRules:
     condition_timeout_s: float = 1.0
 
     def __post_init__(self) -> None:
-        check_seconds("poll_interval_s", self.poll_interval_s)
-        check_seconds("pause_s", self.pause_s, least=0)
-        check_seconds("busy_pause_s", self.busy_pause_s, least=0)
-        check_seconds("statement_timeout_s", self.statement_timeout_s)
-        check_seconds("condition_timeout_s", self.condition_timeout_s)
+        check_all_seconds(self, "poll_interval_s")
+        check_all_seconds(self, "pause_s", "busy_pause_s", least=0)
+        check_all_seconds(self, "statement_timeout_s", "condition_timeout_s")
         if self.condition_timeout_s > self.statement_timeout_s:
             raise UsageError(
                 f"condition_timeout_s is {self.condition_timeout_s}: one condition cannot have more time than a poll, "

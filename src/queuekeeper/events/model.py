@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any, TypeAlias
 
-from queuekeeper.checks import check_fields, check_integer, check_seconds
+from queuekeeper.checks import check_all_seconds, check_fields, check_integers
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jsonl import holds, json_bytes
 
@@ -260,12 +260,9 @@ class ReadRules:
     grace_s: float = 30.0
 
     def __post_init__(self) -> None:
-        check_integer("page", self.page, 1, MAX_PAGE)
-        check_integer("pages_ahead", self.pages_ahead, 1, 1_000)
-        check_integer("listener_events", self.listener_events, 1, 10_000_000)
-        check_seconds("poll_interval_s", self.poll_interval_s)
-        check_seconds("sign_of_life_s", self.sign_of_life_s)
-        check_seconds("grace_s", self.grace_s, least=0)
+        check_integers(self, page=(1, MAX_PAGE), pages_ahead=(1, 1_000), listener_events=(1, 10_000_000))
+        check_all_seconds(self, "poll_interval_s", "sign_of_life_s")
+        check_all_seconds(self, "grace_s", least=0)
 
 
 def retry_of(event: Event) -> Retry | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import TypeAlias
 
-from queuekeeper.checks import check_integer, check_seconds
+from queuekeeper.checks import check_all_seconds, check_integer
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
 from queuekeeper.events.handlers import AsyncListener, Listener
@@ -71,8 +71,7 @@ class StreamRules:
     def __post_init__(self) -> None:
         if self.replay_events:
             check_integer("replay_events", self.replay_events, 1, 10_000)
-        check_seconds("replay_s", self.replay_s)
-        check_seconds("keep_alive_s", self.keep_alive_s)
+        check_all_seconds(self, "replay_s", "keep_alive_s")
         check_integer("retry_ms", self.retry_ms, 1, 3_600_000)
 
 

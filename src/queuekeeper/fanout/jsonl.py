@@ -12,7 +12,7 @@ import orjson
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.fanout.model import DAY_MS, DeadLetter, FanoutMessage, NewMessage, VerifyReport
 from queuekeeper.fanout.producer import FanoutProducer
-from queuekeeper.jsonl import decoded, encoded, read_lines
+from queuekeeper.jsonl import attributes, decoded, encoded, read_lines
 
 if TYPE_CHECKING:
     from queuekeeper.fanout.queue import FanoutQueues
@@ -48,13 +48,7 @@ class PublishLinesReport:
 def message_facts(message: FanoutMessage, *, content: bool) -> dict[str, Any]:
     """Return a message by its fields; body and headers only when asked for."""
     facts: dict[str, Any] = {
-        "id": message.id,
-        "published_ms": message.published_ms,
-        "expires_at_ms": message.expires_at_ms,
-        "attempt": message.attempt,
-        "stalls": message.stalls,
-        "content_type": message.content_type,
-        "order_key": message.order_key,
+        **attributes(message, "id published_ms expires_at_ms attempt stalls content_type order_key"),
         "body_bytes": len(message.body),
         "header_count": len(message.headers),
     }

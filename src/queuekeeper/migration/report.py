@@ -40,7 +40,7 @@ from queuekeeper.migration.report_model import (
 from queuekeeper.migration.report_page import render
 from queuekeeper.migration.status import runs_at_work
 from queuekeeper.redis_client import RedisClient
-from queuekeeper.report.files import ReportFiles, ReportKind, write_files
+from queuekeeper.report.files import ReportFiles, ReportKind, write_rendered
 from queuekeeper.report.servers import ServerMemory, measure_servers
 from queuekeeper.sessions.judge import Reason
 
@@ -487,11 +487,4 @@ def write_report(report: MigrationReport, directory: Path) -> ReportFiles:
     :param directory: made when it is not there.
     :raises RefusedError: when it cannot be written to.
     """
-    return write_files(
-        directory,
-        kind=ReportKind.MIGRATION,
-        subject_id=report.plan.plan_id,
-        at_ms=report.generated_at_ms,
-        text=report.to_json(),
-        page=lambda name, sha256: render(report, json_name=name, json_sha256=sha256),
-    )
+    return write_rendered(report, directory, kind=ReportKind.MIGRATION, subject_id=report.plan.plan_id, render=render)

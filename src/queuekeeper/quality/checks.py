@@ -42,13 +42,6 @@ class Priority(StrEnum):
         return known.get(self, Severity.INFO)
 
 
-class Store(StrEnum):
-    """Where a check looks."""
-
-    REDIS = "redis"
-    POSTGRES = "postgres"
-
-
 class Area(StrEnum):
     """What a check is about."""
 
@@ -59,6 +52,13 @@ class Area(StrEnum):
     FANOUT = "fanout"
     EVENTS = "events"
     PARTITIONS = "partitions"
+
+
+class Store(StrEnum):
+    """Where a check looks."""
+
+    REDIS = "redis"
+    POSTGRES = "postgres"
 
 
 @dataclass(frozen=True, kw_only=True)

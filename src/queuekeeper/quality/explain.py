@@ -11,19 +11,18 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import StrEnum
-from typing import Any, Literal
+from typing import Any
 
 from queuekeeper import audit
 from queuekeeper.errors import QueuekeeperError, RefusedError, ScatteredClient, UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.migration.model import MigrationParameters
 from queuekeeper.postgres import Connection, statement, translated_errors
+from queuekeeper.quality.profile_model import Store
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.sessions.model import MessageView, PendingMessage, Problem, SessionView, check_packet_id
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
-
-Store = Literal["redis", "postgres"]
 
 _DEFAULTS = MigrationParameters()
 

@@ -49,7 +49,7 @@ from queuekeeper.quality.store import (
     Verdict,
     WorstQueue,
 )
-from queuekeeper.report.files import ReportFiles, ReportKind, write_files
+from queuekeeper.report.files import ReportFiles, ReportKind, write_rendered
 from queuekeeper.report.servers import ServerMemory
 
 RUNS_SHOWN = 30
@@ -435,13 +435,8 @@ def write_report(report: PublishedReport, directory: Path) -> ReportFiles:
     :param directory: made when it is not there.
     :raises RefusedError: when it cannot be written to.
     """
-    return write_files(
-        directory,
-        kind=ReportKind.QUALITY,
-        subject_id=_file_id(report.quality_run_id),
-        at_ms=report.generated_at_ms,
-        text=report.to_json(),
-        page=lambda name, sha256: render(report, json_name=name, json_sha256=sha256),
+    return write_rendered(
+        report, directory, kind=ReportKind.QUALITY, subject_id=_file_id(report.quality_run_id), render=render
     )
 
 

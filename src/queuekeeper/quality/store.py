@@ -20,6 +20,7 @@ _MISSING = "run `queuekeeper database migrate` first"
 _KNOWN = 5
 _STORED = tuple(each.name for each in fields(Finding) if each.name != "remedy_url")
 
+_OF_QUEUE = ("client_hash", "cohort", "slot", "shard", "messages", "live", "dead", "payload_bytes")
 DEPTHS = (0, *(2**power for power in range(17)))
 """Lower ends of the buckets of a depth histogram: none, 1, 2 to 3, 4 to 7, up to 65,536 and more."""
 
@@ -297,15 +298,8 @@ class QualityStore:
         """
         return tuple(
             WorstQueue(
-                client_hash=queue["client_hash"],
                 client_id=queue["client_id"] if show_client_ids else None,
-                cohort=queue["cohort"],
-                slot=queue["slot"],
-                shard=queue["shard"],
-                messages=queue["messages"],
-                live=queue["live"],
-                dead=queue["dead"],
-                payload_bytes=queue["payload_bytes"],
+                **{name: queue[name] for name in _OF_QUEUE},
                 faults={name: queue[name] for name in FAULTS if queue[name]},
             )
             for (queue,) in self._rows("worst_queues", {"profile_id": profile_id, "maximum": n})

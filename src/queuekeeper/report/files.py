@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import ClassVar, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 from queuekeeper.errors import RefusedError, UsageError
 
@@ -88,6 +88,34 @@ class ReportFiles:
 def stamp(at_ms: int) -> str:
     """Return an instant as it stands in file names, in UTC."""
     return datetime.fromtimestamp(at_ms / 1_000, UTC).strftime(_STAMP)
+
+
+class Rendered(Protocol):
+    """A report that can be written as JSON."""
+
+    @property
+    def generated_at_ms(self) -> int:
+        """When it was made."""
+
+    def to_json(self) -> str:
+        """Return it as JSON."""
+
+
+def write_rendered(
+    report: Rendered, directory: Path, *, kind: ReportKind, subject_id: str, render: Callable[..., str]
+) -> ReportFiles:
+    """Write a report's two files; see :func:`write_files`.
+
+    :param render: returns the page, given the report, and name and hash of its JSON as ``json_name``, ``json_sha256``.
+    """
+    return write_files(
+        directory,
+        kind=kind,
+        subject_id=subject_id,
+        at_ms=report.generated_at_ms,
+        text=report.to_json(),
+        page=lambda name, sha256: render(report, json_name=name, json_sha256=sha256),
+    )
 
 
 def write_files(

@@ -11,6 +11,7 @@ from unicodedata import category
 import orjson
 
 from queuekeeper.errors import UsageError
+from queuekeeper.jsonl import attributes
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id, safe_counter
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import MAX_SERIAL
@@ -23,6 +24,10 @@ STORES = ("postgres", "redis")
 _MAX_INSTANT_MS = 2**63 - 1
 _SESSION_FIELDS = ("client_id", "last_packet_id", "last_serial", "exported_from", "format")
 _MESSAGE_FIELDS = ("serial", "expires_at_ms", "delivered", "message")
+_FACTS = (
+    "serial packet_id packet_type topic qos retain redelivery time_ms expires_at_ms expiry_interval_s "
+    "payload_format_indicator content_type response_topic"
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,19 +67,7 @@ def message_line(message: PendingMessage, *, client_id: str) -> bytes:
 def message_facts(message: PendingMessage, *, content: bool) -> dict[str, Any]:
     """Return a message by its fields; what the publisher wrote into it only when asked for."""
     facts: dict[str, Any] = {
-        "serial": message.serial,
-        "packet_id": message.packet_id,
-        "packet_type": message.packet_type,
-        "topic": message.topic,
-        "qos": message.qos,
-        "retain": message.retain,
-        "redelivery": message.redelivery,
-        "time_ms": message.time_ms,
-        "expires_at_ms": message.expires_at_ms,
-        "expiry_interval_s": message.expiry_interval_s,
-        "payload_format_indicator": message.payload_format_indicator,
-        "content_type": message.content_type,
-        "response_topic": message.response_topic,
+        **attributes(message, _FACTS),
         "subscription_ids": list(message.subscription_ids),
         "payload_bytes": len(message.payload),
         "correlation_data_bytes": None if message.correlation_data is None else len(message.correlation_data),

@@ -68,10 +68,21 @@ class BrokenRuleError(UsageError):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Bounds:
-    """A number, or the size in bytes of a text or of binary data, that has to lie between two others.
+class ColumnRule:
+    """What a column must hold.
 
     :param column: of ``device_publish_msg``.
+    :param reason: that a message is put aside for which breaks the rule.
+    """
+
+    column: str
+    reason: Reason
+
+
+@dataclass(frozen=True, kw_only=True)
+class Bounds(ColumnRule):
+    """A number, or the size in bytes of a text or of binary data, that has to lie between two others.
+
     :param measure: ``text`` is measured here; of binary data the size is given.
     :param optional: whether it may be absent.
     :param rule: what stands behind the bounds.
@@ -79,8 +90,6 @@ class Bounds:
     :param must: what the bounds mean, where numbers alone do not tell.
     """
 
-    column: str
-    reason: Reason
     least: int
     most: int
     rule: str
@@ -108,11 +117,9 @@ class Bounds:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NotEmpty:
+class NotEmpty(ColumnRule):
     """A text that has to be there."""
 
-    column: str
-    reason: Reason
     rule: str
 
     def breaks(self, values: Mapping[str, Any]) -> bool:
@@ -126,11 +133,9 @@ class NotEmpty:
 
 
 @dataclass(frozen=True, kw_only=True)
-class OneOf:
+class OneOf(ColumnRule):
     """A word of a list."""
 
-    column: str
-    reason: Reason
     allowed: tuple[str, ...]
 
     def breaks(self, values: Mapping[str, Any]) -> bool:
@@ -143,11 +148,9 @@ class OneOf:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pairs:
+class Pairs(ColumnRule):
     """User properties: pairs of texts that MQTT can carry."""
 
-    column: str
-    reason: Reason
     most_bytes: int
 
     def breaks(self, values: Mapping[str, Any]) -> bool:

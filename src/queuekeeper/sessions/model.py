@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Any, Self
+from typing import Any, Literal, Self, TypeAlias
 
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import QueuekeeperError, UsageError
@@ -21,6 +21,9 @@ from queuekeeper.sessions.judge import (
     text_bytes,
     too_long,
 )
+
+StoreChoice: TypeAlias = Literal["owner", "redis", "postgres"]
+"""Which store a session is looked for in: the one that owns it, or one of the two."""
 
 DEFAULT_PAGE = 500
 MAX_PAGE = 10_000

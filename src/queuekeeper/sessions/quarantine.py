@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
-from typing import Any, Literal, TypeAlias
+from typing import Any, TypeAlias
 
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.errors import QueuekeeperError, UsageError
@@ -27,12 +27,11 @@ from queuekeeper.sessions.judge import (
     broken_rule,
     pairs_of,
 )
-from queuekeeper.sessions.model import NewMessage, Refusal, SessionSave, SessionView, StoreRules
+from queuekeeper.sessions.model import NewMessage, Refusal, SessionSave, SessionView, StoreChoice, StoreRules
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.router import SessionRouter
 
-StoreChoice: TypeAlias = Literal["owner", "redis", "postgres"]
 Store: TypeAlias = SessionRouter | RedisSessionStore | PostgresSessionStore
 
 SUBJECT = "session_quarantine"
@@ -43,19 +42,6 @@ _MISSING = "run `queuekeeper database migrate`"
 _PUBREL = "PUBREL"
 _NEW_RULES = (*CONTENT_RULES, *(rule for rule in RULES if isinstance(rule, OneOf)))
 """Of a message that gets a new place: its serial and its packet id do not matter, whether it is a PUBLISH does."""
-
-
-class Outcome(StrEnum):
-    """What became of a message that was set aside; fields of :class:`ReplayReport`."""
-
-    REPLAYED = "replayed"
-    UNCHANGED = "unchanged"
-    EXPIRED = "expired"
-    NOT_REPAIRED = "not_repaired"
-    RELEASED = "released"
-    NO_SESSION = "no_session"
-    IN_BOTH_STORES = "in_both_stores"
-    REFUSED = "refused"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,6 +110,19 @@ class ReplayReport:
     in_both_stores: int = 0
     refused: int = 0
     why: Mapping[int, str] = field(default_factory=dict)
+
+
+class Outcome(StrEnum):
+    """What became of a message that was set aside; fields of :class:`ReplayReport`."""
+
+    REPLAYED = "replayed"
+    UNCHANGED = "unchanged"
+    EXPIRED = "expired"
+    NOT_REPAIRED = "not_repaired"
+    RELEASED = "released"
+    NO_SESSION = "no_session"
+    IN_BOTH_STORES = "in_both_stores"
+    REFUSED = "refused"
 
 
 def row_values(row: Any) -> dict[str, Any]:
