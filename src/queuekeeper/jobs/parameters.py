@@ -16,17 +16,31 @@ from __future__ import annotations
 import re
 import types
 from argparse import SUPPRESS, ArgumentParser
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import Field as RecordField
 from dataclasses import dataclass, make_dataclass
 from difflib import get_close_matches
 from enum import Enum, StrEnum
 from functools import cache
-from typing import Any, ClassVar, Literal, Self, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Any,
+    ClassVar,
+    Concatenate,
+    Literal,
+    ParamSpec,
+    Self,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from queuekeeper.errors import UsageError
+
+P = ParamSpec("P")
 
 MAX_RATE_PER_S = 2_147_483_647
 """Fastest rate that a throttle can name."""
@@ -44,6 +58,21 @@ class Section(StrEnum):
     APPROVAL = "Approval"
     RECORDS = "Files and records"
     CONNECTIONS = "Connections and keys"
+
+
+class Kind(StrEnum):
+    """Types that a parameter may have."""
+
+    FLAG = "boolean"
+    INTEGER = "integer"
+    NUMBER = "number"
+    TEXT = "string"
+    LIST = "array"
+
+
+def same(value: Any) -> Any:
+    """Return the value: what an alias does whose values mean what those of the new name mean."""
+    return value
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,73 +115,28 @@ class Declaration:
     needed: bool = False
     rule: str = ""
     check: Callable[[str], object] | None = None
-    examples: tuple[Any, ...] = ()
+    examples: Sequence[Any] = ()
     noun: str = ""
     aliases: Mapping[str, Callable[[Any], Any]] | None = None
 
-
-def same(value: Any) -> Any:
-    """Return the value: what an alias does whose values mean what those of the new name mean."""
-    return value
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "examples", tuple(self.examples))
 
 
-def parameter(
-    default: Any,
-    *,
-    title: str,
-    help: str,  # noqa: A002 - the word that every surface uses
-    proposed: Any = None,
-    unset: str = "",
-    section: Section = Section.TOP,
-    least: float | None = None,
-    most: float | None = None,
-    choices: Mapping[str, str] | None = None,
-    pattern: str | None = None,
-    form_pattern: str | None = None,
-    longest: int | None = None,
-    shortest: int = 1,
-    needed: bool = False,
-    rule: str = "",
-    check: Callable[[str], object] | None = None,
-    examples: Iterable[Any] = (),
-    noun: str = "",
-    aliases: Mapping[str, Callable[[Any], Any]] | None = None,
-) -> Any:
-    """Declare a parameter: the default of a model's field; see :class:`Declaration` for the rest.
+def _declared_by(declare: Callable[P, Declaration]) -> Callable[Concatenate[Any, P], Any]:
+    def parameter(default: Any, /, *args: P.args, **said: P.kwargs) -> Any:
+        """Declare a parameter: the default of a model's field; see :class:`Declaration` for the rest.
 
-    :param default: what holds when nobody says anything.
-    """
-    declaration = Declaration(
-        title=title,
-        help=help,
-        proposed=proposed,
-        unset=unset,
-        section=section,
-        least=least,
-        most=most,
-        choices=choices,
-        pattern=pattern,
-        form_pattern=form_pattern,
-        longest=longest,
-        shortest=shortest,
-        needed=needed,
-        rule=rule,
-        check=check,
-        examples=tuple(examples),
-        noun=noun,
-        aliases=aliases,
-    )
-    return Field(default, title=title, description=help, json_schema_extra=cast(Any, {"declaration": declaration}))
+        :param default: what holds when nobody says anything.
+        """
+        declaration = declare(*args, **said)
+        extra = cast(Any, {"declaration": declaration})
+        return Field(default, title=declaration.title, description=declaration.help, json_schema_extra=extra)
+
+    return parameter
 
 
-class Kind(StrEnum):
-    """Types that a parameter may have."""
-
-    FLAG = "boolean"
-    INTEGER = "integer"
-    NUMBER = "number"
-    TEXT = "string"
-    LIST = "array"
+parameter = _declared_by(Declaration)
 
 
 @dataclass(frozen=True, kw_only=True)
