@@ -480,10 +480,12 @@ class Connection:
             await asyncio.sleep(self._pause_s)
             async with asyncio.timeout(self.endpoint.connect_timeout_s):
                 wire = await self._greeted()
-        except (RedisError, OSError) as error:
+        except Exception as error:
+            # Whatever it is: those who wait would wait for ever.
             self._pause_s = min(_LONGEST_PAUSE_S, max(0.05, 2 * self._pause_s))
             self._opening = None
             refused = isinstance(error, AuthenticationError | ResponseError | ssl.SSLError)
+            refused = refused or not isinstance(error, RedisError | OSError)
             self._return_queue(
                 from_redis(error, self.address, secret=self.endpoint.password or ""), may_heal=not refused
             )

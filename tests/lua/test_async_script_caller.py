@@ -28,7 +28,7 @@ from queuekeeper.lua import Call, Script
 from queuekeeper.redis_async import AsyncScriptCaller, connect
 from queuekeeper.redis_client import connect as connect_blocking
 from queuekeeper.redis_client import nodes
-from queuekeeper.redis_connection import Limits
+from queuekeeper.redis_connection import Connection, Limits, endpoint
 from tests.cluster_slots import slot_of
 from tests.patience import PATIENCE_S
 
@@ -607,6 +607,21 @@ async def arrived(chunks: list[bytes]) -> bytes:
         seen = sum(map(len, chunks))
         await asyncio.sleep(0.1)
     return b"".join(chunks)
+
+
+@pytest.mark.parametrize("host", ["redis..example.com", "a" * 64 + ".example.com", "a\0b"])
+def test_opening_that_fails_in_an_unknown_way_ends_with_an_answer(host: str) -> None:
+    """Nobody can be asked for such a name; a node of a cluster may name itself so."""
+
+    async def run() -> None:
+        connection = Connection(endpoint("redis://localhost").at(host, 6_379), limits=Limits())
+        async with asyncio.timeout(PATIENCE_S):
+            for _ in range(2):
+                with pytest.raises(RefusedError, match=f"Redis at {host}:6379: "):
+                    await connection.ask("PING")
+        await connection.close()
+
+    asyncio.run(run())
 
 
 def test_calls_of_one_tick_are_one_write(append: Script) -> None:

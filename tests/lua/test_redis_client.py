@@ -15,6 +15,7 @@ from lua_sessions import command
 from queuekeeper.errors import ServerUnavailable, StoreFull, UsageError
 from queuekeeper.keyspace import SLOTS
 from queuekeeper.redis_client import RedisClient, connect, facts, from_redis, nodes, shards
+from queuekeeper.redis_connection import endpoint
 
 pytestmark = pytest.mark.lua
 
@@ -189,12 +190,16 @@ def test_silent_server() -> None:
         ("redis://:secret@127.0.0.1?nonsense=1", "has an option that is not known"),
         ("redis://:secret@host?decode_responses=true", "may not set decode_responses"),
         ("redis://:secret@host?protocol=3", "may not set protocol"),
+        ("redis://:secret@redis..example.com:6379", "its host is no name of a host"),
+        ("redis://:secret@" + "a" * 64 + ".example.com", "its host is no name of a host"),
+        ("redis://:secret@a%00b", "its host is no name of a host"),
         ("", "must specify one of the following schemes"),
     ],
 )
-def test_url_that_cannot_be_used(url: str, message: str) -> None:
+@pytest.mark.parametrize("read", [connect, endpoint])
+def test_url_that_cannot_be_used(read: Callable[[str], Any], url: str, message: str) -> None:
     with pytest.raises(UsageError, match=message) as caught:
-        connect(url)
+        read(url)
     assert "secret" not in str(caught.value)
 
 
