@@ -13,7 +13,8 @@ from queuekeeper.report.figures import duration
 VALID_DAYS = 8
 """A day more than anybody may take to answer: who answers in the last minute is heard, and a stopped run can go on."""
 
-_VALID_S = VALID_DAYS * 86_400.0
+VALID_MS = VALID_DAYS * 86_400_000
+_VALID_S = VALID_MS / 1_000
 _TWO_DAYS_S = 172_800.0
 
 
@@ -24,6 +25,7 @@ class Standing:
     :param name: as people know it, such as ``run 0123456789abcdef``.
     :param code_version: release that made it.
     :param approved_by: none while nobody has agreed, and where nobody is asked.
+    :param begun: whether it is at work or was; then it is not planned again.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Standing:
     planned_at_ms: int
     approved_by: str | None = None
     approved_at_ms: int | None = None
+    begun: bool = False
 
     def answered(self, answer: Answer, *, now_ms: int) -> Standing:
         """Return how it stands with an approval that is not noted yet.
@@ -45,14 +48,14 @@ def check_current(plan: Standing, *, now_ms: int) -> None:
     """Check that a plan may be approved, or carried out.
 
     The plan has to be young enough when somebody agrees to it, and the answer when it is acted on. Where nobody has
-    agreed, the plan has to be young enough now.
+    agreed, the plan has to be young enough now. What has begun, and was held up, goes on once it is approved again.
 
     :raises StalePlan: saying what is too old, or which release made the plan.
     """
     check_release(plan.name, plan.code_version)
     judged_at_ms = now_ms if plan.approved_at_ms is None else plan.approved_at_ms
     age_s = (judged_at_ms - plan.planned_at_ms) / 1_000
-    if age_s > _VALID_S:
+    if age_s > _VALID_S and not plan.begun:
         until = "ago" if plan.approved_at_ms is None else "before it was approved"
         raise StalePlan(
             f"{plan.name} was planned {_span(age_s)} {until}, and a plan counts for {VALID_DAYS} days: plan again"
@@ -60,7 +63,8 @@ def check_current(plan: Standing, *, now_ms: int) -> None:
     if plan.approved_at_ms is not None:
         age_s = (now_ms - plan.approved_at_ms) / 1_000
         if age_s > _VALID_S:
-            raise StalePlan(f"{old_approval(plan.name, plan.approved_by, age_s=age_s, limit_s=_VALID_S)}: plan again")
+            remedy = "it has begun, and goes on once it is approved again" if plan.begun else "plan again"
+            raise StalePlan(f"{old_approval(plan.name, plan.approved_by, age_s=age_s, limit_s=_VALID_S)}: {remedy}")
 
 
 def check_release(name: str, code_version: str) -> None:

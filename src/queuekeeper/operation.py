@@ -71,6 +71,8 @@ def keeps(contract: Callable[..., Any]) -> Callable[[F], F]:
 
     def decorate(form: F) -> F:
         texts = [inspect.cleandoc(text) for text in (contract.__doc__, form.__doc__) if text]
+        if not texts:  # Python leaves all of them out when it is told to (-OO).
+            return form
         words, fields = zip(*(_parted(text) for text in texts), strict=True)
         form.__doc__ = "\n\n".join(filter(None, [*words, "\n".join(filter(None, fields))]))
         return form

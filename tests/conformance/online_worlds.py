@@ -176,7 +176,7 @@ class OnlineWorld:
 
     # --- the migration -----------------------------------------------------------------------------------------
 
-    def plan(self, *, count: int = 4, plan_id: str = PLAN_ID, **chosen: Any) -> MigrationPlan:
+    def plan(self, *, count: int = 4, plan_id: str = PLAN_ID, mode: Mode = Mode.ONLINE, **chosen: Any) -> MigrationPlan:
         """Store a plan as the job would make it of the rows that there are."""
         self.plan_id = plan_id
         found = [0] * keyspace.SLOTS
@@ -188,7 +188,7 @@ class OnlineWorld:
         )
         parameters = MigrationParameters(
             cohort_count=count,
-            mode=Mode.ONLINE,
+            mode=mode,
             limit=self.rules.limit,
             default_ttl_s=DEFAULT_TTL_S,
             key_prefix=self._prefix,

@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
-from dataclasses import replace
 from typing import Any
 
 import pytest
 from lua_sessions import Session, readable
 from tbmq_broker import Broker
 
+from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
+from queuekeeper.migration.model import Mode
 from queuekeeper.migration.quarantine import ReplayReport, replay
 from queuekeeper.sessions import quarantine
-from queuekeeper.sessions.model import SessionSave
+from queuekeeper.sessions.model import Ack, SessionSave
 from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
 from queuekeeper.sessions.router import SessionRouter
 from tests.conformance.online_worlds import DEFAULT_TTL_S, PLAN_ID, OnlineWorld, message
@@ -39,7 +40,7 @@ def world(postgres_url: str, valkey_url: str) -> Iterator[OnlineWorld]:
 def imported(world: OnlineWorld, waiting: dict[int, int], *, counter: int | None, aside: dict[int, int]) -> None:
     """Put messages into a session as a plan's copy does, and others into its quarantine; both packet id by serial."""
     world.long_queue(C, 1)
-    world.plan(count=1)
+    world.plan(count=1, mode=Mode.OFFLINE)
     messages = [
         readable(C, packet_id)._replace(serial=serial, expires_at_ms=time.time_ns() // 1_000_000 + 3_600_000)
         for serial, packet_id in waiting.items()
@@ -108,10 +109,11 @@ def stored(world: OnlineWorld) -> list[tuple[bytes, int, int]]:
 def test_message_whose_session_is_no_longer_the_plans_comes_back_as_a_new_one_once(
     world: OnlineWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    imported(world, {1: 1, 2: 2}, counter=2, aside={0: 1})
-    world.client.hset(session_keys(C).session, "plan", "another")
+    imported(world, {1: 1, 2: 2}, counter=2, aside={3: 1})
+    Broker(world.client, C).add("plant/new")
     before = stored(world)
-    assert replay_all(world).moved_on == 1
+    assert [serial for _, _, serial in before] == [1, 2, 3]
+    assert (replay_all(world, dry_run=True).moved_on, replay_all(world).moved_on) == (1, 1)
     would = put_behind(world, dry_run=True)
     assert (would.as_new, would.moved_on, stored(world)) == (1, 0, before)
 
@@ -122,28 +124,84 @@ def test_message_whose_session_is_no_longer_the_plans_comes_back_as_a_new_one_on
         patched.setattr(MigrationLedger, "mark_replayed", killed)
         with pytest.raises(_Killed):
             put_behind(world)
+    # The broker's message is acknowledged: its serial is free, and no place for what is behind all others already.
+    world.at_redis.ack(C, [Ack(packet_id=3)])
+    assert (replay_all(world).moved_on, put_behind(world, dry_run=True).unchanged) == (1, 1)
     again = put_behind(world)
 
     assert (again.unchanged, again.as_new, again.why) == (1, 0, {})
-    assert stored(world) == [*before, (b"aside", 3, 3)]
+    assert stored(world) == [*before[:2], (b"aside", 4, 4)]
     (row,) = world.ledger.quarantined(PLAN_ID, status="replayed")
-    assert row.assigned_packet_id == 3
+    assert row.assigned_packet_id == 4
     assert put_behind(world) == ReplayReport(plan_id=PLAN_ID, dry_run=False)
 
 
-def test_message_that_a_later_plan_holds_too_is_left_to_that_plan(world: OnlineWorld) -> None:
+def test_message_at_its_place_that_is_not_noted_yet_does_not_come_back_as_a_new_one(
+    world: OnlineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
     imported(world, {1: 1, 2: 2}, counter=2, aside={0: 1})
-    (row,) = world.ledger.quarantined(PLAN_ID)
-    later = replace(world.ledger.load_plan(PLAN_ID), plan_id="later")
-    world.ledger.save_plan(later, run_id="run")
-    world.ledger.replace_quarantine("later", [0], [row])
-    world.client.hset(session_keys(C).session, "plan", "later")
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise _Killed
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MigrationLedger, "mark_replayed", killed)
+        with pytest.raises(_Killed):
+            replay_all(world, assign_packet_ids=True)
+    before = stored(world)
+    assert replay_all(world, assign_packet_ids=True, dry_run=True).unchanged == 1
+    world.client.hdel(session_keys(C).session, "plan")
+
+    done = put_behind(world)
+
+    assert (done.unchanged, done.as_new, stored(world)) == (1, 0, before)
+    (row,) = world.ledger.quarantined(PLAN_ID, status="replayed")
+    assert row.assigned_packet_id == 3
+
+
+@pytest.mark.parametrize(
+    ("by", "words"),
+    [("plan", "plan later has imported the session since"), ("owner", "moved with devices connected since")],
+)
+def test_message_of_a_session_that_was_copied_again_is_left_to_that_copy(
+    world: OnlineWorld, by: str, words: str
+) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={0: 1})
+    if by == "plan":
+        world.client.hset(session_keys(C).session, "plan", "later")
+    else:
+        world.client.hdel(session_keys(C).session, "plan")
+        world.sql(
+            "INSERT INTO queuekeeper.session_owners (client_id, slot, owner, epoch) VALUES (%s, 0, 'redis', 1)", C
+        )
     before = stored(world)
 
     report = put_behind(world)
 
+    (row,) = world.ledger.quarantined(PLAN_ID)
     assert (report.moved_on, report.as_new, stored(world)) == (1, 0, before)
-    assert "plan later has imported the session" in report.why[row.quarantine_id or 0]
+    assert words in report.why[row.quarantine_id or 0]
+
+
+def test_rows_of_a_plan_with_devices_connected_are_not_put_into_a_copy_that_may_be_made_again(
+    world: OnlineWorld,
+) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={0: 1})
+    world.sql('UPDATE queuekeeper.plans SET parameters = parameters || \'{"mode": "online"}\'')
+    before = stored(world)
+
+    with pytest.raises(RefusedError, match=r"while devices are connected: .*`queuekeeper sessions replay` brings them"):
+        put_behind(world, dry_run=True)
+
+    assert stored(world) == before
+
+
+def test_dry_run_counts_as_the_work_does_when_two_messages_want_one_packet_id(world: OnlineWorld) -> None:
+    imported(world, {1: 1, 2: 2}, counter=2, aside={8: 3, 9: 3})
+
+    would, done = replay_all(world, dry_run=True), replay_all(world)
+
+    assert (would.replayed, would.packet_id_in_use) == (done.replayed, done.packet_id_in_use) == (1, 1)
 
 
 @pytest.mark.parametrize(

@@ -281,6 +281,21 @@ def test_approval_of_the_last_minute_counts_and_ages_from_then_on() -> None:
         approvals.check_current(approved, now_ms=last_ms + valid_ms)
 
 
+def test_run_that_was_held_up_for_long_goes_on_once_it_is_approved_again() -> None:
+    valid_ms = approvals.VALID_DAYS * DAY_MS
+    begun = approvals.Standing(
+        name="run 1", code_version=__version__, planned_at_ms=0, approved_by="ann", approved_at_ms=1_000, begun=True
+    )
+    late_ms = 2 * valid_ms
+    with pytest.raises(StalePlan, match=r"approved .* by ann.*: it has begun, and goes on once it is approved again"):
+        approvals.check_current(begun, now_ms=late_ms)
+
+    again = audit.Answer(action=audit.Action.APPROVE, actor="bob")
+    approvals.check_current(begun.answered(again, now_ms=late_ms), now_ms=late_ms)
+    with pytest.raises(StalePlan, match="before it was approved"):
+        approvals.check_current(replace(begun, begun=False).answered(again, now_ms=late_ms), now_ms=late_ms)
+
+
 ASKING = {"context.confirm", "call.confirm", "self.confirm", "call.carry_out"}
 
 

@@ -11,7 +11,7 @@ import psycopg
 import pytest
 from psycopg.types.json import Jsonb
 
-from queuekeeper import audit, postgres
+from queuekeeper import approvals, audit, postgres
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.jobs.store import MaintenanceRuns, RunControl, Runs, RunState
 from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, Progress, QuarantinedRow, ThroughputSample
@@ -151,6 +151,21 @@ def test_same_plan_again_refreshes_counts_until_approved(ledger: MigrationLedger
 
     assert kept == replace(newer, state=PlanState.APPROVED)
     assert {ledger.plan_of_run(f"run-{number}") for number in (1, 2, 3)} == {"plan-a"}
+
+
+def test_approved_plan_that_counts_no_longer_is_planned_again_unless_it_has_begun(ledger: MigrationLedger) -> None:
+    late_ms = NOW_MS + approvals.VALID_MS + 1
+    ledger.save_plan(make_plan(), run_id=None)
+    ledger.approve("plan-a", "Ada")
+    newer = replace(make_plan(messages=20), as_of_ms=late_ms)
+
+    assert ledger.save_plan(newer, run_id=None) == newer
+    assert ledger.approval("plan-a") is None
+
+    ledger.approve("plan-a", "Ada")
+    ledger.set_cohort_state("plan-a", [0], CohortState.COPYING)
+    later = replace(newer, as_of_ms=late_ms + approvals.VALID_MS + 1)
+    assert ledger.save_plan(later, run_id=None).as_of_ms == late_ms
 
 
 def test_plan_that_nobody_agreed_to_is_stopped_and_may_be_planned_again_or_approved_after_all(

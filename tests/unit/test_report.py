@@ -14,11 +14,12 @@ import pytest
 from queuekeeper.errors import RefusedError
 from queuekeeper.migration.ledger import DifferenceCount, ThroughputSample
 from queuekeeper.migration.memory import KeySample, scale
-from queuekeeper.migration.model import CohortState
+from queuekeeper.migration.model import CohortState, Mode
 from queuekeeper.migration.report import (
     GUIDE,
     client_label,
     compose_report,
+    guide,
     replay_command,
     summarise_throughput,
     write_report,
@@ -157,10 +158,20 @@ def test_the_page_follows_the_reader_in_colour_and_paper() -> None:
 def test_every_reason_says_what_it_means_and_how_to_replay() -> None:
     assert set(GUIDE) == set(Reason)
     assert (
-        replay_command("0123456789abcdef", Reason.PACKET_ID_DUPLICATE)
+        replay_command("0123456789abcdef", Reason.PACKET_ID_DUPLICATE, mode=Mode.OFFLINE)
         == "queuekeeper migrate replay 0123456789abcdef --reason packet_id_duplicate --assign-packet-ids"
     )
-    assert replay_command("0123456789abcdef", "of a newer release").endswith("--reason of a newer release")
+    unknown = replay_command("0123456789abcdef", "of a newer release", mode=Mode.OFFLINE)
+    assert unknown.endswith("--reason of a newer release")
+
+
+def test_rows_of_a_plan_with_devices_connected_come_back_from_where_they_are_set_aside() -> None:
+    commands = {reason: replay_command("0123456789abcdef", reason, mode=Mode.ONLINE) for reason in Reason}
+    assert commands[Reason.PACKET_ID_DUPLICATE] == "queuekeeper sessions replay --reason packet_id_duplicate"
+    assert {command.partition(" --reason")[0] for command in commands.values()} == {"queuekeeper sessions replay"}
+    repairs = " ".join(guide(reason, mode=Mode.ONLINE)[1] for reason in Reason)
+    assert "queuekeeper.session_quarantine" in repairs
+    assert "queuekeeper.quarantine" not in repairs
 
 
 def test_a_pause_begins_a_new_run_and_costs_no_speed() -> None:

@@ -1,9 +1,10 @@
 -- name: save_plan
--- Store a new plan, or refresh one that nobody has approved; a plan at work stays as it is.
+-- Store a new plan, or refresh one that nobody has approved, or that was made too long ago; a plan at work stays as it
+-- is.
 -- params: plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason,
--- throttle_messages_per_s
+-- throttle_messages_per_s, valid_ms
 -- rows: one: (plan_id) when stored or refreshed, none when the plan is at work
--- index: plans_pkey
+-- index: plans_pkey, cohorts_pkey
 INSERT INTO queuekeeper.plans (
     plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason,
     throttle_messages_per_s
@@ -20,8 +21,19 @@ ON CONFLICT (plan_id) DO UPDATE
         state = excluded.state,
         state_reason = excluded.state_reason,
         throttle_messages_per_s = excluded.throttle_messages_per_s,
+        approved_by = NULL,
+        approved_at = NULL,
         updated_at = clock_timestamp()
-    WHERE queuekeeper.plans.state IN ('planned', 'refused', 'stopped')
+    WHERE
+    queuekeeper.plans.state IN ('planned', 'refused', 'stopped')
+    OR (
+        queuekeeper.plans.state = 'approved'
+        AND queuekeeper.plans.as_of_ms < excluded.as_of_ms - %(valid_ms)s
+        AND 'planned' = all(
+            SELECT begun.state FROM queuekeeper.cohorts AS begun
+            WHERE begun.plan_id = %(plan_id)s
+        )
+    )
 RETURNING plan_id;
 
 -- name: load_plan

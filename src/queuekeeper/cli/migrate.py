@@ -284,7 +284,7 @@ def quarantine(
 
     _check_reason(reason)
     ledger, chosen = call.ledger, _newest(call, plan_id)
-    ledger.load_plan(chosen)
+    mode = ledger.load_plan(chosen).parameters.mode
     counts = ledger.quarantine_counts(chosen)
     listed = reason is not None or client_id is not None
     rows = ledger.quarantined(chosen, reason=reason, client_id=client_id, limit=limit) if listed else []
@@ -295,18 +295,18 @@ def quarantine(
             yield "No row is quarantined."
             return
         columns: dict[str, Any] = {"reason": "reason", "kind": "kind", "open": "open", "replayed": "replayed"}
-        columns |= {"what to do": lambda each: guide(each.reason)[1]}
+        columns |= {"what to do": lambda each: guide(each.reason, mode=mode)[1]}
         yield listing(f"Quarantine of plan {chosen}", counts, columns)
         if listed:
             columns = {"client": "client_id", "kind": "kind", "serial": "serial_number", "packet id": "packet_id"}
             yield listing(f"Open rows, at most {limit:,}", shown, columns | {"reason": "reason", "detail": "detail"})
         else:
             yield ""
-            yield cell(f"After repair: {replay_command(chosen, counts[0].reason)}")
+            yield cell(f"After repair: {replay_command(chosen, counts[0].reason, mode=mode)}")
 
     def told(each: Any) -> dict[str, Any]:
-        meaning, repair, *_ = guide(each.reason)
-        words = {"meaning": meaning, "repair": repair, "command": replay_command(chosen, each.reason)}
+        meaning, repair, *_ = guide(each.reason, mode=mode)
+        words = {"meaning": meaning, "repair": repair, "command": replay_command(chosen, each.reason, mode=mode)}
         return {**plain(each), **words}
 
     return Shown({"plan_id": chosen, "counts": [told(each) for each in counts], "rows": shown}, pretty)

@@ -39,6 +39,9 @@ class RunState(StrEnum):
     FAILED = "failed"  # an error ended it; it can go on
 
 
+_BEGUN = (RunState.RUNNING, RunState.DONE, RunState.FAILED)
+
+
 def unit_of(kind: str | None) -> str:
     """Return what the throttle of runs of a kind counts; online, the copy before it counts messages."""
     return _UNITS.get(kind or "", "operations")
@@ -90,6 +93,7 @@ class MaintenanceRun:
             planned_at_ms=int(facts.get("as_of_ms", 0)),
             approved_by=self.approved_by,
             approved_at_ms=None if self.approved_at is None else milliseconds(self.approved_at),
+            begun=self.state in _BEGUN,
         )
 
 

@@ -12,6 +12,7 @@ import psycopg
 from psycopg.types.json import Jsonb
 
 from queuekeeper import audit
+from queuekeeper.approvals import VALID_MS
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.jobs.store import MIGRATIONS, Runs
 from queuekeeper.migration.model import (
@@ -159,8 +160,8 @@ class MigrationLedger(Runs):
     def save_plan(self, plan: MigrationPlan, *, run_id: str | None) -> MigrationPlan:
         """Store a plan and return it as stored.
 
-        The same plan made again refreshes counts and instant as long as nobody has approved it; afterwards the stored
-        one stays as it is.
+        The same plan made again refreshes counts and instant as long as nobody has approved it, or when the approved
+        one was made so long ago that it counts no longer and nothing has begun; else the stored one stays as it is.
 
         :param run_id: Airflow run or call of the command line that asked for it.
         """
@@ -174,6 +175,7 @@ class MigrationLedger(Runs):
             "state": str(plan.state),
             "state_reason": plan.state_reason,
             "throttle_messages_per_s": plan.parameters.throttle_messages_per_s,
+            "valid_ms": VALID_MS,
         }
         with self._transaction():
             if self._row("save_plan", head) is not None:

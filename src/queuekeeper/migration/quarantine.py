@@ -9,11 +9,12 @@ from typing import Any
 
 from queuekeeper import lua
 from queuekeeper.clock import system_clock
-from queuekeeper.errors import MovedOn, PacketIdInUse, StaleEpoch
+from queuekeeper.errors import MovedOn, PacketIdInUse, RefusedError, StaleEpoch
 from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, safe_counter, session_keys
 from queuekeeper.lua import scripts
 from queuekeeper.migration.apply import EPOCH
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
+from queuekeeper.migration.model import Mode
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.sessions import quarantine as aside
@@ -85,9 +86,16 @@ def replay(
     :param as_new: where given, messages of sessions that are no longer as this plan has imported them are saved
         behind all others, as new ones; where not, they stay.
     :param dry_run: write nothing.
+    :raises RefusedError: for a plan with devices connected: its rows are set aside elsewhere.
     """
     ledger = MigrationLedger(connection)
     plan = ledger.load_plan(plan_id)
+    if plan.parameters.mode is Mode.ONLINE:
+        raise RefusedError(
+            f"plan {plan_id} moves sessions while devices are connected: a row that it cannot move stays in the source"
+            " or is set aside; `queuekeeper sessions quarantine` lists those, `queuekeeper sessions replay` brings them"
+            " back"
+        )
     replayer = _Replayer(
         client,
         ledger,
@@ -131,6 +139,12 @@ class _Session:
         """Packet id given out last; none when none was."""
         return int(self.last_packet_id or 0) or None
 
+    def note(self, waiting: list[tuple[int, int]], last_packet_id: int | str) -> None:
+        """Take a replay over: what waits now, and the new last packet id, empty where it stays."""
+        self.waiting = waiting
+        if last_packet_id:
+            self.last_packet_id = str(last_packet_id).encode()
+
 
 class _Replayer:
     def __init__(
@@ -163,20 +177,25 @@ class _Replayer:
         judged = replace(row, packet_id=1) if assign else row
         if defect(judged, clustered=is_cluster(self._client)) is not None:
             return "not_repaired", None
+        if self._noted(row.client_id, f"source:{_source(row)}"):
+            return "moved_on", None  # an earlier try has saved it as a new one
         for _ in range(_TRIES):
             keys = session_keys(row.client_id, prefix=self._prefix)
             session = self._look_at(row.client_id)
             packet_id = self._free_packet_id(session) if assign else row.packet_id
             if packet_id is None:
                 return "packet_id_in_use", None
-            if self._dry_run:
-                return self._foresee(row, packet_id), packet_id
             assert row.serial_number is not None
             waiting = [*session.waiting]
             insort(waiting, (row.serial_number, packet_id))
             # A broker must not give out a packet id that waits, this message's included.
             counter = safe_counter(packet_id if assign else session.counter, [own for _, own in waiting])
             last_packet_id = "" if counter == session.counter or counter is None else counter
+            if self._dry_run:
+                word = self._foresee(row, session, packet_id)
+                if word == "replayed":
+                    session.note(waiting, last_packet_id)
+                return word, packet_id
             try:
                 call = scripts.sessions.replay_message(
                     keys,
@@ -198,32 +217,47 @@ class _Replayer:
                 self._session = None
                 continue  # the counter moved between reading and writing, unless the session is not ours at all
             if reply.word == "replayed":
-                session.waiting = waiting
-                if last_packet_id:
-                    session.last_packet_id = str(last_packet_id).encode()
-            return reply.word, int(reply.key.rpartition(b"_")[2]) if reply.key else packet_id
+                session.note(waiting, last_packet_id)
+            return reply.word, _packet_id(reply.key) if reply.key else packet_id
         return "moved_on", None
 
     def put_behind(self, row: QuarantinedRow, stores: aside.Stores) -> tuple[str, int | None, str]:
-        """Save a message as a new one: the outcome, the packet id that it has now, and why it was not saved."""
+        """Save a message as a new one: the outcome, the packet id that it has now, and why it was not saved.
+
+        Another copy of the session has read the same source: what it could read is in the session, and what it could
+        not is in a quarantine of its own.
+        """
+        placed = self._noted(row.client_id, f"replayed:{row.serial_number}")
+        if placed:
+            return "unchanged", _packet_id(placed), ""
+        if self._dry_run and self._noted(row.client_id, f"source:{_source(row)}"):
+            return "unchanged", None, ""
         state = self._imported(row.client_id)
         if state["import"] not in {None, b"done"}:
             return "moved_on", None, "the copy of its session is not done"
         by = (state["plan"] or b"").decode()
         if by not in {"", self._plan_id}:
-            theirs = self._ledger.quarantined(by, status=None, client_id=row.client_id, limit=None)
-            if row.serial_number in {each.serial_number for each in theirs}:
-                words = f"plan {by} has imported the session and holds this message too: replay it there"
-                return "moved_on", None, words
+            words = f"plan {by} has imported the session since, with what it found of this message: look into that plan"
+            return "moved_on", None, words
+        if stores.knows_owner(row.client_id):
+            words = (
+                "the session has moved with devices connected since, with what was found of this message: look into"
+                " `queuekeeper sessions quarantine`"
+            )
+            return "moved_on", None, words
         back = aside.put_back(
             stores,
             row,
-            source=f"plan_quarantine:{row.quarantine_id}",
+            source=_source(row),
             default_ttl_s=self._default_ttl_s,
             dry_run=self._dry_run,
             now_ms=system_clock(),
         )
         return _AS_NEW.get(back.outcome, "moved_on"), back.packet_id, back.words
+
+    def _noted(self, client_id: str, field: str) -> Any:
+        """Return what the session notes of an earlier try, which may have ended before the quarantine knew."""
+        return self._client.hget(session_keys(client_id, prefix=self._prefix).session, field)
 
     def _imported(self, client_id: str) -> dict[str, Any]:
         """Return the plan that has imported a session, and how far."""
@@ -249,9 +283,16 @@ class _Replayer:
             self._session = _Session(client_id=client_id, last_packet_id=last, waiting=waiting)
         return self._session
 
-    def _foresee(self, row: QuarantinedRow, packet_id: int) -> str:
+    def _foresee(self, row: QuarantinedRow, session: _Session, packet_id: int) -> str:
+        """Return what the script would."""
         if self._imported(row.client_id) != {"plan": self._plan_id.encode(), "import": b"done"}:
             return "moved_on"
+        if self._noted(row.client_id, f"replayed:{row.serial_number}"):
+            return "unchanged"
+        if row.serial_number in {serial for serial, _ in session.waiting}:
+            return "moved_on"
+        if packet_id in {own for _, own in session.waiting}:
+            return "packet_id_in_use"
         if self._client.exists(payload_key(row.client_id, packet_id, prefix=self._prefix)):
             return "packet_id_in_use"
         return "expired" if self._expires_at_ms(row) <= system_clock() else "replayed"
@@ -270,6 +311,16 @@ class _Replayer:
         return wire.expires_at_ms(
             time_ms=row.time, msg_expiry_interval=row.msg_expiry_interval, default_ttl_s=self._default_ttl_s
         )
+
+
+def _packet_id(key: bytes) -> int:
+    """Return the packet id of a message from its key."""
+    return int(key.rpartition(b"_")[2])
+
+
+def _source(row: QuarantinedRow) -> str:
+    """Return under which name a row is saved as a new message."""
+    return f"plan_quarantine:{row.quarantine_id}"
 
 
 def _json(row: QuarantinedRow, packet_id: int) -> str | bytes:

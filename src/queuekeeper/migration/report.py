@@ -20,7 +20,7 @@ from queuekeeper.migration.ledger import (
     ThroughputSample,
 )
 from queuekeeper.migration.memory import estimate_memory
-from queuekeeper.migration.model import CohortState, CopyReport, Difference, LedgerRow, MigrationPlan
+from queuekeeper.migration.model import CohortState, CopyReport, Difference, LedgerRow, MigrationPlan, Mode
 from queuekeeper.migration.report_model import (
     FORMAT,
     ApprovalFacts,
@@ -48,6 +48,7 @@ T = TypeVar("T")
 DIFFERENCES_SHOWN = 200
 POINTS_PER_STEP = 400
 STEPS: tuple[Step, ...] = ("copy", "verify")
+_ASSIGN = "--assign-packet-ids"
 
 
 def _by_sql(column: str, meaning: str) -> tuple[str, str, str]:
@@ -67,12 +68,12 @@ GUIDE: dict[Reason, tuple[str, str, str]] = {
     Reason.PACKET_ID_DUPLICATE: (
         "A newer pending message of the same client has this packet id: the ids wrapped around at 65,535.",
         "Replay under a packet id that is free. The message keeps its place in the order.",
-        "--assign-packet-ids",
+        _ASSIGN,
     ),
     Reason.PACKET_ID_OUT_OF_RANGE: (
         "The packet id is missing, 0, negative or over 65,535, which no MQTT packet can carry.",
         "Replay under a packet id that is free. The message keeps its place in the order.",
-        "--assign-packet-ids",
+        _ASSIGN,
     ),
     Reason.PACKET_TYPE_UNKNOWN: _by_sql("packet_type", "The packet type is neither PUBLISH nor PUBREL."),
     Reason.QOS_OUT_OF_RANGE: _by_sql(
@@ -125,10 +126,11 @@ def client_label(client_id: str, *, show_client_ids: bool = False) -> str:
     return hashlib.sha256(client_id.encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
-def replay_command(plan_id: str, reason: str) -> str:
+def replay_command(plan_id: str, reason: str, *, mode: Mode) -> str:
     """Return the command that replays the repaired rows of one reason."""
-    options = guide(reason)[2]
-    return " ".join(part for part in ("queuekeeper migrate replay", plan_id, "--reason", reason, options) if part)
+    command = f"queuekeeper migrate replay {plan_id}" if mode is Mode.OFFLINE else "queuekeeper sessions replay"
+    options = guide(reason, mode=mode)[2]
+    return " ".join(part for part in (command, "--reason", reason, options) if part)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -232,7 +234,7 @@ def compose_report(
         cohorts_missing=missing,
         cohorts=_cohort_lines(plan, rows, evidence.states),
         differences=differences,
-        quarantine=tuple(_quarantine_line(plan.plan_id, count) for count in evidence.quarantine),
+        quarantine=tuple(_quarantine_line(plan, count) for count in evidence.quarantine),
         throughput=throughput,
         memory=evidence.memory,
         copy_reports=evidence.copy_reports,
@@ -242,17 +244,25 @@ def compose_report(
     )
 
 
-def _quarantine_line(plan_id: str, count: QuarantineCount) -> QuarantineLine:
-    meaning, repair, _ = guide(count.reason)
-    command = replay_command(plan_id, count.reason)
+def _quarantine_line(plan: MigrationPlan, count: QuarantineCount) -> QuarantineLine:
+    mode = plan.parameters.mode
+    meaning, repair, _ = guide(count.reason, mode=mode)
+    command = replay_command(plan.plan_id, count.reason, mode=mode)
     return _made_of(QuarantineLine, count, meaning=meaning, repair=repair, command=command)
 
 
-def guide(reason: str) -> tuple[str, str, str]:
-    """Return what a reason means, how to repair such rows, and the options of the command that replays them."""
-    if reason in set(Reason):
-        return GUIDE[Reason(reason)]
-    return ("This release does not know the reason.", "Look at the column detail of queuekeeper.quarantine.", "")
+def guide(reason: str, *, mode: Mode) -> tuple[str, str, str]:
+    """Return what a reason means, how to repair such rows, and the options of the command that replays them.
+
+    With devices connected a row is set aside when its session moves, and comes back behind all others.
+    """
+    unknown = ("This release does not know the reason.", "Look at the column detail of queuekeeper.quarantine.", "")
+    meaning, repair, options = GUIDE[Reason(reason)] if reason in set(Reason) else unknown
+    if mode is Mode.ONLINE and options == _ASSIGN:
+        repair, options = "Replay. The message gets the next packet id, and comes behind all others.", ""
+    elif mode is Mode.ONLINE:
+        repair = repair.replace("queuekeeper.quarantine", "queuekeeper.session_quarantine")
+    return meaning, repair, options
 
 
 def _made_of(made: Callable[..., T], source: object, **more: Any) -> T:

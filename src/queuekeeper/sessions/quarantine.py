@@ -257,8 +257,7 @@ class Stores:
         if self._redis is None or self._router is None:
             # It refuses a session that Redis owns, or that is on its way, in the transaction of the save.
             return self._postgres if self._exists(self._postgres, client_id) else Outcome.NO_SESSION
-        owned = self._connection.execute(statement("sessions/look_up_owners"), {"client_ids": [client_id]}).fetchone()
-        if owned is not None:
+        if self.knows_owner(client_id):
             return self._router if self._exists(self._router, client_id) else Outcome.NO_SESSION
         in_postgres, in_redis = (self._exists(store, client_id) for store in (self._postgres, self._redis))
         if self._choice == "owner" and in_postgres and in_redis:
@@ -267,6 +266,11 @@ class Stores:
             return self._redis
         # A session without an owner on record that is about to move gets one here.
         return self._router if in_postgres and self._choice != "redis" else Outcome.NO_SESSION
+
+    def knows_owner(self, client_id: str) -> bool:
+        """Return whether an owner of the session is on record, since it moves or has moved with devices connected."""
+        found = self._connection.execute(statement("sessions/look_up_owners"), {"client_ids": [client_id]}).fetchone()
+        return found is not None
 
     @staticmethod
     def _exists(store: Store, client_id: str) -> bool:

@@ -22,7 +22,7 @@ from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.errors import UsageError
 from queuekeeper.identity import client_hash
 from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, QuarantineCount, StoredReport
-from queuekeeper.migration.model import CohortPlan, Difference, LedgerRow, PlanState
+from queuekeeper.migration.model import CohortPlan, Difference, LedgerRow, Mode, PlanState
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.migration.online.status import OnlineStatus, online_status
 from queuekeeper.migration.report import guide, replay_command, summarise_throughput, total_line
@@ -104,6 +104,7 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
         found = await asyncio.to_thread(_opened, stores, lambda connection: _plan_page(connection, plan_id, site))
         question = await _question(airflow, request, found.status, found.online)
         status = found.status
+        mode = Mode.OFFLINE if found.online is None else Mode.ONLINE
         return site.page(
             "plan.html.j2",
             section="migration",
@@ -126,8 +127,8 @@ def routes(site: Site, stores: Stores, guards: Guards, airflow: RestApi, hash_ke
             fates=[] if found.totals is None else [(name, getattr(found.totals, name)) for name in FATES],
             fate_meanings=FATE_MEANINGS,
             difference_meanings=DIFFERENCE_MEANINGS,
-            guides={line.reason: guide(line.reason) for line in found.quarantine},
-            commands={line.reason: replay_command(plan_id, line.reason) for line in found.quarantine},
+            guides={line.reason: guide(line.reason, mode=mode) for line in found.quarantine},
+            commands={line.reason: replay_command(plan_id, line.reason, mode=mode) for line in found.quarantine},
             dag_id=MIGRATION_DAG,
         )
 
