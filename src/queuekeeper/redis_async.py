@@ -21,7 +21,7 @@ from queuekeeper.lua.call import (
     Reply,
     Value,
     as_ours,
-    check_replicas,
+    check_waits,
     client_id,
     has_not_run,
     longest_wait_s,
@@ -83,7 +83,7 @@ def connect(
     :raises UsageError: when the URL does not parse or asks for what a cluster does not have.
     :raises ServerUnavailable: when the server cannot be reached or refuses us, with the cause and what to do.
     """
-    check_replicas(replicas, replica_timeout_ms)
+    check_waits(replicas, replica_timeout_ms, retry_for_s)
     where = endpoint(url)
     return Opening(
         lambda: AsyncScriptCaller(

@@ -18,6 +18,7 @@ from redis.exceptions import AuthenticationError, InvalidResponse, RedisError, R
 from redis.exceptions import ConnectionError as RedisConnectionError
 from redis.exceptions import TimeoutError as RedisTimeoutError
 
+from queuekeeper.checks import check_integer
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, UsageError
 from queuekeeper.redis_client import DEFAULTS, from_redis, read_url, unknown_option
 
@@ -30,6 +31,10 @@ _ASYNCIO_CLASSES = {
 }
 _POOL_OPTIONS = frozenset({"connection_class", "max_connections", "timeout"})
 _LONGEST_PAUSE_S = 1.0
+
+MAX_FLUSHES = 10_000
+MAX_FLUSH_COMMANDS = 1_000_000
+MAX_BYTES = 2**40
 
 _pack = cast(Callable[[Words], bytes], hiredis.pack_command)
 _parse_error = cast(Callable[[str], Exception], DefaultParser.parse_error)
@@ -114,6 +119,7 @@ class Limits:
     :param large_flushes: the same for writes that will be answered with ``large_bytes`` or more, going by the latest
         replies. A server writes nothing before it has done all that it has read, and a client that reads much is to
         have some of it while the server works on the rest.
+    :raises UsageError: when a number is out of range.
     """
 
     flushes: int = 2
@@ -121,6 +127,13 @@ class Limits:
     flush_bytes: int = 1_000_000
     large_flushes: int = 8
     large_bytes: int = 64_000
+
+    def __post_init__(self) -> None:
+        check_integer("flushes", self.flushes, 1, MAX_FLUSHES)
+        check_integer("flush_commands", self.flush_commands, 1, MAX_FLUSH_COMMANDS)
+        check_integer("flush_bytes", self.flush_bytes, 1, MAX_BYTES)
+        check_integer("large_flushes", self.large_flushes, 1, MAX_FLUSHES)
+        check_integer("large_bytes", self.large_bytes, 1, MAX_BYTES)
 
 
 class Sent(Protocol):

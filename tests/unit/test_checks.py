@@ -6,13 +6,16 @@ import asyncio
 import inspect
 import types
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields
 from datetime import UTC, datetime
 from enum import Enum
 from functools import partial
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import pytest
+import redis
 
+from queuekeeper import lua, redis_async
 from queuekeeper.compacted.model import Append, Retention
 from queuekeeper.compacted.operations import CompactedOperations
 from queuekeeper.compacted.producer import CompactedProducer
@@ -27,6 +30,7 @@ from queuekeeper.fanout.model import NewMessage
 from queuekeeper.fanout.operations import FanoutOperations
 from queuekeeper.fanout.producer import AsyncFanoutProducer, FanoutProducer
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
+from queuekeeper.redis_connection import Limits
 from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.postgres_operations import PostgresSessionOperations
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
@@ -143,6 +147,33 @@ def test_argument_of_a_wrong_type_is_named_with_its_rule(kind: type, name: str, 
             continue
         with pytest.raises(UsageError):
             getattr(_store(kind), name)(**others, **{argument: value})
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Limits)])
+@pytest.mark.parametrize("value", [0, -1, 2**50, 1.5, True, "1", None])
+def test_limits_that_would_send_nothing_are_refused(name: str, value: Any) -> None:
+    with pytest.raises(UsageError, match=f"{name} is {value!r}: it must be"):
+        Limits(**{name: value})
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Limits)])
+def test_smallest_limit_is_taken(name: str) -> None:
+    assert getattr(Limits(**{name: 1}), name) == 1
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1, True, "1", None])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda **given: redis_async.connect("redis://localhost", **given),
+        lambda **given: lua.ScriptCaller(redis.Redis(), **given),
+        lambda **given: FanoutQueues(redis.Redis(), **given),
+    ],
+    ids=["asyncio", "caller", "store"],
+)
+def test_time_for_which_a_script_is_sent_again_is_a_number_of_seconds(make: Callable[..., Any], value: Any) -> None:
+    with pytest.raises(UsageError, match=r"retry_for_s is .*: it must be a number"):
+        make(retry_for_s=value)
 
 
 @pytest.mark.parametrize(

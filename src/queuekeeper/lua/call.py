@@ -16,6 +16,7 @@ from redis.exceptions import (
     TryAgainError,
 )
 
+from queuekeeper.checks import check_seconds
 from queuekeeper.clock import Backoff
 from queuekeeper.errors import LUA_ERRORS, QueuekeeperError, ScatteredClient, ScriptError, UsageError, from_lua
 from queuekeeper.keyspace import check_served, key_owner
@@ -141,11 +142,12 @@ def as_ours(error: BaseException, script: Script, address: str) -> QueuekeeperEr
     return ScriptError(f"{script.name}: {script.locate(text)}")
 
 
-def check_replicas(replicas: int, replica_timeout_ms: int) -> None:
-    """Check how many replicas are to be waited for, and for how long.
+def check_waits(replicas: int, replica_timeout_ms: int, retry_for_s: float) -> None:
+    """Check how many replicas are to be waited for, for how long, and for how long a script is sent again.
 
     :raises UsageError: when a number is out of range; WAIT would never end with 0 ms.
     """
+    check_seconds("retry_for_s", retry_for_s, least=0)
     most_ms = REPLY_TIMEOUT_S * 500
     if replicas < 0 or not 1 <= replica_timeout_ms <= most_ms:
         raise UsageError(

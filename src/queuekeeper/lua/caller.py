@@ -30,7 +30,7 @@ from queuekeeper.lua.call import (
     Reply,
     Value,
     as_ours,
-    check_replicas,
+    check_waits,
     has_not_run,
     longest_wait_s,
     pause_s,
@@ -70,7 +70,7 @@ class ScriptCaller:
         retry_for_s: float = RETRY_FOR_S,
         counts_only: bool = False,
     ) -> None:
-        check_replicas(replicas, replica_timeout_ms)
+        check_waits(replicas, replica_timeout_ms, retry_for_s)
         self.counts_only = counts_only
         self._client = client
         self._replicas = replicas
