@@ -297,6 +297,33 @@ class Pair(NamedTuple):
 
 
 @pytest.mark.parametrize(
+    ("headers", "words"),
+    [
+        ({"X-A": 5}, "headers is a dict: it must be a mapping of texts to texts"),
+        ({5: "a"}, "headers is a dict: it must be a mapping of texts to texts"),
+        ("X-A: 5", "headers is a str: it must be a mapping"),
+        ({"X-A": "hidden\xe9"}, "header 'X-A' must be ASCII text"),
+        ({"X-A": "hidden\r\nX-B: 5"}, "header 'X-A' must be ASCII text"),
+        ({"X-A": "hidden\n"}, "header 'X-A' must be ASCII text"),
+        ({"X-A": " hidden"}, "header 'X-A' must be ASCII text"),
+        ({"X-\xc4": "hidden"}, "'X-\xc4' is no name of a header"),
+        ({"X A": "hidden"}, "'X A' is no name of a header"),
+        ({"": "hidden"}, "'' is no name of a header"),
+    ],
+)
+def test_header_that_no_request_can_carry_is_refused_when_the_rules_are_made(headers: Any, words: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        WebhookRules(headers=headers)
+    assert words in str(caught.value)
+    assert "hidden" not in str(caught.value)
+
+
+def test_headers_of_visible_ascii_are_taken() -> None:
+    headers = {"X-A_1": "Bearer a\tb~!", "x": "", "Authorization": "Basic YTpi="}
+    assert WebhookRules(headers=headers).headers == headers
+
+
+@pytest.mark.parametrize(
     "value",
     [
         float("nan"),

@@ -11,6 +11,7 @@ import binascii
 import gzip
 import hashlib
 import hmac
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -32,6 +33,9 @@ RETRIES_S = (300.0, 1_800.0)
 SECRET_PREFIX = "whsec_"  # noqa: S105 - a mark in front of secrets
 KEY_DIGITS = 16
 
+_HEADER_NAME = re.compile(r"[-!#$%&'*+.^_`|~0-9A-Za-z]+")
+_HEADER_VALUE = re.compile(r"([!-~]+([ \t]+[!-~]+)*)?")
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WebhookRules:
@@ -41,7 +45,7 @@ class WebhookRules:
     :param headers: sent with every request, in place of ours of the same name.
     :param secret: base64, with or without ``whsec_`` in front; requests are signed with it.
     :param gzip_from_bytes: size from which a body is compressed.
-    :raises UsageError: when a number is out of range or the secret is none.
+    :raises UsageError: when a number is out of range, the secret is none, or a header cannot be sent.
     """
 
     timeout_s: float = 5.0
@@ -52,7 +56,13 @@ class WebhookRules:
     def __post_init__(self) -> None:
         check_seconds("timeout_s", self.timeout_s)
         check_integer("gzip_from_bytes", self.gzip_from_bytes, 1, 2**30)
-        check_fields(self, "secret")
+        check_fields(self, "secret", "headers")
+        for name, value in self.headers.items():
+            if not _HEADER_NAME.fullmatch(name):
+                raise UsageError(f"{name!r} is no name of a header: it must be ASCII letters, digits and hyphens")
+            if not _HEADER_VALUE.fullmatch(value):
+                # It may be a secret.
+                raise UsageError(f"header {name!r} must be ASCII text without line ends, and without spaces around it")
         if self.secret is not None:
             _key(self.secret)
 
