@@ -6,7 +6,7 @@ What an event is, which subscription it is for and what a cursor may pass is dec
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeAlias, TypeVar
@@ -33,6 +33,7 @@ from queuekeeper.events.model import (
     json_of,
 )
 from queuekeeper.operation import Operation
+from queuekeeper.portions import portions
 
 Row: TypeAlias = tuple[Any, ...]
 Rows: TypeAlias = list[Row]
@@ -325,7 +326,7 @@ class EventOperations:
         sizes: Rows = yield Query(name="dead_letter_sizes", parameters={"ids": list(dead_letter_ids)})
         calls = [
             {"ids": [number for number, _ in part], "subscription_id": subscription_id}
-            for part in _cut(sizes, bytes_of=lambda row: int(row[1]))
+            for part in portions(sizes, size=lambda row: int(row[1]), most=BYTES_PER_COPY)
         ]
         answers = yield from _together("replay_dead_letters", calls)
         return sum(int(rows[0][0]) for rows in answers)
@@ -393,26 +394,12 @@ def _parts(delivery: Delivery) -> Iterator[Delivery]:
     if len(delivery.events) <= 1:
         yield delivery
         return
-    for events in _cut(delivery.events, bytes_of=_bytes):
+    for events in portions(delivery.events, size=_bytes, most=BYTES_PER_COPY):
         yield replace(delivery, events=tuple(events))
 
 
 def _bytes(event: Event) -> int:
     return sum(len(json.dumps(content, ensure_ascii=False).encode()) for content in (event.payload, event.metadata))
-
-
-def _cut(items: Iterable[T], *, bytes_of: Callable[[T], int]) -> Iterator[list[T]]:
-    part: list[T] = []
-    filled = 0
-    for item in items:
-        size = bytes_of(item)
-        if part and filled + size > BYTES_PER_COPY:
-            yield part
-            part, filled = [], 0
-        part.append(item)
-        filled += size
-    if part:
-        yield part
 
 
 def _columns(events: Sequence[NewEvent], *, first: int = 1) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import pyarrow as pa
 from queuekeeper import lua
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.lua import scripts
+from queuekeeper.portions import portions
 from queuekeeper.redis_client import RedisClient, address_of, clocks_ms, redis_errors
 
 SCHEMA = pa.schema(
@@ -155,9 +156,9 @@ class TargetReader:
         fitting = _BYTES_PER_TRIP * len(references) // max(1, size_bytes)
         self._keys_per_trip = max(1, min(_MOST_KEYS_PER_TRIP, fitting, 4 * self._keys_per_trip))
         yield rows.batch()
-        for batch in _within(left_out, _BYTES_PER_TRIP):
+        for batch in portions(left_out, size=lambda sized: sized[1], most=_BYTES_PER_TRIP):
             rows = _Rows()
-            for reference, json, expires_at_ms in self._trip(batch, bounded=False):
+            for reference, json, expires_at_ms in self._trip([left for left, _ in batch], bounded=False):
                 self._add(rows, reference, clients, json=json, expires_at_ms=expires_at_ms)
             yield rows.batch()
 
@@ -212,20 +213,6 @@ class TargetReader:
                 pipe.execute_command(*command)
             answers: list[Any] = pipe.execute()
             return answers
-
-
-def _within(sized: Sequence[tuple[T, int]], most_bytes: int) -> Iterator[list[T]]:
-    """Cut items of known size into batches of bounded size; a larger item is alone."""
-    batch: list[T] = []
-    total_bytes = 0
-    for item, size_bytes in sized:
-        if batch and total_bytes + size_bytes > most_bytes:
-            yield batch
-            batch, total_bytes = [], 0
-        batch.append(item)
-        total_bytes += size_bytes
-    if batch:
-        yield batch
 
 
 def _without_payload(json: bytes) -> dict[str, str]:

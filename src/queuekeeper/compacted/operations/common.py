@@ -6,6 +6,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Generator, Iterable, Iterator
+from itertools import chain
 from typing import Any, TypeAlias, TypeVar
 
 from queuekeeper import lua
@@ -22,6 +23,7 @@ from queuekeeper.keyspace import (
     compacted_registry_key,
 )
 from queuekeeper.lua.scripts import compacted as scripts
+from queuekeeper.portions import portions
 
 ENTRIES_PER_CALL = 200
 ROWS_PER_CALL = 100
@@ -121,18 +123,12 @@ def ask(call: lua.Call) -> Steps[Any]:
 
 def parts_of(rows: Iterable[tuple[lua.Value, ...]], *, most: int = ENTRIES_PER_CALL) -> Iterator[list[lua.Value]]:
     """Cut rows into the arguments of calls, in the same way whenever it is repeated."""
-    part: list[lua.Value] = []
-    count = size_bytes = 0
-    for row in rows:
-        row_bytes = sum(len(text) for text in row if isinstance(text, bytes))
-        if part and (count == most or size_bytes + row_bytes > BYTES_PER_CALL):
-            yield part
-            part, count, size_bytes = [], 0, 0
-        part += row
-        count += 1
-        size_bytes += row_bytes
-    if part:
-        yield part
+    for part in portions(rows, size=_bytes_of, most=BYTES_PER_CALL, most_items=most):
+        yield list(chain.from_iterable(part))
+
+
+def _bytes_of(row: tuple[lua.Value, ...]) -> int:
+    return sum(len(text) for text in row if isinstance(text, bytes))
 
 
 def or_none(number: int) -> int | None:

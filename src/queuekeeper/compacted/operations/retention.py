@@ -28,6 +28,7 @@ from queuekeeper.compacted.operations.common import (
 from queuekeeper.errors import UsageError
 from queuekeeper.lua.scripts import compacted as scripts
 from queuekeeper.operation import Operation
+from queuekeeper.portions import portions
 
 DUE_BYTES_PER_CALL = 262_144
 """Most bytes of keys and values that one call finds due, or removes; more would keep the server for over 2 ms."""
@@ -179,10 +180,6 @@ class RetentionOperations(CommonOperations):
 
 def _removable(rows: Sequence[DueRow]) -> Iterator[Sequence[DueRow]]:
     """Cut rows into what a call may remove, by number and size; one empty part of none."""
-    start = size_bytes = 0
-    for at, row in enumerate(rows):
-        if at > start and (at - start == ROWS_PER_CALL or size_bytes + row.size_bytes > DUE_BYTES_PER_CALL):
-            yield rows[start:at]
-            start, size_bytes = at, 0
-        size_bytes += row.size_bytes
-    yield rows[start:]
+    yield from portions(rows, size=lambda row: row.size_bytes, most=DUE_BYTES_PER_CALL, most_items=ROWS_PER_CALL)
+    if not rows:
+        yield []

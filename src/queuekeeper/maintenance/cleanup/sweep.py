@@ -17,6 +17,7 @@ from queuekeeper.keyspace import raw_session_keys, split_session_key
 from queuekeeper.lua import scripts
 from queuekeeper.maintenance.cleanup.model import CleanupCounts, CleanupParameters
 from queuekeeper.maintenance.cleanup.undo import name_of
+from queuekeeper.portions import portions
 
 REFERENCES_PER_CALL = 1_000
 RECORDS_PER_CALL = 100
@@ -40,17 +41,11 @@ def _slices(values: Sequence[T], size: int) -> Iterator[Sequence[T]]:
 
 def _trips(calls: Sequence[lua.Call], cost: int | None) -> Iterator[list[lua.Call]]:
     """Yield the calls in portions that keep a server busy for a few milliseconds."""
-    trip: list[lua.Call] = []
-    spent = 0
-    for call in calls:
-        price = len(call.keys) if cost is None else cost
-        if trip and (spent + price > COST_PER_TRIP or len(trip) == CALLS_PER_TRIP):
-            yield trip
-            trip, spent = [], 0
-        trip.append(call)
-        spent += price
-    if trip:
-        yield trip
+
+    def price(call: lua.Call) -> int:
+        return len(call.keys) if cost is None else cost
+
+    return portions(calls, size=price, most=COST_PER_TRIP, most_items=CALLS_PER_TRIP)
 
 
 def _positions(text: bytes) -> list[int]:

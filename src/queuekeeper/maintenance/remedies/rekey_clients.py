@@ -15,6 +15,7 @@ from queuekeeper.maintenance.remedies.aside import is_serial
 from queuekeeper.maintenance.remedies.job import Remedy
 from queuekeeper.maintenance.remedies.model import Effect, Queue, QueueRefused, RemedyParameters
 from queuekeeper.maintenance.remedies.sessions import Sessions
+from queuekeeper.portions import portions
 from queuekeeper.redis_client import is_cluster
 
 BYTES_PER_WRITE = 524_288
@@ -317,15 +318,5 @@ def _parts(
     records: Sequence[tuple[int, Effect, _Record | None]],
 ) -> Iterator[list[tuple[int, Effect, _Record]]]:
     """Cut messages into calls of bounded size; those that have gone meanwhile are left out."""
-    part: list[tuple[int, Effect, _Record]] = []
-    size_bytes = 0
-    for place, effect, record in records:
-        if record is None:
-            continue
-        if part and (size_bytes + len(record.content) > BYTES_PER_WRITE or len(part) == MESSAGES_PER_WRITE):
-            yield part
-            part, size_bytes = [], 0
-        part.append((place, effect, record))
-        size_bytes += len(record.content)
-    if part:
-        yield part
+    there = ((place, effect, record) for place, effect, record in records if record is not None)
+    return portions(there, size=lambda each: len(each[2].content), most=BYTES_PER_WRITE, most_items=MESSAGES_PER_WRITE)

@@ -7,6 +7,7 @@ from typing import Any, TypeAlias
 
 import orjson
 
+from queuekeeper.portions import portions
 from queuekeeper.sessions.model import NewMessage, PendingMessage
 from queuekeeper.sessions.postgres_operations.common import Query, Session
 
@@ -54,22 +55,9 @@ def row_of(
 
 def messages_queries(name: str, rows: Sequence[Row]) -> Iterator[Query]:
     """Return statements that write rows of messages, each as many as it may hold."""
-    for part in _parts(rows):
+    for part in portions(rows, size=lambda row: len(row[_PAYLOAD]), most=BYTES_PER_STATEMENT):
         columns = (list(column) for column in zip(*part, strict=True))
         yield Query(name=name, parameters=dict(zip(_COLUMNS, columns, strict=True)))
-
-
-def _parts(rows: Sequence[Row]) -> Iterator[Sequence[Row]]:
-    """Cut rows into statements."""
-    begin = size_bytes = 0
-    for number, row in enumerate(rows):
-        row_bytes = len(row[_PAYLOAD])
-        if number > begin and size_bytes + row_bytes > BYTES_PER_STATEMENT:
-            yield rows[begin:number]
-            begin, size_bytes = number, 0
-        size_bytes += row_bytes
-    if rows:
-        yield rows[begin:]
 
 
 def save_sessions_query(sessions: Sequence[Session]) -> Query:

@@ -9,6 +9,7 @@ from queuekeeper import lua
 from queuekeeper.errors import ImportedBefore, MovedOn, NotOwner, StaleEpoch
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation, keeps
+from queuekeeper.portions import portions
 from queuekeeper.sessions import jsonl
 from queuekeeper.sessions.model import DEFAULT_PAGE, ExportPage, ImportReport, PendingMessage, check_page
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
@@ -97,13 +98,6 @@ class TransferOperations(DeliverOperations):
 
 
 def _import_chunks(messages: Sequence[PendingMessage]) -> Iterator[list[PendingMessage]]:
-    chunk: list[PendingMessage] = []
-    size_bytes = 0
-    for message in messages:
-        size_bytes += len(message.payload)
-        if chunk and (size_bytes > BYTES_PER_SAVE or len(chunk) == MESSAGES_PER_SAVE):
-            yield chunk
-            chunk, size_bytes = [], len(message.payload)
-        chunk.append(message)
-    if chunk:
-        yield chunk
+    return portions(
+        messages, size=lambda message: len(message.payload), most=BYTES_PER_SAVE, most_items=MESSAGES_PER_SAVE
+    )
