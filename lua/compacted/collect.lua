@@ -19,7 +19,7 @@ Returns
                          that stayed; records of producers removed; keys now; when the queue is to be looked at next,
                          as find_due says, -1 for never; the sequence, as it was named, of each row that stayed
 Errors
-    INVALID  an argument breaks the rules above
+    INVALID  an argument breaks the rules above, or the retention that the queue was given does
 Cost
     O(M log N) for M rows and N keys; about 5 us per row.
 ]]
@@ -60,9 +60,9 @@ local fields = redis.call(
     'HMGET', state_key, 'retention_policy', 'retention_ms', 'tombstone_ms', 'acked', 'sent', 'bytes',
     'last_lost_sequence', 'producers_cursor', 'last_removed_sequence'
 )
-local rules = retention_of(fields, ARGV[4], ARGV[1], ARGV[2], ARGV[3], now)
+local rules, problem = retention_of(fields, ARGV[4], ARGV[1], ARGV[2], ARGV[3], now)
 if not rules then
-    return redis.error_reply('INVALID the retention is none')
+    return redis.error_reply('INVALID ' .. problem)
 end
 
 local going, staying, bytes, unacked, tombstones = {}, {}, 0, 0, 0

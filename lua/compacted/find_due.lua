@@ -24,7 +24,7 @@ Returns
                          retention that was applied; rows that were looked at, due or not; then seven per due row: bytes
                          of key and value; value empty unless asked for
 Errors
-    INVALID  an argument breaks the rules above
+    INVALID  an argument breaks the rules above, or the retention that the queue was given does
 Cost
     O(L log N) for a limit of L and N keys; about 3 us per row.
 ]]
@@ -45,9 +45,9 @@ end
 local fields = redis.call(
     'HMGET', state_key, 'retention_policy', 'retention_ms', 'tombstone_ms', 'acked', 'sent'
 )
-local rules = retention_of(fields, ARGV[4], ARGV[1], ARGV[2], ARGV[3], now)
+local rules, problem = retention_of(fields, ARGV[4], ARGV[1], ARGV[2], ARGV[3], now)
 if not rules then
-    return redis.error_reply('INVALID the retention is none')
+    return redis.error_reply('INVALID ' .. problem)
 end
 
 keys.has_tombstones = redis.call('ZCARD', keys.tombstones) > 0

@@ -1,17 +1,21 @@
 --- @include "includes/integers"
 --- @include "includes/is_acked"
 --- @include "includes/is_policy"
--- What of a queue retention lets go: by its own rules, which configure has set, or else by the given ones; nothing when
--- they break the rules. Rows that are old but have to wait for an acknowledgement are looked at again after an hour.
+-- What of a queue retention lets go: by its own rules, which configure has set, or else by the given ones; nothing, and
+-- what is wrong, when they are none. Rows that are old but have to wait for an acknowledgement are looked at again after
+-- an hour.
 local LOOK_AGAIN_MS = 3600000
 
 local function retention_of(own, override, policy, retention_text, tombstone_text, now)
     local retention_ms, tombstone_ms = integer(retention_text), integer(tombstone_text)
     if not is_policy(policy, retention_ms, tombstone_ms) or (override ~= '0' and override ~= '1') or not now then
-        return nil
+        return nil, 'the retention is none'
     end
     if own[1] and override == '0' then
-        policy, retention_ms, tombstone_ms = own[1], own[2] + 0, own[3] + 0
+        policy, retention_ms, tombstone_ms = own[1], integer(own[2] or ''), integer(own[3] or '')
+        if not is_policy(policy, retention_ms, tombstone_ms) then
+            return nil, 'the retention of the queue itself is none: configure it anew'
+        end
     end
     return {
         policy = policy,

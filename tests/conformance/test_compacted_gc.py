@@ -16,7 +16,7 @@ import pytest
 from queuekeeper import approvals
 from queuekeeper.compacted.model import Append, Retention, RetentionPolicy
 from queuekeeper.compacted.queue import CompactedQueues
-from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, StoreFull, UsageError
+from queuekeeper.errors import RefusedError, ScriptError, ServerUnavailable, StalePlan, StoreFull, UsageError
 from queuekeeper.jobs import engine, pace
 from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.report import write_report
@@ -26,7 +26,7 @@ from queuekeeper.keyspace import COMPACTED_REGISTRIES, client_slot, compacted_re
 from queuekeeper.maintenance.compacted import collection
 from queuekeeper.maintenance.compacted.collection import Collection
 from queuekeeper.maintenance.compacted.model import CollectionCounts, CollectionParameters
-from queuekeeper.maintenance.compacted.registry import Registry, rebuild_registry
+from queuekeeper.maintenance.compacted.registry import Registry, rebuild_registry, registry_status
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests.compacted_gc_world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, World
 
@@ -395,6 +395,54 @@ def test_queue_that_cannot_be_read_does_not_stop_the_others(valkey: World) -> No
     assert outcome.clean is False
     # It stays due.
     assert valkey.due_ms("broken") == START_MS
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"retention_policy": "forever", "retention_ms": 1, "tombstone_ms": 1},
+        {"retention_policy": "delete", "retention_ms": "long", "tombstone_ms": 1},
+        {"retention_policy": "delete", "retention_ms": -1, "tombstone_ms": 1},
+        {"retention_policy": "delete", "retention_ms": 1},
+        {"retention_policy": b"\xff", "retention_ms": 1, "tombstone_ms": 1},
+        {"expired": "many"},
+        {"incarnation": "1.5"},
+        {"epoch": 10**30},
+        {"session": b"\xff"},
+    ],
+    ids=lambda damage: "-".join(map(repr, damage.values())),
+)
+def test_damaged_state_of_one_queue_does_not_stop_the_others(valkey: World, damage: dict[str, Any]) -> None:
+    client: Any = valkey.client
+    for client_id in ("broken", "meter-7"):
+        valkey.append(client_id, "a")
+    client.hset(valkey.keys("broken").state, mapping=damage)
+    with pytest.raises(ScriptError, match="the state of the queue of 'broken' is damaged: "):
+        valkey.queues.inspect("broken")
+    assert registry_status(valkey.client, prefix="tenant:").first_client_id == "meter-7"
+    valkey.now_ms += WEEK_MS + 1
+    outcome = valkey.collected()
+    assert (outcome.counts.messages, outcome.counts.broken_queues) == (1, 1)
+    assert outcome.clean is False
+    assert valkey.due_ms("broken") == START_MS
+
+
+def test_collection_by_rules_of_its_own_passes_a_damaged_retention_over(valkey: World) -> None:
+    client: Any = valkey.client
+    valkey.append("broken", "a")
+    valkey.append("broken", "b")
+    client.hset(valkey.keys("broken").state, "retention_policy", "forever")
+    retention = Retention(retention_ms=0)
+    words = "retention of the queue itself is none: configure it anew"
+    valkey.now_ms += 1
+    with pytest.raises(UsageError, match=words):
+        valkey.queues.find_due("broken", retention=retention)
+    page = valkey.queues.find_due("broken", retention=retention, override=True)
+    with pytest.raises(UsageError, match=words):
+        valkey.queues.collect("broken", retention=retention, rows=page.rows)
+    assert valkey.queues.collect("broken", retention=retention, rows=page.rows, override=True).collected == 2
+    valkey.queues.configure("broken", retention=retention)
+    assert valkey.queues.inspect("broken").retention == retention
 
 
 def test_removed_messages_come_back_unless_there_is_a_newer_value(world: World) -> None:

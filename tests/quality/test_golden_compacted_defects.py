@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -161,6 +162,17 @@ def test_each_fault_has_its_number(stage: Stage) -> None:
         "registered": {"wrong": 0},
         "unreadable": {"broken": 1},
     }
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"retention_policy": "forever", "retention_ms": 1, "tombstone_ms": 1}, {"acks": "many"}, {"sent": 10**30}],
+)
+def test_damaged_state_is_one_queue_that_cannot_be_read(stage: Stage, damage: dict[str, Any]) -> None:
+    stage.world.append("damaged", "a")
+    stage.world.append("sound", "a")
+    stage.client.hset(stage.world.keys("damaged").state, mapping=damage)
+    assert columns(stage.judge()) == {"unreadable": {"damaged": 1}}
 
 
 def test_collector_that_never_ran_is_found_once_queues_are_old_enough(stage: Stage) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,11 +10,14 @@ from queuekeeper.checks import check_integer
 from queuekeeper.compacted.model import MAX_PAGE, MAX_SEQUENCE, CompactedMessage, QueueView, check_key
 from queuekeeper.compacted.operations.common import BYTES_PER_CALL, CommonOperations, ask, or_none, retention_of
 from queuekeeper.compacted.records import message_of
+from queuekeeper.errors import ScriptError, UsageError
 from queuekeeper.lua.scripts import compacted as scripts
 from queuekeeper.operation import Operation
 
 SAMPLES = 20
 """Members of each key that its memory is estimated by."""
+
+_NUMBER = re.compile(rb"-?\d{1,16}")
 
 COUNTERS = (
     "appended",
@@ -59,9 +63,17 @@ class LookOperations(CommonOperations):
         return tuple(_message(client_id, row.key, row) for row in rows)
 
     def inspect(self, client_id: str) -> Operation[QueueView]:
-        """Say where a queue stands, changing nothing."""
+        """Say where a queue stands, changing nothing.
+
+        :raises ScriptError: when its state is damaged.
+        """
         reply = yield from ask(scripts.inspect(self._keys(client_id), samples=SAMPLES, now=self._now()))
-        return QueueView(client_id=client_id, exists=False) if reply is None else _view(client_id, reply)
+        if reply is None:
+            return QueueView(client_id=client_id, exists=False)
+        try:
+            return _view(client_id, reply)
+        except (ValueError, UsageError) as error:
+            raise ScriptError(f"the state of the queue of {client_id!r} is damaged: {error}") from None
 
 
 def _message(client_id: str, key: bytes, row: Any) -> CompactedMessage:
@@ -77,8 +89,11 @@ def _view(client_id: str, reply: Any) -> QueueView:
 
     fields = dict(reply.fields)
 
-    def number(name: bytes) -> int:
-        return int(fields.get(name, b"0"))
+    def number(name: bytes, absent: bytes = b"0") -> int:
+        found = fields.get(name, absent)
+        if not _NUMBER.fullmatch(found) or abs(int(found)) > MAX_SEQUENCE:
+            raise ValueError(f"{name.decode()} is no integer of 53 bits")
+        return int(found)
 
     return QueueView(
         client_id=client_id,
@@ -103,7 +118,7 @@ def _view(client_id: str, reply: Any) -> QueueView:
         lease_left_ms=max(0, number(b"lease_until_ms") - reply.now),
         counters={name: number(name.encode()) for name in COUNTERS},
         last_lost_sequence=number(b"last_lost_sequence") or None,
-        retention=retention_of(fields[b"retention_policy"], fields[b"retention_ms"], fields[b"tombstone_ms"])
+        retention=retention_of(fields[b"retention_policy"], number(b"retention_ms", b""), number(b"tombstone_ms", b""))
         if b"retention_policy" in fields
         else None,
         estimated_memory_bytes=reply.memory_bytes,
