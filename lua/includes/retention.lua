@@ -2,8 +2,8 @@
 --- @include "includes/is_acked"
 --- @include "includes/is_policy"
 -- What of a queue retention lets go: by its own rules, which configure has set, or else by the given ones; nothing, and
--- what is wrong, when they are none. Rows that are old but have to wait for an acknowledgement are looked at again after
--- an hour.
+-- what is wrong, when they are none. Rows that are old but have to wait for an acknowledgement are looked at again
+-- after an hour.
 local LOOK_AGAIN_MS = 3600000
 
 local function retention_of(own, override, policy, retention_text, tombstone_text, now)

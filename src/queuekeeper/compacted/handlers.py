@@ -13,7 +13,7 @@ from queuekeeper.clock import SERVER_BACKOFF, Backoff
 from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules
 from queuekeeper.compacted.model import CompactedMessage
 from queuekeeper.compacted.queue import AsyncCompactedQueues
-from queuekeeper.errors import QueueBusy, StaleEpoch
+from queuekeeper.errors import QueueBusy, ServerUnavailable, StaleEpoch
 from queuekeeper.operation import is_coroutine_function
 from queuekeeper.service.aio import stopped_by_signals
 from queuekeeper.text_form import shows
@@ -37,7 +37,7 @@ class CompactedWorker:
 
     A message that the handler fails on comes to it again, after a pause that grows, before any later one. A value that
     was appended meanwhile comes after it. While another consumer holds the queue, the worker waits for its turn: of
-    several workers one works, and another goes on where it stopped.
+    several workers one works, and another goes on where it stopped. A server that has answered once is waited for.
 
     :param work: see :data:`Work`.
     :param rules: of the consumer; by default a queue is not taken from another.
@@ -53,6 +53,7 @@ class CompactedWorker:
         self._work = work
         self._rules = rules or ConsumerRules(takeover=False)
         self._stopped = asyncio.Event()
+        self._has_answered = False
 
     def stop(self) -> None:
         """End when the handler has done what it is at; call it in the event loop."""
@@ -61,6 +62,7 @@ class CompactedWorker:
     async def run(self) -> None:
         """Work until :meth:`stop` or, in the main thread, the first SIGTERM or Ctrl-C.
 
+        :raises ServerUnavailable: when the server cannot be reached at first; later on it is waited for.
         :raises UnreadableRecord: when a message's record was damaged, as the rules have it.
         """
         attempt = 0
@@ -69,15 +71,22 @@ class CompactedWorker:
                 try:
                     await self._consume()
                 except (QueueBusy, StaleEpoch) as error:
+                    self._has_answered = True
                     _log.info("the worker waits for the queue: %s", error)
-                    await self._pause(SERVER_BACKOFF.after(attempt))
-                    attempt += 1
+                except ServerUnavailable as error:
+                    if not self._has_answered:
+                        raise
+                    _log.warning("the worker waits for the server: %s", error)
                 else:
                     attempt = 0
+                    continue
+                await self._pause(SERVER_BACKOFF.after(attempt))
+                attempt += 1
 
     async def _consume(self) -> None:
         consumer = AsyncCompactedConsumer(self._queues, self._client_id, rules=self._rules)
         async with consumer:
+            self._has_answered = True
             ending = asyncio.ensure_future(self._stopped.wait())
             ending.add_done_callback(lambda _: consumer.stop())
             try:
