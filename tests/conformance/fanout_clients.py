@@ -16,8 +16,7 @@ from queuekeeper.fanout.handlers import Handler
 from queuekeeper.fanout.producer import AsyncFanoutProducer, FanoutProducer
 from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.redis_async import connect as connect_async
-
-PATIENCE_S = 60.0
+from tests.patience import PATIENCE_S
 
 
 def until(condition: Callable[[], Any], *, what: str) -> None:

@@ -35,7 +35,8 @@ from queuekeeper.fanout.records import read_json
 from queuekeeper.keyspace import fanout_keys
 from queuekeeper.redis_async import connect as connect_async
 from tests.conformance.cutting_proxy import CuttingProxy
-from tests.conformance.fanout_clients import PATIENCE_S, Clients, until
+from tests.conformance.fanout_clients import Clients, until
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
 

@@ -101,7 +101,14 @@ def test_expired_messages_are_passed_over_and_counted_and_serials_stay_contiguou
 
 
 def test_message_that_ends_within_the_second_is_stored(session: Session) -> None:
-    assert session.save_messages([Message(1, 0, now_ms() + 900, "{}")]) == [b"saved", 1, 1, b""]
+    while True:
+        ends_at_ms = now_ms() + 900
+        reply = session.save_messages([Message(1, 0, ends_at_ms, "{}")])
+        if now_ms() < ends_at_ms:
+            break
+        # The machine stood still, so the life may have ended before the server saw the message: once more.
+        session.client.flushall()
+    assert reply == [b"saved", 1, 1, b""]
 
 
 @pytest.mark.parametrize("off_ms", [-HOUR_MS + 60_000, -1, 0, 1, 24 * HOUR_MS, FAR_MS])

@@ -962,20 +962,25 @@ def test_partitions_of_the_event_broker_are_retired_when_they_are_read(table: Co
 
 
 def test_event_of_the_future_leaves_head_room_as_it_is(table: Connection) -> None:
-    schema.install(table)
+    # Within one transaction the broker makes its partitions by the same instant: a partition may end meanwhile.
+    with table.transaction():
+        schema.install(table)
+        row = table.execute("SELECT now()").fetchone()
+    assert row is not None
+    now = int(row[0].timestamp() * 1_000)
     (events, *_) = load_policies(table)
     table.execute(
         "INSERT INTO pgmb.events (id, topic, payload) "
-        "VALUES (pgmb.create_event_id(clock_timestamp() + interval '2 hours', 1), 'early', '{}')"
+        "VALUES (pgmb.create_event_id(%s + interval '2 hours', 1), 'early', '{}')",
+        (row[0],),
     )
-    now = int(datetime.now(UTC).timestamp() * 1_000)
     plan = plan_creation(table, policy=events, now_ms=now)
 
     assert plan.empty
     assert coverage(table, policy=events, now_ms=now).head_room_met
     later = plan_creation(table, policy=events, now_ms=now + 2 * 3_600_000)
     # The broker's own maintenance comes first.
-    table.execute("SELECT pgmb.extend_partitions('pgmb.events', clock_timestamp() + interval '3 hours')")
+    table.execute("SELECT pgmb.extend_partitions('pgmb.events', %s + interval '3 hours')", (row[0],))
     assert apply(table, later).done
 
 
