@@ -55,7 +55,8 @@ class World:
     def table(self, name: str, **policy: Any) -> None:
         """Make a table and its policy."""
         self.connection.execute(f"CREATE TABLE {name} (at timestamptz NOT NULL, payload text) PARTITION BY RANGE (at)")
-        row = self.connection.execute("SELECT date_trunc('day', now())").fetchone()
+        query = "SELECT date_trunc('day', now()), extract(EPOCH FROM now() - date_trunc('day', now()))::int / 60"
+        row = self.connection.execute(query).fetchone()
         assert row is not None
         for days in range(5):
             bounds = [(row[0] - timedelta(days=each)).isoformat() for each in (days, days - 1)]
@@ -66,13 +67,21 @@ class World:
             f"INSERT INTO {name} SELECT date_trunc('day', now()) - n * interval '24 minutes', 'row ' || n"
             " FROM generate_series(1, 200) AS n"
         )
-        given: dict[str, Any] = {"step": "1 day", "ahead": "3 days", "retention": "2 days", "quarantine_days": 0}
+        # Spans reach to the middle of a day, so that nothing changes when a day ends while a test runs.
+        given: dict[str, Any] = {
+            "step": "1 day",
+            "ahead": f"{84 * 60 - row[1]} minutes",
+            "retention": f"{36 * 60 + row[1]} minutes",
+            "quarantine_days": 0,
+        }
         save_policy(self.connection, PartitionPolicy(table=f"public.{name}", **given | policy))
 
     def grow_old(self, name: str) -> None:
         """Let one more partition of a table be beyond its retention."""
         policy = load_policy(self.connection, f"public.{name}")
-        save_policy(self.connection, replace(policy, retention="1 day"))
+        assert policy.retention is not None
+        minutes = int(policy.retention.removesuffix(" minutes")) - 24 * 60
+        save_policy(self.connection, replace(policy, retention=f"{minutes} minutes"))
 
     def partitions(self, name: str) -> set[str]:
         """Return the names of a table's partitions."""
