@@ -36,9 +36,17 @@ LONGEST_FIRST = (
     "integration/test_session_migration.py",
     "integration/test_demo.py",
     "integration/test_planted_runs.py",
+    "integration/test_cli.py",
     "integration/test_queue_quality.py",
+    "chaos/test_copy_survives_kills.py",
+    "spark/test_limits.py",
+    "chaos/test_online_migration_survives.py",
+    "spark/test_spark_hosts.py",
+    "dags/test_partition_maintenance.py",
+    "dags/test_quality_run.py",
 )
-"""Files that take a minute or more. A file stays with one worker: what is long must not be begun last."""
+"""Files that take minutes. A file stays with one worker: what is long must not be begun last. Those without a Spark of
+the worker's own come first, as it stays."""
 _MEMORY = Path("/dev/shm")
 _ROOM_BYTES = 6 * 1024**3
 _names = count(1)

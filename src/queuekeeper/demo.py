@@ -8,7 +8,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -146,11 +146,18 @@ def run(settings: Settings, options: DemoOptions, console: Console) -> int:
         with ThreadPoolExecutor(1) as other:
             _say(console, began, "Starting Airflow, and filling PostgreSQL meanwhile")
             started = other.submit(airflow.start)
-            connection = stack.enter_context(connect(postgres_url, autocommit=True))
-            migrate(connection)
-            sample = _sample(connection, options)
-            _say(console, began, _describe(sample))
-            started.result()
+            try:
+                connection = stack.enter_context(connect(postgres_url, autocommit=True))
+                migrate(connection)
+                sample = _sample(connection, options)
+                _say(console, began, _describe(sample))
+                started.result()
+            except BaseException:
+                # Else whoever interrupts waits for an Airflow that is then stopped.
+                while not started.done():
+                    airflow.stop()
+                    wait([started], timeout=_LOOK_EVERY_S)
+                raise
         admin = airflow.user("admin")
         _say(
             console,

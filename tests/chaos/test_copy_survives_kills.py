@@ -37,11 +37,12 @@ def resumed(laboratory: Laboratory) -> CopyReport:
     return report
 
 
-def test_a_copy_goes_on_after_its_driver_was_killed_twice(
-    laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random
+@pytest.mark.parametrize("times", [1, pytest.param(2, marks=pytest.mark.nightly)])
+def test_a_copy_goes_on_after_its_driver_was_killed(
+    laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random, times: int
 ) -> None:
     laboratory.reset(throttle=THROTTLE)
-    for earliest, latest in ((0.3, 0.45), (0.5, 0.65)):
+    for earliest, latest in ((0.3, 0.45), (0.5, 0.65))[:times]:
         share = dice.uniform(earliest, latest)
         with laboratory.driver() as driver:
             laboratory.wait_for(share, running=driver.running)

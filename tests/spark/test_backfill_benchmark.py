@@ -11,6 +11,8 @@ from tests.benchmark_runs import is_refused, measured
 pytestmark = pytest.mark.spark
 
 
+# Each of its ways is a step that other tests of this lane take.
+@pytest.mark.nightly
 def test_a_small_run_measures_all_ways_and_writes_them_down(tmp_path: Path) -> None:
     result, _ = measured(
         "backfill",

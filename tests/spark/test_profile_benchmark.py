@@ -28,6 +28,8 @@ def benchmark(monkeypatch: pytest.MonkeyPatch) -> Any:
     return importlib.import_module("profile_queues")
 
 
+# What it measures has tests of its own in tests/spark/test_profile_queues.py.
+@pytest.mark.nightly
 def test_all_ways_take_turns_beside_a_client_that_is_timed(
     benchmark: Any,
     spark: SparkSession,
