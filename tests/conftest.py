@@ -199,6 +199,30 @@ def valkey_url(redis_servers: Callable[[Flavour], RedisServer]) -> str:
     return _emptied(redis_servers("valkey"))
 
 
+@pytest.fixture
+def own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Folder of what commands write; no setting of whoever runs the tests is left."""
+    for name in [each for each in os.environ if each.startswith("QUEUEKEEPER_")]:
+        monkeypatch.delenv(name)
+    home = tmp_path / "home"
+    monkeypatch.setenv("QUEUEKEEPER_HOME", str(home))
+    return home
+
+
+@pytest.fixture
+def named_postgres(postgres_url: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Address of the database that the environment names."""
+    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
+    return postgres_url
+
+
+@pytest.fixture
+def named_redis(valkey_url: str, own_home: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Address of the Valkey that the environment names."""
+    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", valkey_url)
+    return valkey_url
+
+
 @pytest.fixture(scope="session")
 def redis_cluster(server_home: Path) -> Iterator[RedisCluster]:
     """Three Valkey masters that share the slots."""

@@ -6,8 +6,11 @@ import asyncio
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
-from functools import partial
+from functools import partial, wraps
+from inspect import Parameter, Signature, signature
 from typing import Any, Literal, Self
+
+import pytest
 
 from queuekeeper import postgres
 from queuekeeper.events.broker import AsyncEventBroker, EventBroker
@@ -247,3 +250,21 @@ class World:
     def readers(self) -> int:
         """Return how many sessions own a group."""
         return int(self.rows("SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND granted")[0][0])
+
+
+def both(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Return the test that runs in a world of each kind, given as ``world``; other arguments are fixtures."""
+
+    @wraps(test)
+    def played(broker_url: str, kind: Kind, **given: Any) -> None:
+        async def run() -> None:
+            async with World(kind, broker_url) as world:
+                await test(world=world, **given)
+
+        asyncio.run(run())
+
+    # Where pytest reads what a test asks for.
+    asked = ("broker_url", "kind", *(name for name in signature(test).parameters if name != "world"))
+    vars(played)["__signature__"] = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in asked])
+    found: Callable[..., None] = pytest.mark.parametrize("kind", KINDS)(played)
+    return found

@@ -19,7 +19,7 @@ from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageE
 from queuekeeper.events import operations
 from queuekeeper.events.model import Delivery, FellBehind, Interest, NewEvent
 from queuekeeper.service.steps import Wait
-from tests.conformance.event_worlds import KINDS, TRANSIENT, Kind, World, allow, refuse, until
+from tests.conformance.event_worlds import KINDS, TRANSIENT, Kind, World, allow, both, refuse, until
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
@@ -56,20 +56,6 @@ class Recorder:
     @property
     def attempts(self) -> list[int]:
         return [delivery.attempt for delivery in self.deliveries]
-
-
-def both(kind_test: Callable[[World], Awaitable[None]]) -> Callable[[str, Kind], None]:
-    """Return the test that runs in a world of each kind."""
-
-    @pytest.mark.parametrize("kind", KINDS)
-    def test(broker_url: str, kind: Kind) -> None:
-        async def run() -> None:
-            async with World(kind, broker_url) as world:
-                await kind_test(world)
-
-        asyncio.run(run())
-
-    return test
 
 
 # Delivery.
@@ -265,31 +251,27 @@ async def test_retry_of_large_events_comes_in_parts_and_so_do_their_dead_letters
 
 
 @pytest.mark.parametrize("retries_s", [(60.0,), ()])
-@pytest.mark.parametrize("kind", KINDS)
-def test_event_that_can_neither_come_again_nor_be_kept_is_named_in_the_log(
-    broker_url: str, kind: Kind, retries_s: Any, caplog: pytest.LogCaptureFixture
+@both
+async def test_event_that_can_neither_come_again_nor_be_kept_is_named_in_the_log(
+    world: World, retries_s: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run() -> None:
-        async with World(kind, broker_url) as world:
-            numbers: list[Any] = []
+    numbers: list[Any] = []
 
-            async def work(delivery: Delivery) -> None:
-                numbers.extend(event.payload for event in delivery.events)
-                if numbers == [1]:
-                    world.sql.execute("DELETE FROM pgmb.events")
-                    raise ValueError
+    async def work(delivery: Delivery) -> None:
+        numbers.extend(event.payload for event in delivery.events)
+        if numbers == [1]:
+            world.sql.execute("DELETE FROM pgmb.events")
+            raise ValueError
 
-            consumer = world.consumer()
-            await consumer.handle(work, name="bill", retries_s=retries_s)
-            async with world.dispatching(), consumer:
-                (event_id,) = await world.broker.publish(events([1]))
-                await until(lambda: "does not get 1 of 1 events again" in caplog.text, what="the line of the log")
-                await world.broker.publish(events([2]))
-                await until(lambda: numbers == [1, 2], what="the next event")
-            assert f"no {'retry' if retries_s else 'dead letter'} for them" in caplog.text
-            assert event_id in caplog.text
-
-    asyncio.run(run())
+    consumer = world.consumer()
+    await consumer.handle(work, name="bill", retries_s=retries_s)
+    async with world.dispatching(), consumer:
+        (event_id,) = await world.broker.publish(events([1]))
+        await until(lambda: "does not get 1 of 1 events again" in caplog.text, what="the line of the log")
+        await world.broker.publish(events([2]))
+        await until(lambda: numbers == [1, 2], what="the next event")
+    assert f"no {'retry' if retries_s else 'dead letter'} for them" in caplog.text
+    assert event_id in caplog.text
 
 
 @pytest.fixture
@@ -389,23 +371,19 @@ async def test_events_are_dead_letters_after_the_last_retry_and_come_again_when_
 
 
 @pytest.mark.parametrize("retries_s", [None, (60.0,)])
-@pytest.mark.parametrize("kind", KINDS)
-def test_rejected_events_are_dead_letters_at_once(broker_url: str, kind: Kind, retries_s: Any) -> None:
-    async def run() -> None:
-        async with World(kind, broker_url) as world:
-            recorder = Recorder(failures=1, error=Rejected)
-            consumer = world.consumer()
-            await consumer.handle(recorder, name="bill", retries_s=retries_s)
-            async with world.dispatching(), consumer:
-                await world.broker.publish(events([1]))
-                await until(lambda: bool(recorder.deliveries), what="the attempt")
-                await world.broker.publish(events([2]))
-                await until(lambda: 2 in recorder.numbers, what="the next event")
-            (letter,) = await world.broker.dead_letters()
-            assert (letter.reason, letter.attempts, letter.event.payload) == ("Rejected: no luck", 1, 1)
-            assert recorder.numbers == [1, 2]
-
-    asyncio.run(run())
+@both
+async def test_rejected_events_are_dead_letters_at_once(world: World, retries_s: Any) -> None:
+    recorder = Recorder(failures=1, error=Rejected)
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill", retries_s=retries_s)
+    async with world.dispatching(), consumer:
+        await world.broker.publish(events([1]))
+        await until(lambda: bool(recorder.deliveries), what="the attempt")
+        await world.broker.publish(events([2]))
+        await until(lambda: 2 in recorder.numbers, what="the next event")
+    (letter,) = await world.broker.dead_letters()
+    assert (letter.reason, letter.attempts, letter.event.payload) == ("Rejected: no luck", 1, 1)
+    assert recorder.numbers == [1, 2]
 
 
 @both
@@ -619,30 +597,24 @@ async def test_subscription_that_somebody_has_removed_is_made_anew(world: World)
         await until(lambda: recorder.numbers == [1], what="the event")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_consumer_of_a_subscription_in_quarantine_says_so(
-    broker_url: str, kind: Kind, caplog: pytest.LogCaptureFixture
-) -> None:
-    async def run() -> None:
-        async with World(kind, broker_url) as world:
-            free = await world.broker.subscribe("group", Interest())
-            assert (free.quarantined_at, free.quarantine_reason) == (None, None)
-            await world.broker.quarantine_condition("TRUE", reason="it took too long")
-            held = await world.broker.subscribe("group", Interest())
-            assert held.subscription_id == free.subscription_id
-            assert held.quarantined_at is not None
-            assert held.quarantine_reason == "it took too long"
+@both
+async def test_consumer_of_a_subscription_in_quarantine_says_so(world: World, caplog: pytest.LogCaptureFixture) -> None:
+    free = await world.broker.subscribe("group", Interest())
+    assert (free.quarantined_at, free.quarantine_reason) == (None, None)
+    await world.broker.quarantine_condition("TRUE", reason="it took too long")
+    held = await world.broker.subscribe("group", Interest())
+    assert held.subscription_id == free.subscription_id
+    assert held.quarantined_at is not None
+    assert held.quarantine_reason == "it took too long"
 
-            consumer = world.consumer()
-            await consumer.handle(Recorder(), name="bill")
-            async with consumer:
-                words = f"subscription {held.subscription_id} gets nothing, since it is in quarantine"
-                assert caplog.text.count(words) == 1
-                await consumer.listen(Interest())
-                assert caplog.text.count(words) == 2
-            assert "it took too long" in caplog.text
-
-    asyncio.run(run())
+    consumer = world.consumer()
+    await consumer.handle(Recorder(), name="bill")
+    async with consumer:
+        words = f"subscription {held.subscription_id} gets nothing, since it is in quarantine"
+        assert caplog.text.count(words) == 1
+        await consumer.listen(Interest())
+        assert caplog.text.count(words) == 2
+    assert "it took too long" in caplog.text
 
 
 @both
@@ -694,38 +666,30 @@ def test_consumer_that_cannot_start_says_why(postgres_url: str, broker_url: str,
         asyncio.run(start(broker_url, Interest(condition="NONSENSE")))
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_consumer_of_a_server_that_is_not_there_says_so(broker_url: str, kind: Kind) -> None:
-    async def run() -> None:
-        async with World(kind, broker_url) as world:
-            world.url = "postgresql://nobody@127.0.0.1:1/nothing"
-            with pytest.raises(ServerUnavailable, match="start the server, or check host and port"):
-                async with world.consumer():
-                    pass
-
-    asyncio.run(run())
+@both
+async def test_consumer_of_a_server_that_is_not_there_says_so(world: World) -> None:
+    world.url = "postgresql://nobody@127.0.0.1:1/nothing"
+    with pytest.raises(ServerUnavailable, match="start the server, or check host and port"):
+        async with world.consumer():
+            pass
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_consumer_goes_on_after_what_the_server_refuses_for_now(
-    broker_url: str, kind: Kind, caplog: pytest.LogCaptureFixture
+@both
+async def test_consumer_goes_on_after_what_the_server_refuses_for_now(
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def run() -> None:
-        async with World(kind, broker_url) as world:
-            recorder = Recorder()
-            consumer = world.consumer(poll_interval_s=0.05)
-            await consumer.handle(recorder, name="bill")
-            async with world.dispatching(), consumer:
-                for number, (state, words) in enumerate(TRANSIENT.items()):
-                    before = world.cursor()
-                    refuse(world, "pgmb.subscription_groups", state)
-                    await world.broker.publish(events([number]))
-                    await until(lambda: words in caplog.text, what=words)  # noqa: B023
-                    allow(world, "pgmb.subscription_groups")
-                    await until(lambda: world.cursor() > before, what="the cursor to be stored")  # noqa: B023
-            assert set(recorder.numbers) == set(range(len(TRANSIENT)))
-
-    asyncio.run(run())
+    recorder = Recorder()
+    consumer = world.consumer(poll_interval_s=0.05)
+    await consumer.handle(recorder, name="bill")
+    async with world.dispatching(), consumer:
+        for number, (state, words) in enumerate(TRANSIENT.items()):
+            before = world.cursor()
+            refuse(world, "pgmb.subscription_groups", state)
+            await world.broker.publish(events([number]))
+            await until(lambda: words in caplog.text, what=words)  # noqa: B023
+            allow(world, "pgmb.subscription_groups")
+            await until(lambda: world.cursor() > before, what="the cursor to be stored")  # noqa: B023
+    assert set(recorder.numbers) == set(range(len(TRANSIENT)))
 
 
 @both

@@ -13,7 +13,7 @@ import pytest
 
 from queuekeeper.events.model import Interest, NewEvent, ResumeRefused
 from queuekeeper.events.sse import HEADERS, NO_RESUME, POSITION, StreamRules
-from tests.conformance.event_worlds import KINDS, Consumer, Kind, World, until
+from tests.conformance.event_worlds import Consumer, World, both, until
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
@@ -134,72 +134,63 @@ def news(*numbers: int) -> list[NewEvent]:
     return [NewEvent(topic="news", payload={"number": number}) for number in numbers]
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_browser_gets_events_with_their_place_and_leaves_no_listener_behind(broker_url: str, kind: Kind) -> None:
-    async def run() -> None:
-        rules = StreamRules(keep_alive_s=0.2)
-        async with World(kind, broker_url) as world, site(world, rules=rules) as (served, url, _):
-            async with browser(url) as page:
-                assert page.response.headers["content-type"].startswith("text/event-stream")
-                first = await page.next()
-                assert first is not None
-                assert first.name == POSITION
-                (event_id,) = await world.broker.publish(news(1))
-                await world.broker.publish([NewEvent(topic="other", payload=0)])
-                message = await page.next()
-                assert message is not None
-                assert (message.name, message.data) == ("news", '{"number":1}')
-                assert message.id.startswith(event_id)
-                assert served.open_streams == 1
-            # A server notices that a reader has left when it writes, and it writes signs of life.
-            await until(lambda: served.open_streams == 0, what="the end of the stream")
-
-    asyncio.run(run())
+@both
+async def test_browser_gets_events_with_their_place_and_leaves_no_listener_behind(world: World) -> None:
+    rules = StreamRules(keep_alive_s=0.2)
+    async with site(world, rules=rules) as (served, url, _):
+        async with browser(url) as page:
+            assert page.response.headers["content-type"].startswith("text/event-stream")
+            first = await page.next()
+            assert first is not None
+            assert first.name == POSITION
+            (event_id,) = await world.broker.publish(news(1))
+            await world.broker.publish([NewEvent(topic="other", payload=0)])
+            message = await page.next()
+            assert message is not None
+            assert (message.name, message.data) == ("news", '{"number":1}')
+            assert message.id.startswith(event_id)
+            assert served.open_streams == 1
+        # A server notices that a reader has left when it writes, and it writes signs of life.
+        await until(lambda: served.open_streams == 0, what="the end of the stream")
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_browser_that_comes_back_gets_what_it_has_missed_once(broker_url: str, kind: Kind) -> None:
-    async def run() -> None:
-        async with World(kind, broker_url) as world, site(world, rules=StreamRules(keep_alive_s=0.1)) as (_, url, _):
-            async with browser(url) as page:
-                await page.next()
-                await world.broker.publish(news(1))
-                await page.next()
-            await world.broker.publish(news(2, 3))
-            async with browser(url, last_event_id=page.last_event_id) as again:
-                read = [await again.next_event() for _ in range(2)]
-                await world.broker.publish(news(4))
-                read.append(await again.next_event())
-            assert [one and one.data for one in read] == [f'{{"number":{number}}}' for number in (2, 3, 4)]
-            async with browser(url, last_event_id=again.last_event_id) as nothing_missed:
-                position = await nothing_missed.next()
-                assert position is not None
-                assert (position.name, position.id) == (POSITION, again.last_event_id)
-
-    asyncio.run(run())
+@both
+async def test_browser_that_comes_back_gets_what_it_has_missed_once(world: World) -> None:
+    async with site(world, rules=StreamRules(keep_alive_s=0.1)) as (_, url, _):
+        async with browser(url) as page:
+            await page.next()
+            await world.broker.publish(news(1))
+            await page.next()
+        await world.broker.publish(news(2, 3))
+        async with browser(url, last_event_id=page.last_event_id) as again:
+            read = [await again.next_event() for _ in range(2)]
+            await world.broker.publish(news(4))
+            read.append(await again.next_event())
+        assert [one and one.data for one in read] == [f'{{"number":{number}}}' for number in (2, 3, 4)]
+        async with browser(url, last_event_id=again.last_event_id) as nothing_missed:
+            position = await nothing_missed.next()
+            assert position is not None
+            assert (position.name, position.id) == (POSITION, again.last_event_id)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_browser_whose_subscription_was_removed_is_told_not_to_come_back(broker_url: str, kind: Kind) -> None:
-    async def run() -> None:
-        async with World(kind, broker_url) as world, site(world) as (_, url, consumer):
-            async with browser(url) as page:
-                await page.next()
-                await world.broker.publish(news(1))
-                await page.next()
-                subscription_id = world.rows("SELECT id FROM pgmb.subscriptions")[0][0]
-                assert await consumer.unsubscribe(subscription_id)
-                end = await page.next()
-                assert end is not None
-                assert (end.name, "was removed" in end.data) == ("error", True)
-                assert await page.next() is None
-            async with browser(url, last_event_id=page.last_event_id) as again:
-                assert again.response.status_code == NO_RESUME
-
-    asyncio.run(run())
+@both
+async def test_browser_whose_subscription_was_removed_is_told_not_to_come_back(world: World) -> None:
+    async with site(world) as (_, url, consumer):
+        async with browser(url) as page:
+            await page.next()
+            await world.broker.publish(news(1))
+            await page.next()
+            subscription_id = world.rows("SELECT id FROM pgmb.subscriptions")[0][0]
+            assert await consumer.unsubscribe(subscription_id)
+            end = await page.next()
+            assert end is not None
+            assert (end.name, "was removed" in end.data) == ("error", True)
+            assert await page.next() is None
+        async with browser(url, last_event_id=page.last_event_id) as again:
+            assert again.response.status_code == NO_RESUME
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@both
 @pytest.mark.parametrize(
     ("rules", "last_event_id", "words"),
     [
@@ -208,56 +199,43 @@ def test_browser_whose_subscription_was_removed_is_told_not_to_come_back(broker_
         (StreamRules(replay_events=0), "pm0000000000001000000000-su1", "this stream cannot be resumed"),
     ],
 )
-def test_place_from_which_nothing_goes_on_is_refused(
-    broker_url: str, kind: Kind, rules: StreamRules, last_event_id: str, words: str
+async def test_place_from_which_nothing_goes_on_is_refused(
+    world: World, rules: StreamRules, last_event_id: str, words: str
 ) -> None:
-    async def run() -> None:
-        async with World(kind, broker_url) as world, world.consumer() as consumer:
-            with pytest.raises(ResumeRefused, match=words):
-                async with consumer.stream(Interest(), last_event_id=last_event_id, rules=rules):
-                    pass
-            assert await world.broker.subscriptions() == ()
-
-    asyncio.run(run())
+    async with world.consumer() as consumer:
+        with pytest.raises(ResumeRefused, match=words):
+            async with consumer.stream(Interest(), last_event_id=last_event_id, rules=rules):
+                pass
+        assert await world.broker.subscriptions() == ()
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_reader_who_has_missed_too_much_is_refused(broker_url: str, kind: Kind) -> None:
-    async def run() -> None:
-        async with (
-            World(kind, broker_url) as world,
-            site(world, rules=StreamRules(replay_events=2, keep_alive_s=0.1)) as (_, url, _),
-        ):
-            async with browser(url) as page:
-                await page.next()
-            await world.broker.publish(news(1, 2, 3))
-            await until(lambda: world.rows("SELECT count(*) FROM pgmb.dispatches") == [(1,)], what="the dispatch")
-            async with browser(url, last_event_id=page.last_event_id) as again:
-                assert again.response.status_code == NO_RESUME
-
-    asyncio.run(run())
+@both
+async def test_reader_who_has_missed_too_much_is_refused(world: World) -> None:
+    async with site(world, rules=StreamRules(replay_events=2, keep_alive_s=0.1)) as (_, url, _):
+        async with browser(url) as page:
+            await page.next()
+        await world.broker.publish(news(1, 2, 3))
+        await until(lambda: world.rows("SELECT count(*) FROM pgmb.dispatches") == [(1,)], what="the dispatch")
+        async with browser(url, last_event_id=page.last_event_id) as again:
+            assert again.response.status_code == NO_RESUME
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_stream_that_falls_behind_ends_and_goes_on_when_its_reader_comes_back(broker_url: str, kind: Kind) -> None:
-    async def run() -> None:
-        async with (
-            World(kind, broker_url) as world,
-            world.dispatching(),
-            world.consumer(page=10, listener_events=25) as consumer,
-        ):
-            async with consumer.stream(Interest.topics("news")) as chunks:
-                read = await anext(chunks)
-                await world.broker.publish(news(*range(100)))
-                await until(lambda: world.rows("SELECT count(*) FROM pgmb.dispatches") == [(1,)], what="a dispatch")
-                latest = world.rows("SELECT id FROM pgmb.dispatches")[0][0]
-                await until(lambda: world.cursor() > f"{latest[:15]}000000063", what="all pages to be read")
-                async for chunk in chunks:
-                    read += chunk
-            assert read.count(b"event: news") == 20
-            assert b"event: error" in read
-            last = [line for line in read.decode().splitlines() if line.startswith("id: ")][-1]
-            async with consumer.stream(Interest.topics("news"), last_event_id=last.removeprefix("id: ")) as chunks:
-                assert (await anext(chunks)).count(b"event: news") == 80
-
-    asyncio.run(run())
+@both
+async def test_stream_that_falls_behind_ends_and_goes_on_when_its_reader_comes_back(world: World) -> None:
+    async with (
+        world.dispatching(),
+        world.consumer(page=10, listener_events=25) as consumer,
+    ):
+        async with consumer.stream(Interest.topics("news")) as chunks:
+            read = await anext(chunks)
+            await world.broker.publish(news(*range(100)))
+            await until(lambda: world.rows("SELECT count(*) FROM pgmb.dispatches") == [(1,)], what="a dispatch")
+            latest = world.rows("SELECT id FROM pgmb.dispatches")[0][0]
+            await until(lambda: world.cursor() > f"{latest[:15]}000000063", what="all pages to be read")
+            async for chunk in chunks:
+                read += chunk
+        assert read.count(b"event: news") == 20
+        assert b"event: error" in read
+        last = [line for line in read.decode().splitlines() if line.startswith("id: ")][-1]
+        async with consumer.stream(Interest.topics("news"), last_event_id=last.removeprefix("id: ")) as chunks:
+            assert (await anext(chunks)).count(b"event: news") == 80

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,21 +31,10 @@ pytestmark = pytest.mark.dags
 
 
 @pytest.fixture
-def client(
-    valkey_url: str,
-    postgres_url: str,
-    connections: Callable[..., None],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-) -> Iterator[Any]:
+def client(named_redis: str, named_postgres: str, connections: Callable[..., None]) -> Iterator[Any]:
     """A server with keys to rename, whose commands and connections are named by the environment."""
-    for name in [each for each in os.environ if each.startswith("QUEUEKEEPER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", valkey_url)
-    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
-    connections(queuekeeper_postgres=postgres_url, queuekeeper_redis=valkey_url)
-    with connect(valkey_url) as opened:
+    connections(queuekeeper_postgres=named_postgres, queuekeeper_redis=named_redis)
+    with connect(named_redis) as opened:
         server: Any = opened
         server.mset({f"old:{number}": number for number in range(50)} | {"new:7": "taken"})
         yield server

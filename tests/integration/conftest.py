@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 
 import pytest
 import typer.main
@@ -23,12 +21,7 @@ def _commands_are_built_once() -> Iterator[None]:
 
 
 @pytest.fixture
-def client(valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[redis_client.RedisClient]:
+def client(named_redis: str) -> Iterator[redis_client.RedisClient]:
     """A connection to the server that the environment names."""
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", valkey_url)
-    with redis_client.connect(valkey_url) as opened:
+    with redis_client.connect(named_redis) as opened:
         yield opened

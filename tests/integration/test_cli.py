@@ -8,51 +8,28 @@ import re
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from queuekeeper import __version__
-from queuekeeper.cli import app
 from queuekeeper.cli.output import printable
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.model import CohortState, PlanState
 from queuekeeper.postgres import connect, migrate
 from tests import report_samples as samples
+from tests.integration.command_line import CommandLine
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
-runner = CliRunner()
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tests away from the servers and settings of whoever runs them."""
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
-
-
-def run(*arguments: str) -> Result:
-    return runner.invoke(app, list(arguments))
-
-
-def as_json(*arguments: str, code: int = 0) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == code, result.stderr
-    return json.loads(result.stdout)
+commands = CommandLine()
+run, as_json = commands.run, commands.as_json
 
 
 def fails(*arguments: str, code: int, words: str) -> str:
-    """Assert exit code and words of a failure: stdout stays empty, stderr holds no traceback."""
-    result = run(*arguments)
-    assert result.exit_code == code, result.output
+    """Call a command that fails and prints nothing, and return what it says."""
+    result = commands.fails(*arguments, code=code, words=words)
     assert result.stdout == ""
-    assert re.search(words, " ".join(result.stderr.split())), result.stderr
-    assert "Traceback" not in result.stderr
     return result.stderr
 
 

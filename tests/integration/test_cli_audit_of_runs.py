@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ast
 import json
-import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -64,13 +63,9 @@ CONTROLS = _controls()
 
 
 @pytest.fixture
-def control(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+def control(named_postgres: str) -> Iterator[Connection]:
     """Schema ``queuekeeper`` with a run of every kind, named by the environment."""
-    for name in [each for each in os.environ if each.startswith("QUEUEKEEPER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
-    with postgres.connect(postgres_url, autocommit=True) as connection:
+    with postgres.connect(named_postgres, autocommit=True) as connection:
         postgres.migrate(connection)
         yield connection
 

@@ -2,59 +2,35 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from queuekeeper import postgres
-from queuekeeper.cli import app
 from queuekeeper.maintenance.cleanup.expired_references import acl_rules
 from queuekeeper.redis_client import connect
 from tests.cleanup_world import World
+from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration
 
+commands = CommandLine(group="cleanup")
+run, as_json, fails = commands.run, commands.as_json, commands.fails
+
 
 @pytest.fixture
-def world(valkey_url: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(named_redis: str, named_postgres: str, own_home: Path) -> Iterator[World]:
     """A store with something to clean, named by the environment."""
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", valkey_url)
-    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
-    with connect(valkey_url) as client, postgres.connect(postgres_url, autocommit=True) as connection:
-        found = World(client, connection, tmp_path / "home" / "undo")
+    with connect(named_redis) as client, postgres.connect(named_postgres, autocommit=True) as connection:
+        found = World(client, connection, own_home / "undo")
         for number in range(5):
             device = found.device(f"secret-{number}")
             device.add(4)
             device.expire(1, 2)
             device.received(3)
         yield found
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["cleanup", *arguments])
-
-
-def as_json(*arguments: str) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def fails(*arguments: str, code: int, words: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == code, result.output
-    assert re.search(words, " ".join(result.stderr.split())), result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_plan_apply_status_report_and_undo(world: World) -> None:

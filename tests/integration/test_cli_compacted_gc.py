@@ -10,9 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from queuekeeper.cli import app
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.jobs.engine import Engine
 from queuekeeper.keyspace import compacted_registry_key
@@ -20,33 +18,21 @@ from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.postgres import migrate
 from queuekeeper.redis_client import connect
 from tests.compacted_gc_world import World
+from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration
 
+commands = CommandLine()
+run, as_json = commands.run, commands.as_json
+
 
 @pytest.fixture
-def world(valkey_url: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(named_redis: str, named_postgres: str, own_home: Path) -> Iterator[World]:
     """Servers that the environment names, and a queue whose messages are old."""
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", valkey_url)
-    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
-    with connect(valkey_url) as client, connect_postgres(postgres_url, autocommit=True) as connection:
-        made = World(client=client, connection=connection, undo=tmp_path / "undo", now_ms=1_600_000_000_000)
+    with connect(named_redis) as client, connect_postgres(named_postgres, autocommit=True) as connection:
+        made = World(client=client, connection=connection, undo=own_home / "undo", now_ms=1_600_000_000_000)
         made.append("meter-7", "a", "b")
         yield made
-
-
-def run(*arguments: str, given: str | None = None) -> Result:
-    return CliRunner().invoke(app, list(arguments), input=given)
-
-
-def as_json(*arguments: str, code: int = 0) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == code, result.stderr
-    return json.loads(result.stdout)
 
 
 def test_collection_is_tried_done_and_taken_back(world: World) -> None:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
@@ -19,20 +17,19 @@ from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.model import Delivery, Interest, NewEvent
 from queuekeeper.postgres import Connection
 from tests.event_samples import subscribe
+from tests.integration.command_line import CommandLine
 from tests.original_pgmb import OriginalPgmb
 
 pytestmark = pytest.mark.integration
 
+commands = CommandLine(group="events")
+run, as_json, fails = commands.run, commands.as_json, commands.fails
+
 
 @pytest.fixture
-def connection(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+def connection(named_postgres: str) -> Iterator[Connection]:
     """A connection to a database with the broker in it, named by the environment."""
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
-    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
-    with postgres.connect(postgres_url, autocommit=True) as opened:
+    with postgres.connect(named_postgres, autocommit=True) as opened:
         schema.install(opened)
         yield opened
 
@@ -40,23 +37,6 @@ def connection(postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.fixture
 def broker(connection: Connection) -> EventBroker:
     return EventBroker(connection)
-
-
-def run(*arguments: str, standard_input: str | None = None) -> Result:
-    return CliRunner().invoke(app, ["events", *arguments], input=standard_input)
-
-
-def as_json(*arguments: str, standard_input: str | None = None) -> Any:
-    result = run(*arguments, "--json", standard_input=standard_input)
-    assert result.exit_code == 0, result.output
-    return json.loads(result.stdout)
-
-
-def fails(*arguments: str, code: int, words: str, standard_input: str | None = None) -> None:
-    result = run(*arguments, standard_input=standard_input)
-    assert result.exit_code == code, result.output
-    assert re.search(words, " ".join(result.stderr.split())), result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def test_published_event_is_dispatched_and_shown_without_being_taken(broker: EventBroker) -> None:
@@ -86,10 +66,10 @@ def test_file_of_events_is_published_as_a_whole_or_not_at_all(
     path.write_text("\n".join(lines), "utf-8")
     assert as_json("publish", "--input", str(path)) == {"published": 3_000}
     line = '{"topic": "a", "metadata": {"b": 1}}\n\n'
-    assert as_json("publish", "--input", "-", standard_input=line) == {"published": 1}
+    assert as_json("publish", "--input", "-", given=line) == {"published": 1}
 
-    fails("publish", "--input", "-", standard_input='{"topic": "a"}\n{', code=2, words="line 2 is not JSON")
-    fails("publish", "--input", "-", standard_input='{"topic": "a"}\n[]', code=2, words="line 2 must be an object")
+    fails("publish", "--input", "-", given='{"topic": "a"}\n{', code=2, words="line 2 is not JSON")
+    fails("publish", "--input", "-", given='{"topic": "a"}\n[]', code=2, words="line 2 must be an object")
     assert connection.execute("SELECT count(*) FROM pgmb.events").fetchone() == (3_001,)
 
 

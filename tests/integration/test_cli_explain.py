@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import time
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,17 +16,9 @@ from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
 SECRET = "nobody's business"
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
 
 
 @pytest.fixture

@@ -3,50 +3,37 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from queuekeeper.cli import app
 from queuekeeper.postgres import connect as connect_postgres
 from queuekeeper.postgres import migrate
 from queuekeeper.redis_client import connect
 from tests.fanout_repair_world import World
+from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration
 
 LONG_AGO_MS = 1_600_000_000_000
 
+commands = CommandLine(group="fanout")
+run, as_json = commands.run, commands.as_json
+
 
 @pytest.fixture
-def world(valkey_url: str, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[World]:
+def world(named_redis: str, named_postgres: str) -> Iterator[World]:
     """Servers that the environment names, and a queue whose consumer took a message long ago and died."""
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", valkey_url)
-    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
-    with connect(valkey_url) as client, connect_postgres(postgres_url, autocommit=True) as connection:
+    with connect(named_redis) as client, connect_postgres(named_postgres, autocommit=True) as connection:
         made = World(client=client, connection=connection, now_ms=LONG_AGO_MS)
         made.register("orders", "billing")
         made.publish("orders", 2, ttl_ms=3_650 * 86_400_000)
         made.kill("orders", "billing")
         yield made
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["fanout", *arguments])
-
-
-def as_json(*arguments: str, code: int = 0) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == code, result.stderr
-    return json.loads(result.stdout)
 
 
 def test_repair_is_tried_refused_done_and_then_finds_all_healthy(world: World, tmp_path: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 from pathlib import Path
 
@@ -19,17 +18,9 @@ from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.postgres import connect, migrate
 from tests import report_samples as samples
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
 DASHBOARD = Path(__file__).parents[2] / "docs" / "grafana" / "queuekeeper.json"
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
 
 
 def metrics(*arguments: str) -> Result:

@@ -3,51 +3,32 @@
 from __future__ import annotations
 
 import json
-import os
-import re
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from queuekeeper import audit, postgres
 from queuekeeper.cli import app
 from queuekeeper.postgres import Connection
+from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration
 
 SET = ("set", "public.readings", "--step", "1 day", "--ahead", "3 days", "--retention", "5 days", "--no-archive")
 
+commands = CommandLine(group="partitions")
+run, as_json, fails = commands.run, commands.as_json, commands.fails
+
 
 @pytest.fixture
-def connection(postgres_url: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+def connection(named_postgres: str) -> Iterator[Connection]:
     """A database with a partitioned table, named by the environment."""
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
-    with postgres.connect(postgres_url, autocommit=True) as opened:
+    with postgres.connect(named_postgres, autocommit=True) as opened:
         opened.execute("CREATE TABLE readings (at timestamptz PRIMARY KEY) PARTITION BY RANGE (at)")
         yield opened
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["partitions", *arguments])
-
-
-def as_json(*arguments: str) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def fails(*arguments: str, code: int, words: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == code, result.output
-    assert re.search(words, " ".join(result.stderr.split())), result.stderr
-    assert "Traceback" not in result.stderr
 
 
 def old_partition(connection: Connection) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from queuekeeper import assets
 from queuekeeper.cli import app
@@ -27,21 +26,16 @@ from queuekeeper.quality.store import QualityStore
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.integration.command_line import CommandLine
 from tests.quality_rows import NOW, hash_of, queue, save_profile
 from tests.spark_session import spark
 
 __all__ = ["spark"]
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tests away from the servers and settings of whoever runs them."""
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
+commands = CommandLine(group="quality")
+run, as_json, fails = commands.run, commands.as_json, commands.fails
 
 
 @pytest.fixture
@@ -49,23 +43,6 @@ def url(postgres_url: str) -> str:
     with connect(postgres_url, autocommit=True) as connection:
         migrate(connection)
     return postgres_url
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["quality", *arguments])
-
-
-def as_json(*arguments: str, code: int = 0) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == code, result.stderr
-    return json.loads(result.stdout)
-
-
-def fails(*arguments: str, code: int, words: str) -> None:
-    result = run(*arguments)
-    assert result.exit_code == code, result.output
-    assert re.search(words, " ".join(result.stderr.split())), result.stderr
-    assert "Traceback" not in result.stderr
 
 
 @contextmanager

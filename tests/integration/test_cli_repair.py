@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from collections.abc import Iterator
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
 from queuekeeper import assets, audit, postgres, redis_client
 from queuekeeper.cli import app
@@ -23,11 +22,15 @@ from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.maintenance.remedies.model import REMEDY_NAMES
 from queuekeeper.sessions.model import NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
+from tests.integration.command_line import CommandLine
 from tests.quality_rows import queue, save_profile
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
 C = "meter-17"
+
+commands = CommandLine(group="repair")
+run, as_json, fails = commands.run, commands.as_json, commands.fails
 
 
 class Servers:
@@ -54,38 +57,12 @@ class Servers:
         self.connection.close()
 
 
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tests away from the servers and settings of whoever runs them."""
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
-
-
 @pytest.fixture
 def servers(valkey_url: str, postgres_url: str) -> Iterator[Servers]:
     found = Servers(valkey_url, postgres_url)
     postgres.migrate(found.connection)
     yield found
     found.close()
-
-
-def run(*arguments: str) -> Result:
-    return CliRunner().invoke(app, ["repair", *arguments])
-
-
-def as_json(*arguments: str) -> Any:
-    result = run(*arguments, "--json")
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def fails(*arguments: str, code: int, words: str) -> Result:
-    result = run(*arguments)
-    assert result.exit_code == code, result.stderr
-    assert re.search(words, result.stderr), result.stderr
-    return result
 
 
 def test_session_is_mended_and_taken_back(servers: Servers) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -40,16 +39,9 @@ STEP = {"schema_name": "public", "relation_name": "readings_p1", "reason": "its 
 
 
 @pytest.fixture
-def control(
-    postgres_url: str, valkey_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[Connection]:
+def control(named_postgres: str, named_redis: str) -> Iterator[Connection]:
     """Schema ``queuekeeper`` and an empty Redis, named by the environment."""
-    for name in [each for each in os.environ if each.startswith("QUEUEKEEPER_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
-    monkeypatch.setenv("QUEUEKEEPER_POSTGRES_URL", postgres_url)
-    monkeypatch.setenv("QUEUEKEEPER_REDIS_URL", valkey_url)
-    with postgres.connect(postgres_url, autocommit=True) as connection:
+    with postgres.connect(named_postgres, autocommit=True) as connection:
         postgres.migrate(connection)
         yield connection
 
@@ -114,9 +106,9 @@ def expected(kind: str, verb: str) -> str:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_verb_works_on_a_run_of_a_kind_or_is_refused_in_words(
-    control: Connection, tmp_path: Path, kind: str
+    control: Connection, own_home: Path, kind: str
 ) -> None:
-    run_id = planned(control, kind, tmp_path)
+    run_id = planned(control, kind, own_home)
     seen = MaintenanceRuns(control)
     for verb in VERBS:
         more = {"throttle": ["250"], "undo": ["--dry-run"]}.get(verb, [])
@@ -139,13 +131,13 @@ def test_every_verb_works_on_a_run_of_a_kind_or_is_refused_in_words(
 
 @pytest.mark.parametrize("kind", PARTITIONS)
 def test_run_that_moves_rows_out_of_default_has_a_pace_that_counts_them(
-    control: Connection, tmp_path: Path, kind: str
+    control: Connection, own_home: Path, kind: str
 ) -> None:
-    run_id = planned(control, kind, tmp_path, drains=True)
+    run_id = planned(control, kind, own_home, drains=True)
 
     code, told, error = called("throttle", run_id, "250")
 
     assert (code, told["throttle_operations_per_s"]) == (0, 250), error
-    code, told, error = called("report", run_id, "--report-directory", str(tmp_path))
+    code, told, error = called("report", run_id, "--report-directory", str(own_home))
     assert (code, told) == (2, None)
     assert "has no report as a file" in error

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import stat
 from base64 import b64decode
@@ -12,10 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from queuekeeper import assets, postgres, redis_client
-from queuekeeper.cli import app
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
 from queuekeeper.keyspace import payload_key
@@ -23,11 +20,15 @@ from queuekeeper.sessions.model import NewMessage, SaveReport, SessionSave, Stor
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.transfer import SessionStore
+from tests.integration.command_line import CommandLine
 
-pytestmark = pytest.mark.integration
+pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("own_home")]
 
 C = "meter-17"
 STORES = ("redis", "postgres")
+
+commands = CommandLine(group="sessions")
+run, as_json, fails = commands.run, commands.as_json, commands.fails
 
 
 class Servers:
@@ -55,33 +56,6 @@ def servers(valkey_url: str, postgres_url: str) -> Iterator[Servers]:
     postgres.migrate(found.connection)
     yield found
     found.close()
-
-
-@pytest.fixture(autouse=True)
-def _own_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Keep the tests away from the servers and settings of whoever runs them."""
-    for name in list(os.environ):
-        if name.startswith("QUEUEKEEPER_"):
-            monkeypatch.delenv(name)
-    monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path / "home"))
-
-
-def run(*arguments: str, given: bytes | None = None) -> Result:
-    return CliRunner().invoke(app, ["sessions", *arguments], input=given)
-
-
-def as_json(*arguments: str, given: bytes | None = None) -> Any:
-    result = run(*arguments, "--json", given=given)
-    assert result.exit_code == 0, result.stderr
-    return json.loads(result.stdout)
-
-
-def fails(*arguments: str, code: int, words: str, given: bytes | None = None) -> Result:
-    result = run(*arguments, given=given)
-    assert result.exit_code == code, result.output
-    assert re.search(words, " ".join(result.stderr.split())), result.stderr
-    assert "Traceback" not in result.stderr
-    return result
 
 
 def save(store: SessionStore, *payloads: bytes, client_id: str = C, **fields: Any) -> SaveReport:
