@@ -1,4 +1,4 @@
-"""Fixtures of the conformance lane: empty servers, a database for records of runs, one with the event broker in it."""
+"""Fixtures of the conformance lane: empty servers, and a database for records of runs."""
 
 from __future__ import annotations
 
@@ -10,41 +10,16 @@ import pytest
 
 from queuekeeper import postgres
 from queuekeeper.embedded import PostgresServer
-from queuekeeper.events import schema
 from queuekeeper.redis_client import RedisClient, connect, nodes
-from tests.conftest import ONE_SERVER_EACH
+from tests.conftest import ONE_SERVER_EACH, url_of_parameter
 
 _copies = count(1)
-
-
-@pytest.fixture(scope="session")
-def events_template(postgres_server: PostgresServer) -> str:
-    """Name of a database with a new event broker; copying it is ten times faster than installing another."""
-    postgres_server.start()
-    name = f"events_template_{os.getpid()}"
-    with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
-        schema.install(connection)
-    return name
-
-
-@pytest.fixture
-def broker_url(postgres_server: PostgresServer, events_template: str) -> Iterator[str]:
-    """Address of a database of the test's own, with a new event broker."""
-    postgres_server.start()
-    name = f"events_{os.getpid()}_{next(_copies)}"
-    yield postgres_server.create_database(name, template=events_template)
-    postgres_server.start()
-    postgres_server.drop_database(name)
 
 
 @pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
 def each_server(request: pytest.FixtureRequest) -> Iterator[RedisClient]:
     """Client of an empty server: Valkey, Redis, and a cluster."""
-    if request.param == "cluster":
-        url = request.getfixturevalue("redis_cluster_url")
-    else:
-        url = request.getfixturevalue("redis_servers")(request.param).url
-    with connect(url) as client:
+    with connect(url_of_parameter(request)) as client:
         for _, node in nodes(client):
             node.flushall()
         yield client

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.redis_client import RedisClient, connect, nodes
-from tests.conftest import ONE_SERVER_EACH
+from tests.conftest import ONE_SERVER_EACH, url_of_parameter
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -33,11 +33,7 @@ def _emptied(url: str) -> RedisClient:
 @pytest.fixture(params=[*ONE_SERVER_EACH, pytest.param("cluster", marks=pytest.mark.slow)])
 def client(request: pytest.FixtureRequest) -> Iterator[RedisClient]:
     """Client of an empty server that knows no script."""
-    if request.param == "cluster":
-        url = request.getfixturevalue("redis_cluster_url")
-    else:
-        url = request.getfixturevalue("redis_servers")(request.param).url
-    with _emptied(url) as found:
+    with _emptied(url_of_parameter(request)) as found:
         yield found
 
 

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from typing import Any
 
 from lua_sessions import command
 
+from queuekeeper.lua import Call, ScriptCaller
 from queuekeeper.redis_client import RedisClient, connect, nodes
 
 PASSWORD = "limited"
@@ -19,20 +21,11 @@ def pattern(key: str) -> str:
 
 
 @contextmanager
-def limited(client: RedisClient, keys: list[str]) -> Iterator[RedisClient]:
-    """Return a client of a user that may touch these keys only."""
+def user_of(client: RedisClient, *rules: str) -> Iterator[RedisClient]:
+    """Return a client of a user with these rights."""
     masters = [node for _, node in nodes(client)]
     for node in masters:
-        command(
-            node,
-            "ACL SETUSER",
-            "limited",
-            "reset",
-            "on",
-            f">{PASSWORD}",
-            "+@all",
-            *[f"~{pattern(key)}" for key in keys],
-        )
+        command(node, "ACL SETUSER", "limited", "reset", "on", f">{PASSWORD}", *rules)
     options = masters[0].connection_pool.connection_kwargs
     try:
         with connect(f"redis://limited:{PASSWORD}@{options['host']}:{options['port']}") as user:
@@ -40,3 +33,14 @@ def limited(client: RedisClient, keys: list[str]) -> Iterator[RedisClient]:
     finally:
         for node in masters:
             command(node, "ACL DELUSER", "limited")
+
+
+def limited(client: RedisClient, keys: list[str]) -> AbstractContextManager[RedisClient]:
+    """Return a client of a user that may touch these keys only."""
+    return user_of(client, "+@all", *(f"~{pattern(key)}" for key in keys))
+
+
+def called_with_its_keys(client: RedisClient, call: Call) -> Any:
+    """Call a script as a user that may touch the declared keys only, and return its reply."""
+    with limited(client, [str(key) for key in call.keys]) as user:
+        return ScriptCaller(user).call(*call)

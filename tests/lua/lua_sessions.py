@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import redis
 
@@ -101,6 +102,13 @@ class Session:
     epoch: int = 1
     prefix: str = ""
     claims: int | str = ""
+
+    @classmethod
+    def saved(cls, client: RedisClient, count: int) -> Self:
+        """Return a session of so many messages, whose serials and packet ids begin at 1."""
+        found = cls(client=client)
+        found.save_messages(messages(count))
+        return found
 
     @property
     def keys(self) -> SessionKeys:
@@ -547,6 +555,14 @@ def contents(client: RedisClient) -> dict[str, tuple[Any, int]]:
         for key in node.scan_iter(count=1_000):
             found[key.decode()] = (value_of(node, key), int(node.pexpiretime(key)))
     return found
+
+
+@contextmanager
+def unchanged(client: RedisClient) -> Iterator[None]:
+    """Assert that a block changes nothing that the server holds."""
+    before = contents(client)
+    yield
+    assert contents(client) == before
 
 
 def value_of(node: redis.Redis, key: bytes) -> Any:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from limited_user import limited
+from limited_user import called_with_its_keys, limited
 from lua_compacted import NOW_MS, PLENTY, Entry, Fence, Queue
 from lua_sessions import served_by
 
@@ -25,8 +25,7 @@ class LimitedQueue(Queue):
     """A compacted queue whose every call is made by a user that may touch the declared keys only."""
 
     def run(self, call: lua.Call) -> Any:
-        with limited(self.client, [str(key) for key in call.keys]) as user:
-            return ScriptCaller(user).call(*call)
+        return called_with_its_keys(self.client, call)
 
 
 OPERATIONS: dict[str, tuple[Callable[[Queue, Fence], Any], Any]] = {

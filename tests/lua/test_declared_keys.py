@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import redis
-from limited_user import limited
+from limited_user import called_with_its_keys, limited
 from lua_sessions import Message, Session, messages, now_ms, readable, served_by
 
 from queuekeeper import lua
@@ -27,8 +27,7 @@ class LimitedSession(Session):
     """A session whose every call is made by a user that may touch the declared keys only."""
 
     def _call(self, call: lua.Call) -> Any:
-        with limited(self.client, [str(key) for key in call.keys]) as user:
-            return ScriptCaller(user).call(*call)
+        return called_with_its_keys(self.client, call)
 
 
 Act = Callable[[Session], Any]

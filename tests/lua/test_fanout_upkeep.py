@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
-from limited_user import limited
+from limited_user import called_with_its_keys
 from lua_fanout import NOW_MS, Queue, options
 from lua_sessions import HOSTILE_IDS, command
 
@@ -21,7 +21,6 @@ from queuekeeper.errors import (
     UsageError,
 )
 from queuekeeper.keyspace import is_scattered
-from queuekeeper.lua import ScriptCaller
 from queuekeeper.redis_client import RedisClient, connect
 from tests.cluster_slots import slot_of
 from tests.conftest import REDIS_FLAVOURS
@@ -352,8 +351,7 @@ class LimitedQueue(RecordingQueue):
 
     def run(self, call: lua.Call) -> Any:
         self.called.add(call.script.name)
-        with limited(self.client, [str(key) for key in call.keys]) as user:
-            return ScriptCaller(user).call(*call)
+        return called_with_its_keys(self.client, call)
 
 
 def call_every_script(queue: RecordingQueue) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from lua_sessions import Session, messages
+from lua_sessions import Session
 
 from queuekeeper.errors import UsageError
 from queuekeeper.lua import ScriptCaller, load
@@ -15,9 +15,7 @@ pytestmark = pytest.mark.lua
 @pytest.fixture
 def session(client: RedisClient) -> Session:
     """A session of five messages with serials 1 to 5."""
-    saved = Session(client=client)
-    saved.save_messages(messages(5))
-    return saved
+    return Session.saved(client, 5)
 
 
 def test_pages_by_rank_join_without_gap(session: Session) -> None:

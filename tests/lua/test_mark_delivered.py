@@ -23,15 +23,13 @@ def foreign(client: RedisClient) -> Session:
 
 
 def test_note_moves_forward_only(client: RedisClient) -> None:
-    session = Session(client=client)
-    session.save_messages(messages(3))
+    session = Session.saved(client, 3)
     assert [session.mark_delivered(serial) for serial in (2, 1, 2, 3)] == [1, 0, 0, 1]
     assert session.state()["delivered_serial"] == "3"
 
 
 def test_note_survives_saves_and_acks_and_keeps_the_expiry_of_the_hash(client: RedisClient) -> None:
-    session = Session(client=client)
-    session.save_messages(messages(2))
+    session = Session.saved(client, 2)
     until = client.pexpiretime(session.keys.session)
     session.mark_delivered(2)
     session.ack((1, ""), (2, ""))
@@ -46,8 +44,7 @@ def test_session_without_messages_and_fields_gets_no_hash(client: RedisClient) -
 
 
 def test_session_whose_messages_are_all_confirmed_still_takes_the_note(client: RedisClient) -> None:
-    session = Session(client=client)
-    session.save_messages(messages(1))
+    session = Session.saved(client, 1)
     session.ack((1, ""))
     assert session.mark_delivered(1) == 1
 
@@ -99,7 +96,6 @@ def test_bad_argument_is_refused(client: RedisClient, serial: int | str, keep_ms
 
 def test_full_server_takes_the_note(own_server: Any) -> None:
     with connect(own_server.url) as client:
-        session = Session(client=client)
-        session.save_messages(messages(1))
+        session = Session.saved(client, 1)
         client.config_set("maxmemory", 1)
         assert session.mark_delivered(1) == 1

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pytest
-from lua_sessions import command
+from limited_user import user_of
 from planted_queues import (
     HEALTHY,
     LIMIT,
@@ -33,7 +31,7 @@ from queuekeeper.keyspace import client_slot
 from queuekeeper.quality.profile_model import ProfileParameters, in_sample
 from queuekeeper.quality.profile_preflight import check_profiled
 from queuekeeper.quality.queue_reader import QueueReader
-from queuekeeper.redis_client import RedisClient, connect, nodes
+from queuekeeper.redis_client import RedisClient, connect
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from tests.cluster_slots import slot_of
 
@@ -45,21 +43,6 @@ RULES = (
     "+info +client|setname +cluster|slots +cluster|shards +command +ping +select +scan +time +dbsize +type +zcard "
     "+zrange +zmscore +hexists +pexpiretime +strlen +script|load +evalsha (+get ~*_last_packet_id)"
 )
-
-
-@contextmanager
-def user_of(client: RedisClient, rules: str) -> Iterator[RedisClient]:
-    """Return a client of a user with these rights on all keys."""
-    masters = [node for _, node in nodes(client)]
-    for node in masters:
-        command(node, "ACL SETUSER", "profiler", "reset", "on", ">word", "~*", *rules.split())
-    options = masters[0].connection_pool.connection_kwargs
-    try:
-        with connect(f"redis://profiler:word@{options['host']}:{options['port']}") as user:
-            yield user
-    finally:
-        for node in masters:
-            command(node, "ACL DELUSER", "profiler")
 
 
 def test_each_fault_is_seen_as_itself(client: RedisClient) -> None:
@@ -198,10 +181,10 @@ def test_profile_keeps_its_pace_from_scan_to_contents(client: RedisClient, param
 
 def test_user_without_get_profiles_all_but_contents_and_can_read_no_payload(client: RedisClient) -> None:
     plant_healthy(client)
-    with user_of(client, RULES) as user:
+    with user_of(client, "~*", *RULES.split()) as user:
         check_profiled(user, parameters=PARAMETERS)
         assert profiled(user) == profiled(client)
-        with pytest.raises(RefusedError, match=r"does not allow user profiler .*: ACL SETUSER profiler \+get$"):
+        with pytest.raises(RefusedError, match=r"does not allow user limited .*: ACL SETUSER limited \+get$"):
             check_profiled(user, parameters=CONTENTS)
         queue = Queue(client=client, client_id="saved")
         any_user: Any = user
@@ -213,9 +196,9 @@ def test_user_without_get_profiles_all_but_contents_and_can_read_no_payload(clie
 
 @pytest.mark.parametrize("missing", ["+pexpiretime", "+strlen", "+zrange", "(+get ~*_last_packet_id)", "+scan"])
 def test_missing_permission_is_named_with_its_rule(client: RedisClient, missing: str) -> None:
-    with user_of(client, RULES.replace(missing, "")) as user, pytest.raises(RefusedError) as raised:
+    with user_of(client, "~*", *RULES.replace(missing, "").split()) as user, pytest.raises(RefusedError) as raised:
         check_profiled(user, parameters=PARAMETERS)
-    assert f"ACL SETUSER profiler {missing}" in str(raised.value)
+    assert f"ACL SETUSER limited {missing}" in str(raised.value)
 
 
 def test_limit_is_about_live_messages(client: RedisClient) -> None:

@@ -25,8 +25,7 @@ def test_session_goes_page_by_page_without_a_trace(client: RedisClient, client_i
 
 
 def test_repeated_page_removes_nothing(client: RedisClient) -> None:
-    session = Session(client=client)
-    session.save_messages(messages(2))
+    session = Session.saved(client, 2)
     session.purge_session([1], up_to_serial=2)
     assert session.purge_session([1], up_to_serial=2) == [0, 1]
     assert session.purge_session([1, 2], up_to_serial=2) == [1, 0]
@@ -34,8 +33,7 @@ def test_repeated_page_removes_nothing(client: RedisClient) -> None:
 
 
 def test_what_was_saved_meanwhile_stays_with_the_session(client: RedisClient) -> None:
-    session = Session(client=client)
-    session.save_messages(messages(2))
+    session = Session.saved(client, 2)
     session.ack((1, ""))
     session.save_messages(messages(1), expected=2)
     state = session.state()
@@ -46,15 +44,13 @@ def test_what_was_saved_meanwhile_stays_with_the_session(client: RedisClient) ->
 
 
 def test_dead_references_go_too(client: RedisClient) -> None:
-    session = Session(client=client)
-    session.save_messages(messages(2))
+    session = Session.saved(client, 2)
     client.delete(session.payload(1))
     assert session.purge_session([1, 2], up_to_serial=2) == [2, 0]
 
 
 def test_references_that_name_other_keys_go_but_not_these_keys(client: RedisClient) -> None:
-    session = Session(client=client)
-    session.save_messages(messages(1))
+    session = Session.saved(client, 1)
     anything: Any = client
     anything.set("another", "kept")
     anything.zadd(session.keys.messages, {"another": 0.5, "späte": 7})
@@ -64,8 +60,7 @@ def test_references_that_name_other_keys_go_but_not_these_keys(client: RedisClie
 
 
 def test_session_without_messages_goes_at_once(client: RedisClient) -> None:
-    session = Session(client=client)
-    session.save_messages(messages(1))
+    session = Session.saved(client, 1)
     session.ack((1, ""))
     assert session.purge_session(up_to_serial=0) == [0, 0]
     assert contents(client) == {}
@@ -89,8 +84,7 @@ def test_unfinished_import_is_purged_too(client: RedisClient) -> None:
 def test_bad_argument_is_refused(
     client: RedisClient, count: int, members: int, up_to_serial: Any, message: str
 ) -> None:
-    session = Session(client=client)
-    session.save_messages(messages(1))
+    session = Session.saved(client, 1)
     before = contents(client)
     with pytest.raises(UsageError) as caught:
         session.purge_session(range(1, count + 1), up_to_serial=up_to_serial, members=["x"] * members)
@@ -102,8 +96,7 @@ def test_bad_argument_is_refused(
 
 def test_full_server_purges(own_server: Any) -> None:
     with connect(own_server.url) as client:
-        session = Session(client=client)
-        session.save_messages(messages(2))
+        session = Session.saved(client, 2)
         client.config_set("maxmemory", 1)
         assert session.purge_session([1, 2], up_to_serial=2) == [2, 0]
         assert contents(client) == {}

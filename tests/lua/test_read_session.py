@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lua_sessions import Session, contents, messages, now_ms
+from lua_sessions import Session, contents, now_ms
 
 from queuekeeper.errors import UsageError
 from queuekeeper.lua import ScriptCaller, load
@@ -22,8 +22,7 @@ def test_session_that_does_not_exist_reads_as_empty(client: RedisClient) -> None
 
 
 def test_session_reads_with_all_its_fields(client: RedisClient) -> None:
-    session = Session(client=client)
-    session.save_messages(messages(3))
+    session = Session.saved(client, 3)
     session.ack((1, ""))
     last_packet_id, references, highest, _, *fields = session.read_session()
     assert (last_packet_id, references, highest) == (b"3", 2, b"3")

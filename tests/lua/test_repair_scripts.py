@@ -6,7 +6,7 @@ from hashlib import sha1
 from typing import Any
 
 import pytest
-from lua_sessions import FAR_MS, HOSTILE_IDS, Message, Session, command, contents, now_ms, readable
+from lua_sessions import FAR_MS, HOSTILE_IDS, Message, Session, command, contents, now_ms, readable, unchanged
 
 from queuekeeper.errors import MovedOn, PacketIdInUse, StoreFull, UsageError
 from queuekeeper.lua import ScriptCaller, load
@@ -121,11 +121,9 @@ def test_message_is_not_made_to_end_at_once(session: Session) -> None:
     ],
 )
 def test_bad_expiry_is_refused(session: Session, change: Any, may_lengthen: int, words: str) -> None:
-    before = contents(session.client)
-    with pytest.raises(UsageError) as caught:
+    with unchanged(session.client), pytest.raises(UsageError) as caught:
         session.set_expiry(change, may_lengthen=may_lengthen)
     assert str(caught.value) == words
-    assert contents(session.client) == before
 
 
 # reorder_messages
@@ -293,10 +291,8 @@ def test_move_can_be_repeated_and_extended(client: RedisClient) -> None:
 
 
 def test_move_into_a_session_that_exists_is_refused(session: Session) -> None:
-    before = contents(session.client)
-    with pytest.raises(MovedOn, match="the session exists and was not moved here"):
+    with unchanged(session.client), pytest.raises(MovedOn, match="the session exists and was not moved here"):
         session.rekey_messages([Message(9, 11, FAR_MS, "a")])
-    assert contents(session.client) == before
 
 
 def test_finished_move_leaves_no_note_and_is_not_taken_up_again(client: RedisClient) -> None:
@@ -312,10 +308,8 @@ def test_finished_move_leaves_no_note_and_is_not_taken_up_again(client: RedisCli
 def test_move_onto_another_message_is_refused_as_a_whole(client: RedisClient) -> None:
     session = Session(client=client)
     session.rekey_messages([Message(1, 11, FAR_MS, "a")])
-    before = contents(client)
-    with pytest.raises(PacketIdInUse, match="another message has the payload key of message 2"):
+    with unchanged(client), pytest.raises(PacketIdInUse, match="another message has the payload key of message 2"):
         session.rekey_messages([Message(2, 12, FAR_MS, "b"), Message(1, 13, FAR_MS, "c")])
-    assert contents(client) == before
 
 
 def test_original_goes_only_while_it_is_what_was_copied(session: Session) -> None:

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from lua_sessions import Message, Session, contents, messages, now_ms
+from lua_sessions import Message, Session, contents, messages, now_ms, unchanged
 
 from queuekeeper.errors import MovedOn, PacketIdInUse, StaleEpoch, StoreFull, UsageError
 from queuekeeper.lua import ScriptCaller, load
@@ -77,10 +77,11 @@ def test_replay_is_still_known_when_the_client_has_confirmed_the_message(session
 
 def test_serial_that_a_later_message_was_given_is_not_taken_for_a_replay(session: Session) -> None:
     session.client.zadd(session.keys.messages, {session.payload(9): 500})
-    before = contents(session.client)
-    with pytest.raises(MovedOn, match="serial 500 has been given to a message that came later"):
+    with (
+        unchanged(session.client),
+        pytest.raises(MovedOn, match="serial 500 has been given to a message that came later"),
+    ):
         session.replay_message(repaired(4, serial=500), expected=3, last_packet_id=4)
-    assert contents(session.client) == before
 
 
 def test_session_with_a_replayed_message_can_still_be_dropped(session: Session) -> None:
@@ -106,10 +107,11 @@ def test_replay_does_not_hide_that_packet_ids_were_given_out(session: Session) -
 def test_packet_id_in_use_is_refused(session: Session, taken: str) -> None:
     if taken == "unreferenced":
         session.client.zrem(session.keys.messages, session.payload(3))
-    before = contents(session.client)
-    with pytest.raises(PacketIdInUse, match=r"^another message of the session has this packet id$"):
+    with (
+        unchanged(session.client),
+        pytest.raises(PacketIdInUse, match=r"^another message of the session has this packet id$"),
+    ):
         session.replay_message(repaired(3, serial=500), expected=3)
-    assert contents(session.client) == before
 
 
 def test_expired_message_is_not_written(session: Session) -> None:
@@ -120,10 +122,11 @@ def test_expired_message_is_not_written(session: Session) -> None:
 
 @pytest.mark.parametrize("expected", ["", "2", "4"])
 def test_last_packet_id_that_has_moved_is_refused(session: Session, expected: str) -> None:
-    before = contents(session.client)
-    with pytest.raises(MovedOn, match=r"^the last packet id of the session is not the expected one$"):
+    with (
+        unchanged(session.client),
+        pytest.raises(MovedOn, match=r"^the last packet id of the session is not the expected one$"),
+    ):
         session.replay_message(repaired(serial=500), expected=expected, last_packet_id=4)
-    assert contents(session.client) == before
 
 
 @pytest.mark.parametrize("reason", ["other plan", "unfinished", "absent"])
@@ -132,10 +135,11 @@ def test_session_that_the_plan_has_not_imported_to_its_end_is_refused(client: Re
     if reason != "absent":
         session.import_session(messages(1), last=reason == "other plan")
     wanted = replace(session, plan="plan-b") if reason == "other plan" else session
-    before = contents(client)
-    with pytest.raises(MovedOn, match=rf"^plan {wanted.plan} has not imported the session to its end$"):
+    with (
+        unchanged(client),
+        pytest.raises(MovedOn, match=rf"^plan {wanted.plan} has not imported the session to its end$"),
+    ):
         wanted.replay_message(repaired())
-    assert contents(client) == before
 
 
 def test_greater_epoch_fences_an_older_writer(session: Session) -> None:
@@ -159,11 +163,9 @@ def test_bad_argument_is_refused(session: Session, position: int) -> None:
     value, message = BAD_ARGUMENTS[position]
     args = ["plan-a", "1", "3", "4", "500", str(now_ms() + 60_000), "{}"]
     args[position] = value
-    before = contents(session.client)
-    with pytest.raises(UsageError) as caught:
+    with unchanged(session.client), pytest.raises(UsageError) as caught:
         ScriptCaller(session.client).call(load("sessions/replay_message"), [*session.keys, session.payload(4)], args)
     assert str(caught.value) == message
-    assert contents(session.client) == before
 
 
 def test_full_server_refuses_the_message_as_a_whole(own_server: Any) -> None:

@@ -125,8 +125,7 @@ def test_thousand_packet_ids_are_given_out_at_once(client: RedisClient) -> None:
 
 def test_full_server_gives_out_nothing(own_server: Any) -> None:
     with connect(own_server.url) as client:
-        session = Session(client=client)
-        session.save_messages(messages(1))
+        session = Session.saved(client, 1)
         before = contents(client)
         client.config_set("maxmemory", 1)
         with pytest.raises(StoreFull):

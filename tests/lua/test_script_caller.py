@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import redis
 from lua_sessions import Session, command, contents, messages
+from script_callers import APPEND, script
 
 from queuekeeper import lua
 from queuekeeper.errors import MovedOn, RefusedError, ScriptError, ServerUnavailable
@@ -21,38 +22,11 @@ from tests.cluster_slots import Slot, slot_of
 
 pytestmark = pytest.mark.lua
 
-HEADER = """#!lua
---[[
-Purpose
-    {purpose}
-KEYS
-    [1] list  what is appended to
-ARGV
-    [1] text  what to append
-Returns
-    length
-Errors
-    MOVED_ON  the text is "refuse"
-Cost
-    O(1)
-]]
-"""
-
-
-def script(tmp_path: Path, name: str, body: str) -> Script:
-    (tmp_path / f"{name}.lua").write_text(f"{HEADER.format(purpose=name)}{body}\n", "utf-8")
-    return lua.load_from(tmp_path, name)
-
 
 @pytest.fixture
 def appenders(tmp_path: Path) -> list[Script]:
     """Two scripts that append a text to a list, or refuse it."""
-    body = """
-if ARGV[1] == 'refuse' then
-    return redis.error_reply('MOVED_ON refused')
-end
-return redis.call('RPUSH', KEYS[1], ARGV[1])"""
-    return [script(tmp_path, name, body) for name in ("append", "attach")]
+    return [script(tmp_path, name, APPEND) for name in ("append", "attach")]
 
 
 def flush_scripts(client: RedisClient) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from lua_sessions import Session, contents, messages
+from lua_sessions import Session, contents, messages, unchanged
 
 from queuekeeper.errors import UsageError
 from queuekeeper.lua import ScriptCaller, load
@@ -17,9 +17,7 @@ pytestmark = pytest.mark.lua
 @pytest.fixture
 def session(client: RedisClient) -> Session:
     """A session of six messages."""
-    saved = Session(client=client)
-    saved.save_messages(messages(6))
-    return saved
+    return Session.saved(client, 6)
 
 
 def serials(session: Session) -> list[float]:
@@ -87,11 +85,9 @@ def test_session_of_another_program_gets_no_hash(client: RedisClient) -> None:
     ],
 )
 def test_bad_argument_is_refused(session: Session, candidates: Any, limit: Any, message: str) -> None:
-    before = contents(session.client)
-    with pytest.raises(UsageError) as caught:
+    with unchanged(session.client), pytest.raises(UsageError) as caught:
         session.trim_messages(candidates, limit=limit)
     assert str(caught.value) == message
-    assert contents(session.client) == before
 
 
 def test_serials_and_keys_have_to_match(session: Session) -> None:
@@ -102,8 +98,7 @@ def test_serials_and_keys_have_to_match(session: Session) -> None:
 
 def test_full_server_trims(own_server: Any) -> None:
     with connect(own_server.url) as client:
-        session = Session(client=client)
-        session.save_messages(messages(3))
+        session = Session.saved(client, 3)
         client.config_set("maxmemory", 1)
         assert session.trim_messages([(1, 1), (2, 2)], limit=1) == [2, 0, 1]
         assert session.state()["trimmed"] == "2"

@@ -8,13 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.events.schema import install

@@ -7,13 +7,7 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from queuekeeper.errors import HasLeases
 from queuekeeper.fanout.model import ConsumerOptions, Mode, NewMessage, Start, WhenFailed

@@ -8,19 +8,13 @@ from typing import Any
 
 import pytest
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    initialize,
-    invariant,
-    precondition,
-    rule,
-)
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from tbmq_broker import Broker
 
 from queuekeeper.keyspace import MAX_PACKET_ID, session_keys
 from queuekeeper.sessions.model import Ack, NewMessage, Release, SessionSave
 from tests.conformance.store_worlds import RedisWorld, Store
-from tests.conftest import ONE_SERVER_EACH
+from tests.conftest import ONE_SERVER_EACH, url_of_parameter
 from tests.property.run_machine import run_machine
 
 C = "meter-7"
@@ -291,11 +285,7 @@ def _facts(message: Any) -> Sequence[Any]:
 @pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
 def world(request: pytest.FixtureRequest) -> Iterator[RedisWorld]:
     """Valkey, Redis where it is installed, and a cluster."""
-    if request.param == "cluster":
-        url = request.getfixturevalue("redis_cluster_url")
-    else:
-        url = request.getfixturevalue("redis_servers")(request.param).url
-    found = RedisWorld(url, awaited=False)
+    found = RedisWorld(url_of_parameter(request), awaited=False)
     yield found
     found.close()
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from itertools import count
 
 import pytest
 
 from queuekeeper import postgres
-from queuekeeper.embedded import PostgresServer
-from queuekeeper.events import schema
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.postgres import Connection
 from tests.event_samples import subscribe
@@ -58,25 +55,6 @@ def database(source: Connection) -> Connection:
     """Connection to a database with the vendor's tables and ours."""
     postgres.migrate(source)
     return source
-
-
-@pytest.fixture(scope="session")
-def broker_template(postgres_server: PostgresServer) -> str:
-    """Name of a database with a new event broker; copying it is ten times faster than installing another."""
-    postgres_server.start()
-    name = f"broker_template_{os.getpid()}"
-    with postgres.connect(postgres_server.create_database(name, template="template0"), autocommit=True) as connection:
-        schema.install(connection)
-    return name
-
-
-@pytest.fixture
-def broker_url(postgres_server: PostgresServer, broker_template: str) -> Iterator[str]:
-    """Address of a database of the test's own, with a new event broker."""
-    name = f"broker_{os.getpid()}_{next(_copies)}"
-    yield postgres_server.create_database(name, template=broker_template)
-    postgres_server.start()
-    postgres_server.drop_database(name)
 
 
 @pytest.fixture

@@ -245,12 +245,20 @@ def test_an_owner_who_is_no_superuser_but_may_create_roles_installs_and_upgrades
             connection.execute("ALTER ROLE pgmb_reader_of_others RENAME TO pgmb_reader")
 
 
+def all_refused(connection: Connection, *statements: str) -> None:
+    """Assert that each statement needs a privilege that the present role lacks."""
+    for each in statements:
+        with pytest.raises(psycopg.errors.InsufficientPrivilege):
+            connection.execute(each.encode())
+
+
 def test_the_role_of_conditions_reads_subscriptions_and_nothing_else(connection: Connection) -> None:
     schema.install(connection)
     connection.execute("SET ROLE pgmb_reader")
     try:
         connection.execute("SELECT count(*) FROM pgmb.subscriptions")
-        for refused in (
+        all_refused(
+            connection,
             "SELECT * FROM pgmb.events",
             "SELECT * FROM pgmb.dispatches",
             "SELECT * FROM pgmb.dead_letters",
@@ -258,9 +266,7 @@ def test_the_role_of_conditions_reads_subscriptions_and_nothing_else(connection:
             "CREATE TABLE pgmb.mine (id int)",
             "SELECT pgmb.poll_for_events()",
             "CALL pgmb.maintain_events_table()",
-        ):
-            with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                connection.execute(refused.encode())
+        )
     finally:
         connection.execute("RESET ROLE")
 
@@ -325,16 +331,15 @@ def test_the_grants_of_the_guide_are_enough_for_publishers_and_consumers_and_no_
         assert len(replayed) == 1
         for role in ("publisher", "consumer"):
             connection.execute(f"SET ROLE {role}".encode())
-            for refused in (
+            all_refused(
+                connection,
                 "SELECT pgmb.poll_for_events()",
                 "SELECT pgmb.extend_partitions('pgmb.events')",
                 "SELECT pgmb.drop_expired_partition('pgmb.events')",
                 "SELECT pgmb.match_condition('TRUE', NULL, NULL, NULL, NULL)",
                 "UPDATE pgmb.subscriptions SET conditions_sql = 'FALSE'",
                 "DELETE FROM pgmb.events",
-            ):
-                with pytest.raises(psycopg.errors.InsufficientPrivilege):
-                    connection.execute(refused.encode())
+            )
     finally:
         connection.execute("RESET ROLE")
         connection.execute("DROP OWNED BY publisher, consumer; DROP ROLE publisher, consumer")

@@ -459,12 +459,18 @@ def test_role_that_may_not_alter_the_table_is_told_so(table: Connection, postgre
 # --- consumers ------------------------------------------------------------------------------------------------------
 
 
-def test_partition_that_a_consumer_needs_stays(table: Connection) -> None:
+def read_by_cursors(table: Connection, later: int) -> PartitionPolicy:
+    """Return the policy of a table whose consumers keep their places, with its partitions of two days."""
     table.execute("CREATE TABLE cursors (at timestamptz)")
     guarded = replace(POLICY, lowest_needed_sql="SELECT min(at) FROM cursors;")
     create(table, guarded)
-    later = NOW + 20 * DAY_MS
     create(table, guarded, now_ms=later)
+    return guarded
+
+
+def test_partition_that_a_consumer_needs_stays(table: Connection) -> None:
+    later = NOW + 20 * DAY_MS
+    guarded = read_by_cursors(table, later)
     table.execute("INSERT INTO cursors VALUES ('2026-11-22 09:00+00')")
     plan = plan_retirement(table, policy=guarded, now_ms=later)
 
@@ -479,11 +485,8 @@ def test_partition_that_a_consumer_needs_stays(table: Connection) -> None:
 
 
 def test_consumer_that_went_back_after_the_plan_keeps_its_partition(table: Connection) -> None:
-    table.execute("CREATE TABLE cursors (at timestamptz)")
-    guarded = replace(POLICY, lowest_needed_sql="SELECT min(at) FROM cursors")
-    create(table, guarded)
     later = NOW + 11 * DAY_MS
-    create(table, guarded, now_ms=later)
+    guarded = read_by_cursors(table, later)
     plan = plan_retirement(table, policy=guarded, now_ms=later)
     table.execute("INSERT INTO cursors VALUES ('2026-11-21 09:00+00')")
     report = apply(table, plan, later)

@@ -89,7 +89,8 @@ def claimed(*ids: int, stalls: int = 0) -> Claimed:
     return Claimed(messages=messages, token=f"token{ids}", deadline_ms=30_000, wait_until_ms=None)
 
 
-def test_wake_up_that_comes_when_there_is_no_room_is_passed_on() -> None:
+def full_hand() -> Hand:
+    """Return one that was woken while its worker was busy, and has claimed a message for which there is no room."""
     hand = Hand(workers=1, look_s=5.0)
     hand.answer("claim", claimed())
     hand.listen()
@@ -98,20 +99,18 @@ def test_wake_up_that_comes_when_there_is_no_room_is_passed_on() -> None:
     hand.begin()
     hand.tell(Ended(token=None, result=True))
     hand.answer("claim", claimed(2))
+    return hand
+
+
+def test_wake_up_that_comes_when_there_is_no_room_is_passed_on() -> None:
+    hand = full_hand()
     given = hand.answer("return_claimed", ReturnReport(returned=1, stale=0))
     assert (given["token"], given["ids"]) == ("token(2,)", [2])
     assert isinstance(hand.step, Wait)
 
 
 def test_message_that_is_passed_on_is_given_back_again_when_the_connection_was_lost() -> None:
-    hand = Hand(workers=1, look_s=5.0)
-    hand.answer("claim", claimed())
-    hand.listen()
-    hand.tell(after_s=5.0)
-    hand.answer("claim", claimed(1))
-    hand.begin()
-    hand.tell(Ended(token=None, result=True))
-    hand.answer("claim", claimed(2))
+    hand = full_hand()
     hand.answer("return_claimed", ServerUnavailable("lost"))
     hand.tell(after_s=10.0)
     assert hand.answer("return_claimed", ReturnReport(returned=1, stale=0))["ids"] == [2]
