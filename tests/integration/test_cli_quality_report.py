@@ -18,18 +18,19 @@ from tests.quality_rows import NOW, queue, save_profile
 pytestmark = pytest.mark.integration
 
 
-def test_report_of_the_newest_run_is_written_and_ends_with_1_when_it_failed(postgres_url: str, tmp_path: Path) -> None:
-    with connect(postgres_url, autocommit=True) as connection:
+def judge(url: str, quality_run_id: str) -> None:
+    """Judge a profile in which the counter of one queue is behind."""
+    with connect(url, autocommit=True) as connection:
         migrate(connection)
-    save_profile(postgres_url, queue("device-1"), queue("meter-17", counter_behind=1))
-    where = ("--postgres-url", postgres_url)
+    save_profile(url, queue("device-1"), queue("meter-17", counter_behind=1))
     run_quality(
-        postgres_url=postgres_url,
-        profile_ids=["redis-1"],
-        suites=["sessions_redis"],
-        quality_run_id="../q 1",
-        now=NOW,
+        postgres_url=url, profile_ids=["redis-1"], suites=["sessions_redis"], quality_run_id=quality_run_id, now=NOW
     )
+
+
+def test_report_of_the_newest_run_is_written_and_ends_with_1_when_it_failed(postgres_url: str, tmp_path: Path) -> None:
+    where = ("--postgres-url", postgres_url)
+    judge(postgres_url, "../q 1")
 
     written = ("quality", "report", "--directory", str(tmp_path), *where)
     plain = CliRunner().invoke(app, (*written, "--json"))
@@ -52,16 +53,7 @@ def test_report_of_the_newest_run_is_written_and_ends_with_1_when_it_failed(post
 
 
 def test_a_finding_is_the_same_record_on_every_surface(postgres_url: str, tmp_path: Path) -> None:
-    with connect(postgres_url, autocommit=True) as connection:
-        migrate(connection)
-    save_profile(postgres_url, queue("device-1"), queue("meter-17", counter_behind=1))
-    run_quality(
-        postgres_url=postgres_url,
-        profile_ids=["redis-1"],
-        suites=["sessions_redis"],
-        quality_run_id="q-1",
-        now=NOW,
-    )
+    judge(postgres_url, "q-1")
 
     def as_json(*words: str) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(CliRunner().invoke(app, ("quality", *words, "--json")).stdout)
