@@ -143,6 +143,8 @@ def test_the_death_of_postgresql_while_it_is_read_is_told_in_words(laboratory: L
         laboratory.postgres.start()
 
 
+# What refuses it is the lock of its cohorts: tests/spark/test_limits.py.
+@pytest.mark.nightly
 def test_a_second_copy_is_refused_while_the_first_one_runs_and_completes(
     laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random
 ) -> None:

@@ -65,15 +65,23 @@ def _command(process: psutil.Process) -> str:
         return "ended already"
 
 
-def test_jobs_report_by_exit_code_and_last_line(world: World) -> None:
+def test_failed_check_is_reported_by_exit_code_and_last_line(world: World) -> None:
+    plan = world.plan()
+
+    code, missing = _run(world, "verify_migration", "--plan-id", plan.plan_id)
+
+    assert (code, missing["error"]) == (1, "CheckFailed")
+    assert missing["message"].startswith("source and target differ: ")
+
+
+# Every migration by Airflow begins with it.
+@pytest.mark.nightly
+def test_plan_is_reported_by_exit_code_and_last_line(world: World) -> None:
     code, plan = _run(world, "plan_migration", "--run-id", "nightly", "--cohort-count", "12", "--quarantine-cap", "0.5")
+
     assert code == 0
     assert plan["plan_id"] == world.ledger.plan_of_run("nightly")
     assert plan["messages"] == 3_000
-
-    code, missing = _run(world, "verify_migration", "--plan-id", plan["plan_id"])
-    assert (code, missing["error"]) == (1, "CheckFailed")
-    assert missing["message"].startswith("source and target differ: ")
 
 
 def test_driver_and_jvm_end_with_their_supervisor(world: World) -> None:

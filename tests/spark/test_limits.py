@@ -249,6 +249,21 @@ def test_row_that_comes_while_a_copy_starts_makes_its_plan_stale(
     assert world.contents() == {}
 
 
+def test_cohorts_that_another_copy_holds_are_not_copied(
+    make_world: Callable[..., World], healthy_template: str
+) -> None:
+    world = make_world(template=healthy_template)
+    plan = world.plan()
+    with (
+        connect(world.postgres_url, autocommit=True) as connection,
+        MigrationLedger(connection).copy_lock(plan.plan_id, [3]),
+        pytest.raises(RefusedError, match=rf"another copy of plan {plan.plan_id} is running \(backend \d+, started"),
+    ):
+        world.copy(plan.plan_id, "2-3")
+    assert world.contents() == {}
+    assert world.copy(plan.plan_id, "2-3").messages_written > 0
+
+
 def test_too_many_bad_rows_refuse_plan_and_copy(make_world: Callable[..., World], hostile_template: str) -> None:
     world = make_world(template=hostile_template)
     with pytest.raises(

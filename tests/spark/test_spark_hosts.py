@@ -20,10 +20,13 @@ from typing import Any
 import psutil
 import pyspark
 import pytest
+from pyspark.sql import SparkSession
 
 from queuekeeper.errors import UsageError
+from queuekeeper.migration.model import MigrationParameters
 from queuekeeper.migration.spark import build_session, runs_here
 from tests.conformance.cutting_proxy import CuttingProxy
+from tests.spark.world import World
 
 SPARK_CLASS = Path(pyspark.__file__).parent / "bin" / "spark-class"
 WITHOUT_LOCAL_ADDRESS = {name: value for name, value in os.environ.items() if name != "SPARK_LOCAL_IP"}
@@ -152,23 +155,41 @@ def _queuekeeper(*words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_migration_is_planned_copied_and_verified_by_an_executor_on_another_host(
-    hosts: Hosts, master: str, worker: None, clone: Callable[[str], str], hostile_template: str, own_redis: Any
+@pytest.mark.parametrize(
+    "there", [("copy",), pytest.param(("plan", "copy", "verify"), marks=pytest.mark.nightly)], ids="-".join
+)
+def test_migration_is_carried_out_by_an_executor_on_another_host(
+    hosts: Hosts,
+    master: str,
+    worker: None,
+    spark: SparkSession,
+    clone: Callable[[str], str],
+    hostile_template: str,
+    own_redis: Any,
+    there: tuple[str, ...],
 ) -> None:
+    """The commands do what is done there; the Spark of this run, on this host, does the rest."""
     with (
         CuttingProxy(clone(hostile_template), host=hosts.here) as source,
         CuttingProxy(own_redis(), host=hosts.here) as target,
+        World.opened(spark, postgres_url=source.url, redis_url=target.url) as here,
     ):
-        common = ("--postgres-url", source.url, "--redis-url", target.url, "--spark-master", master, "--json")
-        planned = _queuekeeper("migrate", "plan", "--cohort-count", "4", "--quarantine-cap", "0.5", *common)
-        assert planned.returncode == 0, planned.stderr
-        plan_id = json.loads(planned.stdout)["plan_id"]
-        copied = _queuekeeper("migrate", "copy", plan_id, "--yes", *common)
-        assert copied.returncode == 0, copied.stderr
-        verified = _queuekeeper("migrate", "verify", plan_id, *common)
-        assert verified.returncode == 0, verified.stderr
-    assert json.loads(copied.stdout)["messages_written"] > 1_000
-    assert json.loads(verified.stdout)["balanced"] is True
+
+        def done_there(step: str, *words: str) -> Any:
+            common = ("--postgres-url", source.url, "--redis-url", target.url, "--spark-master", master, "--json")
+            done = _queuekeeper("migrate", step, *words, *common)
+            assert done.returncode == 0, done.stderr
+            return json.loads(done.stdout)
+
+        if "plan" in there:
+            plan_id = done_there("plan", "--cohort-count", "4", "--quarantine-cap", "0.5")["plan_id"]
+        else:
+            plan_id = here.plan(MigrationParameters(cohort_count=4, quarantine_cap_percent=50)).plan_id
+        assert done_there("copy", plan_id, "--yes")["messages_written"] > 1_000
+        if "verify" in there:
+            assert done_there("verify", plan_id)["balanced"] is True
+        else:
+            assert here.verify(plan_id).balanced
 
 
 def _build_session(master: str, **arguments: Any) -> str:
