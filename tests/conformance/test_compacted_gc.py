@@ -13,10 +13,9 @@ from typing import Any
 
 import pytest
 
-from queuekeeper import approvals
 from queuekeeper.compacted.model import Append, Retention, RetentionPolicy
 from queuekeeper.compacted.queue import CompactedQueues
-from queuekeeper.errors import RefusedError, ScriptError, ServerUnavailable, StalePlan, StoreFull, UsageError
+from queuekeeper.errors import RefusedError, ScriptError, ServerUnavailable, StoreFull, UsageError
 from queuekeeper.jobs import engine, pace
 from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.report import write_report
@@ -29,6 +28,7 @@ from queuekeeper.maintenance.compacted.model import CollectionCounts, Collection
 from queuekeeper.maintenance.compacted.registry import Registry, rebuild_registry, registry_status
 from queuekeeper.redis_client import RedisClient, connect, nodes
 from tests.compacted_gc_world import DAY_MS, HOUR_MS, MINUTE_MS, START_MS, World
+from tests.conformance.stale_plans import refused_as_stale
 
 pytestmark = pytest.mark.conformance
 
@@ -111,13 +111,7 @@ def test_plan_that_is_too_old_or_of_another_release_collects_nothing(
 ) -> None:
     valkey.append("meter-1", "a", "b")
     run_id, (share, *_) = valkey.planned(retention_s=0)
-    valkey.now_ms += 9 * DAY_MS
-    with pytest.raises(StalePlan, match="and a plan counts for 8 days: plan again"):
-        valkey.collect(run_id, share)
-    valkey.now_ms -= 9 * DAY_MS
-    monkeypatch.setattr(approvals, "__version__", "9.9")
-    with pytest.raises(StalePlan, match=r"was planned by release .*, and this is release 9\.9: plan again"):
-        valkey.collect(run_id, share)
+    refused_as_stale(valkey, lambda: valkey.collect(run_id, share), monkeypatch)
     assert valkey.live("meter-1") == [b"a", b"b"]
 
 
@@ -133,18 +127,24 @@ def test_report_of_a_dry_run_says_that_nothing_was_removed(valkey: World, tmp_pa
     )
 
 
-def test_newer_value_of_a_key_never_goes(valkey: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    valkey.append("meter-7", "a", "b")
-    valkey.now_ms += WEEK_MS + 1
-    run_id, [share] = valkey.planned()
+def overtaken(world: World, monkeypatch: pytest.MonkeyPatch) -> tuple[str, str]:
+    """Plan to collect two messages, one of which gets a newer value once both stand in the undo file."""
+    world.append("meter-7", "a", "b")
+    world.now_ms += WEEK_MS + 1
+    run_id, [share] = world.planned()
     write = UndoFile.write
 
-    def overtaken(undo: UndoFile, lines: Any) -> None:
+    def noted(undo: UndoFile, lines: Any) -> None:
         write(undo, lines)
-        if "rows" in lines[0]:
-            valkey.append("meter-7", "a")
+        if "rows" in lines[-1]:
+            world.append("meter-7", "a")
 
-    monkeypatch.setattr(UndoFile, "write", overtaken)
+    monkeypatch.setattr(UndoFile, "write", noted)
+    return run_id, share
+
+
+def test_newer_value_of_a_key_never_goes(valkey: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id, share = overtaken(valkey, monkeypatch)
     counts = valkey.collect(run_id, share).counts
     assert (counts.messages, counts.kept) == (1, 1)
     assert valkey.live("meter-7") == [b"a"]
@@ -476,17 +476,7 @@ def test_messages_of_a_queue_that_was_dropped_stay_away(valkey: World) -> None:
 
 
 def test_message_that_was_never_removed_does_not_come_back(valkey: World, monkeypatch: pytest.MonkeyPatch) -> None:
-    valkey.append("meter-7", "a", "b")
-    valkey.now_ms += WEEK_MS + 1
-    run_id, [share] = valkey.planned()
-    write = UndoFile.write
-
-    def overtaken(undo: UndoFile, lines: Any) -> None:
-        write(undo, lines)
-        if "rows" in lines[-1]:
-            valkey.append("meter-7", "a")
-
-    monkeypatch.setattr(UndoFile, "write", overtaken)
+    run_id, share = overtaken(valkey, monkeypatch)
     assert valkey.collect(run_id, share).counts.kept == 1
     monkeypatch.undo()
     done = valkey.take_back(run_id)
