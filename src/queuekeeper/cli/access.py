@@ -1,6 +1,5 @@
 """``queuekeeper acl``: users and roles with the least that each job needs."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 from typing import Annotated

@@ -1,6 +1,5 @@
 """``queuekeeper audit``: who did what, on record."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import sys

@@ -1,6 +1,5 @@
 """``queuekeeper cleanup``: plan, apply, and what goes with them."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 from collections.abc import Iterator

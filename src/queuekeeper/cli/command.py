@@ -6,7 +6,6 @@ is closed when its command ends, and what a command returns is shown as tables o
 A parameter behind the star is an option, one before it an argument; what the docstring says of it is its help.
 """
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import copy

@@ -1,6 +1,5 @@
 """``queuekeeper compacted``: fill, read, look at and mend the compacted queue of a client."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import os

@@ -1,6 +1,5 @@
 """``queuekeeper compacted gc`` and what goes with it: collect, how far it is, take it back; what queues there are."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import threading

@@ -1,6 +1,5 @@
 """``queuekeeper compacted serve-mqtt``: opens the MQTT door until it is told to end."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import asyncio

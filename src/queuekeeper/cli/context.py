@@ -1,6 +1,5 @@
 """What every command needs: settings, connections found by one rule, and errors as sentences with an exit code."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import getpass

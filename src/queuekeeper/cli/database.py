@@ -1,6 +1,5 @@
 """``queuekeeper database``: the control schema."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 from queuekeeper.cli.command import OnPostgres, command, group

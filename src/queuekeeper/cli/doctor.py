@@ -1,6 +1,5 @@
 """``queuekeeper doctor``: whether servers and machine are fit for the work."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any

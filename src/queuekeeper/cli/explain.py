@@ -1,6 +1,5 @@
 """``queuekeeper explain``: what became of each message of one queue."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -12,6 +11,7 @@ from queuekeeper.cli import context
 from queuekeeper.cli.command import OnBoth
 from queuekeeper.cli.output import Shown, cell, listing, pairs, screen
 from queuekeeper.cli.sessions import ClientId
+from queuekeeper.clock import system_clock
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +45,6 @@ def explain(
     :param gaps: Show only messages that will not be delivered any more.
     :param limit: Number of messages to read from each store.
     """
-    from queuekeeper.clock import system_clock
     from queuekeeper.errors import RefusedError
     from queuekeeper.identity import hash_key
     from queuekeeper.quality.explain import explain as judge

@@ -1,6 +1,5 @@
 """``queuekeeper fanout``: fill, read, look at and mend fan-out queues and their consumers."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import sys

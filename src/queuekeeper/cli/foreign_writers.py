@@ -1,6 +1,5 @@
 """``queuekeeper migrate trigger``: have the database refuse writers that do not ask who owns a session."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 from collections.abc import Iterator

@@ -1,6 +1,5 @@
 """What commands about queues are given besides servers: key prefix, properties, content from files and stdin."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import os

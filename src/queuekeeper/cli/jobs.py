@@ -1,6 +1,5 @@
 """Commands of jobs: plan, question, work, second look; and ``queuekeeper run`` for runs of every job."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping

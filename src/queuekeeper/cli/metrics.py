@@ -1,6 +1,5 @@
 """``queuekeeper metrics``: figures for Prometheus."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import sys

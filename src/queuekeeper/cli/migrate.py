@@ -1,6 +1,5 @@
 """``queuekeeper migrate``: plan, copy, verify, report, and what goes with them."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import os
@@ -17,10 +16,11 @@ import typer
 
 from queuekeeper.cli import context, foreign_writers, jobs
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnPostgres, OnServers, command, group
-from queuekeeper.cli.options import takes
+from queuekeeper.cli.options import model, takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, screen, table
 from queuekeeper.cli.run_control import agree
 from queuekeeper.cli.sessions import owners_stores, replay_shown
+from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, UsageError
 
 if TYPE_CHECKING:
@@ -90,18 +90,12 @@ def _bar(postgres_url: str, *, plan_id: str, step: Step, total: int) -> Iterator
             thread.join(timeout=10)
 
 
-def _parameters() -> type[MigrationParameters]:
-    from queuekeeper.migration.model import MigrationParameters
-
-    return MigrationParameters
-
-
 def _newest(call: Call, plan_id: str | None) -> str:
     """Return the plan that a command is about: the one named, else the newest."""
     return jobs.chosen(call.ledger, plan_id, "session_migration")
 
 
-@command(app, asks=takes(_parameters))
+@command(app, asks=takes(model("queuekeeper.migration.model:MigrationParameters")))
 def plan(
     call: OnServers,
     *,
@@ -191,7 +185,6 @@ def report(
     :param directory: Folder; else QUEUEKEEPER_REPORTS_DIR.
     :param show_client_ids: Name clients as they are instead of by hash.
     """
-    from queuekeeper.clock import system_clock
     from queuekeeper.migration.report import build_report, write_report
     from queuekeeper.migration.report_model import Verdict
 

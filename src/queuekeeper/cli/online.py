@@ -1,6 +1,5 @@
 """``queuekeeper online``: a migration while devices are connected, step by step, and the way back."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import sys
@@ -13,7 +12,7 @@ import typer
 
 from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, OnServers, command, group
-from queuekeeper.cli.options import takes
+from queuekeeper.cli.options import model, takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, show_result, table
 from queuekeeper.errors import UsageError
 from queuekeeper.service.signals import stopped_by_signals
@@ -32,6 +31,8 @@ Cohorts = Annotated[
 MOVERS = 8
 Movers = Annotated[int, typer.Option("--movers", min=1, max=64, help="Clients that are worked on side by side.")]
 
+_ONLINE = model("queuekeeper.migration.model:OnlineWish")
+_ROLLBACK = model("queuekeeper.migration.model:RollbackWish")
 _TONES = {"on_redis": "green", "soaking": "green", "committed": "green", "verified": "green", "rolling_back": "yellow"}
 
 
@@ -128,21 +129,7 @@ def verify(call: OnPlan, plan_id: PlanId, *, cohorts: Cohorts = None, movers: Mo
     return _done(call.driver(plan_id, movers=movers).verify(call.chosen(plan_id, cohorts)))
 
 
-def _online() -> type[OnlineWish]:
-    from queuekeeper.migration.model import OnlineWish
-
-    return OnlineWish
-
-
-def _rollback() -> type[RollbackWish]:
-    from queuekeeper.migration.model import RollbackWish
-
-    return RollbackWish
-
-
-@command(
-    app, also=CONFIRMS, asks=takes(_online, only=["canary_percent"], names={"canary_percent": ["--percent"]})
-)  # fmt: skip
+@command(app, also=CONFIRMS, asks=takes(_ONLINE, only=["canary_percent"], names={"canary_percent": ["--percent"]}))
 def rehearse(call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish) -> Shown:
     """Take the canary to Redis and back before all others.
 
@@ -159,7 +146,7 @@ def rehearse(call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish) -> Shown:
     return Shown(reports, lambda: [listing("Rehearsal", reports, columns)])
 
 
-@command(app, "cut-over", also=PLANS, asks=takes(_online, only=["lease_ms"]))
+@command(app, "cut-over", also=PLANS, asks=takes(_ONLINE, only=["lease_ms"]))
 def cut_over(
     call: OnPlan, plan_id: PlanId, *, parameters: OnlineWish, cohorts: Cohorts = None, movers: Movers = MOVERS
 ) -> Shown:
@@ -174,7 +161,7 @@ def cut_over(
     return _done(call.driver(plan_id, movers=movers, lease=parameters).cut_over(chosen))
 
 
-@command(app, "roll-back", also=PLANS, asks=takes(_rollback, only=["lease_ms", "max_lag_s"]))
+@command(app, "roll-back", also=PLANS, asks=takes(_ROLLBACK, only=["lease_ms", "max_lag_s"]))
 def roll_back(
     call: OnPlan, plan_id: PlanId, *, parameters: RollbackWish, cohorts: Cohorts = None, movers: Movers = MOVERS
 ) -> Shown:

@@ -1,6 +1,5 @@
 """How the command line shows things: tables for people, JSON for programs, both on stdout; trouble goes to stderr."""
 
-# ruff: noqa: PLC0415 - --help shows no table, and answers at once
 from __future__ import annotations
 
 import json

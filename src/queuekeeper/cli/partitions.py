@@ -1,6 +1,5 @@
 """``queuekeeper partitions``: policies, coverage, plans, and doing what they say."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
@@ -13,7 +12,7 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
-from queuekeeper.cli.options import takes
+from queuekeeper.cli.options import model, takes
 from queuekeeper.cli.output import (
     Shown,
     cell,
@@ -26,6 +25,7 @@ from queuekeeper.cli.output import (
     told_tables,
 )
 from queuekeeper.cli.run_control import note_on, say
+from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 
@@ -43,6 +43,7 @@ OneTable = Annotated[
 ]
 
 
+_WISH = model("queuekeeper.maintenance.partitions.model:PartitionWish")
 _RULES = {
     "step": "Length of a partition: '1 day', '1 month', or a number of keys.",
     "ahead": "How far beyond clock and data partitions reach.",
@@ -114,7 +115,6 @@ def status(call: OnPostgres, name: OneTable = None) -> Shown:
 
     Example: `queuekeeper partitions status`
     """
-    from queuekeeper.clock import system_clock
     from queuekeeper.maintenance.partitions.coverage import coverage
 
     found, errors = _each(call, name, lambda policy: coverage(call.connection, policy=policy, now_ms=system_clock()))
@@ -124,13 +124,7 @@ def status(call: OnPostgres, name: OneTable = None) -> Shown:
     )
 
 
-def _wish() -> type[PartitionWish]:
-    from queuekeeper.maintenance.partitions.model import PartitionWish
-
-    return PartitionWish
-
-
-@command(app, asks=takes(_wish, only=["override_consumers"]))
+@command(app, asks=takes(_WISH, only=["override_consumers"]))
 def plan(call: OnPostgres, name: OneTable = None, *, parameters: PartitionWish) -> Shown:
     """Show what would be created, retired and dropped.
 
@@ -155,7 +149,7 @@ def create(call: OnPostgres, name: OneTable = None) -> Shown:
     return _carry_out(call, *_planned(call, name, "creation"))
 
 
-@command(app, also=PLANS, asks=takes(_wish, only=["override_consumers"]))
+@command(app, also=PLANS, asks=takes(_WISH, only=["override_consumers"]))
 def retire(call: OnPostgres, name: OneTable = None, *, parameters: PartitionWish) -> Shown:
     """Move what is beyond its retention to quarantine.
 
@@ -223,7 +217,6 @@ def reattach(call: OnPostgres, retired_id: Annotated[int, typer.Argument(metavar
 
     :param retired_id: Number that `partitions retired` shows.
     """
-    from queuekeeper.clock import system_clock
     from queuekeeper.maintenance.partitions.plan import plan_reattachment
     from queuekeeper.maintenance.partitions.policies import load_policy
     from queuekeeper.maintenance.partitions.retired import load_retired
@@ -249,7 +242,6 @@ def restore(
     :param retired_id: Number that `partitions retired` shows.
     :param folder: Folder of the archive, where it is not where its record says.
     """
-    from queuekeeper.clock import system_clock
     from queuekeeper.maintenance.partitions.restore import restore_partition
 
     report = restore_partition(
@@ -299,7 +291,6 @@ def _planned(
     call: OnPostgres, name: str | None, *purposes: str, override_consumers: bool = False
 ) -> tuple[list[PartitionPlan], list[str]]:
     """Plan for one table or for all, and say what is wrong with some."""
-    from queuekeeper.clock import system_clock
     from queuekeeper.maintenance.partitions.model import Purpose
     from queuekeeper.maintenance.partitions.plan import plan_for
 

@@ -1,6 +1,5 @@
 """``queuekeeper quality``: profile the queues, judge them, look at what was found, and answer for what is known."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import hashlib
@@ -13,9 +12,10 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import OnPostgres, OnServers, Plain, command, group
-from queuekeeper.cli.options import takes
+from queuekeeper.cli.options import model, takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, record, screen, table
 from queuekeeper.cli.run_control import RunIdOrNewest
+from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -119,29 +119,11 @@ def _moment(now_ms: int) -> datetime:
     return datetime.fromtimestamp(now_ms / 1_000, UTC)
 
 
-def _model() -> type[ProfileWish]:
-    from queuekeeper.quality.profile_model import ProfileWish
-
-    return ProfileWish
-
-
-def _run_model() -> type[RunWish]:
-    from queuekeeper.quality.profile_model import RunWish
-
-    return RunWish
-
-
-def _judge_model() -> type[JudgeWish]:
-    from queuekeeper.quality.profile_model import JudgeWish
-
-    return JudgeWish
-
-
 def _folder(text: str) -> Path | None:
     return Path(text) if text else None
 
 
-@command(app, asks=takes(_model))
+@command(app, asks=takes(model("queuekeeper.quality.profile_model:ProfileWish")))
 def profile(
     call: OnServers,
     *,
@@ -156,8 +138,6 @@ def profile(
 
     Example: `queuekeeper quality profile --store both`
     """
-    from queuekeeper.clock import system_clock
-
     read: dict[str, Any] = {"parquet": parquet_directory, "spark_master": spark_master}
     reports = _profiles(call, parameters, stores=STORES[store], now_ms=system_clock(), **read)
     named = " ".join(f"--profile {report.profile_id}" for report in reports)
@@ -168,7 +148,7 @@ def profile(
     )
 
 
-@command(app, "run", asks=takes(_run_model))
+@command(app, "run", asks=takes(model("queuekeeper.quality.profile_model:RunWish")))
 def run_command(
     call: OnServers,
     *,
@@ -191,7 +171,6 @@ def run_command(
     :param compare: Also compare source and target, after a migration. Needs both stores.
     :param run_id: Name of the run. A run of the same name is replaced. Without it, a new name.
     """
-    from queuekeeper.clock import system_clock
     from queuekeeper.quality.run import (
         COMPARISON_SUITE,
         EVENT_SUITES,
@@ -244,7 +223,7 @@ def run_command(
     return Shown(_report_facts(report), lambda: _report(report), failed=failed)
 
 
-@command(app, asks=takes(_judge_model))
+@command(app, asks=takes(model("queuekeeper.quality.profile_model:JudgeWish")))
 def judge(
     call: Plain,
     parquet: Path,
@@ -481,7 +460,6 @@ def report(
     :param directory: Folder for the report. [default: QUEUEKEEPER_REPORTS_DIR]
     :param airflow_url: Address of Airflow: findings then link to the forms of their remedies.
     """
-    from queuekeeper.clock import system_clock
     from queuekeeper.quality.report import FORMS_PATH, build_report, write_report
     from queuekeeper.quality.store import QualityStore, Verdict
 
@@ -634,8 +612,6 @@ def incidents_own(
 
 
 def _incident_table(found: Sequence[Incident]) -> Any:
-    from queuekeeper.clock import system_clock
-
     now_ms = system_clock()
     columns: dict[str, str | Callable[[Any], Any]] = {"number": "incident_id", "check": "check_id", "": _priority}
     columns |= {"title": "title", "state": "state", "owner": lambda each: each.owner or "nobody"}
@@ -652,8 +628,6 @@ def _day(text: str) -> date:
 
 
 def _today() -> date:
-    from queuekeeper.clock import system_clock
-
     return datetime.fromtimestamp(system_clock() / 1_000, UTC).date()
 
 

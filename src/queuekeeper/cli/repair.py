@@ -1,6 +1,5 @@
 """``queuekeeper repair``: mend sessions by one remedy: plan, ask, do, take back; what a remedy does is its own."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 from pathlib import Path
@@ -10,7 +9,7 @@ import typer
 
 from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import PLANS, OnServers, command, group
-from queuekeeper.cli.options import takes
+from queuekeeper.cli.options import model, takes
 from queuekeeper.cli.output import Shown
 from queuekeeper.errors import UsageError
 
@@ -22,6 +21,7 @@ NEWEST = "latest"
 
 app = group("Mend one kind of fault in sessions that Redis holds.")
 
+_PARAMETERS = model("queuekeeper.maintenance.remedies.model:RemedyParameters")
 _HELP = {
     "repair_counter": "Move the last packet id forward to that of the newest message. There is no undo.",
     "repair_ttl": "Give messages the end that their own time and expiry say; no life is made longer.",
@@ -33,12 +33,6 @@ _HELP = {
     "quarantine_messages": "Set records aside that nobody can read, or that belong elsewhere.",
     "replay_quarantined": "Bring records back from the quarantine that can be read now.",
 }
-
-
-def _options() -> type[RemedyParameters]:
-    from queuekeeper.maintenance.remedies.model import RemedyParameters
-
-    return RemedyParameters
 
 
 def _add(remedy: str, words: str) -> None:
@@ -60,7 +54,7 @@ def _add(remedy: str, words: str) -> None:
         return jobs.carry_out(call, remedy, wanted, go_on=go_on, **told)
 
     repair.__doc__ = f"{words}\n\nExample: `queuekeeper repair {remedy} meter-17 --dry-run`"
-    asks = takes(_options, names={"quality_run_id": ["--quality-run"], "client_hashes": ["--client-hash"]})
+    asks = takes(_PARAMETERS, names={"quality_run_id": ["--quality-run"], "client_hashes": ["--client-hash"]})
     command(app, remedy, also=PLANS, asks=asks, short_help=words)(repair)
 
 
@@ -69,7 +63,7 @@ for _remedy, _words in _HELP.items():
 
 
 @command(
-    app, also=PLANS, asks=takes(_options, only=["max_operations_per_s"]),
+    app, also=PLANS, asks=takes(_PARAMETERS, only=["max_operations_per_s"]),
     short_help="Take a repair back by its undo file.",
 )  # fmt: skip
 def undo(

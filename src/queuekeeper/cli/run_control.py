@@ -1,6 +1,5 @@
 """What commands that change data have in common: the question, the way back, and progress."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -11,6 +10,7 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.output import plain, printable, screen
+from queuekeeper.clock import system_clock
 
 if TYPE_CHECKING:
     from queuekeeper.audit import Answer
@@ -31,8 +31,6 @@ def agree(call: Call, runs: Runs, run_id: str, question: str) -> None:
     :raises RefusedError: when nobody can be asked, or the answer is no.
     :raises StalePlan: when plan or approval are too old, or another release made the plan.
     """
-    from queuekeeper.clock import system_clock
-
     runs.check_current(run_id, now_ms=system_clock())
     if runs.load(run_id).approved_by is None:
         call.confirm(question, note=note_on(runs, run_id))

@@ -1,6 +1,5 @@
 """``queuekeeper sample`` and ``queuekeeper sessions``: make sessions; look at one, save it, restore it, end it."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import sys
@@ -15,6 +14,7 @@ from queuekeeper.cli import context
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnBoth, OnPostgres, command, group
 from queuekeeper.cli.input import STANDARD_STREAM, opened
 from queuekeeper.cli.output import Shown, instant, pairs, plain, printable, record, screen, table
+from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,7 +82,6 @@ def sample(
     :param hostile: Add bad rows of every kind that old databases hold.
     :param replace: Empty the tables first. Without it, tables with rows are refused.
     """
-    from queuekeeper.clock import system_clock
     from queuekeeper.postgres import address
     from queuekeeper.sessions.sample import SampleParameters, fill
 

@@ -1,6 +1,5 @@
 """``fanout work``, ``events work`` and ``compacted work``: run handlers of your own, in processes and threads."""
 
-# ruff: noqa: PLC0415 - each command imports what it needs, so that --help answers at once
 from __future__ import annotations
 
 import asyncio
