@@ -28,7 +28,6 @@ MENDS = ("reenqueue_events", "quarantine_subscription", "freeze_partition")
 
 app = group("Publish, dispatch and follow events in PostgreSQL.")
 
-GroupId = Annotated[str, typer.Argument(metavar="GROUP", help="Name of the consumer group.")]
 OneGroup = Annotated[str | None, typer.Option("--group", help="Show one group only. Without it, all groups.")]
 Content = Annotated[bool, typer.Option("--content", help="Also show payloads and metadata.")]
 
@@ -115,12 +114,18 @@ def _lines(stream: BinaryIO) -> Iterator[NewEvent]:
 
 @command(app)
 def read(
-    call: OnBroker, group: GroupId, *, cursor: str | None = None, limit: int = 20, content: Content = False
+    call: OnBroker,
+    group: Annotated[str, typer.Argument(metavar="GROUP")],
+    *,
+    cursor: str | None = None,
+    limit: int = 20,
+    content: Content = False,
 ) -> Shown:
     """Show what a group has to read next. Nothing is taken: its consumers get it all the same.
 
     Example: `queuekeeper events read billing --limit 5 --content`
 
+    :param group: Name of the consumer group.
     :param cursor: Event id after which to begin. Without it, the group's cursor.
     :param limit: Number of events to show, up to 10,000.
     """

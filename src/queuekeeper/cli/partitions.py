@@ -13,17 +13,7 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
 from queuekeeper.cli.options import model, takes
-from queuekeeper.cli.output import (
-    Shown,
-    cell,
-    instant,
-    listing,
-    pairs,
-    plain,
-    printable,
-    record,
-    told_tables,
-)
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, printable, record, told_tables
 from queuekeeper.cli.run_control import note_on, say
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, StalePlan, UsageError

@@ -42,15 +42,6 @@ REDIS: Final = "redis"
 STORES = {"redis": (REDIS,), "postgres": ("postgres",), "both": ("redis", "postgres")}
 """What may be chosen -> stores that are profiled for it; anything but sessions needs none."""
 
-StoreChoice = Annotated[Literal["redis", "postgres", "both"], typer.Option("--store", help="Which store to read.")]
-SubjectChoice = Annotated[
-    Literal["redis", "postgres", "both", "events", "compacted", "fanout"],
-    typer.Option(
-        "--store",
-        help="Which store to read; events: event broker and partitioned tables; compacted, fanout: queues of that "
-        "kind.",
-    ),
-]
 ParquetDirectory = Annotated[
     Path | None,
     typer.Option(
@@ -128,7 +119,7 @@ def profile(
     call: OnServers,
     *,
     parameters: ProfileWish,
-    store: StoreChoice = REDIS,
+    store: Literal["redis", "postgres", "both"] = REDIS,
     parquet_directory: ParquetDirectory = None,
     spark_master: context.SparkMaster = None,
 ) -> Shown:
@@ -137,6 +128,8 @@ def profile(
     The store is only read.
 
     Example: `queuekeeper quality profile --store both`
+
+    :param store: Which store to read.
     """
     read: dict[str, Any] = {"parquet": parquet_directory, "spark_master": spark_master}
     reports = _profiles(call, parameters, stores=STORES[store], now_ms=system_clock(), **read)
@@ -153,7 +146,7 @@ def run_command(
     call: OnServers,
     *,
     parameters: RunWish,
-    store: SubjectChoice = REDIS,
+    store: Literal["redis", "postgres", "both", "events", "compacted", "fanout"] = REDIS,
     profiles: Annotated[list[str] | None, typer.Option("--profile")] = None,
     suites: Annotated[list[str] | None, typer.Option("--suite")] = None,
     compare: bool = False,
@@ -166,6 +159,8 @@ def run_command(
 
     Example: `queuekeeper quality run --contents`
 
+    :param store: Which store to read; events: event broker and partitioned tables; compacted, fanout: queues of that
+        kind.
     :param profiles: Judge this profile instead of reading the store. Repeat the option for more.
     :param suites: Judge by this suite. Repeat the option for more. Without it, all that fit.
     :param compare: Also compare source and target, after a migration. Needs both stores.

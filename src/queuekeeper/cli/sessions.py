@@ -249,9 +249,6 @@ def purge(call: OnBoth, client_id: ClientId, *, store: StoreName = "redis") -> S
     return Shown(plain(report) | {"store": store}, call.title("Purge"))
 
 
-QuarantineIds = Annotated[
-    list[int] | None, typer.Argument(metavar="ROW", help="Numbers of rows, as `sessions quarantine` lists them.")
-]
 AsideReason = Annotated[str | None, typer.Option("--reason", help="Only messages of this reason.")]
 AsideClient = Annotated[str | None, typer.Option("--client", help="Only messages of this client.")]
 
@@ -328,7 +325,7 @@ def owners_stores(call: Call, *, key_prefix: str, default_ttl_s: int, choice: St
 @command(app, also=PLANS)
 def replay(
     call: OnBoth,
-    rows: QuarantineIds = None,
+    rows: Annotated[list[int] | None, typer.Argument(metavar="ROW")] = None,
     *,
     reason: AsideReason = None,
     client_id: AsideClient = None,
@@ -344,6 +341,7 @@ def replay(
 
     Example: `queuekeeper sessions replay --client meter-17 --dry-run`
 
+    :param rows: Numbers of rows, as `sessions quarantine` lists them.
     :param drop_user_properties: Leave user properties out where they cannot be read.
     :param store: The broker's store, for sessions of which no owner is on record; postgres needs no Redis.
     """
