@@ -384,6 +384,7 @@ def test_plan_is_approved_on_its_own_page_and_no_other_plan_is(empty: World) -> 
     assert empty.browser.send("POST", path, data=form, headers=FORM).status_code == 409
     assert empty.browser.send("POST", path, data=form | {"option": "Maybe"}, headers=FORM).status_code == 422
     assert empty.browser.send("POST", path, data=form | {"run_id": "none"}, headers=FORM).status_code == 404
+    assert empty.browser.send("POST", path, data=form | {"run_id": "a\0b"}, headers=FORM).status_code == 400
     foreign = FORM | {"Origin": "https://attacker.example"}
     assert empty.browser.send("POST", path, data=form, headers=foreign).status_code == 403
     assert empty.sent == []

@@ -120,11 +120,14 @@ def read_whole_number(text: str, *, problem: str) -> int:
 async def read_body(request: Request) -> dict[str, str]:
     """Return the fields of a form that a browser has sent.
 
-    :raises HTTPException: when the body is none, or too long (400).
+    :raises HTTPException: when the body is none, too long, or holds U+0000, which no PostgreSQL takes (400).
     """
     try:
         body = await request.body()
-        return dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_FIELDS))
+        sent = dict(parse_qsl(body.decode(), keep_blank_values=True, max_num_fields=_FIELDS))
+        if any("\0" in text for field in sent.items() for text in field):
+            raise ValueError
+        return sent
     except ValueError:
         raise HTTPException(400, "The form cannot be read.") from None
 
