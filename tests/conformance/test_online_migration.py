@@ -1079,6 +1079,8 @@ def test_replay_leaves_sessions_alone_that_have_changed_their_owner(few: OnlineW
         PLAN_ID, [0], [QuarantinedRow(cohort=0, kind="message", reason="topic_invalid", detail="", **row._asdict())]
     )
     few.to_redis()
+    # As if an offline plan had set the row aside, before these sessions moved with devices connected.
+    few.sql('UPDATE queuekeeper.plans SET parameters = parameters || \'{"mode": "offline"}\'')
     report = replay(few.connection, few.client, plan_id=PLAN_ID)
     assert (report.moved_on, report.replayed) == (1, 0)
     assert payloads(few.at_redis, C) == [b"1", b"2", b"3"]
