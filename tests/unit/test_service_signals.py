@@ -9,12 +9,14 @@ import asyncio
 import signal
 import subprocess
 import sys
+import threading
 
 import pytest
 
-from queuekeeper.operation import Operation, awaited
+from queuekeeper.operation import Operation, awaited, blocking
 from queuekeeper.service.aio import AsyncService
-from queuekeeper.service.steps import Begin, Wait
+from queuekeeper.service.blocking import BlockingService
+from queuekeeper.service.steps import Begin, Stop, Wait
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.unit
@@ -28,7 +30,7 @@ RUN = blocking
 """
 ASYNC = """
 import asyncio, signal, sys
-from queuekeeper.operation import Operation, awaited
+from queuekeeper.operation import Operation, awaited, blocking
 from queuekeeper.service.aio import AsyncService
 from queuekeeper.service.steps import Stop, Wait
 RUN = awaited
@@ -173,3 +175,50 @@ def test_service_whose_start_is_ended_by_ctrl_c_does_not_run_on() -> None:
         said, errors = process.communicate(timeout=PATIENCE_S)
 
     assert (said, errors) == ("stops\nover True 1\n", "")
+
+
+class Waiting:
+    """Serves until it is told to stop, and never says that it has begun."""
+
+    late = False
+
+    def run(self) -> Operation[None]:
+        told: tuple[object, ...] = ()
+        while not any(isinstance(one, Stop) for one in told):
+            told = (yield Wait(timeout_s=60.0)).told
+
+
+class Beginning(BlockingService[None]):
+    _serve = blocking(Waiting.run)
+
+    def __init__(self) -> None:
+        super().__init__(noun="worker", threads=1)
+        self.operations = Waiting()
+
+
+@pytest.mark.parametrize("has_run", [True, False])
+def test_service_that_is_interrupted_while_its_thread_starts_does_not_run_on(
+    has_run: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = threading.Thread.start
+
+    def interrupted(thread: threading.Thread) -> None:
+        if has_run:
+            start(thread)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    service = Beginning()
+
+    with pytest.raises(KeyboardInterrupt):
+        service.__enter__()
+
+    monkeypatch.undo()
+    assert service._thread is not None
+    if not has_run:
+        service._thread.start()
+        service._thread.join(PATIENCE_S)
+    over = service._over
+    service.stop()
+    assert over
+    assert not service._thread.is_alive()

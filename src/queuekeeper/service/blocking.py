@@ -197,13 +197,15 @@ class BlockingService(Generic[R]):
     def __enter__(self) -> Self:
         self._take_up()
         self._thread = threading.Thread(target=self._run_in_thread, name=f"queuekeeper-{self._noun}")
-        self._thread.start()
         try:
+            self._thread.start()
             self._begins.wait()
         except BaseException:
             # Whoever gives up the start, by Ctrl-C for example, has no service to end.
             self.stop()
-            self._thread.join()
+            # A thread that has not begun to run cannot be waited for; it finds the stop.
+            with suppress(RuntimeError):
+                self._thread.join()
             raise
         if self._error is not None:
             self._thread.join()
