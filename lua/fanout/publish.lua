@@ -99,8 +99,11 @@ for position = 1, count do
     if earlier then
         ids[position], receivers[position], is_duplicate[position] = ids[earlier], receivers[earlier], 1
     else
-        local known = deduplication_id ~= '' and redis.call('HGET', deduplications_key, to .. ':' .. deduplication_id)
-        if known then
+        local name = deduplication_id ~= '' and to .. ':' .. deduplication_id
+        local known = name and redis.call('HGET', deduplications_key, name)
+        -- Ids whose time is over are forgotten by and by; here they count no more.
+        local ends = known and redis.call('ZSCORE', remembered_key, name)
+        if known and not (ends and tonumber(ends) <= now) then
             local id, number = string.match(known, '^(%d+) (%d+)$')
             ids[position], receivers[position], is_duplicate[position] = id, tonumber(number), 1
         else

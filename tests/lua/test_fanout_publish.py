@@ -129,6 +129,23 @@ def test_publish_that_is_repeated_with_its_deduplication_id_is_one_message(clien
     assert queue.publish("x", deduplication_ids=["d1"]) == [0, b"5", 1, 0]
 
 
+def test_deduplication_id_counts_no_more_once_its_time_is_over(client: RedisClient) -> None:
+    queue = Queue(client=client)
+    queue.configure_queue(deduplication_ms=1_000)
+    queue.register("a")
+    assert queue.publish("x", deduplication_ids=["d"]) == [0, b"1", 1, 0]
+    queue.now = NOW_MS + 999
+    assert queue.publish("x", deduplication_ids=["d"]) == [0, b"1", 1, 1]
+
+    # Nobody has published meanwhile, so that nobody has forgotten it.
+    queue.now = NOW_MS + 1_000
+    assert queue.publish("x", "x", deduplication_ids=["d", "d"]) == [0, b"2", 1, 0, b"2", 1, 1]
+
+    queue.now = NOW_MS + 1_999
+    assert queue.publish("x", deduplication_ids=["d"]) == [0, b"2", 1, 1]
+    assert queue.claim("a", count=5).records == [b"x", b"x"]
+
+
 def test_message_may_ask_for_less_memory_of_its_name_than_the_queue_has(single: RedisClient) -> None:
     queue = Queue(client=single)
     queue.configure_queue(deduplication_ms=1_000)

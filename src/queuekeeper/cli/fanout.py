@@ -59,8 +59,8 @@ OF_CONSUMER = unset(
     when_failed=Annotated[
         Literal["skip", "halt"] | None,
         typer.Option(
-            help="What an ordered consumer does after a message has become a dead letter: go on, or stop until it is "
-            "retried or purged. [default: skip]"
+            help="What an ordered consumer does after a message has become a dead letter: go on, or stop until "
+            "`fanout resume`. [default: skip]"
         ),
     ],
     lanes=Annotated[
