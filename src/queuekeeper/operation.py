@@ -112,6 +112,16 @@ def is_coroutine_function(work: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(work) or inspect.iscoroutinefunction(type(work).__call__)
 
 
+def refuse_coroutine(result: Any) -> None:
+    """Refuse what a handler has returned where nobody awaits it: a coroutine is work that has not been done.
+
+    :raises UsageError: saying what to take instead.
+    """
+    if inspect.iscoroutine(result):
+        result.close()
+        raise UsageError("the handler has made a coroutine that nobody awaits here: take the consumer for asyncio")
+
+
 def _show_result(method: Callable[..., Any], form: Callable[..., Operation[Any]]) -> None:
     """Have ``help()`` and editors show what the method returns: the result of the operation, not the operation."""
     signature = inspect.signature(form)

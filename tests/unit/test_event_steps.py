@@ -14,7 +14,7 @@ import pytest
 from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
 from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
 from queuekeeper.events.dispatcher import Dispatching, DispatchReport, DispatchRules
-from queuekeeper.events.handlers import ReadAhead
+from queuekeeper.events.handlers import Assignment, Checkpoint, ReadAhead, ReliableHandler, blocking_attempt
 from queuekeeper.events.model import (
     Delivery,
     Event,
@@ -411,6 +411,16 @@ def writer(*, replayed: tuple[Event, ...] = (), serialise: Any = payload_json) -
 
 def delivery(*events: Event) -> Delivery:
     return Delivery(subscription_id="su1", events=events)
+
+
+def test_delivery_is_not_done_when_its_handler_only_makes_a_coroutine() -> None:
+    async def bill(_: Delivery) -> None:
+        raise AssertionError("nobody awaits it")
+
+    handler = ReliableHandler(work=bill, name="bill", interest=Interest())
+    (failure,) = blocking_attempt(Assignment(handler, delivery(), Checkpoint("")))().failures
+    assert isinstance(failure.error, UsageError)
+    assert "a coroutine that nobody awaits here" in str(failure.error)
 
 
 def test_hostile_topics_and_texts_cannot_forge_another_event() -> None:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 import threading
 import time
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
@@ -16,7 +18,9 @@ import pytest
 from queuekeeper.errors import TimeLimitExceeded, UsageError
 from queuekeeper.fanout import Failed, FanoutMessage, Handler, Middleware, RetryRules, handler
 from queuekeeper.fanout.handlers import AsyncAttempt, BlockingAttempt
+from queuekeeper.service import limits
 from queuekeeper.service.limits import limited
+from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.unit
 
@@ -104,6 +108,32 @@ def test_handler_that_is_quick_enough_is_left_alone_and_nothing_comes_later() ->
     assert witness.seen == ["done"] * 100
 
 
+def test_time_that_is_up_while_a_handler_ends_keeps_no_later_one_from_its_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends, raise_in = threading.Event(), limits._raise_in
+
+    def raise_late(thread_id: int, kind: type[BaseException] | None) -> None:
+        if kind is not None:
+            ends.set()
+            while not any(frame.name == "end" for frame in traceback.extract_stack(sys._current_frames()[thread_id])):
+                time.sleep(0.001)
+            # So long it stays where it is now.
+            time.sleep(0.05)
+        raise_in(thread_id, kind)
+
+    monkeypatch.setattr(limits, "_raise_in", raise_late)
+    done: list[str] = []
+
+    def work() -> None:
+        with suppress(TimeLimitExceeded):
+            limited(ends.wait, limit_s=0.01)
+        limited(done.append, "the next one", limit_s=600.0)
+
+    thread = threading.Thread(target=work, daemon=True)
+    thread.start()
+    thread.join(PATIENCE_S)
+    assert done == ["the next one"]
+
+
 def test_limit_ends_only_the_thread_that_it_is_for() -> None:
     ended: list[str] = []
     go_on = threading.Event()
@@ -125,6 +155,17 @@ def test_limit_ends_only_the_thread_that_it_is_for() -> None:
     threads[0].join()
 
     assert ended == ["hasty", "patient"]
+
+
+@pytest.mark.parametrize("rules", [{}, {"time_limit_ms": 600_000}], ids=["", "limited"])
+def test_message_is_not_done_when_its_handler_only_makes_a_coroutine(rules: dict[str, Any]) -> None:
+    witness = Witness()
+
+    result = run(for_ever_async, witness=witness, **rules)
+
+    assert result is not None
+    assert result.reason.startswith("UsageError: the handler has made a coroutine that nobody awaits here")
+    assert witness.seen == [(UsageError, False)]
 
 
 def test_wrong_limit_is_refused() -> None:

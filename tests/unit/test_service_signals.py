@@ -103,6 +103,34 @@ def test_second_signal_ends_a_process_that_takes_too_long_to_stop(asynchronous: 
     assert process.returncode == -signal.SIGTERM
 
 
+def test_process_of_several_that_ends_by_itself_ends_with_its_own_code() -> None:
+    code = """
+import sys, time
+from queuekeeper.service.processes import end_with_parent
+end_with_parent(lambda: None)
+time.sleep(0.2)
+sys.exit(2)
+"""
+    with subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        assert process.stderr is not None
+        # What started it is there, so that the watch goes on to the end.
+        errors = process.stderr.read()
+        assert (process.wait(), errors) == (2, b"")
+
+
+def test_process_of_several_is_stopped_when_what_started_it_is_gone() -> None:
+    code = """
+import threading
+from queuekeeper.service.processes import end_with_parent
+ended = threading.Event()
+end_with_parent(ended.set)
+ended.wait()
+print("ended")
+"""
+    done = subprocess.run([sys.executable, "-c", code], input=b"", capture_output=True, timeout=PATIENCE_S, check=True)
+    assert done.stdout == b"ended\n"
+
+
 def test_program_that_handles_a_signal_itself_keeps_it() -> None:
     own = "signal.signal(signal.SIGTERM, lambda *_: (print('mine', flush=True), sys.exit(7)))\n"
     code = program(asynchronous=False).replace("Service().run();", own + "Service().run();")

@@ -22,7 +22,7 @@ from queuekeeper.events.model import (
     Splitter,
     check_text,
 )
-from queuekeeper.operation import Operation, awaited, blocking, keeps
+from queuekeeper.operation import Operation, awaited, blocking, keeps, refuse_coroutine
 
 BACKOFF = Backoff(first_s=0.1, longest_s=60.0)
 """Pauses before a delivery comes again to a handler that keeps the order; each is twice as long as the one before."""
@@ -183,10 +183,23 @@ class _Attempt:
 
     def __init__(self, assignment: Assignment) -> None:
         self.operations = assignment
-        self.answer = assignment.handler.work
+        self._work = assignment.handler.work
+
+    def answer(self, delivery: Delivery) -> None:
+        """Have the handler work on a delivery."""
+        refuse_coroutine(self._work(delivery))
 
     run = blocking(Assignment.attempt)
-    run_async = awaited(Assignment.attempt)
+
+
+class _AsyncAttempt:
+    """The same in the event loop."""
+
+    def __init__(self, assignment: Assignment) -> None:
+        self.operations = assignment
+        self.answer = assignment.handler.work
+
+    run = awaited(Assignment.attempt)
 
 
 def blocking_attempt(assignment: Assignment) -> Callable[[], Outcome]:
@@ -196,7 +209,7 @@ def blocking_attempt(assignment: Assignment) -> Callable[[], Outcome]:
 
 def awaited_attempt(assignment: Assignment) -> Callable[[], Awaitable[Outcome]]:
     """Return the coroutine function that makes an attempt."""
-    return _Attempt(assignment).run_async
+    return _AsyncAttempt(assignment).run
 
 
 class BufferedListener:

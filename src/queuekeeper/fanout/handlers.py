@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeAlias
 from queuekeeper.checks import check_fields, check_integer
 from queuekeeper.errors import Rejected, UsageError
 from queuekeeper.fanout.model import MAX_MS, FanoutMessage
-from queuekeeper.operation import Operation, awaited, blocking
+from queuekeeper.operation import Operation, awaited, blocking, refuse_coroutine
 from queuekeeper.service.limits import limited, time_is_up
 
 P = ParamSpec("P")
@@ -245,9 +245,10 @@ class BlockingAttempt(Attempt):
         """Have the handler work on the message, within its time."""
         with self._around():
             if self._limit_s is None:
-                self._work(message)
+                result = self._work(message)
             else:
-                limited(self._work, message, limit_s=self._limit_s)
+                result = limited(self._work, message, limit_s=self._limit_s)
+            refuse_coroutine(result)
 
     run = blocking(Attempt.attempt)
 

@@ -18,43 +18,65 @@ class _TimeIsUp(BaseException):
     """Raised in a thread; no ``Exception``, so that a handler does not take it for a failure of its own."""
 
 
+class _Limit:
+    """The time of one call; whoever takes it off the watch says what becomes of it.
+
+    :ivar was_raised: its time was up, and the exception is on its way or has come.
+    """
+
+    __slots__ = ("end_s", "thread_id", "was_raised")
+
+    def __init__(self, limit_s: float) -> None:
+        self.end_s = time.monotonic() + limit_s
+        self.thread_id = threading.get_ident()
+        self.was_raised = False
+
+
 class _Watch:
     """One thread that raises in others when their time is up."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._ends_s: dict[object, tuple[float, int]] = {}
+        self._limits: set[_Limit] = set()
         self._wakes_s = math.inf
         self._thread: threading.Thread | None = None
 
-    def begin(self, limit_s: float) -> object:
-        entry = object()
-        end_s = time.monotonic() + limit_s
+    def begin(self, limit: _Limit) -> None:
         with self._changed:
-            self._ends_s[entry] = (end_s, threading.get_ident())
+            self._limits.add(limit)
             if self._thread is None or not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="queuekeeper-limits", daemon=True)
                 self._thread.start()
-            if end_s < self._wakes_s:
-                self._wakes_s = end_s
+            if limit.end_s < self._wakes_s:
+                self._wakes_s = limit.end_s
                 self._changed.notify()
-        return entry
 
-    def end(self, entry: object) -> None:
-        with self._changed:
-            self._ends_s.pop(entry, None)
-            # It may have been raised and not have come yet.
-            _raise_in(threading.get_ident(), None)
+    def end(self, limit: _Limit) -> None:
+        # Without the lock: an exception that comes while a thread takes it would leave it taken for ever.
+        if self._take_off(limit):
+            return
+        while not limit.was_raised:
+            time.sleep(0.001)
+        # It may not have come yet.
+        _raise_in(limit.thread_id, None)
+
+    def _take_off(self, limit: _Limit) -> bool:
+        """Return whether nobody else has taken it off."""
+        try:
+            self._limits.remove(limit)
+        except KeyError:
+            return False
+        return True
 
     def _run(self) -> None:
         with self._changed:
             while True:
                 now_s = time.monotonic()
-                for entry, (end_s, thread_id) in list(self._ends_s.items()):
-                    if end_s <= now_s:
-                        del self._ends_s[entry]
-                        _raise_in(thread_id, _TimeIsUp)
-                self._wakes_s = min((end_s for end_s, _ in self._ends_s.values()), default=math.inf)
+                for limit in list(self._limits):
+                    if limit.end_s <= now_s and self._take_off(limit):
+                        _raise_in(limit.thread_id, _TimeIsUp)
+                        limit.was_raised = True
+                self._wakes_s = min((limit.end_s for limit in list(self._limits)), default=math.inf)
                 self._changed.wait(None if self._wakes_s == math.inf else self._wakes_s - now_s)
 
 
@@ -74,12 +96,13 @@ def limited(work: Callable[..., T], *given: Any, limit_s: float) -> T:
 
     :raises TimeLimitExceeded: when the function took too long.
     """
-    entry = _watch.begin(limit_s)
+    limit = _Limit(limit_s)
     try:
+        _watch.begin(limit)
         try:
             return work(*given)
         finally:
-            _watch.end(entry)
+            _watch.end(limit)
     except _TimeIsUp:
         raise time_is_up(limit_s) from None
 

@@ -69,7 +69,9 @@ def end_with_parent(stop: Callable[[], object]) -> None:
     """Have a function called when the process that started this one ends it, or is gone."""
 
     def watch() -> None:
-        sys.stdin.buffer.read()
+        # A thread that waits in a buffered read aborts a process that ends by itself.
+        while os.read(sys.stdin.fileno(), 1):
+            pass
         stop()
 
     threading.Thread(target=watch, name="queuekeeper-parent", daemon=True).start()
