@@ -12,7 +12,9 @@ from typing import Any
 import pytest
 
 from queuekeeper import lua
+from queuekeeper.clock import Backoff
 from queuekeeper.compacted import consumer as consumer_module
+from queuekeeper.compacted import handlers
 from queuekeeper.compacted.consumer import (
     AsyncCompactedConsumer,
     CompactedConsumer,
@@ -20,7 +22,8 @@ from queuekeeper.compacted.consumer import (
     Resubscribe,
     WhenUnreadable,
 )
-from queuekeeper.compacted.model import Append, CompactedMessage, Position, Purge, QueueRules, Refill
+from queuekeeper.compacted.handlers import CompactedWorker
+from queuekeeper.compacted.model import Append, CompactedMessage, Fence, Position, Purge, QueueRules, Refill
 from queuekeeper.compacted.producer import Appended, AsyncCompactedProducer, CompactedProducer
 from queuekeeper.compacted.queue import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.embedded import RedisServer
@@ -785,6 +788,25 @@ def test_acknowledgement_that_the_end_overtakes_fails(valkey_url: str, monkeypat
     run(valkey_url, test)
 
 
+def test_acknowledgement_behind_an_end_that_was_cut_off_does_not_wait(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(consumer_module, "GRACE_S", 0.1)
+
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(1))
+        rules = ConsumerRules(heartbeat_ms=10)
+        async with AsyncCompactedConsumer(queues, "a", rules=rules) as consumer:
+            message = await anext(consumer)
+            queues.gate.clear()
+            beats = queues.count("heartbeat")
+            while queues.count("heartbeat") == beats:
+                await asyncio.sleep(0.01)
+        assert not await consumer.ack(message)
+
+    run(valkey_url, test)
+
+
 def test_server_that_is_away_at_first_is_waited_for(redis_server_factory: Callable[..., RedisServer]) -> None:
     server = redis_server_factory(appendonly="yes", appendfsync="always")
 
@@ -1009,6 +1031,39 @@ def test_blocking_consumer_that_never_acknowledges_is_told_why_nothing_comes(val
             CompactedConsumer(queues, "a", idle_timeout_s=-1)
 
 
+def test_blocking_consumer_holds_the_queue_while_it_works_on_what_is_ready(valkey_url: str) -> None:
+    # Longer than any machine stands still.
+    rules = ConsumerRules(lease_ms=round(1_000 * PATIENCE_S), heartbeat_ms=1)
+    with opened_blocking(valkey_url) as queues, connect_blocking(valkey_url) as client:
+        admin: Any = client
+
+        def leased_until_ms() -> int:
+            return int(admin.hget(compacted_keys("a").state, "lease_until_ms"))
+
+        queues.append("a", entries(5))
+        with CompactedConsumer(queues, "a", auto_ack=True, rules=rules, idle_timeout_s=0) as consumer:
+            ends_ms = []
+            for _ in consumer:
+                ends_ms.append(leased_until_ms())
+                time.sleep(0.01)
+        assert len(ends_ms) == 5
+        assert ends_ms == sorted(set(ends_ms)), "a lease begins anew before every message"
+        assert queues.inspect("a").acked == 5
+
+
+def test_blocking_consumer_runs_once(valkey_url: str) -> None:
+    with opened_blocking(valkey_url) as queues:
+        consumer = CompactedConsumer(queues, "a", auto_ack=True, idle_timeout_s=0)
+        with consumer:
+            with pytest.raises(RefusedError, match="a consumer runs once"):
+                consumer.__enter__()
+            assert list(consumer) == []
+        queues.append("a", entries(1))
+        with pytest.raises(RefusedError, match="a consumer runs once"), consumer:
+            pass
+        assert queues.inspect("a").session is None
+
+
 def test_blocking_consumer_survives_cut_connections(valkey_url: str) -> None:
     with CuttingProxy(valkey_url) as proxy, opened_blocking(proxy.url) as queues:
         queues.append("a", entries(30))
@@ -1021,3 +1076,173 @@ def test_blocking_consumer_survives_cut_connections(valkey_url: str) -> None:
                 consumer.ack(message)
         assert sorted(seen, key=int) == [b"%d" % number for number in range(30)]
         assert queues.inspect("a").acked == 30
+
+
+# Workers.
+
+
+@pytest.fixture
+def short_pauses(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(handlers, "BACKOFF", Backoff(first_s=0.01, longest_s=0.01))
+
+
+def test_worker_that_is_stopped_while_its_handler_fails_begins_no_later_message(valkey_url: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(3))
+        seen: list[bytes] = []
+
+        async def show(message: CompactedMessage) -> None:
+            seen.append(message.value)
+            worker.stop()
+            raise ValueError("the display is away")
+
+        worker = CompactedWorker(queues, "a", show)
+        await worker.run()
+        assert seen == [b"0"]
+        view = await queues.inspect("a")
+        assert (view.acked, view.in_flight, view.session) == (0, 3, None)
+
+    run(valkey_url, test)
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_worker_goes_on_when_the_message_that_it_fails_on_is_skipped(valkey_url: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(7))
+        failed, done = asyncio.Event(), list[bytes]()
+
+        async def show(message: CompactedMessage) -> None:
+            if message.value == b"0":
+                failed.set()
+                raise ValueError("the display is away")
+            done.append(message.value)
+            if message.value == b"6":
+                worker.stop()
+
+        worker = CompactedWorker(queues, "a", show, rules=ConsumerRules(takeover=False, heartbeat_ms=100))
+        working = asyncio.create_task(worker.run())
+        await failed.wait()
+        await queues.skip("a", sequence=1)
+        await working
+        assert done == [b"%d" % number for number in range(1, 7)]
+        assert (await queues.inspect("a")).acked == 7
+
+    run(valkey_url, test)
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_worker_does_not_go_on_with_a_message_of_a_queue_that_it_has_lost(valkey_url: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(2))
+        failed, done = asyncio.Event(), list[bytes]()
+
+        async def show(message: CompactedMessage) -> None:
+            if not message.redelivered:
+                failed.set()
+                raise ValueError("the display is away")
+            done.append(message.value)
+            if message.value == b"1":
+                worker.stop()
+
+        worker = CompactedWorker(queues, "a", show, rules=ConsumerRules(takeover=False, heartbeat_ms=100))
+        working = asyncio.create_task(worker.run())
+        await failed.wait()
+        other = await queues.subscribe("a", session="other")
+
+        async def has_learnt() -> bool:
+            return queues.count("release") > 0
+
+        await until(has_learnt)
+        await queues.release("a", fence=other.fence)
+        await working
+        assert done == [b"0", b"1"]
+
+    run(valkey_url, test)
+
+
+def test_worker_that_gets_its_queue_back_does_not_begin_again(valkey_url: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(3))
+        done: list[bytes] = []
+
+        async def show(message: CompactedMessage) -> None:
+            done.append(message.value)
+            if message.value == b"1" and not message.redelivered:
+                fences.append((await queues.subscribe("a", session="other")).fence)
+            if message.value == b"2":
+                worker.stop()
+
+        fences: list[Fence] = []
+        rules = ConsumerRules(takeover=False, heartbeat_ms=100, start=Position.earliest())
+        worker = CompactedWorker(queues, "a", show, rules=rules)
+        working = asyncio.create_task(worker.run())
+
+        async def has_learnt() -> bool:
+            return bool(fences) and queues.count("release") > 0
+
+        await until(has_learnt)
+        await queues.release("a", fence=fences[0])
+        await working
+        assert done == [b"0", b"1", b"1", b"2"]
+
+    run(valkey_url, test)
+
+
+@pytest.mark.usefixtures("short_pauses")
+def test_handler_that_lets_a_cancellation_of_its_own_out_has_failed_and_the_worker_goes_on(valkey_url: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(2))
+        seen: list[bytes] = []
+
+        async def show(message: CompactedMessage) -> None:
+            seen.append(message.value)
+            if len(seen) == 1:
+                raise asyncio.CancelledError
+            if message.value == b"1":
+                worker.stop()
+
+        worker = CompactedWorker(queues, "a", show)
+        await worker.run()
+        assert seen == [b"0", b"0", b"1"]
+        assert (await queues.inspect("a")).acked == 2
+
+    run(valkey_url, test)
+
+
+def test_worker_that_is_cancelled_ends_though_its_handler_is_at_work(valkey_url: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(1))
+        begun = asyncio.Event()
+
+        async def show(_: CompactedMessage) -> None:
+            begun.set()
+            await asyncio.Event().wait()
+
+        working = asyncio.create_task(CompactedWorker(queues, "a", show).run())
+        await begun.wait()
+        working.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await working
+        assert (await queues.inspect("a")).in_flight == 1
+
+    run(valkey_url, test)
+
+
+def test_message_is_not_done_when_its_handler_only_makes_a_coroutine(valkey_url: str) -> None:
+    async def test(queues: WatchedQueues) -> None:
+        await queues.append("a", entries(2))
+        done: list[bytes] = []
+
+        async def show(message: CompactedMessage) -> None:
+            done.append(message.value)
+            if message.value == b"1":
+                worker.stop()
+
+        def begin(message: CompactedMessage) -> Any:
+            return show(message)
+
+        worker = CompactedWorker(queues, "a", begin)
+        await worker.run()
+        assert done == [b"0", b"1"]
+
+    run(valkey_url, test)

@@ -55,6 +55,8 @@ GRACE_S = 5.0
 BEGIN_S = 10.0
 """How long a server that is away is waited for before the queue is held for the first time."""
 
+RUNS_ONCE = "a consumer runs once: make another one"
+
 _log = logging.getLogger(__name__)
 
 
@@ -183,6 +185,10 @@ class Consumption:
             # It may have been meant for a consumer that has the queue now. A heartbeat tells, and wakes that one.
             self._heartbeat_at_s = self._now_s()
 
+    def holds(self, message: CompactedMessage) -> bool:
+        """Return whether a message can be acknowledged: it was not, nor skipped, nor was the queue lost since."""
+        return self._held.get(message.sequence) is message and message.sequence not in self._acks
+
     def take(self) -> CompactedMessage:
         """Hand out the next message that is ready.
 
@@ -201,9 +207,9 @@ class Consumption:
         """Take note of an acknowledgement.
 
         :param soon: with the next call of the server; else when what is ready has been handed out.
-        :returns: false when the message is not held any more: it has been acknowledged, or the queue was lost since.
+        :returns: false when the message is not held any more.
         """
-        if self._held.get(message.sequence) is not message or message.sequence in self._acks:
+        if not self.holds(message):
             return False
         self._acks_wait = self._acks_wait and not soon
         self._acks[message.sequence] = message
@@ -259,7 +265,7 @@ class Consumption:
         except (StaleEpoch, ServerUnavailable) as error:
             _log.warning("queue of %r: the consumer %s ended without a word: %s", self.client_id, self.session, error)
         finally:
-            self._forget()
+            self.forget()
 
     def _step(self) -> Operation[None]:
         fence = self._fence
@@ -351,7 +357,7 @@ class Consumption:
         fence = self._fence
         if fence is None:
             raise error
-        self._forget()
+        self.forget()
         with suppress(ServerUnavailable):
             # A wake-up that was taken while waiting may have been meant for the consumer that has the queue now.
             yield from self._operations.release(self.client_id, fence=fence)
@@ -368,7 +374,8 @@ class Consumption:
             yield Pause(TAKE_BACK_S)
             yield from self._subscribe(takeover=True, start=None)
 
-    def _forget(self) -> None:
+    def forget(self) -> None:
+        """Let go of the queue and of all that is held, without a word to the server."""
         self._fence = None
         acks, self._acks = self._acks, {}
         self._held.clear()
@@ -430,7 +437,7 @@ class CompactedConsumer:
         self._idle_timeout_s = idle_timeout_s
         self._counted: dict[int, bool] = {}
         self._last: CompactedMessage | None = None
-        self._runs = False
+        self._runs = self._over = False
 
     def answer(self, step: Any) -> Any:
         """Carry out a step."""
@@ -440,12 +447,14 @@ class CompactedConsumer:
         return self._queues.answer(step)
 
     def __enter__(self) -> Self:
+        if self._runs or self._over:
+            raise RefusedError(RUNS_ONCE)
         self._begin()
         self._runs = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self._runs = False
+        self._runs, self._over = False, True
         self.operations.stopping = True
         if kind is None:
             self._ack_last()
@@ -467,7 +476,8 @@ class CompactedConsumer:
         self._ack_last()
         idle_since_s = time.monotonic()
         while not state.stopping:
-            if state.ready:
+            # Also while messages are ready: work on all of them may take longer than the lease.
+            if state.ready and state.heartbeat_in_s:
                 self._last = state.take()
                 return self._last
             if state.has_work:
@@ -580,7 +590,7 @@ class AsyncCompactedConsumer:
 
     async def __aenter__(self) -> Self:
         if self._task is not None:
-            raise RefusedError("a consumer runs once: make another one")
+            raise RefusedError(RUNS_ONCE)
         await self._begin()
         self._task = asyncio.get_running_loop().create_task(self._run())
         return self
@@ -601,6 +611,7 @@ class AsyncCompactedConsumer:
             self._task.cancel()
             await asyncio.wait([self._task])
             self._fail_waiting(RefusedError("the consumer has ended: nobody knows whether the acknowledgement counted"))
+            self.operations.forget()
 
     def __aiter__(self) -> AsyncIterator[CompactedMessage]:
         return self

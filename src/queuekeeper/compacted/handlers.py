@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import logging
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, TypeAlias
 
 from queuekeeper.checks import checked
@@ -19,7 +21,8 @@ from queuekeeper.service.aio import stopped_by_signals
 from queuekeeper.text_form import shows
 
 Work: TypeAlias = Callable[[CompactedMessage], Any]
-"""Works on a message: a coroutine function in the event loop, any other in a thread. It fails when it raises."""
+"""Works on a message: a coroutine function in the event loop, any other in a thread. It fails when it raises. What it
+returns is awaited where it can be."""
 
 BACKOFF = Backoff(first_s=0.1, longest_s=60.0)
 """Pauses before a handler gets a message again on which it has failed."""
@@ -35,12 +38,14 @@ class CompactedWorker:
 
         await CompactedWorker(queues, "device-1", show).run()
 
-    A message that the handler fails on comes to it again, after a pause that grows, before any later one. A value that
-    was appended meanwhile comes after it. While another consumer holds the queue, the worker waits for its turn: of
-    several workers one works, and another goes on where it stopped. A server that has answered once is waited for.
+    A message that the handler fails on comes to it again, after a pause that grows, before any later one, until it is
+    skipped or the queue is lost. A value that was appended meanwhile comes after it. While another consumer holds the
+    queue, the worker waits for its turn: of several workers one works, and another goes on where it stopped. A server
+    that has answered once is waited for.
 
     :param work: see :data:`Work`.
-    :param rules: of the consumer; by default a queue is not taken from another.
+    :param rules: of the consumer; by default a queue is not taken from another. ``start`` holds for the first time that
+        the worker has the queue.
     :raises UsageError: naming parameter, value and rule.
     """
 
@@ -87,25 +92,33 @@ class CompactedWorker:
         consumer = AsyncCompactedConsumer(self._queues, self._client_id, rules=self._rules)
         async with consumer:
             self._has_answered = True
+            # Whoever has had the queue goes on where it stood, and does not begin again.
+            self._rules = replace(self._rules, start=None)
             ending = asyncio.ensure_future(self._stopped.wait())
             ending.add_done_callback(lambda _: consumer.stop())
             try:
                 async for message in consumer:
-                    if await self._is_done(message):
+                    if await self._is_done(message, consumer.operations.holds):
                         await consumer.ack(message)
+                    elif self._stopped.is_set():
+                        break
             finally:
                 ending.cancel()
 
-    async def _is_done(self, message: CompactedMessage) -> bool:
-        """Have the handler work on a message until it has done it; return false when the worker was stopped before."""
+    async def _is_done(self, message: CompactedMessage, is_held: Callable[[CompactedMessage], bool]) -> bool:
+        """Have the handler work on a message until it has done it.
+
+        :returns: false when the worker was stopped before, or the message is not its own any more: somebody has skipped
+            it, or has the queue, or has moved its cursor.
+        """
         attempt = 0
         while True:
             try:
-                if is_coroutine_function(self._work):
-                    await self._work(message)
-                else:
-                    await asyncio.to_thread(self._work, message)
-            except Exception:
+                await self._do(message)
+            except (Exception, asyncio.CancelledError):
+                task = asyncio.current_task()
+                if task is not None and task.cancelling():
+                    raise
                 attempt += 1
                 pause_s = BACKOFF.after(attempt - 1)
                 _log.warning(
@@ -114,10 +127,19 @@ class CompactedWorker:
                     exc_info=True,
                 )
                 await self._pause(pause_s)
-                if self._stopped.is_set():
+                if self._stopped.is_set() or not is_held(message):
                     return False
             else:
                 return True
+
+    async def _do(self, message: CompactedMessage) -> None:
+        if is_coroutine_function(self._work):
+            await self._work(message)
+            return
+        result = await asyncio.to_thread(self._work, message)
+        if inspect.isawaitable(result):
+            # A function that only makes a coroutine has not worked yet.
+            await result
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):
