@@ -10,8 +10,8 @@ ARGV
     [2+] rows            four per row: key, sequence, ms, value as find_due answered them; at most 200 rows
 Returns
     {restored, present, refused, to_deliver}  rows put back; rows whose key is there; rows that do not go into this
-                         queue: their sequence is taken or was never given out, or their instant is not one between
-                         those of their neighbours; restored rows that the cursor has not passed
+                         queue: their sequence is taken or was never given out, their instant is not one between those
+                         of their neighbours, or their value is damaged; restored rows that the cursor has not passed
 Errors
     INVALID        an argument breaks the rules above
     STALE          the queue is another than the one that the rows are of
@@ -35,9 +35,8 @@ end
 for index = 1, count do
     local at = FIRST_ROW + 4 * index - 4
     local sequence, ms = integer(ARGV[at + 1]), integer(ARGV[at + 2])
-    local head = string.match(ARGV[at + 3], '^(%d+) [01] ')
-    if not sequence or sequence < 1 or not ms or ms < 0 or head ~= ARGV[at + 1] then
-        return redis.error_reply('INVALID row ' .. index .. ' has no sequence, no instant or the value of another')
+    if not sequence or sequence < 1 or not ms or ms < 0 then
+        return redis.error_reply('INVALID row ' .. index .. ' has no sequence or no instant')
     end
 end
 local fields = redis.call(
@@ -63,7 +62,8 @@ for index = 1, count do
             order_key, times_key, '(' .. sequence, '+inf', 'BYSCORE', 'LIMIT', '0', '1'
         ) or last_ms
         local is_taken = redis.call('ZCOUNT', order_key, sequence, sequence) > 0
-        if is_taken or sequence + 0 > highest or ms + 0 < before or ms + 0 > behind then
+        local is_damaged = string.match(value, '^(%d+) [01] ') ~= sequence
+        if is_damaged or is_taken or sequence + 0 > highest or ms + 0 < before or ms + 0 > behind then
             refused = refused + 1
         else
             redis.call('HSET', values_key, key, value)

@@ -463,6 +463,22 @@ def test_removed_messages_come_back_unless_there_is_a_newer_value(world: World) 
     assert (again.restored, again.kept) == (0, 5)
 
 
+def test_damaged_message_keeps_no_other_from_coming_back(valkey: World) -> None:
+    client: Any = valkey.client
+    for client_id in ("broken", "locked", "meter-7"):
+        valkey.append(client_id, "a", "b", "c")
+    client.hset(valkey.keys("broken").values, "b", "no value of ours")
+    client.hdel(valkey.keys("broken").values, "c")
+    valkey.now_ms += WEEK_MS + 1
+    outcome = valkey.collected()
+    assert outcome.counts.messages == 9
+    client.set(valkey.keys("locked").times, "no sorted set")
+    for dry_run in (True, False):
+        back = valkey.take_back(outcome.maintenance_run_id, dry_run=dry_run)
+        assert (back.restored, back.kept) == (4, 5)
+    assert [valkey.live(client_id) for client_id in ("broken", "meter-7")] == [[b"a"], [b"a", b"b", b"c"]]
+
+
 def test_messages_of_a_queue_that_was_dropped_stay_away(valkey: World) -> None:
     valkey.append("meter-7", "a")
     valkey.append("meter-8", "a", "b")

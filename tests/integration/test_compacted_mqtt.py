@@ -484,6 +484,37 @@ def test_refusal_that_the_door_may_not_tell_is_counted_and_logged(
     assert "nobody is told at '$ECQ-refused/c'" in caplog.text
 
 
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda admin, state: admin.set(state, "no hash"),
+        lambda admin, state: admin.hset(state, "bytes", "many"),
+        lambda admin, state: admin.hset(state, "last_ms", "today"),
+        lambda admin, state: admin.hset(state, "version", "2"),
+    ],
+    ids=["no hash", "no number", "no instant", "a later version"],
+)
+def test_queue_that_is_damaged_holds_up_no_other(
+    broker: Mosquitto, valkey_url: str, damage: Callable[[Any, str], object]
+) -> None:
+    async def test(world: World) -> None:
+        async with world.stranger("p") as producer:
+            await producer.subscribe(("$ECQ-refused/#", 1))
+            await producer.publish("$ECQ/w/broken/a", b"1")
+            await world.stored("broken", 1)
+            with connect_blocking(valkey_url) as admin:
+                damage(admin, compacted_keys("broken").state)
+            await producer.publish("$ECQ/w/broken/a", b"2")
+            await producer.publish("$ECQ/w/c/a", b"3")
+            (told,) = await producer.take(1)
+        assert (told.topic, told.payload) == ("$ECQ-refused/broken/a", b"2")
+        await world.stored("c", 1)
+        await world.reports(appended=2, refused=1)
+        assert world.door.report.outages == 0
+
+    run(broker, valkey_url, test)
+
+
 @pytest.mark.parametrize("trouble", ["replicas are missing", "the door has no rights"])
 def test_publish_waits_at_the_broker_while_redis_refuses_writes(
     broker: Mosquitto,

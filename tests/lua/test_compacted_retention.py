@@ -191,6 +191,9 @@ def test_rows_that_do_not_go_into_a_queue_are_refused(queue: Queue) -> None:
     for row in (
         (b"taken", 9, NOW_MS - HOUR_MS, b"9 0 v"),
         (b"never given out", 11, NOW_MS - HOUR_MS, b"11 0 v"),
+        (b"of another", 6, TWO_DAYS_MS, b"7 0 v"),
+        (b"damaged", 6, TWO_DAYS_MS, b"v"),
+        (b"lost", 6, TWO_DAYS_MS, b""),
     ):
         assert queue.call("restore", incarnation="", rows=row) == [0, 0, 1, 0]
     queue.call("purge", what="up_to", up_to_sequence=6, after_sequence=5, limit=100, dry_run=0)
@@ -430,7 +433,6 @@ def test_repair_of_a_sound_queue_changes_nothing(queue: Queue) -> None:
         ("purge", ("up_to", 1, 0, 1, 2)),
         ("drop", ("", 2)),
         ("restore", ("", b"key", 1, 1)),
-        ("restore", ("", b"key", 1, 1, b"2 0 of another")),
         ("restore", ("", b"key", 0, 1, b"0 0 v")),
         ("verify", ("all", 0, 1, "", "")),
         ("verify", ("order", "x", 1, "", "")),

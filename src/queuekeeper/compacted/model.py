@@ -658,7 +658,8 @@ class RestoreReport:
     """What a restoration brought back.
 
     :param present: rows left out because their key has a value.
-    :param refused: rows left out because they are not of this queue: their number is taken, or was never given out.
+    :param refused: rows left out because they do not fit: their number is taken or was never given out, or their value
+        was damaged.
     :param to_deliver: those of ``restored`` that the consumer is still to get.
     """
 

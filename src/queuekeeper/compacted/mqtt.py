@@ -32,8 +32,10 @@ from queuekeeper.errors import (
     PayloadTooLarge,
     QueueFull,
     QueuekeeperError,
+    ScriptError,
     SequenceConflict,
     ServerUnavailable,
+    UnknownLayout,
     UsageError,
 )
 from queuekeeper.text_form import shows
@@ -265,8 +267,12 @@ class MqttDoor:
             await self._producer.append(client_id, append)
         except SequenceConflict as error:
             return None if is_repeated and await self._is_stored(client_id, append) else error
-        except (QueueFull, UsageError) as error:
+        except (QueueFull, UnknownLayout, UsageError) as error:
             return error
+        except ScriptError as error:
+            if await self._is_damaged(client_id):
+                return error
+            raise
         return None
 
     def _read(self, published: Published) -> tuple[str, Append]:
@@ -289,6 +295,14 @@ class MqttDoor:
             content_type=published.content_type,
             expected_sequence=None if expected is None else int(expected),
         )
+
+    async def _is_damaged(self, client_id: str) -> bool:
+        """Return whether a queue itself is at fault, which no repetition cures: it must not hold up the others."""
+        try:
+            await self._queues.inspect(client_id)
+        except ScriptError:
+            return True
+        return False
 
     async def _is_stored(self, client_id: str, append: Append) -> bool:
         """Return whether a condition fails only because this very value was stored before its answer was lost."""

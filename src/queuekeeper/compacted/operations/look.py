@@ -95,6 +95,8 @@ def _view(client_id: str, reply: Any) -> QueueView:
             raise ValueError(f"{name.decode()} is no integer of 53 bits")
         return int(found)
 
+    # Told to nobody; appends need them.
+    number(b"last_ms"), number(b"largest_bytes")
     return QueueView(
         client_id=client_id,
         exists=True,

@@ -18,7 +18,7 @@ from typing import Any
 
 from queuekeeper.compacted.model import DueRow, QueueView, RestoreReport
 from queuekeeper.compacted.queue import CompactedQueues
-from queuekeeper.errors import RefusedError, ScriptError, StaleEpoch, UnknownQueue, UsageError
+from queuekeeper.errors import RefusedError, ScriptError, UsageError
 from queuekeeper.jobs.undo import read_undo_file, undo_paths_of
 from queuekeeper.maintenance.compacted.model import KIND, Restoration
 
@@ -174,8 +174,8 @@ def _restore(queues: CompactedQueues, line: Mapping[str, Any], rows: list[DueRow
     if rows:
         try:
             return queues.restore(line["client_id"], rows=rows, incarnation=line["incarnation"])
-        except (UnknownQueue, StaleEpoch):
-            # It was dropped this moment.
+        except (ScriptError, UsageError):
+            # It was dropped this moment, or cannot be read: that keeps nothing from coming back to the others.
             pass
     return RestoreReport(restored=0, present=len(rows), refused=0, to_deliver=0)
 
