@@ -1,4 +1,4 @@
-"""Tells which hosts of addresses are this machine alone."""
+"""Tells which hosts of addresses there can be, and which are this machine alone."""
 
 from __future__ import annotations
 
@@ -13,3 +13,16 @@ def is_loopback(host: str) -> bool:
         return ipaddress.ip_address(host.strip("[]")).is_loopback
     except ValueError:
         return False
+
+
+def check_host(host: str) -> None:
+    """Refuse a host that no name service can be asked for; the text may be part of a password.
+
+    :raises ValueError: saying what is wrong.
+    """
+    try:
+        wrong = b"\0" in host.encode("idna")
+    except UnicodeError:
+        wrong = True
+    if wrong:
+        raise ValueError("its host is no name of a host, whose parts between dots have 1 to 63 characters")

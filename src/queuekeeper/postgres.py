@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import cache
 from itertools import takewhile
 from pathlib import Path
@@ -37,6 +38,8 @@ MINIMUM_SERVER_VERSION = 140_000
 """PostgreSQL 14: ``bit_xor`` and ``hash_record_extended``, on which the fingerprint of the source rests."""
 
 CONNECT_TIMEOUT_S = 10
+
+_JSON_TOKEN = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"(?=\s*(:)?)|[][{}]|[^][{}",:\s]+')
 
 MIGRATIONS = "migrations"
 _MIGRATION_LOCK = int.from_bytes(hashlib.sha256(b"queuekeeper.schema_migrations").digest()[:8], "big", signed=True)
@@ -189,8 +192,34 @@ def _loads(text: str | bytes) -> Any:
     try:
         return from_json(text)
     except ValueError:
-        # Values within more than 200 others, and half a character, which type json may hold.
-        return json.loads(text)
+        # Values within more than 200 others, half a character, which type json may hold, and very long numbers.
+        return _read_slowly(text if isinstance(text, str) else text.decode())
+
+
+def _read_slowly(text: str) -> Any:
+    """Read whatever JSON PostgreSQL stores: Python's own reader knows an end of digits, and of values within others."""
+    found: list[Any] = []
+    within: list[Any] = [found]
+    name: Any = None
+    for token in _JSON_TOKEN.finditer(text):
+        word = token[0]
+        if word in "]}":
+            within.pop()
+        elif token[1]:
+            name = json.loads(word)
+        else:
+            value: Any = [] if word == "[" else {} if word == "{" else json.loads(word, parse_int=_exact)
+            if isinstance(within[-1], dict):
+                within[-1][name] = value
+            else:
+                within[-1].append(value)
+            if word in "[{":
+                within.append(value)
+    return found[0]
+
+
+def _exact(digits: str) -> int:
+    return int(Decimal(digits))
 
 
 def _arguments(url: str) -> tuple[dict[str, Any], dict[str, Any]]:

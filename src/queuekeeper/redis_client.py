@@ -32,7 +32,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 from redis.retry import Retry
 
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
-from queuekeeper.hosts import is_loopback
+from queuekeeper.hosts import check_host, is_loopback
 from queuekeeper.keyspace import SLOTS
 
 RedisClient: TypeAlias = redis.Redis | redis.RedisCluster
@@ -119,7 +119,7 @@ def read_url(url: str) -> tuple[str, str, dict[str, Any]]:
         options = parse_url(url)  # type: ignore[no-untyped-call]
         if parts.port == 0:
             raise ValueError("port 0 cannot be connected to")
-        _check_host(str(options.get("host", "")))
+        check_host(str(options.get("host", "")))
     except ValueError as error:
         # The text of a URL may hold a password: only the reason is repeated.
         reason = str(error) if "://" not in str(error) or "schemes" in str(error) else "it does not parse"
@@ -131,19 +131,6 @@ def read_url(url: str) -> tuple[str, str, dict[str, Any]]:
         raise UsageError(f"the Redis URL may not set {', '.join(reserved)}: the replies would be read wrongly")
     address = options.get("path") or f"{options.get('host', 'localhost')}:{options.get('port', 6379)}"
     return address, unquote(options.get("password") or ""), options
-
-
-def _check_host(host: str) -> None:
-    """Refuse a host that no name service can be asked for; the text may be part of a password.
-
-    :raises ValueError: saying what is wrong.
-    """
-    try:
-        wrong = b"\0" in host.encode("idna")
-    except UnicodeError:
-        wrong = True
-    if wrong:
-        raise ValueError("its host is no name of a host, whose parts between dots have 1 to 63 characters")
 
 
 def address_of(client: RedisClient) -> str:

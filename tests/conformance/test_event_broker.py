@@ -12,6 +12,7 @@ import pytest
 from queuekeeper import postgres
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.events import operations
+from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.model import Delivery, Event, Interest, NewEvent
 from queuekeeper.events.operations import Query
 from tests.conformance.event_worlds import KINDS, Kind, World, both
@@ -310,6 +311,15 @@ def test_database_without_the_broker_is_told_so(postgres_url: str, kind: Kind) -
                 await world.broker.publish([event(1)])
 
     asyncio.run(run())
+
+
+def test_blocking_broker_that_is_to_read_what_it_publishes_says_that_it_cannot(broker_url: str) -> None:
+    with postgres.connect(broker_url, autocommit=True) as connection:
+        broker = EventBroker(connection)
+        with pytest.raises(UsageError, match="read it by a broker of its own"):
+            broker.publish_many(event(len(broker.find([]))) for _ in range(2))
+        assert broker.publish_many([event(1)]) == 1
+        assert connection.execute("SELECT count(*) FROM pgmb.events").fetchone() == (1,)
 
 
 def test_threads_may_share_a_blocking_broker(broker_url: str) -> None:

@@ -387,6 +387,47 @@ async def test_rejected_events_are_dead_letters_at_once(world: World, retries_s:
 
 
 @both
+async def test_retry_with_forged_copies_stops_nobody(world: World) -> None:
+    recorder = Recorder(failures=1)
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill", retries_s=())
+    subscription = await world.broker.subscribe("group", Interest())
+    copies = [{"id": "pm1", "topic": "a"}, {"id": "pm2", "topic": "b", "payload": 1}, {"id": "pm2", "topic": "c"}]
+    forged = {"ids": ["pm1"], "retryNumber": 1, "handlerName": "bill", "events": copies}
+    await world.broker.send(subscription.subscription_id, [NewEvent(topic="pgmb-retry", payload=forged)])
+    async with world.dispatching(), consumer:
+        await until(lambda: world.rows("SELECT count(*) FROM pgmb.dead_letters") == [(2,)], what="the dead letters")
+        await world.broker.publish(events([2]))
+        await until(lambda: 2 in recorder.numbers, what="the next event")
+
+
+DEEP = 3_000
+"""Values within others: more than Python's own reader follows."""
+
+
+@both
+async def test_whatever_the_server_stores_is_delivered_and_may_fail(world: World) -> None:
+    recorder = Recorder(failures=4)
+    consumer = world.consumer()
+    await consumer.handle(recorder, name="bill", retries_s=(0.05,))
+    await world.broker.subscribe("group", Interest())
+    world.sql.execute(
+        "SELECT pgmb.publish(ARRAY['a', 'b', 'c'], ARRAY['1e5000', repeat('[', %s) || repeat(']', %s), '7']::jsonb[])",
+        (DEEP, DEEP),
+    )
+    await world.dispatch()
+    async with world.dispatching(poll_interval_s=0.1), consumer:
+        await until(lambda: world.rows("SELECT count(*) FROM pgmb.dead_letters") == [(3,)], what="the dead letters")
+    number, deep, seven = recorder.numbers[:3]
+    assert (number == 10**5_000, seven) == (True, 7)
+    depth = 0
+    while deep:
+        (deep,) = deep
+        depth += 1
+    assert depth == DEEP - 1
+
+
+@both
 async def test_retry_for_a_handler_that_is_gone_is_a_dead_letter(world: World) -> None:
     recorder = Recorder(failures=1)
     consumer = world.consumer()

@@ -11,8 +11,11 @@ from typing import Any
 import httpx
 import pytest
 
+from queuekeeper import postgres
+from queuekeeper.events.broker import EventBroker
+from queuekeeper.events.consumer import EventConsumer
 from queuekeeper.events.model import Interest, NewEvent, ResumeRefused
-from queuekeeper.events.sse import HEADERS, NO_RESUME, POSITION, StreamRules
+from queuekeeper.events.sse import HEADERS, NO_RESUME, POSITION, StreamRules, open_stream
 from tests.conformance.event_worlds import Consumer, World, both, until
 from tests.patience import PATIENCE_S
 
@@ -239,3 +242,32 @@ async def test_stream_that_falls_behind_ends_and_goes_on_when_its_reader_comes_b
         last = [line for line in read.decode().splitlines() if line.startswith("id: ")][-1]
         async with consumer.stream(Interest.topics("news"), last_event_id=last.removeprefix("id: ")) as chunks:
             assert (await anext(chunks)).count(b"event: news") == 80
+
+
+def test_event_that_is_dispatched_while_a_stream_opens_is_not_lost_with_the_link(
+    broker_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with (
+        postgres.connect(broker_url, autocommit=True) as connection,
+        EventConsumer(broker_url, group_id="g") as consumer,
+    ):
+        broker, ask = EventBroker(connection), consumer.ask
+        dispatched: list[int] = []
+
+        def asked_late(operation: Any) -> Any:
+            if consumer.operations.listeners and not dispatched:
+                broker.publish(news(1))
+                dispatched.append(broker.poll())
+            return ask(operation)
+
+        monkeypatch.setattr(consumer, "ask", asked_late)
+        stream = open_stream(consumer, Interest.topics("news"))
+        opening = next(iter(stream))
+        stream.close()
+        assert dispatched == [1]
+        assert f"event: {POSITION}" in opening.decode()
+
+        (place,) = [line.removeprefix("id: ") for line in opening.decode().splitlines() if line.startswith("id: ")]
+        again = open_stream(consumer, Interest.topics("news"), last_event_id=place)
+        assert b"event: news" in next(iter(again))
+        again.close()

@@ -486,6 +486,48 @@ def test_release_without_redelivery_goes_on_from_now(connection: Connection) -> 
     assert delivered(connection, "held") == [later]
 
 
+def test_what_one_release_dispatches_no_other_subscription_has_missed(connection: Connection) -> None:
+    names = [f"held{number}" for number in range(4)]
+    for name in names:
+        subscribe(connection, name, condition=NUMBER, group=name)
+    (before,) = publish(connection, {"number": 4})
+    poll(connection)
+    for name in names[:3]:
+        connection.execute("SELECT pgmb.quarantine_subscription(%s, 'by hand')", (name,))
+    missed = publish(connection, {"number": 5}, {"number": 6})
+    poll(connection)
+    connection.execute("SELECT pgmb.quarantine_subscription(%s, 'by hand')", (names[3],))
+
+    for name in names:
+        row = connection.execute("SELECT redelivered FROM pgmb.release_subscription(%s)", (name,)).fetchone()
+        assert row == (2 if name in names[:3] else 0,)
+
+    assert [delivered(connection, name, group=name) for name in names] == [[before, *missed]] * 4
+
+
+def test_what_a_subscription_got_in_two_ways_another_one_may_have_missed(connection: Connection) -> None:
+    subscribe(connection, "held", condition=NUMBER, group="other")
+    subscribe(connection, "both", condition=NUMBER)
+    connection.execute("SELECT pgmb.quarantine_subscription('held', 'by hand')")
+    (missed,) = publish(connection, {"number": 5})
+    ((sent,),) = connection.execute("SELECT pgmb.send('both', ARRAY['topic'], ARRAY['1']::jsonb[])").fetchall()
+    poll(connection)
+
+    assert connection.execute("SELECT * FROM pgmb.release_subscription('held')").fetchone() == (1, [])
+    assert delivered(connection, "held", group="other") == [missed]
+    assert delivered(connection, "both") == [missed, sent]
+
+
+def test_release_at_an_isolation_level_that_shows_nothing_new_is_refused(connection: Connection) -> None:
+    subscribe(connection, "held")
+    connection.execute("SELECT pgmb.quarantine_subscription('held', 'by hand')")
+    connection.execute("SET default_transaction_isolation TO 'serializable'")
+    with pytest.raises(
+        psycopg.errors.ObjectNotInPrerequisiteState, match="does not work at isolation level serializable"
+    ):
+        connection.execute("SELECT pgmb.release_subscription('held')")
+
+
 def test_quarantine_and_release_can_be_repeated(connection: Connection) -> None:
     subscribe(connection, "held")
 

@@ -607,6 +607,21 @@ def test_cursors_that_would_pass_over_events_are_refused(broker: Connection, cur
     assert advisory_locks(broker) == 0
 
 
+@pytest.mark.parametrize("other", [None, "other"])
+def test_a_cursor_behind_all_that_a_dispatch_can_hold_stands_behind_it(broker: Connection, other: str | None) -> None:
+    if other:
+        subscribe(broker, other, condition="e.payload <> '2'")
+    publish(broker, 1, 2, 3)
+    poll(broker)
+    cursor = value(broker, "SELECT left(max(id), 15) || 'fffffffff' FROM pgmb.dispatches")
+    broker.execute("SELECT pgmb.set_group_cursor('group', %s, FALSE)", (cursor,))
+    later = publish(broker, 4)
+    poll(broker)
+
+    assert delivered(broker, "all") == later
+    assert value(broker, "SELECT pgmb.advance_groups(pgmb.create_event_id(clock_timestamp(), 0))") == 0
+
+
 def test_a_group_is_never_without_a_cursor(broker: Connection) -> None:
     with pytest.raises(psycopg.errors.InvalidParameterValue, match="cursor NULL is not one of this broker"):
         broker.execute("SELECT pgmb.set_group_cursor('group', NULL, FALSE)")

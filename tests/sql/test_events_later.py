@@ -172,6 +172,16 @@ def test_retry_that_somebody_forged_brings_nothing(broker: Connection, payload: 
     assert value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 1, %s)", ["pm", event_id], forged) == 1
 
 
+def test_retry_whose_copies_somebody_forged_still_makes_dead_letters(broker: Connection) -> None:
+    copies = [{"id": "pm1", "topic": "a"}, {"id": "pm2", "topic": "b", "payload": 1}, {"id": "pm2", "topic": "c"}]
+    (forged,) = publish(broker, {"events": copies}, topic="pgmb-retry")
+
+    ids = ["pm1", "pm2", "pm2"]
+    assert value(broker, "SELECT pgmb.fail_events('all', %s, 'mail', 'full', 1, %s)", ids, forged) == 2
+    assert [row[0] for row in dead_letters(broker)] == ["pm1", "pm2"]
+    assert dead_letters(broker)[0][2] is None
+
+
 def test_failed_events_become_dead_letters_with_their_reason(broker: Connection) -> None:
     first, second = publish(broker, {"n": 1}, {"n": 2}, topic="mail")
 

@@ -199,6 +199,24 @@ def test_settings_that_could_not_work_are_refused(broker: Connection, setting: s
         set_config(broker, setting, text)
 
 
+@pytest.mark.parametrize("text", ["1 second", "00:00:01", "1", "1s"])
+def test_patience_may_be_written_as_any_interval(broker: Connection, text: str) -> None:
+    set_config(broker, "maintenance_lock_timeout", text)
+    with broker.transaction():
+        value(broker, "SELECT pgmb.maintain_step('guard', 'pgmb.events', now())")
+        assert value(broker, "SHOW lock_timeout") == "1s"
+        broker.execute("SET LOCAL lock_timeout TO '7s'")
+        broker.execute("SELECT pgmb.maintain_append_only_table('pgmb.events')")
+        assert value(broker, "SHOW lock_timeout") == "7s"
+    maintain(broker)
+    assert_whole(broker)
+
+
+def test_setting_by_which_retention_goes_cannot_be_removed(broker: Connection) -> None:
+    with pytest.raises(psycopg.errors.InvalidParameterValue, match="setting retention_waits_for_consumers cannot be"):
+        broker.execute("DELETE FROM pgmb.config WHERE id = 'retention_waits_for_consumers'")
+
+
 def test_no_instant_is_too_early_for_an_id(broker: Connection) -> None:
     assert value(broker, "SELECT pgmb.create_event_id('1066-10-14', 7)") == "pm" + "0" * 21 + "7"
     assert value(broker, "SELECT pgmb.create_event_id('-infinity', 0)") == "pm" + "0" * 22
@@ -506,6 +524,19 @@ def test_what_commits_while_its_partition_is_about_to_go_is_kept(old: Connection
     maintenance.join()
 
     assert stored(late) == 2
+
+
+# Its snapshot is older than the lock for which it waits.
+def test_partitions_are_not_dropped_at_an_isolation_level_that_shows_nothing_new(old: Connection) -> None:
+    poll(old)
+    old.execute("DELETE FROM pgmb.subscriptions")
+    old.execute("SET default_transaction_isolation TO 'repeatable read'")
+    with pytest.raises(
+        psycopg.errors.ObjectNotInPrerequisiteState, match="does not work at isolation level repeatable read"
+    ):
+        maintain(old)
+    assert stored(old) == 1
+    assert_whole(old)
 
 
 def wait_for_lock(connection: Connection, pid: int) -> None:

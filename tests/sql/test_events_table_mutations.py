@@ -6,6 +6,7 @@ from typing import Any
 
 import psycopg
 import pytest
+from psycopg.types.json import Jsonb
 
 from queuekeeper.events import schema
 from queuekeeper.postgres import Connection
@@ -50,6 +51,22 @@ def test_column_that_becomes_null_is_told(broker: Connection) -> None:
 
     assert published(broker)[1:] == [
         ("public.people.update", {"age": None}, {"old": {"id": 1, "name": "Ada", "age": 36}})
+    ]
+
+
+def test_null_inside_a_column_of_json_is_told(broker: Connection) -> None:
+    broker.execute("CREATE TABLE notes (id int, note jsonb, other jsonb)")
+    broker.execute("SELECT pgmb.push_table_mutations('notes')")
+    note = {"a": None, "b": [{"c": None}]}
+    broker.execute("INSERT INTO notes VALUES (NULL, %s, NULL), (NULL, NULL, NULL)", (Jsonb(note),))
+    broker.execute("UPDATE notes SET other = '1' WHERE note IS NOT NULL")
+    broker.execute("DELETE FROM notes WHERE note IS NOT NULL")
+
+    assert published(broker) == [
+        ("public.notes.insert", {"note": note}, None),
+        ("public.notes.insert", {}, None),
+        ("public.notes.update", {"other": 1}, {"old": {"note": note}}),
+        ("public.notes.delete", {"note": note, "other": 1}, None),
     ]
 
 

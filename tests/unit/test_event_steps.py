@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, cast
 
 import pytest
 
-from queuekeeper.errors import QueuekeeperError, RefusedError, UsageError
+from queuekeeper.errors import QueuekeeperError, RefusedError, Rejected, UsageError
 from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
 from queuekeeper.events.dispatcher import Dispatching, DispatchReport, DispatchRules
 from queuekeeper.events.handlers import Assignment, Checkpoint, ReadAhead, ReliableHandler, blocking_attempt
@@ -32,7 +32,7 @@ from queuekeeper.events.operations import Query
 from queuekeeper.events.producer import EventProducer
 from queuekeeper.events.service import Open
 from queuekeeper.events.sse import StreamRules, StreamWriter, payload_json
-from queuekeeper.events.webhooks import Webhook, WebhookRules
+from queuekeeper.events.webhooks import AsyncWebhook, Webhook, WebhookRules
 from queuekeeper.service.steps import Happened, Stop, Wait
 
 pytestmark = pytest.mark.unit
@@ -377,6 +377,30 @@ def test_webhook_posts_integers_beyond_64_bits() -> None:
 def test_webhook_says_in_words_what_it_cannot_post() -> None:
     with pytest.raises(UsageError, match=r"a payload is not JSON: .*surrogates"):
         Webhook("http://receiver/")._request(delivery(Event(id=EVENT_ID, topic="a", payload="\ud800")))
+
+
+@pytest.mark.parametrize("kind", [Webhook, AsyncWebhook])
+@pytest.mark.parametrize("host", ["a..b", "user:hidden@" + "a" * 64])
+def test_webhook_at_a_host_that_nobody_can_look_up_is_refused_when_it_is_made(
+    kind: type[Webhook | AsyncWebhook], host: str
+) -> None:
+    with pytest.raises(
+        UsageError, match="address of a webhook cannot be used: its host is no name of a host"
+    ) as caught:
+        kind(f"https://{host}/hidden")
+    assert "hidden" not in str(caught.value)
+
+
+@pytest.mark.parametrize("payload", [[float("inf")], [10**5_000], ["\ud800"]])
+def test_what_no_request_can_hold_is_rejected(payload: Any) -> None:
+    with pytest.raises(Rejected, match="no request to the webhook at receiver can hold these events: a payload is not"):
+        Webhook("http://receiver/hidden")(delivery(Event(id=EVENT_ID, topic="a", payload=payload)))
+
+
+def test_stream_goes_on_behind_what_it_cannot_send(caplog: pytest.LogCaptureFixture) -> None:
+    bad, good = (Event(id=EVENT_ID, topic="a", payload=payload) for payload in (float("inf"), 1))
+    assert writer().chunk(delivery(bad, good)).count(b"event: a") == 1
+    assert f"event {EVENT_ID} is left out: payload is not JSON" in caplog.text
 
 
 def test_stream_sends_integers_beyond_64_bits() -> None:

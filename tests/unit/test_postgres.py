@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import socket
+from collections.abc import Callable
 
 import pytest
 
@@ -67,3 +69,25 @@ def test_migrations_are_numbered_without_gaps() -> None:
 
     assert [migration.version for migration in found] == list(range(1, len(found) + 1))
     assert len({migration.checksum for migration in found}) == len(found) > 0
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"a": [1, -2.5e3, "x\\"]}\\\\", {"b": null, "c": [true, {}, []]}], "d\\u00fc,:": ""}',
+        '[{"a:": "b"}, "[{:", ":", {"": {"": ":"}}]',
+        '"\\ud800"',
+        "-17",
+    ],
+)
+def test_slow_reader_of_json_reads_as_python_does(text: str) -> None:
+    assert postgres._read_slowly(text) == json.loads(text)
+
+
+@pytest.mark.parametrize("form", [str, str.encode])
+def test_json_of_any_depth_and_any_number_is_read(form: Callable[[str], str | bytes]) -> None:
+    deep = postgres._loads(form('{"a": [' * 5_000 + "0" + "]}" * 5_000))
+    for _ in range(5_000):
+        (deep,) = deep["a"]
+    assert deep == 0
+    assert postgres._loads(form("[-" + "9" * 5_000 + "]"))[0] == 1 - 10**5_000

@@ -1,4 +1,4 @@
--- Refuse a setting that the broker could not work with, for the trigger on config.
+-- Refuse a setting that the broker could not work with, and that one goes, for the trigger on config.
 CREATE FUNCTION pgmb.check_config()
 RETURNS trigger
 LANGUAGE plpgsql
@@ -10,6 +10,11 @@ DECLARE
     ahead interval;
     refusal text;
 BEGIN
+    IF TG_OP = 'DELETE' THEN
+        RAISE EXCEPTION 'setting % cannot be removed', old.id
+            USING ERRCODE = 'invalid_parameter_value',
+            HINT = 'Retention and polls go by it: set it to another value.';
+    END IF;
     IF new.id IN ('partition_interval', 'future_intervals_to_create', 'partition_retention_period') THEN
         IF new.value IS NULL OR extract(MONTH FROM new.value::interval) <> 0
             OR extract(YEAR FROM new.value::interval) <> 0 THEN

@@ -15,7 +15,7 @@ AS $$
         FROM read_events(copy_events.event_ids::event_id[]) AS e
     ) AS stored ON stored.id = wanted.id
     LEFT JOIN (
-        SELECT copied.event
+        SELECT DISTINCT ON (copied.event ->> 'id') copied.event
         FROM read_events(ARRAY[copy_events.retry_id]::event_id[]) AS r
         CROSS JOIN LATERAL jsonb_array_elements(
             -- Anybody may publish under this topic.

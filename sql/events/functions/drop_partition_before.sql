@@ -10,6 +10,7 @@ DECLARE
     oldest record;
 BEGIN
     PERFORM check_table(tbl);
+    PERFORM check_isolation();
     IF NOT pg_try_advisory_xact_lock(hashtextextended('pgmb.maintain/' || tbl::oid, 0)) THEN
         RAISE NOTICE 'partitions of % are being maintained by another session', tbl;
         RETURN NULL;

@@ -20,7 +20,8 @@ BEGIN
         event_id, topic, payload, metadata, group_id, subscription_id, handler, reason, attempts
     )
     SELECT
-        c.event ->> 'id', c.event ->> 'topic', c.event -> 'payload', nullif(c.event -> 'metadata', 'null'),
+        c.event ->> 'id', c.event ->> 'topic',
+        coalesce(c.event -> 'payload', 'null'), nullif(c.event -> 'metadata', 'null'),
         (SELECT s.group_id FROM subscriptions AS s WHERE s.id = sid),
         sid, handler_name, fail_events.reason, fail_events.attempts
     FROM (

@@ -13,7 +13,6 @@ DECLARE
     each_table regclass;
 BEGIN
     PERFORM check_table(tbl);
-    PERFORM set_config('lock_timeout', get_config_value('maintenance_lock_timeout'), TRUE);
     FOREACH step IN ARRAY ARRAY['extend', 'drop'] LOOP
         FOREACH each_table IN ARRAY ARRAY[tbl] || CASE
             WHEN tbl = 'subscription_events'::regclass THEN ARRAY['dispatches'::regclass]

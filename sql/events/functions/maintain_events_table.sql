@@ -10,7 +10,6 @@ DECLARE
         ['extend', 'events'], ['extend', 'dispatches'], ['extend', 'subscription_events'],
         ['drop', 'events'], ['drop', 'dispatches'], ['drop', 'subscription_events']
     ];
-    patience CONSTANT text := pgmb.get_config_value('maintenance_lock_timeout');
     attempts CONSTANT int := pgmb.get_config_value('maintenance_attempts')::int;
     step text[];
     attempt int;
@@ -22,7 +21,6 @@ BEGIN
         attempt := 1;
         LOOP
             BEGIN
-                PERFORM set_config('lock_timeout', patience, TRUE);
                 more := pgmb.maintain_step(step[1], ('pgmb.' || step[2])::regclass, current_ts);
                 blocked := FALSE;
             EXCEPTION

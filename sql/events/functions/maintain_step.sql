@@ -1,4 +1,5 @@
--- Do one step of maintain_events_table; return whether there is more of it to do.
+-- Do one step of maintain_events_table; return whether there is more of it to do. For the rest of the transaction no
+-- lock is waited for longer than maintenance_lock_timeout.
 CREATE FUNCTION pgmb.maintain_step(step text, tbl regclass, current_ts timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql
@@ -6,6 +7,11 @@ VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 BEGIN
+    -- PostgreSQL reads a setting's time in fewer ways than an interval.
+    PERFORM set_config(
+        'lock_timeout',
+        round(extract(EPOCH FROM get_config_value('maintenance_lock_timeout')::interval) * 1000)::text, TRUE
+    );
     CASE step
         WHEN 'guard' THEN
             PERFORM guard_overflow();

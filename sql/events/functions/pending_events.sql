@@ -18,7 +18,8 @@ SET jit TO off
 AS $$
 DECLARE
     from_dispatch text := left(after_cursor, 15) || '000000000';
-    from_position bigint := ('x' || lpad(right(after_cursor, 9), 16, '0'))::bit(64)::bigint;
+    -- A cursor may stand behind all that a dispatch can hold.
+    from_position bigint := least(('x' || lpad(right(after_cursor, 9), 16, '0'))::bit(64)::bigint, 2147483646);
     to_dispatch text;
     at_least bigint;
     is_whole boolean;

@@ -219,10 +219,13 @@ BEGIN
             INNER JOIN subscriptions AS s ON s.id = u.target
             GROUP BY s.group_id, s.id
             ON CONFLICT (group_id, id, subscription_id) DO UPDATE SET
-                positions = ARRAY(
-                    SELECT p.position FROM unnest(se.positions || excluded.positions) AS p(position)
-                    ORDER BY p.position
-                ),
+                positions = CASE
+                    WHEN se.match_count + excluded.match_count < event_count
+                        THEN ARRAY(
+                            SELECT p.position FROM unnest(se.positions || excluded.positions) AS p(position)
+                            ORDER BY p.position
+                        )
+                END,
                 match_count = se.match_count + excluded.match_count;
             total := total + (
                 SELECT count(*) FROM unnest(targets) AS u(target)

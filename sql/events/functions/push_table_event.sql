@@ -12,13 +12,13 @@ DECLARE
 BEGIN
     IF TG_OP = 'INSERT' THEN
         INSERT INTO events (topic, payload)
-        SELECT event_topic, jsonb_strip_nulls(s.serialised)
+        SELECT event_topic, without_null_columns(s.serialised)
         FROM new AS n
         CROSS JOIN LATERAL serialise_record_for_event(TG_RELID, TG_OP, n) AS s
         WHERE s.emit;
     ELSIF TG_OP = 'DELETE' THEN
         INSERT INTO events (topic, payload)
-        SELECT event_topic, jsonb_strip_nulls(s.serialised)
+        SELECT event_topic, without_null_columns(s.serialised)
         FROM old AS o
         CROSS JOIN LATERAL serialise_record_for_event(TG_RELID, TG_OP, o) AS s
         WHERE s.emit;
@@ -28,7 +28,7 @@ BEGIN
         SELECT
             event_topic,
             jsonb_diff(after.serialised, before.serialised),
-            jsonb_build_object('old', jsonb_strip_nulls(before.serialised))
+            jsonb_build_object('old', without_null_columns(before.serialised))
         FROM (
             SELECT s.serialised, s.emit, row_number() OVER () AS number
             FROM new AS n

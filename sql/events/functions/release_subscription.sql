@@ -1,4 +1,5 @@
--- Evaluate a quarantined subscription's condition again, and dispatch to it what it has missed meanwhile.
+-- Evaluate a quarantined subscription's condition again, and dispatch to it what it has missed meanwhile. What was
+-- dispatched to another one alone, as its release does, it has not missed.
 -- Returns how many events that were, and those on which the condition fails: they are not delivered. What retention
 -- has removed is gone. With redeliver => FALSE it goes on from now.
 -- Waits for a running poll: what that dispatches must be visible here.
@@ -20,6 +21,7 @@ DECLARE
 BEGIN
     redelivered := 0;
     failed_event_ids := '{}';
+    PERFORM check_isolation();
     PERFORM pg_advisory_xact_lock(hashtextextended('pgmb.poll_for_events', 0));
     SELECT s.* INTO released FROM subscriptions AS s WHERE s.id = sid FOR UPDATE;
     IF NOT FOUND THEN
@@ -43,7 +45,17 @@ BEGIN
             INNER JOIN read_events(d.event_ids) AS e ON e.id = u.event_id
             WHERE e.subscription_id IS NULL
         ) AS b
-        WHERE d.id > released.quarantine_dispatch_id AND b.events IS NOT NULL
+        WHERE
+            d.id > released.quarantine_dispatch_id
+            AND b.events IS NOT NULL
+            AND NOT EXISTS (
+                SELECT FROM subscription_events AS se
+                WHERE
+                    se.id = d.id
+                    AND se.id > released.quarantine_dispatch_id
+                    AND se.match_count = d.event_count
+                    AND se.positions IS NOT NULL
+            )
         ORDER BY d.id
     LOOP
         SELECT m.matches, m.failure INTO outcome
@@ -80,7 +92,8 @@ BEGIN
         FROM unnest(missed.event_ids) WITH ORDINALITY AS u(event_id, position)
         INNER JOIN unnest(matched_positions) AS p(position) ON p.position = u.position;
         INSERT INTO subscription_events (id, group_id, subscription_id, positions, match_count)
-        VALUES (this_dispatch, released.group_id, sid, NULL, cardinality(matched_positions));
+        SELECT this_dispatch, released.group_id, sid, array_agg(p.position ORDER BY p.position), count(*)
+        FROM generate_series(1, cardinality(matched_positions)) AS p(position);
         redelivered := redelivered + cardinality(matched_positions);
     END LOOP;
     IF redelivered > 0 THEN

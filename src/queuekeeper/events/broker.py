@@ -57,6 +57,7 @@ class EventBroker(_Methods, Blocking):
         self._connection = connection
         # A transaction takes several steps, and must not take in those of another thread.
         self._busy = threading.Lock()
+        self._busy_for: int | None = None
 
     def answer(self, step: Step) -> Any:
         """Carry out a step.
@@ -65,7 +66,17 @@ class EventBroker(_Methods, Blocking):
         :raises UsageError: when what was asked cannot be.
         :raises RefusedError: when the server refuses it; nothing was stored then.
         """
-        with self._busy, broker_errors(self._connection):
+        if self._busy_for == threading.get_ident():
+            raise UsageError("what this broker publishes is being read by itself: read it by a broker of its own")
+        with self._busy:
+            self._busy_for = threading.get_ident()
+            try:
+                return self._answer(step)
+            finally:
+                self._busy_for = None
+
+    def _answer(self, step: Step) -> Any:
+        with broker_errors(self._connection):
             if isinstance(step, Query):
                 return self._execute(step)
             with self._connection.transaction():

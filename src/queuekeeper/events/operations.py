@@ -399,7 +399,11 @@ def _parts(delivery: Delivery) -> Iterator[Delivery]:
 
 
 def _bytes(event: Event) -> int:
-    return sum(len(json.dumps(content, ensure_ascii=False).encode()) for content in (event.payload, event.metadata))
+    try:
+        return sum(len(json.dumps(content, ensure_ascii=False).encode()) for content in (event.payload, event.metadata))
+    except (ValueError, RecursionError):
+        # Python cannot write all that PostgreSQL stores: such an event goes alone.
+        return BYTES_PER_COPY
 
 
 def _columns(events: Sequence[NewEvent], *, first: int = 1) -> dict[str, Any]:

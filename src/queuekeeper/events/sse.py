@@ -5,6 +5,7 @@ A web framework answers a request with ``status`` and writes the chunks of the s
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
@@ -43,7 +44,9 @@ POSITION = "position"
 """Event without content that tells a browser where it is, before anything else has happened."""
 
 Serialiser: TypeAlias = Callable[[Event], str | None]
-"""Returns what the browser gets as data; none leaves the event out."""
+"""Returns what the browser gets as data; none, or a ``UsageError``, which is logged, leaves the event out."""
+
+_log = logging.getLogger(__name__)
 
 
 def payload_json(event: Event) -> str:
@@ -118,7 +121,12 @@ class StreamWriter:
         return self._format("error", json_of("message", {"message": str(error)}), None)
 
     def _chunk(self, event: Event) -> bytes:
-        data = self._serialise(event)
+        try:
+            data = self._serialise(event)
+        except UsageError as error:
+            # It would end every stream that comes to it, for good.
+            _log.error("stream of subscription %s: event %s is left out: %s", self._subscription_id, event.id, error)
+            return b""
         if data is None:
             return b""
         return self._format(event.topic, data, event.id if self._rules.replay_events else None)
@@ -166,10 +174,17 @@ def place_of(last_event_id: str | None, *, rules: StreamRules, now: datetime) ->
 
 
 def opened_stream(
-    subscription: Subscription, place: Place | None, *, group_id: str, rules: StreamRules, serialise: Serialiser
+    subscription: Subscription,
+    place: Place | None,
+    began_id: str,
+    *,
+    group_id: str,
+    rules: StreamRules,
+    serialise: Serialiser,
 ) -> Callable[[EventOperations], Operation[StreamWriter]]:
     """Return the operation that finds what a reader has missed.
 
+    :param began_id: of an instant before the listener began: whoever goes on from there has heard nothing behind it.
     :raises ResumeRefused: when the subscription is another one than before, or too much was missed.
     """
 
@@ -188,7 +203,7 @@ def opened_stream(
                 raise ResumeRefused(str(error)) from error
         position = None
         if not replayed and rules.replay_events:
-            position = place.event_id if place is not None else (yield from events.latest_event_id())
+            position = began_id if place is None else place.event_id
         return StreamWriter(
             rules, serialise, replayed=replayed, position=position, subscription_id=subscription.subscription_id
         )
@@ -271,10 +286,11 @@ def open_stream(
     """
     rules = rules or StreamRules()
     place = place_of(last_event_id, rules=rules, now=datetime.now(UTC))
+    began_id = consumer.ask(lambda events: events.latest_event_id())
     listener, subscription = consumer.listen_to(_lasting(interest, rules))
     try:
         writer = consumer.ask(
-            opened_stream(subscription, place, group_id=consumer.group_id, rules=rules, serialise=serialise)
+            opened_stream(subscription, place, began_id, group_id=consumer.group_id, rules=rules, serialise=serialise)
         )
     except BaseException:
         listener.close()
@@ -293,10 +309,11 @@ async def open_stream_async(
     """Open a stream of events for asyncio, as :func:`open_stream` does."""
     rules = rules or StreamRules()
     place = place_of(last_event_id, rules=rules, now=datetime.now(UTC))
+    began_id = await consumer.ask(lambda events: events.latest_event_id())
     listener, subscription = await consumer.listen_to(_lasting(interest, rules))
     try:
         writer = await consumer.ask(
-            opened_stream(subscription, place, group_id=consumer.group_id, rules=rules, serialise=serialise)
+            opened_stream(subscription, place, began_id, group_id=consumer.group_id, rules=rules, serialise=serialise)
         )
     except BaseException:
         listener.close()

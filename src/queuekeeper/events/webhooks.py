@@ -24,6 +24,7 @@ from queuekeeper.clock import Clock, system_clock
 from queuekeeper.closing import AsyncClosing, Closing
 from queuekeeper.errors import RefusedError, Rejected, ServerUnavailable, UsageError
 from queuekeeper.events.model import Delivery
+from queuekeeper.hosts import check_host
 from queuekeeper.jsonl import json_bytes
 from queuekeeper.text_form import shows
 
@@ -72,7 +73,7 @@ class _Requests:
 
     :param url: where to; credentials in it are never shown.
     :param clock: for the time that is signed.
-    :raises UsageError: when it is no address of a web server.
+    :raises UsageError: when it is no address of a web server, or no name service can be asked for its host.
     """
 
     @checked
@@ -85,6 +86,10 @@ class _Requests:
             self._url = httpx.URL()
         if self._url.scheme not in {"http", "https"} or not self._url.host:
             raise UsageError("the address of a webhook must look like https://host/path")
+        try:
+            check_host(self._url.host)
+        except ValueError as error:
+            raise UsageError(f"the address of a webhook cannot be used: {error}") from None
 
     def _request(self, delivery: Delivery) -> httpx.Request:
         items = [{"id": event.id, "payload": event.payload, "topic": event.topic} for event in delivery.events]
@@ -112,6 +117,8 @@ class _Requests:
         """Say what has failed, and where; the path may hold a secret."""
         try:
             yield
+        except UsageError as error:
+            raise Rejected(f"no request to the webhook at {self._url.host} can hold these events: {error}") from None
         except httpx.TransportError as error:
             raise ServerUnavailable(
                 f"webhook at {self._url.host} cannot be reached: {type(error).__name__} {error}".rstrip()
@@ -128,8 +135,8 @@ class _Requests:
 class Webhook(_Requests, Closing):
     """Posts deliveries, for :class:`~queuekeeper.events.consumer.EventConsumer`.
 
-    An answer of 422 rejects the events, so that they become dead letters at once; any other that is not 2xx, also one
-    that points elsewhere, is a failure.
+    An answer of 422 rejects the events, so that they become dead letters at once, and so does a payload that no request
+    can hold; any other answer that is not 2xx, also one that points elsewhere, is a failure.
     """
 
     def __init__(self, url: str, *, rules: WebhookRules | None = None, clock: Clock = system_clock) -> None:
@@ -139,7 +146,7 @@ class Webhook(_Requests, Closing):
     def __call__(self, delivery: Delivery) -> None:
         """Post a delivery.
 
-        :raises Rejected: when the receiver will never take it.
+        :raises Rejected: when the receiver will never take it, or no request can hold it.
         :raises RefusedError: when it does not take it now.
         """
         with self._errors():
