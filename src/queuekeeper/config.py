@@ -32,13 +32,13 @@ def folder(text: str, *, name: str) -> Path:
         return Path(unquote(urlsplit(text).path))
     raise UsageError(
         f"{name} names an object store ({scheme}://), and a folder is needed: an archive appears by one rename once it "
-        "was compared with its table, and each line of an undo file is on disk before its change is made; only reports "
-        "may be in an object store; name a folder that all machines share"
+        "was compared with its table; only reports and undo files may be in an object store; name a folder that all "
+        "machines share"
     )
 
 
-def report_folder(text: str, *, name: str) -> Path | str:
-    """Return the folder of reports that a text names; one in an object store stays a URL.
+def folder_or_url(text: str, *, name: str) -> Path | str:
+    """Return the folder that a text names; one in an object store stays a URL.
 
     :param name: what somebody has set.
     :raises UsageError: when the URL holds a password.
@@ -49,20 +49,20 @@ def report_folder(text: str, *, name: str) -> Path | str:
     if url.password is not None:
         raise UsageError(
             f"{name} names an object store ({url.scheme}://) with a password, which pages would show: name a "
-            f"connection of Airflow instead, as {url.scheme}://CONNECTION@BUCKET/reports, or the bucket alone"
+            f"connection of Airflow instead, as {url.scheme}://CONNECTION@BUCKET/FOLDER, or the bucket alone"
         )
     return text
 
 
 def _by_fsspec(url: str) -> Any:
-    try:
-        from upath import UPath  # noqa: PLC0415 - comes with Airflow, and is needed for object stores alone
-    except ModuleNotFoundError:
-        raise UsageError(
-            f"reports are in an object store ({urlsplit(url).scheme}://), which takes universal-pathlib and fsspec's "
-            "driver for it: install both, or name a folder by QUEUEKEEPER_REPORTS_DIR"
-        ) from None
-    return UPath(url)
+    # Both come with Airflow, and are needed for object stores alone.
+    from fsspec import get_filesystem_class  # noqa: PLC0415
+    from upath import UPath  # noqa: PLC0415
+
+    path = UPath(url)
+    # It knows what to install for a store that it cannot open.
+    get_filesystem_class(path.protocol)
+    return path
 
 
 _opened: Callable[[str], Any] = _by_fsspec
@@ -77,9 +77,27 @@ def open_stores_by(opened: Callable[[str], Any]) -> None:
     _opened = opened
 
 
-def _report_folder(given: object, info: ValidationInfo) -> object:
+def opened(place: Path | str, *, what: str, name: str) -> Path:
+    """Return a folder as a path; one in an object store as what acts like one, without renames.
+
+    :param what: is kept there, in the plural.
+    :param name: what somebody has set.
+    :raises UsageError: when nothing that is installed opens that object store.
+    """
+    if isinstance(place, Path):
+        return place
+    try:
+        return cast(Path, _opened(place))
+    except (ImportError, ValueError) as error:
+        raise UsageError(
+            f"{what} are in an object store ({urlsplit(place).scheme}://), which takes universal-pathlib and fsspec's "
+            f"driver for it ({error}): install both, or let {name} name a folder"
+        ) from None
+
+
+def _folder_or_url(given: object, info: ValidationInfo) -> object:
     name = f"QUEUEKEEPER_{info.field_name}".upper()
-    return report_folder(given, name=name) if isinstance(given, str) else given
+    return folder_or_url(given, name=name) if isinstance(given, str) else given
 
 
 def _folder(given: object, info: ValidationInfo) -> object:
@@ -87,6 +105,7 @@ def _folder(given: object, info: ValidationInfo) -> object:
 
 
 _Folder = Annotated[Path, BeforeValidator(_folder)]
+_FolderOrUrl = Annotated[Path | str, BeforeValidator(_folder_or_url)]
 
 
 class Settings(BaseSettings):
@@ -98,7 +117,7 @@ class Settings(BaseSettings):
     :param spark_master: where Spark runs when no ``spark-submit`` says so.
     :param key_prefix: put before every Redis key; may hold no braces.
     :param reports_dir: where reports are written, also in an object store; ``<home>/reports`` when absent.
-    :param undo_dir: where cleanups and remedies note what they change; ``<home>/undo`` when absent.
+    :param undo_dir: where jobs note what they change, also in an object store; ``<home>/undo`` when absent.
     :param archives_dir: where retired partitions are archived; ``<home>/archives`` when absent.
     :param hash_key: secret from which reports' names of clients are made; one is made and kept in ``home`` when absent.
     """
@@ -110,8 +129,8 @@ class Settings(BaseSettings):
     redis_url: SecretStr | None = None
     spark_master: str = "local[*]"
     key_prefix: str = ""
-    reports_dir: Annotated[Path | str, BeforeValidator(_report_folder)] | None = None
-    undo_dir: _Folder | None = None
+    reports_dir: _FolderOrUrl | None = None
+    undo_dir: _FolderOrUrl | None = None
     archives_dir: _Folder | None = None
     hash_key: SecretStr | None = None
 
@@ -121,14 +140,15 @@ class Settings(BaseSettings):
 
         :raises UsageError: when nothing that is installed opens that object store.
         """
-        if isinstance(self.reports_dir, str):
-            return cast(Path, _opened(self.reports_dir))
-        return self.reports_dir or self.home / "reports"
+        return opened(self.reports_dir or self.home / "reports", what="reports", name="QUEUEKEEPER_REPORTS_DIR")
 
     @property
     def undo(self) -> Path:
-        """Folder for undo files, not yet created."""
-        return self.undo_dir or self.home / "undo"
+        """Folder for undo files, not yet created; in an object store what acts like one.
+
+        :raises UsageError: when nothing that is installed opens that object store.
+        """
+        return opened(self.undo_dir or self.home / "undo", what="undo files", name="QUEUEKEEPER_UNDO_DIR")
 
     @property
     def archives(self) -> Path:

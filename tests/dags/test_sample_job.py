@@ -105,6 +105,24 @@ def test_form_and_tasks_are_made_of_the_model(client: Any, tmp_path: Path) -> No
     assert "Renaming <code>" in page.read_text("utf-8")
 
 
+def test_command_takes_back_what_a_task_has_noted_in_an_object_store(
+    client: Any, postgres_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = f"memory://bucket/{tmp_path.name}/undo"
+    monkeypatch.setenv("QUEUEKEEPER_UNDO_DIR", place)
+    with postgres.connect(postgres_url, autocommit=True) as connection:
+        postgres.migrate(connection)
+        engine = Engine(job=Renaming, client=client)
+        run_id = engine.save(MaintenanceRuns(connection), engine.plan(RenamingParameters())).maintenance_run_id
+    task = ApplyJobShareOperator(task_id="apply", job="rename_keys", maintenance_run_id=run_id, share="all")
+    run: Any = {"dag_run": SimpleNamespace(dag_id="rename_keys", run_id="by hand")}
+    done = task.execute(run)
+    assert (done["undo_file"], len(client.keys("old:*"))) == (f"{place}/{run_id}.all.undo.jsonl", 1)
+
+    assert command("run", "undo", run_id, "--yes")["taken_back"] == 49
+    assert len(client.keys("old:*")) == 50
+
+
 def test_paused_run_holds_no_worker_at_its_work_and_at_its_second_look(client: Any, postgres_url: str) -> None:
     with postgres.connect(postgres_url, autocommit=True) as connection:
         postgres.migrate(connection)

@@ -107,6 +107,14 @@ def test_people_read_plan_and_report(servers: Servers, tmp_path: Path) -> None:
     assert re.search(r"restored +2", undone.stdout)
 
 
+def test_undo_file_may_be_in_an_object_store(servers: Servers, tmp_path: Path) -> None:
+    place = f"memory://{tmp_path.name}/my.undo.jsonl"
+    report = as_json("repair_ttl", C, "--yes", "--undo-file", place, *servers.options)
+    assert (report["undo_file"], servers.lasting()) == (place, 0)
+    assert as_json("undo", place, "--yes", *servers.options)["restored"] == 2
+    assert servers.lasting() == 2
+
+
 def test_queues_of_a_quality_run_are_mended(servers: Servers) -> None:
     key = hash_key(Settings())
     save_profile(

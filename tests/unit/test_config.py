@@ -16,7 +16,7 @@ from queuekeeper.report.files import ReportKind, write_files
 
 pytestmark = pytest.mark.unit
 
-VARIABLES = [f"QUEUEKEEPER_{name}" for name in ("HOME", "UNDO_DIR", "ARCHIVES_DIR")]
+VARIABLES = [f"QUEUEKEEPER_{name}" for name in ("HOME", "ARCHIVES_DIR")]
 
 
 @pytest.mark.parametrize("variable", VARIABLES)
@@ -40,22 +40,43 @@ def test_reports_may_be_in_an_object_store_whose_url_holds_no_password(monkeypat
     assert (files.html.read_bytes(), files.json.read_bytes()) == (b"<p>", b"{}")
     assert "reports" not in str(examine_machine(Settings()))
 
-    monkeypatch.setenv("QUEUEKEEPER_REPORTS_DIR", "s3://key:geheim@bucket/reports")
+
+def test_undo_files_in_an_object_store_take_no_room_on_this_machine(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(config, "_opened", config._by_fsspec)
+    on_disk = Settings(home=tmp_path)
+    monkeypatch.setenv("QUEUEKEEPER_UNDO_DIR", "memory://bucket/undo")
+    assert str(Settings().undo) == "memory://bucket/undo"
+    told = [str(examine_machine(settings)) for settings in (on_disk, Settings(home=tmp_path))]
+    assert ["undo files" in each for each in told] == [True, False]
+
+
+@pytest.mark.parametrize("variable", ["QUEUEKEEPER_REPORTS_DIR", "QUEUEKEEPER_UNDO_DIR"])
+def test_no_page_shows_a_password_of_an_object_store(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(variable, "s3://key:geheim@bucket/reports")
     with pytest.raises(
-        UsageError, match=r"names an object store \(s3://\) with a password.*s3://CONNECTION@"
+        UsageError, match=rf"^{variable} names an object store \(s3://\) with a password.*s3://CONNECTION@"
     ) as caught:
         Settings()
     assert "geheim" not in str(caught.value)
 
 
-def test_an_object_store_that_nothing_opens_is_refused_with_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("variable", "kept"), [("QUEUEKEEPER_REPORTS_DIR", "reports"), ("QUEUEKEEPER_UNDO_DIR", "undo files")]
+)
+@pytest.mark.parametrize("missing", ["upath", "s3fs"])
+def test_an_object_store_that_nothing_opens_is_refused_with_what_to_install(
+    variable: str, kept: str, missing: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(config, "_opened", config._by_fsspec)
-    monkeypatch.setitem(sys.modules, "upath", None)
-    monkeypatch.setenv("QUEUEKEEPER_REPORTS_DIR", "s3://bucket/reports")
-    with pytest.raises(
-        UsageError, match=r"reports are in an object store \(s3://\).* universal-pathlib .*install both"
-    ):
-        _ = Settings().reports
+    monkeypatch.setitem(sys.modules, missing, None)
+    monkeypatch.setenv(variable, "s3://bucket/folder")
+    words = (
+        rf"^{kept} are in an object store \(s3://\).* universal-pathlib .*{missing}.*install both, or let {variable} "
+    )
+    with pytest.raises(UsageError, match=words):
+        _ = Settings().reports if kept == "reports" else Settings().undo
 
 
 def test_an_option_takes_no_object_store() -> None:

@@ -280,6 +280,17 @@ def report_folder(directory: Path | None) -> Path:
     return found.absolute() if on_disk(found) else found
 
 
+def undo_place(text: str) -> Path:
+    """Return the folder or undo file that an option names, which may be in an object store.
+
+    :param text: a path or a URL.
+    :raises UsageError: when nothing that is installed opens that object store.
+    """
+    from queuekeeper.config import folder_or_url, opened
+
+    return opened(folder_or_url(text, name="the option"), what="undo files", name="the option")
+
+
 def rate_of(text: str, what: str) -> int | None:
     """Return the rate that a command names; none for none.
 

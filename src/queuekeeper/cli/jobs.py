@@ -31,7 +31,13 @@ ReportDirectory = Annotated[
     Path | None, typer.Option("--report-directory", help="Folder for a report as HTML and JSON, too.")
 ]
 UndoDirectory = Annotated[
-    Path | None, typer.Option("--undo-directory", help="Folder of the undo files; else QUEUEKEEPER_UNDO_DIR.")
+    Path | None,
+    typer.Option(
+        "--undo-directory",
+        metavar="FOLDER",
+        parser=context.undo_place,
+        help="Folder of the undo files, or its URL in an object store; else QUEUEKEEPER_UNDO_DIR.",
+    ),
 ]
 
 ALONE = {"shares": 1}
@@ -306,8 +312,8 @@ def _rate_words(per_s: int | None, unit: str) -> str:
 def undo(call: OnServers, run_id: RunId, *, kind: Kind = None, undo_directory: UndoDirectory = None) -> Shown:
     """Take back what a run has changed.
 
-    Run it on the machine that has the undo files of the run. Where somebody has gone on from a change, it stays. What a
-    job cannot bring back, its page in the docs says.
+    Run it on the machine that has the undo files of the run, or anywhere when they are in an object store. Where
+    somebody has gone on from a change, it stays. What a job cannot bring back, its page in the docs says.
 
     Example: `queuekeeper run undo 0123456789abcdef --dry-run`
     """

@@ -46,7 +46,13 @@ def _add(remedy: str, words: str) -> None:
         go_on: jobs.GoOn = None,
         report_directory: jobs.ReportDirectory = None,
         undo_file: Annotated[
-            Path | None, typer.Option(help="Where to note what is changed.", show_default="in QUEUEKEEPER_UNDO_DIR")
+            Path | None,
+            typer.Option(
+                metavar="FILE",
+                parser=context.undo_place,
+                help="Where to note what is changed, a file or a URL of an object store.",
+                show_default="in QUEUEKEEPER_UNDO_DIR",
+            ),
         ] = None,
     ) -> Shown:
         wanted, queues = (parameters, None) if go_on and not client_ids else _chosen(client_ids or [], parameters)
@@ -67,13 +73,16 @@ for _remedy, _words in _HELP.items():
     short_help="Take a repair back by its undo file.",
 )  # fmt: skip
 def undo(
-    call: OnServers, file: Annotated[Path, typer.Argument(metavar="FILE")], *, parameters: RemedyParameters
+    call: OnServers,
+    file: Annotated[Path, typer.Argument(metavar="FILE", parser=context.undo_place)],
+    *,
+    parameters: RemedyParameters,
 ) -> Shown:
     """Take a repair back, where nobody has used the place since; `queuekeeper run undo RUN` finds the file by itself.
 
     Example: `queuekeeper repair undo 3f2a9c0d11e47b58.queues.undo.jsonl --dry-run`
 
-    :param file: Undo file that a repair has written.
+    :param file: Undo file that a repair has written, or its URL in an object store.
     """
     return jobs.take_run_back(call, undo_file=file, max_operations_per_s=parameters.max_operations_per_s)
 

@@ -20,14 +20,13 @@ def examine_machine(settings: Settings, *, folders: Mapping[str, Path] | None = 
     :param folders: others to look at, by what is kept there.
     """
     notes = Notes("this machine")
-    # Reports in an object store take no room here.
-    reports = {} if isinstance(settings.reports_dir, str) else {"reports": settings.reports}
-    wanted = {
-        "private servers": settings.home,
-        **reports,
-        "undo files": settings.undo,
-        "archives": settings.archives,
-    } | dict(folders or {})
+    wanted = {"private servers": settings.home}
+    # What is in an object store takes no room here.
+    if not isinstance(settings.reports_dir, str):
+        wanted["reports"] = settings.reports
+    if not isinstance(settings.undo_dir, str):
+        wanted["undo files"] = settings.undo
+    wanted |= {"archives": settings.archives} | dict(folders or {})
     shared: dict[Path, list[str]] = {}
     for purpose, folder in wanted.items():
         shared.setdefault(_present(folder), []).append(purpose)

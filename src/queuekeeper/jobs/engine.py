@@ -23,7 +23,7 @@ from queuekeeper.jobs.model import AnyJob, AnyOutcome, AnyPlan, Outcome, Plan, S
 from queuekeeper.jobs.pace import Breaker, RunPaused, TimeIsUp, run_pace, run_rest
 from queuekeeper.jobs.shares import server_clock
 from queuekeeper.jobs.store import MaintenanceRun, MaintenanceRuns, RunState, ShardProgress
-from queuekeeper.jobs.undo import UndoFile, undo_path, undo_paths
+from queuekeeper.jobs.undo import UndoFile, undo_file_exists, undo_path, undo_paths
 from queuekeeper.jobs.writer import Writer
 from queuekeeper.postgres import Connection
 
@@ -37,7 +37,8 @@ class Engine:
     :param job: the job.
     :param client: of Redis; none for a job that works in PostgreSQL alone.
     :param clock: none for the clock of the server that is worked on, or without Redis for this machine's.
-    :param undo_directory: folder of the undo files; none for jobs without a way back.
+    :param undo_directory: folder of the undo files, also one in an object store (``config.Settings.undo``); none for
+        jobs without a way back.
     :param undo_file: the one file of a job with one share, where somebody has named it.
     :param database: PostgreSQL, for a job that reads it.
     :param given: what the job is told and no record may hold.
@@ -193,7 +194,7 @@ class Engine:
         self.say(work.done_words(share, counts))
 
     def undo(self, *, run_id: str, parameters: Any, dry_run: bool) -> Any:
-        """Take back what a run has changed, from the undo files of its shares on this machine, or only count it.
+        """Take back what a run has changed, from the undo files of its shares, or only count it.
 
         :raises UsageError: when there is none, or the job has no way back.
         """
@@ -300,11 +301,11 @@ class Engine:
         return self.undo_directory
 
     def _undo_files(self, run_id: str, plan: AnyPlan) -> tuple[str, ...]:
-        """Return the undo files of a run that are on this machine."""
+        """Return the undo files of a run that are to be found from here."""
         if not self.job.undoes:
             return ()
         paths = (self._undo_path(run_id, share) for share in plan.share_names())
-        return tuple(str(path) for path in paths if path.exists())
+        return tuple(str(path) for path in paths if undo_file_exists(path))
 
     def _undo_path(self, run_id: str, share: str) -> Path:
         return self.undo_file or undo_path(self._directory(), run_id=run_id, shard=share)

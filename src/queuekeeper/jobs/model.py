@@ -180,7 +180,7 @@ class Outcome(Generic[P, C, F]):
     :param left: what the second look still finds to do; none where there was no need of one.
     :param proved: whether that look took in everything.
     :param open_shares: shares that were not gone through to the end.
-    :param undo_files: those on this machine that tell what was done.
+    :param undo_files: those that tell what was done, as far as they are to be found from here.
     :param facts: what the job says of the whole besides.
     """
 

@@ -1,80 +1,74 @@
 """A file of what a run is about to change, line by line, from which it can be taken back; doing so is the run's kind's.
 
 JSON Lines: a first line that says whose file it is, then a line per change. It holds client ids, and payloads only
-where removed messages are to come back; only its owner can read it. Lines are on disk before the change is made, so a
-line may tell of one that never was: whoever takes back has to look at each place first.
+where removed messages are to come back. Lines are kept before the change is made, so a line may tell of one that never
+was: whoever takes back has to look at each place first.
+
+On a disk it is a file that only its owner can read. In an object store, where nothing can be appended to, it is a
+folder of numbered parts that are this file when they are put together; who may read them, the store says.
 """
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
+from fnmatch import fnmatchcase
+from io import BytesIO
 from pathlib import Path
+from secrets import token_hex
 from types import TracebackType
 from typing import Any, Self
 
+from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.report.files import on_disk, told
 
 FORMAT = "queuekeeper-undo-1"
 _SUFFIX = ".undo.jsonl"
+
+_PART = re.compile(r"(?P<number>[0-9]{8})-(?P<at_ms>[0-9]{13})-[0-9a-f]{8}\.jsonl")
+"""Name of a part: when it was written, and a token, so that no writer ever puts its part in another's place."""
+
+_AT_ONCE = 32
+"""So many parts are asked for at once; drivers of object stores fetch them side by side."""
+
+_ELSE = "or name another place by QUEUEKEEPER_UNDO_DIR"
 
 
 class UndoFile:
     """Writes the undo file of one run; a run that goes on appends to its file.
 
-    :param path: file to make or to go on with.
+    :param path: file to make or to go on with; also one in an object store (``config.Settings.undo``).
     :param header: whose file it is: at least its ``kind``; a file with another header is refused.
     :raises RefusedError: when it is another run's file or cannot be written.
     """
 
     def __init__(self, path: Path, header: Mapping[str, Any]) -> None:
         self.path = path
+        self._place = _place(path)
         first = {"format": FORMAT, **header}
+        known = self._place.begin()
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            # Without a buffer, which closing the file would try to write once more after a failure.
-            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-            self._file = os.fdopen(descriptor, "r+b", buffering=0)
-        except OSError as error:
-            raise RefusedError(f"undo file {path} cannot be written: {error.strerror}; name another") from error
-        try:
-            self._begin(first)
+            if known and _parsed(known) != first:
+                raise RefusedError(f"{self.path} is the undo file of something else: name another file")
+            self._place.take()
+            if not known:
+                # A place that refuses does so here, before anything is changed.
+                self.write([first])
         except BaseException:
-            self._file.close()
+            self._place.close()
             raise
 
-    def _begin(self, first: Mapping[str, Any]) -> None:
-        known = self._file.readline()
-        if known and _parsed(known) != first:
-            raise RefusedError(f"{self.path} is the undo file of something else: name another file")
-        try:
-            # Somebody may have made it for all to read.
-            os.fchmod(self._file.fileno(), 0o600)
-        except OSError as error:
-            raise RefusedError(f"undo file {self.path} is another user's: {error.strerror}; name another") from error
-        if not known:
-            self.write([first])
-        elif _ends_within_a_line(self._file):
-            # A kill left half a line; what follows it has to be whole.
-            self._append(b"\n")
-
     def write(self, lines: Iterable[Mapping[str, Any]]) -> None:
-        """Append lines and return when they are on disk.
+        """Append lines and return when they are on disk, or in the store.
 
-        :raises RefusedError: when there is no room for them.
+        :raises RefusedError: when there is no room for them, or the store refuses.
         """
-        self._append(b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines))
-
-    def _append(self, text: bytes) -> None:
-        left = memoryview(text)
-        try:
-            while left:
-                left = left[os.write(self._file.fileno(), left) :]
-            os.fsync(self._file.fileno())
-        except OSError as error:
-            raise RefusedError(f"undo file {self.path} cannot be written: {error.strerror}; make room") from error
+        self._place.append(b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines))
 
     def __enter__(self) -> Self:
         return self
@@ -82,7 +76,7 @@ class UndoFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._file.close()
+        self._place.close()
 
 
 def read_undo_file(path: Path, *, kind: str | None = None) -> tuple[dict[str, Any], Iterator[dict[str, Any]]]:
@@ -90,17 +84,18 @@ def read_undo_file(path: Path, *, kind: str | None = None) -> tuple[dict[str, An
 
     :param kind: of the run that it has to be of; none for any.
     :raises UsageError: when there is no such file, it is none of ours, or of another kind.
+    :raises RefusedError: when an object store does not let it be read.
     """
+    lines = _place(path).lines()
     try:
-        with path.open("rb") as file:
-            header = _parsed(file.readline())
+        header = _parsed(next(lines, b""))
     except OSError as error:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     if header is None or header.get("format") != FORMAT:
         raise UsageError(f"{path} is no undo file of this release")
     if kind not in (None, header.get("kind")):
         raise UsageError(f"{path} is the undo file of a {header.get('kind')}, not of a {kind}")
-    return header, _lines(path)
+    return header, (found for line in lines if (found := _parsed(line)) is not None)
 
 
 def undo_path(directory: Path, *, run_id: str, shard: str) -> Path:
@@ -114,9 +109,9 @@ def undo_path(directory: Path, *, run_id: str, shard: str) -> Path:
 def undo_paths(directory: Path, *, run_id: str) -> list[Path]:
     """Return the undo files of all shards of a run.
 
-    :raises UsageError: when there is none on this machine.
+    :raises UsageError: when there is none in the folder.
     """
-    paths = sorted(directory.glob(f"{run_id}.*{_SUFFIX}"))
+    paths = _found(directory, f"{run_id}.*{_SUFFIX}")
     if not paths:
         raise UsageError(
             f"run {run_id} has no undo file in {directory}: it changed nothing, ran on another machine, or its file "
@@ -127,7 +122,12 @@ def undo_paths(directory: Path, *, run_id: str) -> list[Path]:
 
 def undo_paths_of(directory: Path, *, kind: str) -> list[Path]:
     """Return the undo files of all runs of a kind."""
-    return [path for path in sorted(directory.glob(f"*{_SUFFIX}")) if _is_of(path, kind)]
+    return [path for path in _found(directory, f"*{_SUFFIX}") if _is_of(path, kind)]
+
+
+def undo_file_exists(path: Path) -> bool:
+    """Tell whether there is an undo file under a path."""
+    return _place(path).written_ms() is not None
 
 
 def remove_old_undo_files(directory: Path, *, kind: str, days: int, now_ms: int) -> int:
@@ -136,11 +136,175 @@ def remove_old_undo_files(directory: Path, *, kind: str, days: int, now_ms: int)
     :param kind: of runs; those of others are kept in the same folder.
     """
     removed = 0
-    for path in undo_paths_of(directory, kind=kind):
-        if path.stat().st_mtime * 1000 < now_ms - days * 86_400_000:
-            path.unlink(missing_ok=True)
+    for path in _found(directory, f"*{_SUFFIX}"):
+        place = _place(path)
+        written_ms = place.written_ms()
+        if written_ms is not None and written_ms < now_ms - days * 86_400_000 and _is_of(path, kind):
+            place.remove()
             removed += 1
     return removed
+
+
+# --- where it is kept ------------------------------------------------------------------------------------------------
+
+
+class _OnDisk:
+    """A file, or a folder of files."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def begin(self) -> bytes:
+        """Open it for writing, and return the line that says whose file it is; an empty one of a new file."""
+        with told(f"undo file {self._path} cannot be written", self._path, "name another"):
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            # Without a buffer, which closing the file would try to write once more after a failure.
+            descriptor = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+            self._file = os.fdopen(descriptor, "r+b", buffering=0)
+        return self._file.readline()
+
+    def take(self) -> None:
+        """Keep others from reading it, and see to it that what is written next begins a line."""
+        with told(f"undo file {self._path} is another user's", self._path, "name another"):
+            # Somebody may have made it for all to read.
+            os.fchmod(self._file.fileno(), 0o600)
+        if size := self._file.seek(0, os.SEEK_END):
+            self._file.seek(size - 1)
+            if self._file.read(1) != b"\n":
+                # A kill left half a line.
+                self.append(b"\n")
+
+    def append(self, text: bytes) -> None:
+        """Return when a text is on disk."""
+        left = memoryview(text)
+        with told(f"undo file {self._path} cannot be written", self._path, "make room"):
+            while left:
+                left = left[os.write(self._file.fileno(), left) :]
+            os.fsync(self._file.fileno())
+
+    def close(self) -> None:
+        """End writing."""
+        self._file.close()
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield what was written, line by line."""
+        with self._path.open("rb") as file:
+            yield from file
+
+    def names(self) -> list[str]:
+        """Return what the folder holds, in order; nothing when it is not there."""
+        with (
+            told(f"undo files cannot be looked for in {self._path}", self._path, "let this user read it"),
+            suppress(FileNotFoundError, NotADirectoryError),
+        ):
+            return sorted(each.name for each in self._path.iterdir())
+        return []
+
+    def written_ms(self) -> float | None:
+        """Return when it was last written to; none when it is not there."""
+        with suppress(FileNotFoundError, NotADirectoryError):
+            return self._path.stat().st_mtime * 1000
+        return None
+
+    def remove(self) -> None:
+        """Remove the file, unless another process was quicker."""
+        self._path.unlink(missing_ok=True)
+
+
+class _InStore:
+    """The same in an object store, in which every text is a part of its own, there as a whole or not at all."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        # Airflow's path speaks for its connection, and without one leaves all to the path that it wraps.
+        speaks: Any = path if getattr(path, "conn_id", None) else getattr(path, "__wrapped__", path)
+        with told(f"{path} cannot be opened", path, f"install its driver, in Airflow its provider, {_ELSE}"):
+            self._fs, self._folder = speaks.fs, speaks.path
+        if set(self._folder) & set("*?["):
+            raise UsageError(f"undo files cannot be in {path}, whose name would be taken for a pattern: name another")
+
+    def begin(self) -> bytes:
+        """Go on behind the parts that are there, and return the line that says whose file it is."""
+        parts = self._parts()
+        self._written = int(parts[-1]["number"]) if parts else 0
+        return next(self.lines(), b"") if parts else b""
+
+    def take(self) -> None:
+        """Do nothing: what is written next is an object of its own, and the store knows who may read it."""
+
+    def append(self, text: bytes) -> None:
+        """Return when a text is in the store."""
+        self._written += 1
+        name = self._name(f"{self._written:08}-{system_clock():013}-{token_hex(4)}.jsonl")
+        with told(f"undo file {self._path} cannot be written", self._path, f"let this user write, {_ELSE}"):
+            try:
+                self._fs.pipe_file(name, text)
+            except FileNotFoundError:
+                # A file server wants a folder first. No bucket is made that is not there.
+                self._fs.mkdir(self._folder, create_parents=False)
+                self._fs.pipe_file(name, text)
+
+    def close(self) -> None:
+        """Do nothing: nothing is open between two parts."""
+
+    def lines(self) -> Iterator[bytes]:
+        """Yield what was written, line by line."""
+        names = [self._name(part[0]) for part in self._parts()]
+        if not names:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
+        # The first by itself: who wants to know whose file it is needs no more.
+        for some in (names[:1], *(names[at : at + _AT_ONCE] for at in range(1, len(names), _AT_ONCE))):
+            for text in self._texts(some):
+                yield from BytesIO(text)
+
+    def names(self) -> list[str]:
+        """Return what the folder holds, in order; nothing when it is not there."""
+        with (
+            told(f"undo files cannot be looked for in {self._path}", self._path, f"let this user in, {_ELSE}"),
+            suppress(FileNotFoundError, NotADirectoryError),
+        ):
+            # Another process may have written since this one has looked.
+            self._fs.invalidate_cache()
+            return sorted(str(each).rstrip("/").rpartition("/")[2] for each in self._fs.ls(self._folder, detail=False))
+        return []
+
+    def written_ms(self) -> float | None:
+        """Return when it was last written to; none when it is not there."""
+        return max((int(part["at_ms"]) for part in self._parts()), default=None)
+
+    def remove(self) -> None:
+        """Remove all parts, unless another process was quicker."""
+        with (
+            told(f"undo file {self._path} cannot be removed", self._path, f"let this user remove it, {_ELSE}"),
+            suppress(FileNotFoundError),
+        ):
+            # The first goes last: where this is broken off, it says whose file the others are.
+            if names := [self._name(part[0]) for part in self._parts()[1:]]:
+                self._fs.rm(names)
+            self._fs.rm(self._folder, recursive=True)
+
+    def _parts(self) -> list[re.Match[str]]:
+        return [part for name in self.names() if (part := _PART.fullmatch(name)) is not None]
+
+    def _name(self, part: str) -> str:
+        return f"{self._folder.rstrip('/')}/{part}"
+
+    def _texts(self, names: list[str]) -> list[bytes]:
+        with (
+            told(f"{self._path} cannot be read", self._path, f"let this user read it, {_ELSE}"),
+            suppress(FileNotFoundError),
+        ):
+            found: dict[str, bytes] = self._fs.cat(names)
+            return [found[name] for name in sorted(found)]
+        raise UsageError(f"{self._path} cannot be read: somebody is removing it")
+
+
+def _place(path: Path) -> _OnDisk | _InStore:
+    return _OnDisk(path) if on_disk(path) else _InStore(path)
+
+
+def _found(directory: Path, pattern: str) -> list[Path]:
+    return [directory / name for name in _place(directory).names() if fnmatchcase(name, pattern)]
 
 
 def _is_of(path: Path, kind: str) -> bool:
@@ -151,23 +315,9 @@ def _is_of(path: Path, kind: str) -> bool:
     return True
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    with path.open("rb") as file:
-        file.readline()
-        for line in file:
-            found = _parsed(line)
-            if found is not None:
-                yield found
-
-
 def _parsed(line: bytes) -> dict[str, Any] | None:
     try:
         found = json.loads(line)
     except ValueError:
         return None
     return found if isinstance(found, dict) else None
-
-
-def _ends_within_a_line(file: Any) -> bool:
-    file.seek(-1, os.SEEK_END)
-    return bool(file.read(1) != b"\n")

@@ -136,7 +136,7 @@ def write_files(
     html_path, json_path = directory / f"{stem}.html", directory / f"{stem}.json"
     data = text.encode()
     content = page(json_path.name, hashlib.sha256(data).hexdigest()).encode()
-    with _told(f"the report cannot be written to {directory}", directory, "name another folder or make room"):
+    with told(f"the report cannot be written to {directory}", directory, "name another folder or make room"):
         directory.mkdir(parents=True, exist_ok=True)
         write_whole(json_path, data)
         write_whole(html_path, content)
@@ -150,7 +150,7 @@ def read_in(directory: Path, read: Callable[[], T]) -> T | None:
     :raises RefusedError: when the directory cannot be read.
     """
     advice = "let the user that asks read it, or renew the credentials"
-    with _told(f"reports cannot be read from {directory}", directory, advice):
+    with told(f"reports cannot be read from {directory}", directory, advice):
         try:
             return read()
         except (FileNotFoundError, NotADirectoryError):
@@ -159,8 +159,14 @@ def read_in(directory: Path, read: Callable[[], T]) -> T | None:
 
 
 @contextmanager
-def _told(problem: str, directory: Path, advice: str) -> Iterator[None]:
-    """Say in words what a folder does not allow."""
+def told(problem: str, directory: Path, advice: str) -> Iterator[None]:
+    """Say in words what a folder does not allow while a block works in it.
+
+    :param problem: what could not be done.
+    :param directory: also one in an object store.
+    :param advice: what to do about it.
+    :raises RefusedError: in place of an error of the system's, or of any of an object store's client.
+    """
     try:
         yield
     except Exception as error:

@@ -1,0 +1,140 @@
+"""Undo files in an object store serve as those on a disk do, from whichever machine they are written and read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fsspec.implementations.memory import MemoryFileSystem
+
+from queuekeeper import config
+from queuekeeper.config import Settings
+from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.jobs.undo import remove_old_undo_files
+from queuekeeper.maintenance.cleanup import expired_references
+from queuekeeper.maintenance.cleanup.expired_references import Cleanup
+from queuekeeper.maintenance.cleanup.model import KIND, CleanupCounts
+from queuekeeper.redis_client import RedisClient, connect
+from tests import compacted_gc_world
+from tests.cleanup_world import DAY_MS, World, now_ms
+
+pytestmark = pytest.mark.conformance
+
+DEVICES = 60
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """URL of a folder in an object store, in which nothing is yet."""
+    monkeypatch.setattr(config, "_opened", config._by_fsspec)
+    return f"memory://{tmp_path.name}/undo"
+
+
+@pytest.fixture
+def client(valkey_url: str) -> Iterator[RedisClient]:
+    with connect(valkey_url) as opened:
+        yield opened
+
+
+def machine(client: RedisClient, records: Any, place: str) -> World:
+    """Return what another machine has: the same servers and the same URL, and nothing else."""
+    return World(client, records, Settings(undo_dir=place).undo)
+
+
+@pytest.fixture
+def world(client: RedisClient, records: Any, place: str) -> World:
+    """A store with a dead reference in each of many sessions, which takes many steps."""
+    found = machine(client, records, place)
+    for number in range(DEVICES):
+        device = found.device(f"meter-{number}")
+        device.add(2)
+        device.expire(1)
+    return found
+
+
+def test_run_that_is_killed_is_taken_back_and_gone_on_with_elsewhere(
+    world: World, records: Any, place: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(expired_references, "KEYS_PER_PAGE", 10)
+    before = world.contents()
+    run_id, (share,) = world.approved()
+    apply, done = Cleanup.apply, list[int]()
+
+    def killed(job: Cleanup, step: Any) -> CleanupCounts:
+        if len(done) == 2:
+            raise KeyboardInterrupt
+        counts = apply(job, step)
+        done.extend([counts.dead_references] if counts.dead_references else [])
+        return counts
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Cleanup, "apply", killed)
+        with pytest.raises(KeyboardInterrupt):
+            world.apply(run_id, share)
+    assert world.contents() != before
+    assert 0 < sum(done) < DEVICES
+
+    second = machine(world.client, records, place)
+    assert second.take_back(run_id, dry_run=True).references == sum(done)
+    assert second.take_back(run_id).references == sum(done)
+    assert world.contents() == before
+
+    # Its own part of the work stays taken back; the rest is done.
+    report = second.apply(run_id, share)
+    assert (report.done, report.undo_file.startswith(place)) == (True, True)
+    third = machine(world.client, records, place)
+    assert third.report(run_id).undo_files == (report.undo_file,)
+    assert third.take_back(run_id).references == DEVICES - sum(done)
+    assert world.contents() == before
+
+
+@pytest.mark.parametrize("parts", [0, 1])
+def test_nothing_is_changed_when_the_store_refuses(parts: int, world: World, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = world.contents()
+    run_id, (share,) = world.approved()
+    write, written = MemoryFileSystem.pipe_file, list[str]()
+
+    def refuse(store: Any, path: str, content: bytes) -> None:
+        if len(written) == parts:
+            raise RuntimeError("could not connect to the endpoint")
+        written.append(path)
+        write(store, path, content)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryFileSystem, "pipe_file", refuse)
+        with pytest.raises(RefusedError, match=r"cannot be written: could not connect to the endpoint; let this user"):
+            world.apply(run_id, share)
+    assert len(written) == parts
+    assert world.contents() == before
+    # Whoever repeats it has all of it done.
+    assert world.apply(run_id, share).counts.dead_references == DEVICES
+
+
+def test_plan_and_dry_run_leave_nothing_in_the_store(world: World, place: str) -> None:
+    run_id, _ = world.planned()
+    world.engine().report(world.runs, run_id, dry_run=True)
+    assert not MemoryFileSystem().exists(place)
+
+
+def test_old_files_go(world: World) -> None:
+    run_id, _ = world.clean()
+    for days, gone in ((0, 0), (2, 1), (2, 0)):
+        found = remove_old_undo_files(world.undo, kind=KIND, days=1, now_ms=now_ms() + days * DAY_MS)
+        assert (days, found) == (days, gone)
+    with pytest.raises(UsageError, match=f"run {run_id} has no undo file in memory://"):
+        world.take_back(run_id)
+
+
+def test_collected_messages_come_back(client: RedisClient, records: Any, place: str) -> None:
+    world = compacted_gc_world.World(client=client, connection=records, undo=Settings(undo_dir=place).undo)
+    world.append("meter-7", "a", "b")
+    world.now_ms += 8 * DAY_MS
+    first = world.collected()
+    # The file of this one says that "a" has gone since.
+    world.append("meter-7", "a")
+    world.now_ms += 8 * DAY_MS
+    world.collected()
+    restored = world.take_back(first.maintenance_run_id)
+    assert (restored.restored, restored.kept, world.live("meter-7")) == (1, 1, [b"b"])
