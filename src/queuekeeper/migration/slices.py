@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import LiteralString
+from dataclasses import dataclass, field
+from typing import ClassVar, LiteralString
 
 import pyarrow as pa
 from psycopg.conninfo import conninfo_to_dict
-from pyspark.sql import SparkSession
-from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.types import StructType
 
 from queuekeeper.errors import ServerUnavailable
@@ -21,32 +20,47 @@ _LAST_BLOCK = 0xFFFFFFFF
 """The number that no block has: all are before it."""
 
 
-class _Slice(InputPartition):
-    def __init__(self, first: int | None, last: int | None) -> None:
-        super().__init__(None)
-        self.first = first
-        self.last = last
+@dataclass(frozen=True, kw_only=True)
+class _Slice:
+    """Blocks of a table.
 
-
-class SliceReader(DataSourceReader):
-    """Reads one table in slices of its physical blocks: one pass over the table in all, whatever its indexes.
-
-    Options of the source: ``table`` and ``expressions`` (JSON), both SQL that is quoted already, ``snapshot``, and
-    ``function``, likewise quoted: where there is one, it is asked for the rows from one place to another, in place of
-    the table.
+    :param first: the first block; none for the table's own.
+    :param last: the first block that is not part of it; none for all that follow.
     """
 
-    pin: LiteralString = "SET LOCAL timezone = 'UTC'"
+    first: int | None = None
+    last: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class SliceReader:
+    """Reads one table in slices of its physical blocks: one pass over the table in all, whatever its indexes.
+
+    It travels to the workers as a value, and with it the URL, which so appears in no option, plan or log.
+
+    :param url: address of the database.
+    :param table: name, quoted already.
+    :param expressions: what is selected, as SQL.
+    :param snapshot: name under which somebody shares the view of a transaction.
+    :param function: likewise quoted: where there is one, it is asked for the rows from one place to another, in place
+        of the table.
+    """
+
+    pin: ClassVar[LiteralString] = "SET LOCAL timezone = 'UTC'"
     """Statement that makes each reading transaction independent of the server's settings."""
 
-    def __init__(self, url: str, options: dict[str, str]) -> None:
-        self.url = url
-        self.table = options["table"]
-        self.expressions: list[str] = json.loads(options["expressions"])
-        self.snapshot = options["snapshot"]
-        self.function = options.get("function", "")
+    url: str = field(repr=False)
+    table: str
+    expressions: tuple[str, ...]
+    snapshot: str
+    function: str = ""
 
-    def partitions(self) -> Sequence[InputPartition]:
+    def rows(self, spark: SparkSession, schema: StructType | str) -> DataFrame:
+        """Return the table's rows as Spark reads them, a partition per slice."""
+        slices = self._slices()
+        return spark.range(0, len(slices), 1, len(slices)).mapInArrow(self._reading(slices), schema)
+
+    def _slices(self) -> list[_Slice]:
         """Return the slices, each of some 32 MiB."""
         with connect(self.url, autocommit=True) as connection:
             row = connection.execute(
@@ -57,18 +71,27 @@ class SliceReader(DataSourceReader):
         assert row is not None
         plain, blocks, size_bytes = row
         if not plain:  # a view or a partitioned table has no blocks of its own
-            return [_Slice(None, None)]
+            return [_Slice()]
         count = max(1, min(int(blocks), int(size_bytes) // _SLICE_BYTES + 1))
         edges = [int(blocks) * index // count for index in range(count)]
         # The last slice has no end: blocks may be added until the snapshot is taken up.
-        return [_Slice(edge, edges[index + 1] if index + 1 < count else None) for index, edge in enumerate(edges)]
+        return [
+            _Slice(first=edge, last=edges[index + 1] if index + 1 < count else None) for index, edge in enumerate(edges)
+        ]
 
-    def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
+    def _reading(self, slices: list[_Slice]) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+        def read_slices(numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            for batch in numbers:
+                for number in batch.column(0).to_pylist():
+                    yield from self.read(slices[number])
+
+        return read_slices
+
+    def read(self, slice_: _Slice) -> Iterator[pa.RecordBatch]:
         """Yield the rows of one slice."""
         import adbc_driver_postgresql.dbapi  # noqa: PLC0415 - only executors need the driver
 
-        assert isinstance(partition, _Slice)
-        query = f"SELECT {', '.join(self.expressions)} FROM {self._rows(partition)}"  # noqa: S608 - quoted by callers
+        query = f"SELECT {', '.join(self.expressions)} FROM {self._place(slice_)}"  # noqa: S608 - quoted by callers
         with (
             _told_in_words(self.url),
             adbc_driver_postgresql.dbapi.connect(self.url, autocommit=True) as connection,
@@ -83,7 +106,7 @@ class SliceReader(DataSourceReader):
             for batch in cursor.fetch_record_batch():
                 yield self.shape(batch)
 
-    def _rows(self, slice_: _Slice) -> str:
+    def _place(self, slice_: _Slice) -> str:
         if self.function:
             end = _LAST_BLOCK if slice_.last is None else slice_.last
             return f"{self.function}('({slice_.first or 0},0)'::tid, '({end},0)'::tid)"
@@ -115,34 +138,6 @@ def _told_in_words(url: str) -> Iterator[None]:
             f"PostgreSQL at {parameters.get('host') or 'localhost'}:{parameters.get('port') or 5432} broke the "
             f"connection while it was read: {text}; try again when it is up"
         ) from None
-
-
-def register(spark: SparkSession, *, name: str, postgres_url: str, reader_class: type[SliceReader]) -> str:
-    """Make a database readable by a Spark session and return the format to read it by.
-
-    :param name: ends the format's name. Spark refuses a name that another session of the same process has taken.
-    :param reader_class: reads the slices.
-    """
-    format_name = f"queuekeeper_{name}"
-
-    class PostgresArrow(DataSource):
-        # A class of its own per call: it travels to the workers by value, and with it the URL, which so appears in
-        # no option, plan or log.
-        url = postgres_url
-
-        @classmethod
-        def name(cls) -> str:
-            return format_name
-
-        def schema(self) -> StructType | str:
-            raise ValueError("the columns to read must be given")
-
-        def reader(self, schema: StructType) -> DataSourceReader:
-            del schema
-            return reader_class(type(self).url, dict(self.options))
-
-    spark.dataSource.register(PostgresArrow)
-    return format_name
 
 
 def export_snapshot(connection: Connection) -> str:

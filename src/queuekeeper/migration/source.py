@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import pyarrow as pa
@@ -14,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import IntegerType
 
 from queuekeeper.keyspace import Cohort, client_slot
-from queuekeeper.migration.slices import SliceReader, export_snapshot, register
+from queuekeeper.migration.slices import SliceReader, export_snapshot
 from queuekeeper.postgres import Connection, connect
 
 MESSAGES = "device_publish_msg"
@@ -109,21 +108,19 @@ def _labels(spark: SparkSession, count: int) -> list[int]:
     return [found[part] for part in range(count)]
 
 
+@dataclass(frozen=True, kw_only=True)
 class _Reader(SliceReader):
     """Adds to each row where its client belongs, and leaves out the rows of cohorts that are not wanted."""
 
-    def __init__(self, url: str, options: dict[str, str]) -> None:
-        super().__init__(url, options)
-        self.slot_firsts: list[int] = json.loads(options["slot_firsts"])
-        self.labels: list[int] = json.loads(options["labels"])
+    layout: Layout
 
     def shape(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         """Add slot, cohort and task to a batch and drop the rows of cohorts that are not wanted."""
         encoded = batch.column("client_id").dictionary_encode()
         names = encoded.dictionary.to_pylist()
         slots = np.fromiter((client_slot(name) if name else 0 for name in names), np.int32, len(names))
-        cohorts = (np.searchsorted(np.asarray(self.slot_firsts), slots, side="right") - 1).astype(np.int32)
-        tasks = np.asarray(self.labels, np.int32)[cohorts]
+        cohorts = (np.searchsorted(np.asarray(self.layout.slot_firsts), slots, side="right") - 1).astype(np.int32)
+        tasks = np.asarray(self.layout.labels, np.int32)[cohorts]
         index = encoded.indices.to_numpy(zero_copy_only=False)
         placed = batch
         for name, values in (("slot", slots), ("cohort", cohorts), ("task", tasks)):
@@ -139,12 +136,13 @@ class Source:
     """One consistent view of the source database.
 
     :param connection: the transaction that holds the view; statements on it see the same rows as Spark.
+    :param postgres_url: address of the database, for Spark's workers.
     :param snapshot: name of the exported snapshot; it lives as long as :func:`open_source`'s block.
     """
 
     spark: SparkSession
     connection: Connection
-    format: str
+    postgres_url: str = field(repr=False)
     snapshot: str
     layout: Layout
 
@@ -159,19 +157,16 @@ class Source:
             read the table itself.
         """
         replaced = expressions or {}
-        selected = [f"{replaced[name]} AS {name}" if name in replaced else name for name in columns]
         schema = ", ".join(f"{name} {kind}" for name, kind in columns.items())
-        return (
-            self.spark.read.format(self.format)
-            .schema(f"{schema}, slot int, cohort int, task int")
-            .option("table", table)
-            .option("expressions", json.dumps(selected))
-            .option("snapshot", self.snapshot)
-            .option("function", function)
-            .option("slot_firsts", json.dumps(self.layout.slot_firsts))
-            .option("labels", json.dumps(self.layout.labels))
-            .load()
+        reader = _Reader(
+            url=self.postgres_url,
+            table=table,
+            expressions=tuple(f"{replaced[name]} AS {name}" if name in replaced else name for name in columns),
+            snapshot=self.snapshot,
+            function=function,
+            layout=self.layout,
         )
+        return reader.rows(self.spark, f"{schema}, slot int, cohort int, task int")
 
     def partitioned(self, rows: DataFrame) -> DataFrame:
         """Return the rows partitioned by task: one partition per task, in hash slot order."""
@@ -184,12 +179,11 @@ def open_source(spark: SparkSession, *, postgres_url: str, placement: Layout) ->
 
     :param placement: see :func:`layout`.
     """
-    reader = register(spark, name="sessions", postgres_url=postgres_url, reader_class=_Reader)
     with connect(postgres_url) as connection:
         yield Source(
             spark=spark,
             connection=connection,
-            format=reader,
+            postgres_url=postgres_url,
             snapshot=export_snapshot(connection),
             layout=placement,
         )

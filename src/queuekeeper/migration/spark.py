@@ -41,6 +41,9 @@ _SETTINGS = {
     # Rows are partitioned by task; a join or window on (task, client) needs no second shuffle.
     "spark.sql.requireAllClusterKeysForCoPartition": "false",
     "spark.sql.shuffle.partitions": "8",
+    # Spark cannot know how large a table of PostgreSQL is: it broadcasts what it has measured, or is told to.
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.adaptive.autoBroadcastJoinThreshold": "10MB",
     "spark.ui.enabled": "false",
     "spark.ui.showConsoleProgress": "false",
 }
@@ -84,6 +87,8 @@ def build_session(
             settings["spark.driver.host"] = address
     else:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+        # Elsewhere a worker must be able to say that there is no Queuekeeper.
+        settings["spark.python.daemon.module"] = "queuekeeper.migration.python_workers"
     builder = SparkSession.builder.appName(name)
     if master is not None:
         builder = builder.master(master)

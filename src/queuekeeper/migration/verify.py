@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
@@ -48,6 +48,7 @@ from queuekeeper.sessions.quarantine import readable
 HASHED_COLUMNS = MESSAGE_COLUMNS | {"payload_bytes": "int", "correlation_data_bytes": "int"}
 # What an operator may have repaired in the quarantine before a message was replayed.
 REPAIRABLE = ("topic", "time", "packet_id", "packet_type", "qos", "user_properties")
+_ARROW_TYPES = {"string": pa.string(), "bigint": pa.int64(), "int": pa.int32()}
 HASHED_EXPRESSIONS = {
     "payload": "sha256(payload)",
     "correlation_data": "sha256(correlation_data)",
@@ -188,13 +189,29 @@ def _replayed(spark: SparkSession, ledger: MigrationLedger, plan_id: str) -> tup
         ),
         key=lambda row: (str(row.replayed_at), row.quarantine_id or 0),
     )
-    messages = [(row.client_id, row.serial_number, *(getattr(row, name) for name in REPAIRABLE)) for row in rows]
+    columns = {"client_id": "string", "serial_number": "bigint"} | {name: MESSAGE_COLUMNS[name] for name in REPAIRABLE}
+    messages = {name: [getattr(row, name) for row in rows] for name in columns}
     counters = {row.client_id: row.assigned_packet_id for row in rows if row.assigned_packet_id is not None}
-    columns = ", ".join(f"replayed_{name} {MESSAGE_COLUMNS[name]}" for name in REPAIRABLE)
     return (
-        spark.createDataFrame(messages, f"client_id string, serial_number bigint, {columns}"),
-        spark.createDataFrame(list(counters.items()), "client_id string, moved_last_packet_id int"),
+        _given(spark, messages, columns).withColumnsRenamed({name: f"replayed_{name}" for name in REPAIRABLE}),
+        _given(
+            spark,
+            {"client_id": list(counters), "moved_last_packet_id": list(counters.values())},
+            {"client_id": "string", "moved_last_packet_id": "int"},
+        ),
     )
+
+
+def _given(spark: SparkSession, values: Mapping[str, list[Any]], columns: Mapping[str, str]) -> DataFrame:
+    """Return rows that the driver has: ``createDataFrame`` would start Python workers of another kind for them.
+
+    :param values: of each column.
+    :param columns: column name -> Spark type.
+    """
+    arrays = {name: pa.array(values[name], _ARROW_TYPES[kind]) for name, kind in columns.items()}
+    batches = pa.table(arrays).to_batches()
+    schema = ", ".join(f"{name} {kind}" for name, kind in columns.items())
+    return spark.range(0, 1, 1, 1).mapInArrow(lambda _: iter(batches), schema)
 
 
 def expected_rows(

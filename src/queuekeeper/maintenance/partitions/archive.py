@@ -61,7 +61,7 @@ from queuekeeper.maintenance.partitions.manifest import (
 from queuekeeper.maintenance.partitions.restore import retired_name
 from queuekeeper.maintenance.partitions.retired import bounds_text, load_retired, record_archive
 from queuekeeper.migration.model import code_version
-from queuekeeper.migration.slices import SliceReader, export_snapshot, register
+from queuekeeper.migration.slices import SliceReader, export_snapshot
 from queuekeeper.migration.spark import check_shared, our_errors
 from queuekeeper.postgres import connect, statement
 
@@ -157,9 +157,8 @@ def archive_table(
     :raises CheckFailed: when table, files and manifest do not agree; nothing may be dropped then.
     """
     session = _session(spark)
-    reader = register(session, name="partition", postgres_url=postgres_url, reader_class=_Reader)
     with our_errors(), _only_archiver(postgres_url, table):
-        with _looking(session, reader, postgres_url=postgres_url, table=table, key=key) as look:
+        with _looking(session, postgres_url=postgres_url, table=table, key=key) as look:
             path = archive_path(directory, parent=parent, shape=look.shape, content=look.content)
             is_new = not path.exists()
             folder = path.with_name(f"{path.name}.part") if is_new else path
@@ -190,7 +189,7 @@ def archive_table(
         else:
             manifest = read_manifest(path)
         # The table once more, as it is now that the files are there.
-        with _looking(session, reader, postgres_url=postgres_url, table=table, key=key) as again:
+        with _looking(session, postgres_url=postgres_url, table=table, key=key) as again:
             is_same = (again.shape.columns, again.content) == (shape.columns, content)
             in_table, table_hash = _sum_rows(again.rows, again.shape.columns)
         _check(is_same, table, "it has changed while it was archived")
@@ -233,7 +232,7 @@ def _only_archiver(postgres_url: str, table: str) -> Iterator[None]:
 
 
 @contextmanager
-def _looking(session: SparkSession, reader: str, *, postgres_url: str, table: str, key: str) -> Iterator[_Look]:
+def _looking(session: SparkSession, *, postgres_url: str, table: str, key: str) -> Iterator[_Look]:
     with connect(postgres_url) as connection:
         snapshot = export_snapshot(connection)
         pin_texts(connection)
@@ -244,15 +243,11 @@ def _looking(session: SparkSession, reader: str, *, postgres_url: str, table: st
             sql.SQL("{} AS {}").format(column.expression, sql.Identifier(column.name)).as_string(connection)
             for column in shape.columns
         ]
+        reader = _Reader(url=postgres_url, table=shape.name, expressions=tuple(expressions), snapshot=snapshot)
         yield _Look(
             shape=shape,
             content=table_content(connection, shape.name, columns=shape.columns, key=key),
-            rows=session.read.format(reader)
-            .schema(_schema(shape.columns))
-            .option("table", shape.name)
-            .option("expressions", json.dumps(expressions))
-            .option("snapshot", snapshot)
-            .load(),
+            rows=reader.rows(session, _schema(shape.columns)),
         )
 
 

@@ -1,0 +1,35 @@
+"""Python workers of a Spark on this machine begin with what tasks need, and few of them are started."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+
+import psutil
+import pyarrow as pa
+from pyspark.sql import SparkSession
+
+from queuekeeper.migration.python_workers import NEEDED
+from tests.spark.world import World
+
+
+def test_workers_have_what_tasks_need_before_they_import_anything(spark: SparkSession) -> None:
+    def imported(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.RecordBatch.from_pydict({"name": list(sys.modules)})
+
+    found = {row["name"] for row in spark.range(1).mapInArrow(imported, "name string").collect()}
+    assert set(NEEDED) <= found
+
+
+def test_plan_copy_and_verification_start_workers_of_one_kind(
+    make_world: Callable[..., World], healthy_template: str
+) -> None:
+    world = make_world(template=healthy_template)
+    plan = world.plan()
+    world.copy(plan.plan_id)
+    assert world.verify(plan.plan_id).balanced
+
+    java = next(child for child in psutil.Process().children(recursive=True) if child.name() == "java")
+    daemons = [" ".join(child.cmdline()[1:]) for child in java.children()]
+    assert daemons == ["-m queuekeeper.migration.python_workers pyspark.worker"]
