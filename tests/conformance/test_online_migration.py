@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -21,6 +21,7 @@ from queuekeeper.keyspace import is_scattered, payload_key, session_keys
 from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.ledger import QuarantinedRow
 from queuekeeper.migration.online.checks import check_approval_age, check_four_eyes
+from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.mover import Outcome, SessionMover
 from queuekeeper.migration.online.states import OnlineState
 from queuekeeper.migration.quarantine import replay
@@ -641,6 +642,50 @@ def test_canary_goes_first(world: OnlineWorld) -> None:
     assert driver.cut_over_share(50) is None
     driver.cut_over_share(100)
     assert world.states() == {"on_redis"}
+
+
+@pytest.mark.parametrize(
+    ("step", "times", "rest"),
+    [
+        ("cut_over", 1, ["cut over", "verify", "roll back", "catch up", "verify"]),
+        ("verify", 2, ["verify", "roll back", "catch up", "verify"]),
+        ("roll_back", 1, ["roll back", "catch up", "verify"]),
+        ("catch_up", 2, ["catch up", "verify", "cut over", "verify", "roll back", "catch up", "verify"]),
+    ],
+)
+def test_rehearsal_that_was_interrupted_goes_on_where_it_was(
+    world: OnlineWorld, step: str, times: int, rest: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    world.fill(messages=100, sessions=40)
+    world.plan(count=4)
+    driver = world.driver()
+    driver.arm()
+    driver.choose_canary(1)
+    work, left = getattr(driver, step), [None] * (times - 1)
+    state = {"cut_over": OnlineState.CUTTING_OVER, "roll_back": OnlineState.ROLLING_BACK}.get(step)
+
+    def interrupted(cohorts: Sequence[int]) -> Any:
+        if left:
+            left.pop()
+            return work(cohorts)
+        if state is not None:
+            with postgres.connect(world.postgres_url, autocommit=True) as connection:
+                online = OnlineCohorts(connection)
+                taken = online.take(PLAN_ID, cohorts)
+                online.move(PLAN_ID, cohorts, driver=taken, after=state, actor="test")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(driver, step, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        driver.rehearse()
+    monkeypatch.undo()
+
+    assert [each.step for each in driver.rehearse()] == rest
+    assert world.all_owners() == {"postgres"}
+    driver.cut_over_share(1)
+    assert world.states() == {"on_redis", "copying"}
+    with pytest.raises(RefusedError, match="cohort 0 is on_redis: to catch up it has to be"):
+        driver.rehearse()
 
 
 # --- two drivers, and drivers that die ---------------------------------------------------------------------------

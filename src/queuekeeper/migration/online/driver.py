@@ -375,15 +375,25 @@ class OnlineDriver:
         return chosen
 
     def rehearse(self) -> list[StepReport]:
-        """Take the canary to Redis, back, and leave it ready to go again; only then the others may follow."""
+        """Take the canary to Redis, back, and leave it ready to go again; only then the others may follow.
+
+        Repeated, it goes on where it was interrupted.
+        """
         with self._opened() as (_, _, online, _plan):
-            canary = online.control(self._plan_id).canary
-        if not canary:
-            raise RefusedError("no canary was chosen: say which share of the clients goes first")
-        reports = [self.catch_up(canary), self.verify(canary), self.cut_over(canary)]
-        check_moved(reports[-1])
-        self.mirror(canary)
-        reports.append(self.verify(canary))
+            control = online.control(self._plan_id)
+            canary = control.canary
+            if not canary:
+                raise RefusedError("no canary was chosen: say which share of the clients goes first")
+            states = {each.state for each in online.load(self._plan_id, canary)}
+        # A canary that has been rehearsed is not taken back by a second rehearsal.
+        begun = states & MIRRORED if control.rehearsed_at is None else set()
+        reports = [] if begun else [self.catch_up(canary), self.verify(canary)]
+        if not begun or OnlineState.CUTTING_OVER in begun:
+            reports.append(self.cut_over(canary))
+            check_moved(reports[-1])
+        if OnlineState.ROLLING_BACK not in begun:
+            self.mirror(canary)
+            reports.append(self.verify(canary))
         reports.append(self.roll_back(canary))
         check_moved(reports[-1])
         reports += [self.catch_up(canary), self.verify(canary)]
