@@ -25,6 +25,7 @@ from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.online.states import OnlineState
 from tests.chaos.online_world import CLIENTS_PER_S, PLAN_ID, VICTIMS, Fault, OnlineWorld, Step, prepare
+from tests.chaos.support import Lateness
 from tests.conftest import REDIS_FLAVOURS, nightly
 
 pytestmark = pytest.mark.chaos
@@ -95,7 +96,7 @@ def world(
 
 def test_devices_notice_nothing_of_a_migration_and_its_rollback(world: Callable[[int], OnlineWorld]) -> None:
     online = world(0)
-    with online.loaded():
+    with online.loaded(), Lateness() as lateness:
         for step in THERE:
             online.complete(step)
             if step == "cut_over":
@@ -113,8 +114,10 @@ def test_devices_notice_nothing_of_a_migration_and_its_rollback(world: Callable[
     assert balance.acknowledged > 100
     assert balance.stored > 20
     assert balance.failures == {}, "a call failed, though nothing did"
-    assert balance.longest_wait_s < 3, "TBMQ 1.x gives a batch up after about three seconds"
-    assert max(online.fences) < LONGEST_FENCE_MS
+    # A call is some ten steps of several processes, and so is a fence: each comes as late as others on this machine do.
+    late_s = 20 * lateness.longest_s
+    assert balance.longest_wait_s < 3 + late_s, "TBMQ 1.x gives a batch up after about three seconds"
+    assert max(online.fences) < LONGEST_FENCE_MS + 1_000 * late_s
 
 
 # The seeded run compares both stores, too, when somebody has died in each step.

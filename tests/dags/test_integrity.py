@@ -58,10 +58,11 @@ class TestEveryDag:
         monkeypatch.setattr(socket.socket, "connect", refuse)
         monkeypatch.setattr(socket.socket, "connect_ex", refuse)
         monkeypatch.setattr(socket, "getaddrinfo", refuse)
-        started = time.perf_counter()
+        # Time of this thread, not of the clock: tests share their machine.
+        started_s = time.thread_time()
         load(path)
 
-        assert time.perf_counter() - started < PARSE_BUDGET_S
+        assert time.thread_time() - started_s < PARSE_BUDGET_S
 
     def test_the_file_is_named_after_its_dag(self, path: Path, dag_bag: DagBag) -> None:
         dag = dag_bag.dags[path.stem]
