@@ -102,6 +102,8 @@ def finished_sessions_that_lack_something(client: redis.Redis) -> list[bytes]:
     return lacking
 
 
+# Its words are those of the next test, what goes on afterwards goes on after Redis's death too.
+@pytest.mark.nightly
 def test_a_copy_stops_with_words_when_postgresql_dies_and_goes_on_when_it_is_back(
     laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random
 ) -> None:

@@ -12,6 +12,7 @@ from tests.benchmark_runs import is_refused, measured
 pytestmark = pytest.mark.conformance
 
 
+@pytest.mark.nightly
 def test_a_small_run_measures_what_is_installed_and_names_what_is_not(tmp_path: Path) -> None:
     result, said = measured("drivers", tmp_path, "--rounds", "1", "--seconds", "0.05", servers={"valkey"})
     for driver in ("ours", "redis.asyncio", "coredis", "glide"):

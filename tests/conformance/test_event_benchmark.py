@@ -18,6 +18,7 @@ ONE_OF_EACH = "|".join(
 )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_a_small_run_measures_all_ways_checks_delivery_and_writes_it_down(tmp_path: Path) -> None:
     result, _ = measured(
         "events",

@@ -11,6 +11,7 @@ from tests.benchmark_runs import is_refused, measured
 pytestmark = pytest.mark.conformance
 
 
+@pytest.mark.nightly
 def test_a_small_run_measures_all_ways_and_writes_them_down(tmp_path: Path) -> None:
     result, said = measured(
         "fanout",

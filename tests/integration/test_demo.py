@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -17,10 +18,17 @@ import pytest
 
 from queuekeeper import embedded, redis_client
 from queuekeeper.config import Settings
+from queuekeeper.embedded import AirflowServer, PostgresServer
 from queuekeeper.postgres import connect
+from tests import planted
+from tests.integration import airflow_pages, airflow_runs
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
+
+DAG = "session_migration"
+states = partial(airflow_runs.states, DAG)
+log = partial(airflow_runs.log, DAG)
 
 
 @pytest.fixture
@@ -75,6 +83,7 @@ def test_an_interrupted_demo_stops_what_it_started_and_the_next_one_balances_and
     assert shown is not None, said
     address, user, password = shown.groups()
     assert httpx.post(f"{address}/auth/token", json={"username": user, "password": password}).status_code == 201
+    _migration_is_on_record_for_those_who_may_see_it(embedded.airflow_server(_settings(home)), Path(report))
     demo.send_signal(signal.SIGINT)
     demo.communicate(timeout=PATIENCE_S)
     assert demo.returncode == 0
@@ -90,6 +99,39 @@ def test_an_interrupted_demo_stops_what_it_started_and_the_next_one_balances_and
         # The schedule may have begun one of its own before the demo has paused the DAG again.
         assert runs in (1, 2)
         assert client.dbsize() > 1_000
+    passwords = {
+        name: planted.forms((home / name / "password").read_text("utf-8").strip().encode())
+        for name in ("postgres", "redis")
+    }
+    assert planted.found_in_files(home / "airflow", home / "reports", wanted=passwords) == []
+    metadata = PostgresServer(home / "postgres").database_url("airflow")
+    assert planted.found_in_database(metadata, wanted=passwords) == []
+    assert planted.found_in_database(urls["postgres"], wanted=passwords, schema="queuekeeper") == []
+
+
+def _migration_is_on_record_for_those_who_may_see_it(airflow: AirflowServer, html: Path) -> None:
+    with airflow.client("operator") as client:
+        (run,) = client.call("GET", f"/dags/{DAG}/dagRuns")["dag_runs"]
+        run_id = str(run["dag_run_id"])
+        found = states(client, run_id)
+        # The broker is stopped: nobody's owner has to change.
+        online = {"catch_up", "rehearse", "cut_over", "soak", "approve_commit", "commit"}
+        assert {task for task, state in found.items() if state == "skipped"} == online
+        assert {state for task, state in found.items() if task not in online} == {"success"}
+        plan_id = client.returned(DAG, run_id, "verify")["plan_id"]
+        reported = client.returned(DAG, run_id, "report")
+        assert (reported["verdict"], reported["html"]) == ("balanced", str(html))
+        assert " messages (" in log(client, run_id, "copy")
+        links = client.call("GET", f"/dags/{DAG}/dagRuns/{run_id}/taskInstances/report/links")["extra_links"]
+        assert links["Migration report"].startswith(f"/queuekeeper/run?dag_id={DAG}&run_id=manual__")
+        for task in client.tasks(DAG, run_id):
+            if task.task_id in ("plan", "copy", "verify"):
+                path = f"/dags/{DAG}/dagRuns/{run_id}/taskInstances/{task.task_id}"
+                instance = client.call("GET", path if task.map_index < 0 else f"{path}/{task.map_index}")
+                assert "redis://" not in str(instance["rendered_fields"])
+                assert "postgresql://" not in str(instance["rendered_fields"])
+    airflow_pages.demand_that_pages_are_for_those_who_have_signed_in(airflow, dag_id=DAG, run_id=run_id, html=html)
+    airflow_pages.demand_that_actions_are_for_those_who_may_act(airflow, plan_id=plan_id)
 
 
 def test_data_that_no_demo_has_made_are_not_emptied(home: Path) -> None:

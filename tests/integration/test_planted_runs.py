@@ -41,7 +41,8 @@ from tests.integration.otlp import Collector, collector
 from tests.patience import PATIENCE_S
 from tests.postgres_roles import role_url
 
-pytestmark = pytest.mark.integration
+# By day test_demo.py searches what a run leaves for passwords, and tests/dags/test_planted_pages.py the pages for all.
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 ROOT = Path(__file__).parents[2]
 DATABASE = "integration_planted"

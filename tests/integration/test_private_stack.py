@@ -21,6 +21,8 @@ from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.integration
+# By day test_demo.py starts an Airflow, has its runs approved and ends it.
+with_airflow = pytest.mark.nightly
 
 DAG = """
 import os, subprocess, sys
@@ -138,6 +140,7 @@ def test_addresses_of_servers_that_are_down_say_what_to_do(server_home: Path) ->
     assert not cold.home.exists()
 
 
+@with_airflow
 def test_a_user_triggers_approves_and_reads_the_result(admin: AirflowClient, settings: Settings) -> None:
     assert admin.import_errors() == []
     run = admin.trigger("probe")
@@ -157,6 +160,7 @@ def test_a_user_triggers_approves_and_reads_the_result(admin: AirflowClient, set
     assert found["inherited"] is True
 
 
+@with_airflow
 def test_wrong_parameters_and_missing_rights_are_told_apart(airflow: AirflowServer, admin: AirflowClient) -> None:
     with pytest.raises(UsageError, match=r"Airflow answered 400 .*minimum of 0"):
         admin.trigger("probe", conf={"sleep_s": -1})
@@ -169,6 +173,7 @@ def test_wrong_parameters_and_missing_rights_are_told_apart(airflow: AirflowServ
         admin.wait_for_dag("absent", timeout_s=0)
 
 
+@with_airflow
 def test_only_the_api_port_is_open_and_only_on_loopback(airflow: AirflowServer) -> None:
     ports = set()
     for component in airflow.components.values():
@@ -179,6 +184,7 @@ def test_only_the_api_port_is_open_and_only_on_loopback(airflow: AirflowServer) 
     assert {(address.ip, address.port) for address in ports} == {("127.0.0.1", airflow.port)}
 
 
+@with_airflow
 def test_starting_a_running_airflow_keeps_its_processes_users_and_pools(
     airflow: AirflowServer, admin: AirflowClient
 ) -> None:
@@ -196,6 +202,7 @@ def test_starting_a_running_airflow_keeps_its_processes_users_and_pools(
     assert json.loads((airflow.directory / "passwords.json").read_text("utf-8"))["admin"] == user.password
 
 
+@with_airflow
 def test_down_ends_airflow_together_with_what_its_tasks_started(
     airflow: AirflowServer, admin: AirflowClient, settings: Settings
 ) -> None:

@@ -24,7 +24,8 @@ from tests.integration.airflow_runs import asked, decide, log, states
 from tests.patience import PATIENCE_S
 from tests.quality_rows import hash_of, queue, save_profile
 
-pytestmark = pytest.mark.integration
+# By day: the demo looks at queues by this DAG; tests/dags has what a form starts, who may, and both answers.
+pytestmark = [pytest.mark.integration, pytest.mark.nightly]
 
 DATABASE = "integration_quality"
 expect.set_options(timeout=PATIENCE_S * 1_000)
