@@ -597,6 +597,60 @@ def test_commit_is_not_finished_over_a_later_plan(few: OnlineWorld) -> None:
     assert later.roll_back([each.cohort for each in few.online.load("fedcba9876543210")]).left == {}
 
 
+def left_behind(world: OnlineWorld) -> None:
+    """Commit a plan that has left one client in PostgreSQL, and make a later plan over the same slots."""
+    for client_id in STRANGE:
+        save(world.at_postgres, client_id, b"1", b"2", b"3")
+    spoil(world, C)
+    world.plan(count=1, bad_rows="leave")
+    driver = world.to_redis()
+    driver.soak(seconds=0)
+    driver.commit()
+    for serial in ODD_ROWS:
+        world.sql("DELETE FROM device_publish_msg WHERE client_id = %s AND serial_number = %s", C, serial)
+    world.plan(count=2, plan_id="fedcba9876543210")
+
+
+def test_client_that_a_commit_has_left_in_postgresql_stays_there_when_a_later_plan_is_disarmed(
+    world: OnlineWorld,
+) -> None:
+    left_behind(world)
+    later = world.driver()
+    later.arm()
+    later.disarm()
+
+    with world.router() as router:
+        assert payloads(router, C) == [b"1", b"2", b"3"]
+        save(router, C, b"4")
+        assert payloads(router, C) == [b"1", b"2", b"3", b"4"]
+        assert payloads(router, "{}") == [b"1", b"2", b"3"]
+
+
+def test_later_plan_moves_what_a_commit_has_left_though_the_others_have_gone_on(world: OnlineWorld) -> None:
+    left_behind(world)
+    with world.router() as router:
+        save(router, "{}", b"4")
+        later = world.to_redis()
+
+        assert world.all_owners() == {"redis"}
+        assert payloads(router, C) == [b"1", b"2", b"3"]
+        # One that no mirror keeps up to date in PostgreSQL is not compared with it.
+        assert later.verify().outcomes == {"equal": 1}
+        assert later.roll_back().left == {}
+        assert payloads(router, "{}") == [b"1", b"2", b"3", b"4"]
+
+
+def test_way_back_that_comes_too_late_gives_a_client_no_mirror_that_it_had_not(world: OnlineWorld) -> None:
+    left_behind(world)
+    world.driver().arm()
+
+    report = world.move(lambda mover: mover.roll_back("{}"), cohorts=(0, 1), lease_ms=0)
+
+    assert report.outcome is Outcome.LATE
+    assert (world.owner("{}").owner, world.owner("{}").mirrored) == ("redis", False)
+    assert (world.fields("{}")["owner"], "mirror" in world.fields("{}")) == ("redis", False)
+
+
 def test_second_plan_over_the_same_slots_is_refused_until_the_first_has_ended(few: OnlineWorld) -> None:
     driver = few.driver()
     driver.arm()
@@ -1025,6 +1079,22 @@ def test_clocks_that_differ_are_refused(few: OnlineWorld, monkeypatch: pytest.Mo
     with pytest.raises(RefusedError, match=r"clocks of PostgreSQL and Redis differ by [\d,]+ ms, .*set them \(NTP\)"):
         few.driver().arm()
     assert few.states() == set()
+
+
+def test_clock_of_the_drivers_machine_decides_neither_what_lives_nor_how_long_a_soak_is(
+    few: OnlineWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead_ns = 30 * 86_400 * 10**9
+    now_ns = time.time_ns
+    monkeypatch.setattr("queuekeeper.clock.time.time_ns", lambda: now_ns() + ahead_ns)
+
+    driver = few.to_redis()
+
+    assert [fields["payload"] for _, fields, _ in few.in_redis(C).values()] == ["MQ==", "Mg==", "Mw=="]
+    few.client.delete(payload_key(C, 1))
+    with pytest.raises(CheckFailed, match=f"clients differ, the first '{C}'"):
+        driver.verify()
+    assert driver.look_at_soak(seconds=86_400).left_s == pytest.approx(86_400, abs=600)
 
 
 def test_approval_counts_for_a_while_only(few: OnlineWorld) -> None:

@@ -14,7 +14,8 @@ from queuekeeper.errors import RefusedError
 from queuekeeper.keyspace import session_keys
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.model import Mode
-from queuekeeper.migration.quarantine import ReplayReport, replay
+from queuekeeper.migration.quarantine import ReplayReport, reopen_lost, replay
+from queuekeeper.migration.undo import drop_imports
 from queuekeeper.sessions import quarantine
 from queuekeeper.sessions.model import Ack, SessionSave
 from queuekeeper.sessions.quarantine import AsideMessage, SessionQuarantine, Stores
@@ -37,16 +38,20 @@ def world(postgres_url: str, valkey_url: str) -> Iterator[OnlineWorld]:
 # --- rows of a migration's own quarantine ------------------------------------------------------------------------
 
 
+def copies(waiting: dict[int, int]) -> list[Any]:
+    """Return messages as a copy writes them; packet id by serial."""
+    return [
+        readable(C, packet_id)._replace(serial=serial, expires_at_ms=time.time_ns() // 1_000_000 + 3_600_000)
+        for serial, packet_id in waiting.items()
+    ]
+
+
 def imported(world: OnlineWorld, waiting: dict[int, int], *, counter: int | None, aside: dict[int, int]) -> None:
     """Put messages into a session as a plan's copy does, and others into its quarantine; both packet id by serial."""
     world.long_queue(C, 1)
     world.plan(count=1, mode=Mode.OFFLINE)
-    messages = [
-        readable(C, packet_id)._replace(serial=serial, expires_at_ms=time.time_ns() // 1_000_000 + 3_600_000)
-        for serial, packet_id in waiting.items()
-    ]
     session = Session(client=world.client, client_id=C, plan=PLAN_ID)
-    session.import_session(messages, last_packet_id="" if counter is None else counter)
+    session.import_session(copies(waiting), last_packet_id="" if counter is None else counter)
     fields: dict[str, Any] = {"topic": "mended", "time": time.time_ns() // 1_000_000, "packet_type": "PUBLISH"}
     rows = [
         QuarantinedRow(
@@ -134,6 +139,24 @@ def test_message_whose_session_is_no_longer_the_plans_comes_back_as_a_new_one_on
     (row,) = world.ledger.quarantined(PLAN_ID, status="replayed")
     assert row.assigned_packet_id == 4
     assert put_behind(world) == ReplayReport(plan_id=PLAN_ID, dry_run=False)
+
+
+def test_message_is_replayed_again_when_its_session_is_taken_out_and_copied_again(world: OnlineWorld) -> None:
+    waiting = {1: 1, 2: 2}
+    imported(world, waiting, counter=2, aside={0: 1, 9: 3})
+    assert replay_all(world, assign_packet_ids=True).replayed == 2
+    plan = world.ledger.load_plan(PLAN_ID)
+    assert reopen_lost(world.ledger, world.client, plan, plan.chosen) == 0
+
+    assert drop_imports(world.client, [C], plan_id=PLAN_ID, prefix="", dry_run=False).messages_dropped == 4
+    assert reopen_lost(world.ledger, world.client, plan, plan.chosen) == 0
+    Session(client=world.client, client_id=C, plan=PLAN_ID).import_session(copies(waiting), last_packet_id=2)
+
+    assert reopen_lost(world.ledger, world.client, plan, []) == 0
+    assert reopen_lost(world.ledger, world.client, plan, plan.chosen) == 2
+    assert replay_all(world, assign_packet_ids=True).replayed == 2
+    assert [serial for _, _, serial in stored(world)] == [0, 1, 2, 9]
+    assert world.ledger.quarantined(PLAN_ID) == []
 
 
 def test_message_at_its_place_that_is_not_noted_yet_does_not_come_back_as_a_new_one(

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from airflow.sdk.exceptions import AirflowSkipException, TaskDeferred
 
+from queuekeeper.airflow.operators.migration import PlanMigrationOperator
 from queuekeeper.airflow.operators.online import (
     ArmCohortsOperator,
     CatchUpOperator,
@@ -23,10 +24,10 @@ from queuekeeper.airflow.operators.online import (
     RehearseOperator,
     RollBackOperator,
     SoakOperator,
-    steps_of,
 )
 from queuekeeper.airflow.waits import LOOK_S
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
+from queuekeeper.migration.model import steps_of
 from queuekeeper.sessions.model import SessionSave
 from tests.conformance.online_worlds import PLAN_ID, OnlineWorld, message
 
@@ -216,3 +217,9 @@ def test_steps_are_rising_percentages_that_end_with_all(text: str) -> None:
     assert steps_of("1, 10,50,100") == (1, 10, 50, 100)
     with pytest.raises(UsageError, match="write rising percentages that end with 100, such as 1,10,50,100"):
         steps_of(text)
+
+
+def test_plan_is_not_made_for_steps_that_the_cut_over_refuses() -> None:
+    given = {"params": {"canary_steps_percent": "10,5,100"}}
+    with pytest.raises(UsageError, match=r"the steps are '10,5,100': write rising percentages that end with 100"):
+        PlanMigrationOperator(task_id="plan", spark_jobs="jobs").wishes(context() | given)

@@ -16,7 +16,7 @@ from queuekeeper.cli.output import printable
 from queuekeeper.embedded import PostgresServer
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.model import CohortState, PlanState
-from queuekeeper.postgres import connect, migrate
+from queuekeeper.postgres import connect, migrate, statement
 from tests import report_samples as samples
 from tests.integration.command_line import CommandLine
 
@@ -200,6 +200,21 @@ def test_nothing_is_written_unless_somebody_agrees(recorded: str, valkey_url: st
 
     fails("migrate", "undo", samples.PLAN_ID, *servers, code=4, words="Nobody can be asked here: repeat .* with --yes")
     fails("migrate", "replay", samples.PLAN_ID, *servers, code=4, words="Nobody can be asked here: repeat .* --yes")
+
+
+@pytest.mark.parametrize("state", [PlanState.REFUSED, PlanState.VERIFIED])
+def test_undo_lets_nobody_copy_a_plan_that_was_refused(recorded: str, valkey_url: str, state: PlanState) -> None:
+    with connect(recorded, autocommit=True) as connection:
+        connection.execute(statement("sessions/vendor_schema"))
+        ledger = MigrationLedger(connection)
+        ledger.set_plan_state(samples.PLAN_ID, state, "too many bad rows")
+        ledger.record_progress(plan_id=samples.PLAN_ID, step="copy", part="all", done=7, total=7, at_ms=samples.NOW_MS)
+
+        as_json("migrate", "undo", samples.PLAN_ID, *servers_of(recorded, valkey_url), "--yes")
+
+        expected = state if state is PlanState.REFUSED else PlanState.APPROVED
+        assert ledger.load_plan(samples.PLAN_ID).state is expected
+        assert ledger.progress(samples.PLAN_ID, "copy").done == 0
 
 
 def servers_of(postgres_url: str, redis_url: str) -> tuple[str, ...]:

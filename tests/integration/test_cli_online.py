@@ -67,6 +67,9 @@ def test_there_and_back_by_command(world: OnlineWorld) -> None:
     assert ONLINE.as_json("soak", PLAN_ID, "--seconds", "0")["behind"] == 0
 
     assert ONLINE.as_json("commit", PLAN_ID, "--dry-run")["dry_run"] is True
+    assert ONLINE.as_json("roll-back", PLAN_ID, "--dry-run")["clients"] == len(CLIENTS)
+    soaking = "cohort 0 is soaking: to cut over it has to be verified or cutting_over"
+    ONLINE.fails("cut-over", PLAN_ID, "--dry-run", "--cohorts", "0-1", code=4, words=soaking)
     assert ONLINE.as_json("roll-back", PLAN_ID, "--dry-run", "--cohorts", "0,1")["clients"] == len(CLIENTS)
     assert world.all_owners() == {"redis"}
     assert moved("roll-back", PLAN_ID, "--yes")["outcomes"] == {"moved": len(CLIENTS)}
@@ -78,7 +81,8 @@ def test_there_and_back_by_command(world: OnlineWorld) -> None:
 
 def test_commit_is_the_end(world: OnlineWorld) -> None:
     world.to_redis()
-    ONLINE.fails("commit", PLAN_ID, "--yes", code=4, words="cohort 0 is on_redis: to commit it has to be soaking")
+    for how in ("--yes", "--dry-run"):
+        ONLINE.fails("commit", PLAN_ID, how, code=4, words="cohort 0 is on_redis: to commit it has to be soaking")
     ONLINE.as_json("soak", PLAN_ID, "--seconds", "0")
     assert moved("commit", PLAN_ID, "--yes")["clients"] == len(CLIENTS)
     for verb in ("roll-back", "cut-over"):
@@ -127,7 +131,7 @@ def test_pace_is_set_while_it_goes_on(world: OnlineWorld) -> None:
         (("arm", PLAN_ID, "--cohorts", "7"), 2, "cohort 7 is out of range: this plan has cohorts 0 to 1"),
         (("catch-up", PLAN_ID), 4, "none of these cohorts of plan .* is armed: arm them first"),
         (("cut-over", PLAN_ID, "--yes"), 4, "arm them first"),
-        (("cut-over", PLAN_ID, "--dry-run"), 2, "was never armed|no cohort of plan .* is verified"),
+        (("cut-over", PLAN_ID, "--dry-run"), 4, "none of these cohorts of plan .* is armed: arm them first"),
         (
             ("roll-back", PLAN_ID, "--yes", "--lease-ms", "5"),
             2,

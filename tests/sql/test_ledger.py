@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -456,6 +457,41 @@ def test_failed_replacement_changes_nothing(ledger: MigrationLedger) -> None:
     with pytest.raises(psycopg.errors.UniqueViolation):
         ledger.replace_quarantine("plan-a", [0], [bad_session(), bad_session()])
     assert [row.serial_number for row in ledger.quarantined("plan-a")] == [1]
+
+
+def test_quarantine_that_two_plans_of_one_world_replace_at_once_is_that_of_the_last(
+    ledger: MigrationLedger, connect: Callable[[], Connection]
+) -> None:
+    ledger.save_plan(make_plan(), run_id=None)
+    rows = [bad_message(1), bad_message(2)]
+    begun, other_writes, go = threading.Event(), threading.Event(), threading.Event()
+
+    def slowly() -> Iterator[QuarantinedRow]:
+        begun.set()
+        assert go.wait(PATIENCE_S)
+        yield from rows
+
+    def noted() -> Iterator[QuarantinedRow]:
+        other_writes.set()
+        yield from rows
+
+    other = MigrationLedger(connect())
+    with ThreadPoolExecutor(2) as pool:
+        first = pool.submit(MigrationLedger(connect()).replace_quarantine, "plan-a", [0], slowly())
+        assert begun.wait(PATIENCE_S)
+        second = pool.submit(other.replace_quarantine, "plan-a", [0], noted())
+        while not (other_writes.is_set() or _waits(ledger.connection, other.connection)):
+            time.sleep(0.02)
+        if other_writes.is_set():
+            second.exception()
+        go.set()
+        assert (first.result(), second.result()) == (2, 2)
+    assert [row.serial_number for row in ledger.quarantined("plan-a")] == [1, 2]
+
+
+def _waits(looking: Connection, waiting: Connection) -> bool:
+    wanted = "SELECT wait_event_type = 'Lock' FROM pg_stat_activity WHERE pid = %s"
+    return bool(looking.execute(wanted, (waiting.info.backend_pid,)).fetchone() == (True,))
 
 
 def test_quarantine_is_searched_and_bounded(ledger: MigrationLedger) -> None:

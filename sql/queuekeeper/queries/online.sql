@@ -132,7 +132,7 @@ SELECT
 
 -- name: owned_clients
 -- Return a page of the clients of a range of slots that belong to one store.
--- params: slot_first, slot_last, owner, after_slot, after_client_id, limit
+-- params: slot_first, slot_last, owner, mirrored, after_slot, after_client_id, limit; mirrored: null for both kinds
 -- rows: (slot, client_id), in this order
 -- index: session_owners_slot_idx
 SELECT
@@ -142,6 +142,7 @@ FROM queuekeeper.session_owners
 WHERE
     slot BETWEEN %(slot_first)s AND %(slot_last)s
     AND owner = %(owner)s
+    AND (%(mirrored)s::boolean IS NULL OR mirrored = %(mirrored)s)
     AND (slot, client_id) > (%(after_slot)s::int, %(after_client_id)s)
 ORDER BY slot, client_id
 LIMIT %(limit)s;
@@ -176,7 +177,8 @@ WHERE
 ORDER BY ctx.last_updated_time NULLS FIRST, owners.client_id;
 
 -- name: forget_online_owners
--- Forget the owners of the clients of cohorts, which are all PostgreSQL's.
+-- Forget the owners of the clients of cohorts, which are all PostgreSQL's; where an earlier migration was committed
+-- they are kept, since a client without a row would be Redis's.
 -- params: plan_id, cohorts
 -- rows: none
 -- index: online_cohorts_pkey, session_owners_slot_idx
@@ -186,4 +188,11 @@ WHERE
     online.plan_id = %(plan_id)s
     AND online.cohort = any(%(cohorts)s::int[])
     AND owners.slot BETWEEN online.slot_first AND online.slot_last
-    AND owners.owner = 'postgres';
+    AND owners.owner = 'postgres'
+    AND NOT EXISTS (
+        SELECT 1 AS one
+        FROM queuekeeper.online_cohorts AS earlier
+        WHERE
+            earlier.state = 'committed'
+            AND owners.slot BETWEEN earlier.slot_first AND earlier.slot_last
+    );

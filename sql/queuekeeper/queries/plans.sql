@@ -75,6 +75,13 @@ UPDATE queuekeeper.plans
 SET planned_at = clock_timestamp()
 WHERE plan_id = %(plan_id)s;
 
+-- name: hold_record
+-- Have one session at a time put rows of a plan in place of others, until its transaction ends.
+-- params: class
+-- rows: one, empty
+-- index: none
+SELECT pg_advisory_xact_lock(%(class)s::int, 0) AS held;
+
 -- name: set_plan_state
 -- Move a plan to another state.
 -- params: plan_id, state, reason

@@ -59,6 +59,18 @@ WHERE
     AND status = 'open'
 RETURNING quarantine_id;
 
+-- name: reopen_quarantine
+-- Note that rows which were replayed are in no session any more.
+-- params: quarantine_ids
+-- rows: none
+-- index: quarantine_pkey
+UPDATE queuekeeper.quarantine
+SET
+    status = 'open',
+    assigned_packet_id = NULL,
+    replayed_at = NULL
+WHERE quarantine_id = any(%(quarantine_ids)s::bigint[]);
+
 -- name: replayed_keys
 -- Name the source rows of some cohorts that were replayed already.
 -- params: plan_id, cohorts

@@ -396,8 +396,13 @@ def undo(call: OnServers, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
         dropped = drop_imports(client, clients, plan_id=plan_id, prefix=prefix, dry_run=call.dry_run)
         if not call.dry_run:
             ledger.set_cohort_state(plan_id, wanted, CohortState.PLANNED)
-            approved = ledger.approval(plan_id) is not None
-            ledger.set_plan_state(plan_id, PlanState.APPROVED if approved else PlanState.PLANNED)
+            if set(wanted) == set(found.chosen):
+                ledger.clear_progress(plan_id, "copy")
+                ledger.clear_progress(plan_id, "verify")
+            # One that was refused, or that nobody has agreed to yet, stays what it is.
+            if found.state in (PlanState.COPYING, PlanState.COPIED, PlanState.VERIFIED, PlanState.FAILED):
+                approved = ledger.approval(plan_id) is not None
+                ledger.set_plan_state(plan_id, PlanState.APPROVED if approved else PlanState.PLANNED)
             ledger.note_undo(plan_id, plain(dropped), actor=context.person())
     return Shown(dropped, "Undo, nothing was removed" if call.dry_run else "Undo")
 

@@ -14,7 +14,6 @@ from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import model, takes
 from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, show_result, table
-from queuekeeper.errors import UsageError
 from queuekeeper.service.signals import stopped_by_signals
 
 if TYPE_CHECKING:
@@ -156,7 +155,7 @@ def cut_over(
     """
     chosen = call.chosen(plan_id, cohorts)
     if call.dry_run:
-        return _would(call, plan_id, chosen, "verified", "would be given to Redis")
+        return _would(call, plan_id, chosen, "cut over", "would be given to Redis")
     call.agree(plan_id, "Clients of verified cohorts will be Redis's.", kind="online_cut_over")
     return _done(call.driver(plan_id, movers=movers, lease=parameters).cut_over(chosen))
 
@@ -171,7 +170,7 @@ def roll_back(
     """
     chosen = call.chosen(plan_id, cohorts)
     if call.dry_run:
-        return _would(call, plan_id, chosen, "on_redis", "would go back to PostgreSQL")
+        return _would(call, plan_id, chosen, "roll back", "would go back to PostgreSQL")
     call.agree(plan_id, "Clients will be PostgreSQL's again.", kind="online_roll_back")
     driver = call.driver(plan_id, movers=movers, lease=parameters)
     return _done(driver.roll_back(chosen, max_lag_s=parameters.max_lag_s))
@@ -229,7 +228,7 @@ def commit(call: OnPlan, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
     """
     chosen = call.chosen(plan_id, cohorts)
     if call.dry_run:
-        return _would(call, plan_id, chosen, "soaking", "would stay Redis's for good")
+        return _would(call, plan_id, chosen, "commit", "would stay Redis's for good")
     call.agree(plan_id, "The mirror will end: there is no way back but a new migration.", kind="online_commit")
     return _done(call.driver(plan_id).commit(chosen))
 
@@ -284,16 +283,23 @@ def status(call: OnPostgres, plan_id: PlanId) -> Shown:
 jobs.add_aliases(app, "online_migration", {name: name for name in ("pause", "resume", "throttle")})
 
 
-def _would(call: OnPlan, plan_id: str, cohorts: Sequence[int] | None, state: str, words: str) -> Shown:
-    """Return what a step would work on."""
+def _would(call: OnPlan, plan_id: str, cohorts: Sequence[int] | None, verb: str, words: str) -> Shown:
+    """Return what a step would work on; it is refused as the step would be."""
+    from queuekeeper.migration.model import BadRows
     from queuekeeper.migration.online.cohorts import OnlineCohorts
+    from queuekeeper.migration.online.states import BEGINS, ends
 
     online = OnlineCohorts(call.connection)
-    found = [each for each in online.load(plan_id, cohorts) if cohorts is not None or str(each.state) == state]
+    leaves_clients = call.ledger.load_plan(plan_id).parameters.bad_rows is BadRows.LEAVE
+    done = ends(verb, leaves_clients=leaves_clients)
+    chosen = online.chosen(plan_id, cohorts, BEGINS[verb], verb=verb, done=done)
+    found = [each for each in chosen if each.state not in done]
+    if verb == "cut over" and leaves_clients:
+        # Those that were left behind come when no other has to.
+        found = found or chosen
     counts = {each.cohort: each for each in online.owner_counts(plan_id)}
-    if not found:
-        raise UsageError(f"no cohort of plan {plan_id} is {state}: queuekeeper online status {plan_id} shows them all")
-    clients = sum(counts[each.cohort].postgres + counts[each.cohort].redis for each in found)
+    owner = "postgres" if verb == "cut over" else "redis"
+    clients = sum(getattr(counts[each.cohort], owner) for each in found)
     return Shown(
         {"plan_id": plan_id, "cohorts": found, "clients": clients, "dry_run": True},
         lambda: [f"{clients:,} clients of {len(found):,} cohorts {words}; nothing was changed."],

@@ -27,6 +27,7 @@ from queuekeeper.lua import scripts
 from queuekeeper.migration import preflight, transforms
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import (
+    EPOCH,
     CohortState,
     CopyManner,
     CopyReport,
@@ -35,6 +36,7 @@ from queuekeeper.migration.model import (
     PlanState,
 )
 from queuekeeper.migration.progress import reported, warn
+from queuekeeper.migration.quarantine import reopen_lost
 from queuekeeper.migration.shared_rate import shared_rate
 from queuekeeper.migration.source import (
     MESSAGE_COLUMNS,
@@ -60,7 +62,6 @@ WINDOW_CALLS = 64
 WINDOW_BYTES = 2 * 1024 * 1024
 
 _THERE = {CohortState.COPIED, CohortState.VERIFIED}
-EPOCH = "1"  # the first one: nobody has changed the owner yet
 OWNERS = {
     Mode.OFFLINE: "redis",  # the session belongs to Redis as soon as it is complete
     Mode.ONLINE: "postgres",  # nobody may use the copy before its owner changes
@@ -455,6 +456,9 @@ def copy_sessions(
         broken_off = {_task_of(row["cohort"]) for row in results if row["cohort"] < 0}
         missing_yet = {cohort for task in broken_off for cohort in placement.groups[task]}
         copied = [cohort for cohort in wanted if cohort not in missing_yet]
+        # An import that was taken out, or lost with its server, is there again without what was replayed into it.
+        if opened := reopen_lost(ledger, client, plan, copied):
+            warn([f"{opened:,} rows of the quarantine that were replayed are open again: replay them once more"])
         ledger.set_cohort_state(plan_id, copied, CohortState.COPIED)
         for task in broken_off:
             # Whoever goes on cuts the rest into other tasks.

@@ -330,6 +330,7 @@ class MigrationLedger(Runs):
         wanted = set(cohorts)
         written = 0
         with self._transaction() as cursor:
+            self._hold(plan_id)
             # Delete before reading the replayed keys: a row replayed meanwhile is either gone or seen.
             self._row("delete_open_quarantine", chosen)
             replayed = set(self._rows("replayed_keys", chosen))
@@ -390,6 +391,10 @@ class MigrationLedger(Runs):
             raise UsageError(f"quarantine holds no row {quarantine_id}: list the quarantine again")
         return False
 
+    def reopen_quarantine(self, quarantine_ids: Sequence[int]) -> None:
+        """Note that rows which were replayed are in no session any more."""
+        self._row("reopen_quarantine", {"quarantine_ids": list(quarantine_ids)})
+
     # --- verification ------------------------------------------------------------------------------------------
 
     def replace_ledger(self, plan_id: str, rows: Iterable[LedgerRow], verified_at_ms: int) -> None:
@@ -422,6 +427,7 @@ class MigrationLedger(Runs):
         wanted = set(cohorts)
         written = 0
         with self._transaction() as cursor:
+            self._hold(plan_id)
             for name in ("delete_differences", "delete_difference_counts"):
                 self._row(name, {"plan_id": plan_id, "cohorts": list(cohorts)})
             self._many(
@@ -516,6 +522,10 @@ class MigrationLedger(Runs):
     def _transaction(self) -> Iterator[psycopg.Cursor[tuple[Any, ...]]]:
         with translated_errors(self.connection), self.connection.transaction(), self.connection.cursor() as cursor:
             yield cursor
+
+    def _hold(self, plan_id: str) -> None:
+        """Have nobody else put rows of a plan in place until the transaction ends: two would both write them."""
+        self._row("hold_record", {"class": lock_class("record", plan_id)})
 
     def _audit(
         self,

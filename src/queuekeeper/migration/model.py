@@ -177,6 +177,20 @@ class Lease(Parameters):
     )
 
 
+def steps_of(text: str) -> tuple[int, ...]:
+    """Return the shares that a text such as ``1,10,50,100`` names.
+
+    :raises UsageError: when they are not rising percentages that end with 100.
+    """
+    try:
+        found = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        found = ()
+    if not found or list(found) != sorted(set(found)) or not 1 <= found[0] <= found[-1] == 100:
+        raise UsageError(f"the steps are {text!r}: write rising percentages that end with 100, such as 1,10,50,100")
+    return found
+
+
 class OnlineWish(Lease, FourEyes):
     """What only a migration with devices connected goes by."""
 
@@ -203,6 +217,7 @@ class OnlineWish(Lease, FourEyes):
         section=Section.PACE,
         pattern=r"^\d{1,3}(,\d{1,3})*$",
         rule="it must be rising percentages that end with 100, such as 1,10,50,100",
+        check=steps_of,
         examples=["1,10,50,100", "5,100"],
     )
     soak_minutes: float = parameter(
@@ -290,6 +305,9 @@ class RollbackWish(Lease, FourEyes):
         examples=[1, 10],
     )
 
+
+EPOCH = "1"
+"""Of sessions that a copy writes, the first one: nobody has changed their owner yet."""
 
 _TOTALS = (
     "sessions", "clients", "messages", "payload_bytes", "to_copy", "expired", "trimmed", "quarantined",

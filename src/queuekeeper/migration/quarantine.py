@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -12,9 +12,8 @@ from queuekeeper.clock import system_clock
 from queuekeeper.errors import MovedOn, PacketIdInUse, RefusedError, StaleEpoch
 from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, safe_counter, session_keys
 from queuekeeper.lua import scripts
-from queuekeeper.migration.apply import EPOCH
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
-from queuekeeper.migration.model import Mode
+from queuekeeper.migration.model import EPOCH, MigrationPlan, Mode
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.sessions import quarantine as aside
@@ -120,6 +119,25 @@ def replay(
         if outcome in {"replayed", "as_new", "unchanged"} and not dry_run:
             ledger.mark_replayed(row.quarantine_id, packet_id if packet_id != row.packet_id else None, system_clock())
     return ReplayReport(plan_id=plan_id, dry_run=dry_run, why=why, **counts)
+
+
+def reopen_lost(ledger: MigrationLedger, client: RedisClient, plan: MigrationPlan, cohorts: Sequence[int]) -> int:
+    """Open rows again that were replayed, and whose session was imported anew since, without them.
+
+    :param cohorts: whose copy is complete.
+    :returns: how many.
+    """
+    wanted = set(cohorts)
+    lost: list[int] = []
+    for row in ledger.quarantined(plan.plan_id, status="replayed", limit=None):
+        if row.cohort not in wanted or row.quarantine_id is None:
+            continue
+        session = session_keys(row.client_id, prefix=plan.parameters.key_prefix).session
+        notes = ["plan", "import", f"replayed:{row.serial_number}", f"source:{_source(row)}"]
+        if client.hmget(session, notes) == [plan.plan_id.encode(), b"done", None, None]:
+            lost.append(row.quarantine_id)
+    ledger.reopen_quarantine(lost)
+    return len(lost)
 
 
 @dataclass(kw_only=True)

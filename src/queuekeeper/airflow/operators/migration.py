@@ -15,8 +15,16 @@ from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.jobs import PausableOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.jobs.pace import RunPaused, control_of
-from queuekeeper.jobs.parameters import Parameters
-from queuekeeper.migration.model import CohortChoice, CopyManner, MigrationParameters, Mode, PlanChoice, PlanRequest
+from queuekeeper.jobs.parameters import Parameters, describe
+from queuekeeper.migration.model import (
+    CohortChoice,
+    CopyManner,
+    MigrationParameters,
+    Mode,
+    OnlineWish,
+    PlanChoice,
+    PlanRequest,
+)
 from queuekeeper.migration.preflight import SOURCE_TABLES
 
 if TYPE_CHECKING:
@@ -45,8 +53,10 @@ class PlanMigrationOperator(AskedOperator, QueuekeeperSparkOperator):
         self.run_id = run_id
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
-        """Return who asks, and the parameters of the plan."""
+        """Return who asks, and the parameters of the plan, once those of later steps are known to be right."""
         reject_unknown_of(context)
+        given = context["params"]
+        OnlineWish.of_texts({name: given[name] for name in describe(OnlineWish) if name in given})
         return PlanRequest(run_id=self.run_id), self.asked(MigrationParameters)
 
 

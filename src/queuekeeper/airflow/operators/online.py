@@ -15,10 +15,10 @@ from queuekeeper.airflow.operators.approval import take_answer
 from queuekeeper.airflow.operators.stores import StoresOperator
 from queuekeeper.airflow.waits import LooksAgain
 from queuekeeper.audit import record_answer
-from queuekeeper.errors import CheckFailed, UsageError
+from queuekeeper.errors import CheckFailed
 from queuekeeper.jobs.common import FourEyes
 from queuekeeper.keyspace import parse_cohorts
-from queuekeeper.migration.model import Lease, Mode, OnlineWish, RollbackWish
+from queuekeeper.migration.model import Lease, Mode, OnlineWish, RollbackWish, steps_of
 from queuekeeper.migration.online.checks import check_approval_age, check_four_eyes
 from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.online.reports import StepReport
@@ -328,17 +328,3 @@ class RollBackOperator(OnlineOperator):
         """Bring the mirror up to date, then give the clients back."""
         driver.mirror(self.chosen())
         return self.told(driver.roll_back(self.chosen(), max_lag_s=RollbackWish.one("max_lag_s", self.max_lag_s)))
-
-
-def steps_of(text: str) -> tuple[int, ...]:
-    """Return the shares that a text such as ``1,10,50,100`` names.
-
-    :raises UsageError: when they are not rising percentages that end with 100.
-    """
-    try:
-        found = tuple(int(part) for part in text.split(","))
-    except ValueError:
-        found = ()
-    if not found or list(found) != sorted(set(found)) or not 1 <= found[0] <= found[-1] == 100:
-        raise UsageError(f"the steps are {text!r}: write rising percentages that end with 100, such as 1,10,50,100")
-    return found

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
 from queuekeeper.approvals import old_approval
+from queuekeeper.clock import Clock
 from queuekeeper.errors import RefusedError
 from queuekeeper.migration import foreign_writers
 from queuekeeper.migration.ledger import MigrationLedger
@@ -67,14 +69,28 @@ def servers_of(connection: Connection, client: RedisClient) -> str:
     return f"postgres {postgres} redis {redis}"
 
 
+def _postgres_ms(connection: Connection) -> int:
+    with translated_errors(connection):
+        row = connection.execute(statement("queuekeeper/queries/server_clock")).fetchone()
+    return int(row[0]) if row else 0
+
+
+def servers_clock(connection: Connection, client: RedisClient) -> Clock:
+    """Return a clock that goes by the servers: what it takes for over is over for one of them.
+
+    The clock of this machine's may be days ahead, and what still lives would be taken for what both have forgotten.
+    """
+    begun_s = time.monotonic()
+    first_ms = max(_postgres_ms(connection), *clocks_ms(client))
+    return lambda: first_ms + round(1_000 * (time.monotonic() - begun_s))
+
+
 def check_skew(connection: Connection, client: RedisClient) -> None:
     """Check that the servers agree on the time.
 
     :raises RefusedError: saying by how much they differ.
     """
-    with translated_errors(connection):
-        row = connection.execute(statement("queuekeeper/queries/server_clock")).fetchone()
-    postgres_ms = int(row[0]) if row else 0
+    postgres_ms = _postgres_ms(connection)
     skew_ms = max(abs(each - postgres_ms) for each in clocks_ms(client))
     if skew_ms > MAX_SKEW_MS:
         raise RefusedError(

@@ -6,7 +6,7 @@ at its next write, whatever it is doing and whoever has forgotten to stop it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -97,6 +97,34 @@ class OnlineCohorts:
         wanted = None if cohorts is None else list(cohorts)
         found = self._records(OnlineCohort, "online_cohorts", {"plan_id": plan_id, "cohorts": wanted})
         return [replace(each, state=OnlineState(each.state)) for each in found]
+
+    def chosen(
+        self,
+        plan_id: str,
+        cohorts: Sequence[int] | None,
+        allowed: Iterable[OnlineState],
+        *,
+        verb: str,
+        done: Iterable[OnlineState] = (),
+    ) -> list[OnlineCohort]:
+        """Return the cohorts to work on.
+
+        :param done: states of cohorts with which the step may have come to its end, or not quite.
+        :raises RefusedError: when one of those that were named is not so far, or there is none.
+        """
+        states, ended = tuple(allowed), tuple(done)
+        found = self.load(plan_id, cohorts)
+        check_same_plan(found, plan_id)
+        for cohort in sorted(set(cohorts or ()) - {each.cohort for each in found}):
+            raise RefusedError(
+                f"cohort {cohort} of plan {plan_id} was never armed: arm it first "
+                f"(queuekeeper online arm {plan_id} --cohorts {cohort})"
+            )
+        if cohorts is None:
+            # Without a choice: those that are so far.
+            found = [each for each in found if each.state in (*states, *ended)] or found
+        check_states(((each.cohort, each.state) for each in found if each.state not in ended), states, verb=verb)
+        return found
 
     def arm(self, plan: MigrationPlan, cohorts: Sequence[int], *, actor: str) -> list[OnlineCohort]:
         """Have ownership noted and checked for all clients of cohorts; they stay PostgreSQL's.
@@ -199,16 +227,24 @@ class OnlineCohorts:
             self._rows("forget_online_owners", {"plan_id": plan_id, "cohorts": list(cohorts)})
 
     def clients(
-        self, cohort: OnlineCohort, *, owner: str, after: tuple[int, str] = (-1, ""), limit: int = 1_000
+        self,
+        cohort: OnlineCohort,
+        *,
+        owner: str,
+        mirrored: bool | None = None,
+        after: tuple[int, str] = (-1, ""),
+        limit: int = 1_000,
     ) -> list[tuple[int, str]]:
         """Return a page of a cohort's clients that belong to one store, as (slot, client id), in that order.
 
+        :param mirrored: only those whose changes in Redis go to PostgreSQL too, or only the others; none for both.
         :param after: the last one of the page before.
         """
         values = {
             "slot_first": cohort.slot_first,
             "slot_last": cohort.slot_last,
             "owner": owner,
+            "mirrored": mirrored,
             "after_slot": after[0],
             "after_client_id": after[1],
             "limit": limit,

@@ -21,7 +21,7 @@ from queuekeeper.errors import (
 )
 from queuekeeper.migration.model import MigrationPlan
 from queuekeeper.migration.online.brake import Brake, Limits, Load
-from queuekeeper.migration.online.checks import check_servers
+from queuekeeper.migration.online.checks import check_servers, servers_clock
 from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
 from queuekeeper.migration.online.mover import SessionMover, movers
 from queuekeeper.migration.online.reports import StepReport, Tally
@@ -41,6 +41,7 @@ class Crew:
     :param driver: its number.
     :param count: movers that work side by side.
     :param lease_ms: longest that a client is fenced.
+    :param clock: by which lives are judged; none for that of the servers.
     """
 
     postgres_url: str
@@ -50,7 +51,7 @@ class Crew:
     count: int
     lease_ms: int
     limits: Limits
-    clock: Clock
+    clock: Clock | None
     tell: Callable[[str], None]
 
     def each(
@@ -124,7 +125,8 @@ class Crew:
                     self.tell(f"{step}: {tally.clients:,}/{total:,} clients, {rate:,.0f}/s{left}")
 
         try:
-            async with movers(**self._options()) as opened:
+            clock = self.clock or servers_clock(look, client)
+            async with movers(**self._options(), clock=clock) as opened:
                 await _side_by_side(one(mover) for mover in opened)
             check_servers(look, client, self.plan.plan_id, numbers, self.driver)
         finally:
@@ -143,7 +145,6 @@ class Crew:
             "rules": rules_of(self.plan),
             "count": self.count,
             "lease_ms": self.lease_ms,
-            "clock": self.clock,
             "bad_rows": self.plan.parameters.bad_rows,
         }
 
@@ -203,19 +204,25 @@ def _clients(online: OnlineCohorts, cohorts: Sequence[OnlineCohort], owner: str 
             yield from online.quiet_clients(each)
         else:
             for store in ("postgres", "redis") if owner is None else (owner,):
-                yield from all_clients(online, each, store)
+                # Where stores are compared: what an earlier migration has committed is up to date in Redis alone.
+                mirrored = True if owner is None and store == "redis" else None
+                yield from all_clients(online, each, store, mirrored=mirrored)
 
 
-def all_clients(online: OnlineCohorts, cohort: OnlineCohort, owner: str) -> Iterator[str]:
+def all_clients(
+    online: OnlineCohorts, cohort: OnlineCohort, owner: str, *, mirrored: bool | None = None
+) -> Iterator[str]:
     """Yield the clients of a cohort that belong to a store."""
-    for page in pages(online, cohort, owner):
+    for page in pages(online, cohort, owner, mirrored=mirrored):
         yield from page
 
 
-def pages(online: OnlineCohorts, cohort: OnlineCohort, owner: str) -> Iterator[list[str]]:
+def pages(
+    online: OnlineCohorts, cohort: OnlineCohort, owner: str, *, mirrored: bool | None = None
+) -> Iterator[list[str]]:
     """Yield the same page by page."""
     after = (-1, "")
-    while page := online.clients(cohort, owner=owner, after=after):
+    while page := online.clients(cohort, owner=owner, mirrored=mirrored, after=after):
         after = page[-1]
         yield [client_id for _, client_id in page]
 

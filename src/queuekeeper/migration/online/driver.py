@@ -7,10 +7,10 @@ repeated; what is done already is found done.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from queuekeeper.clock import Clock, system_clock
+from queuekeeper.clock import Clock
 from queuekeeper.errors import (
     CheckFailed,
     RefusedError,
@@ -20,12 +20,19 @@ from queuekeeper.migration.clients import clients_of
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import BadRows, CohortState, Lease, LedgerRow, MigrationPlan, PlanState
 from queuekeeper.migration.online.brake import Limits
-from queuekeeper.migration.online.checks import check_clean, check_servers, check_skew, check_trigger, servers_of
-from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts, check_same_plan
+from queuekeeper.migration.online.checks import (
+    check_clean,
+    check_servers,
+    check_skew,
+    check_trigger,
+    servers_clock,
+    servers_of,
+)
+from queuekeeper.migration.online.cohorts import OnlineCohort, OnlineCohorts
 from queuekeeper.migration.online.crew import Crew, all_clients, pages, rules_of
 from queuekeeper.migration.online.mover import SessionMover
 from queuekeeper.migration.online.reports import MirrorReport, SoakReport, StepReport, Tally, check_moved, joined
-from queuekeeper.migration.online.states import MIRRORED, OnlineState, check_states
+from queuekeeper.migration.online.states import BEGINS, MIRRORED, OnlineState, ends
 from queuekeeper.postgres import Connection, connect
 from queuekeeper.redis_client import RedisClient, clocks_ms
 from queuekeeper.redis_client import connect as connect_redis
@@ -43,6 +50,7 @@ class OnlineDriver:
     :param actor: person or program that asked for it, for the audit.
     :param lease_ms: longest that a client is fenced, 50 to 1,000.
     :param count: movers that work side by side.
+    :param clock: none for that of the servers.
     """
 
     def __init__(
@@ -55,7 +63,7 @@ class OnlineDriver:
         lease_ms: int = Lease().lease_ms,
         count: int = MOVERS,
         limits: Limits | None = None,
-        clock: Clock = system_clock,
+        clock: Clock | None = None,
         tell: Callable[[str], None] = print,
     ) -> None:
         self._postgres_url = postgres_url
@@ -101,7 +109,7 @@ class OnlineDriver:
         """
         with self._opened() as (connection, client, online, plan):
             states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED)
-            found = self._chosen(online, cohorts, states, verb="catch up")
+            found = online.chosen(self._plan_id, cohorts, states, verb="catch up")
             numbers = [each.cohort for each in found]
             self._check_values(connection, client, plan, numbers)
             driver = online.take(self._plan_id, numbers)
@@ -123,7 +131,7 @@ class OnlineDriver:
         """
         with self._opened() as (connection, client, online, plan):
             states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED, *MIRRORED)
-            found = self._chosen(online, cohorts, states, verb="verify")
+            found = online.chosen(self._plan_id, cohorts, states, verb="verify")
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
             # What is known of the servers is noted first: a failover meanwhile shows.
@@ -147,7 +155,7 @@ class OnlineDriver:
                     f"{different:,} of {report.clients:,} clients differ, the first {example!r}: {reason}; {advice}, "
                     "and look into it when they still differ"
                 )
-            now_ms = self._clock()
+            now_ms = self._now_ms(connection, client)
             online.clean(self._plan_id, numbers, driver=driver, at_ms=now_ms)
             _write_ledger(MigrationLedger(connection), plan, found, tally, now_ms=now_ms)
             caught_up = [each.cohort for each in found if each.state is OnlineState.CAUGHT_UP]
@@ -161,12 +169,9 @@ class OnlineDriver:
             rehearsed yet.
         """
         with self._opened() as (connection, client, online, plan):
-            states = (OnlineState.VERIFIED, OnlineState.CUTTING_OVER)
-            done: tuple[OnlineState, ...] = (OnlineState.ON_REDIS,)
-            if plan.parameters.bad_rows is BadRows.LEAVE:
-                # Clients that were left behind may come as long as the mirror is kept up.
-                done = (OnlineState.ON_REDIS, OnlineState.SOAKING)
-            chosen = self._chosen(online, cohorts, states, verb="cut over", done=done)
+            states = BEGINS["cut over"]
+            done = ends("cut over", leaves_clients=plan.parameters.bad_rows is BadRows.LEAVE)
+            chosen = online.chosen(self._plan_id, cohorts, states, verb="cut over", done=done)
             found = [each for each in chosen if each.state not in done]
             if not found:
                 return self._cut_over_kept(connection, client, online, chosen, plan)
@@ -260,8 +265,8 @@ class OnlineDriver:
         :raises RefusedError: when a cohort is not on Redis, or back on its way.
         :raises CheckFailed: when the time is over, and PostgreSQL does not take a client's changes.
         """
-        with self._opened() as (_, _, online, _plan):
-            found = self._chosen(online, cohorts, (OnlineState.ON_REDIS, OnlineState.SOAKING), verb="soak")
+        with self._opened() as (connection, client, online, _plan):
+            found = online.chosen(self._plan_id, cohorts, (OnlineState.ON_REDIS, OnlineState.SOAKING), verb="soak")
             numbers = [each.cohort for each in found]
             waiting = [each.cohort for each in found if each.state is OnlineState.ON_REDIS]
             if waiting:
@@ -269,10 +274,11 @@ class OnlineDriver:
                 online.move(self._plan_id, waiting, driver=driver, after=OnlineState.SOAKING, actor=self._actor)
             # The last of them is what all wait for.
             begun_at = max(each.step_at for each in online.load(self._plan_id, numbers))
-        mirrored = self.mirror(numbers)
+            mirrored = self.mirror(numbers)
+            now_ms = self._now_ms(connection, client)
         begun_ms = round(1_000 * begun_at.timestamp())
-        # Two clocks: PostgreSQL's when it began, this machine's now; no difference makes it longer than it is to be.
-        left_s = min(seconds, max(0.0, begun_ms / 1_000 + seconds - self._clock() / 1_000))
+        # PostgreSQL's clock when it began, perhaps another server's now: that makes it no longer than it is to be.
+        left_s = min(seconds, max(0.0, (begun_ms - now_ms) / 1_000 + seconds))
         report = SoakReport(**vars(mirrored), begun_ms=begun_ms, left_s=left_s)
         if report.is_over and report.refused:
             raise CheckFailed(
@@ -288,8 +294,8 @@ class OnlineDriver:
         """
         begun = time.monotonic()
         with self._opened() as (connection, client, online, plan):
-            states, done = (OnlineState.SOAKING,), (OnlineState.COMMITTED,)
-            found = self._chosen(online, cohorts, states, verb="commit", done=done)
+            states, done = BEGINS["commit"], ends("commit", leaves_clients=False)
+            found = online.chosen(self._plan_id, cohorts, states, verb="commit", done=done)
             others = online.moving_plans(self._plan_id)
             if others and all(each.state in done for each in found):
                 # Clients may be theirs by now, and mirrored for them.
@@ -322,7 +328,7 @@ class OnlineDriver:
         :raises RefusedError: when a cohort was committed, or the mirror is further behind.
         """
         with self._opened() as (_, _, online, plan):
-            found = self._chosen(online, cohorts, tuple(MIRRORED), verb="roll back")
+            found = online.chosen(self._plan_id, cohorts, BEGINS["roll back"], verb="roll back")
             numbers = [each.cohort for each in found]
             lag = self.mirror(numbers, dry_run=True)
             if lag.lag_s > max_lag_s:
@@ -352,13 +358,15 @@ class OnlineDriver:
         :raises RefusedError: when one of those that were named could not, or there is none.
         """
         with self._opened() as (_, _, online, _plan):
-            return [each.cohort for each in self._chosen(online, cohorts, tuple(MIRRORED), verb="roll back")]
+            return [
+                each.cohort for each in online.chosen(self._plan_id, cohorts, BEGINS["roll back"], verb="roll back")
+            ]
 
     def disarm(self, cohorts: Sequence[int] | None = None) -> None:
         """Have nobody look for owners any more; all clients are PostgreSQL's, the copies in Redis stay as they are."""
         states = (OnlineState.COPYING, OnlineState.CAUGHT_UP, OnlineState.VERIFIED)
         with self._opened() as (_, _, online, _plan):
-            found = self._chosen(online, cohorts, states, verb="disarm")
+            found = online.chosen(self._plan_id, cohorts, states, verb="disarm")
             numbers = [each.cohort for each in found]
             driver = online.take(self._plan_id, numbers)
             online.disarm(self._plan_id, numbers, driver=driver, actor=self._actor)
@@ -461,40 +469,15 @@ class OnlineDriver:
                 f"rehearse it first (queuekeeper online rehearse {self._plan_id})"
             )
 
-    def _chosen(
-        self,
-        online: OnlineCohorts,
-        cohorts: Sequence[int] | None,
-        allowed: Iterable[OnlineState],
-        *,
-        verb: str,
-        done: Iterable[OnlineState] = (),
-    ) -> list[OnlineCohort]:
-        """Return the cohorts to work on.
-
-        :param done: states of cohorts with which the step may have come to its end, or not quite.
-        """
-        states, ended = tuple(allowed), tuple(done)
-        found = online.load(self._plan_id, cohorts)
-        check_same_plan(found, self._plan_id)
-        for cohort in sorted(set(cohorts or ()) - {each.cohort for each in found}):
-            raise RefusedError(
-                f"cohort {cohort} of plan {self._plan_id} was never armed: arm it first "
-                f"(queuekeeper online arm {self._plan_id} --cohorts {cohort})"
-            )
-        if cohorts is None:
-            # Without a choice: those that are so far.
-            found = [each for each in found if each.state in (*states, *ended)] or found
-        check_states(((each.cohort, each.state) for each in found if each.state not in ended), states, verb=verb)
-        return found
-
     def _check_values(
         self, connection: Connection, client: RedisClient, plan: MigrationPlan, cohorts: Sequence[int]
     ) -> None:
         """Check that Redis takes the largest message there is by now, by the rule of the plan."""
-        preflight.check_values(
-            client, largest_bytes=preflight.largest_value(connection, plan, cohorts, now_ms=self._clock())
-        )
+        now_ms = self._now_ms(connection, client)
+        preflight.check_values(client, largest_bytes=preflight.largest_value(connection, plan, cohorts, now_ms=now_ms))
+
+    def _now_ms(self, connection: Connection, client: RedisClient) -> int:
+        return (self._clock or servers_clock(connection, client))()
 
     @contextmanager
     def _opened(self) -> Iterator[tuple[Connection, RedisClient, OnlineCohorts, MigrationPlan]]:

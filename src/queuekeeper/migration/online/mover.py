@@ -333,7 +333,9 @@ class SessionMover:
                     # Its fence may have ended before, which gives it another epoch too.
                     restored = await self._owner(client_id)
                     if restored.owner == "redis" and restored.fenced_until_ms is None:
-                        await self._redis.set_owner(client_id, epoch=_epoch(restored), owner="redis", mirrored=True)
+                        await self._redis.set_owner(
+                            client_id, epoch=_epoch(restored), owner="redis", mirrored=restored.mirrored
+                        )
         if moved is not None:
             with suppress(StaleEpoch):
                 await self._redis.set_owner(client_id, epoch=_epoch(moved), owner="postgres", mirrored=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 
@@ -142,6 +142,24 @@ ON_POSTGRES = frozenset({OnlineState.PLANNED, OnlineState.COPYING, OnlineState.C
 
 MIRRORED = frozenset({OnlineState.CUTTING_OVER, OnlineState.ON_REDIS, OnlineState.SOAKING, OnlineState.ROLLING_BACK})
 """Clients may belong to Redis, and what changes there goes to PostgreSQL."""
+
+
+BEGINS: Mapping[str, tuple[OnlineState, ...]] = {
+    "cut over": (OnlineState.VERIFIED, OnlineState.CUTTING_OVER),
+    "roll back": tuple(MIRRORED),
+    "commit": (OnlineState.SOAKING,),
+}
+"""In which states steps begin that a person is asked about."""
+
+
+def ends(verb: str, *, leaves_clients: bool) -> tuple[OnlineState, ...]:
+    """Return in which states one of these steps has come to its end, or not quite.
+
+    :param leaves_clients: whether the plan leaves some in PostgreSQL; they may come as long as the mirror is kept up.
+    """
+    if verb == "cut over":
+        return (OnlineState.ON_REDIS, *((OnlineState.SOAKING,) if leaves_clients else ()))
+    return (OnlineState.COMMITTED,) if verb == "commit" else ()
 
 
 def edge(before: OnlineState, after: OnlineState) -> Edge:
