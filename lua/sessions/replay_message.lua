@@ -28,6 +28,7 @@ Errors
 Cost
     O(log N) for N references; about 15 us.
 ]]
+--- @include "includes/earliest_expiry"
 --- @include "includes/import_state"
 --- @include "includes/kept_for_ever"
 --- @include "includes/last_packet_id"
@@ -80,6 +81,8 @@ if expires_at_ms <= now_ms() then
     return { 'expired', '' }
 end
 
+local was_empty = redis.call('EXISTS', messages_key) == 0
+local noted_until = tonumber(redis.call('HGET', session_key, 'until_ms') or nil)
 redis.call('SET', payload_key, ARGV[7], 'PXAT', ARGV[6])
 redis.call('ZADD', messages_key, ARGV[5], payload_key)
 if last_packet_id ~= '' then
@@ -95,4 +98,17 @@ if last_packet_id ~= '' then
 end
 redis.call('HSET', session_key, note, payload_key)
 redis.call('HINCRBY', session_key, 'references', 1)
+note_expiry(session_key, expires_at_ms)
+if noted_until then
+    -- Our saves let the keys end: not before this message. One without an end stays so, as somebody else has written it.
+    local until_text = string.format('%d', math.max(noted_until, expires_at_ms))
+    redis.call('HSET', session_key, 'until_ms', until_text)
+    redis.call('PEXPIREAT', session_key, until_text, 'GT')
+    redis.call('PEXPIREAT', last_packet_id_key, until_text, 'GT')
+    if was_empty then
+        redis.call('PEXPIREAT', messages_key, until_text)
+    else
+        redis.call('PEXPIREAT', messages_key, until_text, 'GT')
+    end
+end
 return { 'replayed', payload_key }

@@ -154,15 +154,15 @@ def check_choice(name: str, value: Any, choices: type[StrEnum]) -> None:
         raise UsageError(f"{name} is {value!r}: one of {', '.join(choices)}")
 
 
-def _words(name: str, value: Any, rule: Any) -> str:
-    # A text may be a payload.
+def shown(value: Any) -> str:
+    """Return in words what is of a wrong type: of a text only that it is one, as it may be a payload."""
     if value is None or isinstance(value, bool | int | float | Enum):
-        shown = repr(value)
-    elif isinstance(value, type):
-        shown = f"the class {value.__name__}"
-    else:
-        shown = _article(type(value))
-    return f"{name} is {shown}: it must be {_describe(rule)}"
+        return repr(value)
+    return f"the class {value.__name__}" if isinstance(value, type) else _article(type(value))
+
+
+def _words(name: str, value: Any, rule: Any) -> str:
+    return f"{name} is {shown(value)}: it must be {_describe(rule)}"
 
 
 def _article(kind: type) -> str:

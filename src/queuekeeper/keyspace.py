@@ -155,10 +155,15 @@ def encoded_client_id(tag: str) -> str | None:
 def check_prefix(prefix: str) -> str:
     """Return the prefix unchanged.
 
-    :raises UsageError: when it holds a brace: the first brace pair decides the slot, so every key would share one.
+    :raises UsageError: when it holds a brace: the first brace pair decides the slot, so every key would share one; or
+        what no key can hold.
     """
     if "{" in prefix or "}" in prefix:
         raise UsageError(f"key prefix {prefix!r} holds a brace: all clients would land in one hash slot")
+    try:
+        prefix.encode()
+    except UnicodeEncodeError:
+        raise UsageError(f"key prefix {prefix!r} holds half a surrogate pair: it cannot be written as UTF-8") from None
     return prefix
 
 

@@ -30,8 +30,8 @@ from queuekeeper.lua.call import (
     target_of,
     wait_s,
 )
-from queuekeeper.redis_client import CONNECT_TIMEOUT_S, from_redis, lost
-from queuekeeper.redis_connection import Connection, Endpoint, Limits, Question, Words, endpoint
+from queuekeeper.redis_client import CONNECT_TIMEOUT_S, Words, from_redis, lost
+from queuekeeper.redis_connection import Connection, Endpoint, Limits, Question, endpoint
 
 _REFRESH_PAUSE_S = 0.1
 
@@ -357,6 +357,8 @@ class AsyncScriptCaller(AsyncClosing):
             self._waiting.discard(connection)
             await connection.close()
             raise
+        if isinstance(reply, ReadOnlyError):
+            connection.renew()
         idle.append(connection)
         return reply
 

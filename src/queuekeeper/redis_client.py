@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import errno
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, cast
 from urllib.parse import unquote, urlsplit
 
+import hiredis
 import redis
 from redis.backoff import NoBackoff
 from redis.connection import parse_url
@@ -36,6 +37,11 @@ from queuekeeper.hosts import check_host, is_loopback
 from queuekeeper.keyspace import SLOTS
 
 RedisClient: TypeAlias = redis.Redis | redis.RedisCluster
+
+Words: TypeAlias = tuple[str | bytes | int, ...]
+"""A command and its arguments."""
+
+_pack = cast(Callable[[Words], bytes], hiredis.pack_command)
 
 CONNECT_TIMEOUT_S = 5
 REPLY_TIMEOUT_S = 30
@@ -102,6 +108,17 @@ def connect(url: str) -> RedisClient:
             return redis.RedisCluster.from_url(url, require_full_coverage=False, **options)
     except TypeError as error:
         raise unknown_option(error, address) from None
+
+
+def pack(words: Words) -> bytes:
+    """Return a command as it is sent; redis-py's own packing takes twice the time for it.
+
+    :raises UsageError: for what cannot be sent.
+    """
+    try:
+        return _pack(words)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"a key or argument cannot be sent: {error}") from None
 
 
 def unknown_option(error: TypeError, address: str) -> UsageError:

@@ -20,10 +20,7 @@ from redis.exceptions import TimeoutError as RedisTimeoutError
 
 from queuekeeper.checks import check_integer
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, UsageError
-from queuekeeper.redis_client import DEFAULTS, from_redis, read_url, unknown_option
-
-Words = tuple[str | bytes | int, ...]
-"""A command and its arguments."""
+from queuekeeper.redis_client import DEFAULTS, Words, from_redis, pack, read_url, unknown_option
 
 _ASYNCIO_CLASSES = {
     redis.SSLConnection: redis.asyncio.SSLConnection,
@@ -36,7 +33,6 @@ MAX_FLUSHES = 10_000
 MAX_FLUSH_COMMANDS = 1_000_000
 MAX_BYTES = 2**40
 
-_pack = cast(Callable[[Words], bytes], hiredis.pack_command)
 _parse_error = cast(Callable[[str], Exception], DefaultParser.parse_error)
 
 
@@ -451,9 +447,9 @@ class Connection:
                 command.dropped()
                 continue
             try:
-                text = _pack(command.words)
-            except (TypeError, ValueError) as error:
-                command.unsent(UsageError(f"a key or argument cannot be sent: {error}"), may_heal=False)
+                text = pack(command.words)
+            except UsageError as error:
+                command.unsent(error, may_heal=False)
                 continue
             packed.append(text)
             size_bytes += len(text)
@@ -463,7 +459,7 @@ class Connection:
             else:
                 sent(command)
         if confirmation is not None:
-            packed.append(_pack(self._wait))
+            packed.append(pack(self._wait))
             sent(confirmation)
         return packed
 
@@ -525,7 +521,7 @@ class Connection:
         greeting = [Question(words) for words in target.greeting]
         wire.in_flight.extend(greeting)
         try:
-            wire.write([_pack(question.words) for question in greeting], self._loop.time())
+            wire.write([pack(question.words) for question in greeting], self._loop.time())
             for question in greeting:
                 reply = await question.future
                 if isinstance(reply, BaseException):

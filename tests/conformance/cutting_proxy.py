@@ -14,12 +14,13 @@ class CuttingProxy:
 
     :param host: address of this machine to listen at.
     :ivar url: address for clients.
+    :ivar target: host and port of the server that the next connection leads to.
     :ivar cuts: replies still to be cut off.
     """
 
     def __init__(self, url: str, *, host: str = "127.0.0.1") -> None:
         parts = urlsplit(url)
-        self._target = (str(parts.hostname), int(parts.port or 0))
+        self.target = (str(parts.hostname), int(parts.port or 0))
         self._listener = socket.create_server((host, 0))
         port = self._listener.getsockname()[1]
         self.url = parts._replace(netloc=f"{parts.netloc.rpartition('@')[0]}@{host}:{port}").geturl()
@@ -43,7 +44,7 @@ class CuttingProxy:
         with suppress(OSError):
             while True:
                 client = self._listener.accept()[0]
-                server = socket.create_connection(self._target)
+                server = socket.create_connection(self.target)
                 self._sockets += (client, server)
                 for source, sink, replies in ((client, server, False), (server, client, True)):
                     thread = threading.Thread(target=self._pass_on, args=(source, sink, replies))

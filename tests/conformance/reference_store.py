@@ -33,8 +33,10 @@ from queuekeeper.sessions.model import (
     SessionSave,
     SessionView,
     StoreRules,
+    check_expected,
     check_packet_id,
     check_page,
+    check_serial,
 )
 from queuekeeper.sessions.store import PAGE_BYTES
 
@@ -266,6 +268,9 @@ class ReferenceStore:
     ) -> PendingPage:
         check_client_id(client_id)
         check_page(offset=0, limit=limit)
+        check_integer("after_serial", after_serial, -1, 2**53)
+        if backlog_serial is not None:
+            check_integer("backlog_serial", backlog_serial, -1, 2**53)
         check_integer("max_bytes", max_bytes, 1, 2**53 - 1, "a page holds at least one message")
         session = self._sessions.get(client_id)
         if backlog_serial is None:
@@ -301,6 +306,7 @@ class ReferenceStore:
 
     def mark_delivered(self, client_id: str, *, serial: int) -> bool:
         check_client_id(client_id)
+        check_integer("serial", serial, 0, 2**53 - 1)
         session = self._sessions.get(client_id)
         serial = min(serial, session.last_serial)
         moved = session.counts is not None and serial > session.delivered_serial
@@ -321,6 +327,7 @@ class ReferenceStore:
     def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Release:
         check_client_id(client_id)
         check_packet_id(packet_id)
+        check_serial(serial)
         message = self._sessions.live(client_id).get(packet_id)
         if message is None or serial not in (None, message.serial):
             return Release.MISSING
@@ -344,6 +351,7 @@ class ReferenceStore:
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> bool:
         check_client_id(client_id)
         check_packet_id(packet_id)
+        check_expected(expected)
         if self.get_last_packet_id(client_id) != expected:
             return False
         self._sessions.by_client_id.setdefault(client_id, Session()).last_packet_id = packet_id

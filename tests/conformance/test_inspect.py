@@ -175,7 +175,7 @@ def test_no_content_of_a_message_is_shown(filled: Filled) -> None:
     ("client_id", "page", "message"),
     [
         ("", {}, "client id is empty: a session without an id cannot be stored"),
-        ("a", {"offset": -1}, "offset is -1: it must be 0 or more"),
+        ("a", {"offset": -1}, "offset is -1: it must be 0 to 9007199254740991"),
         ("a", {"limit": 0}, "limit is 0: it must be 1 to 10000; read longer queues page by page"),
         ("a", {"limit": 10_001}, "limit is 10001: it must be 1 to 10000; read longer queues page by page"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -12,11 +13,12 @@ import pytest
 from tbmq_broker import Broker
 
 from queuekeeper.clock import system_clock
-from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
+from queuekeeper.errors import PacketIdInUse, QueuekeeperError, RefusedError, ServerUnavailable, StoreFull, UsageError
 from queuekeeper.keyspace import payload_key, quarantined_key, session_keys
+from queuekeeper.redis_async import connect as connect_async
 from queuekeeper.redis_client import connect, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SaveReport, SessionSave, StoreRules
-from queuekeeper.sessions.redis_store import RedisSessionStore
+from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
 from tests.conformance.cutting_proxy import CuttingProxy
 
 pytestmark = pytest.mark.conformance
@@ -41,6 +43,14 @@ def payloads(store: RedisSessionStore, client_id: str) -> list[bytes]:
 
 def numbered(count: int, first: int = 0) -> list[bytes]:
     return [b"%d" % number for number in range(first, first + count)]
+
+
+def leave_records(client: Any, client_id: str, first: int, last: int) -> None:
+    """Write records that no reference names, as a set that was evicted leaves them."""
+    write = (
+        "for n = ARGV[1], ARGV[2] do redis.call('SET', KEYS[1] .. string.format('%d', n), 'left', 'PX', 3600000) end"
+    )
+    client.eval(write, 1, payload_key(client_id, ""), first, last)
 
 
 @pytest.fixture
@@ -74,6 +84,29 @@ def test_pages_go_on_with_what_another_program_added_below_the_place_that_was_re
     )
     assert [(found.topic, found.redelivery) for found in following.messages] == [("new", False)]
     assert [found.redelivery for found in store.fetch_pending("a").messages] == [True]
+
+
+@pytest.mark.parametrize("purged", [False, True])
+def test_pages_end_where_another_program_added_below_what_was_delivered_long_ago(client: Any, purged: bool) -> None:
+    store = RedisSessionStore(client)
+    save(store, "a", *numbered(10))
+    store.mark_delivered("a", serial=10)
+    broker = Broker(client, "a")
+    if purged:
+        broker.purge()
+    else:
+        store.ack("a", [Ack(packet_id=packet_id) for packet_id in (8, 9, 10)])
+    for number in range(4):
+        broker.add(f"new-{number}")
+
+    found: list[int] = []
+    page = store.fetch_pending("a", limit=2)
+    while True:
+        found += (each.serial for each in page.messages)
+        if not page.more or len(found) > 20:
+            break
+        page = store.fetch_pending("a", after_serial=page.after_serial, backlog_serial=page.backlog_serial, limit=2)
+    assert found == list(range(1, 5 if purged else 12))
 
 
 @pytest.mark.parametrize("session_expiry_s", [0, 600])
@@ -172,6 +205,16 @@ def test_last_packet_id_that_is_no_number_is_named(client: Any) -> None:
     assert "b'many'" in str(report.error)
 
 
+def test_export_of_a_session_whose_last_packet_id_is_none_can_be_imported(client: Any) -> None:
+    store = RedisSessionStore(client)
+    save(store, "a", b"x")
+    client.set(session_keys("a").last_packet_id, 70_000)
+    lines = store.export_session("a").lines
+    assert store.get_last_packet_id("a") is None
+    store.purge_session("a")
+    assert store.import_session("a", lines).last_packet_id == 1
+
+
 def test_messages_in_flight_are_trimmed_last(client: Any) -> None:
     store = RedisSessionStore(client, rules=StoreRules(limit=5))
     save(store, "a", *numbered(5))
@@ -220,6 +263,51 @@ def test_packet_ids_in_use_are_passed_over_however_many(client: Any) -> None:
     client.set(session_keys("a").last_packet_id, 65_534, keepttl=True)
     assert save(RedisSessionStore(client), "a", b"x", b"y", b"z").packet_ids == (65_535, 1_501, 1_502)
     assert store.reserve_packet_ids("a", count=2) == (1_503, 1_504)
+
+
+def test_records_without_references_are_passed_over_however_many(client: Any) -> None:
+    store = RedisSessionStore(client)
+    save(store, "a", b"x")
+    leave_records(client, "a", 2, 1_201)
+    assert save(store, "a", b"y").packet_ids == (1_202,)
+    assert save(store, "a", b"z").packet_ids == (1_203,)
+    assert payloads(store, "a") == [b"x", b"y", b"z"]
+
+
+def test_save_where_every_packet_id_is_in_use_without_a_reference_is_refused_and_ends(client: Any) -> None:
+    store = RedisSessionStore(client)
+    leave_records(client, "a", 1, 65_535)
+    report = save(store, "a", b"x")
+    assert isinstance(report.error, PacketIdInUse)
+    assert "has 0 free packet ids, and 1 are needed" in str(report.error)
+    client.delete(payload_key("a", 65_000))
+    assert save(store, "a", b"x").packet_ids == (65_000,)
+
+
+def test_saves_of_many_tasks_for_one_session_follow_one_another(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Each save that came too late for its packet ids would need a try more than the one before.
+    monkeypatch.setattr("queuekeeper.sessions.redis_operations.packet_ids.TRIES", 3)
+
+    async def run() -> list[SaveReport]:
+        async with connect_async(valkey_url) as caller:
+            store = AsyncRedisSessionStore(caller)
+            saves = [SessionSave(client_id="a", messages=(message(b"%d" % number),)) for number in range(40)]
+            reports: list[SaveReport] = []
+            for _ in range(2):
+                done = await asyncio.gather(*(store.save_messages([each]) for each in saves))
+                reports += (report for (report,) in done)
+                # Another program is ahead of all of them.
+                with connect(valkey_url) as client:
+                    save(RedisSessionStore(client), "a", b"other")
+            return reports
+
+    reports = asyncio.run(run())
+    assert [report.error for report in reports] == [None] * 80
+    serials = [serial for report in reports for serial in report.serials]
+    assert serials[:40] == list(range(1, 41))
+    assert sorted(filter(None, serials[40:])) == list(range(42, 82))
 
 
 def test_batch_whose_reply_was_lost_is_stored_once(valkey_url: str) -> None:

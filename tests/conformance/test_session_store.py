@@ -1121,10 +1121,16 @@ BAD_CALLS: tuple[tuple[Work, str], ...] = (
     (lambda store: store.fetch_pending(C, limit=0), "limit is 0"),
     (lambda store: store.fetch_pending(C, limit=10_001), "limit is 10001"),
     (lambda store: store.fetch_pending(C, max_bytes=0), "max_bytes is 0"),
+    (lambda store: store.fetch_pending(C, after_serial=-2), "after_serial is -2: it must be -1 to"),
+    (lambda store: store.fetch_pending(C, after_serial=2**63), "after_serial is 9223372036854775808: it must be"),
+    (lambda store: store.fetch_pending(C, backlog_serial=2**63), "backlog_serial is 9223372036854775808: it must be"),
     (lambda store: store.ack("", [Ack(packet_id=1)]), "empty"),
     (lambda store: store.mark_delivered("", serial=1), "empty"),
+    (lambda store: store.mark_delivered(C, serial=-1), "serial is -1: it must be 0 to"),
+    (lambda store: store.mark_delivered(C, serial=2**63), "serial is 9223372036854775808: it must be 0 to"),
     (lambda store: store.mark_released("", packet_id=1), "empty"),
     (lambda store: store.mark_released(C, packet_id=0), "packet_id is 0: it must be 1 to 65535"),
+    (lambda store: store.mark_released(C, packet_id=1, serial=2**63), "serial is 9223372036854775808: it must be"),
     (lambda store: store.mark_released(C, packet_id=65_536), "packet_id is 65536: it must be 1 to 65535"),
     (lambda store: store.mark_released(C, packet_id="1"), "packet_id is '1': it must be an integer"),
     (lambda store: store.purge_session(""), "empty"),
@@ -1132,11 +1138,14 @@ BAD_CALLS: tuple[tuple[Work, str], ...] = (
     (lambda store: store.set_last_packet_id("", packet_id=1, expected=None), "empty"),
     (lambda store: store.set_last_packet_id(C, packet_id=0, expected=None), "packet_id is 0"),
     (lambda store: store.set_last_packet_id(C, packet_id=70_000, expected=None), "packet_id is 70000"),
+    (lambda store: store.set_last_packet_id(C, packet_id=1, expected=0), "expected is 0: it must be 1 to 65535"),
+    (lambda store: store.set_last_packet_id(C, packet_id=1, expected=70_000), "expected is 70000: it must be 1 to"),
     (lambda store: store.reserve_packet_ids("", count=1), "empty"),
     (lambda store: store.reserve_packet_ids(C, count=0), "count is 0: it must be 1 to 1000"),
     (lambda store: store.reserve_packet_ids(C, count=1_001), "count is 1001: it must be 1 to 1000"),
     (lambda store: store.inspect(""), "empty"),
     (lambda store: store.inspect(C, offset=-1), "offset is -1"),
+    (lambda store: store.inspect(C, offset=2**63), "offset is 9223372036854775808: it must be"),
     (lambda store: store.inspect(C, limit=10_001), "limit is 10001"),
     (lambda store: store.peek("", packet_id=1), "empty"),
     (lambda store: store.peek(C, packet_id=-1), "packet_id is -1"),
@@ -1160,7 +1169,7 @@ BAD_MESSAGES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"qos": 3}, r"qos is 3: only QoS 1 and 2"),
     ({"qos": True}, r"qos is True"),
     ({"payload": "text"}, r"payload is a str: it must be bytes"),
-    ({"topic": b"t"}, r"topic is b't': it must be text"),
+    ({"topic": b"t"}, r"topic is a bytes: it must be text"),
     ({"topic": "a\0b"}, r"topic holds a zero character"),
     ({"topic": "\ud800"}, r"topic holds half a surrogate pair"),
     ({"topic": "ä" * 32_768}, r"topic has 65536 bytes: MQTT carries at most 65535"),
@@ -1174,13 +1183,13 @@ BAD_MESSAGES: tuple[tuple[dict[str, Any], str], ...] = (
     ({"user_properties": (("a" * 65_536, "b"),)}, r"user property name has 65536 bytes: MQTT carries at most 65535"),
     ({"time_ms": 1.5}, r"time_ms is 1.5: it must be an integer"),
     ({"retain": 1}, r"retain is 1: it must be True or False"),
-    ({"expiry_interval_s": "60"}, r"expiry_interval_s is '60': it must be an integer"),
+    ({"expiry_interval_s": "60"}, r"expiry_interval_s is a str: it must be an integer"),
     ({"expiry_interval_s": True}, r"expiry_interval_s is True: it must be an integer"),
     ({"payload_format_indicator": 2}, r"payload_format_indicator is 2: it must be 0 to 1"),
     ({"content_type": 5}, r"content_type is 5: it must be text"),
-    ({"response_topic": b""}, r"response_topic is b'': it must be text"),
+    ({"response_topic": b""}, r"response_topic is a bytes: it must be text"),
     ({"correlation_data": "x"}, r"correlation_data is a str: it must be bytes"),
-    ({"user_properties": (("a",),)}, r"user_properties holds \('a',\): each must be a pair"),
+    ({"user_properties": (("a",),)}, r"user_properties holds a tuple: each must be a pair"),
     ({"user_properties": (("a", 1),)}, r"user property value is 1: it must be text"),
     ({"subscription_ids": (0,)}, r"subscription_id is 0: it must be 1 to 268435455"),
     ({"subscription_ids": (268_435_456,)}, r"subscription_id is 268435456"),
@@ -1191,6 +1200,24 @@ BAD_MESSAGES: tuple[tuple[dict[str, Any], str], ...] = (
 def test_bad_message_is_refused_before_any_store_sees_it(fields: dict[str, Any], words: str) -> None:
     with pytest.raises(UsageError, match=words):
         replace(GOOD, **fields)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"topic": b"secret"},
+        {"payload": "secret"},
+        {"correlation_data": "secret"},
+        {"user_properties": [("name", "secret")]},
+        {"user_properties": (["name", "secret"],)},
+        {"user_properties": (("name", b"secret"),)},
+        {"subscription_ids": ["secret"]},
+    ],
+)
+def test_refusal_of_a_message_does_not_show_what_was_published(fields: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"(it|each) must be") as refused:
+        replace(GOOD, **fields)
+    assert "secret" not in str(refused.value)
 
 
 def _bad(make: Callable[[], object], words: str) -> Any:
@@ -1209,6 +1236,9 @@ def _bad(make: Callable[[], object], words: str) -> Any:
         _bad(lambda: SessionSave(client_id=C, messages=(GOOD,), source="p", offset=-1), "offset is -1"),
         _bad(lambda: Ack(packet_id=0), "packet_id is 0: it must be 1 to 65535"),
         _bad(lambda: Ack(packet_id=65_536), "packet_id is 65536: it must be 1 to 65535"),
+        _bad(lambda: Ack(packet_id=1, serial=-2), "serial is -2: it must be -1 to"),
+        _bad(lambda: Ack(packet_id=1, serial=2**53), "serial is 9007199254740992: it must be -1 to"),
+        _bad(lambda: Ack(packet_id=1, serial=True), "serial is True: it must be an integer"),
         _bad(lambda: StoreRules(limit=0), "limit is 0: it must be 1 to 65535"),
         _bad(lambda: StoreRules(limit=65_536), "limit is 65536: it must be 1 to 65535"),
         _bad(lambda: StoreRules(default_ttl_s=0), "default_ttl_s is 0: it must be 1 to"),

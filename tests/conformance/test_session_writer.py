@@ -226,6 +226,36 @@ def test_closing_stores_all_that_was_accepted_and_takes_nothing_more(valkey_url:
     run(valkey_url, test)
 
 
+def test_closing_rests_while_a_batch_is_under_way_whose_callers_were_cancelled(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(store: WatchedStore) -> None:
+        store.gate.clear()
+        writer = SessionWriter(store)
+        call = asyncio.create_task(writer.save("a", message()))
+        while not store.sent:
+            await asyncio.sleep(0)
+        call.cancel()
+        turns = 0
+        sleep = asyncio.sleep
+
+        async def counting(delay: float) -> None:
+            nonlocal turns
+            turns += 1
+            await sleep(delay)
+
+        monkeypatch.setattr(asyncio, "sleep", counting)
+        closing = asyncio.create_task(writer.close())
+        for _ in range(100):
+            await sleep(0)
+        assert not closing.done()
+        assert turns < 10
+        store.gate.set()
+        await closing
+
+    run(valkey_url, test)
+
+
 def test_flush_waits_for_what_was_accepted(valkey_url: str) -> None:
     async def test(store: WatchedStore) -> None:
         async with SessionWriter(store) as writer:

@@ -51,6 +51,8 @@ class Caller(Protocol):
 
     def execute(self, calls: Sequence[Call]) -> Replies: ...
 
+    def await_wake(self, key: str, *, timeout_s: float) -> bool: ...
+
     def __enter__(self) -> Self: ...
 
     def __exit__(
@@ -66,6 +68,7 @@ class BlockingCaller:
         self._caller = ScriptCaller(self._client, **options)
         self.call = self._caller.call
         self.execute = self._caller.execute
+        self.await_wake = self._caller.await_wake
 
     def __enter__(self) -> Self:
         return self
@@ -102,6 +105,9 @@ class AwaitedCaller:
             return await self._caller.execute(calls)
 
         return self._runner.run(executed())
+
+    def await_wake(self, key: str, *, timeout_s: float) -> bool:
+        return self._runner.run(self._caller.await_wake(key, timeout_s=timeout_s))
 
     def __enter__(self) -> Self:
         return self

@@ -30,6 +30,7 @@ from queuekeeper.redis_client import connect as connect_blocking
 from queuekeeper.redis_client import nodes
 from queuekeeper.redis_connection import Connection, Limits, endpoint
 from tests.cluster_slots import slot_of
+from tests.conformance.cutting_proxy import CuttingProxy
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.lua
@@ -301,6 +302,32 @@ def test_demoted_master_is_waited_for_and_not_for_ever(
             caller.call(append, ["{a}"], ["x"])
 
 
+@pytest.mark.parametrize("waits", [False, True], ids=["calls", "waits"])
+def test_failover_behind_one_address_is_followed(
+    make_caller: MakeCaller, redis_server_factory: Callable[..., Any], append: Script, waits: bool
+) -> None:
+    before, after = redis_server_factory(), redis_server_factory()
+    with (
+        CuttingProxy(before.url) as address,
+        before.client() as demoted,
+        after.client() as promoted,
+        make_caller(address.url) as caller,
+    ):
+        promoted.config_set("requirepass", before.url.removeprefix("redis://:").partition("@")[0])
+        assert caller.call(append, ["{a}"], ["x"]) == 1
+        assert not caller.await_wake("{a}wake", timeout_s=0.01)
+        # The old master lives on as a replica, and its connections with it.
+        command(demoted, "REPLICAOF", "127.0.0.1", 1)
+        address.target = ("127.0.0.1", after.port)
+        if waits:
+            with pytest.raises(ServerUnavailable, match="is a replica and takes no writes"):
+                caller.await_wake("{a}wake", timeout_s=0.01)
+            promoted.zadd("{a}wake", {"wake": 1})
+            assert caller.await_wake("{a}wake", timeout_s=PATIENCE_S)
+        assert caller.call(append, ["{a}"], ["y"]) == 1
+        assert promoted.lrange("{a}", 0, -1) == [b"y"]
+
+
 async def _answers(caller: AsyncScriptCaller) -> bool:
     try:
         await caller.ping()
@@ -452,8 +479,12 @@ def test_lost_replica_is_reported(make_caller: MakeCaller, replicated: tuple[Any
         assert replies.replicated == [False]
 
 
-@pytest.mark.parametrize(("replicas", "timeout_ms"), [(-1, 1_000), (1, 0), (1, 3_600_000)])
-def test_wait_without_end_is_refused(make_caller: MakeCaller, valkey_url: str, replicas: int, timeout_ms: int) -> None:
+@pytest.mark.parametrize(
+    ("replicas", "timeout_ms"), [(-1, 1_000), (1, 0), (1, 3_600_000), (1.5, 1_000), (True, 1_000), (2**40, 1), (1, 1.5)]
+)
+def test_wait_that_no_server_takes_is_refused(
+    make_caller: MakeCaller, valkey_url: str, replicas: float, timeout_ms: float
+) -> None:
     with (
         pytest.raises(UsageError, match="cannot wait"),
         make_caller(valkey_url, replicas=replicas, replica_timeout_ms=timeout_ms),
@@ -742,16 +773,19 @@ def test_cancelled_call_holds_nobody_up(valkey_url: str, append: Script) -> None
     asyncio.run(run())
 
 
-def test_argument_that_cannot_be_sent_fails_its_call_only(valkey_url: str, append: Script) -> None:
-    async def run() -> None:
-        wrong: Any = None
-        async with await connect(valkey_url) as caller:
-            calls = [caller.call(append, ["{a}"], [text]) for text in ("1", wrong, "2")]
-            outcomes = await asyncio.gather(*calls, return_exceptions=True)
-            assert [outcomes[0], outcomes[2]] == [1, 2]
-            assert isinstance(outcomes[1], UsageError)
-
-    asyncio.run(run())
+@pytest.mark.parametrize("wrong", [None, True, "\ud800"])
+def test_argument_that_cannot_be_sent_fails_its_call_only(
+    make_caller: MakeCaller, valkey_url: str, append: Script, wrong: Any
+) -> None:
+    with make_caller(valkey_url) as caller:
+        replies = caller.execute([Call(append, [f"{{{text}}}"], [text]) for text in ("1", "2")])
+        assert replies == [1, 1]
+        calls = [Call(append, ["{1}"], ["1"]), Call(append, ["{3}"], [wrong]), Call(append, ["{2}"], ["2"])]
+        replies = caller.execute(calls)
+        assert [replies[0], replies[2]] == [2, 2]
+        assert isinstance(replies[1], UsageError)
+        assert "cannot be sent" in str(replies[1])
+        assert "Nobody knows" not in str(replies[1])
 
 
 def test_closed_caller_says_so(valkey_url: str, append: Script) -> None:

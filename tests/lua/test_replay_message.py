@@ -11,6 +11,8 @@ from lua_sessions import Message, Session, contents, messages, now_ms, unchanged
 from queuekeeper.errors import MovedOn, PacketIdInUse, StaleEpoch, StoreFull, UsageError
 from queuekeeper.lua import ScriptCaller, load
 from queuekeeper.redis_client import RedisClient, connect
+from queuekeeper.sessions.model import Ack, NewMessage, SessionSave, StoreRules
+from queuekeeper.sessions.redis_store import RedisSessionStore
 
 pytestmark = pytest.mark.lua
 
@@ -112,6 +114,28 @@ def test_packet_id_in_use_is_refused(session: Session, taken: str) -> None:
         pytest.raises(PacketIdInUse, match=r"^another message of the session has this packet id$"),
     ):
         session.replay_message(repaired(3, serial=500), expected=3)
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["beside another", "alone"])
+def test_message_is_not_lost_where_our_saves_let_the_keys_end_earlier(session: Session, waits: bool) -> None:
+    store = RedisSessionStore(session.client, rules=StoreRules(session_expiry_s=0))
+    acks = [Ack(packet_id=packet_id) for packet_id in range(1, 5)]
+    store.ack(session.client_id, acks)
+    published = NewMessage(topic="t", payload=b"x", qos=1, time_ms=now_ms(), expiry_interval_s=7_200)
+    save = SessionSave(client_id=session.client_id, messages=(published,))
+    assert store.save_messages([save])[0].packet_ids == (4,)
+    if not waits:
+        store.ack(session.client_id, acks)
+
+    message = repaired(9, serial=500, life_ms=86_400_000)
+    assert session.replay_message(message, expected=4, last_packet_id=9)[0] == b"replayed"
+    for key in session.keys:
+        assert session.client.pexpiretime(key) >= message.expires_at_ms, key
+    assert int(session.state()["earliest_expiry_ms"]) <= message.expires_at_ms
+    store.save_messages([save])
+    for key in session.keys:
+        until_ms = session.client.pexpiretime(key)
+        assert until_ms == -1 or until_ms >= message.expires_at_ms, key
 
 
 def test_expired_message_is_not_written(session: Session) -> None:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, NoReturn
 
+import orjson
 import psycopg
 import pytest
 
@@ -476,6 +477,24 @@ def test_export_leaves_out_the_older_of_two_messages_with_one_packet_id(store: W
     store.purge_session("a")
     assert store.import_session("a", page.lines).stored == 2
     assert [(each.serial, each.packet_id) for each in store.fetch_pending("a").messages] == [(2, 2), (65_536, 1)]
+
+
+def test_export_goes_on_behind_rows_that_no_store_can_keep(store: Watched, database: Connection) -> None:
+    insert(database, "a", [-3, -2, 1, 2], packet_id=1)
+
+    lines: list[bytes] = []
+    unreadable = pages = 0
+    page = store.export_session("a", limit=1)
+    while pages < 10:
+        pages += 1
+        lines += page.lines
+        unreadable += page.unreadable
+        if not page.more:
+            break
+        page = store.export_session("a", after_serial=page.after_serial, limit=1)
+
+    assert (pages, unreadable) == (4, 3), "one of the two with the same packet id is left out, too"
+    assert [orjson.loads(line)["serial"] for line in lines[1:]] == [2]
 
 
 def test_import_of_an_expiry_that_the_columns_cannot_say_is_refused(database: Connection) -> None:

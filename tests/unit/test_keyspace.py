@@ -225,6 +225,11 @@ def test_prefix_with_a_brace_is_refused(prefix: str) -> None:
         check_prefix(prefix)
 
 
+def test_prefix_that_no_key_can_have_is_refused() -> None:
+    with pytest.raises(UsageError, match="holds half a surrogate pair"):
+        check_prefix("\ud800")
+
+
 @given(
     count=st.integers(1, SLOTS),
     cuts=st.lists(st.integers(1, SLOTS - 1), unique=True, max_size=8),

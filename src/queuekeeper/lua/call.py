@@ -35,6 +35,8 @@ RETRY_FOR_S = 30.0
 REPLICA_TIMEOUT_MS = 1_000
 """How long replicas get by default to confirm a write."""
 
+MOST_REPLICAS = 1_000
+
 LONGEST_WAIT_S = 10.0
 """How long one blocking command waits at most; a lost connection is noticed within this time."""
 
@@ -149,9 +151,11 @@ def check_waits(replicas: int, replica_timeout_ms: int, retry_for_s: float) -> N
     """
     check_seconds("retry_for_s", retry_for_s, least=0)
     most_ms = REPLY_TIMEOUT_S * 500
-    if replicas < 0 or not 1 <= replica_timeout_ms <= most_ms:
+    are_integers = type(replicas) is type(replica_timeout_ms) is int
+    if not are_integers or not 0 <= replicas <= MOST_REPLICAS or not 1 <= replica_timeout_ms <= most_ms:
         raise UsageError(
-            f"cannot wait {replica_timeout_ms} ms for {replicas} replicas: 0 or more replicas, 1 to {most_ms} ms"
+            f"cannot wait {replica_timeout_ms} ms for {replicas} replicas: 0 to {MOST_REPLICAS} replicas, 1 to "
+            f"{most_ms} ms, both integers"
         )
 
 

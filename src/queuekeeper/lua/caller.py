@@ -3,24 +3,24 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Self, cast
+from typing import Any, Self
 
-import hiredis
 import redis
 from redis.exceptions import (
     BusyLoadingError,
     ClusterDownError,
     MovedError,
     NoScriptError,
+    ReadOnlyError,
     RedisClusterException,
     RedisError,
     ResponseError,
 )
 
-from queuekeeper.errors import QueuekeeperError
+from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.lua.bundle import Script, counting
 from queuekeeper.lua.call import (
     REPLICA_TIMEOUT_MS,
@@ -38,10 +38,9 @@ from queuekeeper.lua.call import (
     target_of,
     wait_s,
 )
-from queuekeeper.redis_client import RedisClient, address_of, lost, redis_errors
+from queuekeeper.redis_client import RedisClient, address_of, lost, pack, redis_errors
 
 _WRITE_BYTES = 65_536
-_pack = cast(Callable[[tuple[Value, ...]], bytes], hiredis.pack_command)
 
 
 class ScriptCaller:
@@ -135,8 +134,14 @@ class ScriptCaller:
         slice_s = longest_wait_s(_reply_timeout_s(self._client))
         with redis_errors(address_of(self._client)):
             while (left_s := give_up_at - time.monotonic()) > 0:
-                if self._client.bzpopmin(key, timeout=wait_s(min(slice_s, left_s))) is not None:
-                    return True
+                try:
+                    if self._client.bzpopmin(key, timeout=wait_s(min(slice_s, left_s))) is not None:
+                        return True
+                except ReadOnlyError:
+                    # The address may lead to another server by now.
+                    if isinstance(self._client, redis.Redis):
+                        self._client.connection_pool.disconnect(inuse_connections=False)
+                    raise
         return False
 
     def _send(self, lanes: _Lanes, calls: Sequence[Call], wave: list[int], replies: Replies) -> None:
@@ -158,8 +163,9 @@ class ScriptCaller:
                     wait_s = max(wait_s, pause_s(reply, attempt))
                 else:
                     replies[index] = as_ours(reply, calls[index].script, lanes.asked.get(index, lanes.address))
-            if again and any(isinstance(replies[index], MovedError | ClusterDownError) for index in again):
+            if any(isinstance(replies[index], MovedError | ClusterDownError) for index in again):
                 lanes.refresh()
+            lanes.renew([index for index in again if isinstance(replies[index], ReadOnlyError)], replies)
             if wait_s:
                 time.sleep(wait_s)
             targets = again
@@ -188,8 +194,8 @@ class _Lane:
     unknown: dict[str, Script] = field(default_factory=dict)
     written: list[int] = field(default_factory=list)
 
-    def send(self, commands: Sequence[tuple[Value, ...]]) -> None:
-        self.connection.send_packed_command(_packed(commands))
+    def send(self, commands: Sequence[bytes]) -> None:
+        self.connection.send_packed_command(_pieces(commands))
 
     def read(self) -> Reply:
         """Return a reply or an error reply; what is raised means that the connection is lost."""
@@ -229,17 +235,24 @@ class _Lanes:
             if lane is None:
                 continue
             scripts, lane.unknown = list(lane.unknown.values()), {}
-            commands: list[tuple[Value, ...]] = [("SCRIPT", "LOAD", script.source) for script in scripts]
+            commands = [pack(("SCRIPT", "LOAD", script.source)) for script in scripts]
+            written: list[int] = []
             for index in indexes:
+                try:
+                    command = pack(calls[index].command)
+                except UsageError as error:
+                    replies[index] = error
+                    continue
                 if targets[index] is not None:
-                    commands.append(("ASKING",))
-                commands.append(calls[index].command)
+                    commands.append(pack(("ASKING",)))
+                commands.append(command)
+                written.append(index)
             try:
                 lane.send(commands)
             except (RedisError, OSError) as error:
-                self._lose(lane, error, indexes, replies)
+                self._lose(lane, error, written, replies)
             else:
-                sent.append((lane, scripts, indexes))
+                sent.append((lane, scripts, written))
         for lane, scripts, indexes in sent:
             self._read(lane, scripts, indexes, calls, targets, replies)
 
@@ -249,7 +262,7 @@ class _Lanes:
         # Sent to all servers at once, so that the waits overlap.
         for lane in list(waiting):
             try:
-                lane.send([("WAIT", self._replicas, timeout_ms)])
+                lane.send([pack(("WAIT", self._replicas, timeout_ms))])
             except (RedisError, OSError) as error:
                 self._lose(lane, error, [], replies)
                 waiting.remove(lane)
@@ -261,6 +274,12 @@ class _Lanes:
             else:
                 for index in lane.written:
                     replies.replicated[index] = isinstance(confirmed, int) and confirmed >= self._replicas
+
+    def renew(self, indexes: Sequence[int], replies: Replies) -> None:
+        """Connect anew to what was asked last: the address may lead to another server by now."""
+        for address in {self.asked[index] for index in indexes}:
+            if (lane := self._lanes.get(address)) is not None:
+                self._lose(lane, ReadOnlyError("renewed"), [], replies)
 
     def refresh(self) -> None:
         """Read again which server holds which slot; when nobody answers, what is known stays."""
@@ -364,22 +383,18 @@ class _Lanes:
         lane.pool.release(lane.connection)
 
 
-def _packed(commands: Sequence[tuple[Value, ...]]) -> list[bytes]:
-    """Return commands as they are written, in few pieces; redis-py's own packing takes twice the time for it."""
+def _pieces(commands: Sequence[bytes]) -> list[bytes]:
+    """Return commands in the few pieces in which they are written."""
     pieces: list[bytes] = []
     piece: list[bytes] = []
     size_bytes = 0
-    try:
-        for words in commands:
-            text = _pack(words)
-            piece.append(text)
-            size_bytes += len(text)
-            if size_bytes >= _WRITE_BYTES:
-                pieces.append(b"".join(piece))
-                piece = []
-                size_bytes = 0
-    except TypeError as error:
-        raise redis.DataError(str(error)) from None
+    for command in commands:
+        piece.append(command)
+        size_bytes += len(command)
+        if size_bytes >= _WRITE_BYTES:
+            pieces.append(b"".join(piece))
+            piece = []
+            size_bytes = 0
     pieces.append(b"".join(piece))
     return pieces
 

@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Literal, Self, TypeAlias
 
-from queuekeeper.checks import check_integer
+from queuekeeper.checks import check_integer, shown
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.keyspace import MAX_PACKET_ID, check_client_id
 from queuekeeper.sessions.judge import (
     CONTENT_RULES,
     MAX_PACKET_BYTES,
+    MAX_SERIAL,
     MAX_TEXT_BYTES,
     MAX_TIME_MS,
     BrokenRuleError,
@@ -455,7 +456,7 @@ class Ack:
 
     :param serial: of the message that was sent under this packet id; with it a late answer can never remove a newer
         message that got the same id. None: whatever has the id.
-    :raises UsageError: when the packet id is out of range.
+    :raises UsageError: when the packet id or the serial is out of range.
     """
 
     packet_id: int
@@ -463,6 +464,7 @@ class Ack:
 
     def __post_init__(self) -> None:
         check_packet_id(self.packet_id)
+        check_serial(self.serial)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -548,8 +550,7 @@ def check_page(*, offset: int, limit: int) -> None:
 
     :raises UsageError: naming the parameter, its value and the rule.
     """
-    if offset < 0:
-        raise UsageError(f"offset is {offset}: it must be 0 or more")
+    check_integer("offset", offset, 0, MAX_SERIAL)
     if not 1 <= limit <= MAX_PAGE:
         raise UsageError(f"limit is {limit}: it must be 1 to {MAX_PAGE}; read longer queues page by page")
 
@@ -560,6 +561,24 @@ def check_packet_id(packet_id: Any) -> None:
     :raises UsageError: naming the value and the rule.
     """
     check_integer("packet_id", packet_id, 1, MAX_PACKET_ID, "MQTT 5 section 2.2.1")
+
+
+def check_expected(expected: Any) -> None:
+    """Refuse what can be no last packet id that somebody expects.
+
+    :raises UsageError: naming the value and the rule.
+    """
+    if expected is not None:
+        check_integer("expected", expected, 1, MAX_PACKET_ID, "or none; MQTT 5 section 2.2.1")
+
+
+def check_serial(serial: Any) -> None:
+    """Refuse what is no serial that a message may have had, nor none; -1 is the one before all others.
+
+    :raises UsageError: naming the value and the rule.
+    """
+    if serial is not None:
+        check_integer("serial", serial, -1, MAX_SERIAL, "of a message that was fetched")
 
 
 def check_text(name: str, value: Any, *, empty: bool = True) -> None:
@@ -584,12 +603,12 @@ def check_message(message: NewMessage) -> None:
     :raises UsageError: naming field, value and rule.
     """
     if type(message.payload) is not bytes:
-        raise UsageError(f"payload is a {type(message.payload).__name__}: it must be bytes")
+        raise UsageError(f"payload is {shown(message.payload)}: it must be bytes")
     _check_type("topic", message.topic, str)
     _check_type("qos", message.qos, int)
     _check_type("time_ms", message.time_ms, int)
     if type(message.retain) is not bool:
-        raise UsageError(f"retain is {message.retain!r}: it must be True or False")
+        raise UsageError(f"retain is {shown(message.retain)}: it must be True or False")
     _check_property_types(message)
     values = {
         "topic": message.topic,
@@ -622,7 +641,7 @@ def is_plain(message: NewMessage | PendingMessage) -> bool:
 
 def _check_type(name: str, value: Any, kind: type) -> None:
     if type(value) is not kind:
-        raise UsageError(f"{name} is {value!r}: it must be {'text' if kind is str else 'an integer'}")
+        raise UsageError(f"{name} is {shown(value)}: it must be {'text' if kind is str else 'an integer'}")
 
 
 def _check_property_types(message: NewMessage) -> None:
@@ -635,16 +654,16 @@ def _check_property_types(message: NewMessage) -> None:
     if message.response_topic is not None:
         _check_type("response_topic", message.response_topic, str)
     if message.correlation_data is not None and type(message.correlation_data) is not bytes:
-        raise UsageError(f"correlation_data is a {type(message.correlation_data).__name__}: it must be bytes")
+        raise UsageError(f"correlation_data is {shown(message.correlation_data)}: it must be bytes")
     if type(message.user_properties) is not tuple:
-        raise UsageError(f"user_properties is {message.user_properties!r}: it must be a tuple of pairs")
+        raise UsageError(f"user_properties is {shown(message.user_properties)}: it must be a tuple of pairs")
     for pair in message.user_properties:
         if type(pair) is not tuple or len(pair) != 2:
-            raise UsageError(f"user_properties holds {pair!r}: each must be a pair of texts")
+            raise UsageError(f"user_properties holds {shown(pair)}: each must be a pair of texts")
         _check_type("user property name", pair[0], str)
         _check_type("user property value", pair[1], str)
     if type(message.subscription_ids) is not tuple:
-        raise UsageError(f"subscription_ids is {message.subscription_ids!r}: it must be a tuple of integers")
+        raise UsageError(f"subscription_ids is {shown(message.subscription_ids)}: it must be a tuple of integers")
     for subscription_id in message.subscription_ids:
         check_integer("subscription_id", subscription_id, 1, MAX_SUBSCRIPTION_ID, "MQTT 5 section 3.3.2.3.8")
 

@@ -155,7 +155,9 @@ class SessionWriter(AsyncClosing):
         """Take no more messages, and return when every call has its result; those that wait for room still get in."""
         self._closed = True
         while self._entered or self._tasks:
-            await self.flush()
+            # A batch is under way also when all of its callers were cancelled.
+            if self._tasks:
+                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
             await asyncio.sleep(0)
 
     def _start_soon(self) -> None:

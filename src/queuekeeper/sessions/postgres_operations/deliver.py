@@ -17,6 +17,7 @@ from queuekeeper.sessions.model import (
     Release,
     check_packet_id,
     check_page,
+    check_serial,
 )
 from queuekeeper.sessions.postgres_operations.common import (
     ROWS_PER_STEP,
@@ -29,7 +30,8 @@ from queuekeeper.sessions.postgres_operations.rows import count_removed_query
 from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
 from queuekeeper.sessions.wire import UnreadableError
 
-_LOWEST_SERIAL = -(2**63)
+LOWEST_SERIAL, HIGHEST_SERIAL = -(2**63), 2**63 - 1
+"""Of the vendor's column; rows that no store can keep have these, too."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,9 +62,17 @@ class DeliverOperations(CommonOperations):
     ) -> Operation[PendingPage]:
         check_vendor_id(client_id)
         check_page(offset=0, limit=limit)
+        check_integer("after_serial", after_serial, FIRST_SERIAL, HIGHEST_SERIAL, "from the page before")
+        if backlog_serial is not None:
+            check_integer("backlog_serial", backlog_serial, LOWEST_SERIAL, HIGHEST_SERIAL, "from the page before")
         check_integer("max_bytes", max_bytes, 1, 2**53 - 1, "a page holds at least one message")
         page = yield from self._read_page(
-            client_id, after_serial=after_serial, backlog_serial=backlog_serial, limit=limit, max_bytes=max_bytes
+            client_id,
+            # Broken rows have negative serials; they are found by whoever begins at the beginning.
+            after_serial=after_serial if after_serial > FIRST_SERIAL else None,
+            backlog_serial=backlog_serial,
+            limit=limit,
+            max_bytes=max_bytes,
         )
         if page.expired or page.unreadable:
             yield Step(begin=True, end=True, queries=(self._hold([client_id]), *put_away(client_id, page)))
@@ -71,7 +81,7 @@ class DeliverOperations(CommonOperations):
         return PendingPage(
             client_id=client_id,
             messages=tuple(page.messages),
-            after_serial=page.after_serial,
+            after_serial=max(page.after_serial, FIRST_SERIAL),
             backlog_serial=page.backlog_serial,
             more=page.more,
             expired=len(page.expired),
@@ -79,12 +89,15 @@ class DeliverOperations(CommonOperations):
         )
 
     def _read_page(
-        self, client_id: str, *, after_serial: int, backlog_serial: int | None, limit: int, max_bytes: int
+        self, client_id: str, *, after_serial: int | None, backlog_serial: int | None, limit: int, max_bytes: int
     ) -> Operation[Page]:
+        """Read a page of rows.
+
+        :param after_serial: none for all.
+        """
         parameters = {
             "client_id": client_id,
-            # Broken rows have negative serials; they are found by whoever begins at the beginning.
-            "first_serial": after_serial + 1 if after_serial > FIRST_SERIAL else _LOWEST_SERIAL,
+            "first_serial": LOWEST_SERIAL if after_serial is None else min(after_serial + 1, HIGHEST_SERIAL),
             "backlog_serial": backlog_serial,
             "limit": limit,
             "max_bytes": max_bytes,
@@ -92,13 +105,12 @@ class DeliverOperations(CommonOperations):
         }
         (rows,) = yield Step(begin=True, end=True, queries=(Query(name="fetch_pending", parameters=parameters),))
         backlog_serial, delivered_serial, now_ms, available, *_ = rows[0]
-        page = Page(after_serial=after_serial, backlog_serial=backlog_serial)
+        page = Page(after_serial=FIRST_SERIAL if after_serial is None else after_serial, backlog_serial=backlog_serial)
         if available is None:
             return page
         page.more = available > len(rows)
         for _, _, _, _, *columns in rows:
-            serial = columns[0]
-            page.after_serial = max(page.after_serial, serial)
+            page.after_serial = serial = columns[0]
             try:
                 message = self._pending(columns, delivered_serial=delivered_serial)
             except UnreadableError as error:
@@ -113,7 +125,7 @@ class DeliverOperations(CommonOperations):
     @keeps(SessionOperations.mark_delivered)
     def mark_delivered(self, client_id: str, *, serial: int) -> Operation[bool]:
         check_vendor_id(client_id)
-        check_integer("serial", serial, FIRST_SERIAL, MAX_SERIAL, "as a fetch has told it")
+        check_integer("serial", serial, 0, MAX_SERIAL, "of a message that was fetched")
         answer = yield Step(
             begin=True,
             end=True,
@@ -151,6 +163,7 @@ class DeliverOperations(CommonOperations):
     def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
         check_vendor_id(client_id)
         check_packet_id(packet_id)
+        check_serial(serial)
         parameters = {
             "client_id": client_id,
             "packet_id": packet_id,

@@ -8,7 +8,7 @@ from itertools import islice
 from queuekeeper.checks import check_integer
 from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.operation import Operation, keeps
-from queuekeeper.sessions.model import check_packet_id
+from queuekeeper.sessions.model import check_expected, check_packet_id
 from queuekeeper.sessions.parts import no_free_packet_ids
 from queuekeeper.sessions.postgres_operations.common import Query, Session, Step, Undo, check_vendor_id, retried
 from queuekeeper.sessions.postgres_operations.room import RoomOperations
@@ -33,6 +33,7 @@ class PacketIdOperations(RoomOperations):
     def set_last_packet_id(self, client_id: str, *, packet_id: int, expected: int | None) -> Operation[bool]:
         check_vendor_id(client_id)
         check_packet_id(packet_id)
+        check_expected(expected)
         return (yield from retried(lambda: self._transaction(self._exchange(client_id, packet_id, expected))))
 
     def _exchange(self, client_id: str, packet_id: int, expected: int | None) -> Operation[bool]:

@@ -5,18 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
+from queuekeeper.checks import check_integer
 from queuekeeper.errors import MovedOn, UsageError
 from queuekeeper.operation import Operation, keeps
 from queuekeeper.sessions import jsonl
 from queuekeeper.sessions.model import DEFAULT_PAGE, ExportPage, ImportReport, check_page
 from queuekeeper.sessions.postgres_operations.common import Query, Session, Step, check_vendor_id, retried, signed
-from queuekeeper.sessions.postgres_operations.deliver import DeliverOperations
+from queuekeeper.sessions.postgres_operations.deliver import HIGHEST_SERIAL, LOWEST_SERIAL, DeliverOperations
 from queuekeeper.sessions.postgres_operations.look import LookOperations
 from queuekeeper.sessions.postgres_operations.packet_ids import PacketIdOperations
 from queuekeeper.sessions.postgres_operations.rows import Row, messages_queries, row_of, save_states_query
 from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
-
-_HIGHEST_SERIAL = 2**63 - 1
 
 
 class TransferOperations(PacketIdOperations, DeliverOperations, LookOperations):
@@ -29,6 +28,8 @@ class TransferOperations(PacketIdOperations, DeliverOperations, LookOperations):
         """Where two messages have one packet id, since ids have wrapped, the older one is left out as unreadable."""
         check_vendor_id(client_id)
         check_page(offset=0, limit=limit)
+        if after_serial is not None:
+            check_integer("after_serial", after_serial, LOWEST_SERIAL, HIGHEST_SERIAL, "from the page before")
         lines: list[bytes] = []
         if after_serial is None:
             session = yield from self.inspect(client_id, limit=1)
@@ -43,8 +44,8 @@ class TransferOperations(PacketIdOperations, DeliverOperations, LookOperations):
             )
         page = yield from self._read_page(
             client_id,
-            after_serial=FIRST_SERIAL if after_serial is None else after_serial,
-            backlog_serial=_HIGHEST_SERIAL,
+            after_serial=after_serial,
+            backlog_serial=HIGHEST_SERIAL,
             limit=limit,
             max_bytes=PAGE_BYTES,
         )

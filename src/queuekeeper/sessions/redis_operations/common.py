@@ -48,9 +48,13 @@ EpochOf: TypeAlias = Callable[[str], int | None]
 
 
 class Keys:
-    """Names of a session's keys, and the last packet id as this process knows it."""
+    """Names of a session's keys, and the last packet id as this process knows it.
 
-    __slots__ = ("client_id", "last", "last_packet_id", "messages", "session", "stem")
+    :ivar last: what the next call is to expect, as the call before it will have left it; empty: the key is absent;
+        none: not known. A wrong one costs a conflict and does no harm.
+    """
+
+    __slots__ = ("_told", "client_id", "last", "last_packet_id", "messages", "session", "stem")
 
     def __init__(self, client_id: str, prefix: str) -> None:
         self.client_id = client_id
@@ -58,8 +62,24 @@ class Keys:
             key.encode() for key in session_keys(client_id, prefix=prefix)
         )
         self.stem = payload_key(client_id, "", prefix=prefix).encode()
-        # Empty: the key is absent; none: not known. A wrong one costs a conflict and does no harm.
         self.last: bytes | None = None
+        self._told: bytes | None = None
+
+    def note(self, ids: Sequence[int]) -> None:
+        """Note the packet ids of a call that is to be sent: what comes behind it follows them."""
+        if ids:
+            self.last = b"%d" % ids[-1]
+
+    def follow(self, told: bytes, *, again: bool = False) -> bytes:
+        """Return what a call is to expect when the server has told the last packet id.
+
+        Calls of many tasks that were told the same are sent one behind the other: each follows the one before.
+
+        :param again: this call was told the same before, and what it followed has not come.
+        """
+        if self.last is None or told != self._told or again:
+            self.last = self._told = told
+        return self.last
 
     def payload(self, packet_id: int) -> bytes:
         """Return the payload key of a packet id."""
@@ -335,6 +355,12 @@ def _serial(score: bytes) -> int:
         return int(score)
     except ValueError:
         return int(max(-(2.0**63), min(float(score), 2.0**63)))
+
+
+def packet_id_of(last: bytes) -> int | None:
+    """Return the packet id that a session has given out last; none also for what is no packet id."""
+    number = integer_of(last)
+    return number if number is not None and 1 <= number <= MAX_PACKET_ID else None
 
 
 def integer_of(value: bytes | None) -> int | None:

@@ -17,6 +17,7 @@ from queuekeeper.sessions.model import (
     Release,
     check_packet_id,
     check_page,
+    check_serial,
 )
 from queuekeeper.sessions.redis_operations.common import (
     BYTES_PER_CALL,
@@ -76,8 +77,9 @@ class DeliverOperations(CommonOperations):
         state = yield from self._read_session(keys)
         if backlog_serial is None:
             backlog_serial = state.highest
-        elif state.delivered_serial < after_serial <= state.noted_serial:
-            # Another program has emptied the session and begun again with lesser serials: none of these was delivered.
+        elif mark_delivered and state.delivered_serial < after_serial <= state.noted_serial:
+            # The note has come along with the pages. Another program has emptied the session since and begun again with
+            # lesser serials: none of these was delivered.
             after_serial = state.delivered_serial
         check_integer("backlog_serial", backlog_serial, FIRST_SERIAL, MAX_SERIAL, "from the page before")
         page = yield from self._page(
@@ -221,6 +223,7 @@ class DeliverOperations(CommonOperations):
     def mark_released(self, client_id: str, *, packet_id: int, serial: int | None = None) -> Operation[Release]:
         """A record that nobody can read is missing."""
         check_packet_id(packet_id)
+        check_serial(serial)
         keys = self._keys(client_id)
         call = scripts.mark_released(
             keys,

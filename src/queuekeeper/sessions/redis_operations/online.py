@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from queuekeeper import lua
 from queuekeeper.errors import UnreadableRecord, UsageError
-from queuekeeper.keyspace import MAX_PACKET_ID
 from queuekeeper.lua.scripts import sessions as scripts
 from queuekeeper.operation import Operation
 from queuekeeper.sessions.model import PendingMessage
@@ -29,6 +28,7 @@ from queuekeeper.sessions.redis_operations.common import (
     integer_of,
     known_serial,
     listed_references,
+    packet_id_of,
     read_message,
     read_runs,
     runs_of,
@@ -138,7 +138,7 @@ class OnlineOperations(CommonOperations):
                     unreadable.append(reference.serial)
             at += len(records)
         last_serial = max(state.last_serial, state.highest)
-        last_packet_id = _packet_id_of(state.last_packet_id) or None
+        last_packet_id = packet_id_of(state.last_packet_id)
         if last_packet_id is None and state.references:
             # A counter that is lost or no packet id says nothing: the newest message tells, as in PostgreSQL.
             newest = yield from self._list(keys, "serial", state.highest - 1, 1)
@@ -284,12 +284,6 @@ class OnlineOperations(CommonOperations):
             redelivery=message.redelivery,
         )
         return stored == replace(message, expires_at_ms=expires_at_ms)
-
-
-def _packet_id_of(last: bytes) -> int:
-    """Return the packet id that a session has given out last; 0 for none, and for what is no packet id."""
-    number = integer_of(last)
-    return number if number is not None and 1 <= number <= MAX_PACKET_ID else 0
 
 
 def _sync_parts(

@@ -115,6 +115,7 @@ class SaveOperations(PacketIdOperations):
                 return None
             ends_ms.append(end_ms)
         ids = following_ids(last, count)
+        keys.note(ids)
         return place, keys, ids, self._save_call(keys, save, messages, ends_ms, soon_ms, last=last, ids=ids)
 
     def _report_of(self, keys: Keys, ids: Sequence[int], reply: Reply, replicated: bool | None) -> SaveReport | None:
@@ -124,7 +125,6 @@ class SaveOperations(PacketIdOperations):
         serial, references, expired, replaced = _read_saved(reply)
         if expired or references > self._rules.limit:
             return None
-        keys.last = b"%d" % ids[-1]
         return SaveReport(
             client_id=keys.client_id,
             packet_ids=tuple(ids),
@@ -199,6 +199,7 @@ class SaveOperations(PacketIdOperations):
                 serial, references, expired, replaced = _read_saved(reply)
                 trimmed = added(trimmed, Trimmed(dead=replaced))
             elif reply.word == "forgotten":
+                keys.last = None
                 forgotten = True
                 break
             else:
@@ -209,8 +210,9 @@ class SaveOperations(PacketIdOperations):
                     stored = len(save.messages) - len(part.messages) + len(ids)
                     raise other_batch(save, stored=stored, given=len(save.messages))
             dead = {int(position) for position in expired.split(b",")} if expired else ()
-            if not replayed and len(dead) < len(part.messages):
-                keys.last = b"%d" % ids[-1]
+            if ids and (replayed or len(dead) == len(ids)):
+                # Nothing has been given out that what comes behind could follow.
+                keys.last = None
             for at, position in enumerate(part.positions):
                 if at in dead:
                     refused[position] = Refusal.EXPIRED

@@ -13,7 +13,7 @@ from queuekeeper.portions import portions
 from queuekeeper.sessions import jsonl
 from queuekeeper.sessions.model import DEFAULT_PAGE, ExportPage, ImportReport, PendingMessage, check_page
 from queuekeeper.sessions.parts import BYTES_PER_SAVE, MESSAGES_PER_SAVE
-from queuekeeper.sessions.redis_operations.common import ask, imported_json, integer_of, known_serial
+from queuekeeper.sessions.redis_operations.common import ask, imported_json, known_serial, packet_id_of
 from queuekeeper.sessions.redis_operations.deliver import DeliverOperations
 from queuekeeper.sessions.store import FIRST_SERIAL, PAGE_BYTES, SessionOperations
 
@@ -35,7 +35,7 @@ class TransferOperations(DeliverOperations):
             lines.append(
                 jsonl.session_line(
                     client_id=client_id,
-                    last_packet_id=integer_of(state.last_packet_id) or None,
+                    last_packet_id=packet_id_of(state.last_packet_id),
                     last_serial=known_serial(last_serial),
                     exported_from="redis",
                 )
