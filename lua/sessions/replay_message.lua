@@ -100,7 +100,7 @@ redis.call('HSET', session_key, note, payload_key)
 redis.call('HINCRBY', session_key, 'references', 1)
 note_expiry(session_key, expires_at_ms)
 if noted_until then
-    -- Our saves let the keys end: not before this message. One without an end stays so, as somebody else has written it.
+    -- Our saves let the keys end: not before this message. One without an end stays so: somebody else has written it.
     local until_text = string.format('%d', math.max(noted_until, expires_at_ms))
     redis.call('HSET', session_key, 'until_ms', until_text)
     redis.call('PEXPIREAT', session_key, until_text, 'GT')
