@@ -2,8 +2,9 @@
 --[[
 Purpose
     Store messages once, and put a reference to each into the list of every member, of all or of none; in order.
-    While nobody is a member they are held for whoever adopts them. With each sixteenth message go up to 32 whose lives
-    are over. Where the server can, a payload has an expiry of its own, unless the caller says what time it is.
+    While nobody is a member they are held for whoever adopts them; where too many are, the oldest make room whose
+    lives are over. With each sixteenth message go up to 32 whose lives are over. Where the server can, a payload has an
+    expiry of its own, unless the caller says what time it is.
 KEYS
     [1-2]  state, messages
     [3]  references      id -> consumers that owe an ack; the list of held messages counts as one
@@ -46,6 +47,7 @@ local MESSAGES_PER_CALL = 100
 local REFERENCES_PER_CALL = 2500
 local HELD = 100000
 local DEDUPLICATION_MS = 86400000
+local HELD_LOOKED_AT = 500
 local OVER_BYTES_PER_CALL = 100000
 local MESSAGES_PER_TURN = 16
 local FIRST_CONSUMER_KEY = 8
@@ -193,11 +195,24 @@ end
 if at ~= #KEYS + 1 then
     return redis.error_reply('INVALID there are more keys than consumers have')
 end
+-- Held ids that make room, and the messages of them that are over but still there.
+local unheld, held_over = 0, {}
 if consumers == 0 and #fresh > 0 then
     if fields[4] == 'refuse' then
         return redis.error_reply('NO_CONSUMER nobody is registered with the queue')
     end
-    if redis.call('LLEN', held_key) + #fresh > (tonumber(fields[5]) or HELD) then
+    local excess = redis.call('LLEN', held_key) + #fresh - (tonumber(fields[5]) or HELD)
+    if excess > 0 then
+        local oldest = redis.call('LRANGE', held_key, 0, HELD_LOOKED_AT - 1)
+        for position, ends in ipairs(#oldest > 0 and redis.call('ZMSCORE', keys.expiries, unpack(oldest)) or {}) do
+            if ends and tonumber(ends) > now then
+                break
+            end
+            unheld = position
+            held_over[#held_over + 1] = ends and oldest[position] or nil
+        end
+    end
+    if excess > unheld then
         return redis.error_reply('FULL too many messages are held for consumers to come')
     end
     push_keys[1], push_ids[1] = held_key, fresh_ids
@@ -271,6 +286,10 @@ for _, drop in ipairs(drops) do
 end
 if dropped > 0 then
     redis.call('HINCRBY', keys.state, 'dropped', dropped)
+end
+if unheld > 0 then
+    redis.call('LTRIM', held_key, unheld, -1)
+    release(keys, {}, held_over)
 end
 -- More may go than come. To look each time would cost as much as to store a reference.
 local turns = math.floor((next_id + #fresh - 1) / MESSAGES_PER_TURN) - math.floor((next_id - 1) / MESSAGES_PER_TURN)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any, cast
+
 import pytest
 from lua_fanout import NOW_MS, Queue, options
 
@@ -306,6 +308,31 @@ def test_queue_may_refuse_what_nobody_would_get_and_hold_no_more_than_it_is_told
     assert queue.purge_held(limit=1) == [1, 1, 1]
     assert queue.purge_held(limit=1) == [1, 1, 0]
     assert client.exists(queue.keys.messages) == 0
+
+
+def test_held_messages_whose_lives_are_over_make_room(client: RedisClient) -> None:
+    queue, admin = Queue(client=client), cast("Any", client)
+    queue.configure_queue(max_held=3)
+    queue.publish("1", "2", ttl_ms=10)
+    queue.publish("3", ttl_ms=1_000)
+    queue.now = NOW_MS + 10
+    # Somebody has met it before: its id is what is left of it.
+    for holder in (queue.keys.messages, queue.keys.references):
+        admin.hdel(holder, "1")
+    admin.zrem(queue.keys.expiries, "1")
+    before = everything(queue)
+    with pytest.raises(QueueFull, match="too many messages are held"):
+        queue.publish("4", "5", "6")
+    assert everything(queue) == before
+
+    assert queue.publish("4", "5", ttl_ms=2_000) == [0, b"4", 0, 0, b"5", 0, 0]
+
+    assert admin.lrange(queue.keys.held, 0, -1) == [b"3", b"4", b"5"]
+    assert sorted(admin.hkeys(queue.keys.messages)) == [b"3", b"4", b"5"]
+    assert admin.hget(queue.keys.state, "expired") == b"1"
+    queue.register("late", start="held")
+    queue.adopt("late")
+    assert queue.claim("late", count=5).records == [b"3", b"4", b"5"]
 
 
 def test_500_consumers_get_a_message_in_one_bounded_call(client: RedisClient) -> None:
