@@ -112,6 +112,12 @@ def is_coroutine_function(work: Callable[..., Any]) -> bool:
     return inspect.iscoroutinefunction(work) or inspect.iscoroutinefunction(type(work).__call__)
 
 
+async def finished(result: Any) -> None:
+    """Await what a handler has returned; one that has returned something else, as a plain function does, has worked."""
+    if inspect.isawaitable(result):
+        await result
+
+
 def refuse_coroutine(result: Any) -> None:
     """Refuse what a handler has returned where nobody awaits it: a coroutine is work that has not been done.
 

@@ -14,7 +14,15 @@ import pytest
 from queuekeeper.errors import QueuekeeperError, RefusedError, Rejected, UsageError
 from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
 from queuekeeper.events.dispatcher import Dispatching, DispatchReport, DispatchRules
-from queuekeeper.events.handlers import Assignment, Checkpoint, ReadAhead, ReliableHandler, blocking_attempt
+from queuekeeper.events.handlers import (
+    Assignment,
+    Checkpoint,
+    Outcome,
+    ReadAhead,
+    ReliableHandler,
+    awaited_attempt,
+    blocking_attempt,
+)
 from queuekeeper.events.model import (
     Delivery,
     Event,
@@ -445,6 +453,17 @@ def test_delivery_is_not_done_when_its_handler_only_makes_a_coroutine() -> None:
     (failure,) = blocking_attempt(Assignment(handler, delivery(), Checkpoint("")))().failures
     assert isinstance(failure.error, UsageError)
     assert "a coroutine that nobody awaits here" in str(failure.error)
+
+
+def test_plain_function_in_an_event_loop_works_once() -> None:
+    seen: list[Delivery] = []
+    handler = ReliableHandler(work=seen.append, name="bill", interest=Interest())
+
+    async def attempt() -> Outcome:
+        return await awaited_attempt(Assignment(handler, delivery(), Checkpoint("")))()
+
+    assert asyncio.run(attempt()) == Outcome()
+    assert len(seen) == 1
 
 
 def test_hostile_topics_and_texts_cannot_forge_another_event() -> None:

@@ -168,6 +168,14 @@ def test_message_is_not_done_when_its_handler_only_makes_a_coroutine(rules: dict
     assert witness.seen == [(UsageError, False)]
 
 
+def test_plain_function_in_an_event_loop_works_once() -> None:
+    witness, seen = Witness(), list[int]()
+
+    assert run_async(lambda message: seen.append(message.id), witness=witness) is None
+
+    assert (seen, witness.seen) == ([1], ["done"])
+
+
 def test_wrong_limit_is_refused() -> None:
     with pytest.raises(UsageError, match="time_limit_ms is 0: it must be 1 to"):
         RetryRules(time_limit_ms=0)

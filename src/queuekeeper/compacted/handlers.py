@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import inspect
 import logging
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,7 +15,7 @@ from queuekeeper.compacted.consumer import AsyncCompactedConsumer, ConsumerRules
 from queuekeeper.compacted.model import CompactedMessage
 from queuekeeper.compacted.queue import AsyncCompactedQueues
 from queuekeeper.errors import QueueBusy, ServerUnavailable, StaleEpoch
-from queuekeeper.operation import is_coroutine_function
+from queuekeeper.operation import finished, is_coroutine_function
 from queuekeeper.service.aio import stopped_by_signals
 from queuekeeper.text_form import shows
 
@@ -136,10 +135,8 @@ class CompactedWorker:
         if is_coroutine_function(self._work):
             await self._work(message)
             return
-        result = await asyncio.to_thread(self._work, message)
-        if inspect.isawaitable(result):
-            # A function that only makes a coroutine has not worked yet.
-            await result
+        # A function that only makes a coroutine has not worked yet.
+        await finished(await asyncio.to_thread(self._work, message))
 
     async def _pause(self, seconds: float) -> None:
         with suppress(TimeoutError):

@@ -22,7 +22,7 @@ from queuekeeper.events.model import (
     Splitter,
     check_text,
 )
-from queuekeeper.operation import Operation, awaited, blocking, keeps, refuse_coroutine
+from queuekeeper.operation import Operation, awaited, blocking, finished, keeps, refuse_coroutine
 
 BACKOFF = Backoff(first_s=0.1, longest_s=60.0)
 """Pauses before a delivery comes again to a handler that keeps the order; each is twice as long as the one before."""
@@ -197,7 +197,11 @@ class _AsyncAttempt:
 
     def __init__(self, assignment: Assignment) -> None:
         self.operations = assignment
-        self.answer = assignment.handler.work
+        self._work = assignment.handler.work
+
+    async def answer(self, delivery: Delivery) -> None:
+        """Have the handler work on a delivery."""
+        await finished(self._work(delivery))
 
     run = awaited(Assignment.attempt)
 

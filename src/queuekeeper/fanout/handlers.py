@@ -14,7 +14,7 @@ from typing import Any, ParamSpec, TypeAlias
 from queuekeeper.checks import check_fields, check_integer
 from queuekeeper.errors import Rejected, UsageError
 from queuekeeper.fanout.model import MAX_MS, FanoutMessage
-from queuekeeper.operation import Operation, awaited, blocking, refuse_coroutine
+from queuekeeper.operation import Operation, awaited, blocking, finished, refuse_coroutine
 from queuekeeper.service.limits import limited, time_is_up
 
 P = ParamSpec("P")
@@ -261,7 +261,7 @@ class AsyncAttempt(Attempt):
         with self._around():
             try:
                 async with asyncio.timeout(self._limit_s) as limit:
-                    await self._work(message)
+                    await finished(self._work(message))
             except TimeoutError as error:
                 if self._limit_s is None or not limit.expired():
                     raise
