@@ -245,6 +245,9 @@ def test_peek_goes_on_where_it_stopped(queues: CompactedQueues) -> None:
     assert [each["key"] for each in rest["messages"]] == ["valve/3"]
     assert f"More: --after {page['next_after']}" in run("peek", C, "--limit", "2").stdout
     assert "nothing in the queue of meter-17 behind 3" in run("peek", C, "--after", "3").stdout
+    assert "More" not in run("peek", C, "--after", "2", "--limit", "1").stdout
+    queues.append(C, [Append(key=b"%d" % number, value=b"x" * 600_000) for number in range(2)])
+    assert "More: --after 4" in run("peek", C, "--after", "3").stdout, "large ones come a few at a time"
 
 
 def test_tombstone_is_told_and_its_key_has_no_value(queues: CompactedQueues) -> None:

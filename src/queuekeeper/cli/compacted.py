@@ -241,6 +241,8 @@ def peek(
     from queuekeeper.compacted.jsonl import message_facts
 
     messages = call.queues.peek(client_id, after_sequence=after_sequence, limit=limit)
+    # Large ones come a few at a time.
+    goes_on = messages and call.queues.peek(client_id, after_sequence=messages[-1].sequence, limit=1)
 
     columns: dict[str, Any] = {"sequence": "sequence", "key": lambda each: shown_bytes(each.key)}
     columns |= {"appended": "appended_ms", "bytes": lambda each: len(each.value), "type": "content_type"}
@@ -254,7 +256,7 @@ def peek(
     return Shown(
         facts,
         lambda: [listing(f"Queue {client_id}", messages, columns) if messages else nothing],
-        then=f"More: --after {facts['next_after']}" if messages and len(messages) == limit else "",
+        then=f"More: --after {facts['next_after']}" if goes_on else "",
     )
 
 

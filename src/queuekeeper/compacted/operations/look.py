@@ -51,7 +51,10 @@ class LookOperations(CommonOperations):
     def peek(
         self, client_id: str, *, after_sequence: int = 0, limit: int = 100
     ) -> Operation[tuple[CompactedMessage, ...]]:
-        """Return messages in order without consuming."""
+        """Return messages in order without consuming.
+
+        :param limit: at most; fewer come when they have more than a megabyte together, and none behind the last one.
+        """
         check_integer("after_sequence", after_sequence, 0, MAX_SEQUENCE, "the number of a message, or 0")
         check_integer("limit", limit, 1, MAX_PAGE, "read longer queues page by page")
         keys = self._keys(client_id)
