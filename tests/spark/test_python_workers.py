@@ -33,5 +33,13 @@ def test_plan_copy_and_verification_start_workers_of_one_kind(
     world.copy(plan.plan_id)
     assert world.verify(plan.plan_id).balanced
 
-    daemons = [" ".join(child.cmdline()[1:]) for child in java.children() if child not in before]
-    assert daemons in ([], ["-m queuekeeper.migration.python_workers pyspark.worker"])
+    started = [_arguments(child) for child in java.children() if child not in before]
+    assert [each for each in started if each] in ([], ["-m queuekeeper.migration.python_workers pyspark.worker"])
+
+
+def _arguments(process: psutil.Process) -> str:
+    """Return what a process was started with; nothing when it has ended."""
+    try:
+        return " ".join(process.cmdline()[1:])
+    except psutil.Error:
+        return ""
