@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from queuekeeper.clock import system_clock
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration import quarantine
 from queuekeeper.migration.model import Difference, MigrationPlan, PlanState, VerifyReport
@@ -18,6 +19,17 @@ from tests.property.migration_rules import Message
 from tests.spark.world import Client, World, sessions_in
 
 REASONS_BY_HAND = ("topic_empty", "qos_out_of_range", "packet_type_unknown", "time_out_of_range")
+
+MENDED = "mended"
+# Client, serial and other columns of rows as the source has them, and what a person makes of them in the quarantine.
+MENDABLE: list[tuple[dict[str, Any], dict[str, Any]]] = [
+    ({"payload_format_indicator": 2}, {"payload_format_indicator": 1, "content_type": "text/plain", "retain": True}),
+    ({"correlation_data": b"x" * 70_000}, {"correlation_data": b"x", "payload": b"y", "msg_expiry_interval": 86_400}),
+    ({"serial_number": -5}, {"serial_number": 17}),
+    ({"client_id": ""}, {"client_id": MENDED, "serial_number": 18}),
+]
+ELSEWHERE = 2
+"""Rows that are given another place."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,14 +48,29 @@ class Repaired:
 @pytest.fixture(scope="module")
 def repaired(make_world: Callable[..., World], hostile_template: str) -> Repaired:
     world = make_world(template=hostile_template)
+    for number, (columns, _) in enumerate(MENDABLE, 1):
+        row = {
+            "client_id": MENDED, "serial_number": number, "topic": "t", "time": system_clock(), "packet_id": number,
+            "packet_type": "PUBLISH", "qos": 1, "payload": b"mend %d" % number, **columns,
+        }  # fmt: skip
+        places = ", ".join(["%s"] * len(row))
+        world.connection.execute(
+            f"INSERT INTO device_publish_msg ({', '.join(row)}) VALUES ({places})", list(row.values())
+        )
+    world.connection.execute("INSERT INTO device_session_ctx VALUES (%s, 0, 9, 9)", (MENDED,))
     plan = world.plan()
     world.copy(plan.plan_id)
 
     def replay(**options: Any) -> ReplayReport:
         return quarantine.replay(world.connection, world.client, plan_id=plan.plan_id, **options)
 
+    first = replay(assign_packet_ids=True)
+    # The server is lost with all that was in it, and the copy is repeated.
+    world.reset()
+    world.copy(plan.plan_id)
+
     before = world.contents()
-    reports = {"dry": replay(assign_packet_ids=True, drop_user_properties=True, dry_run=True)}
+    reports = {"first": first, "dry": replay(assign_packet_ids=True, drop_user_properties=True, dry_run=True)}
     changed = world.contents() != before
     reports["none"] = replay(reason="topic_empty")
     reports["ids"] = replay(assign_packet_ids=True)
@@ -62,6 +89,12 @@ def repaired(make_world: Callable[..., World], hostile_template: str) -> Repaire
             (following[client_id], client_id),
         )
     reports["hand"] = replay()
+    for number, (_, columns) in enumerate(MENDABLE, 1):
+        names = ", ".join(f"{name} = %s" for name in columns)
+        world.connection.execute(
+            f"UPDATE queuekeeper.quarantine SET {names} WHERE payload = %s", [*columns.values(), b"mend %d" % number]
+        )
+    reports["mended"] = replay(client_id=MENDED)
     return Repaired(
         world=world,
         plan=plan,
@@ -104,8 +137,12 @@ def test_dry_run_counts_and_writes_nothing(repaired: Repaired) -> None:
     ids = _quarantined(repaired, "packet_id_duplicate", "packet_id_out_of_range", "user_properties_invalid")
     assert report.replayed == len(ids) > 0
     assert report.not_repaired == sum(
-        len(_quarantined(repaired, reason)) for reason in (*REASONS_BY_HAND, "client_id_empty", "serial_out_of_range")
-    )
+        len(_quarantined(repaired, reason))
+        for reason in (
+            *REASONS_BY_HAND, "client_id_empty", "serial_out_of_range", "payload_format_invalid",
+            "correlation_data_too_long",
+        )
+    )  # fmt: skip
 
 
 def test_rows_that_still_break_a_rule_stay(repaired: Repaired) -> None:
@@ -121,7 +158,7 @@ def test_repaired_messages_are_in_their_sessions_in_order_under_free_packet_ids(
     properties = _quarantined(repaired, "user_properties_invalid")
     by_hand = _quarantined(repaired, *REASONS_BY_HAND)
     next_ones = _quarantined(repaired, "topic_empty")
-    assert repaired.reports["ids"].replayed == len(ids) > 0
+    assert repaired.reports["ids"].replayed == repaired.reports["first"].replayed == len(ids) > 0
     assert repaired.reports["properties"].replayed == len(properties) > 0
     assert repaired.reports["hand"].replayed == len(by_hand) > 0
 
@@ -152,12 +189,15 @@ def test_repaired_messages_are_in_their_sessions_in_order_under_free_packet_ids(
 def test_ledger_balances_after_repairs_and_counts_them_as_copied(repaired: Repaired) -> None:
     assert repaired.world.ledger.differences(repaired.plan.plan_id) == []
     assert repaired.verified.balanced
-    replayed = sum(repaired.reports[step].replayed for step in ("ids", "properties", "hand"))
+    assert repaired.reports["mended"].replayed == len(MENDABLE)
+    everywhere = sum(repaired.reports[step].replayed for step in ("ids", "properties", "hand", "mended"))
+    # Whose place was mended is no row of the source: that one stays set aside.
+    replayed = everywhere - ELSEWHERE
     ledger = repaired.verified.ledger
     assert sum(row.copied for row in ledger) == repaired.plan.total("to_copy") + replayed
     assert sum(row.quarantined for row in ledger) == repaired.plan.total("quarantined") - replayed
     counts = repaired.world.ledger.quarantine_counts(repaired.plan.plan_id)
-    assert sum(count.replayed for count in counts) == replayed
+    assert sum(count.replayed for count in counts) == everywhere
 
 
 # Each client suffers one kind of damage.
@@ -233,6 +273,13 @@ def damages(repaired: Repaired) -> list[Damage]:
         client.set(session_keys(name).last_packet_id, wrong)
         return {"expected": right, "found": wrong}
 
+    def no_number(name: str, message: Message, key: bytes) -> dict[str, str]:
+        client.set(session_keys(name).last_packet_id, "no number")
+        return {"found": "no number"}
+
+    def no_base64(name: str, message: Message, key: bytes) -> None:
+        rewrite(key, payload="abcde")
+
     def no_counter(name: str, message: Message, key: bytes) -> dict[str, str]:
         client.delete(session_keys(name).last_packet_id)
         return {"found": "none"}
@@ -256,6 +303,8 @@ def damages(repaired: Repaired) -> list[Damage]:
     suffer("unreadable", unreadable)
     suffer("last_packet_id", counter, of_session=True)
     suffer("last_packet_id", no_counter, of_session=True)
+    suffer("last_packet_id", no_number, of_session=True)
+    suffer("payload", no_base64)
     suffer("session_missing", unfinished, of_session=True)
 
     name, _ = next(untouched)
@@ -272,6 +321,15 @@ def damages(repaired: Repaired) -> list[Damage]:
     done += [
         Damage(kind="packet_id", client_id=name, serial_number=first.serial_number),
         Damage(kind="packet_id", client_id=name, serial_number=second.serial_number),
+    ]
+
+    # A score that is no serial.
+    name, each = next(untouched)
+    spoilt = each.copied[1]
+    client.zadd(session_keys(name).messages, {payload_key(name, spoilt.packet_id or 0): float("inf")})
+    done += [
+        Damage(kind="missing", client_id=name, serial_number=spoilt.serial_number),
+        Damage(kind="unexpected", client_id=name, serial_number=None),
     ]
 
     # Nothing of the session is left at all.

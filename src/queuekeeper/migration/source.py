@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -65,6 +66,11 @@ class Layout:
     def tasks(self) -> int:
         """How many partitions there are."""
         return len(self.groups)
+
+    def place(self, client_id: str) -> tuple[int, int]:
+        """Return cohort and task label of a client."""
+        cohort = bisect_right(self.slot_firsts, client_slot(client_id)) - 1
+        return cohort, self.labels[cohort]
 
 
 def layout(spark: SparkSession, *, cohorts: Sequence[Cohort], wanted: Sequence[int], tasks: int) -> Layout:

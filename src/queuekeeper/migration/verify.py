@@ -6,7 +6,7 @@ import hashlib
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -17,7 +17,7 @@ from pyspark.taskcontext import TaskContext
 
 from queuekeeper.clock import Clock, system_clock
 from queuekeeper.migration import preflight, transforms
-from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.model import (
     CohortState,
     Difference,
@@ -40,15 +40,18 @@ from queuekeeper.migration.source import (
 from queuekeeper.migration.spark import our_errors
 from queuekeeper.migration.target import SPARK_SCHEMA, TargetReader
 from queuekeeper.postgres import connect as connect_postgres
+from queuekeeper.postgres import statement
 from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import is_cluster
 from queuekeeper.sessions.quarantine import readable
 
 # PostgreSQL hashes the long columns itself: what is compared never leaves it.
 HASHED_COLUMNS = MESSAGE_COLUMNS | {"payload_bytes": "int", "correlation_data_bytes": "int"}
-# What an operator may have repaired in the quarantine before a message was replayed.
-REPAIRABLE = ("topic", "time", "packet_id", "packet_type", "qos", "user_properties")
-_ARROW_TYPES = {"string": pa.string(), "bigint": pa.int64(), "int": pa.int32()}
+# What an operator may have mended in the quarantine before a message was replayed, beside its place.
+MENDABLE = tuple(name for name in MESSAGE_COLUMNS if name not in ("client_id", "serial_number"))
+_ARROW_TYPES = {
+    "string": pa.string(), "bigint": pa.int64(), "int": pa.int32(), "boolean": pa.bool_(), "binary": pa.binary()
+}  # fmt: skip
 HASHED_EXPRESSIONS = {
     "payload": "sha256(payload)",
     "correlation_data": "sha256(correlation_data)",
@@ -112,8 +115,8 @@ def verify_migration(
             reported(postgres_url, plan_id=plan_id, step="verify", parts=names, total=total, clock=clock),
             our_errors(),
         ):
-            replayed, counters = _replayed(spark, ledger, plan_id)
-            expected = expected_rows(source, plan=plan, clustered=clustered, replayed=replayed, counters=counters)
+            replayed = _replayed(source, ledger, plan_id)
+            expected = expected_rows(source, plan=plan, clustered=clustered, replayed=replayed)
             # Read once: the sessions and the messages in it are joined separately.
             read = _clients(source, clustered=clustered).mapInArrow(read_task, SPARK_SCHEMA)
             found = found_rows(read).persist(StorageLevel.DISK_ONLY)
@@ -174,31 +177,65 @@ def _clients(source: Source, *, clustered: bool) -> DataFrame:
     )
 
 
-def _replayed(spark: SparkSession, ledger: MigrationLedger, plan_id: str) -> tuple[DataFrame, DataFrame]:
-    """Return the quarantined messages that were repaired and imported since, and the counters that this moved."""
+@dataclass(frozen=True, kw_only=True)
+class Replayed:
+    """Quarantined messages that were mended and imported since.
+
+    :param mended: by client id and serial as the source has them.
+    :param moved: those that were given another client or serial, of which the source has no row; none for none.
+    :param counters: last packet ids that a replay has moved.
+    """
+
+    mended: DataFrame
+    moved: DataFrame | None
+    counters: DataFrame
+
+
+def _replayed(source: Source, ledger: MigrationLedger, plan_id: str) -> Replayed:
     rows = sorted(
-        (
-            replace(
-                row,
-                packet_id=row.assigned_packet_id or row.packet_id,
-                # The row keeps them as found, but they could only be replayed without.
-                user_properties=row.user_properties if readable(row.user_properties) else None,
-            )
-            for row in ledger.quarantined(plan_id, status="replayed", limit=None)
-            if row.kind == transforms.MESSAGE
-        ),
+        (row for row in ledger.quarantined(plan_id, status="replayed", limit=None) if row.kind == transforms.MESSAGE),
         key=lambda row: (str(row.replayed_at), row.quarantine_id or 0),
     )
-    columns = {"client_id": "string", "serial_number": "bigint"} | {name: MESSAGE_COLUMNS[name] for name in REPAIRABLE}
-    messages = {name: [getattr(row, name) for row in rows] for name in columns}
+    keys = {"client_ids": [row.client_id for row in rows], "serial_numbers": [row.serial_number for row in rows]}
+    moved = set(source.connection.execute(statement("migration/moved_keys"), keys).fetchall())
     counters = {row.client_id: row.assigned_packet_id for row in rows if row.assigned_packet_id is not None}
-    return (
-        _given(spark, messages, columns).withColumnsRenamed({name: f"replayed_{name}" for name in REPAIRABLE}),
-        _given(
-            spark,
+    mended = {name: [getattr(row, name) for row in map(_mended, rows)] for name in MESSAGE_COLUMNS}
+    placed = [
+        (cohort, task, counters.get(row.client_id), row)
+        for row in map(_mended, rows)
+        if (row.client_id, row.serial_number) in moved
+        for cohort, task in [source.layout.place(row.client_id)]
+        if task >= 0
+    ]
+    elsewhere: dict[str, list[Any]] = {
+        "cohort": [cohort for cohort, _, _, _ in placed],
+        "task": [task for _, task, _, _ in placed],
+        "moved_last_packet_id": [counter for _, _, counter, _ in placed],
+        **{name: [getattr(row, name) for _, _, _, row in placed] for name in MESSAGE_COLUMNS},
+    }
+    places = {"cohort": "int", "task": "int", "moved_last_packet_id": "int"}
+    return Replayed(
+        mended=_given(source.spark, mended, MESSAGE_COLUMNS).withColumnsRenamed(
+            {name: f"replayed_{name}" for name in MENDABLE}
+        ),
+        moved=_given(source.spark, elsewhere, places | MESSAGE_COLUMNS) if placed else None,
+        counters=_given(
+            source.spark,
             {"client_id": list(counters), "moved_last_packet_id": list(counters.values())},
             {"client_id": "string", "moved_last_packet_id": "int"},
         ),
+    )
+
+
+def _mended(row: QuarantinedRow) -> QuarantinedRow:
+    """Return what was written of a row, as PostgreSQL tells it of the others."""
+    return replace(
+        row,
+        packet_id=row.assigned_packet_id or row.packet_id,
+        # The row keeps them as found, but they could only be replayed without.
+        user_properties=row.user_properties if readable(row.user_properties) else None,
+        payload=hashlib.sha256(row.payload or b"").digest(),
+        correlation_data=None if row.correlation_data is None else hashlib.sha256(row.correlation_data).digest(),
     )
 
 
@@ -214,12 +251,11 @@ def _given(spark: SparkSession, values: Mapping[str, list[Any]], columns: Mappin
     return spark.range(0, 1, 1, 1).mapInArrow(lambda _: iter(batches), schema)
 
 
-def expected_rows(
-    source: Source, *, plan: MigrationPlan, clustered: bool, replayed: DataFrame, counters: DataFrame
-) -> DataFrame:
+def expected_rows(source: Source, *, plan: MigrationPlan, clustered: bool, replayed: Replayed) -> DataFrame:
     """Return what ought to be in Redis: every row of the source with its fate and comparable values.
 
-    A client whose messages have no session row gets one here, since the copy gives it a counter, too.
+    What was given another place before it was replayed is there too, and no row of the source: ``is_moved``. A client
+    whose messages have no session row gets one here, since the copy gives it a counter, too.
     """
     rows = transforms.rows(
         source.read(MESSAGES, HASHED_COLUMNS, expressions=HASHED_EXPRESSIONS),
@@ -229,15 +265,20 @@ def expected_rows(
         source.partitioned(rows), parameters=plan.parameters, as_of_ms=plan.as_of_ms, clustered=clustered
     )
     storable = classified.where(transforms.may_be_stored() | (F.col("kind") == transforms.MESSAGE))
-    joined = storable.join(F.broadcast(replayed), ["client_id", "serial_number"], "left").join(
-        F.broadcast(counters), "client_id", "left"
+    joined = storable.join(F.broadcast(replayed.mended), ["client_id", "serial_number"], "left").join(
+        F.broadcast(replayed.counters), "client_id", "left"
     )
     was_replayed = (F.col("fate") == "quarantined") & F.col("replayed_packet_id").isNotNull()
-    repaired = joined.withColumns(
-        {name: F.when(was_replayed, F.col(f"replayed_{name}")).otherwise(F.col(name)) for name in REPAIRABLE}
-    ).withColumns(
+    placed = joined.withColumns(
+        {name: F.when(was_replayed, F.col(f"replayed_{name}")).otherwise(F.col(name)) for name in MENDABLE}
+        | {"fate": F.when(was_replayed, "copied").otherwise(F.col("fate")), "is_moved": F.lit(False)}
+    )
+    if replayed.moved is not None:
+        fixed = {"kind": transforms.MESSAGE, "fate": "copied", "is_moved": True}
+        moved = replayed.moved.withColumns({name: F.lit(value) for name, value in fixed.items()})
+        placed = placed.unionByName(moved, allowMissingColumns=True)
+    repaired = placed.withColumns(
         {
-            "fate": F.when(was_replayed, "copied").otherwise(F.col("fate")),
             "expires_at_ms": transforms.expires_at_ms(default_ttl_s=plan.parameters.default_ttl_s),
             "last_packet_id": F.coalesce("moved_last_packet_id", "last_packet_id"),
         }
@@ -251,6 +292,7 @@ def expected_rows(
         "kind",
         "serial_number",
         "fate",
+        "is_moved",
         "expires_at_ms",
         "last_packet_id",
         F.col("packet_id").cast("string").alias("packet_id"),
@@ -297,6 +339,12 @@ def _properties(*, pairs: Column, **values: Column) -> Column:
     return F.concat_ws("\x1f", *texts, flat)
 
 
+def _hash_of(name: str) -> Column:
+    """Return the hash of what Base64 holds, or of the text itself where somebody has spoilt it."""
+    text = F.col(name)
+    return F.sha2(F.coalesce(F.try_to_binary(text, F.lit("base64")), text.cast("binary")), 256)
+
+
 def found_rows(target: DataFrame) -> DataFrame:
     """Return what was read from Redis in the form in which it is compared; content becomes hashes.
 
@@ -306,7 +354,8 @@ def found_rows(target: DataFrame) -> DataFrame:
         "task",
         F.col("cohort").alias("found_cohort"),
         "client_id",
-        F.col("serial_number").cast("bigint").alias("serial_number"),
+        # What somebody has spoilt is no number, or no base64: that ends no comparison.
+        F.col("serial_number").try_cast("bigint").alias("serial_number"),
         F.col("serial_number").alias("score"),
         "kind",
         F.col("position").alias("found_position"),
@@ -317,7 +366,7 @@ def found_rows(target: DataFrame) -> DataFrame:
         F.col("json").isNotNull().alias("has_payload"),
         (F.col("json").isNotNull() & F.col("stored.packetId").isNull()).alias("unreadable"),
         F.coalesce("json_hash", F.sha2("json", 256)).alias("json_hash"),
-        F.coalesce("payload_hash", F.sha2(F.unbase64("stored.payload"), 256)).alias("found_payload_hash"),
+        F.coalesce("payload_hash", _hash_of("stored.payload")).alias("found_payload_hash"),
         _properties(
             topic=F.col("stored.topicName"),
             time=F.col("stored.time"),
@@ -329,7 +378,7 @@ def found_rows(target: DataFrame) -> DataFrame:
             payload_format_indicator=F.col("stored.payloadFormatIndicator"),
             content_type=F.col("stored.contentType"),
             response_topic=F.col("stored.responseTopic"),
-            correlation_hash=F.sha2(F.unbase64("stored.correlationData"), 256),
+            correlation_hash=_hash_of("stored.correlationData"),
         ).alias("found_properties"),
         F.col("last_packet_id").alias("found_last_packet_id"),
         "plan",
@@ -384,8 +433,9 @@ def compare(expected: DataFrame, found: DataFrame, *, plan_id: str) -> DataFrame
             _difference(
                 "last_packet_id",
                 is_session
-                & ~F.coalesce(F.col("last_packet_id"), F.lit(0)).eqNullSafe(
-                    F.coalesce(F.col("found_last_packet_id"), F.lit("0")).cast("int")
+                & (
+                    F.coalesce(F.col("last_packet_id"), F.lit(0)).cast("string")
+                    != F.coalesce(F.col("found_last_packet_id"), F.lit("0"))
                 ),
                 F.coalesce(F.col("last_packet_id").cast("string"), F.lit("none")),
                 F.coalesce(F.col("found_last_packet_id"), F.lit("none")),
@@ -406,7 +456,7 @@ def compare(expected: DataFrame, found: DataFrame, *, plan_id: str) -> DataFrame
         "serial_number",
         "kind",
         "moved_on",
-        F.when(F.col("fate").isNull() | is_session, None)
+        F.when(F.col("fate").isNull() | is_session | F.col("is_moved"), None)
         .when(F.col("moved_on") & (F.col("fate") == "copied"), "superseded")
         .when(expired_since, "expired")
         .when((F.col("fate") == "copied") & (~present | (F.size("differences") > 0)), "different")
