@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from queuekeeper.keyspace import payload_key, session_keys
-from queuekeeper.migration.model import CopyReport, MigrationPlan, VerifyReport
+from queuekeeper.migration import preflight
+from queuekeeper.migration.model import CopyReport, MigrationPlan, PlanState, VerifyReport
 from queuekeeper.migration.undo import DropReport, drop_imports
 from tests.spark.world import PARAMETERS, Client, World, sessions_in
 
@@ -142,14 +143,19 @@ def test_undo_takes_out_what_the_plan_imported_and_nothing_else(second: Second) 
 
 
 def test_same_wishes_give_the_same_plan_and_a_changed_source_another(
-    make_world: Callable[..., World], healthy_template: str
+    make_world: Callable[..., World], healthy_template: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also: messages whose life ends between plan and copy are not written, and are accounted for."""
+    """Also: messages whose life ends between plan and copy are not written, and are accounted for.
+
+    Somebody agrees to the plan while it is made again, and that stands.
+    """
     world = make_world(template=healthy_template)
     now_ms = world.plan().as_of_ms
     yesterday = world.plan(now_ms=now_ms - 2 * DAY_MS)
-    again = world.plan(replace(PARAMETERS, throttle_messages_per_s=1_000_000), now_ms=now_ms - 2 * DAY_MS)
-    assert again.plan_id == yesterday.plan_id
+    with monkeypatch.context() as patch:
+        patch.setattr(preflight, "check_heap", lambda *_: world.ledger.approve(yesterday.plan_id, "Ada"))
+        again = world.plan(replace(PARAMETERS, throttle_messages_per_s=1_000_000), now_ms=now_ms - 2 * DAY_MS)
+    assert again == replace(yesterday, state=PlanState.APPROVED)
 
     copied = world.copy(again.plan_id)
     clients = world.expected(again)

@@ -13,7 +13,7 @@ import pytest
 from psycopg.types.json import Jsonb
 
 from queuekeeper import approvals, audit, postgres
-from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
+from queuekeeper.errors import RefusedError, ServerUnavailable, StalePlan, UsageError
 from queuekeeper.jobs.store import MaintenanceRuns, RunControl, Runs, RunState
 from queuekeeper.migration.ledger import DifferenceCount, MigrationLedger, Progress, QuarantinedRow, ThroughputSample
 from queuekeeper.migration.model import (
@@ -64,6 +64,7 @@ def make_plan(plan_id: str = "plan-a", *, cohorts: int = 3, messages: int = 10) 
             for number in range(cohorts)
         ),
         chosen=(0, 2),
+        target_clustered=True,
     )
 
 
@@ -186,6 +187,63 @@ def test_plan_that_nobody_agreed_to_is_stopped_and_may_be_planned_again_or_appro
     # A later no takes back nothing that was agreed to.
     ledger.note_answer("plan-a", audit.Answer(action=audit.Action.REJECT, actor="eve"))
     assert ledger.load_plan("plan-a").state is PlanState.APPROVED
+
+
+def test_who_agrees_while_a_plan_is_made_again_agrees_to_all_of_it(
+    ledger: MigrationLedger, connect: Callable[[], Connection]
+) -> None:
+    ledger.save_plan(make_plan(), run_id=None)
+    newer = replace(make_plan(messages=20), as_of_ms=NOW_MS + 1)
+    planner, other = MigrationLedger(connect()), MigrationLedger(connect())
+    begun, go = threading.Event(), threading.Event()
+
+    def slowly() -> Iterator[QuarantinedRow]:
+        begun.set()
+        assert go.wait(PATIENCE_S)
+        yield bad_message(1)
+
+    with ThreadPoolExecutor(2) as pool:
+        stored = pool.submit(planner.save_plan, newer, run_id=None, quarantine=slowly())
+        assert begun.wait(PATIENCE_S)
+        # Nothing of it is to be seen before all of it is.
+        assert ledger.load_plan("plan-a") == make_plan()
+        agreed = pool.submit(other.approve, "plan-a", "Ada")
+        while not (agreed.done() or _waits(ledger.connection, other.connection)):
+            time.sleep(0.02)
+        is_early = agreed.done()
+        go.set()
+        stored.result()
+        agreed.result()
+    assert not is_early
+    assert ledger.load_plan("plan-a") == replace(newer, state=PlanState.APPROVED)
+    assert [row.serial_number for row in ledger.quarantined("plan-a")] == [1]
+
+    kept = ledger.save_plan(replace(make_plan(), as_of_ms=NOW_MS + 2), run_id=None, quarantine=[bad_message(2)])
+    assert kept == replace(newer, state=PlanState.APPROVED)
+    assert [row.serial_number for row in ledger.quarantined("plan-a")] == [1]
+
+
+def test_plan_of_which_a_part_cannot_be_stored_is_not_stored_at_all(ledger: MigrationLedger) -> None:
+    def broken() -> Iterator[QuarantinedRow]:
+        yield bad_message(1)
+        raise ServerUnavailable("the source is gone")
+
+    with pytest.raises(ServerUnavailable, match="the source is gone"):
+        ledger.save_plan(make_plan(), run_id="run-1", quarantine=broken())
+
+    assert ledger.latest_plan_id() is None
+
+
+def test_copy_begins_with_the_plan_that_was_read_or_not_at_all(ledger: MigrationLedger) -> None:
+    read = ledger.save_plan(make_plan(), run_id=None)
+    again = ledger.save_plan(replace(make_plan(), as_of_ms=NOW_MS + 1), run_id=None)
+    with pytest.raises(StalePlan, match="plan plan-a was made again while its copy was about to begin: look at the"):
+        ledger.begin_copy(read)
+    assert ledger.load_plan("plan-a") == again
+
+    ledger.begin_copy(again)
+    ledger.begin_copy(again)
+    assert ledger.load_plan("plan-a") == replace(again, state=PlanState.COPYING)
 
 
 def test_refused_plan_may_be_planned_again(ledger: MigrationLedger) -> None:

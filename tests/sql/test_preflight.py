@@ -4,25 +4,42 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
 
 import pytest
 from redis.exceptions import RedisError
 
+from queuekeeper.clock import system_clock
 from queuekeeper.embedded import RedisServer
-from queuekeeper.errors import RefusedError, SchemaMismatch
+from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
 from queuekeeper.keyspace import SLOTS
-from queuekeeper.migration.model import CohortPlan, TaskMemory
+from queuekeeper.migration.apply import copy_sessions
+from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.migration.model import (
+    CohortPlan,
+    MigrationParameters,
+    MigrationPlan,
+    PlanState,
+    TaskMemory,
+    code_version,
+    plan_id,
+)
+from queuekeeper.migration.online.driver import OnlineDriver
 from queuekeeper.migration.preflight import (
     HEAP_PER_PAYLOAD,
     QUEUED_ROWS,
     check_heap,
     check_payloads,
+    check_same_target,
     check_source,
     check_target,
     check_values,
     forecast_by_master,
     source_fingerprint,
 )
+from queuekeeper.migration.quarantine import replay
+from queuekeeper.migration.verify import verify_migration
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import address_of, facts, shards
 from queuekeeper.redis_client import connect as connect_redis
@@ -35,6 +52,66 @@ SELECT 'c' || n % 10, n, 'topic', 1000 + n, n, 'PUBLISH', 1, repeat('x', n * 20)
 FROM generate_series(1, 200) AS n
 """
 SESSIONS = "INSERT INTO device_session_ctx SELECT 'c' || n, 5, 6, 7 FROM generate_series(0, 9) AS n"
+
+
+# --- target of another kind ------------------------------------------------------------------------------------
+
+
+@pytest.fixture(params=["single server", "cluster"])
+def misdirected(request: pytest.FixtureRequest, database: Connection) -> tuple[Connection, str, str, str]:
+    """A database with a plan, the address of a Redis of the other kind, and both kinds in words."""
+    is_cluster = request.param == "cluster"
+    plan = MigrationPlan(
+        plan_id="plan-a", parameters=MigrationParameters(cohort_count=1), source_fingerprint="",
+        code_version=code_version(), as_of_ms=system_clock(), cohorts=(cohort(0, SLOTS - 1, forecast_bytes=1),),
+        chosen=(0,), state=PlanState.APPROVED, target_clustered=is_cluster,
+    )  # fmt: skip
+    MigrationLedger(database).save_plan(plan, run_id=None)
+    url = str(request.getfixturevalue("valkey_url" if is_cluster else "redis_cluster_url"))
+    return database, url, request.param, "single server" if is_cluster else "cluster"
+
+
+@pytest.mark.parametrize("step", ["copy", "verify", "replay", "arm", "catch_up", "cut_over", "roll_back", "mirror"])
+def test_plan_that_was_made_for_another_kind_of_redis_is_refused(
+    postgres_url: str, misdirected: tuple[Connection, str, str, str], step: str
+) -> None:
+    database, url, made_for, here = misdirected
+    where: Any = {"postgres_url": postgres_url, "redis_url": url, "plan_id": "plan-a"}
+    no_spark: Any = None
+    words = (
+        f"plan plan-a was made for a {made_for}, and this Redis is a {here}, where clients whose ids begin "
+        "with } have another fate: plan again for this Redis, or name the one that the plan was made for"
+    )
+    with connect_redis(url) as client:
+        steps: dict[str, Callable[[], Any]] = {
+            "copy": lambda: copy_sessions(no_spark, **where),
+            "verify": lambda: verify_migration(no_spark, **where),
+            "replay": lambda: replay(database, client, plan_id="plan-a"),
+        }
+        call = steps.get(step) or getattr(OnlineDriver(**where, actor="Ada"), step)
+        with pytest.raises(StalePlan, match=f"^{words}$"):
+            call()
+    assert MigrationLedger(database).load_plan("plan-a").state is PlanState.APPROVED
+
+
+def test_plan_of_an_earlier_release_is_taken_for_any_redis(valkey_url: str) -> None:
+    plan = MigrationPlan(
+        plan_id="plan-a", parameters=MigrationParameters(), source_fingerprint="", code_version="", as_of_ms=0,
+        cohorts=(), chosen=(),
+    )  # fmt: skip
+    with connect_redis(valkey_url) as client:
+        check_same_target(client, plan)
+        check_same_target(client, replace(plan, target_clustered=False))
+
+
+def test_plans_of_one_source_for_a_server_and_for_a_cluster_are_two() -> None:
+    plans = {
+        plan_id(
+            parameters=MigrationParameters(), source_fingerprint="same", version="same", target_clustered=is_cluster
+        )
+        for is_cluster in (False, True)
+    }
+    assert len(plans) == 2
 
 
 # --- source ----------------------------------------------------------------------------------------------------

@@ -2,16 +2,16 @@
 -- Store a new plan, or refresh one that nobody has approved, or that was made too long ago; a plan at work stays as it
 -- is.
 -- params: plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason,
--- throttle_messages_per_s, valid_ms
+-- throttle_messages_per_s, target_clustered, valid_ms
 -- rows: one: (plan_id) when stored or refreshed, none when the plan is at work
 -- index: plans_pkey, cohorts_pkey
 INSERT INTO queuekeeper.plans (
     plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason,
-    throttle_messages_per_s
+    throttle_messages_per_s, target_clustered
 )
 VALUES (
     %(plan_id)s, %(parameters)s, %(source_fingerprint)s, %(code_version)s, %(as_of_ms)s, %(chosen)s, %(state)s,
-    %(state_reason)s, %(throttle_messages_per_s)s
+    %(state_reason)s, %(throttle_messages_per_s)s, %(target_clustered)s
 )
 ON CONFLICT (plan_id) DO UPDATE
     SET
@@ -21,6 +21,7 @@ ON CONFLICT (plan_id) DO UPDATE
         state = excluded.state,
         state_reason = excluded.state_reason,
         throttle_messages_per_s = excluded.throttle_messages_per_s,
+        target_clustered = excluded.target_clustered,
         approved_by = NULL,
         approved_at = NULL,
         updated_at = clock_timestamp()
@@ -40,7 +41,7 @@ RETURNING plan_id;
 -- Read one plan.
 -- params: plan_id
 -- rows: at most one: (plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state,
--- state_reason)
+-- state_reason, target_clustered)
 -- index: plans_pkey
 SELECT
     plan_id,
@@ -50,7 +51,8 @@ SELECT
     as_of_ms,
     chosen,
     state,
-    state_reason
+    state_reason,
+    target_clustered
 FROM queuekeeper.plans
 WHERE plan_id = %(plan_id)s;
 
@@ -93,6 +95,22 @@ SET
     state_reason = %(reason)s,
     updated_at = clock_timestamp()
 WHERE plan_id = %(plan_id)s
+RETURNING plan_id;
+
+-- name: begin_copy
+-- Move a plan to its copy, unless it was refused or made again since it was read.
+-- params: plan_id, as_of_ms
+-- rows: at most one: (plan_id)
+-- index: plans_pkey
+UPDATE queuekeeper.plans
+SET
+    state = 'copying',
+    state_reason = '',
+    updated_at = clock_timestamp()
+WHERE
+    plan_id = %(plan_id)s
+    AND as_of_ms = %(as_of_ms)s
+    AND state <> 'refused'
 RETURNING plan_id;
 
 -- name: save_plan_run

@@ -15,6 +15,7 @@ CREATE TABLE queuekeeper.plans (
     planned_at timestamptz NOT NULL DEFAULT clock_timestamp(), -- when somebody last asked for it
     updated_at timestamptz NOT NULL DEFAULT clock_timestamp(),
     paused boolean NOT NULL DEFAULT FALSE,
+    target_clustered boolean, -- whether it was made for a cluster; null: by an earlier release
     CONSTRAINT plans_pkey PRIMARY KEY (plan_id),
     CONSTRAINT plans_state_check CHECK (
         state IN ('planned', 'refused', 'stopped', 'approved', 'copying', 'copied', 'verified', 'failed')

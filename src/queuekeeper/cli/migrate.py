@@ -375,12 +375,14 @@ def undo(call: OnServers, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
     from queuekeeper.audit import record_answer
     from queuekeeper.migration.clients import clients_of
     from queuekeeper.migration.model import CohortState, PlanState
+    from queuekeeper.migration.preflight import check_same_target
     from queuekeeper.migration.undo import drop_imports
 
     missing = "undo finds the sessions by the source's tables: restore them first"
     ledger, client = call.ledger, call.client
     found = ledger.load_plan(plan_id)
     wanted = found.choose(cohorts)
+    check_same_target(client, found)
     if not call.dry_run:
         question = f"What plan {plan_id} has imported into {len(wanted):,} cohorts will be removed from Redis."
         # A no to the way back is none to the plan.

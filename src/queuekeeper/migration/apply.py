@@ -410,6 +410,7 @@ def copy_sessions(
         ledger.check_current(plan_id, now_ms=system_clock())
         client = connect_redis(redis_url)
         stack.callback(client.close)
+        preflight.check_same_target(client, plan)
         states = ledger.cohort_states(plan_id)
         if manner.only_missing:
             wanted = [cohort for cohort in wanted if states[cohort] not in _THERE] or wanted
@@ -425,7 +426,7 @@ def copy_sessions(
         # In the very snapshot that is copied: what comes later is not in it.
         preflight.check_same_source(source.connection, plan)
         preflight.check_heap(source.connection, task_memory(spark))
-        ledger.set_plan_state(plan_id, PlanState.COPYING)
+        ledger.begin_copy(plan)
         ledger.set_cohort_state(plan_id, wanted, CohortState.COPYING)
         for name in names:
             ledger.clear_progress(plan_id, "copy", name)

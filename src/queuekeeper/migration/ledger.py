@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 
 from queuekeeper import audit
 from queuekeeper.approvals import VALID_MS
-from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.errors import RefusedError, StalePlan, UsageError
 from queuekeeper.jobs.store import MIGRATIONS, Runs
 from queuekeeper.migration.model import (
     CohortPlan,
@@ -157,13 +157,18 @@ class MigrationLedger(Runs):
 
     # --- plans -------------------------------------------------------------------------------------------------
 
-    def save_plan(self, plan: MigrationPlan, *, run_id: str | None) -> MigrationPlan:
+    def save_plan(
+        self, plan: MigrationPlan, *, run_id: str | None, quarantine: Iterable[QuarantinedRow] | None = None
+    ) -> MigrationPlan:
         """Store a plan and return it as stored.
 
         The same plan made again refreshes counts and instant as long as nobody has approved it, or when the approved
         one was made so long ago that it counts no longer and nothing has begun; else the stored one stays as it is.
+        Whoever agrees to the plan meanwhile, or begins its copy, waits until all of it is stored.
 
         :param run_id: Airflow run or call of the command line that asked for it.
+        :param quarantine: bad rows of all cohorts, put in place of those on record; none leaves these. They are read
+            only where the plan is stored.
         """
         head = {
             "plan_id": plan.plan_id,
@@ -175,6 +180,7 @@ class MigrationLedger(Runs):
             "state": str(plan.state),
             "state_reason": plan.state_reason,
             "throttle_messages_per_s": plan.parameters.throttle_messages_per_s,
+            "target_clustered": plan.target_clustered,
             "valid_ms": VALID_MS,
         }
         with self._transaction():
@@ -193,6 +199,8 @@ class MigrationLedger(Runs):
                         for cohort in plan.cohorts
                     ),
                 )
+                if quarantine is not None:
+                    self.replace_quarantine(plan.plan_id, [each.cohort for each in plan.cohorts], quarantine)
             self._row("touch_plan", {"plan_id": plan.plan_id})
             if run_id is not None:
                 self._row("save_plan_run", {"run_id": run_id, "plan_id": plan.plan_id})
@@ -206,7 +214,10 @@ class MigrationLedger(Runs):
         with self._transaction():
             row = self._known(plan_id, self._row("load_plan", {"plan_id": plan_id}))
             cohorts = tuple(self._records(CohortPlan, "load_cohorts", {"plan_id": plan_id}))
-        stored_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason = row
+        (
+            stored_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason,
+            target_clustered,
+        ) = row  # fmt: skip
         return MigrationPlan(
             plan_id=stored_id,
             parameters=MigrationParameters(**parameters),
@@ -217,6 +228,7 @@ class MigrationLedger(Runs):
             chosen=tuple(chosen),
             state=PlanState(state),
             state_reason=state_reason,
+            target_clustered=target_clustered,
         )
 
     def plan_of_run(self, run_id: str) -> str:
@@ -240,6 +252,17 @@ class MigrationLedger(Runs):
         :raises UsageError: when there is no such plan.
         """
         self._known(plan_id, self._row("set_plan_state", {"plan_id": plan_id, "state": str(state), "reason": reason}))
+
+    def begin_copy(self, plan: MigrationPlan) -> None:
+        """Move a plan to its copy, if it is still what was read.
+
+        :raises StalePlan: when it was made again, or refused, since.
+        """
+        if self._row("begin_copy", {"plan_id": plan.plan_id, "as_of_ms": plan.as_of_ms}) is None:
+            raise StalePlan(
+                f"plan {plan.plan_id} was made again while its copy was about to begin: look at the new counts, then "
+                "copy again"
+            )
 
     def approval(self, plan_id: str) -> Approval | None:
         """Return who agreed to a plan, if anybody has.

@@ -357,6 +357,8 @@ class MigrationPlan:
     :param chosen: numbers of the cohorts to copy.
     :param state: where it stands.
     :param state_reason: why it was refused or failed, else empty.
+    :param target_clustered: whether it was made for a cluster, which cannot serve every client id; none when an earlier
+        release has made it.
     """
 
     plan_id: str
@@ -368,6 +370,7 @@ class MigrationPlan:
     chosen: tuple[int, ...]
     state: PlanState = PlanState.PLANNED
     state_reason: str = ""
+    target_clustered: bool | None = None
 
     @property
     def chosen_cohorts(self) -> tuple[CohortPlan, ...]:
@@ -416,9 +419,13 @@ def code_version() -> str:
     return __version__
 
 
-def plan_id(*, parameters: MigrationParameters, source_fingerprint: str, version: str) -> str:
+def plan_id(
+    *, parameters: MigrationParameters, source_fingerprint: str, version: str, target_clustered: bool = False
+) -> str:
     """Return the plan's id: the same world and wishes give the same id."""
     identity = {"parameters": parameters.identity(), "source": source_fingerprint, "version": version}
+    if target_clustered:
+        identity["target"] = "cluster"
     return hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()[:16]
 
 

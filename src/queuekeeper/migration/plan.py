@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -76,11 +77,12 @@ def plan_migration(
         as_of_ms = min(clocks_ms(client)) if now_ms is None else now_ms
         cohorts = keyspace.cohorts(count=parameters.cohort_count, shards=shards(client))
         chosen = keyspace.parse_cohorts(parameters.cohorts, count=len(cohorts))
+        clustered = is_cluster(client)
         migrate(connection)
         ledger = MigrationLedger(connection)
         rows = int(_scalar(connection, "migration/count_messages"))
         print(f"plan: reading {rows:,} messages", flush=True)
-        everything = [cohort.cohort for cohort in cohorts]
+        everything = range(len(cohorts))
         placement = layout(spark, cohorts=cohorts, wanted=everything, tasks=task_count(spark, rows=rows))
         with open_source(spark, postgres_url=postgres_url, placement=placement) as source, our_errors():
             fingerprint = preflight.source_fingerprint(source.connection)
@@ -93,44 +95,47 @@ def plan_migration(
                     source.partitioned(rows_frame),
                     parameters=parameters,
                     as_of_ms=as_of_ms,
-                    clustered=is_cluster(client),
+                    clustered=clustered,
                 ),
                 prefix=parameters.key_prefix,
             ).persist(StorageLevel.DISK_ONLY)
             try:
                 found = {row["cohort"]: row for row in _count(judged, model=memory_model(client)).collect()}
                 plan = MigrationPlan(
-                    plan_id=plan_id(parameters=parameters, source_fingerprint=fingerprint, version=code_version()),
+                    plan_id=plan_id(
+                        parameters=parameters,
+                        source_fingerprint=fingerprint,
+                        version=code_version(),
+                        target_clustered=clustered,
+                    ),
                     parameters=parameters,
                     source_fingerprint=fingerprint,
                     code_version=code_version(),
                     as_of_ms=as_of_ms,
                     cohorts=tuple(_cohort_plan(cohort, found.get(cohort.cohort)) for cohort in cohorts),
                     chosen=tuple(chosen),
+                    target_clustered=clustered,
                 )
-                stored = ledger.save_plan(plan, run_id=run_id)
-                if stored.as_of_ms == plan.as_of_ms:
-                    refusal = _over_the_cap(plan)
-                    bad = judged.where(F.col("reason").isNotNull()).toLocalIterator()
-                    ledger.replace_quarantine(
-                        plan.plan_id,
-                        everything,
-                        _quarantined(source.connection, islice(bad, _REFUSED_EXAMPLES) if refusal else bad),
-                    )
-                    try:
-                        if refusal:
-                            raise RefusedError(refusal)
-                        preflight.check_heap(source.connection, task_memory(spark))
-                        preflight.check_values(client, largest_bytes=_largest(found, plan.chosen))
-                        forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
-                        warn(preflight.check_target(client, forecast_bytes=forecast))
-                    except RefusedError as error:
-                        ledger.set_plan_state(plan.plan_id, PlanState.REFUSED, str(error))
-                        raise
-                    ledger.set_plan_state(plan.plan_id, PlanState.PLANNED)
+                examples = None
+                try:
+                    if too_many := _over_the_cap(plan):
+                        examples = _REFUSED_EXAMPLES
+                        raise RefusedError(too_many)
+                    preflight.check_heap(source.connection, task_memory(spark))
+                    preflight.check_values(client, largest_bytes=_largest(found, plan.chosen))
+                    forecast = preflight.forecast_by_master(client, plan.chosen_cohorts)
+                    warn(preflight.check_target(client, forecast_bytes=forecast))
+                except RefusedError as error:
+                    plan = replace(plan, state=PlanState.REFUSED, state_reason=str(error))
+                # At once, with its verdict: nobody agrees to a plan that is half on record, or made anew by then.
+                stored = ledger.save_plan(
+                    plan, run_id=run_id, quarantine=_quarantined(source.connection, judged, examples)
+                )
             finally:
                 judged.unpersist()
-        return ledger.load_plan(plan.plan_id)
+        if stored.state is PlanState.REFUSED:
+            raise RefusedError(stored.state_reason)
+        return stored
 
 
 def _scalar(connection: Connection, name: str) -> Any:
@@ -239,9 +244,12 @@ def _over_the_cap(plan: MigrationPlan) -> str | None:
     )
 
 
-def _quarantined(connection: Connection, bad: Iterable[Row]) -> Iterator[QuarantinedRow]:
-    """Fetch the bad rows whole, page by page, in the snapshot in which they were judged."""
-    rows = iter(bad)
+def _quarantined(connection: Connection, frame: DataFrame, most: int | None) -> Iterator[QuarantinedRow]:
+    """Fetch the bad rows whole, page by page, in the snapshot in which they were judged.
+
+    :param most: so many of them; none for all.
+    """
+    rows = islice(frame.where(F.col("reason").isNotNull()).toLocalIterator(), most)
     while page := list(islice(rows, _QUARANTINE_PAGE)):
         judged = {(row["kind"], row["client_id"], row["serial_number"]): row for row in page}
         messages = [row for row in page if row["kind"] == transforms.MESSAGE]

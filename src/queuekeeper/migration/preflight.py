@@ -13,7 +13,7 @@ from queuekeeper.errors import RefusedError, SchemaMismatch, StalePlan
 from queuekeeper.keyspace import client_slot
 from queuekeeper.migration.model import CohortPlan, MigrationPlan, Mode, TaskMemory
 from queuekeeper.postgres import Connection, address, statement, translated_errors
-from queuekeeper.redis_client import RedisClient, ServerFacts, facts, shards, unfit, value_bounds
+from queuekeeper.redis_client import RedisClient, ServerFacts, facts, is_cluster, shards, unfit, value_bounds
 from queuekeeper.sessions import wire
 from queuekeeper.sessions.judge import row_defect, user_properties
 
@@ -163,6 +163,19 @@ def check_same_source(connection: Connection, plan: MigrationPlan) -> None:
         raise StalePlan(
             f"the source has changed since plan {plan.plan_id} was made: make sure that nobody writes to it, stop the "
             "broker, then plan again"
+        )
+
+
+def check_same_target(client: RedisClient, plan: MigrationPlan) -> None:
+    """Refuse a plan that was made for another kind of target, by which some clients have another fate.
+
+    :raises StalePlan: saying for which kind it was made, and what to do.
+    """
+    if plan.target_clustered not in (None, is_cluster(client)):
+        made_for, here = ("a cluster", "a single server") if plan.target_clustered else ("a single server", "a cluster")
+        raise StalePlan(
+            f"plan {plan.plan_id} was made for {made_for}, and this Redis is {here}, where clients whose ids begin "
+            "with } have another fate: plan again for this Redis, or name the one that the plan was made for"
         )
 
 

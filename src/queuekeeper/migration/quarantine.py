@@ -14,6 +14,7 @@ from queuekeeper.keyspace import MAX_PACKET_ID, payload_key, safe_counter, sessi
 from queuekeeper.lua import scripts
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.model import EPOCH, MigrationPlan, Mode
+from queuekeeper.migration.preflight import check_same_target
 from queuekeeper.postgres import Connection
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.sessions import quarantine as aside
@@ -95,6 +96,7 @@ def replay(
             " or is set aside; `queuekeeper sessions quarantine` lists those, `queuekeeper sessions replay` brings them"
             " back"
         )
+    check_same_target(client, plan)
     replayer = _Replayer(
         client,
         ledger,

@@ -88,6 +88,9 @@ def verify_migration(
         ledger = MigrationLedger(connection)
         plan = ledger.load_plan(plan_id)
         wanted = plan.choose(cohorts)
+        with connect_redis(redis_url) as client:
+            preflight.check_same_target(client, plan)
+            clustered = is_cluster(client)
         total = plan.total_of(wanted, "to_copy")
         placement = layout(
             spark, cohorts=plan.cohorts, wanted=wanted, tasks=task_count(spark, rows=plan.total_of(wanted, "messages"))
@@ -99,8 +102,6 @@ def verify_migration(
         preflight.check_same_source(source.connection, plan)
         ledger.clear_progress(plan_id, "verify")
         prefix = plan.parameters.key_prefix
-        with connect_redis(redis_url) as client:
-            clustered = is_cluster(client)
 
         def read_task(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
             context = TaskContext.get()

@@ -485,6 +485,7 @@ class OnlineDriver:
             plan = MigrationLedger(connection).load_plan(self._plan_id)
             client = connect_redis(self._redis_url)
             try:
+                preflight.check_same_target(client, plan)
                 yield connection, client, OnlineCohorts(connection), plan
             finally:
                 client.close()
