@@ -102,6 +102,48 @@ def test_run_that_goes_on_appends_behind_half_a_line(tmp_path: Path) -> None:
     assert list(read_undo_file(path)[1]) == [{"a": 1}, {"b": 2}]
 
 
+def cut_in_its_first_line(path: Any, size: int) -> None:
+    """Leave of a new undo file so many bytes, as a full disk or a killed server of files does."""
+    with UndoFile(path, HEADER):
+        pass
+    if isinstance(path, UPath):
+        (part,) = parts_of(path)
+        path.fs.pipe_file(part, path.fs.cat_file(part)[:size])
+    else:
+        os.truncate(path, size)
+
+
+@pytest.mark.parametrize("size", [0, 1, 20, -1])
+def test_file_that_was_broken_off_in_its_first_line_is_begun_again(folder: Path, size: int) -> None:
+    path = folder / "1.a.undo.jsonl"
+    line = json.dumps({"format": undo_module.FORMAT, **HEADER}, separators=(",", ":")) + "\n"
+    cut_in_its_first_line(path, size % len(line))
+    with pytest.raises(UsageError, match=r"run 1 has no undo file in .*: it changed nothing"):
+        undo_paths(folder, run_id="1")
+    with UndoFile(path, HEADER) as undo:
+        undo.write([{"a": 1}])
+    header, lines = read_undo_file(path)
+    assert (header["run_id"], list(lines)) == ("1", [{"a": 1}])
+    assert undo_paths(folder, run_id="1") == [path]
+
+
+def test_file_of_another_run_that_was_broken_off_in_its_first_line_is_refused(folder: Path) -> None:
+    path = folder / "undo.jsonl"
+    cut_in_its_first_line(path, 60)
+    with pytest.raises(RefusedError, match="is the undo file of something else: name another file"):
+        UndoFile(path, {**HEADER, "kind": "cleanup"})
+
+
+def test_parts_behind_a_broken_first_line_are_kept(bucket: Path) -> None:
+    path: Any = bucket / "1.a.undo.jsonl"
+    cut_in_its_first_line(path, 20)
+    path.fs.pipe_file(f"{path.path}/00000002-1800000000000-00000000.jsonl", b'{"a":1}\n')
+    with pytest.raises(RefusedError, match="is the undo file of something else: name another file"):
+        UndoFile(path, HEADER)
+    assert undo_paths(bucket, run_id="1") == [path]
+    assert len(parts_of(path)) == 2
+
+
 def test_file_of_another_run_is_refused_and_stays_as_it_is(folder: Path) -> None:
     path = folder / "undo.jsonl"
     with UndoFile(path, HEADER) as undo:

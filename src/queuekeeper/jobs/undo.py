@@ -29,6 +29,7 @@ from queuekeeper.report.files import on_disk, told
 
 FORMAT = "queuekeeper-undo-1"
 _SUFFIX = ".undo.jsonl"
+_START = b'{"format":"%s"' % FORMAT.encode()
 
 _PART = re.compile(r"(?P<number>[0-9]{8})-(?P<at_ms>[0-9]{13})-[0-9a-f]{8}\.jsonl")
 """Name of a part: when it was written, and a token, so that no writer ever puts its part in another's place."""
@@ -42,6 +43,8 @@ _ELSE = "or name another place by QUEUEKEEPER_UNDO_DIR"
 class UndoFile:
     """Writes the undo file of one run; a run that goes on appends to its file.
 
+    A file that was broken off in its first line is begun again: nothing was changed then.
+
     :param path: file to make or to go on with; also one in an object store (``config.Settings.undo``).
     :param header: whose file it is: at least its ``kind``; a file with another header is refused.
     :raises RefusedError: when it is another run's file or cannot be written.
@@ -53,10 +56,11 @@ class UndoFile:
         first = {"format": FORMAT, **header}
         known = self._place.begin()
         try:
-            if known and _parsed(known) != first:
+            is_begun = known.endswith(b"\n")
+            if not (_parsed(known) == first if is_begun else _text([first]).startswith(known)):
                 raise RefusedError(f"{self.path} is the undo file of something else: name another file")
-            self._place.take()
-            if not known:
+            self._place.take(begin_again=not is_begun)
+            if not is_begun:
                 # A place that refuses does so here, before anything is changed.
                 self.write([first])
         except BaseException:
@@ -68,7 +72,7 @@ class UndoFile:
 
         :raises RefusedError: when there is no room for them, or the store refuses.
         """
-        self._place.append(b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines))
+        self._place.append(_text(lines))
 
     def __enter__(self) -> Self:
         return self
@@ -107,11 +111,11 @@ def undo_path(directory: Path, *, run_id: str, shard: str) -> Path:
 
 
 def undo_paths(directory: Path, *, run_id: str) -> list[Path]:
-    """Return the undo files of all shards of a run.
+    """Return the undo files of all shards of a run in which something was written behind the first line.
 
     :raises UsageError: when there is none in the folder.
     """
-    paths = _found(directory, f"{run_id}.*{_SUFFIX}")
+    paths = [path for path in _found(directory, f"{run_id}.*{_SUFFIX}") if not _is_cut(path)]
     if not paths:
         raise UsageError(
             f"run {run_id} has no undo file in {directory}: it changed nothing, ran on another machine, or its file "
@@ -155,7 +159,7 @@ class _OnDisk:
         self._path = path
 
     def begin(self) -> bytes:
-        """Open it for writing, and return the line that says whose file it is; an empty one of a new file."""
+        """Open it for writing, and return the line that says whose file it is, as far as it was written."""
         with told(f"undo file {self._path} cannot be written", self._path, "name another"):
             self._path.parent.mkdir(parents=True, exist_ok=True)
             # Without a buffer, which closing the file would try to write once more after a failure.
@@ -163,12 +167,14 @@ class _OnDisk:
             self._file = os.fdopen(descriptor, "r+b", buffering=0)
         return self._file.readline()
 
-    def take(self) -> None:
-        """Keep others from reading it, and see to it that what is written next begins a line."""
+    def take(self, *, begin_again: bool) -> None:
+        """Keep others from reading it, and see to it that what is written next begins a line, or the file."""
         with told(f"undo file {self._path} is another user's", self._path, "name another"):
             # Somebody may have made it for all to read.
             os.fchmod(self._file.fileno(), 0o600)
-        if size := self._file.seek(0, os.SEEK_END):
+        if begin_again:
+            self._file.truncate(0)
+        elif size := self._file.seek(0, os.SEEK_END):
             self._file.seek(size - 1)
             if self._file.read(1) != b"\n":
                 # A kill left half a line.
@@ -224,13 +230,17 @@ class _InStore:
             raise UsageError(f"undo files cannot be in {path}, whose name would be taken for a pattern: name another")
 
     def begin(self) -> bytes:
-        """Go on behind the parts that are there, and return the line that says whose file it is."""
+        """Go on behind the parts that are there, and return the line that says whose file it is, as on a disk."""
         parts = self._parts()
         self._written = int(parts[-1]["number"]) if parts else 0
-        return next(self.lines(), b"") if parts else b""
+        return _first_line(self.lines()) if parts else b""
 
-    def take(self) -> None:
-        """Do nothing: what is written next is an object of its own, and the store knows who may read it."""
+    def take(self, *, begin_again: bool) -> None:
+        """Leave to the store who may read it; what is written next is an object of its own."""
+        if begin_again and self._parts():
+            # A server of files may be left with half of one.
+            self.remove()
+            self._written = 0
 
     def append(self, text: bytes) -> None:
         """Return when a text is in the store."""
@@ -305,6 +315,27 @@ def _place(path: Path) -> _OnDisk | _InStore:
 
 def _found(directory: Path, pattern: str) -> list[Path]:
     return [directory / name for name in _place(directory).names() if fnmatchcase(name, pattern)]
+
+
+def _is_cut(path: Path) -> bool:
+    """Tell whether a file was broken off in its first line: nothing was changed then."""
+    try:
+        line = _first_line(_place(path).lines())
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False  # who reads it says why it cannot be read
+    return not line.endswith(b"\n") and (line.startswith(_START) or _START.startswith(line))
+
+
+def _first_line(lines: Iterator[bytes]) -> bytes:
+    """Return the first line, as it is when all parts are put together."""
+    line = next(lines, b"")
+    return line if line.endswith(b"\n") else line + next(lines, b"")
+
+
+def _text(lines: Iterable[Mapping[str, Any]]) -> bytes:
+    return b"".join(json.dumps(line, separators=(",", ":")).encode() + b"\n" for line in lines)
 
 
 def _is_of(path: Path, kind: str) -> bool:
