@@ -300,7 +300,7 @@ def _roles() -> tuple[PostgresRole, ...]:
             purpose="publishes events",
             grants=(
                 _events(_ADD, "events", "scheduled_events"),
-                _events(_READ, "events", columns=("id",)),
+                _events(_READ, "events", "subscriptions", columns=("id",)),
                 _NUMBERS,
                 _calls("publish", "schedule_event", "create_event_id", "create_random_bigint"),
             ),

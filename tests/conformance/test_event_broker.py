@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -101,15 +101,27 @@ async def test_event_that_is_sent_reaches_one_subscription_whatever_its_conditio
     await world.broker.subscribe("group", Interest())
     await world.broker.send(chosen.subscription_id, [event(1)])
     await world.broker.publish_many([event(2)], subscription_id=chosen.subscription_id)
-    with pytest.raises(RefusedError, match=r"there is no subscription su-nobody.*subscribe again"):
-        await world.broker.send("su-nobody", [event(3)])
+    past = datetime.now(UTC) - timedelta(seconds=1)
+    await world.broker.schedule(event(3), due_at=past, subscription_id=chosen.subscription_id)
     await world.dispatch()
 
     page = await world.broker.read("group")
-    assert [(item.event.payload["number"], item.subscription_ids) for item in page.items] == [
-        (1, (chosen.subscription_id,)),
-        (2, (chosen.subscription_id,)),
+    assert sorted((item.event.payload["number"], item.subscription_ids) for item in page.items) == [
+        (number, (chosen.subscription_id,)) for number in (1, 2, 3)
     ]
+
+
+@both
+async def test_no_event_is_published_for_a_subscription_that_there_is_not(world: World) -> None:
+    calls: tuple[Callable[[], Any], ...] = (
+        lambda: world.broker.send("su-nobody", [event(1)]),
+        lambda: world.broker.publish_many([event(2)], subscription_id="su-nobody"),
+        lambda: world.broker.schedule(event(3), due_at=datetime.now(UTC), subscription_id="su-nobody"),
+    )
+    for call in calls:
+        with pytest.raises(RefusedError, match=r"there is no subscription su-nobody.*subscribe again"):
+            await call()
+    assert world.rows("SELECT id FROM pgmb.events UNION ALL SELECT id FROM pgmb.scheduled_events") == []
 
 
 @both

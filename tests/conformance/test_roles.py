@@ -219,7 +219,10 @@ def test_event_broker_from_publishing_to_upkeep(world: World) -> None:
     with consumer:
         publisher = EventBroker(world.connect("publisher"))
         publisher.publish([NewEvent(topic="order.paid", payload=name) for name in ("good", "bad")])
-        publisher.schedule(NewEvent(topic="order.paid", payload="late"), due_at=datetime(2100, 1, 1, tzinfo=UTC))
+        late = NewEvent(topic="order.paid", payload="late")
+        publisher.schedule(late, due_at=datetime(2100, 1, 1, tzinfo=UTC))
+        with pytest.raises(RefusedError, match="there is no subscription nobody"):
+            publisher.schedule(late, due_at=datetime(2100, 1, 1, tzinfo=UTC), subscription_id="nobody")
         # As PGMB's client schedules.
         world.connect("publisher").execute(
             "INSERT INTO pgmb.events (id, topic, payload) VALUES "

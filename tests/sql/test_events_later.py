@@ -153,6 +153,16 @@ def test_retry_of_events_that_are_gone_is_not_scheduled(broker: Connection) -> N
     assert value(broker, "SELECT count(*) FROM pgmb.scheduled_events") == 0
 
 
+def test_nothing_is_scheduled_for_a_subscription_that_there_is_not(broker: Connection) -> None:
+    with pytest.raises(psycopg.errors.ForeignKeyViolation, match="there is no subscription nobody"):
+        broker.execute("SELECT pgmb.schedule_event(now(), 'topic', '{}', NULL, 'nobody')")
+
+    ids = publish(broker, 1)
+    broker.execute("DELETE FROM pgmb.subscriptions")
+    assert value(broker, "SELECT pgmb.schedule_retry('all', %s, 1, 'mail', '0 s')", ids) is None
+    assert value(broker, "SELECT count(*) FROM pgmb.scheduled_events") == 0
+
+
 def test_retry_takes_what_is_left(broker: Connection) -> None:
     gone, left = publish(broker, 1, 2)
     broker.execute("DELETE FROM pgmb.events WHERE id = %s", (gone,))

@@ -314,6 +314,9 @@ def test_the_grants_of_the_guide_are_enough_for_publishers_and_consumers_and_no_
         published = broker.publish([NewEvent(topic="topic", payload=1)])
         broker.publish_many([NewEvent(topic="topic", payload=2)])
         broker.schedule(NewEvent(topic="topic", payload=3), due_at=datetime(2100, 1, 1, tzinfo=UTC))
+        target = {"subscription_id": subscription.subscription_id}
+        broker.publish_many([], **target)
+        broker.schedule(NewEvent(topic="topic", payload=3), due_at=datetime(2100, 1, 1, tzinfo=UTC), **target)
         soon, later = (datetime.now(UTC) + timedelta(hours=1), datetime.now(UTC) + timedelta(days=30))
         connection.execute(SCHEDULED_BY_PGMB, ([soon, later], ["topic"] * 2, ["4", "5"], [None] * 2))
         connection.execute("RESET ROLE")

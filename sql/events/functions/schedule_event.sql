@@ -1,4 +1,5 @@
 -- Publish an event at a later time, however late; return its id. An instant that has passed means: with the next poll.
+-- One for a subscription that there is not reaches nobody, so it is refused, as send does.
 CREATE FUNCTION pgmb.schedule_event(
     due_at timestamptz,
     topic varchar(255),
@@ -18,6 +19,11 @@ BEGIN
     IF due_at IS NULL OR due >= '2112-09-17 00:00:00+00' THEN
         RAISE EXCEPTION 'an event cannot be due at %', coalesce(due_at::text, 'no time')
             USING ERRCODE = 'invalid_parameter_value', HINT = 'Name an instant before September 2112.';
+    END IF;
+    IF schedule_event.subscription_id IS NOT NULL
+        AND NOT EXISTS (SELECT FROM subscriptions AS s WHERE s.id = schedule_event.subscription_id) THEN
+        RAISE EXCEPTION 'there is no subscription %', schedule_event.subscription_id
+            USING ERRCODE = 'foreign_key_violation', HINT = 'It may have expired: subscribe again.';
     END IF;
     scheduled_id := create_event_id(due, nextval('event_numbers'));
     INSERT INTO scheduled_events (id, due_at, topic, payload, metadata, subscription_id)

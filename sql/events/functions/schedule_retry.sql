@@ -1,5 +1,5 @@
 -- Have events delivered again to one handler of one subscription after a delay; return the id of the event that does
--- it, or NULL when none of them is stored any more.
+-- it, or NULL when none of them is stored any more, or their subscription is gone.
 -- That event has topic pgmb-retry, the keys which clients written for PGMB know (ids, retryNumber, handlerName) and in
 -- events its own copies, so that no retention empties a retry. retry_id names the retry that has now failed, if any.
 CREATE FUNCTION pgmb.schedule_retry(
@@ -29,5 +29,8 @@ BEGIN
         NULL,
         sid
     );
+EXCEPTION
+    WHEN foreign_key_violation THEN
+        RETURN NULL;
 END
 $$;

@@ -35,6 +35,17 @@ SELECT
         %(subscription_id)s
     ) AS id;
 
+-- name: has_subscription
+-- Tell whether events can be published for a subscription.
+-- params: subscription_id
+-- rows: one: whether it is there
+-- index: subscriptions_pkey
+SELECT exists(
+    SELECT 1
+    FROM pgmb.subscriptions AS s
+    WHERE s.id = %(subscription_id)s
+) AS is_there;
+
 -- name: copy_events
 -- Publish events by COPY.
 -- params: none

@@ -12,7 +12,7 @@ from datetime import datetime
 from typing import Any, TypeAlias, TypeVar
 
 from queuekeeper.checks import check_integer
-from queuekeeper.errors import UsageError
+from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.events.model import (
     MAX_EVENTS_PER_CALL,
     MAX_PAGE,
@@ -122,8 +122,13 @@ class EventOperations:
         :param events: read while they are sent, so they need not fit in memory.
         :param subscription_id: for whom alone they are.
         :returns: how many they were.
+        :raises RefusedError: when there is no such subscription.
         """
         check_events(events)
+        if subscription_id is not None:
+            rows: Rows = yield Query(name="has_subscription", parameters={"subscription_id": subscription_id})
+            if not rows[0][0]:
+                raise RefusedError(f"there is no subscription {subscription_id}: it may have expired, subscribe again")
         published: int = yield Copy(
             name="copy_events", rows=_copied(events, subscription_id), after=Query(name="notify_events")
         )
@@ -133,8 +138,10 @@ class EventOperations:
         """Publish an event later, however much later.
 
         :param due_at: when; an instant with a time zone.
+        :param subscription_id: for whom alone it is.
         :returns: its id.
         :raises UsageError: when the instant has no time zone.
+        :raises RefusedError: when there is no such subscription.
         """
         if due_at.tzinfo is None:
             raise UsageError(f"due_at is {due_at.isoformat()}: say in which time zone")
@@ -275,7 +282,7 @@ class EventOperations:
         """Have a delivery come again to one handler, later. Its events are copied, so no retention takes them away.
 
         :param delivery: as the handler got it; a large one comes again in parts.
-        :returns: whether any of its events was still there.
+        :returns: whether any of its events was still there, and their subscription.
         """
         more = {"retry_number": delivery.attempt, "delay_s": delay_s}
         answers = yield from _together("schedule_retry", [_delivery(one, handler) | more for one in _parts(delivery)])
