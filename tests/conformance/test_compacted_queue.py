@@ -225,6 +225,20 @@ def test_entry_is_stored_only_if_the_key_has_the_expected_number(queues: Any) ->
     assert [(m.key, m.value) for m in queues.peek(C)] == [(b"a", b"2")]
 
 
+@pytest.mark.parametrize("size", [0, 600_000])
+def test_append_that_is_stored_in_parts_takes_no_conditions(queues: Any, size: int) -> None:
+    count = 2 if size else 201
+    batch = [Append(key=b"%d" % number, value=bytes(size), expected_sequence=0) for number in range(count)]
+    for some in (batch, [*batch[:-1], Append(key=b"last", value=bytes(size))]):
+        with pytest.raises(
+            UsageError, match=rf"an append of {count} entries is stored in parts, and some of them have an expected_seq"
+        ):
+            queues.append(C, some)
+    assert queues.peek(C) == ()
+    assert queues.append(C, batch[:-1]).sequences == tuple(range(1, count))
+    assert queues.append(C, [Append(key=b"%d" % number, value=bytes(size)) for number in range(count)]).live == count
+
+
 def test_full_queue_refuses_a_batch_as_a_whole_and_takes_new_values_of_its_keys(world: QueueWorld) -> None:
     queues = world.queues(rules=QueueRules(max_keys=3))
     queues.append(C, entries(2))

@@ -186,6 +186,17 @@ def test_lines_that_were_stored_before_a_failure_are_told(queues: CompactedQueue
     assert queues.inspect(C).live == 200
 
 
+def test_large_lines_whose_keys_have_an_expected_sequence_are_stored_portion_by_portion(
+    queues: CompactedQueues,
+) -> None:
+    value = "x" * 400_000
+    lines = "".join(f'{{"key": "{n}", "value": "{value}", "expected_sequence": 0}}\n' for n in range(5)).encode()
+
+    assert as_json("append", C, "--input", "-", given=lines)["appended"] == 5
+    fails("append", C, "--input", "-", given=lines, code=4, words="has sequence 1, not 0")
+    assert queues.inspect(C).live == 5
+
+
 def test_what_is_consumed_is_acknowledged_once_it_is_written(queues: CompactedQueues) -> None:
     fill(queues, 12)
 

@@ -88,7 +88,7 @@ def test_settings_of_the_original_are_read_under_its_names() -> None:
             "gc_interval": 1_000,
             "reader_batch_size": 31,
             "write_timeout": "100ms",
-            "read_timeout": "2s",
+            "read_timeout": "24h",
         }
     )
     assert (read.writer_pool_size, read.reader_batch_size, read.write_timeout_ms) == (16, 31, 100)
@@ -105,6 +105,13 @@ def test_settings_of_the_original_are_read_under_its_names() -> None:
         ({"reader_batch_size": True}, UsageError, "reader_batch_size is True"),
         ({"reader_batch_size": "5"}, UsageError, "reader_batch_size is '5'"),
         ({"gc_interval": 0}, UsageError, "gc_interval is 0"),
+        (
+            {"write_timeout": "25h"},
+            UsageError,
+            r"write_timeout is 90000000: it must be 1 to 86400000 \(millis",
+        ),
+        ({"read_timeout": "2d"}, UsageError, "read_timeout is 172800000: it must be 1 to 86400000"),
+        ({"write_timeout": 0}, UsageError, "write_timeout is 0"),
         ({"data_retention": "soon"}, UsageError, "data_retention is 'soon'"),
         ({"data_retention_ms": 1}, UsageError, "there is no setting 'data_retention_ms': there are writer_pool_size"),
         ({"colour": 1, "a": 2}, UsageError, "there is no setting 'a', 'colour'"),

@@ -18,8 +18,11 @@ from queuekeeper.compacted.model import (
     plain_properties,
     property_pairs,
 )
+from queuekeeper.compacted.operations import BYTES_PER_CALL
+from queuekeeper.compacted.records import stored_bytes
 from queuekeeper.errors import QueuekeeperError, RefusedError
 from queuekeeper.jsonl import attributes, decoded, encoded, read_lines
+from queuekeeper.portions import portions
 
 if TYPE_CHECKING:
     from queuekeeper.compacted.queue import CompactedQueues
@@ -138,6 +141,15 @@ def _properties(given: Any) -> Any:
     return Properties(given)
 
 
+def _batches(entries: Iterator[Append]) -> Iterator[list[Append]]:
+    """Yield what is appended at once; where a sequence is expected, no more than is stored as a whole."""
+    while batch := list(islice(entries, LINES_PER_APPEND)):
+        if any(entry.expected_sequence is not None for entry in batch):
+            yield from portions(batch, size=stored_bytes, most=BYTES_PER_CALL)
+        else:
+            yield batch
+
+
 def append_lines(
     queues: CompactedQueues,
     client_id: str,
@@ -159,7 +171,7 @@ def append_lines(
     live: int | None = None
     forgotten = False
     try:
-        while batch := list(islice(entries, LINES_PER_APPEND)):
+        for batch in _batches(entries):
             report = queues.append(client_id, batch, producer=producer, number=number)
             done += len(batch)
             if not (report.is_replay or report.is_forgotten):

@@ -169,7 +169,8 @@ class Append:
     :param properties: names and texts that go with the value; :class:`Properties` where a name comes several times.
     :param published_ms: the producer's own time; the queue's order does not depend on it.
     :param expected_sequence: store only if the key's value has this sequence number; 0: if the key has no value. What
-        counts is the value before the append, also for a key that comes twice in it.
+        counts is the value before the append, also for a key that comes twice in it. An append with such an entry is
+        stored at once, so it is bounded: 200 entries, 1 MB.
     :raises UsageError: naming field, value and rule.
     """
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from queuekeeper.checks import check_integer, check_integers, checked
+from queuekeeper.checks import DAY_S, check_integer, check_integers, checked
 from queuekeeper.compacted.model import MAX_SEQUENCE, Retention, RetentionPolicy
 from queuekeeper.durations import duration_ms
 from queuekeeper.errors import InvalidPolicy, UsageError
@@ -15,6 +15,9 @@ MAX_READER_BATCH_SIZE = 31
 """Below 32, which is what EMQX lets a client have in flight: other subscriptions keep room."""
 
 MAX_WRITER_POOL_SIZE = 10_240
+
+MAX_TIMEOUT_MS = int(1_000 * DAY_S)
+"""As long as a producer repeats an append."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,8 +29,8 @@ class EcqSettings:
     :param gc_interval_ms: time between two collections; read and checked, and otherwise for whoever sets the schedule
         of the collector, which no setting of a queue starts.
     :param reader_batch_size: messages that a consumer has in flight.
-    :param write_timeout_ms: how long the store may take to answer a write.
-    :param read_timeout_ms: how long it may take to answer a read.
+    :param write_timeout_ms: how long the store may take to answer a write; a day at most.
+    :param read_timeout_ms: how long it may take to answer a read, likewise.
     :raises UsageError: naming setting, value and limits.
     """
 
@@ -41,8 +44,9 @@ class EcqSettings:
     def __post_init__(self) -> None:
         check_integers(self, writer_pool_size=(0, MAX_WRITER_POOL_SIZE), reader_batch_size=(1, MAX_READER_BATCH_SIZE))
         check_integer("data_retention", self.data_retention_ms, 0, MAX_SEQUENCE, error=InvalidPolicy)
-        for name in ("gc_interval", "write_timeout", "read_timeout"):
-            check_integer(name, getattr(self, f"{name}_ms"), 1, MAX_SEQUENCE)
+        check_integer("gc_interval", self.gc_interval_ms, 1, MAX_SEQUENCE)
+        for name in ("write_timeout", "read_timeout"):
+            check_integer(name, getattr(self, f"{name}_ms"), 1, MAX_TIMEOUT_MS, "milliseconds, a day at most")
 
     @classmethod
     @checked

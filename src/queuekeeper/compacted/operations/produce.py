@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import islice
 from typing import Any
 
 from queuekeeper import lua
 from queuekeeper.checks import check_integer
 from queuekeeper.compacted.model import MAX_SEQUENCE, Append, AppendReport, check_appends, check_name
-from queuekeeper.compacted.operations.common import CommonOperations, parts_of
+from queuekeeper.compacted.operations.common import BYTES_PER_CALL, ENTRIES_PER_CALL, CommonOperations, parts_of
 from queuekeeper.compacted.records import digest_of, record_of
 from queuekeeper.errors import UsageError
 from queuekeeper.lua.scripts import compacted as scripts
@@ -24,7 +25,8 @@ class ProduceOperations(CommonOperations):
         """Store values, each in the place of its key's value before, at the end of the order.
 
         Up to 200 entries and 1 MB are stored as a whole or not at all. A larger append is cut into such parts; when
-        one fails, those before it are stored.
+        one fails, those before it are stored. One in which an entry has an ``expected_sequence`` is never cut, as all
+        of it is stored only if that holds: where it is larger, it is refused, and nothing is stored.
 
         :param producer: who numbers the appends. An append whose answer was lost is repeated with the same number
             and entries, which stores nothing twice. A producer's numbers grow, and it has one append per queue in
@@ -34,6 +36,7 @@ class ProduceOperations(CommonOperations):
         :raises SequenceConflict: when a key's value has not the number that was expected.
         :raises NumberReused: when the producer's last append had the same number and other entries.
         :raises StoreFull: when Redis has no memory left.
+        :raises UsageError: when it is too large for its conditions.
         """
         check_appends(appends, self._rules)
         if (producer is None) != (number is None):
@@ -42,9 +45,18 @@ class ProduceOperations(CommonOperations):
             check_name("producer", producer)
             check_integer("number", number, 0, MAX_SEQUENCE, "a number of the producer's, which grows")
         keys = self._keys(client_id)
+        parts: Iterable[list[lua.Value]] = parts_of(_entries(appends))
+        if any(append.expected_sequence is not None for append in appends):
+            parts = list(islice(parts, 2))
+            if len(parts) > 1:
+                raise UsageError(
+                    f"an append of {len(appends):,} entries is stored in parts, and some of them have an "
+                    f"expected_sequence, which has to hold for all: append up to {ENTRIES_PER_CALL} entries and "
+                    f"{BYTES_PER_CALL:,} bytes at once, or those with an expected_sequence by themselves"
+                )
         was_known = yield from self._note(client_id, "new")
         reports: list[AppendReport] = []
-        for part, entries in enumerate(parts_of(_entries(appends))):
+        for part, entries in enumerate(parts):
             # Each part is an append of its own to the script, so that each is recognised when it is repeated.
             name = "" if producer is None else f"{producer}\0{part}" if part else producer
             # So is one that is another append under a number that was used before.
