@@ -16,6 +16,7 @@ from contextlib import suppress
 from copy import copy
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
+from queuekeeper.closing import Users
 from queuekeeper.errors import RefusedError
 
 Q = TypeVar("Q", bound=Hashable)
@@ -109,7 +110,8 @@ class Batches(Generic[Q, T, R]):
         self._turns = asyncio.Semaphore(max_queues)
         self._waiting: dict[Q, _Waiting[T, R]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
-        self._entered = 0
+        # Callers, until their parts have their results, and tasks.
+        self._users = Users()
         self._closed = False
 
     async def put(self, queue: Q, part: T) -> R:
@@ -127,11 +129,11 @@ class Batches(Generic[Q, T, R]):
         :raises RefusedError: when it is closed.
         """
         self.check_open()
-        self._entered += 1
+        self._users.enter()
         try:
             await self._room.acquire()
         except BaseException:
-            self._entered -= 1
+            self._users.leave()
             raise
         future: asyncio.Future[R] = asyncio.get_running_loop().create_future()
         future.add_done_callback(self._leave)
@@ -140,7 +142,9 @@ class Batches(Generic[Q, T, R]):
             self._waiting[queue] = deque([(part, future)])
             task = asyncio.get_running_loop().create_task(self._empty(queue))
             self._tasks.add(task)
+            self._users.enter()
             task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(self._users.leave)
         else:
             waiting.append((part, future))
             if len(waiting) >= self._most:
@@ -148,7 +152,7 @@ class Batches(Generic[Q, T, R]):
         return future
 
     def _leave(self, _: asyncio.Future[R]) -> None:
-        self._entered -= 1
+        self._users.leave()
         self._room.release()
 
     def hurry(self) -> None:
@@ -164,11 +168,8 @@ class Batches(Generic[Q, T, R]):
     async def close(self) -> None:
         """Take nothing more, and return when every call has its result; those that wait for room still get in."""
         self._closed = True
-        while self._entered or self._tasks:
-            self.hurry()
-            if self._tasks:
-                await asyncio.wait(self._tasks)
-            await asyncio.sleep(0)
+        self.hurry()
+        await self._users.gone()
 
     async def _empty(self, queue: Q) -> None:
         """Store what waits for a queue, batch by batch, until nothing does."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from abc import ABC, abstractmethod
 from typing import Self
 
@@ -32,3 +33,28 @@ class AsyncClosing(ABC):
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class Users:
+    """Counts who is at work in something, so that whoever closes it can wait until nobody is; for one event loop."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._gone = asyncio.Event()
+        self._gone.set()
+
+    def enter(self) -> None:
+        """Count one more."""
+        if not self._count:
+            self._gone.clear()
+        self._count += 1
+
+    def leave(self, *_: object) -> None:
+        """Count one less; also as a callback of futures and tasks."""
+        self._count -= 1
+        if not self._count:
+            self._gone.set()
+
+    async def gone(self) -> None:
+        """Return when nobody is at work."""
+        await self._gone.wait()

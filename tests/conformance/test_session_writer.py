@@ -226,6 +226,26 @@ def test_closing_stores_all_that_was_accepted_and_takes_nothing_more(valkey_url:
     run(valkey_url, test)
 
 
+def test_closing_waits_for_those_whose_batch_has_not_begun_without_looking_again_and_again(
+    valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def test(store: WatchedStore) -> None:
+        writer = SessionWriter(store, max_pending=2)
+        calls = [asyncio.create_task(writer.save(f"c{n}", message())) for n in range(5)]
+        await asyncio.sleep(0)
+        assert not store.sent
+
+        async def look_again(delay: float) -> None:
+            raise AssertionError(f"closing looks again after {delay} s")
+
+        with monkeypatch.context() as patch:
+            patch.setattr(asyncio, "sleep", look_again)
+            await writer.close()
+        assert all(call.done() for call in calls)
+
+    run(valkey_url, test)
+
+
 def test_closing_rests_while_a_batch_is_under_way_whose_callers_were_cancelled(
     valkey_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -14,7 +14,7 @@ from typing import NamedTuple, TypeAlias
 from queuekeeper.batches import take_batch
 from queuekeeper.checks import check_integer
 from queuekeeper.clock import Backoff
-from queuekeeper.closing import AsyncClosing
+from queuekeeper.closing import AsyncClosing, Users
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
 from queuekeeper.keyspace import check_client_id
 from queuekeeper.sessions.model import NewMessage, Refusal, SaveReport, SessionSave, check_text
@@ -106,7 +106,8 @@ class SessionWriter(AsyncClosing):
         self._under_way: dict[str, _Batch] = {}
         self._flushes = 0
         self._starts_soon = False
-        self._entered = 0
+        # Callers, until they have their results, and batches: one may be under way whose callers were all cancelled.
+        self._users = Users()
         self._closed = False
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -124,7 +125,7 @@ class SessionWriter(AsyncClosing):
             raise RefusedError("the writer is closed: it takes no more messages")
         check_client_id(client_id)
         self._store.operations.check_payload(client_id, message)
-        self._entered += 1
+        self._users.enter()
         try:
             await self._room.acquire()
             try:
@@ -141,7 +142,7 @@ class SessionWriter(AsyncClosing):
             finally:
                 self._room.release()
         finally:
-            self._entered -= 1
+            self._users.leave()
 
     async def flush(self) -> None:
         """Return when all messages accepted so far are stored or have failed; their own calls say which."""
@@ -154,11 +155,7 @@ class SessionWriter(AsyncClosing):
     async def close(self) -> None:
         """Take no more messages, and return when every call has its result; those that wait for room still get in."""
         self._closed = True
-        while self._entered or self._tasks:
-            # A batch is under way also when all of its callers were cancelled.
-            if self._tasks:
-                await asyncio.wait(self._tasks, return_when=asyncio.FIRST_COMPLETED)
-            await asyncio.sleep(0)
+        await self._users.gone()
 
     def _start_soon(self) -> None:
         if self._ready and self._flushes < FLUSHES:
@@ -196,7 +193,9 @@ class SessionWriter(AsyncClosing):
     def _run(self, batches: list[_Batch], *, attempt: int) -> None:
         task = asyncio.get_running_loop().create_task(self._send(batches, attempt))
         self._tasks.add(task)
+        self._users.enter()
         task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._users.leave)
 
     async def _send(self, batches: list[_Batch], attempt: int) -> None:
         """Send batches once; those whose fate is not known are sent again by another task."""
