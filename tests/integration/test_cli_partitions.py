@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
+from itertools import count
 from typing import Any
 
 import pytest
@@ -17,6 +18,9 @@ from tests.integration.command_line import CommandLine
 
 pytestmark = pytest.mark.integration
 
+# Noon of the day on which the tests begin: no midnight falls between two commands.
+NOON = datetime.now(UTC).replace(hour=12, minute=0, second=0, microsecond=0)
+
 SET = ("set", "public.readings", "--step", "1 day", "--ahead", "3 days", "--retention", "5 days", "--no-archive")
 
 commands = CommandLine(group="partitions")
@@ -24,15 +28,18 @@ run, as_json, fails = commands.run, commands.as_json, commands.fails
 
 
 @pytest.fixture
-def connection(named_postgres: str) -> Iterator[Connection]:
-    """A database with a partitioned table, named by the environment."""
+def connection(named_postgres: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Connection]:
+    """A database with a partitioned table, named by the environment, from noon on."""
+    instants = count(round(NOON.timestamp() * 1_000))
+    for module in ("queuekeeper.cli.partitions", "queuekeeper.maintenance.partitions.runs"):
+        monkeypatch.setattr(f"{module}.system_clock", lambda: next(instants))
     with postgres.connect(named_postgres, autocommit=True) as opened:
         opened.execute("CREATE TABLE readings (at timestamptz PRIMARY KEY) PARTITION BY RANGE (at)")
         yield opened
 
 
 def old_partition(connection: Connection) -> None:
-    edge = datetime.now(UTC).replace(hour=0, minute=0, second=0, microsecond=0) - timedelta(days=9)
+    edge = NOON.replace(hour=0) - timedelta(days=9)
     connection.execute(
         f"CREATE TABLE old PARTITION OF readings FOR VALUES FROM ('{edge}') TO ('{edge + timedelta(days=1)}')".encode()
     )
