@@ -266,7 +266,7 @@ def test_event_broker_from_publishing_to_upkeep(world: World) -> None:
         "publisher",
         "SELECT payload FROM pgmb.events",
         "SELECT pgmb.poll_for_events()",
-        "SELECT FROM pgmb.subscriptions",
+        "SELECT group_id, conditions_sql FROM pgmb.subscriptions",
     )
     world.refused(
         "consumer",

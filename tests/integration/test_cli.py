@@ -8,12 +8,14 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from queuekeeper import __version__
 from queuekeeper.cli.output import printable
 from queuekeeper.embedded import PostgresServer
+from queuekeeper.migration import clients
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.model import CohortState, PlanState
 from queuekeeper.postgres import connect, migrate, statement
@@ -215,6 +217,25 @@ def test_undo_lets_nobody_copy_a_plan_that_was_refused(recorded: str, valkey_url
         expected = state if state is PlanState.REFUSED else PlanState.APPROVED
         assert ledger.load_plan(samples.PLAN_ID).state is expected
         assert ledger.progress(samples.PLAN_ID, "copy").done == 0
+
+
+def test_undo_takes_back_a_copy_that_was_made_while_it_asked(
+    recorded: str, valkey_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with connect(recorded, autocommit=True) as connection:
+        connection.execute(statement("sessions/vendor_schema"))
+        ledger = MigrationLedger(connection)
+        ledger.set_plan_state(samples.PLAN_ID, PlanState.APPROVED)
+        find = clients.clients_of
+
+        def found(*arguments: Any, **options: Any) -> Any:
+            ledger.set_plan_state(samples.PLAN_ID, PlanState.COPIED)
+            return find(*arguments, **options)
+
+        monkeypatch.setattr(clients, "clients_of", found)
+        as_json("migrate", "undo", samples.PLAN_ID, *servers_of(recorded, valkey_url), "--yes")
+
+        assert ledger.load_plan(samples.PLAN_ID).state is PlanState.APPROVED
 
 
 def servers_of(postgres_url: str, redis_url: str) -> tuple[str, ...]:

@@ -401,8 +401,9 @@ def undo(call: OnServers, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
             if set(wanted) == set(found.chosen):
                 ledger.clear_progress(plan_id, "copy")
                 ledger.clear_progress(plan_id, "verify")
-            # One that was refused, or that nobody has agreed to yet, stays what it is.
-            if found.state in (PlanState.COPYING, PlanState.COPIED, PlanState.VERIFIED, PlanState.FAILED):
+            # As it is by now: somebody may have copied. What was refused, or is not agreed to yet, stays what it is.
+            state = ledger.load_plan(plan_id).state
+            if state in (PlanState.COPYING, PlanState.COPIED, PlanState.VERIFIED, PlanState.FAILED):
                 approved = ledger.approval(plan_id) is not None
                 ledger.set_plan_state(plan_id, PlanState.APPROVED if approved else PlanState.PLANNED)
             ledger.note_undo(plan_id, plain(dropped), actor=context.person())
