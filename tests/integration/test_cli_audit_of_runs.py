@@ -16,7 +16,7 @@ import typer
 from typer.testing import CliRunner
 
 from queuekeeper import __version__, approvals, audit, postgres
-from queuekeeper.cli import app, context
+from queuekeeper.cli import app, command, context
 from queuekeeper.cli.command import Call
 from queuekeeper.cli.run_control import agree, take_back
 from queuekeeper.clock import system_clock
@@ -125,7 +125,7 @@ def asked(**given: bool) -> Call:
 
 def answers(monkeypatch: pytest.MonkeyPatch, *, yes: bool) -> None:
     """Have a person sit at the terminal who gives this answer."""
-    monkeypatch.setattr(context, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
+    monkeypatch.setattr(command, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: True)))
     monkeypatch.setattr(typer, "confirm", lambda *_, **__: yes)
 
 
@@ -163,7 +163,7 @@ def test_run_about_which_nobody_can_be_asked_is_stopped_on_record_and_may_be_agr
     person = context.person()
     assert runs.load(run_id).state is RunState.PLANNED
 
-    monkeypatch.setattr(context, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: False)))
+    monkeypatch.setattr(command, "sys", SimpleNamespace(stdin=SimpleNamespace(isatty=lambda: False)))
     with pytest.raises(RefusedError, match=r"Shall it\? Nobody can be asked here: repeat the command with --yes"):
         agree(asked(), runs, run_id, "Shall it?")
     assert (runs.load(run_id).approved_by, runs.load(run_id).state) == (None, RunState.STOPPED)
@@ -291,7 +291,7 @@ def test_run_that_was_held_up_for_long_goes_on_once_it_is_approved_again() -> No
         approvals.check_current(replace(begun, begun=False).answered(again, now_ms=late_ms), now_ms=late_ms)
 
 
-ASKING = {"context.confirm", "call.confirm", "self.confirm", "call.carry_out"}
+ASKING = {"call.confirm", "self.confirm", "call.carry_out"}
 
 
 def _questions() -> Iterator[tuple[str, ast.Call]]:

@@ -64,7 +64,7 @@ def test_people_read_tables_without_client_ids(world: World) -> None:
     run_id = as_json("status")["maintenance_run_id"]
     assert f"Next: queuekeeper cleanup apply {run_id}" in shown.stdout
     done = run("apply", run_id, "--yes")
-    assert "✓ Clean: a second look finds nothing to do" in done.stdout
+    assert "clean: a second look finds nothing to do" in done.stdout
     assert f"Undo file: {world.undo}" in done.stdout
     assert "cleaned 20/20 keys" in done.stderr
     texts = [each.output for each in (shown, done, run("status"), run("report"), run("undo", run_id, "--yes"))]

@@ -262,8 +262,8 @@ def test_no_to_the_question_removes_nothing(servers: Servers, monkeypatch: pytes
         asked.append(question)
         return False
 
-    monkeypatch.setattr("queuekeeper.cli.context.typer.confirm", confirm)
-    monkeypatch.setattr("queuekeeper.cli.context.sys", type("Terminal", (), {"stdin": _Terminal()}))
+    monkeypatch.setattr("queuekeeper.cli.command.typer.confirm", confirm)
+    monkeypatch.setattr("queuekeeper.cli.command.sys", type("Terminal", (), {"stdin": _Terminal()}))
     fails("purge", C, *servers.options, code=4, words="not confirmed: nothing was written")
 
     assert asked == ["The session of meter-17 will be removed from Redis, with 1 messages."]

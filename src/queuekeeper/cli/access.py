@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from queuekeeper.cli.command import Call, Plain, command, group
-from queuekeeper.cli.output import Shown
+from queuekeeper.cli.output import Shown, picked
 
 app = group("Print users and roles with the least that each job needs.")
 
@@ -37,12 +37,7 @@ def redis(call: OnKeys, *, job: Job = None) -> Shown:
 
     users = [redis_user(name) for name in dict.fromkeys(job)] if job else list(redis_users().values())
     found = [
-        {
-            "job": user.job,
-            "purpose": user.purpose,
-            "reads_payloads": user.reads_payloads,
-            "command": user.command(key_prefix=call.key_prefix),
-        }
+        picked(user, "job", "purpose", "reads_payloads") | {"command": user.command(key_prefix=call.key_prefix)}
         for user in users
     ]
     lines = [(f"# {each['purpose']}", str(each["command"])) for each in found]

@@ -13,13 +13,10 @@ from queuekeeper.cli import (
     cleanup,
     compacted,
     compacted_mqtt,
-    database,
-    doctor,
     event_schema,
     explain,
     fanout,
     jobs,
-    metrics,
     migrate,
     online,
     partitions,
@@ -81,8 +78,8 @@ def root(
 command(app)(servers.up)
 command(app)(servers.status)
 command(app)(servers.down)
-command(app)(doctor.doctor)
-command(app)(metrics.metrics)
+command(app)(servers.doctor)
+command(app)(servers.metrics)
 command(app)(explain.explain)
 command(app, also=CONFIRMS)(sessions.sample)
 app.add_typer(migrate.app, name="migrate")
@@ -103,7 +100,7 @@ _CONTROLS = ("status", "pause", "resume", "throttle")
 jobs.add_aliases(compacted.app, "compacted_queue_gc", {f"gc-{name}": name for name in _CONTROLS})
 jobs.add_aliases(fanout.app, "fanout_repair", {f"repair-{name}": name for name in _CONTROLS})
 app.add_typer(jobs.app, name="run")
-app.add_typer(database.app, name="database")
+app.add_typer(audit.database, name="database")
 app.add_typer(access.app, name="acl")
 app.add_typer(audit.app, name="audit")
 

@@ -1,4 +1,4 @@
-"""``queuekeeper audit``: who did what, on record."""
+"""``queuekeeper database`` and ``queuekeeper audit``: the control schema, and its record of who did what."""
 
 from __future__ import annotations
 
@@ -10,7 +10,21 @@ import typer
 from queuekeeper.cli.command import OnPostgres, OutOfPostgres, command, group
 from queuekeeper.cli.output import Shown, cell, table
 
+database = group("Keep the control schema `queuekeeper` in PostgreSQL.")
 app = group("Read the record of approvals, changes and looks at contents.")
+
+
+@command(database)
+def migrate(call: OnPostgres) -> Shown:
+    """Bring the control schema to this release's state. Safe to repeat.
+
+    Example: `queuekeeper database migrate`
+    """
+    from queuekeeper.postgres import migrate as apply_migrations
+
+    report = apply_migrations(call.connection)
+    state = f"Schema queuekeeper is at version {report.version}."
+    return Shown(report, lambda: [*(f"applied {name}" for name in report.applied), state])
 
 
 @command(app, "list")

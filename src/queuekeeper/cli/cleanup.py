@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from queuekeeper.cli import jobs
 from queuekeeper.cli.command import CONFIRMS, OnServers, command, group
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, table
+from queuekeeper.cli.output import Shown
 from queuekeeper.cli.run_control import RunId, agree
 
 if TYPE_CHECKING:
-    from queuekeeper.jobs.model import AnyJob, AnyOutcome
+    from queuekeeper.jobs.model import AnyJob
     from queuekeeper.jobs.parameters import Parameters
 
 KIND = "expired_reference_cleanup"
@@ -60,34 +59,13 @@ def apply(
 
     :param shard: Clean only this shard of the plan. Without it, all shards.
     """
-    from queuekeeper.jobs.report import facts_of
-
     job, runs = _cleanup(), call.runs
     engine = jobs.engine_for(job, call.client, undo_directory)
     planned = engine.load(runs, run_id)
     agree(call, runs, run_id, job.question(run_id, planned))
-    reports = [engine.apply(runs, run_id, each) for each in ([shard] if shard else planned.share_names())]
-    outcome = engine.report(runs, run_id, dry_run=False)
-    files = [each.undo_file for each in reports if each.undo_file]
-    return Shown(
-        facts_of(job, outcome) | {"undo_files": files},
-        lambda: [*(cell(f"Undo file: {file}") for file in files), *_outcome(outcome)],
-        failed="; ".join(f"{each.share}: {each.stopped}" for each in reports if not each.done) or None,
-    )
+    shares = [shard] if shard else planned.share_names()
+    jobs.work_on(shares, engine, runs, run_id)
+    return jobs.looked_again(engine, runs, run_id, shares=shares)
 
 
 jobs.add_aliases(app, KIND, {name: name for name in ("status", "report", "pause", "resume", "throttle", "undo")})
-
-
-def _outcome(outcome: AnyOutcome) -> Iterator[Any]:
-    from queuekeeper.jobs.report import columns_of
-
-    if outcome.clean:
-        yield cell("✓ Clean: a second look finds nothing to do", style="bold green")
-    elif outcome.open_shares:
-        yield cell(f"✗ Not done: {', '.join(outcome.open_shares)}", style="bold red")
-    else:
-        left = outcome.left.to_do if outcome.left is not None else 0
-        yield cell(f"✓ Done; {left:,} more to clean by now", style="bold green")
-    lines = columns_of(outcome)
-    yield table(f"Cleanup {outcome.maintenance_run_id}", ("", "planned", "done", "left")[: len(lines[0])], lines)

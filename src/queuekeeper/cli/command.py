@@ -1,7 +1,7 @@
 """How a command is declared: it takes a call, which opens what it needs, and returns what it has to show.
 
-A kind of call says which options its commands share, so that these are declared once, in ``context``; what a call opens
-is closed when its command ends, and what a command returns is shown as tables or as JSON.
+A kind of call says which options its commands share, so that these are declared once, in ``shared``; what a call
+opens is closed when its command ends, and what a command returns is shown as tables or as JSON.
 
 A parameter behind the star is an option, one before it an argument; what the docstring says of it is its help.
 """
@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import inspect
 import re
+import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import cached_property
@@ -20,9 +21,9 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Self, TypeVar, get_o
 import typer
 
 from queuekeeper.cli import context
-from queuekeeper.cli.input import KeyPrefix, prefix
 from queuekeeper.cli.options import JobCommand
 from queuekeeper.cli.output import Shown, print_parts, screen, show_result
+from queuekeeper.errors import RefusedError
 
 if TYPE_CHECKING:
     from queuekeeper.audit import Answer
@@ -38,23 +39,60 @@ Written = TypeVar("Written", bound=Command)
 Options = Mapping[str, tuple[Any, Any]]
 """Options by name, each with its declaration and its default."""
 
-SHARED: Options = {
-    "dry_run": (context.DryRun, False),
-    "yes": (context.Yes, False),
-    "key_prefix": (KeyPrefix, None),
-    "postgres_url": (context.PostgresUrl, None),
-    "redis_url": (context.RedisUrl, None),
-    "as_json": (context.AsJson, False),
-}
-"""Options of many commands, in the order of the help."""
-
 CONFIRMS = ("yes",)
 """What a command takes besides that asks before it changes something."""
 
-_OF_PARAMETER = re.compile(r"^:param (\w+): (.+?)(?=^:param |\Z)", re.MULTILINE | re.DOTALL)
-
 PLANS = ("dry_run", "yes")
 """What a command takes besides that counts first, and asks."""
+
+_OF_PARAMETER = re.compile(r"^:param (\w+): (.+?)(?=^:param |\Z)", re.MULTILINE | re.DOTALL)
+
+
+def options(declared: Callable[..., None]) -> Options:
+    """Return options that several commands share, which a function declares as a command does its own."""
+    hints, words = get_type_hints(declared, include_extras=True), _words_of(declared)
+    given = inspect.signature(declared).parameters.values()
+    return {each.name: (_helped(each, hints[each.name], words.get(each.name, "")), each.default) for each in given}
+
+
+def _words_of(declared: Callable[..., Any]) -> dict[str, str]:
+    """Return the help of options and arguments, as a docstring has it."""
+    return {name: " ".join(text.split()) for name, text in _OF_PARAMETER.findall(inspect.getdoc(declared) or "")}
+
+
+def _helped(parameter: inspect.Parameter, hint: Any, words: str) -> Any:
+    """Return the annotation of an option or an argument, with its help; what else is said of it stays."""
+    wanted, said = (hint.__origin__, copy.copy(hint.__metadata__[0])) if get_origin(hint) is Annotated else (hint, None)
+    if said is None and parameter.kind is not parameter.KEYWORD_ONLY:
+        said = typer.Argument()
+    elif said is None:
+        # A switch has no opposite unless it says so.
+        said = typer.Option(*([f"--{parameter.name.replace('_', '-')}"] if wanted is bool else []))
+    said.help = words
+    return Annotated[wanted, said]
+
+
+@options
+def shared(
+    *,
+    dry_run: bool = False,
+    yes: Annotated[bool, typer.Option("--yes", "-y")] = False,
+    key_prefix: str | None = None,
+    postgres_url: Annotated[str | None, typer.Option(metavar="URL")] = None,
+    redis_url: Annotated[str | None, typer.Option(metavar="URL")] = None,
+    as_json: Annotated[bool, typer.Option("--json")] = False,
+) -> None:
+    """Declare options of many commands, in the order of the help.
+
+    :param dry_run: Show what would be done and change nothing.
+    :param yes: Go ahead without asking.
+    :param key_prefix: Prefix of the Redis keys. [default: QUEUEKEEPER_KEY_PREFIX]
+    :param postgres_url: Source and control database, postgresql://user:password@host:port/database. Else
+        QUEUEKEEPER_POSTGRES_URL, else the private server.
+    :param redis_url: Target, redis://user:password@host:port; any node of a cluster. Else QUEUEKEEPER_REDIS_URL, else
+        the private server.
+    :param as_json: Write the result as JSON to stdout.
+    """
 
 
 class Call:
@@ -124,11 +162,25 @@ class Call:
     @property
     def key_prefix(self) -> str:
         """What stands before every key: what the option says, else the settings."""
-        return prefix(self._key_prefix)
+        return context.settings().key_prefix if self._key_prefix is None else self._key_prefix
 
     def confirm(self, question: str, *, note: Callable[[Answer], None] | None = None) -> None:
-        """Ask before something is written; see :func:`context.confirm`."""
-        context.confirm(question, yes=self.yes, as_json=self.as_json, note=note)
+        """Ask before something is written, unless the answer was given beforehand.
+
+        :param note: puts the answer on record; none where nothing is kept of what is asked about.
+        :raises RefusedError: when nobody can be asked, or the answer is no.
+        """
+        unasked = not self.yes and (self.as_json or not sys.stdin.isatty())
+        agreed = self.yes or (not unasked and typer.confirm(question, default=False, err=True))
+        if note is not None:
+            from queuekeeper.audit import Action, Answer
+
+            action = Action.APPROVE if agreed else Action.UNANSWERED if unasked else Action.REJECT
+            note(Answer(action=action, actor=context.person(), facts={"option": "--yes"} if self.yes else {}))
+        if unasked:
+            raise RefusedError(f"{question} Nobody can be asked here: repeat the command with --yes")
+        if not agreed:
+            raise RefusedError("not confirmed: nothing was written")
 
     def say(self, parts: Callable[[], Iterable[Any]]) -> None:
         """Show people, before they are asked, what it is about; programs get their result and nothing else."""
@@ -198,11 +250,6 @@ class OnServers(Call):
     takes = ("postgres_url", "redis_url", "as_json")
 
 
-def unset(**options: Any) -> Options:
-    """Return options, of each the declaration, that are none where nobody says anything."""
-    return {name: (declared, None) for name, declared in options.items()}
-
-
 def group(words: str) -> typer.Typer:
     """Return a group of commands.
 
@@ -262,15 +309,17 @@ def with_call(
     hints = get_type_hints(stand_in, globalns=written.__globals__, include_extras=True)
     first, *others = (each for each in own if each.name not in fixed)
     kind: type[Call] = hints.pop(first.name)
-    doc = inspect.getdoc(written) or ""
-    words = {name: " ".join(text.split()) for name, text in _OF_PARAMETER.findall(doc)}
+    words = _words_of(written)
     hints |= {each.name: _helped(each, hints[each.name], words[each.name]) for each in others if each.name in words}
     names = {each.name for each in others} | more.keys()
-    shared = {**more, **{name: SHARED[name] for name in SHARED if name in (*kind.takes, *also) and name not in names}}
+    asked_too = {
+        **more,
+        **{name: shared[name] for name in shared if name in (*kind.takes, *also) and name not in names},
+    }
 
     def called(**given: Any) -> None:
         with ExitStack() as opened:
-            told = {name: given[name] for name in SHARED if name in given}
+            told = {name: given[name] for name in shared if name in given}
             call = kind(opened, told)
             found = written(call, **fixed, **{name: value for name, value in given.items() if name in names})
         if found is not None:
@@ -278,27 +327,15 @@ def with_call(
 
     call: Any = called
     call.__name__, call.__module__ = written.__name__, written.__module__
-    call.__doc__ = doc.partition("\n:param ")[0]
-    call.__annotations__ = hints | {name: annotation for name, (annotation, _) in shared.items()}
+    call.__doc__ = (inspect.getdoc(written) or "").partition("\n:param ")[0]
+    call.__annotations__ = hints | {name: annotation for name, (annotation, _) in asked_too.items()}
     call.__signature__ = inspect.Signature(
         [
             *(each.replace(annotation=hints.get(each.name, each.annotation)) for each in others),
             *(
                 inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-                for name, (annotation, default) in shared.items()
+                for name, (annotation, default) in asked_too.items()
             ),
         ]
     )
     return called
-
-
-def _helped(parameter: inspect.Parameter, hint: Any, words: str) -> Any:
-    """Return the annotation of an option or an argument, with its help; what else is said of it stays."""
-    wanted, said = (hint.__origin__, copy.copy(hint.__metadata__[0])) if get_origin(hint) is Annotated else (hint, None)
-    if said is None and parameter.kind is not parameter.KEYWORD_ONLY:
-        said = typer.Argument()
-    elif said is None:
-        # A switch has no opposite unless it says so.
-        said = typer.Option(*([f"--{parameter.name.replace('_', '-')}"] if wanted is bool else []))
-    said.help = words
-    return Annotated[wanted, said]

@@ -7,56 +7,56 @@ import sys
 from base64 import b64decode
 from collections.abc import Iterator
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, Options, command, group
+from queuekeeper import compacted
+from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group, options
 from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_pairs, opened
 from queuekeeper.cli.output import Shown, instant, listing, pairs, plain, printable, record, screen, shown_bytes
+from queuekeeper.compacted import forms
+from queuekeeper.compacted.jsonl import (
+    append_lines,
+    gone_on,
+    message_facts,
+    message_line,
+    rewind_facts,
+    verify_facts,
+)
+from queuekeeper.compacted.model import Append, CompactedMessage, Properties, QueueRules
 from queuekeeper.errors import UnknownQueue, UnreadableRecord, UsageError
 from queuekeeper.service.signals import stopped_by_signals
-
-if TYPE_CHECKING:
-    from queuekeeper.compacted.model import CompactedMessage
-    from queuekeeper.compacted.queue import CompactedQueues
 
 app = group("Keep the newest value of each key, for one consumer.")
 
 ClientId = Annotated[str, typer.Argument(metavar="CLIENT", help="Client id that owns the queue.")]
 KeyEncoding = Annotated[Literal["utf-8", "base64"], typer.Option(help="Encoding of KEY on the command line.")]
 ShowValues = Annotated[bool, typer.Option("--show-values", help="Also show values and user properties.")]
-BOUNDS: Options = {
-    "max_keys": (Annotated[int, typer.Option(help="Largest number of keys in a queue; 0 is no limit.")], 0),
-    "max_bytes": (
-        Annotated[int, typer.Option(help="Largest size of a queue's keys and values in bytes; 0 is no limit.")],
-        0,
-    ),
-    "when_full": (
-        Annotated[
-            Literal["reject", "drop_oldest"],
-            typer.Option(help="What an append does when --max-keys or --max-bytes is reached."),
-        ],
-        "reject",
-    ),
-}
+
+
+@options
+def bounds(*, max_keys: int = 0, max_bytes: int = 0, when_full: Literal["reject", "drop_oldest"] = "reject") -> None:
+    """Declare the bounds that a producer keeps to.
+
+    :param max_keys: Largest number of keys in a queue; 0 is no limit.
+    :param max_bytes: Largest size of a queue's keys and values in bytes; 0 is no limit.
+    :param when_full: What an append does when --max-keys or --max-bytes is reached.
+    """
 
 
 class OnQueues(OnRedis):
     """A call of a command that works on compacted queues."""
 
     @cached_property
-    def queues(self) -> CompactedQueues:
+    def queues(self) -> compacted.CompactedQueues:
         """The queues below the prefix."""
         return self.bounded()
 
-    def bounded(self, **bounds: Any) -> CompactedQueues:
+    def bounded(self, **kept_to: Any) -> compacted.CompactedQueues:
         """Return the queues for a producer that keeps to bounds."""
-        from queuekeeper.compacted.model import QueueRules
-        from queuekeeper.compacted.queue import CompactedQueues
-
-        rules = QueueRules(**bounds)
-        return CompactedQueues(self.client, prefix=self.key_prefix, rules=rules)
+        rules = QueueRules(**kept_to)
+        return compacted.CompactedQueues(self.client, prefix=self.key_prefix, rules=rules)
 
 
 def _key(text: str, encoding: str) -> bytes:
@@ -68,7 +68,7 @@ def _key(text: str, encoding: str) -> bytes:
         raise UsageError("KEY is not base64, as --key-encoding says") from None
 
 
-@command(app, more=BOUNDS)
+@command(app, more=bounds)
 def append(
     call: OnQueues,
     client_id: ClientId,
@@ -84,7 +84,7 @@ def append(
     source: Annotated[str | None, typer.Option("--input", metavar="FILE")] = None,
     producer: str | None = None,
     number: int | None = None,
-    **bounds: Any,
+    **kept_to: Any,
 ) -> Shown:
     """Store a value, or the lines of a file.
 
@@ -107,9 +107,6 @@ def append(
     :param producer: Name of the producer. With --number, a repeated append stores nothing.
     :param number: The producer's number of this append, or of the first 200 lines. It must grow with each append.
     """
-    from queuekeeper.compacted.jsonl import append_lines, gone_on
-    from queuekeeper.compacted.model import Append, Properties
-
     if (key is None) == (source is None):
         raise UsageError("name either a key or a file (--input)")
     about_one = (value, value_file, content_type, expected_sequence)
@@ -117,7 +114,7 @@ def append(
         raise UsageError("what is said about one value goes into the lines of the file, with --input")
     if key is not None and (value is not None) + (value_file is not None) + tombstone != 1:
         raise UsageError("say what is to be stored: one of --value, --value-file and --tombstone")
-    queues = call.bounded(**bounds)
+    queues = call.bounded(**kept_to)
     facts: Any
     if key is not None:
         entry = Append(
@@ -165,11 +162,9 @@ def consume(
     :param session: Name of this consumer that others see. Without it, a random name.
     :param window: Largest number of unacknowledged messages, up to 500.
     """
-    from queuekeeper.compacted.consumer import CompactedConsumer, ConsumerRules
-
-    rules = ConsumerRules(window=window if limit is None else min(window, limit), takeover=takeover)
+    rules = compacted.ConsumerRules(window=window if limit is None else min(window, limit), takeover=takeover)
     count = 0
-    consumer = CompactedConsumer(
+    consumer = compacted.CompactedConsumer(
         call.queues, client_id, rules=rules, session=session, auto_ack=True, idle_timeout_s=None if follow else 0
     )
     with stopped_by_signals(consumer.stop), consumer:
@@ -183,7 +178,6 @@ def consume(
 
 
 def _line(message: CompactedMessage, *, content: bool, as_json: bool) -> bytes:
-    from queuekeeper.compacted.jsonl import message_line
 
     if as_json:
         return message_line(message, content=content)
@@ -238,8 +232,6 @@ def peek(
     :param after_sequence: Show messages after this sequence number.
     :param limit: Number of messages to show, up to 500.
     """
-    from queuekeeper.compacted.jsonl import message_facts
-
     messages = call.queues.peek(client_id, after_sequence=after_sequence, limit=limit)
     # Large ones come a few at a time.
     goes_on = messages and call.queues.peek(client_id, after_sequence=messages[-1].sequence, limit=1)
@@ -281,8 +273,6 @@ def get(
     :param key: Key of the value; '' is a key like any other.
     :param raw: Write only the bytes of the value.
     """
-    from queuekeeper.compacted.jsonl import message_facts
-
     if raw and call.as_json:
         raise UsageError("--raw and --json both want stdout: --json --show-values has the value, too")
     message = call.queues.get(client_id, key=_key(key, key_encoding))
@@ -315,9 +305,6 @@ def rewind(call: OnQueues, client_id: ClientId, to: Annotated[str, typer.Argumen
 
     :param to: Where to read on: earliest, latest, a sequence number, or a time with a time zone.
     """
-    from queuekeeper.compacted import forms
-    from queuekeeper.compacted.jsonl import rewind_facts
-
     position = forms.position(to)
     view = call.queues.inspect(client_id)
     if not view.exists:
@@ -359,8 +346,6 @@ def purge(call: OnQueues, client_id: ClientId, what: Annotated[str, typer.Argume
 
     :param what: What to remove: all, acked, or every message up to a sequence number.
     """
-    from queuekeeper.compacted import forms
-
     chosen = forms.purge(what)
     report = call.carry_out(
         lambda only_count: call.queues.purge(client_id, what=chosen, dry_run=only_count),
@@ -399,8 +384,6 @@ def verify(call: OnQueues, client_id: ClientId) -> Shown:
 
     Example: `queuekeeper compacted verify meter-17`
     """
-    from queuekeeper.compacted.jsonl import verify_facts
-
     report = call.queues.verify(client_id)
 
     def pretty() -> Iterator[Any]:
@@ -454,8 +437,6 @@ def configure(
     :param tombstone_life: Age at which an acknowledged tombstone may be removed.
     :param inherit: Drop the queue's own retention. The collector's applies again.
     """
-    from queuekeeper.compacted import forms
-
     given = {"policy": policy, "retention": retention, "tombstone_life": tombstone_life}
     if inherit is any(each is not None for each in given.values()):
         raise UsageError(

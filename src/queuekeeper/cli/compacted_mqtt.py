@@ -11,24 +11,23 @@ from urllib.parse import parse_qs, urlsplit
 
 import typer
 
+from queuekeeper import compacted
 from queuekeeper.cli import compacted_gc, context
 from queuekeeper.cli.command import OnRedis, command
-from queuekeeper.cli.compacted import BOUNDS
-from queuekeeper.cli.output import Shown, pairs, screen
+from queuekeeper.cli.compacted import bounds
+from queuekeeper.cli.output import Shown, pairs, picked, screen
+from queuekeeper.compacted.model import QueueRules
+from queuekeeper.compacted.settings import EcqSettings
+from queuekeeper.compacted.topics import Topics
 from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from queuekeeper.compacted.model import QueueRules
-    from queuekeeper.compacted.mqtt import MqttDoor
     from queuekeeper.compacted.mqtt_relay import DoorReport
-    from queuekeeper.compacted.queue import AsyncCompactedQueues
 
 app = compacted_gc.app
 
 
-@command(app, "serve-mqtt", more=BOUNDS)
+@command(app, "serve-mqtt", more=bounds)
 def serve_mqtt(
     call: OnRedis,
     *,
@@ -49,7 +48,7 @@ def serve_mqtt(
     max_value_bytes: int = 1_048_576,
     metrics: Annotated[str | None, typer.Option(metavar="HOST:PORT")] = None,
     show_config: bool = False,
-    **bounds: Any,
+    **kept_to: Any,
 ) -> Shown:
     """Let MQTT clients of a broker use compacted queues.
 
@@ -85,20 +84,10 @@ def serve_mqtt(
         if error.name is None or not error.name.startswith("paho"):
             raise
         raise UsageError("the MQTT door needs paho-mqtt: install queuekeeper[mqtt]") from None
-    from queuekeeper.compacted.model import QueueRules
-    from queuekeeper.compacted.settings import EcqSettings
-    from queuekeeper.compacted.topics import Topics
-
     context.remember(broker_url)
-    settings = EcqSettings.parse(
-        {
-            "reader_batch_size": reader_batch_size,
-            "write_timeout": write_timeout,
-            "read_timeout": read_timeout,
-            "writer_pool_size": writer_pool_size,
-        }
-    )
-    rules = QueueRules(max_value_bytes=max_value_bytes, **bounds)
+    times = {"write_timeout": write_timeout, "read_timeout": read_timeout}
+    settings = EcqSettings.parse({"reader_batch_size": reader_batch_size, "writer_pool_size": writer_pool_size} | times)
+    rules = QueueRules(max_value_bytes=max_value_bytes, **kept_to)
     address = BrokerAddress.parse(broker_url, ca_file=broker_ca)
     target = _patient(context.redis_address(call.redis_url), settings.read_timeout_ms)
     place = _host_and_port("--listen", listen)
@@ -123,55 +112,42 @@ def serve_mqtt(
             "empty_is_tombstone": empty_is_tombstone,
             "error_after": error_after,
             "metrics": metrics,
-            "reader_batch_size": settings.reader_batch_size,
-            "write_timeout_ms": settings.write_timeout_ms,
-            "read_timeout_ms": settings.read_timeout_ms,
+            **picked(settings, "reader_batch_size", "write_timeout_ms", "read_timeout_ms"),
             "writer_pool_size": settings.writer_pool_size or DEFAULT_WRITER_POOL_SIZE,
-            "max_keys": rules.max_keys,
-            "max_bytes": rules.max_bytes,
-            "max_value_bytes": rules.max_value_bytes,
-            "when_full": bounds["when_full"],
+            **picked(rules, "max_keys", "max_bytes", "max_value_bytes"),
+            "when_full": kept_to["when_full"],
             "key_prefix": stem,
             "redis_url": without_password(target),
         }
         return Shown(config, lambda: [pairs("Settings of the MQTT door", config)])
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(levelname)s %(message)s")
 
-    def door(queues: AsyncCompactedQueues) -> MqttDoor:
-        from queuekeeper.compacted.mqtt import MqttDoor
+    async def serve() -> DoorReport:
+        from queuekeeper.redis_async import connect
+        from queuekeeper.service.aio import stopped_by_signals
 
-        return MqttDoor(
-            queues,
-            address,
-            listen=place,
-            topics=topics,
-            settings=settings,
-            tls=tls,
-            client_id=client_id,
-            takes_writes=writes,
-            empty_is_tombstone=empty_is_tombstone,
-            error_after=error_after,
-            metrics=metrics_place,
-        )
+        told_to_end = asyncio.Event()
+        with stopped_by_signals(told_to_end.set):
+            async with connect(target) as caller:
+                door = compacted.MqttDoor(
+                    compacted.AsyncCompactedQueues(caller, prefix=stem, rules=rules),
+                    address,
+                    listen=place,
+                    topics=topics,
+                    settings=settings,
+                    tls=tls,
+                    client_id=client_id,
+                    takes_writes=writes,
+                    empty_is_tombstone=empty_is_tombstone,
+                    error_after=error_after,
+                    metrics=metrics_place,
+                )
+                async with door:
+                    screen(stderr=True).print(f"Serving at {place[0]}:{door.port}; end it with Ctrl-C or SIGTERM.")
+                    await told_to_end.wait()
+        return door.report
 
-    return Shown(asyncio.run(_serve(door, host=place[0], redis_url=target, key_prefix=stem, rules=rules)), "Served")
-
-
-async def _serve(
-    make: Callable[[AsyncCompactedQueues], MqttDoor], *, host: str, redis_url: str, key_prefix: str, rules: QueueRules
-) -> DoorReport:
-    from queuekeeper.compacted.queue import AsyncCompactedQueues
-    from queuekeeper.redis_async import connect
-    from queuekeeper.service.aio import stopped_by_signals
-
-    told_to_end = asyncio.Event()
-    with stopped_by_signals(told_to_end.set):
-        async with connect(redis_url) as caller:
-            door = make(AsyncCompactedQueues(caller, prefix=key_prefix, rules=rules))
-            async with door:
-                screen(stderr=True).print(f"Serving at {host}:{door.port}; end it with Ctrl-C or SIGTERM.")
-                await told_to_end.wait()
-    return door.report
+    return Shown(asyncio.run(serve()), "Served")
 
 
 def _host_and_port(option: str, text: str) -> tuple[str, int]:

@@ -5,10 +5,9 @@ from __future__ import annotations
 import getpass
 import os
 import re
-import sys
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -24,30 +23,10 @@ from queuekeeper.extras import missing_extra
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-    from queuekeeper.audit import Answer
     from queuekeeper.config import Settings
     from queuekeeper.postgres import Connection
     from queuekeeper.redis_client import RedisClient
 
-AsJson = Annotated[bool, typer.Option("--json", help="Write the result as JSON to stdout.")]
-PostgresUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--postgres-url",
-        metavar="URL",
-        help="Source and control database, postgresql://user:password@host:port/database. "
-        "Else QUEUEKEEPER_POSTGRES_URL, else the private server.",
-    ),
-]
-RedisUrl = Annotated[
-    str | None,
-    typer.Option(
-        "--redis-url",
-        metavar="URL",
-        help="Target, redis://user:password@host:port; any node of a cluster. "
-        "Else QUEUEKEEPER_REDIS_URL, else the private server.",
-    ),
-]
 SparkMaster = Annotated[
     str | None,
     typer.Option(
@@ -55,8 +34,6 @@ SparkMaster = Annotated[
         help="URL of the Spark master, such as spark://host:7077. [default: QUEUEKEEPER_SPARK_MASTER, else local[*]]",
     ),
 ]
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Go ahead without asking.")]
-DryRun = Annotated[bool, typer.Option("--dry-run", help="Show what would be done and change nothing.")]
 
 
 @dataclass
@@ -194,25 +171,18 @@ def _address(url: str | None, product: str, store: str, *, other: str) -> str:
     return remember(url)
 
 
-@contextmanager
-def postgres_connection(url: str | None, *, autocommit: bool = True) -> Iterator[Connection]:
-    """Open a connection to the source and control database for the block."""
+def postgres_connection(url: str | None, *, autocommit: bool = True) -> Connection:
+    """Open a connection to the source and control database, which the end of a block closes."""
     from queuekeeper.postgres import connect
 
-    with connect(postgres_address(url), autocommit=autocommit) as connection:
-        yield connection
+    return connect(postgres_address(url), autocommit=autocommit)
 
 
-@contextmanager
-def redis_connection(url: str | None) -> Iterator[RedisClient]:
-    """Open a connection to the target for the block."""
+def redis_connection(url: str | None) -> AbstractContextManager[RedisClient]:
+    """Open a connection to the target for a block."""
     from queuekeeper.redis_client import connect
 
-    client = connect(redis_address(url))
-    try:
-        yield client
-    finally:
-        client.close()
+    return connect(redis_address(url))
 
 
 def reachable(postgres_url: str | None, redis_url: str | None) -> tuple[str, str]:
@@ -241,26 +211,6 @@ def spark(name: str, master: str | None, *stores: str) -> Iterator[SparkSession]
             yield session
         finally:
             session.stop()
-
-
-def confirm(question: str, *, yes: bool, as_json: bool, note: Callable[[Answer], None] | None = None) -> None:
-    """Ask before something is written.
-
-    :param yes: the answer was given beforehand.
-    :param note: puts the answer on record; none where nothing is kept of what is asked about.
-    :raises RefusedError: when nobody can be asked, or the answer is no.
-    """
-    unasked = not yes and (as_json or not sys.stdin.isatty())
-    agreed = yes or (not unasked and typer.confirm(question, default=False, err=True))
-    if note is not None:
-        from queuekeeper.audit import Action, Answer
-
-        action = Action.APPROVE if agreed else Action.UNANSWERED if unasked else Action.REJECT
-        note(Answer(action=action, actor=person(), facts={"option": "--yes"} if yes else {}))
-    if unasked:
-        raise RefusedError(f"{question} Nobody can be asked here: repeat the command with --yes")
-    if not agreed:
-        raise RefusedError("not confirmed: nothing was written")
 
 
 def report_folder(directory: Path | None) -> Path:

@@ -11,16 +11,16 @@ from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
 import typer
 
+from queuekeeper import events
 from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
 from queuekeeper.cli.input import opened
-from queuekeeper.cli.options import takes
+from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import SHOWN_CHARACTERS, Shown, listing, plain, printable, screen
 from queuekeeper.errors import UsageError
+from queuekeeper.events.model import Event, NewEvent
 
 if TYPE_CHECKING:
-    from queuekeeper.events.broker import EventBroker
-    from queuekeeper.events.model import Event, NewEvent
     from queuekeeper.jobs.parameters import Parameters
 
 MENDS = ("reenqueue_events", "quarantine_subscription", "freeze_partition")
@@ -36,11 +36,9 @@ class OnBroker(OnPostgres):
     """A call of a command that works on the event broker."""
 
     @cached_property
-    def broker(self) -> EventBroker:
+    def broker(self) -> events.EventBroker:
         """The event broker of the database."""
-        from queuekeeper.events.broker import EventBroker
-
-        return EventBroker(self.connection)
+        return events.EventBroker(self.connection)
 
 
 @command(app)
@@ -66,8 +64,6 @@ def publish(
     :param source: Publish each line of a file, or of stdin with -: {"topic": .., "payload": .., "metadata": ..} for
         each.
     """
-    from queuekeeper.events.model import NewEvent
-
     if (topic is None) == (source is None):
         raise UsageError("name either a topic or a file (--input)")
     if source is not None and (due is not None or payload != "null" or metadata is not None):
@@ -96,7 +92,6 @@ def _parsed(name: str, text: str) -> Any:
 
 
 def _lines(stream: BinaryIO) -> Iterator[NewEvent]:
-    from queuekeeper.events.model import NewEvent
 
     for number, line in enumerate(stream, 1):
         if not line.strip():
@@ -185,14 +180,12 @@ def dispatch(
     """
     import logging
 
-    from queuekeeper.events.dispatcher import Dispatcher, DispatchRules
-
-    rules = DispatchRules(
+    rules = events.DispatchRules(
         poll_interval_s=poll_interval_s,
         statement_timeout_s=statement_timeout_s,
         condition_timeout_s=condition_timeout_s,
     )
-    dispatcher = Dispatcher(context.postgres_address(call.postgres_url), rules=rules, once=once)
+    dispatcher = events.Dispatcher(context.postgres_address(call.postgres_url), rules=rules, once=once)
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(message)s")
     if not once:
         screen(stderr=True).print("Dispatching; end it with Ctrl-C or SIGTERM.")
@@ -251,7 +244,7 @@ def replay(
     return Shown({"chosen": len(chosen), "replayed": replayed, "dry_run": call.dry_run}, call.title("Replay"))
 
 
-def _numbers(broker: EventBroker, group: str | None) -> Iterator[int]:
+def _numbers(broker: events.EventBroker, group: str | None) -> Iterator[int]:
     after = 0
     while page := broker.dead_letters(group_id=group, after=after, limit=1_000):
         yield from (letter.dead_letter_id for letter in page)
@@ -302,20 +295,12 @@ def mend(
     return jobs.carry_out(call, remedy, parameters, go_on=go_on, report_directory=report_directory)
 
 
-@command(app, also=PLANS, asks=takes(lambda: jobs.model_of("event_upkeep")))
-def upkeep(
-    call: OnPostgres,
-    *,
-    parameters: Parameters,
-    go_on: jobs.GoOn = None,
-    report_directory: jobs.ReportDirectory = None,
-) -> Shown:
-    """Keep the event broker in order.
+UPKEEP = """Keep the event broker in order.
 
-    Expired subscriptions go, events never dispatched are dispatched, and it says what needs a look.
+Expired subscriptions go, events never dispatched are dispatched, and it says what needs a look.
 
-    It plans first, and asks. Exit code 1 when something must not wait.
+It plans first, and asks. Exit code 1 when something must not wait.
 
-    Example: `queuekeeper events upkeep --dry-run`
-    """
-    return jobs.carry_out(call, "event_upkeep", parameters, go_on=go_on, report_directory=report_directory)
+Example: `queuekeeper events upkeep --dry-run`
+"""
+app.command("upkeep", cls=JobCommand)(jobs.command_of("event_upkeep", UPKEEP, on=OnPostgres, fixed={}))

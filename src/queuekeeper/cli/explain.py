@@ -9,9 +9,10 @@ import typer
 
 from queuekeeper.cli import context
 from queuekeeper.cli.command import OnBoth
-from queuekeeper.cli.output import Shown, cell, listing, pairs, screen
+from queuekeeper.cli.output import Shown, cell, listing, pairs, picked, screen
 from queuekeeper.cli.sessions import ClientId
 from queuekeeper.clock import system_clock
+from queuekeeper.errors import RefusedError
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -45,7 +46,6 @@ def explain(
     :param gaps: Show only messages that will not be delivered any more.
     :param limit: Number of messages to read from each store.
     """
-    from queuekeeper.errors import RefusedError
     from queuekeeper.identity import hash_key
     from queuekeeper.quality.explain import explain as judge
     from queuekeeper.quality.explain import read_queue
@@ -77,17 +77,12 @@ def explain(
 def _facts(found: Explanation, *, gaps: bool) -> dict[str, Any]:
     names = ("client_hash", "as_of_ms", "served_from", "counts", "complete", "problems", "advice", "aside")
     lines = [_line(each) for each in found.lines if each.fate.is_gap or not gaps]
-    facts = {name: getattr(found, name) for name in names}
-    return facts | {"evidence_sha256": found.evidence_hash(), "lines": lines}
+    return picked(found, *names) | {"evidence_sha256": found.evidence_hash(), "lines": lines}
 
 
 def _line(line: SerialLine) -> dict[str, Any]:
     side = line.target or line.source
-    return {
-        "first_serial": line.first_serial,
-        "last_serial": line.last_serial,
-        "fate": str(line.fate),
-        "why": line.why,
+    return picked(line, "first_serial", "last_serial", "fate", "why") | {
         "packet_id": side.packet_id if side else None,
         "expires_at_ms": side.expires_at_ms if side else None,
         "in_postgres": line.source is not None,

@@ -7,11 +7,12 @@ import threading
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Any, Literal
 
 import typer
 
-from queuekeeper.cli.command import PLANS, OnRedis, command, group, unset
+from queuekeeper import fanout
+from queuekeeper.cli.command import PLANS, OnRedis, command, group, options
 from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_texts, opened
 from queuekeeper.cli.output import (
     Shown,
@@ -26,12 +27,11 @@ from queuekeeper.cli.output import (
     table,
     told,
 )
+from queuekeeper.durations import duration_ms
 from queuekeeper.errors import QueuekeeperError, UnknownConsumer, UsageError
+from queuekeeper.fanout import forms
+from queuekeeper.fanout.model import ConsumerOptions, ConsumerView, DeadLetter, FanoutMessage, NewMessage, QueueView
 from queuekeeper.service.signals import stopped_by_signals
-
-if TYPE_CHECKING:
-    from queuekeeper.fanout.model import ConsumerOptions, ConsumerView, DeadLetter, FanoutMessage, QueueView
-    from queuekeeper.fanout.queue import FanoutQueues
 
 app = group("Publish once for many consumers: fan-out queues in Redis.")
 dead = group("Look at dead letters, retry them, give them up.")
@@ -48,76 +48,56 @@ DeadIds = Annotated[
 AllDead = Annotated[bool, typer.Option("--all", help="Take all dead letters of the consumer.")]
 Offset = Annotated[int, typer.Option(help="Number of messages to skip before the first one shown.")]
 ShowBodies = Annotated[bool, typer.Option("--show-bodies", help="Show bodies and headers too.")]
-OF_CONSUMER = unset(
-    mode=Annotated[
-        Literal["fifo", "ordered"] | None,
-        typer.Option(
-            help="fifo: workers handle many messages at once. ordered: each lane hands out one message at a time. "
-            "[default: fifo]"
-        ),
-    ],
-    when_failed=Annotated[
-        Literal["skip", "halt"] | None,
-        typer.Option(
-            help="What an ordered consumer does after a message has become a dead letter: go on, or stop until "
-            "`fanout resume`. [default: skip]"
-        ),
-    ],
-    lanes=Annotated[
-        int | None,
-        typer.Option(
-            help="Number of lanes of an ordered consumer, 1 to 64. The order key chooses the lane. [default: 1]"
-        ),
-    ],
-    max_length=Annotated[
-        int | None, typer.Option(help="Largest number of messages that may wait in a lane; 0 is no limit. [default: 0]")
-    ],
-    when_full=Annotated[
-        Literal["reject", "drop_oldest"] | None,
-        typer.Option(help="What a publish does when --max-length is reached. [default: reject]"),
-    ],
-    dead_retention=Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION", help="Time after which a dead letter is deleted, such as 1h or 7d. [default: 7d]"
-        ),
-    ],
-    idle_expiry=Annotated[
-        str | None,
-        typer.Option(
-            metavar="DURATION",
-            help="Time without a sign of life after which upkeep may remove the consumer; none is never. [default: "
-            "none]",
-        ),
-    ],
-)
-"""Options of a consumer; what is left out has its default, or stays as it was."""
 
-OF_QUEUE = unset(
-    when_nobody=Annotated[
-        Literal["hold", "refuse"] | None,
-        typer.Option(help="What a publish to the queue does while no consumer is registered."),
-    ],
-    max_held=Annotated[
-        int | None,
-        typer.Option(help="Largest number of messages that the queue holds while no consumer is registered."),
-    ],
-    deduplication_window=Annotated[
-        str | None, typer.Option(metavar="DURATION", help="Time for which the queue remembers deduplication ids.")
-    ],
-)
-"""Options of a queue."""
+
+@options
+def of_consumer(
+    *,
+    mode: Literal["fifo", "ordered"] | None = None,
+    when_failed: Literal["skip", "halt"] | None = None,
+    lanes: int | None = None,
+    max_length: int | None = None,
+    when_full: Literal["reject", "drop_oldest"] | None = None,
+    dead_retention: Annotated[str | None, typer.Option(metavar="DURATION")] = None,
+    idle_expiry: Annotated[str | None, typer.Option(metavar="DURATION")] = None,
+) -> None:
+    """Declare the options of a consumer; what is left out has its default, or stays as it was.
+
+    :param mode: fifo: workers handle many messages at once. ordered: each lane hands out one message at a time.
+        [default: fifo]
+    :param when_failed: What an ordered consumer does after a message has become a dead letter: go on, or stop until
+        `fanout resume`. [default: skip]
+    :param lanes: Number of lanes of an ordered consumer, 1 to 64. The order key chooses the lane. [default: 1]
+    :param max_length: Largest number of messages that may wait in a lane; 0 is no limit. [default: 0]
+    :param when_full: What a publish does when --max-length is reached. [default: reject]
+    :param dead_retention: Time after which a dead letter is deleted, such as 1h or 7d. [default: 7d]
+    :param idle_expiry: Time without a sign of life after which upkeep may remove the consumer; none is never.
+        [default: none]
+    """
+
+
+@options
+def of_queue(
+    *,
+    when_nobody: Literal["hold", "refuse"] | None = None,
+    max_held: int | None = None,
+    deduplication_window: Annotated[str | None, typer.Option(metavar="DURATION")] = None,
+) -> None:
+    """Declare the options of a queue.
+
+    :param when_nobody: What a publish to the queue does while no consumer is registered.
+    :param max_held: Largest number of messages that the queue holds while no consumer is registered.
+    :param deduplication_window: Time for which the queue remembers deduplication ids.
+    """
 
 
 class OnQueues(OnRedis):
     """A call of a command that works on fan-out queues."""
 
     @cached_property
-    def queues(self) -> FanoutQueues:
+    def queues(self) -> fanout.FanoutQueues:
         """The queues below the prefix."""
-        from queuekeeper.fanout.queue import FanoutQueues
-
-        return FanoutQueues(self.client, prefix=self.key_prefix)
+        return fanout.FanoutQueues(self.client, prefix=self.key_prefix)
 
 
 @command(app)
@@ -157,10 +137,7 @@ def publish(
     :param deduplicate_as: With --input: name under which the lines are remembered. Publishing the file again under this
         name stores nothing twice.
     """
-    from queuekeeper.durations import duration_ms
     from queuekeeper.fanout.jsonl import publish_lines
-    from queuekeeper.fanout.model import NewMessage
-    from queuekeeper.fanout.producer import FanoutProducer
 
     if (body is not None) + (body_file is not None) + (source is not None) != 1:
         raise UsageError("say what is to be published: one of --body, --body-file and --input")
@@ -179,7 +156,7 @@ def publish(
             deduplication_id=deduplication_id,
             headers=named_texts("header", headers),
         )
-        report = FanoutProducer(call.queues).publish(queue, message, to=to)
+        report = fanout.FanoutProducer(call.queues).publish(queue, message, to=to)
         facts = {"queue": queue} | {name: fact for name, fact in vars(report).items() if name != "error"}
     else:
         with opened(source) as lines:
@@ -209,8 +186,6 @@ def consume(
     :param batch: Largest number of messages to claim at once.
     :param lease: Time for which claimed messages belong to this worker. When it is over, another worker gets them.
     """
-    from queuekeeper.durations import duration_ms
-
     count = stale = 0
     lease_ms = duration_ms("lease", lease)
     stopped = threading.Event()
@@ -441,14 +416,14 @@ def purge_dead(
     return Shown(report, call.title("Purge"))
 
 
-@command(app, more=OF_CONSUMER)
+@command(app, more=of_consumer)
 def register(
     call: OnQueues,
     queue: QueueName,
     consumer: ConsumerName,
     *,
     start: Literal["new", "held", "retained"] = "new",
-    **options: Any,
+    **given: Any,
 ) -> Shown:
     """Register a consumer.
 
@@ -462,9 +437,7 @@ def register(
     :param start: Which earlier messages the consumer gets: none, those held because nobody was registered, or all that
         are stored.
     """
-    from queuekeeper.fanout import forms
-
-    wanted: ConsumerOptions = forms.consumer_options(**options)
+    wanted: ConsumerOptions = forms.consumer_options(**given)
     report = call.queues.register(queue, consumer=consumer, options=wanted, start=forms.start(start))
 
     before = "It was registered before, and keeps the options that it has: `configure` changes them."
@@ -532,13 +505,8 @@ def touch(call: OnQueues, queue: QueueName, consumer: ConsumerName) -> Shown:
     return Shown({"queue": queue, "consumer": consumer, "last_seen_ms": seen_ms}, "Touched")
 
 
-@command(app, more={**OF_CONSUMER, **OF_QUEUE})
-def configure(
-    call: OnQueues,
-    queue: QueueName,
-    consumer: ConsumerOrAll = None,
-    **options: Any,
-) -> Shown:
+@command(app, more={**of_consumer, **of_queue})
+def configure(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None, **given: Any) -> Shown:
     """Give a consumer, or the queue itself, other options.
 
     Options that are left out stay as they were. Mode and lanes can only change while nothing waits.
@@ -547,10 +515,9 @@ def configure(
 
     `queuekeeper fanout configure orders --when-nobody refuse`
     """
-    from queuekeeper.fanout import forms
-
-    of_consumer, of_queue = ({name: options[name] for name in names} for names in (OF_CONSUMER, OF_QUEUE))
-    wanted, others = (of_queue, of_consumer) if consumer is None else (of_consumer, of_queue)
+    wanted, others = ({name: given[name] for name in names} for names in (of_consumer, of_queue))
+    if consumer is None:
+        wanted, others = others, wanted
     if any(each is not None for each in others.values()) or all(each is None for each in wanted.values()):
         names = ", ".join(f"--{name.replace('_', '-')}" for name in wanted)
         raise UsageError(f"{'a queue' if consumer is None else 'a consumer'} is configured by {names}")
@@ -558,10 +525,10 @@ def configure(
     after: Any
     view = call.queues.inspect(queue)
     if consumer is None:
-        before, after = view.options, forms.queue_options(view.options, **of_queue)
+        before, after = view.options, forms.queue_options(view.options, **wanted)
     else:
         before = _consumer_of(view, consumer).options
-        after = forms.consumer_options(before, **of_consumer)
+        after = forms.consumer_options(before, **wanted)
     call.queues.configure(queue, consumer=consumer, options=after)
     return Shown(
         {"queue": queue, "consumer": consumer, "before": before, "after": after},

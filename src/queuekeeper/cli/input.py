@@ -1,4 +1,4 @@
-"""What commands about queues are given besides servers: key prefix, properties, content from files and stdin."""
+"""What commands about queues are given besides servers: bounds of a read, properties, content of files and stdin."""
 
 from __future__ import annotations
 
@@ -11,21 +11,15 @@ from typing import Annotated, BinaryIO
 
 import typer
 
-from queuekeeper.cli import context
 from queuekeeper.errors import UsageError
+from queuekeeper.jsonl import open_file
 
-KeyPrefix = Annotated[str | None, typer.Option(help="Prefix of the Redis keys. [default: QUEUEKEEPER_KEY_PREFIX]")]
 EndAfter = Annotated[
     int | None, typer.Option(min=1, help="Number of messages after which to end. Without it, all that wait.")
 ]
 Follow = Annotated[bool, typer.Option("--follow", help="Wait for more messages until SIGTERM or Ctrl-C.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")]
 STANDARD_STREAM = "-"
-
-
-def prefix(key_prefix: str | None) -> str:
-    """Return what stands before every key: what the option says, else the settings."""
-    return context.settings().key_prefix if key_prefix is None else key_prefix
 
 
 def named_pairs(kind: str, texts: list[str] | None) -> list[tuple[str, str]]:
@@ -66,8 +60,6 @@ def opened(path: str) -> Iterator[BinaryIO]:
 
     :raises UsageError: when the file cannot be read.
     """
-    from queuekeeper.jsonl import open_file
-
     if path == STANDARD_STREAM:
         yield sys.stdin.buffer
         return

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -12,7 +13,7 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.command import PLANS, Call, OnPostgres, OnServers, command, with_call
 from queuekeeper.cli.options import takes
-from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, record, table, told_tables
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked, record, table, told_tables
 from queuekeeper.cli.run_control import Rate, RunId, RunIdOrNewest, agree, say, take_back
 from queuekeeper.errors import UsageError
 
@@ -112,24 +113,39 @@ def carry_out(
         if not plan.empty:
             call.say(lambda: plan_parts(f"Plan {run_id}", job, plan))
             agree(call, runs, run_id, job.question(run_id, plan))
-        for share in plan.share_names():
-            engine.apply(runs, run_id, share)
-    return _looked_again(engine, runs, run_id, dry_run=call.dry_run, report_directory=report_directory)
+        work_on(plan.share_names(), engine, runs, run_id)
+    return looked_again(engine, runs, run_id, dry_run=call.dry_run, report_directory=report_directory)
 
 
-def command_of(kind: str, help_text: str, *, argument: str = "") -> Callable[..., None]:
+def work_on(shares: Sequence[str], engine: Engine, runs: MaintenanceRuns, run_id: str) -> None:
+    """Work on shares of a run; whoever looks on reads why one was stopped."""
+    for share in shares:
+        if why := engine.apply(runs, run_id, share).stopped:
+            say(f"{share}: {why}")
+
+
+def command_of(
+    kind: str,
+    help_text: str,
+    *,
+    argument: str = "",
+    on: type[Call] = OnServers,
+    fixed: Mapping[str, Any] = MappingProxyType(ALONE),
+) -> Callable[..., None]:
     """Return the command that plans and carries out a job; its model says which options it has.
 
     :param argument: the parameter that is given by position.
+    :param on: kind of its calls, which says what servers it works on.
+    :param fixed: values of parameters that are no options.
     """
 
     def job(
-        call: OnServers, *, parameters: Parameters, go_on: GoOn = None, report_directory: ReportDirectory = None
+        call: Call, *, parameters: Parameters, go_on: GoOn = None, report_directory: ReportDirectory = None
     ) -> Shown:
         return carry_out(call, kind, parameters, go_on=go_on, report_directory=report_directory)
 
-    job.__doc__ = help_text
-    return takes(lambda: model_of(kind), argument=argument, fixed=ALONE)(with_call(job, also=PLANS))
+    job.__doc__, job.__annotations__["call"] = help_text, on
+    return takes(lambda: model_of(kind), argument=argument, fixed=fixed)(with_call(job, also=PLANS))
 
 
 def model_of(kind: str) -> type[Parameters]:
@@ -150,10 +166,19 @@ def _filled(tables: Iterable[Table]) -> Iterator[Any]:
     yield from (table(each.heading, each.heads, each.rows) for each in tables if each.rows)
 
 
-def _looked_again(
-    engine: Engine, runs: MaintenanceRuns, run_id: str, *, dry_run: bool, report_directory: Path | None
+def looked_again(
+    engine: Engine,
+    runs: MaintenanceRuns,
+    run_id: str,
+    *,
+    dry_run: bool = False,
+    report_directory: Path | None = None,
+    shares: Collection[str] = (),
 ) -> Shown:
-    """Look again, and return what was planned, done and left; as a report, too, where there is a folder for it."""
+    """Look again, and return what was planned, done and left; as a report, too, where there is a folder for it.
+
+    :param shares: those that have to be done; all when none is named.
+    """
     from queuekeeper.jobs.report import columns_of, facts_of, verdict, write_report
 
     job, outcome = engine.job, engine.report(runs, run_id, dry_run=dry_run)
@@ -174,11 +199,11 @@ def _looked_again(
         yield from (cell(f"Undo file: {path}") for path in outcome.undo_files)
 
     failed = None
-    if outcome.open_shares:
+    if open_shares := [share for share in outcome.open_shares if not shares or share in shares]:
         go_on = job.words.go_on.format(command=job.words.command, run_id=run_id)
         again = f"{job.words.command}` begins again, and finds what is left"
         again = again if runs.connection is None else f"{go_on}` goes on"
-        failed = f"not done: {', '.join(outcome.open_shares)}; `queuekeeper {again}"
+        failed = f"not done: {', '.join(open_shares)}; `queuekeeper {again}"
     elif outcome.broken:
         failed = f"{words}: the lines above say why; {job.words.hint}"
     elif outcome.trouble:
@@ -260,8 +285,7 @@ def status(call: OnPostgres, run_id: RunIdOrNewest = None, *, kind: Kind = None)
         yield listing("Shares", progress, columns | {"repaired": "repaired", "done": "done"})
 
     told = ("maintenance_run_id", "kind", "state", "paused", "approved_by", "throttle_operations_per_s", "report")
-    facts = {name: getattr(run, name) for name in told} | {"progress": progress}
-    return Shown(facts | facts_told, pretty)
+    return Shown(picked(run, *told) | {"progress": progress} | facts_told, pretty)
 
 
 def _paused(call: OnPostgres, run_id: str, kind: str | None, *, paused: bool) -> Shown:
@@ -408,7 +432,7 @@ def report(
         return Shown(told, lambda: [cell(words, style="bold"), *told_tables(tables)])
     job = job_of(run.kind)
     engine = engine_for(job, store_of(call, job), database=call.connection)
-    return _looked_again(engine, call.runs, run.maintenance_run_id, dry_run=False, report_directory=report_directory)
+    return looked_again(engine, call.runs, run.maintenance_run_id, report_directory=report_directory)
 
 
 _CONTROLS: dict[str, tuple[Callable[..., Shown], tuple[str, ...]]] = {

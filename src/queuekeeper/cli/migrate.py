@@ -17,11 +17,12 @@ import typer
 from queuekeeper.cli import context, foreign_writers, jobs
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnPostgres, OnServers, command, group
 from queuekeeper.cli.options import model, takes
-from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, screen, table
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked, plain, screen, table
 from queuekeeper.cli.run_control import agree
 from queuekeeper.cli.sessions import owners_stores, replay_shown
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, UsageError
+from queuekeeper.sessions.judge import Reason
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -312,7 +313,6 @@ def _quarantined(row: QuarantinedRow) -> dict[str, str | None]:
 
 
 def _check_reason(reason: str | None) -> None:
-    from queuekeeper.sessions.judge import Reason
 
     if reason is not None and reason not in set(Reason):
         raise UsageError(f"the reason is {reason!r}: it must be one of {', '.join(sorted(Reason))}")
@@ -411,14 +411,8 @@ def undo(call: OnServers, plan_id: PlanId, *, cohorts: Cohorts = None) -> Shown:
 
 
 def _plan_facts(found: MigrationPlan) -> dict[str, Any]:
-    return {
-        "plan_id": found.plan_id,
-        "state": found.state.value,
-        "state_reason": found.state_reason,
-        "parameters": plain(found.parameters),
-        "source_fingerprint": found.source_fingerprint,
-        "code_version": found.code_version,
-        "as_of_ms": found.as_of_ms,
+    names = ("plan_id", "state", "state_reason", "parameters", "source_fingerprint", "code_version", "as_of_ms")
+    return picked(found, *names) | {
         "cohorts": len(found.cohorts),
         "chosen": list(found.chosen),
         "totals": found.totals(),

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from queuekeeper.errors import CheckFailed, QueuekeeperError
+from queuekeeper.jsonl import encoded
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -72,6 +73,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, Iterable):
         return [plain(each) for each in value]
     raise TypeError(f"{type(value).__name__} is not shown")
+
+
+def picked(value: Any, *names: str) -> dict[str, Any]:
+    """Return some fields of a record, by name."""
+    return {name: getattr(value, name) for name in names}
 
 
 @dataclass(frozen=True)
@@ -256,8 +262,6 @@ def duration(milliseconds: int) -> str:
 
 def shown_bytes(content: bytes) -> str:
     """Return bytes on one line: as text, or as base64 where they are none."""
-    from queuekeeper.jsonl import encoded
-
     facts = encoded("it", content)
     text = facts["it"] if len(facts["it"]) <= SHOWN_CHARACTERS else f"{facts['it'][:SHOWN_CHARACTERS]}…"
     return text if facts["it_encoding"] == "utf-8" else f"base64:{text}"

@@ -17,7 +17,7 @@ from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, 
 from queuekeeper.cli.run_control import note_on, say
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, ServerUnavailable, StalePlan, UsageError
-from queuekeeper.maintenance.partitions.policy import PartitionPolicy
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy, spans
 
 if TYPE_CHECKING:
     from queuekeeper.maintenance.partitions.model import ApplyReport, Coverage, PartitionPlan, PartitionWish
@@ -70,7 +70,6 @@ def set_policy(call: OnPostgres, name: TableName, *, storage: list[str] | None =
     """
     from queuekeeper.maintenance.partitions.catalog import read_table
     from queuekeeper.maintenance.partitions.policies import save_policy
-    from queuekeeper.maintenance.partitions.policy import spans
     from queuekeeper.postgres import migrate
 
     migrate(call.connection)

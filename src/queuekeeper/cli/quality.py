@@ -13,18 +13,18 @@ import typer
 from queuekeeper.cli import context
 from queuekeeper.cli.command import OnPostgres, OnServers, Plain, command, group
 from queuekeeper.cli.options import model, takes
-from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, plain, record, screen, table
+from queuekeeper.cli.output import Shown, cell, instant, listing, pairs, picked, plain, record, screen, table
 from queuekeeper.cli.run_control import RunIdOrNewest
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
+from queuekeeper.quality.checks import CHECKS, Check, check
+from queuekeeper.quality.findings import Finding, Status
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
 
     from rich.text import Text
 
-    from queuekeeper.quality.checks import Check
-    from queuekeeper.quality.findings import Finding
     from queuekeeper.quality.incidents import Incident
     from queuekeeper.quality.known_issues import KnownIssue
     from queuekeeper.quality.profile_model import JudgeWish, ProfileReport, ProfileWish, RunWish
@@ -298,8 +298,6 @@ def _verdict(word: str) -> Text:
 
 def _results(results: Sequence[Finding], *, if_none: str = _NOTHING_TO_SEE) -> Iterator[Any]:
     """Show what did not pass, with evidence and remedy."""
-    from queuekeeper.quality.findings import Status
-
     if not results:
         yield cell(if_none, style="yellow")
         return
@@ -356,7 +354,6 @@ def results(
 
     :param check_id: Show only this check, such as Q9. Without it, all checks.
     """
-    from queuekeeper.quality.checks import check
     from queuekeeper.quality.store import QualityStore
 
     if check_id is not None:
@@ -406,8 +403,6 @@ def checks(call: Plain, check_id: Annotated[str | None, typer.Argument(metavar="
 
     :param check_id: One check, such as Q9.
     """
-    from queuekeeper.quality.checks import CHECKS, check
-
     chosen = list(CHECKS.values()) if check_id is None else [check(check_id)]
 
     def remedy(each: Check) -> str | None:
@@ -499,18 +494,17 @@ def trend(
 
 
 def _trend(found: Sequence[TrendRun]) -> Iterator[Any]:
-    from queuekeeper.quality.checks import CHECKS
 
     if not found:
         yield "No run has finished yet."
         return
     rows = []
-    for number, check in CHECKS.items():
+    for number, one in CHECKS.items():
         cells = [each.cells.get(number) for each in found]
         if any(cells):
             marks = "".join(" " if each is None else _MARKS[each.status.value] for each in cells)
             last = cells[-1]
-            rows.append((number, check.title, marks, None if last is None else last.unexpected_count))
+            rows.append((number, one.title, marks, None if last is None else last.unexpected_count))
     yield table(f"The last {len(found):,} runs", ("check", "title", "runs", "last"), rows)
     yield "· passed   k known   ✗ failed   ! could not be made"
 
@@ -627,15 +621,8 @@ def _today() -> date:
 
 
 def _issue_facts(issue: KnownIssue) -> dict[str, Any]:
-    return {
-        "known_issue_id": issue.known_issue_id,
-        "check_id": issue.check_id,
-        "client_hash": issue.client_hash,
-        "owner": issue.owner,
-        "reason": issue.reason,
-        "ends_on": issue.ends_on.isoformat(),
-        "is_overdue": issue.is_overdue(_today()),
-    }
+    names = ("known_issue_id", "check_id", "client_hash", "owner", "reason", "ends_on")
+    return picked(issue, *names) | {"is_overdue": issue.is_overdue(_today())}
 
 
 def _issues(title: str, issues: Sequence[KnownIssue]) -> Any:

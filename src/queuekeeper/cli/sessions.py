@@ -10,12 +10,14 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
+from queuekeeper import sessions
 from queuekeeper.cli import context
 from queuekeeper.cli.command import CONFIRMS, PLANS, Call, OnBoth, OnPostgres, command, group
 from queuekeeper.cli.input import STANDARD_STREAM, opened
 from queuekeeper.cli.output import Shown, instant, pairs, plain, printable, record, screen, table
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
+from queuekeeper.sessions.jsonl import message_facts
 
 if TYPE_CHECKING:
     from queuekeeper.postgres import Connection
@@ -37,13 +39,11 @@ DefaultTtl = Annotated[
 def _store(call: OnBoth, name: str, default_ttl_s: int = DEFAULT_TTL_S) -> SessionStore:
     """Open one store; only its server has to run."""
     from queuekeeper.sessions import transfer
-    from queuekeeper.sessions.postgres_store import PostgresSessionStore
-    from queuekeeper.sessions.redis_store import RedisSessionStore
 
     rules = transfer.rules(default_ttl_s=default_ttl_s)
     if name == "postgres":
-        return PostgresSessionStore(call.connection, rules=rules)
-    return RedisSessionStore(call.client, call.key_prefix, rules)
+        return sessions.PostgresSessionStore(call.connection, rules=rules)
+    return sessions.RedisSessionStore(call.client, call.key_prefix, rules)
 
 
 class OnSource(OnPostgres):
@@ -148,8 +148,6 @@ def peek(
     :param packet_id: The MQTT packet id of the message.
     :param content: Also show payload, correlation data and user properties.
     """
-    from queuekeeper.sessions.jsonl import message_facts
-
     message = _store(call, store, default_ttl_s).peek(client_id, packet_id=packet_id)
     if message is None:
         raise UsageError(
@@ -307,18 +305,15 @@ def _aside_facts(row: AsideMessage) -> dict[str, Any]:
 def owners_stores(call: Call, *, key_prefix: str, default_ttl_s: int, choice: StoreChoice) -> Stores:
     """Return the stores of a call, of which each session's owner takes its new messages."""
     from queuekeeper.sessions import transfer
-    from queuekeeper.sessions.postgres_store import PostgresSessionStore
     from queuekeeper.sessions.quarantine import Stores
-    from queuekeeper.sessions.redis_store import RedisSessionStore
-    from queuekeeper.sessions.router import SessionRouter
 
     rules = transfer.rules(default_ttl_s=default_ttl_s)
     at_redis = router = None
     if choice != "postgres":
-        at_redis = RedisSessionStore(call.client, key_prefix, rules)
+        at_redis = sessions.RedisSessionStore(call.client, key_prefix, rules)
         address = context.postgres_address(call.postgres_url)
-        router = call.opened.enter_context(SessionRouter(call.client, address, key_prefix, rules))
-    at_postgres = PostgresSessionStore(call.connection, rules=rules)
+        router = call.opened.enter_context(sessions.SessionRouter(call.client, address, key_prefix, rules))
+    at_postgres = sessions.PostgresSessionStore(call.connection, rules=rules)
     return Stores(call.connection, postgres=at_postgres, redis=at_redis, router=router, choice=choice)
 
 
@@ -364,13 +359,13 @@ def replay(
             dry_run=dry_run,
         )
 
-    done = act(True)
-    if not call.dry_run and done.replayed:
-        call.confirm(
-            f"{done.replayed:,} messages will be put behind all others of their sessions.",
-            note=partial(record_answer, connection, subject=aside.SUBJECT, kind="quarantine_replay"),
-        )
-        done = act(False)
+    done = call.carry_out(
+        act,
+        lambda found: f"{found.replayed:,} messages will be put behind all others of their sessions.",
+        needed=lambda found: found.replayed,
+        note=partial(record_answer, connection, subject=aside.SUBJECT, kind="quarantine_replay"),
+    )
+    if not done.dry_run:
         effect = {"kind": "quarantine_replay"} | {
             name: value for name, value in plain(done).items() if isinstance(value, int) and name != "dry_run"
         }

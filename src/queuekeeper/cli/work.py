@@ -5,21 +5,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import sys
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable, Coroutine
+from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
+from queuekeeper import compacted, events, fanout
 from queuekeeper.cli import context
 from queuekeeper.cli.command import Call, OutOfPostgres
 
 if TYPE_CHECKING:
-    from queuekeeper.compacted.handlers import CompactedWorker
-    from queuekeeper.fanout.handlers import Handler
     from queuekeeper.service.aio import AsyncService
     from queuekeeper.service.blocking import BlockingService
 
+Queues = TypeVar("Queues")
 Target = Annotated[
     str, typer.Argument(metavar="MODULE:NAME", help="Function that handles a message, such as billing:bill.")
 ]
@@ -55,28 +56,17 @@ def fanout_work(
     :param queue: Name of the queue.
     :param consumer: Name of the consumer; registered if it is new.
     """
-    from queuekeeper.fanout.consumer import WorkRules
+    rules = fanout.WorkRules(workers=workers)
 
-    rules = WorkRules(workers=workers)
+    def in_threads(handler: Any) -> None:
+        queues = fanout.FanoutQueues(call.client, prefix=call.key_prefix)
+        _serve(fanout.FanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
 
-    def serve(handler: Any) -> None:
-        from queuekeeper.fanout.consumer import AsyncFanoutConsumer, FanoutConsumer
-        from queuekeeper.fanout.queue import AsyncFanoutQueues, FanoutQueues
-        from queuekeeper.redis_async import connect
+    async def in_a_loop(handler: Any) -> None:
+        async with _opened(call, fanout.AsyncFanoutQueues) as queues:
+            await _serve_async(fanout.AsyncFanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
 
-        if not _is_coroutine(handler):
-            queues = FanoutQueues(call.client, prefix=call.key_prefix)
-            _serve(FanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
-            return
-
-        async def serve_async() -> None:
-            async with connect(context.redis_address(call.redis_url)) as caller:
-                queues = AsyncFanoutQueues(caller, prefix=call.key_prefix)
-                await _serve_async(AsyncFanoutConsumer(queues, queue, handler, consumer=consumer, rules=rules))
-
-        asyncio.run(serve_async())
-
-    _run(target, serve, processes=processes, reload=reload)
+    _run(target, in_threads, in_a_loop, processes=processes, reload=reload)
 
 
 def events_work(
@@ -100,28 +90,19 @@ def events_work(
     :param retry: Pause before a retry, one per retry; after the last failure events become dead letters. Without it,
         the order is kept and a delivery comes again until it is done.
     """
-    from queuekeeper.events.model import Interest
+    name, interest = target.partition(":")[2], events.Interest.topics(*topics) if topics else events.Interest()
 
-    interest = Interest.topics(*topics) if topics else Interest()
+    def in_threads(handler: Any) -> None:
+        consumer = events.EventConsumer(context.postgres_address(call.postgres_url), group_id=group)
+        consumer.handle(handler, name=name, interest=interest, retries_s=retry)
+        _serve(consumer)
 
-    def serve(handler: Any) -> None:
-        from queuekeeper.events.consumer import AsyncEventConsumer, EventConsumer
+    async def in_a_loop(handler: Any) -> None:
+        consumer = events.AsyncEventConsumer(context.postgres_address(call.postgres_url), group_id=group)
+        await consumer.handle(handler, name=name, interest=interest, retries_s=retry)
+        await _serve_async(consumer)
 
-        name, url = target.partition(":")[2], context.postgres_address(call.postgres_url)
-        if not _is_coroutine(handler):
-            consumer = EventConsumer(url, group_id=group)
-            consumer.handle(handler, name=name, interest=interest, retries_s=retry)
-            _serve(consumer)
-            return
-
-        async def serve_async() -> None:
-            consumer = AsyncEventConsumer(url, group_id=group)
-            await consumer.handle(handler, name=name, interest=interest, retries_s=retry)
-            await _serve_async(consumer)
-
-        asyncio.run(serve_async())
-
-    _run(target, serve, processes=processes, reload=reload)
+    _run(target, in_threads, in_a_loop, processes=processes, reload=reload)
 
 
 def compacted_work(
@@ -144,29 +125,44 @@ def compacted_work(
     :param client_id: Client whose queue it is.
     """
 
-    def serve(handler: Any) -> None:
-        from queuekeeper.compacted.handlers import CompactedWorker
-        from queuekeeper.compacted.queue import AsyncCompactedQueues
-        from queuekeeper.redis_async import connect
+    async def in_a_loop(handler: Any) -> None:
+        async with _opened(call, compacted.AsyncCompactedQueues) as queues:
+            await _serve_async(compacted.CompactedWorker(queues, client_id, handler))
 
-        async def serve_async() -> None:
-            async with connect(context.redis_address(call.redis_url)) as caller:
-                queues = AsyncCompactedQueues(caller, prefix=call.key_prefix)
-                await _serve_async(CompactedWorker(queues, client_id, handler))
-
-        asyncio.run(serve_async())
-
-    _run(target, serve, processes=processes, reload=reload)
+    _run(target, None, in_a_loop, processes=processes, reload=reload)
 
 
-def _run(target: str, serve: Callable[[Any], None], *, processes: int, reload: bool) -> None:
+@asynccontextmanager
+async def _opened(call: OutOfRedis, queues: Callable[..., Queues]) -> AsyncIterator[Queues]:
+    from queuekeeper.redis_async import connect
+
+    async with connect(context.redis_address(call.redis_url)) as caller:
+        yield queues(caller, prefix=call.key_prefix)
+
+
+def _run(
+    target: str,
+    in_threads: Callable[[Any], None] | None,
+    in_a_loop: Callable[[Any], Coroutine[Any, Any, None]],
+    *,
+    processes: int,
+    reload: bool,
+) -> None:
+    """Serve a handler, in this process or in several.
+
+    :param in_threads: serves one that is no coroutine function; without it, the loop serves any.
+    """
+    from queuekeeper.operation import is_coroutine_function
     from queuekeeper.service.processes import Processes, is_worker, load
 
     logging.basicConfig(stream=sys.stderr, level=logging.WARNING, format="%(asctime)s %(process)d %(message)s")
     # A wrong name is told before anything starts.
     handler = load(target)
     if is_worker() or (processes == 1 and not reload):
-        serve(handler)
+        if in_threads is None or is_coroutine_function(getattr(handler, "work", handler)):
+            asyncio.run(in_a_loop(handler))
+        else:
+            in_threads(handler)
         return
     command = [sys.executable, "-m", "queuekeeper", *sys.argv[1:]]
     code = Processes(command, count=processes, watched=[Path.cwd()] if reload else []).run()
@@ -182,16 +178,10 @@ def _serve(service: BlockingService[Any]) -> None:
     service.run()
 
 
-async def _serve_async(service: AsyncService[Any] | CompactedWorker) -> None:
+async def _serve_async(service: AsyncService[Any] | compacted.CompactedWorker) -> None:
     from queuekeeper.service.processes import end_with_parent, is_worker
 
     if is_worker():
         loop = asyncio.get_running_loop()
         end_with_parent(lambda: loop.call_soon_threadsafe(service.stop))
     await service.run()
-
-
-def _is_coroutine(handler: Callable[..., Any] | Handler) -> bool:
-    from queuekeeper.operation import is_coroutine_function
-
-    return is_coroutine_function(getattr(handler, "work", handler))

@@ -13,20 +13,20 @@ from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient, is_cluster
 from queuekeeper.text_form import shows
 
-_Do = CompactedOperations
+_Ops = CompactedOperations
 
 
 @shows(server="_caller.address", prefix="operations._prefix")
 class _Methods:
     """What both forms do."""
 
-    append = Both(_Do.append)
-    subscribe, fetch, ack, heartbeat = Both(_Do.subscribe), Both(_Do.fetch), Both(_Do.ack), Both(_Do.heartbeat)
-    release, rewind, skip = Both(_Do.release), Both(_Do.rewind), Both(_Do.skip)
-    get, peek, inspect = Both(_Do.get), Both(_Do.peek), Both(_Do.inspect)
-    configure, purge, drop = Both(_Do.configure), Both(_Do.purge), Both(_Do.drop)
-    verify, repair = Both(_Do.verify), Both(_Do.repair)
-    find_due, collect, restore = Both(_Do.find_due), Both(_Do.collect), Both(_Do.restore)
+    append = Both(_Ops.append)
+    subscribe, fetch, ack, heartbeat = Both(_Ops.subscribe), Both(_Ops.fetch), Both(_Ops.ack), Both(_Ops.heartbeat)
+    release, rewind, skip = Both(_Ops.release), Both(_Ops.rewind), Both(_Ops.skip)
+    get, peek, inspect = Both(_Ops.get), Both(_Ops.peek), Both(_Ops.inspect)
+    configure, purge, drop = Both(_Ops.configure), Both(_Ops.purge), Both(_Ops.drop)
+    verify, repair = Both(_Ops.verify), Both(_Ops.repair)
+    find_due, collect, restore = Both(_Ops.find_due), Both(_Ops.collect), Both(_Ops.restore)
 
 
 class CompactedQueues(_Methods, Blocking):

@@ -23,24 +23,24 @@ Step: TypeAlias = Query | Statements | Copy
 _TRANSIENT_CLASSES = {"40", "53"}
 """Classes of SQLSTATE that may be over the next time: rolled back for others' sake, and short of something."""
 
-_Do = EventOperations
+_Ops = EventOperations
 
 
 @shows(server=lambda broker: address(broker._connection))
 class _Methods:
     """What both forms do."""
 
-    publish, publish_many = Both(_Do.publish), Both(_Do.publish_many)
-    send, schedule = Both(_Do.send), Both(_Do.schedule)
-    subscribe, unsubscribe, mark_active = Both(_Do.subscribe), Both(_Do.unsubscribe), Both(_Do.mark_active)
-    read, has_group = Both(_Do.read), Both(_Do.has_group)
-    set_cursor, release_group = Both(_Do.set_cursor), Both(_Do.release_group)
-    replay, latest_event_id = Both(_Do.replay), Both(_Do.latest_event_id)
-    poll, find, retry, fail = Both(_Do.poll), Both(_Do.find), Both(_Do.retry), Both(_Do.fail)
-    dead_letters, replay_dead_letters = Both(_Do.dead_letters), Both(_Do.replay_dead_letters)
-    subscriptions, release_subscription = Both(_Do.subscriptions), Both(_Do.release_subscription)
-    conditions, check_condition = Both(_Do.conditions), Both(_Do.check_condition)
-    quarantine_condition = Both(_Do.quarantine_condition)
+    publish, publish_many = Both(_Ops.publish), Both(_Ops.publish_many)
+    send, schedule = Both(_Ops.send), Both(_Ops.schedule)
+    subscribe, unsubscribe, mark_active = Both(_Ops.subscribe), Both(_Ops.unsubscribe), Both(_Ops.mark_active)
+    read, has_group = Both(_Ops.read), Both(_Ops.has_group)
+    set_cursor, release_group = Both(_Ops.set_cursor), Both(_Ops.release_group)
+    replay, latest_event_id = Both(_Ops.replay), Both(_Ops.latest_event_id)
+    poll, find, retry, fail = Both(_Ops.poll), Both(_Ops.find), Both(_Ops.retry), Both(_Ops.fail)
+    dead_letters, replay_dead_letters = Both(_Ops.dead_letters), Both(_Ops.replay_dead_letters)
+    subscriptions, release_subscription = Both(_Ops.subscriptions), Both(_Ops.release_subscription)
+    conditions, check_condition = Both(_Ops.conditions), Both(_Ops.check_condition)
+    quarantine_condition = Both(_Ops.quarantine_condition)
 
 
 class EventBroker(_Methods, Blocking):

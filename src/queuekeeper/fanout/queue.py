@@ -11,22 +11,22 @@ from queuekeeper.redis_async import AsyncScriptCaller
 from queuekeeper.redis_client import RedisClient
 from queuekeeper.text_form import shows
 
-_Do = FanoutOperations
+_Ops = FanoutOperations
 
 
 @shows(server="_caller.address", prefix="operations._prefix")
 class _Methods:
     """What both forms do."""
 
-    register, adopt, configure, touch = Both(_Do.register), Both(_Do.adopt), Both(_Do.configure), Both(_Do.touch)
-    unregister, unregister_idle = Both(_Do.unregister), Both(_Do.unregister_idle)
-    publish = Both(_Do.publish)
-    claim, ack, nack, extend = Both(_Do.claim), Both(_Do.ack), Both(_Do.nack), Both(_Do.extend)
-    return_claimed, reap, await_wake = Both(_Do.return_claimed), Both(_Do.reap), Both(_Do.await_wake)
-    list_dead, retry_dead, purge_dead = Both(_Do.list_dead), Both(_Do.retry_dead), Both(_Do.purge_dead)
-    expire, purge, pause, resume = Both(_Do.expire), Both(_Do.purge), Both(_Do.pause), Both(_Do.resume)
-    peek, size, inspect = Both(_Do.peek), Both(_Do.size), Both(_Do.inspect)
-    verify, repair = Both(_Do.verify), Both(_Do.repair)
+    register, adopt, configure, touch = Both(_Ops.register), Both(_Ops.adopt), Both(_Ops.configure), Both(_Ops.touch)
+    unregister, unregister_idle = Both(_Ops.unregister), Both(_Ops.unregister_idle)
+    publish = Both(_Ops.publish)
+    claim, ack, nack, extend = Both(_Ops.claim), Both(_Ops.ack), Both(_Ops.nack), Both(_Ops.extend)
+    return_claimed, reap, await_wake = Both(_Ops.return_claimed), Both(_Ops.reap), Both(_Ops.await_wake)
+    list_dead, retry_dead, purge_dead = Both(_Ops.list_dead), Both(_Ops.retry_dead), Both(_Ops.purge_dead)
+    expire, purge, pause, resume = Both(_Ops.expire), Both(_Ops.purge), Both(_Ops.pause), Both(_Ops.resume)
+    peek, size, inspect = Both(_Ops.peek), Both(_Ops.size), Both(_Ops.inspect)
+    verify, repair = Both(_Ops.verify), Both(_Ops.repair)
 
 
 class FanoutQueues(_Methods, Blocking):

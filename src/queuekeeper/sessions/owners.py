@@ -221,16 +221,20 @@ class OwnerOperations:
         return rows
 
 
-_Do = OwnerOperations
+_Ops = OwnerOperations
 
 
 @shows(server=lambda store: address(store._connection))
 class _Methods:
     """What both forms do."""
 
-    look_up = Both(_Do.look_up)
-    fence, unfence, flip, hold = Both(_Do.fence), Both(_Do.unfence), Both(_Do.flip), Both(_Do.hold)
-    end_mirror, make_owners, wait_for_writers = Both(_Do.end_mirror), Both(_Do.make_owners), Both(_Do.wait_for_writers)
+    look_up = Both(_Ops.look_up)
+    fence, unfence, flip, hold = Both(_Ops.fence), Both(_Ops.unfence), Both(_Ops.flip), Both(_Ops.hold)
+    end_mirror, make_owners, wait_for_writers = (
+        Both(_Ops.end_mirror),
+        Both(_Ops.make_owners),
+        Both(_Ops.wait_for_writers),
+    )
 
 
 class OwnerStore(_Methods, PostgresAnswers):

@@ -108,23 +108,23 @@ class PostgresAnswers(Blocking):
         return [cursor.fetchall() if cursor.description else [] for cursor in cursors]
 
 
-_Do = PostgresSessionOperations
+_Ops = PostgresSessionOperations
 
 
 @shows(server=lambda store: address(store._connection))
 class _Methods:
     """What both forms do."""
 
-    save_messages, fetch_pending = Both(_Do.save_messages), Both(_Do.fetch_pending)
-    mark_delivered, ack, mark_released = Both(_Do.mark_delivered), Both(_Do.ack), Both(_Do.mark_released)
-    get_last_packet_id, set_last_packet_id = Both(_Do.get_last_packet_id), Both(_Do.set_last_packet_id)
-    reserve_packet_ids, inspect, peek = Both(_Do.reserve_packet_ids), Both(_Do.inspect), Both(_Do.peek)
-    export_session, import_session = Both(_Do.export_session), Both(_Do.import_session)
-    purge_session = Both(_Do.purge_session)
-    remove_expired, trim_sessions = Both(_Do.remove_expired), Both(_Do.trim_sessions)
-    find_unreadable, set_aside_unreadable = Both(_Do.find_unreadable), Both(_Do.set_aside_unreadable)
-    read_snapshot, read_left_out = Both(_Do.read_snapshot), Both(_Do.read_left_out)
-    apply_snapshot = Both(_Do.apply_snapshot)
+    save_messages, fetch_pending = Both(_Ops.save_messages), Both(_Ops.fetch_pending)
+    mark_delivered, ack, mark_released = Both(_Ops.mark_delivered), Both(_Ops.ack), Both(_Ops.mark_released)
+    get_last_packet_id, set_last_packet_id = Both(_Ops.get_last_packet_id), Both(_Ops.set_last_packet_id)
+    reserve_packet_ids, inspect, peek = Both(_Ops.reserve_packet_ids), Both(_Ops.inspect), Both(_Ops.peek)
+    export_session, import_session = Both(_Ops.export_session), Both(_Ops.import_session)
+    purge_session = Both(_Ops.purge_session)
+    remove_expired, trim_sessions = Both(_Ops.remove_expired), Both(_Ops.trim_sessions)
+    find_unreadable, set_aside_unreadable = Both(_Ops.find_unreadable), Both(_Ops.set_aside_unreadable)
+    read_snapshot, read_left_out = Both(_Ops.read_snapshot), Both(_Ops.read_left_out)
+    apply_snapshot = Both(_Ops.apply_snapshot)
 
 
 class PostgresSessionStore(_Methods, PostgresAnswers):

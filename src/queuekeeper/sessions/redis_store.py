@@ -13,21 +13,25 @@ from queuekeeper.sessions.model import StoreRules
 from queuekeeper.sessions.redis_operations import RECENT_SESSIONS, EpochOf, RedisSessionOperations
 from queuekeeper.text_form import shows
 
-_Do = RedisSessionOperations
+_Ops = RedisSessionOperations
 
 
 @shows(server="_caller.address", prefix="operations._prefix")
 class _Methods:
     """What both forms do."""
 
-    save_messages, fetch_pending = Both(_Do.save_messages), Both(_Do.fetch_pending)
-    mark_delivered, ack, mark_released = Both(_Do.mark_delivered), Both(_Do.ack), Both(_Do.mark_released)
-    get_last_packet_id, set_last_packet_id = Both(_Do.get_last_packet_id), Both(_Do.set_last_packet_id)
-    reserve_packet_ids = Both(_Do.reserve_packet_ids)
-    inspect, peek, purge_session = Both(_Do.inspect), Both(_Do.peek), Both(_Do.purge_session)
-    export_session, import_session, set_owner = Both(_Do.export_session), Both(_Do.import_session), Both(_Do.set_owner)
-    read_snapshot, read_copy, apply_snapshot = Both(_Do.read_snapshot), Both(_Do.read_copy), Both(_Do.apply_snapshot)
-    read_outbox, read_outboxes, trim_outbox = Both(_Do.read_outbox), Both(_Do.read_outboxes), Both(_Do.trim_outbox)
+    save_messages, fetch_pending = Both(_Ops.save_messages), Both(_Ops.fetch_pending)
+    mark_delivered, ack, mark_released = Both(_Ops.mark_delivered), Both(_Ops.ack), Both(_Ops.mark_released)
+    get_last_packet_id, set_last_packet_id = Both(_Ops.get_last_packet_id), Both(_Ops.set_last_packet_id)
+    reserve_packet_ids = Both(_Ops.reserve_packet_ids)
+    inspect, peek, purge_session = Both(_Ops.inspect), Both(_Ops.peek), Both(_Ops.purge_session)
+    export_session, import_session, set_owner = (
+        Both(_Ops.export_session),
+        Both(_Ops.import_session),
+        Both(_Ops.set_owner),
+    )
+    read_snapshot, read_copy, apply_snapshot = Both(_Ops.read_snapshot), Both(_Ops.read_copy), Both(_Ops.apply_snapshot)
+    read_outbox, read_outboxes, trim_outbox = Both(_Ops.read_outbox), Both(_Ops.read_outboxes), Both(_Ops.trim_outbox)
 
 
 class RedisSessionStore(_Methods, Blocking):

@@ -29,7 +29,7 @@ def _itself(_: RouterOperations, operation: Operation[T]) -> Operation[T]:
     return operation
 
 
-_Do = RouterOperations
+_Ops = RouterOperations
 
 
 @shows(
@@ -41,13 +41,13 @@ class _Methods:
     """What both forms do."""
 
     _run = Both(_itself)
-    save_messages = Both(_Do.save_messages)
-    fetch_pending, mark_delivered = Both(_Do.fetch_pending), Both(_Do.mark_delivered)
-    ack, mark_released, purge_session = Both(_Do.ack), Both(_Do.mark_released), Both(_Do.purge_session)
-    get_last_packet_id, set_last_packet_id = Both(_Do.get_last_packet_id), Both(_Do.set_last_packet_id)
-    reserve_packet_ids = Both(_Do.reserve_packet_ids)
-    inspect, peek = Both(_Do.inspect), Both(_Do.peek)
-    export_session, import_session = Both(_Do.export_session), Both(_Do.import_session)
+    save_messages = Both(_Ops.save_messages)
+    fetch_pending, mark_delivered = Both(_Ops.fetch_pending), Both(_Ops.mark_delivered)
+    ack, mark_released, purge_session = Both(_Ops.ack), Both(_Ops.mark_released), Both(_Ops.purge_session)
+    get_last_packet_id, set_last_packet_id = Both(_Ops.get_last_packet_id), Both(_Ops.set_last_packet_id)
+    reserve_packet_ids = Both(_Ops.reserve_packet_ids)
+    inspect, peek = Both(_Ops.inspect), Both(_Ops.peek)
+    export_session, import_session = Both(_Ops.export_session), Both(_Ops.import_session)
 
 
 class SessionRouter(_Methods, Blocking, Closing):
