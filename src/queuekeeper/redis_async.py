@@ -515,11 +515,12 @@ class AsyncScriptCaller(AsyncClosing):
 
     def _take_slots(self, answer: list[Any], asked: Connection) -> None:
         slots: list[Connection | None] = [None] * SLOTS
+        masters = {self._first}
         for first, last, master, *_ in answer:
-            host = (master[0] or b"").decode()
-            slots[first : last + 1] = [self._at(f"{host}:{master[1]}", asked.address)] * (last - first + 1)
+            connection = self._at(f"{(master[0] or b'').decode()}:{master[1]}", asked.address)
+            slots[first : last + 1] = [connection] * (last - first + 1)
+            masters.add(connection)
         self._slots = slots
-        masters = {self._first, *(connection for connection in slots if connection is not None)}
         for address, connection in list(self._connections.items()):
             if connection not in masters and connection.is_idle:
                 del self._connections[address]
