@@ -16,14 +16,6 @@ from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group, op
 from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_pairs, opened
 from queuekeeper.cli.output import Shown, instant, listing, pairs, plain, printable, record, screen, shown_bytes
 from queuekeeper.compacted import forms
-from queuekeeper.compacted.jsonl import (
-    append_lines,
-    gone_on,
-    message_facts,
-    message_line,
-    rewind_facts,
-    verify_facts,
-)
 from queuekeeper.compacted.model import Append, CompactedMessage, Properties, QueueRules
 from queuekeeper.errors import UnknownQueue, UnreadableRecord, UsageError
 from queuekeeper.service.signals import stopped_by_signals
@@ -107,6 +99,8 @@ def append(
     :param producer: Name of the producer. With --number, a repeated append stores nothing.
     :param number: The producer's number of this append, or of the first 200 lines. It must grow with each append.
     """
+    from queuekeeper.compacted.jsonl import append_lines, gone_on
+
     if (key is None) == (source is None):
         raise UsageError("name either a key or a file (--input)")
     about_one = (value, value_file, content_type, expected_sequence)
@@ -179,6 +173,8 @@ def consume(
 
 def _line(message: CompactedMessage, *, content: bool, as_json: bool) -> bytes:
 
+    from queuekeeper.compacted.jsonl import message_line
+
     if as_json:
         return message_line(message, content=content)
     shown = "" if message.tombstone else shown_bytes(message.value) if content else f"{len(message.value):,} bytes"
@@ -232,6 +228,8 @@ def peek(
     :param after_sequence: Show messages after this sequence number.
     :param limit: Number of messages to show, up to 500.
     """
+    from queuekeeper.compacted.jsonl import message_facts
+
     messages = call.queues.peek(client_id, after_sequence=after_sequence, limit=limit)
     # Large ones come a few at a time.
     goes_on = messages and call.queues.peek(client_id, after_sequence=messages[-1].sequence, limit=1)
@@ -273,6 +271,8 @@ def get(
     :param key: Key of the value; '' is a key like any other.
     :param raw: Write only the bytes of the value.
     """
+    from queuekeeper.compacted.jsonl import message_facts
+
     if raw and call.as_json:
         raise UsageError("--raw and --json both want stdout: --json --show-values has the value, too")
     message = call.queues.get(client_id, key=_key(key, key_encoding))
@@ -305,6 +305,8 @@ def rewind(call: OnQueues, client_id: ClientId, to: Annotated[str, typer.Argumen
 
     :param to: Where to read on: earliest, latest, a sequence number, or a time with a time zone.
     """
+    from queuekeeper.compacted.jsonl import rewind_facts
+
     position = forms.position(to)
     view = call.queues.inspect(client_id)
     if not view.exists:
@@ -384,6 +386,8 @@ def verify(call: OnQueues, client_id: ClientId) -> Shown:
 
     Example: `queuekeeper compacted verify meter-17`
     """
+    from queuekeeper.compacted.jsonl import verify_facts
+
     report = call.queues.verify(client_id)
 
     def pretty() -> Iterator[Any]:
