@@ -1,11 +1,12 @@
 #!lua
 --[[
 Purpose
-    Give a consumer that has just registered messages of before, newest first, ahead of all that came since. It claims
-    nothing until this has finished. A call that is repeated adopts nothing twice.
+    Give a consumer that has just registered messages of before, newest first, ahead of all that came since; those that
+    are not due wait for their time. It claims nothing until this has finished. A call that is repeated adopts nothing
+    twice.
 KEYS
-    [1-8]  state, options, messages, references, expiries, held, details, wake
-    [9+] ready           list of ids per lane
+    [1-9]  state, options, messages, references, expiries, held, delayed, details, wake
+    [10+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
     [2]  limit           held: most messages to adopt, 1 to 500
@@ -27,13 +28,14 @@ Cost
 --- @include "includes/fanout_lanes"
 --- @include "includes/fanout_ids"
 --- @include "includes/fanout_let_go"
+--- @include "includes/fanout_due"
 
 local PER_CALL = 500
-local FIRST_READY = 9
+local FIRST_READY = 10
 local FIRST_ID = 5
 
 local keys = { state = KEYS[1], messages = KEYS[3], references = KEYS[4], expiries = KEYS[5] }
-local options_key, held_key, details_key, wake_key = KEYS[2], KEYS[6], KEYS[7], KEYS[8]
+local options_key, held_key, delayed_key, details_key, wake_key = KEYS[2], KEYS[6], KEYS[7], KEYS[8], KEYS[9]
 local ready = { unpack(KEYS, FIRST_READY) }
 local limit, now = integer(ARGV[2]), instant(ARGV[4])
 if #ARGV - FIRST_ID + 1 > PER_CALL or not limit or limit < 1 or limit > PER_CALL or not are_ids(ARGV, FIRST_ID) then
@@ -74,9 +76,13 @@ end
 local adopted, gone, life_ends = 0, {}, {}
 for _, id in ipairs(wanted) do
     local message = redis.call('HGET', keys.messages, id)
-    local expires_at, order_hash = string.match(message or '', '^%d+:(%d+):(%d+):')
+    local due, expires_at, order_hash = string.match(message or '', '^(%d+):(%d+):(%d+):')
     if expires_at and tonumber(expires_at) > now then
-        redis.call('LPUSH', ready[tonumber(order_hash) % options.lanes + 1], id)
+        if tonumber(due) > now then
+            redis.call('ZADD', delayed_key, due_score(due, id), id)
+        else
+            redis.call('LPUSH', ready[tonumber(order_hash) % options.lanes + 1], id)
+        end
         if start == 'retained' then
             redis.call('HINCRBY', keys.references, id, 1)
         end

@@ -2,10 +2,10 @@
 --[[
 Purpose
     Take the next messages of a consumer under a lease, and count an attempt of each. Leases that have run out end first
-    and messages whose retry is due get in line, at most 100 of each; while more have run out nothing is handed out. A
-    message that has expired before its first attempt, or whose payload is gone, is passed over, and freed when nobody
-    else works on it; one that is handed out
-    is kept until the deadline at least. A message whose lease ran out twice is handed out alone: it may be what ends
+    and messages get in line that are due, for a retry or as they were published for later, at most 100 of each; while
+    more leases have run out nothing is handed out. A message that has expired before its first attempt, or whose
+    payload is gone, is passed over, and freed when nobody else works on it; one that is handed out is kept until the
+    deadline at least. A message whose lease ran out twice is handed out alone: it may be what ends
     its workers, and is to end no work on others. An ordered consumer gets at most one message per lane, and none from
     a lane whose last one is not done.
 KEYS
@@ -39,6 +39,7 @@ Cost
 --- @include "includes/fanout_tokens"
 --- @include "includes/fanout_let_go"
 --- @include "includes/fanout_reclaim"
+--- @include "includes/fanout_line_up"
 
 local MOVED_PER_CALL = 100
 local SKIPPED_PER_CALL = 1000
@@ -80,9 +81,9 @@ end
 
 -- Of each key everything is read and added before anything is removed, and that once: while a cluster moves the slot,
 -- a key that a script has emptied is out of its reach.
-local instants = '(' .. string.format('%d', now)
-local first_deadline = redis.call('ZRANGEBYSCORE', keys.leases, instants, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
-local first_due = redis.call('ZRANGEBYSCORE', keys.delayed, instants, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+local later = string.format('%d', now + 1)
+local first_deadline = redis.call('ZRANGEBYSCORE', keys.leases, later, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
+local first_due = redis.call('ZRANGEBYSCORE', keys.delayed, later, '+inf', 'WITHSCORES', 'LIMIT', 0, 1)[2]
 
 local stalled, dead, is_more, foreign = reclaim(keys, options, max_stalls, MOVED_PER_CALL, now)
 reply[5], reply[6] = #stalled, dead
@@ -92,13 +93,8 @@ end
 -- Someone may have halted it just now.
 local is_halted = dead > 0 and options.mode == 'ordered' and options.when_failed == 'halt'
 
-local due = redis.call(
-    'ZRANGEBYSCORE', keys.delayed, '-inf', string.format('%d', now), 'LIMIT', 0, MOVED_PER_CALL
-)
-if #due > 0 then
-    redis.call('RPUSH', keys.ready[1], unpack(due))
-    redis.call('ZREM', keys.delayed, unpack(due))
-end
+local due = read_due(keys.delayed, now, MOVED_PER_CALL)
+line_up(keys, options, due)
 
 local skipped, life_ends, taken, is_leased = {}, {}, 0, {}
 local bytes, is_full = 0, false

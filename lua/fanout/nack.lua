@@ -36,6 +36,7 @@ Cost
 --- @include "includes/fanout_ids"
 --- @include "includes/fanout_bury"
 --- @include "includes/fanout_keep"
+--- @include "includes/fanout_due"
 
 
 --- @keys
@@ -79,7 +80,7 @@ if lane > 0 then
     redis.call('HSET', keys.details, 'l' .. lane, 'blocked ' .. due)
     redis.call('LPUSH', keys.ready[lane], id)
 elseif delay_ms > 0 then
-    redis.call('ZADD', keys.delayed, due, id)
+    redis.call('ZADD', keys.delayed, due_score(now + delay_ms, id), id)
 elseif place == 'head' then
     redis.call('LPUSH', keys.ready[1], id)
 else

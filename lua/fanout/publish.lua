@@ -1,25 +1,27 @@
 #!lua
 --[[
 Purpose
-    Store messages once, and put a reference to each into the list of every member, of all or of none; in order.
-    While nobody is a member they are held for whoever adopts them; where too many are, the oldest make room whose
-    lives are over. With each sixteenth message go up to 32 whose lives are over. Where the server can, a payload has an
-    expiry of its own, unless the caller says what time it is.
+    Store messages once, and put a reference to each into the list of every member, of all or of none; in order. One
+    that is for later goes to the same members, to wait beside their lists, and lives from its time on. While nobody is
+    a member they are held for whoever adopts them; where too many are, the oldest make room whose lives are over. With
+    each sixteenth message go up to 32 whose lives are over. Where the server can, a payload has an expiry of its own,
+    unless the caller says what time it is.
 KEYS
     [1-2]  state, messages
     [3]  references      id -> consumers that owe an ack; the list of held messages counts as one
     [4-7]  expiries, held, remembered, deduplications
     [8+] consumer_keys   per consumer: its wake, and the ready lists of the lanes that these messages are of, in order
-                         of the lanes; a message's is order_hash modulo lanes; then, when it has a maximum length, its
-                         details and delayed set
+                         of the lanes; a message's is order_hash modulo lanes; then, when it has a maximum length or
+                         something is said of when a message is due, its details and delayed set
 ARGV
     [1]  membership      number of the membership that the caller knows; 0 for an unknown queue
     [2]  to              empty for all members; else the name of the one member that the keys are of
     [3]  now_ms          instant; empty: the server's time
     [4]  consumers       number of consumers that follow
-    [5+] values          a pair per consumer: name, options as the membership has them; then five per message: ttl_ms,
+    [5+] values          a pair per consumer: name, options as the membership has them; then six per message: ttl_ms,
                          order_hash (an integer of 0 or more), deduplication id or empty, how long that is remembered
-                         at most in ms or empty, record
+                         at most in ms or empty, when it is due, record. Empty is at once, a number an instant, and a
+                         number behind a plus so many ms from now
 Returns
     {dropped, *messages(id, consumers, is_duplicate)}  oldest messages that full consumers lost, in all; then three per
                          message: its id, how many got it (0: it is held), 1 when its deduplication id was published
@@ -27,7 +29,8 @@ Returns
 Errors
     INVALID      an argument breaks the rules above
     VERSION      the membership is another one; the sentence ends with its number
-    FULL         a member has no room for these messages and its policy is to reject, or too many messages are held
+    FULL         a member has no room for these messages and its policy is to reject, or as many as it may have wait for
+                 their time, or too many messages are held
     NO_CONSUMER  nobody is a member, and the queue's policy is to refuse
 Cost
     O(M (N + log T)) for M messages, N consumers and T messages in the queue; about 60 us for one message to one
@@ -42,6 +45,7 @@ Cost
 --- @include "includes/fanout_late"
 --- @include "includes/fanout_unblock"
 --- @include "includes/fanout_forget"
+--- @include "includes/fanout_due"
 
 local MESSAGES_PER_CALL = 100
 local REFERENCES_PER_CALL = 2500
@@ -52,7 +56,7 @@ local OVER_BYTES_PER_CALL = 100000
 local MESSAGES_PER_TURN = 16
 local FIRST_CONSUMER_KEY = 8
 local FIRST_VALUE = 5
-local VALUES_PER_MESSAGE = 5
+local VALUES_PER_MESSAGE = 6
 
 local keys = { state = KEYS[1], messages = KEYS[2], references = KEYS[3], expiries = KEYS[4] }
 local held_key, remembered_key, deduplications_key = KEYS[5], KEYS[6], KEYS[7]
@@ -64,12 +68,14 @@ local first_message = FIRST_VALUE + 2 * consumers
 local count = (#ARGV - first_message + 1) / VALUES_PER_MESSAGE
 if count < 1 or count % 1 ~= 0 or count > MESSAGES_PER_CALL or count * consumers > REFERENCES_PER_CALL then
     return redis.error_reply(
-        'INVALID 2 arguments per consumer and 5 per message, 1 to ' .. MESSAGES_PER_CALL .. ', are expected'
+        'INVALID 2 arguments per consumer and 6 per message, 1 to ' .. MESSAGES_PER_CALL .. ', are expected'
     )
 end
 if to ~= '' and consumers ~= 1 then
     return redis.error_reply('INVALID one consumer is expected to be the only one')
 end
+-- By position, the instants of messages that are for later.
+local due, names_instants = {}, false
 for index = first_message, #ARGV, VALUES_PER_MESSAGE do
     local ttl_ms, order_hash = integer(ARGV[index]), integer(ARGV[index + 1])
     if not ttl_ms or ttl_ms < 1 or not order_hash or order_hash < 0 then
@@ -78,6 +84,16 @@ for index = first_message, #ARGV, VALUES_PER_MESSAGE do
     local remembered_ms = ARGV[index + 3]
     if remembered_ms ~= '' and (integer(remembered_ms) or 0) < 1 then
         return redis.error_reply('INVALID memory of a deduplication id is neither empty nor an integer of 1 or more')
+    end
+    if ARGV[index + 4] ~= '' then
+        local delay = string.match(ARGV[index + 4], '^%+(.*)$')
+        local given = integer(delay or ARGV[index + 4])
+        if not given or given < 0 then
+            return redis.error_reply('INVALID when a message is due is neither empty, an instant, nor + and ms')
+        end
+        local at = delay and now + given or given
+        due[(index - first_message) / VALUES_PER_MESSAGE + 1] = at > now and at or nil
+        names_instants = true
     end
 end
 local fields = redis.call(
@@ -94,7 +110,7 @@ end
 
 -- Which messages are new, and which repeat one of before or of this call.
 local ids, receivers, is_duplicate = {}, {}, {}
-local fresh, fresh_ids, by_deduplication_id = {}, {}, {}
+local fresh, fresh_ids, in_line, later, by_deduplication_id = {}, {}, {}, {}, {}
 for position = 1, count do
     local deduplication_id = ARGV[first_message + VALUES_PER_MESSAGE * (position - 1) + 2]
     local earlier = deduplication_id ~= '' and by_deduplication_id[deduplication_id]
@@ -113,6 +129,12 @@ for position = 1, count do
             receivers[position], is_duplicate[position] = consumers, 0
             fresh[#fresh + 1] = position
             fresh_ids[#fresh] = ids[position]
+            if due[position] then
+                later[#later + 1] = due_score(due[position], ids[position])
+                later[#later + 1] = ids[position]
+            else
+                in_line[#in_line + 1] = ids[position]
+            end
         end
         by_deduplication_id[deduplication_id] = position
     end
@@ -142,6 +164,7 @@ end
 
 -- Ids per list, and what a list that is bounded has too many of.
 local push_keys, push_ids, push_lanes, wakes, drops = {}, {}, {}, {}, {}
+local later_keys, count_of_later = {}, #later / 2
 local parsed = {}
 local at = FIRST_CONSUMER_KEY
 for number = 1, consumers do
@@ -149,7 +172,7 @@ for number = 1, consumers do
     local options = parsed[text] or read_options(text)
     local used = options and options.lanes > 1 and lanes_used(options.lanes)
     local bounds_at = options and at + 1 + (used and used.count or 1)
-    local next_at = options and (options.max_length > 0 and bounds_at + 2 or bounds_at)
+    local next_at = options and ((options.max_length > 0 or names_instants) and bounds_at + 2 or bounds_at)
     if not options or not KEYS[next_at - 1] then
         return redis.error_reply('INVALID options of a consumer do not read, or keys of its lanes are missing')
     end
@@ -157,7 +180,7 @@ for number = 1, consumers do
     wakes[number] = KEYS[at]
     local first_push = #push_keys + 1
     if not used then
-        push_keys[first_push], push_ids[first_push], push_lanes[first_push] = KEYS[at + 1], fresh_ids, 1
+        push_keys[first_push], push_ids[first_push], push_lanes[first_push] = KEYS[at + 1], in_line, 1
     else
         local lists = {}
         for _, position in ipairs(fresh) do
@@ -167,20 +190,25 @@ for number = 1, consumers do
                 local push, key = #push_keys + 1, KEYS[at + 1 + used.places[lane]]
                 push_keys[push], push_ids[push], push_lanes[push] = key, lists[lane], lane + 1
             end
-            table.insert(lists[lane], ids[position])
+            if not due[position] then
+                table.insert(lists[lane], ids[position])
+            end
         end
     end
+    later_keys[number] = count_of_later > 0 and KEYS[bounds_at + 1] or nil
     if options.max_length > 0 and #fresh > 0 then
-        local delayed = redis.call('ZCARD', KEYS[bounds_at + 1])
+        -- What waits for its time takes room in each lane, and is not dropped.
+        local delayed = redis.call('ZCARD', KEYS[bounds_at + 1]) + count_of_later
         for push = first_push, #push_keys do
             local length = redis.call('LLEN', push_keys[push]) + #push_ids[push]
             local excess = length + delayed - options.max_length
-            if excess > 0 and options.when_full == 'reject' then
+            local is_refused = options.when_full == 'reject' or count_of_later > 0 and delayed > options.max_length
+            if excess > 0 and is_refused then
                 return redis.error_reply('FULL consumer ' .. ARGV[FIRST_VALUE + 2 * number - 2] .. ' has no room')
             end
             if excess > 0 then
                 -- A list that was longer than it may be shrinks by and by; it never gets empty.
-                local count_of_drops = math.min(excess, 2 * #push_ids[push], length - 1)
+                local count_of_drops = math.min(excess, 2 * (#push_ids[push] + count_of_later), length - 1)
                 if count_of_drops > 0 then
                     drops[#drops + 1] = {
                         key = push_keys[push], details = KEYS[bounds_at], lane = push_lanes[push],
@@ -234,9 +262,11 @@ if #fresh > 0 then
     local owed = string.format('%d', math.max(consumers, 1))
     for number, position in ipairs(fresh) do
         local index = first_message + VALUES_PER_MESSAGE * (position - 1)
-        local expires_at = string.format('%d', now + tonumber(ARGV[index]))
+        local published = due[position] or now
+        local expires_at = string.format('%d', published + tonumber(ARGV[index]))
         ends[2 * number - 1], ends[2 * number] = expires_at, ids[position]
-        records[number] = string.format('%d:', now) .. expires_at .. ':' .. ARGV[index + 1] .. ':' .. ARGV[index + 4]
+        records[number] =
+            string.format('%d:', published) .. expires_at .. ':' .. ARGV[index + 1] .. ':' .. ARGV[index + 5]
         bytes = bytes + #records[number]
     end
     redis.call(
@@ -269,7 +299,12 @@ if #fresh > 0 then
     redis.call('ZADD', keys.expiries, unpack(ends))
     redis.call('HSET', keys.references, unpack(stored))
     for push, key in ipairs(push_keys) do
-        redis.call('RPUSH', key, unpack(push_ids[push]))
+        if #push_ids[push] > 0 then
+            redis.call('RPUSH', key, unpack(push_ids[push]))
+        end
+    end
+    for _, key in ipairs(later_keys) do
+        redis.call('ZADD', key, unpack(later))
     end
     for _, wake in ipairs(wakes) do
         redis.call('ZADD', wake, 0, 'w')

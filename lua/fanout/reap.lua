@@ -2,20 +2,21 @@
 --[[
 Purpose
     Do for a consumer that nobody claims for what a claim would do first: end leases that have run out, and put messages
-    whose retry is due in line. Then take ids out of its lists whose messages are gone, page by page: those in the
-    middle too, which take the room of messages that a bounded consumer would be given.
+    in line that are due, for a retry or as they were published for later. Then take ids out of its lists whose messages
+    are gone, page by page: those in the middle too, which take the room of messages that a bounded consumer would be
+    given.
 KEYS
     [1-10]  state, options, messages, references, expiries, leases, delayed, dead, details, wake
     [11+] ready          list of ids per lane
 ARGV
     [1]  consumer        its name
     [2]  max_stalls      a message whose lease ran out more often becomes a dead letter
-    [3]  limit           most leases, most retries, and most ids looked at, 1 to 1,000
+    [3]  limit           most leases, most messages that are due, and most ids looked at, 1 to 1,000
     [4]  lane            whose list to go on with, from 1
     [5]  offset          0 to begin with that list; else what the last call answered
     [6]  now_ms          instant; empty: the server's time
-    [7]  part            all; leases: only leases and retries; lists: only ids in lists, those too whose time is over
-    [8]  behind          leases and retries to step over, for who only counts; empty: none
+    [7]  part            all; leases: leases and what is due alone; lists: ids in lists alone, also those that are over
+    [8]  behind          leases and messages that are due to step over, for who only counts; empty: none
     [9+] ids             lists: lives on as a dead letter though its time is over
 Returns
     {requeued, dead, skipped, more, lane, offset, here, unseen, *revived}  messages that are next in line again;
@@ -35,6 +36,7 @@ Cost
 --- @include "includes/fanout_consumer"
 --- @include "includes/fanout_lanes"
 --- @include "includes/fanout_reclaim"
+--- @include "includes/fanout_line_up"
 --- @include "includes/fanout_unblock"
 
 local PER_CALL = 1000
@@ -83,9 +85,7 @@ end
 
 local stalled, dead, is_more, foreign, again, revived, due = {}, 0, false, {}, {}, {}, {}
 if part ~= 'lists' then
-    due = redis.call(
-        'ZRANGEBYSCORE', keys.delayed, '-inf', string.format('%d', now), 'LIMIT', behind or 0, limit
-    )
+    due = read_due(keys.delayed, now, limit, behind)
     stalled, dead, is_more, foreign, again, revived = reclaim(keys, options, max_stalls, limit, now, behind)
 end
 local unseen = 0
@@ -101,10 +101,7 @@ if #foreign > 0 then
     redis.call('ZREM', keys.leases, unpack(foreign))
 end
 local requeued = #stalled - dead
-if #due > 0 then
-    redis.call('RPUSH', keys.ready[1], unpack(due))
-    redis.call('ZREM', keys.delayed, unpack(due))
-end
+line_up(keys, options, due)
 
 local skipped, left, lane, here = 0, limit, first_lane, 0
 if part == 'leases' then

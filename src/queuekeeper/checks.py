@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import types
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
 from enum import Enum, StrEnum
 from functools import cache, wraps
 from math import inf
@@ -143,6 +144,17 @@ def check_text(name: str, value: Any, *, most_bytes: int) -> None:
         raise UsageError(f"{name} holds half a surrogate pair: it cannot be written as UTF-8") from None
     if size > most_bytes:
         raise UsageError(f"{name} has {size} bytes: at most {most_bytes}")
+
+
+def check_instant(name: str, value: Any) -> None:
+    """Refuse what is no instant: it takes a date, a time and a time zone.
+
+    :raises UsageError: naming parameter, value and rule.
+    """
+    if not isinstance(value, datetime):
+        raise UsageError(f"{name} is {shown(value)}: it must be a datetime with a time zone")
+    if value.utcoffset() is None:
+        raise UsageError(f"{name} is {value.isoformat()}: say in which time zone")
 
 
 def check_choice(name: str, value: Any, choices: type[StrEnum]) -> None:

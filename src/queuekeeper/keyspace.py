@@ -227,7 +227,7 @@ class FanoutConsumerKeys(NamedTuple):
     """Names of the keys of one consumer of a fan-out queue.
 
     :param leases: ZSET: id -> deadline.
-    :param delayed: ZSET: id -> when its retry is due.
+    :param delayed: ZSET: id -> when it is due: its retry, or it itself if it was published for later.
     :param dead: ZSET: id -> when it died.
     :param details: HASH: fields of the consumer.
     :param wake: ZSET that has a member when there may be something to claim.

@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -293,6 +294,21 @@ def test_message_is_woken_for_and_a_retry_comes_when_it_is_due_though_nobody_loo
         until(lambda: is_done(clients), what="the retry")
         assert 0.3 <= time.monotonic() - began_s < PATIENCE_S
     assert books.bodies == [b"1", b"2", b"3", b"4", b"5", b"again", b"again"]
+
+
+def test_message_for_later_comes_when_it_is_due_though_nobody_looks(clients: Clients) -> None:
+    books = Books()
+    with clients.consuming(Q, books, consumer=A, rules={"look_s": NEVER_S, "workers": 1}):
+        producer = clients.producer()
+        began_s = time.monotonic()
+        later = [NewMessage(body=b"later", delay_ms=300), NewMessage(body=b"sooner", delay_ms=100)]
+        producer.publish_many(Q, [*later, NewMessage(body=b"now")])
+        until(lambda: is_done(clients), what="all three")
+        # The server's clock may have been in the midst of a millisecond.
+        assert time.monotonic() - began_s >= 0.299
+        producer.publish_json(Q, "at an instant", due_at=datetime.now(UTC) + timedelta(milliseconds=100))
+        until(lambda: is_done(clients), what="the last one")
+    assert books.bodies == [b"now", b"sooner", b"later", b'"at an instant"']
 
 
 class Watcher(Middleware):

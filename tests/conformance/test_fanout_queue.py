@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterator, Sequence
+from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
@@ -301,6 +302,116 @@ def test_no_more_is_held_than_the_queue_may(queues: Queues, world: FanoutWorld) 
     assert [report.held for report in reports] == [True, True, False]
     assert isinstance(reports[2].error, QueueFull)
     assert stored(world) == 2
+
+
+# Publishing for later.
+
+
+def instant(delay_ms: int = 0) -> datetime:
+    """Return an instant so long after the first one of a world."""
+    return datetime.fromtimestamp(START_MS / 1_000, UTC) + timedelta(milliseconds=delay_ms)
+
+
+def test_a_message_for_later_comes_at_its_time_and_lives_from_then_on(queues: Queues, world: FanoutWorld) -> None:
+    queues.register(Q, consumer=A)
+    new = [
+        NewMessage(body=b"third", delay_ms=2_000, ttl_ms=500),
+        NewMessage(body=b"second", due_at=instant(1_500)),
+        NewMessage(body=b"first"),
+        NewMessage(body=b"past", due_at=instant(-HOUR_MS)),
+        NewMessage(body=b"at once", delay_ms=0),
+    ]
+
+    reports = queues.publish(Q, new)
+
+    assert [(report.id, report.consumers) for report in reports] == [(number, 1) for number in range(1, 6)]
+    claimed = queues.claim(Q, consumer=A, count=9)
+    assert [message.body for message in claimed.messages] == [b"first", b"past", b"at once"]
+    assert claimed.wait_until_ms == START_MS + 1_500
+    queues.ack(Q, consumer=A, token=claimed.token, ids=ids(claimed.messages))
+    [view] = queues.inspect(Q).consumers
+    assert (view.ready, view.delayed, view.next_due_ms) == (0, 2, START_MS + 1_500)
+    assert queues.size(Q, consumer=A) == queues.size(Q) == 2
+    assert queues.verify(Q).healthy
+    world.pass_ms(1_499)
+    assert queues.claim(Q, consumer=A).messages == ()
+    world.pass_ms(1)
+    [second] = queues.claim(Q, consumer=A, count=9).messages
+    assert (second.body, second.attempt, second.published_ms) == (b"second", 1, START_MS + 1_500)
+    world.pass_ms(500)
+    [third] = queues.claim(Q, consumer=A, count=9).messages
+    assert (third.body, third.published_ms, third.expires_at_ms) == (b"third", START_MS + 2_000, START_MS + 2_500)
+    assert queues.inspect(Q).consumers[0].delayed == 0
+
+
+def test_a_message_for_later_expires_when_nobody_takes_it_in_time(queues: Queues, world: FanoutWorld) -> None:
+    queues.register(Q, consumer=A)
+    publish(queues, 1, delay_ms=HOUR_MS, ttl_ms=10)
+    world.pass_ms(HOUR_MS + 9)
+    assert queues.expire(Q).expired == 0
+    world.pass_ms(1)
+    assert (queues.claim(Q, consumer=A).skipped, stored(world)) == (1, 0)
+
+
+def test_messages_for_later_keep_the_order_of_their_key_by_their_times(queues: Queues, world: FanoutWorld) -> None:
+    queues.register(Q, consumer=A, options=ConsumerOptions(mode=Mode.ORDERED, lanes=8))
+    new = [NewMessage(body=b"%d" % delay, order_key="k", delay_ms=delay) for delay in (300, 0, 100, 300, 200)]
+    queues.publish(Q, new)
+    got = []
+    for _ in range(5):
+        world.pass_ms(100)
+        while messages_of := (claimed := queues.claim(Q, consumer=A, count=9)).messages:
+            got += [message.body for message in messages_of]
+            queues.ack(Q, consumer=A, token=claimed.token, ids=ids(messages_of))
+    assert got == [b"0", b"100", b"200", b"300", b"300"]
+
+
+def test_who_registers_before_it_is_due_gets_what_is_for_later_if_it_asks_for_it(
+    queues: Queues, world: FanoutWorld
+) -> None:
+    publish(queues, 1, delay_ms=100)
+    assert queues.register(Q, consumer=A, start=Start.HELD).adopted == 1
+    queues.register(Q, consumer=B)
+    assert queues.register(Q, consumer="archive", start=Start.RETAINED).adopted == 1
+    world.pass_ms(100)
+    assert [len(queues.claim(Q, consumer=name).messages) for name in (A, B, "archive")] == [1, 0, 1]
+    assert queues.verify(Q).healthy
+
+
+def test_what_is_for_later_goes_with_a_purge_and_with_its_consumer(queues: Queues, world: FanoutWorld) -> None:
+    queues.register(Q, consumer=A)
+    queues.register(Q, consumer=B)
+    publish(queues, 700, delay_ms=HOUR_MS)
+    assert queues.purge(Q, consumer=A, dry_run=True).released == 700
+    assert (queues.purge(Q, consumer=A).released, stored(world)) == (700, 700)
+    assert (queues.unregister(Q, consumer=B).released, stored(world)) == (700, 0)
+
+
+def test_a_message_that_is_not_due_is_taken_back(queues: Queues, world: FanoutWorld) -> None:
+    queues.register(Q, consumer=A)
+    first, second = publish(queues, 2, delay_ms=100)
+    # Others have registered since, and got it.
+    world.queues().register(Q, consumer=B, start=Start.RETAINED)
+
+    assert [queues.cancel(Q, message_id=one) for one in (first, first, 999)] == [True, False, False]
+
+    assert stored(world) == 1
+    assert queues.verify(Q).healthy
+    world.pass_ms(100)
+    assert queues.cancel(Q, message_id=second) is False
+    assert [ids(queues.claim(Q, consumer=name, count=9).messages) for name in (A, B)] == [[second]] * 2
+    assert queues.inspect(Q).counters["cancelled"] == 1
+    assert queues.cancel("no such queue", message_id=1) is False
+
+
+def test_a_repair_frees_nothing_of_what_is_for_later(queues: Queues, world: FanoutWorld) -> None:
+    queues.register(Q, consumer=A)
+    publish(queues, 2, delay_ms=100)
+    world.client.hset(world.keys(Q).references, "1", 7)
+    assert queues.repair(Q, dry_run=False).repaired == {Problem.WRONG_COUNT: 1}
+    assert queues.verify(Q).healthy
+    world.pass_ms(100)
+    assert len(queues.claim(Q, consumer=A, count=9).messages) == 2
 
 
 # Claiming and what becomes of it.
@@ -1204,6 +1315,14 @@ BAD_CALLS: dict[str, tuple[type[Exception], str, Any]] = {
     "negative life": (InvalidLife, "-5", lambda q: q.publish(Q, messages(1, ttl_ms=-5))),
     "payload too large": (PayloadTooLarge, "1048577", lambda q: q.publish(Q, [*messages(1), large()])),
     "payload no bytes": (UsageError, "bytes", lambda q: q.publish(Q, [NewMessage(body="text")])),  # type: ignore[arg-type]
+    "negative time until it is due": (UsageError, "delay_ms", lambda q: q.publish(Q, messages(1, delay_ms=-1))),
+    "instant without a time zone": (
+        UsageError,
+        "due_at",
+        lambda q: q.publish(Q, messages(1, due_at=instant().replace(tzinfo=None))),
+    ),
+    "delay and instant": (UsageError, "due_at", lambda q: q.publish(Q, messages(1, delay_ms=1, due_at=instant()))),
+    "no message": (UsageError, "message_id", lambda q: q.cancel(Q, message_id=0)),
     "empty deduplication id": (UsageError, "deduplication_id", lambda q: messages(1, deduplication_id="")),
     "header no text": (UsageError, "header", lambda q: messages(1, headers={"a": 1})),
     "lanes without order": (UsageError, "lanes", lambda q: ConsumerOptions(lanes=2)),

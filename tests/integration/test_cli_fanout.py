@@ -122,6 +122,19 @@ def test_file_is_published_in_order_and_again_without_a_second_message(queues: F
     assert (copied[-1].body, copied[-1].headers) == (b"\x00\x01", {"n": "v"})
 
 
+def test_message_and_lines_are_published_for_later(queues: FanoutQueues) -> None:
+    queues.register(Q, consumer=A)
+    for option in (("--delay", "2h"), ("--due", "2100-01-01T00:00:00+0000")):
+        assert as_json("publish", Q, "--body", "x", *option)["consumers"] == 1
+    lines = b'{"body": "", "delay_ms": 7200000}\n{"body": "", "due_at": "2100-01-01T01:00:00+01:00"}\n'
+    lines += b'{"body": "now", "due_at": "2026-01-01T00:00:00Z"}'
+    assert as_json("publish", Q, "--input", "-", given=lines)["published"] == 3
+
+    [view] = queues.inspect(Q).consumers
+    assert (view.ready, view.delayed) == (1, 4)
+    assert [each.body for each in queues.claim(Q, consumer=A, count=9).messages] == [b"now"]
+
+
 @pytest.mark.parametrize(
     ("line", "words"),
     [
@@ -134,6 +147,10 @@ def test_file_is_published_in_order_and_again_without_a_second_message(queues: F
         (b'{"body": "", "headers": ["a"]}', "headers must be an object"),
         (b'{"body": "", "headers": {"a": 1}}', "header 'a' is 1: it must be text"),
         (b'{"body": "", "ttl_ms": 0}', "ttl_ms is 0: a message must have a life of 1 ms or more"),
+        (b'{"body": "", "delay_ms": -1}', "delay_ms is -1: it must be 0 to"),
+        (b'{"body": "", "due_at": "soon"}', "due_at must be an instant such as"),
+        (b'{"body": "", "due_at": 5}', "due_at must be an instant such as"),
+        (b'{"body": "", "due_at": "2026-11-22T09:00"}', "due_at is 2026-11-22T09:00:00: say in which time zone"),
     ],
 )
 def test_wrong_line_is_named_without_its_content(queues: FanoutQueues, line: bytes, words: str) -> None:
@@ -377,6 +394,9 @@ def test_unknown_queue_and_consumer_are_named(both: FanoutQueues, command: str) 
         (("publish", Q), "one of --body, --body-file and --input"),
         (("publish", Q, "--body", "x", "--input", "-"), "one of --body, --body-file and --input"),
         (("publish", Q, "--input", "-", "--order-key", "k"), "goes into the lines of the file"),
+        (("publish", Q, "--input", "-", "--delay", "1h"), "goes into the lines of the file"),
+        (("publish", Q, "--body", "x", "--delay", "1h", "--due", "2100-01-01T00:00Z"), "delay_ms and due_at both say"),
+        (("publish", Q, "--body", "x", "--delay", "soon"), "delay is 'soon': it must be a duration"),
         (("publish", Q, "--input", "absent.jsonl"), "absent.jsonl cannot be read: No such file"),
         (("publish", Q, "--body", "x", "--deduplicate-as", "n"), "is about a file"),
         (("publish", Q, "--body", "x", "--header", "n"), "header 'n' is not NAME=TEXT"),

@@ -107,6 +107,7 @@ class Queue:
         order_hashes: Sequence[int] = (),
         deduplication_ids: Sequence[str] = (),
         remembered_ms: int | str = "",
+        due: Sequence[int | str] = (),
         membership: int | None = None,
     ) -> Any:
         names = [to] if to else list(self.members)
@@ -116,13 +117,14 @@ class Queue:
             own = self.of(name)
             lanes = sorted({order_hash % len(own.ready) for order_hash in order_hashes or [0]})
             keys += [own.wake, *(own.ready[lane] for lane in lanes)]
-            keys += [own.details, own.delayed] if self.members[name].split()[3] != "0" else []
+            keys += [own.details, own.delayed] if self.members[name].split()[3] != "0" or any(due) else []
             values += [name, self.members[name]]
         for position, record in enumerate(records):
             order_hash = order_hashes[position] if order_hashes else 0
             deduplication_id = deduplication_ids[position] if deduplication_ids else ""
             life_ms = ttl_ms if isinstance(ttl_ms, int) else ttl_ms[position]
-            values += [life_ms, order_hash, deduplication_id, remembered_ms, record]
+            instant = due[position] if due else ""
+            values += [life_ms, order_hash, deduplication_id, remembered_ms, instant, record]
         return self.run(
             scripts.publish(
                 self.keys,
@@ -132,6 +134,17 @@ class Queue:
                 now_ms=self.now,
                 consumers=len(names),
                 values=values,
+            )
+        )
+
+    def cancel(self, message_id: int, *, membership: int | None = None) -> Any:
+        return self.run(
+            scripts.cancel(
+                self.keys,
+                delayed_sets=[self.of(name).delayed for name in self.members],
+                membership=self.membership if membership is None else membership,
+                id=message_id,
+                now_ms=self.now,
             )
         )
 

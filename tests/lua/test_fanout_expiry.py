@@ -200,6 +200,14 @@ def test_payload_stays_at_least_as_long_as_its_message(single: RedisClient, act:
     assert ends_ms(queue, 1) == (life_end_ms + LATE_MS if has_field_expiry(single) else None)
 
 
+def test_payload_of_a_message_for_later_stays_until_its_life_from_then_on_is_over(single: RedisClient) -> None:
+    queue = Queue(client=single, now="")
+    queue.register("a")
+    queue.publish("1", "2", ttl_ms=60_000, due=["", "+3600000"])
+    assert life_end_of(queue, 2) - life_end_of(queue, 1) == 3_600_000
+    assert ends_ms(queue, 2) == (life_end_of(queue, 2) + LATE_MS if has_field_expiry(single) else None)
+
+
 def test_payload_of_a_message_that_stalls_too_often_is_kept_as_a_dead_letter(single: RedisClient) -> None:
     queue = Queue(client=single, now="")
     queue.register("a")

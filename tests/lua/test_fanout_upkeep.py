@@ -295,6 +295,7 @@ LAST_ONES: dict[str, Callable[[Queue], Any]] = {
     "purge_dead": lambda queue: queue.purge_dead("a") == [1, 1, 0],
     "purge": lambda queue: queue.purge("a") == [2, 2, 0],
     "purge_held": lambda queue: queue.purge_held() == [1, 1, 0],
+    "cancel": lambda queue: queue.cancel(6) == 1,
     "expire": lambda queue: queue.at(NOW_MS * 2).expire() == [5, 0, 0],
     "publish": lambda queue: queue.publish("x", "y", deduplication_ids=["d", "e"])[:2] == [2, b"6"],
     "unregister": lambda queue: queue.unregister("a", force=True) == [4, 4, 0],
@@ -325,6 +326,9 @@ def test_script_that_empties_keys_ends_well_while_the_cluster_moves_the_slot(red
             # One that nobody owes an ack for, and five whose messages are gone.
             client.hset(keys.messages, "9", "0:0:0:")
             client.hdel(keys.messages, "1", "2", "3", "4", "5")
+        if act == "cancel":
+            queue.configure("a", options())
+            queue.publish("6", due=["+99"])
         queue.now = NOW_MS + 10
         with slot_of(redis_cluster_url, queue.name) as slot:
             # A cluster runs a script there as long as all of its keys are.
@@ -396,6 +400,15 @@ def call_every_script(queue: RecordingQueue) -> None:
     queue.now = NOW_MS + 25
     assert queue.expire(limit=1) == [1, 1, 0]
     assert queue.purge_held() == [2, 1, 0]
+    first = int(queue.publish("later", due=["+5"])[1])
+    queue.register("b", options("ordered", lanes=2), start="held")
+    assert queue.adopt("b") == [1, 0]
+    queue.publish("later too", "now", order_hashes=[1, 1], due=["+5", ""])
+    assert queue.claim("b", "b1", count=9).ids == [first + 2]
+    assert queue.cancel(first + 1) == 1
+    queue.now = NOW_MS + 30
+    assert queue.reap("b")[0] == 0
+    assert queue.claim("b", "b2", count=9).ids == [first]
     assert queue.called == {name for name in lua.names() if name.startswith("fanout/")}
 
 

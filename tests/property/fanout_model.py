@@ -18,6 +18,7 @@ LATE_MS = 600_000
 class Message:
     """A stored message.
 
+    :ivar due_ms: nobody gets it before.
     :ivar expires_at_ms: as published.
     :ivar kept_until_ms: when it is removed; later than that when somebody works on it, or it is a dead letter.
     :ivar owed_by: consumers that are not done with it.
@@ -25,6 +26,7 @@ class Message:
 
     body: bytes
     order_hash: int
+    due_ms: int
     expires_at_ms: int
     kept_until_ms: int
     owed_by: set[str]
@@ -89,7 +91,15 @@ class QueueModel:
     # Publishing and registering.
 
     def publish(
-        self, body: bytes, *, order_key: str | None, ttl_ms: int, deduplication_id: str | None, to: str | None, now: int
+        self,
+        body: bytes,
+        *,
+        order_key: str | None,
+        ttl_ms: int,
+        delay_ms: int,
+        deduplication_id: str | None,
+        to: str | None,
+        now: int,
     ) -> tuple[int, bool]:
         """Return the id of the message, and whether it repeats an earlier one."""
         if deduplication_id is not None:
@@ -100,12 +110,13 @@ class QueueModel:
         self.next_id += 1
         receivers = [self.consumers[to]] if to else list(self.consumers.values())
         order_hash = crc32(order_key.encode()) if order_key is not None else 0
+        owed_by = {consumer.name for consumer in receivers} or {HELD}
+        ends_ms = now + delay_ms + ttl_ms
+        message = self.messages[message_id] = Message(body, order_hash, now + delay_ms, ends_ms, ends_ms, owed_by)
         for consumer in receivers:
-            consumer.ready[order_hash % consumer.options.lanes].append(message_id)
+            self._put(consumer, message_id, message, now=now)
         if not receivers:
             self.held.append(message_id)
-        owed_by = {consumer.name for consumer in receivers} or {HELD}
-        self.messages[message_id] = Message(body, order_hash, now + ttl_ms, now + ttl_ms, owed_by)
         return message_id, False
 
     def remove_over(self, *, most: int, now: int) -> None:
@@ -127,7 +138,7 @@ class QueueModel:
         for message_id in wanted:
             message = self.messages.get(message_id)
             if message is not None and message.expires_at_ms > now:
-                consumer.ready[message.order_hash % options.lanes].append(message_id)
+                self._put(consumer, message_id, message, now=now)
                 message.owed_by.add(name)
                 adopted += 1
             if start is Start.HELD:
@@ -150,9 +161,9 @@ class QueueModel:
         if consumer.paused:
             return []
         self._reclaim(consumer, max_stalls=max_stalls, now=now)
+        self._promote(consumer, now=now)
         if self.consumers[name].paused:
             return []
-        self._promote(consumer, now=now)
         taken: list[int] = []
         suspect = max(1, min(SUSPECT_STALLS, max_stalls))
         is_alone = False
@@ -329,11 +340,19 @@ class QueueModel:
         return []
 
     @staticmethod
-    def _promote(consumer: Consumer, *, now: int) -> None:
-        due = sorted((due_ms, str(message_id)) for message_id, due_ms in consumer.delayed.items() if due_ms <= now)
-        for _, text in due:
-            del consumer.delayed[int(text)]
-            consumer.ready[0].append(int(text))
+    def _put(consumer: Consumer, message_id: int, message: Message, *, now: int) -> None:
+        if message.due_ms > now:
+            consumer.delayed[message_id] = message.due_ms
+        else:
+            consumer.ready[message.order_hash % consumer.options.lanes].append(message_id)
+
+    def _promote(self, consumer: Consumer, *, now: int) -> None:
+        due = sorted((due_ms, message_id) for message_id, due_ms in consumer.delayed.items() if due_ms <= now)
+        for _, message_id in due:
+            del consumer.delayed[message_id]
+            message = self.messages.get(message_id)
+            order_hash = 0 if message is None else message.order_hash
+            consumer.ready[order_hash % consumer.options.lanes].append(message_id)
 
     def _reclaim(self, consumer: Consumer, *, max_stalls: int, now: int) -> tuple[int, int]:
         over = sorted((one for one, deadline in consumer.leases.items() if deadline <= now), reverse=True)

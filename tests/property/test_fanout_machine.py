@@ -41,6 +41,7 @@ class FanoutMachine(RuleBasedStateMachine):
     :ivar claims: consumer -> token and ids of each of its claims.
     :ivar finished: consumer and lane -> messages in the order in which they were ended.
     :ivar revived: messages that were dead letters once: their place in the order is lost.
+    :ivar later: messages that were published for later, and whose place is that of their time.
     :ivar handed_out: messages in the order in which a consumer got them, as long as nothing has failed.
     """
 
@@ -55,11 +56,12 @@ class FanoutMachine(RuleBasedStateMachine):
         self.claims: dict[str, list[tuple[str, list[int]]]] = {}
         self.finished: dict[tuple[str, int], list[int]] = {}
         self.revived: set[int] = set()
+        self.later: set[int] = set()
         self.handed_out: dict[str, list[int] | None] = {}
         self.number = 0
         for name in sorted(first):
             self.register(name=name, worker=0, start=Start.NEW)
-        self._publish(0, 5, order_key=None, ttl_ms=10**9, repeat=False, to=None)
+        self._publish(0, 5, order_key=None, ttl_ms=10**9, delay_ms=0, repeat=False, to=None)
 
     def teardown(self) -> None:
         if hasattr(self, "queues"):
@@ -84,6 +86,7 @@ class FanoutMachine(RuleBasedStateMachine):
         count=st.integers(1, 4),
         order_key=st.sampled_from([None, "a", "b", "c"]),
         ttl_ms=st.sampled_from([150, 3_000, 10**9, 10**9]),
+        delay_ms=st.sampled_from([0, 0, 0, 60, 500]),
         repeat=st.sampled_from([False, False, True]),
         alone=st.sampled_from([False, False, False, True]),
         data=st.data(),
@@ -94,12 +97,13 @@ class FanoutMachine(RuleBasedStateMachine):
         count: int,
         order_key: str | None,
         ttl_ms: int,
+        delay_ms: int,
         repeat: bool,
         alone: bool,
         data: st.DataObject,
     ) -> None:
         to = self._a_consumer(data) if alone and self.model.consumers else None
-        self._publish(worker, count, order_key=order_key, ttl_ms=ttl_ms, repeat=repeat, to=to)
+        self._publish(worker, count, order_key=order_key, ttl_ms=ttl_ms, delay_ms=delay_ms, repeat=repeat, to=to)
 
     @precondition(lambda self: len(self.model.consumers) > 1)
     @rule(worker=st.integers(0, 1), force=st.booleans(), data=st.data())
@@ -247,7 +251,7 @@ class FanoutMachine(RuleBasedStateMachine):
         if not hasattr(self, "model"):
             return
         for ids in self.finished.values():
-            kept = [one for one in ids if one not in self.revived]
+            kept = [one for one in ids if one not in self.revived | self.later]
             assert kept == sorted(set(kept))
         for given in self.handed_out.values():
             assert given is None or given == sorted(set(given))
@@ -312,14 +316,28 @@ class FanoutMachine(RuleBasedStateMachine):
         return name, token, ids[:count]
 
     def _publish(
-        self, worker: int, count: int, *, order_key: str | None, ttl_ms: int, repeat: bool, to: str | None
+        self,
+        worker: int,
+        count: int,
+        *,
+        order_key: str | None,
+        ttl_ms: int,
+        delay_ms: int,
+        repeat: bool,
+        to: str | None,
     ) -> None:
         new = []
         for _ in range(count):
             self.number += 1
             number = max(1, self.number - 3) if repeat else self.number
             new.append(
-                NewMessage(body=b"%d" % self.number, order_key=order_key, ttl_ms=ttl_ms, deduplication_id=f"d{number}")
+                NewMessage(
+                    body=b"%d" % self.number,
+                    order_key=order_key,
+                    ttl_ms=ttl_ms,
+                    delay_ms=delay_ms,
+                    deduplication_id=f"d{number}",
+                )
             )
         reports = self.queues[worker].publish(Q, new, to=to)
         for message, report in zip(new, reports, strict=True):
@@ -327,11 +345,13 @@ class FanoutMachine(RuleBasedStateMachine):
                 message.body,
                 order_key=order_key,
                 ttl_ms=ttl_ms,
+                delay_ms=delay_ms,
                 deduplication_id=message.deduplication_id,
                 to=to,
                 now=self.now,
             )
             assert (report.id, report.duplicate) == expected
+            self.later |= {expected[0]} if delay_ms else set()
         turns = sum(report.id % 16 == 0 for report in reports if not report.duplicate)
         self.model.remove_over(most=32 * turns, now=self.now)
 
@@ -347,7 +367,7 @@ class FanoutMachine(RuleBasedStateMachine):
             self.claims[name].append((claimed.token, ids))
         given = self.handed_out[name]
         if given is not None and OPTIONS[name].lanes == 1:
-            given += ids
+            given += [one for one in ids if one not in self.later]
         return claimed.token, ids
 
     def _ack(self, worker: int, name: str, token: str, ids: list[int]) -> None:

@@ -43,6 +43,9 @@ STORES = (FanoutQueues, CompactedQueues, EventBroker, RedisSessionStore, Postgre
 WRONG: tuple[Any, ...] = (None, True, 7, 1.5, "text", b"bytes", {}, [], [None], object(), ValueError)
 
 
+NAIVE = datetime(2026, 11, 22, 9)  # noqa: DTZ001 - that it has none is what is refused
+
+
 class _AskedAServer(Exception):
     """Nothing of this may come to a caller."""
 
@@ -186,6 +189,14 @@ def test_time_for_which_a_script_is_sent_again_is_a_number_of_seconds(make: Call
         (lambda: FanoutProducer(_fanout()).publish("q", wrong("text")), "message is a str: it must be a New"),
         (lambda: FanoutProducer(_fanout()).publish_many("q", wrong(NewMessage(body=b"x"))), "messages is a NewMessage"),
         (lambda: NewMessage(body=b"x", headers=wrong(None)), "headers is None: it must be a mapping of texts to texts"),
+        (lambda: NewMessage(body=b"x", delay_ms=-1), "delay_ms is -1: it must be 0 to "),
+        (lambda: NewMessage(body=b"x", delay_ms=wrong(1.5)), "delay_ms is 1.5: it must be an integer"),
+        (lambda: NewMessage(body=b"x", delay_ms=wrong(True)), "delay_ms is True: it must be an integer"),
+        (lambda: NewMessage(body=b"x", due_at=wrong("2026")), "due_at is a str: it must be a datetime with a time"),
+        (lambda: NewMessage(body=b"x", due_at=wrong(4)), "due_at is 4: it must be a datetime with a time zone"),
+        (lambda: NewMessage(body=b"x", due_at=NAIVE), "due_at is 2026-11-22T09:00:00: say in which time zone"),
+        (lambda: NewMessage(body=b"x", due_at=NAIVE.astimezone(), delay_ms=0), "delay_ms and due_at both say when the"),
+        (lambda: FanoutProducer(_fanout()).publish_json("q", 1, delay_ms=-5), "delay_ms is -5: it must be 0 to "),
         (lambda: _fanout().nack("q", consumer="c", message_id=1, token="t", reason=b"x"), "reason is a bytes: it must"),
         (lambda: _fanout().register("q", consumer="c", options={}), "options is a dict: it must be a ConsumerOptions"),
         (lambda: handler(dead_on=wrong(ValueError)), "dead_on is the class ValueError: it must be a tuple of classes"),

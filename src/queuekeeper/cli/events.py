@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from datetime import datetime
 from functools import cached_property
 from typing import TYPE_CHECKING, Annotated, Any, BinaryIO
 
@@ -14,7 +13,7 @@ import typer
 from queuekeeper import events
 from queuekeeper.cli import context, jobs
 from queuekeeper.cli.command import PLANS, OnPostgres, command, group
-from queuekeeper.cli.input import opened
+from queuekeeper.cli.input import Due, opened
 from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import SHOWN_CHARACTERS, Shown, listing, plain, printable, screen
 from queuekeeper.errors import UsageError
@@ -48,7 +47,7 @@ def publish(
     *,
     payload: str = "null",
     metadata: str | None = None,
-    due: Annotated[datetime | None, typer.Option(formats=["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M%z"])] = None,
+    due: Due = None,
     to: str | None = None,
     source: Annotated[str | None, typer.Option("--input", metavar="FILE")] = None,
 ) -> Shown:

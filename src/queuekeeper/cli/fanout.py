@@ -13,7 +13,7 @@ import typer
 
 from queuekeeper import fanout
 from queuekeeper.cli.command import PLANS, OnRedis, command, group, options
-from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_texts, opened
+from queuekeeper.cli.input import Due, EndAfter, Follow, JsonLines, content, named_texts, opened
 from queuekeeper.cli.output import (
     Shown,
     instant,
@@ -110,6 +110,8 @@ def publish(
     source: Annotated[str | None, typer.Option("--input", metavar="FILE")] = None,
     to: Annotated[str | None, typer.Option(metavar="CONSUMER")] = None,
     ttl: Annotated[str, typer.Option(metavar="DURATION")] = "1d",
+    delay: Annotated[str | None, typer.Option(metavar="DURATION")] = None,
+    due: Due = None,
     content_type: str | None = None,
     order_key: str | None = None,
     headers: Annotated[list[str] | None, typer.Option("--header", metavar="NAME=TEXT")] = None,
@@ -129,7 +131,9 @@ def publish(
     :param source: Publish each line of a file, or of stdin with -: {"body": .., "content_type": .., "order_key": ..},
         as `consume --json --show-bodies` writes it.
     :param to: Publish to this consumer only.
-    :param ttl: Time after which the message expires, such as 10s, 30m, 1h or 7d.
+    :param ttl: Time after which the message expires, such as 10s, 30m, 1h or 7d. It begins when the message is due.
+    :param delay: Time for which nobody gets the message yet, such as 10s, 30m, 1h or 7d.
+    :param due: Publish the message for this time; a time zone is required.
     :param content_type: Content type of the payload, such as application/json.
     :param order_key: Order key. Messages with the same key stay in order.
     :param headers: Header of the message. Repeat the option for more.
@@ -141,7 +145,8 @@ def publish(
 
     if (body is not None) + (body_file is not None) + (source is not None) != 1:
         raise UsageError("say what is to be published: one of --body, --body-file and --input")
-    if source is not None and (headers or content_type or order_key is not None or deduplication_id):
+    about_one = (headers, content_type, deduplication_id, delay, due)
+    if source is not None and (any(about_one) or order_key is not None):
         raise UsageError("what is said about one message goes into the lines of the file, with --input")
     if source is None and deduplicate_as is not None:
         raise UsageError("--deduplicate-as is about a file: one message has --deduplication-id")
@@ -154,6 +159,8 @@ def publish(
             order_key=order_key,
             ttl_ms=ttl_ms,
             deduplication_id=deduplication_id,
+            delay_ms=None if delay is None else duration_ms("delay", delay),
+            due_at=due,
             headers=named_texts("header", headers),
         )
         report = fanout.FanoutProducer(call.queues).publish(queue, message, to=to)

@@ -6,6 +6,7 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import Annotated, BinaryIO
 
@@ -19,6 +20,7 @@ EndAfter = Annotated[
 ]
 Follow = Annotated[bool, typer.Option("--follow", help="Wait for more messages until SIGTERM or Ctrl-C.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")]
+Due = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M%z"])]
 STANDARD_STREAM = "-"
 
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from typing import Any, TypeAlias, TypeVar
 
-from queuekeeper.checks import check_integer
+from queuekeeper.checks import check_instant, check_integer
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.events.model import (
     MAX_EVENTS_PER_CALL,
@@ -143,8 +143,7 @@ class EventOperations:
         :raises UsageError: when the instant has no time zone.
         :raises RefusedError: when there is no such subscription.
         """
-        if due_at.tzinfo is None:
-            raise UsageError(f"due_at is {due_at.isoformat()}: say in which time zone")
+        check_instant("due_at", due_at)
         parameters = _columns([event]) | {"due_at": due_at, "subscription_id": subscription_id}
         rows: Rows = yield Query(name="schedule_event", parameters=parameters)
         return str(rows[0][0])

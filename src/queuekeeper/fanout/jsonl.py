@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import datetime
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -20,7 +21,10 @@ if TYPE_CHECKING:
 LINES_PER_PUBLISH = 100
 
 _PUBLISHED = frozenset(
-    {"body", "body_encoding", "content_type", "deduplication_id", "headers", "order_key", "ttl_ms"}
+    {
+        "body", "body_encoding", "content_type", "deduplication_id", "delay_ms", "due_at", "headers", "order_key",
+        "ttl_ms",
+    }
 )  # fmt: skip
 _TOLD = frozenset({"attempt", "body_bytes", "expires_at_ms", "header_count", "id", "published_ms", "stalls"})
 """What a message has besides, and a line that was written of one: passed over when it is read."""
@@ -118,6 +122,8 @@ def read_messages(
             ttl_ms=given.get("ttl_ms", ttl_ms),
             deduplication_id=given.get("deduplication_id"),
             headers=given.get("headers", {}),
+            delay_ms=given.get("delay_ms"),
+            due_at=_read_instant(given.get("due_at")),
         )
 
     found = read_lines(lines, make, member="body", known=_PUBLISHED | _TOLD, purpose="published")
@@ -126,6 +132,13 @@ def read_messages(
             yield message
         else:
             yield replace(message, deduplication_id=f"{deduplicate_as}:{number}")
+
+
+def _read_instant(given: Any) -> datetime | None:
+    try:
+        return None if given is None else datetime.fromisoformat(given)
+    except (TypeError, ValueError):
+        raise UsageError("due_at must be an instant such as 2026-11-22T09:00:00+01:00") from None
 
 
 def publish_lines(

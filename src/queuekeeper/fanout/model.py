@@ -5,10 +5,11 @@ from __future__ import annotations
 import unicodedata
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from datetime import datetime
 from enum import StrEnum
 from typing import Any
 
-from queuekeeper.checks import check_choice, check_fields, check_integer, check_text
+from queuekeeper.checks import check_choice, check_fields, check_instant, check_integer, check_text
 from queuekeeper.errors import InvalidLife, InvalidName, PayloadTooLarge, QueuekeeperError, UsageError
 
 DAY_MS = 86_400_000
@@ -163,10 +164,16 @@ class ConsumerOptions:
 
 @dataclass(frozen=True, kw_only=True)
 class NewMessage:
-    """A message to publish.
+    """A message to publish, at once or for later.
+
+    One that is for later goes to the consumers that are registered when it is published, and nobody gets it before its
+    time; then it is next behind what waits, also among messages of its order key. An instant that has passed means at
+    once.
 
     :param order_key: messages with the same one are kept in order by ordered consumers with several lanes.
-    :param ttl_ms: life from the moment it is published.
+    :param ttl_ms: life from the moment it is published, or is due.
+    :param delay_ms: how long nobody gets it, by the server's clock.
+    :param due_at: the same as an instant with a time zone; one of the two.
     :param deduplication_id: a publish that is repeated with the same one is one message.
     :param deduplication_ms: how long the queue remembers that id; none for as long as its options say, and no longer.
     :raises UsageError: naming field, value and rule; ``InvalidLife`` for a life of 0 or less.
@@ -179,6 +186,8 @@ class NewMessage:
     deduplication_id: str | None = None
     deduplication_ms: int | None = None
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    delay_ms: int | None = None
+    due_at: datetime | None = None
 
     def __post_init__(self) -> None:
         if type(self.body) is not bytes:
@@ -195,6 +204,12 @@ class NewMessage:
                 check_text(name, value, most_bytes=MAX_TEXT_BYTES)
         if self.deduplication_ms is not None:
             check_integer("deduplication_ms", self.deduplication_ms, 1, MAX_MS)
+        if self.delay_ms is not None:
+            check_integer("delay_ms", self.delay_ms, 0, MAX_MS)
+        if self.due_at is not None:
+            check_instant("due_at", self.due_at)
+            if self.delay_ms is not None:
+                raise UsageError("delay_ms and due_at both say when the message is due: name one of them")
         if self.deduplication_id == "":
             raise UsageError("deduplication_id is empty: name the message, or take none")
         headers: Any = self.headers
@@ -212,6 +227,7 @@ class FanoutMessage:
     """A message as a consumer gets it.
 
     :param id: number within the queue; a message published later has a greater one.
+    :param published_ms: when it was published, or was due if it was published for later.
     :param attempt: how often it was handed to this consumer, this time included.
     :param stalls: how often its lease ran out.
     :param expires_at_ms: end of its life, which ends sooner or later than that once somebody has begun on it.
@@ -451,11 +467,11 @@ class ConsumerView:
     :param ready: messages that can be claimed now or when their lane is free.
     :param leased: messages that somebody works on.
     :param overdue: those of them whose lease has run out.
-    :param delayed: messages that wait for their retry.
+    :param delayed: messages that wait for their time: for a retry, or as they were published for later.
     :param dead: dead letters.
-    :param oldest_ready_ms: when the oldest of those that are next in line was published.
+    :param oldest_ready_ms: when the oldest of those that are next in line was published, or due.
     :param next_deadline_ms: earliest end of a lease.
-    :param next_due_ms: earliest retry.
+    :param next_due_ms: earliest time of those.
     :param oldest_dead_ms: when the oldest dead letter died.
     :param blocked_until_ms: lanes of an ordered consumer wait for the retry of their first message; the earliest one.
     :param sampled: messages next in line that ``only_holder`` speaks of.

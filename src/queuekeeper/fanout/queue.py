@@ -20,7 +20,7 @@ class _Methods:
 
     register, adopt, configure, touch = Both(_Ops.register), Both(_Ops.adopt), Both(_Ops.configure), Both(_Ops.touch)
     unregister, unregister_idle = Both(_Ops.unregister), Both(_Ops.unregister_idle)
-    publish = Both(_Ops.publish)
+    publish, cancel = Both(_Ops.publish), Both(_Ops.cancel)
     claim, ack, nack, extend = Both(_Ops.claim), Both(_Ops.ack), Both(_Ops.nack), Both(_Ops.extend)
     return_claimed, reap, await_wake = Both(_Ops.return_claimed), Both(_Ops.reap), Both(_Ops.await_wake)
     list_dead, retry_dead, purge_dead = Both(_Ops.list_dead), Both(_Ops.retry_dead), Both(_Ops.purge_dead)

@@ -87,12 +87,12 @@ class Membership(NamedTuple):
     publish_keys: list[str] | None
     publish_args: list[str]
 
-    def keys_of_all(self, order_hashes: Sequence[int]) -> list[str]:
-        """Return what a publish to all of them names; only lists of lanes that the messages are of are among it."""
-        if self.publish_keys is not None:
+    def keys_of_all(self, order_hashes: Sequence[int], *, for_later: bool) -> list[str]:
+        """Return what a publish to all of them names; see :func:`publish_keys_of`."""
+        if self.publish_keys is not None and not for_later:
             return self.publish_keys
         joined = (member for member in self.members.values() if member.options is not None)
-        return [key for member in joined for key in publish_keys_of(member, order_hashes)]
+        return [key for member in joined for key in publish_keys_of(member, order_hashes, for_later=for_later)]
 
 
 class CommonOperations:
@@ -327,13 +327,16 @@ def walk_values(key: str) -> Steps[dict[int, bytes]]:
             return found
 
 
-def publish_keys_of(member: Member, order_hashes: Sequence[int] = (0,)) -> list[str]:
-    """Return what a publish to a consumer names; only lists of lanes that the messages are of are among it."""
+def publish_keys_of(member: Member, order_hashes: Sequence[int] = (0,), *, for_later: bool = False) -> list[str]:
+    """Return what a publish to a consumer names; only lists of lanes that the messages are of are among it.
+
+    :param for_later: something is said of when one of the messages is due.
+    """
     own = member.keys
     lanes = len(own.ready)
     ready = own.ready if lanes == 1 else [own.ready[lane] for lane in sorted({each % lanes for each in order_hashes})]
-    bounds = [own.details, own.delayed] if member.options is not None and member.options.max_length else []
-    return [own.wake, *ready, *bounds]
+    is_bounded = member.options is not None and member.options.max_length is not None
+    return [own.wake, *ready, *([own.details, own.delayed] if is_bounded or for_later else [])]
 
 
 def written_options(options: ConsumerOptions) -> str:

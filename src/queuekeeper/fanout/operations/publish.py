@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from binascii import crc32
 from collections.abc import Sequence
+from datetime import UTC, datetime, timedelta
 
 from queuekeeper import lua
+from queuekeeper.checks import check_integer
 from queuekeeper.errors import MembershipChanged, QueueFull, QueuekeeperError, UnknownConsumer
 from queuekeeper.fanout.model import NewMessage, PublishReport, check_body, check_consumer
 from queuekeeper.fanout.operations.common import (
     BYTES_PER_CALL,
+    MAX_ID,
     TRIES,
     CommonOperations,
     Membership,
@@ -26,9 +29,12 @@ from queuekeeper.operation import Operation
 MESSAGES_PER_CALL = 100
 REFERENCES_PER_CALL = 2_500
 
+_EPOCH = datetime.fromtimestamp(0, UTC)
+_MS = timedelta(milliseconds=1)
+
 
 class PublishOperations(CommonOperations):
-    """Publish."""
+    """Publish, and take back what is not due."""
 
     def publish(
         self, queue: str, messages: Sequence[NewMessage], *, to: str | None = None
@@ -78,6 +84,28 @@ class PublishOperations(CommonOperations):
                 reports += reply
         return reports
 
+    def cancel(self, queue: str, *, message_id: int) -> Operation[bool]:
+        """Take back a message that was published for later, as long as it is not due: nobody gets it.
+
+        Its deduplication id stays remembered.
+
+        :returns: whether it was taken back; it was not when it is due, done or unknown.
+        """
+        check_integer("message_id", message_id, 1, MAX_ID)
+        keys = self._keys(queue)
+        for tries in range(TRIES + 1):
+            membership = yield from self._membership(queue, fresh=bool(tries))
+            joined = [member.keys.delayed for member in membership.members.values() if member.options is not None]
+            call = scripts.cancel(
+                keys, delayed_sets=joined, membership=membership.number, id=message_id, now_ms=self._now()
+            )
+            try:
+                return bool((yield from ask(call)))
+            except MembershipChanged:
+                if tries == TRIES:
+                    raise
+        raise AssertionError("unreachable")
+
     def _publish_chunk(
         self,
         keys: FanoutKeys,
@@ -88,21 +116,24 @@ class PublishOperations(CommonOperations):
         to: str | None,
     ) -> Steps[list[PublishReport]]:
         order_hashes = [crc32(each.order_key.encode()) if each.order_key is not None else 0 for each in messages]
+        instants = [_instant(each) for each in messages]
+        for_later = any(instants)
         if to is None:
             count = membership.joined
-            consumer_keys, consumer_args = membership.keys_of_all(order_hashes), membership.publish_args
+            consumer_keys = membership.keys_of_all(order_hashes, for_later=for_later)
+            consumer_args = membership.publish_args
         else:
             member = membership.members.get(to)
             if member is None or member.options is None:
                 raise UnknownConsumer(
                     f"no consumer {to!r} is registered with the queue: register it first, or publish to all"
                 )
-            count, consumer_keys = 1, publish_keys_of(member, order_hashes)
+            count, consumer_keys = 1, publish_keys_of(member, order_hashes, for_later=for_later)
             consumer_args = [to, written_options(member.options)]
         values: list[lua.Value] = [*consumer_args]
-        for message, order_hash, record in zip(messages, order_hashes, records, strict=True):
+        for message, order_hash, due, record in zip(messages, order_hashes, instants, records, strict=True):
             remembered_ms = "" if message.deduplication_ms is None else message.deduplication_ms
-            values += (message.ttl_ms, order_hash, message.deduplication_id or "", remembered_ms, record)
+            values += (message.ttl_ms, order_hash, message.deduplication_id or "", remembered_ms, due, record)
         reply = yield from ask(
             scripts.publish(
                 keys,
@@ -133,6 +164,16 @@ def _given_up(reports: list[PublishReport], count: int, error: QueuekeeperError)
     if not reports:
         raise error
     return [*reports, *[PublishReport(error=error)] * (count - len(reports))]
+
+
+def _instant(message: NewMessage) -> str:
+    """Return when a message is due, as a publish takes it; empty for at once."""
+    if message.delay_ms:
+        return f"+{message.delay_ms}"
+    if message.due_at is None:
+        return ""
+    # A fraction of a millisecond is waited for.
+    return str(max(0, -((_EPOCH - message.due_at) // _MS)))
 
 
 def _end_of_chunk(records: Sequence[bytes], start: int, most: int) -> int:
