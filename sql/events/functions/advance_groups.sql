@@ -4,7 +4,6 @@
 CREATE FUNCTION pgmb.advance_groups(to_id varchar(24))
 RETURNS int
 LANGUAGE plpgsql
-VOLATILE
 SECURITY DEFINER
 SET search_path TO pgmb, pg_temp
 AS $$

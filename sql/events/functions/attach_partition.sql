@@ -2,7 +2,6 @@
 CREATE FUNCTION pgmb.attach_partition(tbl regclass, partition regclass, lower_at timestamptz, upper_at timestamptz)
 RETURNS void
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 BEGIN

@@ -13,7 +13,6 @@ CREATE FUNCTION pgmb.check_condition(
     OUT duration_ms double precision
 )
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 -- Young partitions have no statistics: the latest events are found along the index however many there are.
 SET enable_bitmapscan TO off

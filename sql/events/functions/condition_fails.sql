@@ -4,7 +4,6 @@
 CREATE FUNCTION pgmb.condition_fails(key uuid)
 RETURNS boolean
 LANGUAGE sql
-VOLATILE
 SECURITY DEFINER
 SET search_path TO pgmb, pg_temp
 AS $$

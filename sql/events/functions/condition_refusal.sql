@@ -10,7 +10,6 @@
 CREATE FUNCTION pgmb.condition_refusal(condition text)
 RETURNS text
 LANGUAGE plpgsql
-VOLATILE
 SECURITY DEFINER
 SET search_path TO pgmb, pg_catalog, pg_temp
 SET timezone TO 'UTC'

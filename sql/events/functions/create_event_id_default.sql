@@ -2,7 +2,6 @@
 CREATE FUNCTION pgmb.create_event_id_default()
 RETURNS pgmb.event_id
 LANGUAGE sql
-VOLATILE
 AS $$
     SELECT pgmb.create_event_id(clock_timestamp(), nextval('pgmb.event_numbers'))
 $$;

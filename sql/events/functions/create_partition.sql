@@ -2,7 +2,6 @@
 CREATE FUNCTION pgmb.create_partition(tbl regclass, suffix text)
 RETURNS regclass
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 DECLARE

@@ -3,7 +3,6 @@
 CREATE FUNCTION pgmb.create_random_bigint()
 RETURNS bigint
 LANGUAGE sql
-VOLATILE
 AS $$
     SELECT nextval('pgmb.event_numbers')
 $$;

@@ -2,7 +2,6 @@
 CREATE FUNCTION pgmb.create_subscription_id()
 RETURNS pgmb.subscription_id
 LANGUAGE sql
-VOLATILE
 AS $$
     SELECT ('su' || substr(pgmb.create_event_id_default(), 3))::pgmb.subscription_id
 $$;

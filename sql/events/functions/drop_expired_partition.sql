@@ -3,7 +3,6 @@
 CREATE FUNCTION pgmb.drop_expired_partition(tbl regclass, current_ts timestamptz DEFAULT now())
 RETURNS text
 LANGUAGE sql
-VOLATILE
 SECURITY DEFINER
 SET search_path TO pgmb, pg_temp
 AS $$

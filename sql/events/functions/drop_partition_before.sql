@@ -3,7 +3,6 @@
 CREATE FUNCTION pgmb.drop_partition_before(tbl regclass, expired_id varchar(24))
 RETURNS text
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 DECLARE

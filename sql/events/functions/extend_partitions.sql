@@ -3,7 +3,6 @@
 CREATE FUNCTION pgmb.extend_partitions(tbl regclass, current_ts timestamptz DEFAULT now())
 RETURNS int
 LANGUAGE sql
-VOLATILE
 SECURITY DEFINER
 SET search_path TO pgmb, pg_temp
 AS $$

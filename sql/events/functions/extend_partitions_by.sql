@@ -5,7 +5,6 @@
 CREATE FUNCTION pgmb.extend_partitions_by(tbl regclass, current_ts timestamptz, width interval, ahead interval)
 RETURNS int
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 SET timezone TO 'UTC'
 AS $$

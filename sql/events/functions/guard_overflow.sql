@@ -5,7 +5,6 @@
 CREATE FUNCTION pgmb.guard_overflow()
 RETURNS boolean
 LANGUAGE plpgsql
-VOLATILE
 SECURITY DEFINER
 SET search_path TO pgmb, pg_temp
 AS $$

@@ -2,7 +2,6 @@
 CREATE FUNCTION pgmb.holds_group_lock(gid varchar(48))
 RETURNS boolean
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 BEGIN

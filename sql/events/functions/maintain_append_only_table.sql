@@ -4,7 +4,6 @@
 CREATE FUNCTION pgmb.maintain_append_only_table(tbl regclass, current_ts timestamptz DEFAULT now())
 RETURNS void
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 DECLARE

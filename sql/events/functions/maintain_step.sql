@@ -3,7 +3,6 @@
 CREATE FUNCTION pgmb.maintain_step(step text, tbl regclass, current_ts timestamptz)
 RETURNS boolean
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 BEGIN

@@ -12,7 +12,6 @@ CREATE FUNCTION pgmb.maintain_time_partitions_using_event_id(
 )
 RETURNS void
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 SET timezone TO 'UTC'
 AS $$

@@ -3,7 +3,6 @@
 CREATE FUNCTION pgmb.next_dispatch_id(last_dispatch_id pgmb.event_id)
 RETURNS pgmb.event_id
 LANGUAGE sql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
     SELECT greatest(

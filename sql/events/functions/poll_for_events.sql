@@ -9,7 +9,6 @@
 CREATE FUNCTION pgmb.poll_for_events()
 RETURNS int
 LANGUAGE plpgsql
-VOLATILE
 SECURITY DEFINER
 SET search_path TO pgmb, pg_temp
 SET plan_cache_mode TO force_generic_plan

@@ -2,7 +2,6 @@
 CREATE FUNCTION pgmb.postpone_events(event_ids varchar(24)[])
 RETURNS void
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 SET plan_cache_mode TO force_custom_plan
 AS $$

@@ -3,7 +3,6 @@
 CREATE FUNCTION pgmb.prepare_poll_for_events_fn(sql_statements text[])
 RETURNS void
 LANGUAGE plpgsql
-VOLATILE
 STRICT
 SET search_path TO pgmb, pg_temp
 AS $$

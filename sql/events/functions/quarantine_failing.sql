@@ -7,7 +7,6 @@ CREATE FUNCTION pgmb.quarantine_failing(
 )
 RETURNS pgmb.condition_match[]
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 DECLARE

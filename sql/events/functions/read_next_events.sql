@@ -18,7 +18,6 @@ RETURNS TABLE (
     next_cursor pgmb.event_id
 )
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 SET plan_cache_mode TO force_generic_plan
 SET enable_hashjoin TO on

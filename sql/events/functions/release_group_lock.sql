@@ -2,7 +2,6 @@
 CREATE FUNCTION pgmb.release_group_lock(gid varchar(48))
 RETURNS void
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 BEGIN

@@ -7,7 +7,6 @@ CREATE FUNCTION pgmb.release_subscription(
     sid varchar(24), redeliver boolean DEFAULT TRUE, OUT redelivered int, OUT failed_event_ids varchar(24)[]
 )
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 SET plan_cache_mode TO force_custom_plan
 AS $$

@@ -4,7 +4,6 @@
 CREATE FUNCTION pgmb.resynchronize_dispatch()
 RETURNS bigint
 LANGUAGE plpgsql
-VOLATILE
 SECURITY DEFINER
 SET search_path TO pgmb, pg_temp
 AS $$

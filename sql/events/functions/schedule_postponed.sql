@@ -2,7 +2,6 @@
 CREATE FUNCTION pgmb.schedule_postponed(postponed pgmb.events[])
 RETURNS void
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 BEGIN

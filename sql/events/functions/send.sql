@@ -2,7 +2,6 @@
 CREATE FUNCTION pgmb.send(sid varchar(24), topics text[], payloads jsonb[], metadatas jsonb[] DEFAULT NULL)
 RETURNS SETOF pgmb.event_id
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 BEGIN

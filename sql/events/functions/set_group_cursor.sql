@@ -2,7 +2,6 @@
 CREATE FUNCTION pgmb.set_group_cursor(gid varchar(48), new_cursor pgmb.event_id, release_lock boolean)
 RETURNS void
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 AS $$
 BEGIN

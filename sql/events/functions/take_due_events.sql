@@ -5,7 +5,6 @@
 CREATE FUNCTION pgmb.take_due_events(max_events int, max_bytes bigint)
 RETURNS TABLE (event_id pgmb.event_id, subscription_id pgmb.subscription_id)
 LANGUAGE plpgsql
-VOLATILE
 SET search_path TO pgmb, pg_temp
 SET plan_cache_mode TO force_custom_plan
 SET enable_hashjoin TO off

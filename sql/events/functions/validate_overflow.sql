@@ -2,7 +2,6 @@
 CREATE FUNCTION pgmb.validate_overflow()
 RETURNS void
 LANGUAGE plpgsql
-VOLATILE
 SECURITY DEFINER
 SET search_path TO pgmb, pg_temp
 AS $$
