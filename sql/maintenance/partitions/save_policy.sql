@@ -13,18 +13,11 @@ VALUES (
     %(lock_timeout_ms)s, %(deadline_s)s, %(at_most)s
 )
 ON CONFLICT (table_name) DO UPDATE
-    SET
-        step = excluded.step,
-        ahead = excluded.ahead,
-        retention = excluded.retention,
-        far_future = excluded.far_future,
-        lowest_needed_sql = excluded.lowest_needed_sql,
-        archive = excluded.archive,
-        quarantine_schema = excluded.quarantine_schema,
-        quarantine_days = excluded.quarantine_days,
-        blocking_detach = excluded.blocking_detach,
-        storage = excluded.storage,
-        lock_timeout_ms = excluded.lock_timeout_ms,
-        deadline_s = excluded.deadline_s,
-        at_most = excluded.at_most,
-        updated_at = clock_timestamp()
+    SET (
+        step, ahead, retention, far_future, lowest_needed_sql, archive, quarantine_schema, quarantine_days,
+        blocking_detach, storage, lock_timeout_ms, deadline_s, at_most, updated_at
+    ) = (
+        excluded.step, excluded.ahead, excluded.retention, excluded.far_future, excluded.lowest_needed_sql,
+        excluded.archive, excluded.quarantine_schema, excluded.quarantine_days, excluded.blocking_detach,
+        excluded.storage, excluded.lock_timeout_ms, excluded.deadline_s, excluded.at_most, clock_timestamp()
+    )

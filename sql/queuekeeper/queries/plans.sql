@@ -14,17 +14,13 @@ VALUES (
     %(state_reason)s, %(throttle_messages_per_s)s, %(target_clustered)s
 )
 ON CONFLICT (plan_id) DO UPDATE
-    SET
-        parameters = excluded.parameters,
-        as_of_ms = excluded.as_of_ms,
-        chosen = excluded.chosen,
-        state = excluded.state,
-        state_reason = excluded.state_reason,
-        throttle_messages_per_s = excluded.throttle_messages_per_s,
-        target_clustered = excluded.target_clustered,
-        approved_by = NULL,
-        approved_at = NULL,
-        updated_at = clock_timestamp()
+    SET (
+        parameters, as_of_ms, chosen, state, state_reason, throttle_messages_per_s, target_clustered, approved_by,
+        approved_at, updated_at
+    ) = (
+        excluded.parameters, excluded.as_of_ms, excluded.chosen, excluded.state, excluded.state_reason,
+        excluded.throttle_messages_per_s, excluded.target_clustered, NULL, NULL, clock_timestamp()
+    )
     WHERE
     queuekeeper.plans.state IN ('planned', 'refused', 'stopped')
     OR (

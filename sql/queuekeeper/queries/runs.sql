@@ -144,15 +144,12 @@ VALUES (
     %(counts)s, %(done)s
 )
 ON CONFLICT (maintenance_run_id, shard) DO UPDATE
-    SET
-        cursor = excluded.cursor,
-        scanned = excluded.scanned,
-        removed = excluded.removed,
-        repaired = excluded.repaired,
-        freed_bytes = excluded.freed_bytes,
-        counts = excluded.counts,
-        done = excluded.done,
-        updated_at = clock_timestamp();
+    SET (
+        cursor, scanned, removed, repaired, freed_bytes, counts, done, updated_at
+    ) = (
+        excluded.cursor, excluded.scanned, excluded.removed, excluded.repaired, excluded.freed_bytes, excluded.counts,
+        excluded.done, clock_timestamp()
+    );
 
 -- name: shard_progress
 -- Read how far a run has come, shard by shard.

@@ -12,15 +12,11 @@ VALUES (
     %(sessions_seen)s, %(sessions_copied)s, %(differences)s, %(digest)s, %(verified_at_ms)s
 )
 ON CONFLICT (plan_id, cohort) DO UPDATE
-    SET
-        rows_seen = excluded.rows_seen,
-        copied = excluded.copied,
-        expired = excluded.expired,
-        trimmed = excluded.trimmed,
-        superseded = excluded.superseded,
-        quarantined = excluded.quarantined,
-        sessions_seen = excluded.sessions_seen,
-        sessions_copied = excluded.sessions_copied,
-        differences = excluded.differences,
-        digest = excluded.digest,
-        verified_at_ms = excluded.verified_at_ms
+    SET (
+        rows_seen, copied, expired, trimmed, superseded, quarantined, sessions_seen, sessions_copied, differences,
+        digest, verified_at_ms
+    ) = (
+        excluded.rows_seen, excluded.copied, excluded.expired, excluded.trimmed, excluded.superseded,
+        excluded.quarantined, excluded.sessions_seen, excluded.sessions_copied, excluded.differences, excluded.digest,
+        excluded.verified_at_ms
+    )
