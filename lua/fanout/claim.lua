@@ -64,11 +64,7 @@ local now = instant(ARGV[6])
 if not now then
     return redis.error_reply('INVALID now is neither empty nor an integer of 0 or more')
 end
-local options, unknown = options_of(keys.state, keys.options, consumer)
-local refused = unknown or lanes_error(options, keys.ready)
-if refused then
-    return refused
-end
+--- @include "includes/fanout_own_options"
 
 local deadline = string.format('%d', now + lease_ms)
 local reply = { deadline, 0, 0, 0, 0, 0 }

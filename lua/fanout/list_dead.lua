@@ -15,16 +15,9 @@ Errors
 Cost
     O(log D + M) for M of D letters; about 10 us per letter on two busy cores. At most 1,000.
 ]]
---- @include "includes/integers"
 --- @include "includes/fanout_entries"
+--- @include "includes/fanout_page"
 
-local PER_CALL = 1000
-local BYTES_PER_CALL = 1000000
-
-local offset, limit = integer(ARGV[1]), integer(ARGV[2])
-if #KEYS ~= 3 or #ARGV ~= 2 or not offset or offset < 0 or not limit or limit < 1 or limit > PER_CALL then
-    return redis.error_reply('INVALID 3 keys, an offset of 0 or more and a limit of 1 to 1000 are expected')
-end
 local reply = { redis.call('ZCARD', KEYS[2]) }
 local letters = redis.call('ZRANGE', KEYS[2], offset, offset + limit - 1, 'WITHSCORES')
 local bytes = 0

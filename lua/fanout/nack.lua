@@ -41,7 +41,7 @@ Cost
 
 --- @keys
 
-local consumer, token, id, reason, place = ARGV[1], ARGV[2], ARGV[3], ARGV[6], ARGV[7]
+local token, id, reason, place = ARGV[2], ARGV[3], ARGV[6], ARGV[7]
 local delay_ms, max_attempts = integer(ARGV[4]), integer(ARGV[5])
 local now = instant(ARGV[8])
 if #ARGV ~= 8 or not are_ids({ id }, 1) or not is_token(token) then
@@ -53,11 +53,7 @@ end
 if #reason > 1000 or (place ~= 'tail' and place ~= 'head') or not now then
     return redis.error_reply('INVALID reason has over 1000 bytes, position is not tail or head, or now no integer')
 end
-local options, unknown = options_of(keys.state, keys.options, consumer)
-local refused = unknown or lanes_error(options, keys.ready)
-if refused then
-    return refused
-end
+--- @include "includes/fanout_own_options"
 
 local attempts, stalls, lane, owner = read_entry(redis.call('HGET', keys.details, id))
 if owner ~= token then

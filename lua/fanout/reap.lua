@@ -59,11 +59,7 @@ end
 if not first_lane or first_lane < 1 or not offset or offset < 0 then
     return redis.error_reply('INVALID lane or offset is not an integer of 1, or 0, or more')
 end
-local options, unknown = options_of(keys.state, keys.options, ARGV[1])
-local refused = unknown or lanes_error(options, keys.ready)
-if refused then
-    return refused
-end
+--- @include "includes/fanout_own_options"
 
 -- Which of some ids have no message any more, or are over.
 local lives_on = {}

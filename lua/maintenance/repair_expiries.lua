@@ -25,19 +25,9 @@ Cost
 --- @include "includes/message_facts"
 --- @include "includes/mirrored"
 
-local PAYLOAD_KEYS_PER_CALL = 100
-local BYTES_PER_CALL = 1048576
-local FIRST_PAYLOAD = 3
-
 local messages_key, session_key = KEYS[1], KEYS[2]
-local default_ttl_ms, grace_ms, said_ms = integer(ARGV[1]), integer(ARGV[2]), integer(ARGV[3])
-local count = #KEYS - FIRST_PAYLOAD + 1
-if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 3 then
-    return redis.error_reply('INVALID 2 keys, 1 to 100 payload keys and 3 arguments are expected')
-end
-if not default_ttl_ms or default_ttl_ms < 1 or not grace_ms or grace_ms < 1 or not said_ms or said_ms < 0 then
-    return redis.error_reply('INVALID default life and grace are integers of 1 or more, and the instant of 0 or more')
-end
+local FIRST_PAYLOAD = 3
+--- @include "includes/mending"
 
 -- Where something else lies under the name of the session, this fails before anything is written.
 redis.call('HGET', session_key, 'earliest_expiry_ms')

@@ -13,13 +13,8 @@ Errors
 Cost
     O(M) for M payload keys; about 0.5 us per key. At most 1,000 keys.
 ]]
-local PAYLOAD_KEYS_PER_CALL = 1000
 local FIRST_PAYLOAD = 1
-
-local count = #KEYS - FIRST_PAYLOAD + 1
-if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 0 then
-    return redis.error_reply('INVALID 1 to ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys are expected')
-end
+--- @include "includes/payloads_only"
 
 local missing = {}
 for position = 1, count do

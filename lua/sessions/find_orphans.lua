@@ -15,13 +15,8 @@ Errors
 Cost
     O(M) for M payload keys; about 1 us per key. At most 1,000 keys.
 ]]
-local PAYLOAD_KEYS_PER_CALL = 1000
 local FIRST_PAYLOAD = 2
-
-local count = #KEYS - FIRST_PAYLOAD + 1
-if count < 1 or count > PAYLOAD_KEYS_PER_CALL or #ARGV ~= 0 then
-    return redis.error_reply('INVALID 1 key and 1 to ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys are expected')
-end
+--- @include "includes/payloads_only"
 
 -- Where something else lies under the name of the set, there are no references.
 local is_set = redis.call('TYPE', KEYS[1]).ok == 'zset'

@@ -55,9 +55,7 @@ local count = #KEYS - FIRST_PAYLOAD + 1
 if count < 0 or #ARGV ~= FIRST_TRIPLE - 1 + 3 * count then
     return redis.error_reply('INVALID 3 keys and a key per message, 7 arguments and 3 per message are expected')
 end
-if count > MESSAGES_PER_CALL then
-    return redis.error_reply('INVALID a chunk holds at most ' .. MESSAGES_PER_CALL .. ' messages')
-end
+--- @include "includes/message_limit"
 if plan == '' then
     return redis.error_reply('INVALID the plan id is empty')
 end

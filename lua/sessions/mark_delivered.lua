@@ -39,13 +39,7 @@ local fields = redis.call(
     'HMGET', session_key, 'owner', 'import', 'epoch', 'mirror', 'delivered_serial', 'delivered_at',
     'saved_last_packet_id', 'last_serial'
 )
-if fields[1] or fields[2] or epoch ~= '' then
-    --- @include "includes/guard"
-    local refused_reply = refusal(fields, epoch)
-    if refused_reply then
-        return refused_reply
-    end
-end
+--- @include "includes/guarded_fields"
 --- @include "includes/delivered"
 local before, last_serial = fields[5] and tonumber(fields[5]), fields[8] and tonumber(fields[8])
 local last_packet_id = redis.call('GET', last_packet_id_key) or ''

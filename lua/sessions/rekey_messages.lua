@@ -35,9 +35,7 @@ local count = #KEYS - FIRST_PAYLOAD + 1
 if count < 0 or #ARGV ~= FIRST_TRIPLE - 1 + 3 * count then
     return redis.error_reply('INVALID 3 keys and a key per message, 1 argument and 3 per message are expected')
 end
-if count > MESSAGES_PER_CALL then
-    return redis.error_reply('INVALID a call takes at most ' .. MESSAGES_PER_CALL .. ' messages')
-end
+--- @include "includes/message_limit"
 if not is_last_packet_id(last_packet_id) then
     return redis.error_reply('INVALID last packet id is not an integer from 0 to 65535')
 end

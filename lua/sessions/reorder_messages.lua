@@ -34,9 +34,7 @@ local count = #KEYS - FIRST_PAYLOAD + 1
 if count < 1 or #ARGV ~= FIRST_PAIR - 1 + 2 * count then
     return redis.error_reply('INVALID 2 keys and a key per message, 4 arguments and 2 per message are expected')
 end
-if count > PAYLOAD_KEYS_PER_CALL then
-    return redis.error_reply('INVALID a call takes at most ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys')
-end
+--- @include "includes/payload_limit"
 if not highest or (delivered_serial ~= '' and not integer(delivered_serial)) then
     return redis.error_reply('INVALID highest or delivered serial is not an integer')
 end

@@ -62,9 +62,7 @@ local count = #KEYS - FIRST_PAYLOAD + 1
 if count < 0 or #ARGV ~= FIRST_PAIR - 1 + 2 * count then
     return redis.error_reply('INVALID 3 keys and a key per message, 1 argument and 2 per message are expected')
 end
-if count > MESSAGES_PER_CALL then
-    return redis.error_reply('INVALID a call takes at most ' .. MESSAGES_PER_CALL .. ' messages')
-end
+--- @include "includes/message_limit"
 local epoch, expected, last_packet_id, until_ms, soon, batch =
     string.match(ARGV[1], '^(%d*):([^:]*):(%d*):(%d*):(1?):(.*)$')
 if not epoch then

@@ -32,9 +32,7 @@ local count = #KEYS - FIRST_PAYLOAD + 1
 if count < 1 or #ARGV ~= FIRST_TRIPLE - 1 + 3 * count then
     return redis.error_reply('INVALID 2 keys and a key per message, 1 argument and 3 per message are expected')
 end
-if count > PAYLOAD_KEYS_PER_CALL then
-    return redis.error_reply('INVALID a call takes at most ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys')
-end
+--- @include "includes/payload_limit"
 if may_lengthen ~= '0' and may_lengthen ~= '1' then
     return redis.error_reply('INVALID the leave to lengthen is neither 0 nor 1')
 end

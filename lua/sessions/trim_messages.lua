@@ -34,9 +34,7 @@ local count = #KEYS - FIRST_PAYLOAD + 1
 if count < 0 or #ARGV ~= FIRST_SERIAL - 1 + count then
     return redis.error_reply('INVALID 2 keys, a key per message, epoch, limit and a serial per message are expected')
 end
-if count > PAYLOAD_KEYS_PER_CALL then
-    return redis.error_reply('INVALID a call takes at most ' .. PAYLOAD_KEYS_PER_CALL .. ' payload keys')
-end
+--- @include "includes/payload_limit"
 if not limit or limit < 0 then
     return redis.error_reply('INVALID limit is not an integer of 0 or more')
 end

@@ -143,7 +143,7 @@ def test_chunk_may_hold_more_messages_than_unpack_can_take(client: RedisClient) 
 
 
 def test_chunk_beyond_the_limit_is_refused(client: RedisClient) -> None:
-    with pytest.raises(UsageError, match=r"^a chunk holds at most 5000 messages$"):
+    with pytest.raises(UsageError, match=r"^a call takes at most 5000 messages$"):
         Session(client=client).import_session(messages(5_001))
     assert contents(client) == {}
 

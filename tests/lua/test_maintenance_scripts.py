@@ -86,10 +86,10 @@ def test_scripts_touch_their_declared_keys_only(client: RedisClient, client_id: 
 @pytest.mark.parametrize(
     ("script", "keys", "args", "message"),
     [
-        ("find_dead_references", ["{a}"], [], "1 key and 1 to 1000 payload keys are expected"),
-        ("find_dead_references", ["{a}"] * 1_002, [], "1 key and 1 to 1000 payload keys are expected"),
-        ("repair_expiries", ["{a}"] * 2, [1, 1, 1], "2 keys, 1 to 100 payload keys and 3 arguments are expected"),
-        ("repair_expiries", ["{a}"] * 103, [1, 1, 1], "2 keys, 1 to 100 payload keys and 3 arguments are expected"),
+        ("find_dead_references", ["{a}"], [], "1 to 1000 payload keys and no argument are expected"),
+        ("find_dead_references", ["{a}"] * 1_002, [], "1 to 1000 payload keys and no argument are expected"),
+        ("repair_expiries", ["{a}"] * 2, [1, 1, 1], "1 to 100 payload keys and 3 arguments are expected"),
+        ("repair_expiries", ["{a}"] * 103, [1, 1, 1], "1 to 100 payload keys and 3 arguments are expected"),
         (
             "repair_expiries",
             ["{a}"] * 3,
@@ -98,7 +98,7 @@ def test_scripts_touch_their_declared_keys_only(client: RedisClient, client_id: 
         ),
         ("repair_expiries", ["{a}"] * 3, [1, "x", 1], "default life and grace are integers of 1 or more"),
         ("repair_expiries", ["{a}"] * 3, [1, 1, -2], "default life and grace are integers of 1 or more"),
-        ("unlink_orphans", ["{a}"], [1, 1, 1], "1 key, 1 to 100 payload keys and 3 arguments are expected"),
+        ("unlink_orphans", ["{a}"], [1, 1, 1], "1 to 100 payload keys and 3 arguments are expected"),
         ("unlink_orphans", ["{a}"] * 2, [1, 0, 1], "default life and grace are integers of 1 or more"),
         (
             "expire_idle_session",
