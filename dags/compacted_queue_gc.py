@@ -18,49 +18,21 @@ Step by step, with commands: `docs/runbooks/compacted_queue_gc.md`. Owner: queue
 
 from __future__ import annotations
 
-from datetime import timedelta
-from pathlib import Path
+from airflow.sdk import DAG
 
-from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, TriggerRule
-
-from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, tags
+from queuekeeper.airflow.defaults import ON_SCHEDULE, Tag, connections, default_args, of_file, tags
 from queuekeeper.airflow.forms import form
-from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
+from queuekeeper.airflow.operators.jobs import plan_do_report
 from queuekeeper.jobs.common import Connections, DryRun, UndoRetention
 from queuekeeper.maintenance.compacted.model import CollectionParameters
 
-JOB = Path(__file__).stem
-
 with DAG(
-    Path(__file__).stem,
+    **of_file(__file__, __doc__),
     description="Collect what compacted queues may lose by their retention: plan, collect, look again.",
-    doc_md=__doc__,
     schedule="20 * * * *",
-    is_paused_upon_creation=True,
     params=form(DryRun, CollectionParameters, UndoRetention, Connections),
-    default_args={**default_args(), **connections("postgres", "redis"), "job": JOB},
+    default_args={**default_args(), **connections("postgres", "redis")},
     tags=tags(Tag.MAINTENANCE, Tag.REDIS),
-    **ONE_AT_A_TIME,
+    **ON_SCHEDULE,
 ):
-    plan = PlanJobOperator(task_id="plan", job=JOB, pool=Pool.REDIS, execution_timeout=timedelta(hours=6))
-    collect = ApplyJobShareOperator.partial(
-        task_id="collect",
-        map_index_template="{{ task.share }}",
-        pool=Pool.REDIS,
-        execution_timeout=timedelta(days=1),
-    ).expand_kwargs(plan.output)
-    # What was done is of interest most when a share was not finished; in a dry run the plan is all there is.
-    report = ReportJobOperator(
-        task_id="report",
-        maintenance_run_id="{{ ti.xcom_pull(task_ids='plan', key='maintenance_run_id') or '' }}",
-        pool=Pool.REDIS,
-        execution_timeout=timedelta(hours=6),
-        trigger_rule=TriggerRule.ALL_DONE,
-    )
-    # The run's own verdict: a report alone must not turn a share that failed green. In a dry run no share is collected.
-    collected = EmptyOperator(task_id="collected", trigger_rule=TriggerRule.NONE_FAILED)
-
-    plan >> collect
-    [plan, collect] >> report
-    [collect, report] >> collected
+    plan_do_report("compacted_queue_gc", do="collect", done="collected")

@@ -24,7 +24,7 @@ from typing import Any
 
 from airflow.sdk import DAG, TriggerRule
 
-from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, tags
+from queuekeeper.airflow.defaults import ON_SCHEDULE, Pool, Tag, connections, default_args, of_file, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.event_upkeep import (
     MendEventsOperator,
@@ -40,15 +40,13 @@ POSTGRES: dict[str, Any] = {"pool": Pool.POSTGRES.value, "execution_timeout": ti
 OF_JOB: dict[str, Any] = {**POSTGRES, "job": JOB}
 
 with DAG(
-    Path(__file__).stem,
+    **of_file(__file__, __doc__),
     description="Expire subscriptions, repeat what was never dispatched, watch polls, ages and bloat, report.",
-    doc_md=__doc__,
     schedule="*/15 * * * *",
-    is_paused_upon_creation=True,
     params=form(DryRun, UpkeepParameters, PostgresConnection),
     default_args={**default_args(), **connections("postgres")},
     tags=tags(Tag.MAINTENANCE, Tag.POSTGRES),
-    **ONE_AT_A_TIME,
+    **ON_SCHEDULE,
 ):
     plan = PlanJobOperator(task_id="plan", **OF_JOB)
     mend = [

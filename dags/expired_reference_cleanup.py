@@ -27,7 +27,7 @@ from pathlib import Path
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TriggerRule
 
-from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, tags
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, of_file, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.jobs import (
@@ -45,9 +45,8 @@ SUMMARY = "ti.xcom_pull(task_ids='summarise_plan')"
 RUN_ID = "{{ ti.xcom_pull(task_ids='plan', key='maintenance_run_id') }}"
 
 with DAG(
-    Path(__file__).stem,
+    **of_file(__file__, __doc__),
     description="Clean sessions in Redis of what has expired: plan, approve, clean, look again.",
-    doc_md=__doc__,
     schedule=None,
     params=form(DryRun, CleanupParameters, UndoRetention, Approval, Connections),
     default_args={**default_args(), **connections("postgres", "redis"), "job": JOB},

@@ -19,51 +19,21 @@ Step by step, with commands: `docs/runbooks/fanout_repair.md`. Owner: queuekeepe
 
 from __future__ import annotations
 
-from datetime import timedelta
-from pathlib import Path
+from airflow.sdk import DAG
 
-from airflow.providers.standard.operators.empty import EmptyOperator
-from airflow.sdk import DAG, TriggerRule
-
-from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, tags
+from queuekeeper.airflow.defaults import ON_SCHEDULE, Tag, connections, default_args, of_file, tags
 from queuekeeper.airflow.forms import form
-from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
+from queuekeeper.airflow.operators.jobs import plan_do_report
 from queuekeeper.jobs.common import Connections, DryRun
 from queuekeeper.maintenance.fanout.model import FanoutRepairParameters
 
-JOB = Path(__file__).stem
-
 with DAG(
-    Path(__file__).stem,
+    **of_file(__file__, __doc__),
     description="Set right what ran out, drifted or was left in fan-out queues: plan, repair, look again.",
-    doc_md=__doc__,
     schedule="5,35 * * * *",
-    is_paused_upon_creation=True,
     params=form(DryRun, FanoutRepairParameters, Connections),
-    default_args={**default_args(), **connections("postgres", "redis"), "job": JOB},
+    default_args={**default_args(), **connections("postgres", "redis")},
     tags=tags(Tag.MAINTENANCE, Tag.REDIS),
-    **ONE_AT_A_TIME,
+    **ON_SCHEDULE,
 ):
-    plan = PlanJobOperator(task_id="plan", job=JOB, pool=Pool.REDIS, execution_timeout=timedelta(hours=6))
-    repair = ApplyJobShareOperator.partial(
-        task_id="repair",
-        map_index_template="{{ task.share }}",
-        pool=Pool.REDIS,
-        execution_timeout=timedelta(days=1),
-    ).expand_kwargs(plan.output)
-    # What was done is of interest most when a share was not finished; where there was nothing to do, the plan is all
-    # there is.
-    report = ReportJobOperator(
-        task_id="report",
-        maintenance_run_id="{{ ti.xcom_pull(task_ids='plan', key='maintenance_run_id') or '' }}",
-        pool=Pool.REDIS,
-        execution_timeout=timedelta(hours=6),
-        trigger_rule=TriggerRule.ALL_DONE,
-    )
-    # The run's own verdict: a report alone must not turn a share that failed green. Where there is nothing to do, or
-    # nothing is to be done, no share is repaired.
-    repaired = EmptyOperator(task_id="repaired", trigger_rule=TriggerRule.NONE_FAILED)
-
-    plan >> repair
-    [plan, repair] >> report
-    [repair, report] >> repaired
+    plan_do_report("fanout_repair", do="repair", done="repaired")

@@ -24,12 +24,11 @@ Step by step, with commands and the way back: `docs/runbooks/partition_maintenan
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, TriggerRule, XComArg, task_group
 
-from queuekeeper.airflow.defaults import START, Pool, Tag, connections, default_args, spark_jobs, tags
+from queuekeeper.airflow.defaults import START, Pool, Tag, connections, default_args, of_file, spark_jobs, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.jobs import CheckReportOperator
 from queuekeeper.airflow.operators.partitions import (
@@ -66,9 +65,8 @@ def answered(planned: PlanQuestionOperator, approve: ApprovePartitionsOperator) 
 
 
 with DAG(
-    Path(__file__).stem,
+    **of_file(__file__, __doc__),
     description="Create partitions ahead of time; retire, archive and drop old ones; report coverage.",
-    doc_md=__doc__,
     schedule="7,37 * * * *",
     start_date=START,
     catchup=False,

@@ -24,12 +24,11 @@ Step by step, with commands: `docs/runbooks/queue_quality.md`. Owner: queuekeepe
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG, TriggerRule
 
-from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, spark_jobs, tags
+from queuekeeper.airflow.defaults import ON_SCHEDULE, Pool, Tag, connections, default_args, of_file, spark_jobs, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.quality import (
     ProfileQueuesOperator,
@@ -43,15 +42,13 @@ from queuekeeper.quality.profile_model import ProfileRules, QualityWish
 SPARK: dict[str, Any] = {"pool": Pool.SPARK.value, "execution_timeout": timedelta(hours=6)}
 
 with DAG(
-    Path(__file__).stem,
+    **of_file(__file__, __doc__),
     description="Profile the queues, check them, report what is wrong and what mends it, block dependents if it must.",
-    doc_md=__doc__,
     schedule="*/15 * * * *",
-    is_paused_upon_creation=True,
     params=form(QualityWish, ProfileRules, Connections, SparkConnection),
     default_args={**default_args(), **connections("postgres", "redis", "spark"), "spark_jobs": spark_jobs(__file__)},
     tags=tags(Tag.QUALITY, Tag.POSTGRES, Tag.REDIS, Tag.SPARK),
-    **ONE_AT_A_TIME,
+    **ON_SCHEDULE,
 ):
     profile_redis = ProfileQueuesOperator(task_id="profile_redis", store="redis", **SPARK)
     profile_postgres = ProfileQueuesOperator(task_id="profile_postgres", store="postgres", **SPARK)

@@ -32,13 +32,12 @@ Step by step, with commands: `docs/runbooks/session_migration.md`. Owner: queuek
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
 from airflow.sdk import DAG, TriggerRule
 
-from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, spark_jobs, tags
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, of_file, spark_jobs, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator, CheckApprovalOperator, SummarisePlanOperator
 from queuekeeper.airflow.operators.migration import (
@@ -64,9 +63,8 @@ SUMMARY = "ti.xcom_pull(task_ids='summarise_plan')"
 PLAN_ID = f"{{{{ {SUMMARY}['plan_id'] }}}}"
 
 with DAG(
-    Path(__file__).stem,
+    **of_file(__file__, __doc__),
     description="Move persistent sessions from PostgreSQL to Redis: plan, approve, copy, verify or cut over, report.",
-    doc_md=__doc__,
     schedule=None,
     params=form(DryRun, MigrationParameters, CopyGroups, OnlineWish, Approval, Connections, SparkConnection),
     default_args={**default_args(), **connections("postgres", "redis", "spark"), "spark_jobs": spark_jobs(__file__)},

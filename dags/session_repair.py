@@ -18,12 +18,11 @@ Step by step, with commands: `docs/runbooks/session_repair.md`. Owner: queuekeep
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG
 
-from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, tags
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, of_file, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.jobs import SummariseJobOperator
@@ -36,9 +35,8 @@ PLAN = "ti.xcom_pull(task_ids='plan')"
 RUN_ID = f"{{{{ {PLAN}['maintenance_run_id'] }}}}"
 
 with DAG(
-    Path(__file__).stem,
+    **of_file(__file__, __doc__),
     description="Mend one kind of fault in sessions: plan, approve, apply, report.",
-    doc_md=__doc__,
     schedule=None,
     params=form(RepairWish, DryRunFirst, Selection, UndoRetention, Approval, Connections),
     default_args={**default_args(), **connections("postgres", "redis")},

@@ -17,12 +17,11 @@ Step by step, with commands: `docs/runbooks/session_rollback.md`. Owner: queueke
 from __future__ import annotations
 
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 from airflow.sdk import DAG
 
-from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, tags
+from queuekeeper.airflow.defaults import ONE_AT_A_TIME, Pool, Tag, connections, default_args, of_file, tags
 from queuekeeper.airflow.forms import form
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
 from queuekeeper.airflow.operators.online import LookAtCohortsOperator, RollBackOperator
@@ -34,9 +33,8 @@ STEP = {"plan_id": "{{ params.plan_id }}", "cohorts": "{{ params.cohorts }}"}
 CLIENTS = "ti.xcom_pull(task_ids='look')['clients']"
 
 with DAG(
-    Path(__file__).stem,
+    **of_file(__file__, __doc__),
     description="Give clients back from Redis to PostgreSQL: look, approve, roll back.",
-    doc_md=__doc__,
     schedule=None,
     params=form(PlanChoice, RollbackWish, DryRun, Approval, Connections),
     default_args={**default_args(), **connections("postgres", "redis")},

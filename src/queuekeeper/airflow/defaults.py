@@ -23,6 +23,9 @@ START = datetime(2026, 1, 1, tzinfo=UTC)
 ONE_AT_A_TIME: dict[str, Any] = {"start_date": START, "catchup": False, "max_active_runs": 1}
 """Arguments of a DAG whose runs follow one another."""
 
+ON_SCHEDULE: dict[str, Any] = {**ONE_AT_A_TIME, "is_paused_upon_creation": True}
+"""Arguments of a DAG that runs by itself, once somebody has unpaused it."""
+
 
 class Pool(StrEnum):
     """Pools by what their tasks load. A task in a pool that nobody created is never scheduled."""
@@ -58,6 +61,14 @@ class Tag(StrEnum):
     SPARK = "spark"
     QUALITY = "quality"
     MAINTENANCE = "maintenance"
+
+
+def of_file(path: str, words: str | None) -> dict[str, Any]:
+    """Return name and help of a DAG: those of its file.
+
+    :param words: the file's docstring.
+    """
+    return {"dag_id": Path(path).stem, "doc_md": words}
 
 
 def tags(*others: Tag) -> list[str]:

@@ -6,12 +6,14 @@ from abc import abstractmethod
 from collections.abc import Collection, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict
+from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from airflow.sdk import BaseOperator
+from airflow.providers.standard.operators.empty import EmptyOperator
+from airflow.sdk import BaseOperator, TriggerRule
 from airflow.sdk.exceptions import AirflowSkipException
 
-from queuekeeper.airflow.defaults import POSTGRES_CONNECTION
+from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, Pool
 from queuekeeper.airflow.forms import reject_unknown_of
 from queuekeeper.airflow.hooks import QueuekeeperPostgresHook
 from queuekeeper.airflow.links import ReportLink
@@ -332,6 +334,35 @@ class ReportJobOperator(PausableOperator, JobOperator):
             **where,
             **outcome.facts,
         }
+
+
+def plan_do_report(job: str, *, do: str, done: str) -> None:
+    """Make the tasks of a job in Redis that asks nobody: a plan, a task for each share, a report, the run's verdict.
+
+    :param do: task that works on a share.
+    :param done: task that is green when all that had to be done was done.
+    """
+    hours, day = timedelta(hours=6), timedelta(days=1)
+    plan = PlanJobOperator(task_id="plan", job=job, pool=Pool.REDIS, execution_timeout=hours)
+    share = ApplyJobShareOperator.partial(
+        task_id=do, job=job, map_index_template="{{ task.share }}", pool=Pool.REDIS, execution_timeout=day
+    ).expand_kwargs(plan.output)
+    # What was done is of interest most when a share was not finished; where nothing is to be done, and in a dry run,
+    # the plan is all there is.
+    report = ReportJobOperator(
+        task_id="report",
+        job=job,
+        maintenance_run_id=f"{{{{ ti.xcom_pull(task_ids='plan', key='{RUN_KEY}') or '' }}}}",
+        pool=Pool.REDIS,
+        execution_timeout=hours,
+        trigger_rule=TriggerRule.ALL_DONE,
+    )
+    # The run's own verdict: a report alone must not turn a share that failed green. No share may be there to be done.
+    verdict_of_run = EmptyOperator(task_id=done, trigger_rule=TriggerRule.NONE_FAILED)
+
+    plan >> share
+    [plan, share] >> report
+    [share, report] >> verdict_of_run
 
 
 def publish(files: ReportFiles, context: Context) -> dict[str, str]:
