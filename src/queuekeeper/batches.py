@@ -75,7 +75,28 @@ def settle_batch(promises: Iterable[P], results: Sequence[R | Exception]) -> Non
             promise.set_result(result)
 
 
-class Batches(Generic[Q, T, R]):
+class _Bounded(Generic[T]):
+    """What batches of both kinds share: what one holds, and when it leaves."""
+
+    def __init__(self, *, size: Callable[[T], int], most: int, most_bytes: int, linger_s: float) -> None:
+        self._size, self._most, self._most_bytes = size, most, most_bytes
+        self._linger_s = linger_s
+        self._hurries = self._closed = False
+
+    def check_open(self) -> None:
+        """Refuse what comes too late."""
+        if self._closed:
+            raise RefusedError("the producer is closed: it takes nothing more")
+
+    def _take(self, waiting: deque[tuple[T, P]]) -> list[tuple[T, P]]:
+        return take_batch(waiting, size=self._size, most=self._most, most_bytes=self._most_bytes)
+
+    def _lingers(self, waiting: deque[tuple[T, P]]) -> bool:
+        """Tell whether what waits may wait for company."""
+        return not (self._closed or self._hurries or len(waiting) >= self._most)
+
+
+class Batches(_Bounded[T], Generic[Q, T, R]):
     """Batches of many queues; each has one under way, and is stored in the order of the calls.
 
     :param store: stores a batch and returns a result, or the exception in its place, for each part of it. What it
@@ -99,12 +120,8 @@ class Batches(Generic[Q, T, R]):
         max_queues: int,
         linger_s: float = 0.0,
     ) -> None:
+        super().__init__(size=size, most=most, most_bytes=most_bytes, linger_s=linger_s)
         self._store = store
-        self._size = size
-        self._most = most
-        self._most_bytes = most_bytes
-        self._linger_s = linger_s
-        self._hurries = False
         self._wake = asyncio.Event()
         self._room = asyncio.Semaphore(max_pending)
         self._turns = asyncio.Semaphore(max_queues)
@@ -112,7 +129,6 @@ class Batches(Generic[Q, T, R]):
         self._tasks: set[asyncio.Task[None]] = set()
         # Callers, until their parts have their results, and tasks.
         self._users = Users()
-        self._closed = False
 
     async def put(self, queue: Q, part: T) -> R:
         """Store something and return when it is stored; what is wrong with others does not touch it.
@@ -160,11 +176,6 @@ class Batches(Generic[Q, T, R]):
         self._hurries = bool(self._waiting)
         self._wake.set()
 
-    def check_open(self) -> None:
-        """Refuse what comes too late."""
-        if self._closed:
-            raise RefusedError("the producer is closed: it takes nothing more")
-
     async def close(self) -> None:
         """Take nothing more, and return when every call has its result; those that wait for room still get in."""
         self._closed = True
@@ -180,7 +191,7 @@ class Batches(Generic[Q, T, R]):
                 await asyncio.sleep(0)
                 await self._linger(waiting)
                 async with self._turns:
-                    batch = take_batch(waiting, size=self._size, most=self._most, most_bytes=self._most_bytes)
+                    batch = self._take(waiting)
                     if batch:
                         await self._send(queue, batch)
                 if not waiting:
@@ -196,7 +207,7 @@ class Batches(Generic[Q, T, R]):
             return
         with suppress(TimeoutError):
             async with asyncio.timeout(self._linger_s):
-                while not (self._closed or self._hurries or len(waiting) >= self._most):
+                while self._lingers(waiting):
                     self._wake.clear()
                     await self._wake.wait()
 
@@ -213,7 +224,7 @@ class Batches(Generic[Q, T, R]):
         settle_batch((future for _, future in batch), results)
 
 
-class ThreadBatches(Generic[T, R]):
+class ThreadBatches(_Bounded[T], Generic[T, R]):
     """The same for threads: one queue, whose batches a thread of its own stores.
 
     :param store: as of :class:`Batches`.
@@ -236,17 +247,12 @@ class ThreadBatches(Generic[T, R]):
         linger_s: float,
         name: str,
     ) -> None:
+        super().__init__(size=size, most=most, most_bytes=most_bytes, linger_s=linger_s)
         self._store = store
-        self._size = size
-        self._most = most
-        self._most_bytes = most_bytes
         self._max_pending = max_pending
-        self._linger_s = linger_s
         self._changed = threading.Condition()
         self._waiting: deque[tuple[T, concurrent.futures.Future[R]]] = deque()
         self._pending = 0
-        self._hurries = False
-        self._closed = False
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -257,8 +263,7 @@ class ThreadBatches(Generic[T, R]):
         """
         with self._changed:
             self._changed.wait_for(lambda: self._closed or self._pending < self._max_pending)
-            if self._closed:
-                raise RefusedError("the producer is closed: it takes nothing more")
+            self.check_open()
             future: concurrent.futures.Future[R] = concurrent.futures.Future()
             self._waiting.append((part, future))
             self._pending += 1
@@ -285,12 +290,12 @@ class ThreadBatches(Generic[T, R]):
                 if not self._waiting:
                     return
                 deadline = time.monotonic() + self._linger_s
-                while not (self._closed or self._hurries or len(self._waiting) >= self._most):
+                while self._lingers(self._waiting):
                     left_s = deadline - time.monotonic()
                     if left_s <= 0 or not self._changed.wait(left_s):
                         break
                 before = len(self._waiting)
-                batch = take_batch(self._waiting, size=self._size, most=self._most, most_bytes=self._most_bytes)
+                batch = self._take(self._waiting)
                 # From here on nobody can take a part back.
                 batch = [(part, future) for part, future in batch if future.set_running_or_notify_cancel()]
                 taken = before - len(self._waiting)

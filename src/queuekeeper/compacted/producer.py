@@ -11,6 +11,7 @@ import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from typing import Any, NamedTuple
 
 from queuekeeper.batches import Batches
@@ -53,43 +54,36 @@ class Appended(NamedTuple):
     replaced: int | None
 
 
+@dataclass(eq=False, repr=False)
 class Deliveries:
     """Numbers appends and repeats those whose answer was lost; what producers of both kinds share.
 
     :param name: of the producer.
-    :param first_number: of its appends, greater than all that it has used before.
+    :param number: of its next append, greater than all that it has used before.
     """
 
-    def __init__(
-        self,
-        operations: CompactedOperations,
-        *,
-        name: str,
-        first_number: int,
-        retry_for_s: float,
-        now_s: Callable[[], float],
-    ) -> None:
-        self.name = name
-        self._operations = operations
-        self._number = first_number
-        self._retry_for_s = retry_for_s
-        self._now_s = now_s
+    operations: CompactedOperations
+    _: KW_ONLY
+    name: str
+    number: int
+    retry_for_s: float
+    now_s: Callable[[], float]
 
     def deliver(self, client_id: str, appends: Sequence[Append]) -> Operation[AppendReport]:
         """Store values under the next number, however often that has to be asked for."""
-        number = self._number
-        self._number += 1
-        give_up_at_s = self._now_s() + self._retry_for_s
+        number = self.number
+        self.number += 1
+        give_up_at_s = self.now_s() + self.retry_for_s
         attempt = 0
         while True:
             try:
-                report = yield from self._operations.append(client_id, appends, producer=self.name, number=number)
+                report = yield from self.operations.append(client_id, appends, producer=self.name, number=number)
             except NumberReused:
                 report = None
                 break
             except ServerUnavailable:
                 wait_s = SERVER_BACKOFF.after(attempt)
-                if self._now_s() + wait_s > give_up_at_s:
+                if self.now_s() + wait_s > give_up_at_s:
                     raise
                 yield Pause(wait_s)
                 attempt += 1
@@ -114,7 +108,7 @@ def _deliveries(
     return Deliveries(
         operations,
         name=name or uuid.uuid4().hex,
-        first_number=time.time_ns() // 1_000 if first_number is None else first_number,
+        number=time.time_ns() // 1_000 if first_number is None else first_number,
         retry_for_s=retry_for_s,
         now_s=time.monotonic,
     )

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from datetime import datetime
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias, TypeVar, cast
 
 from queuekeeper.checks import check_instant, check_integer
 from queuekeeper.errors import RefusedError, UsageError
@@ -307,19 +307,7 @@ class EventOperations:
         check_integer("limit", limit, 1, MAX_PAGE)
         parameters = {"group_id": group_id, "after": after, "limit": limit}
         rows: Rows = yield Query(name="dead_letters", parameters=parameters)
-        return tuple(
-            DeadLetter(
-                dead_letter_id=row[0],
-                event=_event(row[1:5]),
-                group_id=row[5],
-                subscription_id=row[6],
-                handler=row[7],
-                reason=row[8],
-                attempts=row[9],
-                died_at=row[10],
-            )
-            for row in rows
-        )
+        return tuple(_record(DeadLetter, (row[0], _event(row[1:5]), *row[5:])) for row in rows)
 
     def replay_dead_letters(
         self, dead_letter_ids: Sequence[int], *, subscription_id: str | None = None
@@ -340,20 +328,7 @@ class EventOperations:
     def subscriptions(self, *, group_id: str | None = None) -> Operation[tuple[SubscriptionView, ...]]:
         """List subscriptions, of one group or of all."""
         rows: Rows = yield Query(name="subscriptions", parameters={"group_id": group_id})
-        return tuple(
-            SubscriptionView(
-                subscription_id=row[0],
-                group_id=row[1],
-                condition=row[2],
-                params=row[3],
-                created_at=row[4],
-                last_active_at=row[5],
-                expires_after_s=row[6],
-                quarantined_at=row[7],
-                quarantine_reason=row[8],
-            )
-            for row in rows
-        )
+        return tuple(_record(SubscriptionView, row) for row in rows)
 
     def conditions(self) -> Operation[tuple[str, ...]]:
         """List the conditions that a poll evaluates."""
@@ -437,6 +412,11 @@ def _row(event: NewEvent, number: int) -> tuple[str, str, str | None]:
         return event.topic, json_of("payload", event.payload), metadata
     except UsageError as error:
         raise UsageError(f"{error} (event {number} of the call)") from None
+
+
+def _record(made: type[T], row: Row) -> T:
+    """Return a record of columns that come in the order of its fields."""
+    return made(**{each.name: value for each, value in zip(fields(cast(Any, made)), row, strict=True)})
 
 
 def _event(row: Row) -> Event:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass, replace
 from datetime import UTC, datetime, timedelta
-from typing import TypeAlias
+from typing import Generic, TypeAlias, TypeVar
 
 from queuekeeper.checks import check_all_seconds, check_integer
 from queuekeeper.errors import QueuekeeperError, RefusedError, ServerUnavailable, UsageError
@@ -46,6 +46,8 @@ POSITION = "position"
 Serialiser: TypeAlias = Callable[[Event], str | None]
 """Returns what the browser gets as data; none, or a ``UsageError``, which is logged, leaves the event out."""
 
+L = TypeVar("L", Listener, AsyncListener)
+
 _log = logging.getLogger(__name__)
 
 
@@ -78,6 +80,7 @@ class StreamRules:
         check_integer("retry_ms", self.retry_ms, 1, 3_600_000)
 
 
+@dataclass(eq=False, repr=False)
 class StreamWriter:
     """Turns events into chunks, each of them once.
 
@@ -85,29 +88,23 @@ class StreamWriter:
     :param position: where it is, if it has missed nothing.
     """
 
-    def __init__(
-        self,
-        rules: StreamRules,
-        serialise: Serialiser,
-        *,
-        replayed: Sequence[Event],
-        position: str | None,
-        subscription_id: str,
-    ) -> None:
-        self._rules = rules
-        self._serialise = serialise
-        self._replayed = replayed
-        self._position = position
-        self._subscription_id = subscription_id
+    rules: StreamRules
+    serialise: Serialiser
+    _: KW_ONLY
+    replayed: Sequence[Event]
+    position: str | None
+    subscription_id: str
+
+    def __post_init__(self) -> None:
         # What was dispatched between listening and replaying comes on both ways.
-        self._seen = {event.id for event in replayed}
+        self._seen = {event.id for event in self.replayed}
 
     def opening(self) -> bytes:
         """Return what the reader gets first."""
-        lines = [f"retry: {self._rules.retry_ms}\n\n".encode()]
-        lines += (self._chunk(event) for event in self._replayed)
-        if self._position is not None:
-            lines.append(self._format(POSITION, "{}", self._position))
+        lines = [f"retry: {self.rules.retry_ms}\n\n".encode()]
+        lines += (self._chunk(event) for event in self.replayed)
+        if self.position is not None:
+            lines.append(self._format(POSITION, "{}", self.position))
         return b"".join(lines)
 
     def chunk(self, delivery: Delivery | None) -> bytes:
@@ -122,14 +119,14 @@ class StreamWriter:
 
     def _chunk(self, event: Event) -> bytes:
         try:
-            data = self._serialise(event)
+            data = self.serialise(event)
         except UsageError as error:
             # It would end every stream that comes to it, for good.
-            _log.error("stream of subscription %s: event %s is left out: %s", self._subscription_id, event.id, error)
+            _log.error("stream of subscription %s: event %s is left out: %s", self.subscription_id, event.id, error)
             return b""
         if data is None:
             return b""
-        return self._format(event.topic, data, event.id if self._rules.replay_events else None)
+        return self._format(event.topic, data, event.id if self.rules.replay_events else None)
 
     def _format(self, name: str, data: str, event_id: str | None) -> bytes:
         # A line end would begin another field, and so let a publisher forge events.
@@ -137,7 +134,7 @@ class StreamWriter:
         body = "".join(f"data: {line}\n" for line in data.replace("\r\n", "\n").replace("\r", "\n").split("\n"))
         first = ""
         if event_id is not None:
-            first = f"id: {Place(event_id=event_id, subscription_id=self._subscription_id)}\n"
+            first = f"id: {Place(event_id=event_id, subscription_id=self.subscription_id)}\n"
         return f"{first}event: {name}\n{body}\n".encode()
 
 
@@ -211,14 +208,20 @@ def opened_stream(
     return operation
 
 
-@shows(subscription="_listener.subscription_id")
-class EventStream:
-    """One reader's stream: iterate over it, and write each chunk; ``close`` when the reader has left."""
-
-    def __init__(self, listener: Listener, writer: StreamWriter, rules: StreamRules) -> None:
-        self._listener = listener
+class _Stream(Generic[L]):
+    def __init__(self, listener: L, writer: StreamWriter, rules: StreamRules) -> None:
+        self._listener: L = listener
         self._writer = writer
         self._rules = rules
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._listener.close()
+
+
+@shows(subscription="_listener.subscription_id")
+class EventStream(_Stream[Listener]):
+    """One reader's stream: iterate over it, and write each chunk; ``close`` when the reader has left."""
 
     def __iter__(self) -> Iterator[bytes]:
         try:
@@ -235,19 +238,10 @@ class EventStream:
         finally:
             self.close()
 
-    def close(self) -> None:
-        """Stop listening."""
-        self._listener.close()
-
 
 @shows(subscription="_listener.subscription_id")
-class AsyncEventStream:
+class AsyncEventStream(_Stream[AsyncListener]):
     """The same for asyncio."""
-
-    def __init__(self, listener: AsyncListener, writer: StreamWriter, rules: StreamRules) -> None:
-        self._listener = listener
-        self._writer = writer
-        self._rules = rules
 
     async def __aiter__(self) -> AsyncIterator[bytes]:
         try:
@@ -263,10 +257,6 @@ class AsyncEventStream:
             yield self._writer.closing(error)
         finally:
             self.close()
-
-    def close(self) -> None:
-        """Stop listening."""
-        self._listener.close()
 
 
 def open_stream(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import insort
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from typing import Any
 
 from queuekeeper import lua
@@ -166,41 +166,34 @@ class _Session:
             self.last_packet_id = str(last_packet_id).encode()
 
 
+@dataclass(eq=False, repr=False)
 class _Replayer:
-    def __init__(
-        self,
-        client: RedisClient,
-        ledger: MigrationLedger,
-        *,
-        plan_id: str,
-        prefix: str,
-        default_ttl_s: int,
-        assign: bool,
-        dry_run: bool,
-    ) -> None:
-        self._client = client
-        self._ledger = ledger
-        self._caller = lua.ScriptCaller(client)
-        self._plan_id = plan_id
-        self._prefix = prefix
-        self._default_ttl_s = default_ttl_s
-        self._assign = assign
-        self._dry_run = dry_run
+    client: RedisClient
+    ledger: MigrationLedger
+    _: KW_ONLY
+    plan_id: str
+    prefix: str
+    default_ttl_s: int
+    assign: bool
+    dry_run: bool
+
+    def __post_init__(self) -> None:
+        self._caller = lua.ScriptCaller(self.client)
         self._session: _Session | None = None
 
     def replay(self, row: QuarantinedRow) -> tuple[str, int | None]:
         """Return what became of a row (a field of :class:`ReplayReport`) and the packet id that it has now."""
         if row.kind == "session":
             return "sessions", None
-        assign = self._assign and row.reason in _ID_REASONS
+        assign = self.assign and row.reason in _ID_REASONS
         # The packet id is about to be replaced: judge the rest of the row.
         judged = replace(row, packet_id=1) if assign else row
-        if defect(judged, clustered=is_cluster(self._client)) is not None:
+        if defect(judged, clustered=is_cluster(self.client)) is not None:
             return "not_repaired", None
         if self._noted(row.client_id, f"source:{_source(row)}"):
             return "moved_on", None  # an earlier try has saved it as a new one
         for _ in range(_TRIES):
-            keys = session_keys(row.client_id, prefix=self._prefix)
+            keys = session_keys(row.client_id, prefix=self.prefix)
             session = self._look_at(row.client_id)
             packet_id = self._free_packet_id(session) if assign else row.packet_id
             if packet_id is None:
@@ -211,7 +204,7 @@ class _Replayer:
             # A broker must not give out a packet id that waits, this message's included.
             counter = safe_counter(packet_id if assign else session.counter, [own for _, own in waiting])
             last_packet_id = "" if counter == session.counter or counter is None else counter
-            if self._dry_run:
+            if self.dry_run:
                 word = self._foresee(row, session, packet_id)
                 if word == "replayed":
                     session.note(waiting, last_packet_id)
@@ -219,8 +212,8 @@ class _Replayer:
             try:
                 call = scripts.sessions.replay_message(
                     keys,
-                    payload=payload_key(row.client_id, packet_id, prefix=self._prefix),
-                    plan=self._plan_id,
+                    payload=payload_key(row.client_id, packet_id, prefix=self.prefix),
+                    plan=self.plan_id,
                     epoch=EPOCH,
                     expected=session.last_packet_id or b"",
                     last_packet_id=last_packet_id,
@@ -250,13 +243,13 @@ class _Replayer:
         placed = self._noted(row.client_id, f"replayed:{row.serial_number}")
         if placed:
             return "unchanged", _packet_id(placed), ""
-        if self._dry_run and self._noted(row.client_id, f"source:{_source(row)}"):
+        if self.dry_run and self._noted(row.client_id, f"source:{_source(row)}"):
             return "unchanged", None, ""
         state = self._imported(row.client_id)
         if state["import"] not in {None, b"done"}:
             return "moved_on", None, "the copy of its session is not done"
         by = (state["plan"] or b"").decode()
-        if by not in {"", self._plan_id}:
+        if by not in {"", self.plan_id}:
             words = f"plan {by} has imported the session since, with what it found of this message: look into that plan"
             return "moved_on", None, words
         if stores.knows_owner(row.client_id):
@@ -269,28 +262,28 @@ class _Replayer:
             stores,
             row,
             source=_source(row),
-            default_ttl_s=self._default_ttl_s,
-            dry_run=self._dry_run,
+            default_ttl_s=self.default_ttl_s,
+            dry_run=self.dry_run,
             now_ms=system_clock(),
         )
         return _AS_NEW.get(back.outcome, "moved_on"), back.packet_id, back.words
 
     def _noted(self, client_id: str, field: str) -> Any:
         """Return what the session notes of an earlier try, which may have ended before the quarantine knew."""
-        return self._client.hget(session_keys(client_id, prefix=self._prefix).session, field)
+        return self.client.hget(session_keys(client_id, prefix=self.prefix).session, field)
 
     def _imported(self, client_id: str) -> dict[str, Any]:
         """Return the plan that has imported a session, and how far."""
         names = ["plan", "import"]
-        keys = session_keys(client_id, prefix=self._prefix)
-        return dict(zip(names, self._client.hmget(keys.session, names), strict=True))
+        keys = session_keys(client_id, prefix=self.prefix)
+        return dict(zip(names, self.client.hmget(keys.session, names), strict=True))
 
     def _look_at(self, client_id: str) -> _Session:
         """Read a session, unless it is the one that was looked at last."""
         if self._session is None or self._session.client_id != client_id:
-            keys = session_keys(client_id, prefix=self._prefix)
-            last: Any = self._client.get(keys.last_packet_id)
-            stem = payload_key(client_id, "", prefix=self._prefix).encode()
+            keys = session_keys(client_id, prefix=self.prefix)
+            last: Any = self.client.get(keys.last_packet_id)
+            stem = payload_key(client_id, "", prefix=self.prefix).encode()
             waiting: list[tuple[int, int]] = []
             more = True
             while more:
@@ -305,7 +298,7 @@ class _Replayer:
 
     def _foresee(self, row: QuarantinedRow, session: _Session, packet_id: int) -> str:
         """Return what the script would."""
-        if self._imported(row.client_id) != {"plan": self._plan_id.encode(), "import": b"done"}:
+        if self._imported(row.client_id) != {"plan": self.plan_id.encode(), "import": b"done"}:
             return "moved_on"
         if self._noted(row.client_id, f"replayed:{row.serial_number}"):
             return "unchanged"
@@ -313,7 +306,7 @@ class _Replayer:
             return "moved_on"
         if packet_id in {own for _, own in session.waiting}:
             return "packet_id_in_use"
-        if self._client.exists(payload_key(row.client_id, packet_id, prefix=self._prefix)):
+        if self.client.exists(payload_key(row.client_id, packet_id, prefix=self.prefix)):
             return "packet_id_in_use"
         return "expired" if self._expires_at_ms(row) <= system_clock() else "replayed"
 
@@ -321,15 +314,15 @@ class _Replayer:
         in_use = {packet_id for _, packet_id in session.waiting}
         for step in range(MAX_PACKET_ID):
             candidate = ((session.counter or 0) + step) % MAX_PACKET_ID + 1
-            key = payload_key(session.client_id, candidate, prefix=self._prefix)
-            if candidate not in in_use and not self._client.exists(key):
+            key = payload_key(session.client_id, candidate, prefix=self.prefix)
+            if candidate not in in_use and not self.client.exists(key):
                 return candidate
         return None
 
     def _expires_at_ms(self, row: QuarantinedRow) -> int:
         assert row.time is not None
         return wire.expires_at_ms(
-            time_ms=row.time, msg_expiry_interval=row.msg_expiry_interval, default_ttl_s=self._default_ttl_s
+            time_ms=row.time, msg_expiry_interval=row.msg_expiry_interval, default_ttl_s=self.default_ttl_s
         )
 
 

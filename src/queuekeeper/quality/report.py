@@ -5,12 +5,12 @@ from __future__ import annotations
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime
 from math import ceil, sqrt
 from pathlib import Path
 from statistics import fmean
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from queuekeeper import __version__
 from queuekeeper.postgres import Connection, statement, translated_errors
@@ -51,6 +51,8 @@ from queuekeeper.quality.store import (
 )
 from queuekeeper.report.files import ReportFiles, ReportKind, write_rendered
 from queuekeeper.report.servers import ServerMemory
+
+T = TypeVar("T")
 
 RUNS_SHOWN = 30
 QUEUES_SHOWN = 20
@@ -163,7 +165,7 @@ def compose_report(
         suites=run.suites,
         started_at_ms=_ms(run.started_at),
         finished_at_ms=None if run.finished_at is None else _ms(run.finished_at),
-        profiles=tuple(_profile_line(profile) for profile in profiles),
+        profiles=tuple(_line(ProfileLine, profile, cohorts=len(profile.cohorts)) for profile in profiles),
         queues=sum(profile.queues or 0 for profile in profiles),
         messages=sum(profile.messages or 0 for profile in profiles),
         faulty_queues=sum(line.faulty_queues for line in cohorts),
@@ -194,38 +196,15 @@ def _ms(moment: datetime) -> int:
     return round(moment.timestamp() * 1_000)
 
 
-def _profile_line(profile: Profile) -> ProfileLine:
-    return ProfileLine(
-        profile_id=profile.profile_id,
-        store=profile.store,
-        target=profile.target,
-        mode=profile.mode,
-        contents=profile.contents,
-        cohorts=len(profile.cohorts),
-        cohort_count=profile.cohort_count,
-        sample_percent=profile.sample_percent,
-        session_limit=profile.session_limit,
-        default_ttl_s=profile.default_ttl_s,
-        max_payload_bytes=profile.max_payload_bytes,
-        as_of_ms=profile.as_of_ms,
-        queues=profile.queues,
-        messages=profile.messages,
-        is_forgotten=profile.is_forgotten,
-    )
+def _line(made: type[T], source: object, **others: Any) -> T:
+    """Return a line of the report: fields that have the names of the source's, and others."""
+    names = {each.name for each in fields(cast(Any, made))} - others.keys()
+    return made(**{name: getattr(source, name) for name in names}, **others)
 
 
 def _worst(evidence: Evidence) -> tuple[QueueLine, ...]:
     lines = [
-        QueueLine(
-            store=profile.store,
-            client_hash=queue.client_hash,
-            cohort=queue.cohort,
-            messages=queue.messages,
-            live=queue.live,
-            dead=queue.dead,
-            payload_bytes=queue.payload_bytes,
-            faults=queue.faults,
-        )
+        _line(QueueLine, queue, store=profile.store)
         for profile in evidence.profiles
         for queue in evidence.queues.get(profile.profile_id, ())
     ]

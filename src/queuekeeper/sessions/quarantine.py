@@ -7,7 +7,7 @@ packet id, for whoever owns the session. Each row is a source of its own, so tha
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field, replace
 from datetime import datetime
 from enum import StrEnum
 from typing import Any, TypeAlias
@@ -225,6 +225,7 @@ class SessionQuarantine:
             self._connection.execute(statement("sessions/mark_replayed"), mark)
 
 
+@dataclass(frozen=True, eq=False, repr=False)
 class Stores:
     """Finds the store that a session's new messages go to.
 
@@ -237,39 +238,31 @@ class Stores:
     :param choice: what the person says of sessions without an owner on record.
     """
 
-    def __init__(
-        self,
-        connection: Connection,
-        *,
-        postgres: PostgresSessionStore,
-        redis: RedisSessionStore | None = None,
-        router: SessionRouter | None = None,
-        choice: StoreChoice = "owner",
-    ) -> None:
-        self._connection = connection
-        self._postgres = postgres
-        self._redis = redis
-        self._router = router
-        self._choice = choice
+    connection: Connection
+    _: KW_ONLY
+    postgres: PostgresSessionStore
+    redis: RedisSessionStore | None = None
+    router: SessionRouter | None = None
+    choice: StoreChoice = "owner"
 
     def of(self, client_id: str) -> Store | Outcome:
         """Return the store that takes a session's messages, or why there is none."""
-        if self._redis is None or self._router is None:
+        if self.redis is None or self.router is None:
             # It refuses a session that Redis owns, or that is on its way, in the transaction of the save.
-            return self._postgres if self._exists(self._postgres, client_id) else Outcome.NO_SESSION
+            return self.postgres if self._exists(self.postgres, client_id) else Outcome.NO_SESSION
         if self.knows_owner(client_id):
-            return self._router if self._exists(self._router, client_id) else Outcome.NO_SESSION
-        in_postgres, in_redis = (self._exists(store, client_id) for store in (self._postgres, self._redis))
-        if self._choice == "owner" and in_postgres and in_redis:
+            return self.router if self._exists(self.router, client_id) else Outcome.NO_SESSION
+        in_postgres, in_redis = (self._exists(store, client_id) for store in (self.postgres, self.redis))
+        if self.choice == "owner" and in_postgres and in_redis:
             return Outcome.IN_BOTH_STORES
-        if in_redis and self._choice != "postgres":
-            return self._redis
+        if in_redis and self.choice != "postgres":
+            return self.redis
         # A session without an owner on record that is about to move gets one here.
-        return self._router if in_postgres and self._choice != "redis" else Outcome.NO_SESSION
+        return self.router if in_postgres and self.choice != "redis" else Outcome.NO_SESSION
 
     def knows_owner(self, client_id: str) -> bool:
         """Return whether an owner of the session is on record, since it moves or has moved with devices connected."""
-        found = self._connection.execute(statement("sessions/look_up_owners"), {"client_ids": [client_id]}).fetchone()
+        found = self.connection.execute(statement("sessions/look_up_owners"), {"client_ids": [client_id]}).fetchone()
         return found is not None
 
     @staticmethod
