@@ -6,17 +6,52 @@ import json
 from datetime import UTC, datetime
 from typing import Any
 
+from queuekeeper.clock import system_clock
+from queuekeeper.maintenance.partitions.policies import save_policy
+from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.migration.ledger import MigrationLedger, QuarantinedRow
 from queuekeeper.migration.report import Evidence
-from queuekeeper.postgres import Connection
+from queuekeeper.postgres import Connection, migrate
 from queuekeeper.quality.checks import Severity
 from queuekeeper.quality.findings import Finding, Status
 from queuekeeper.quality.incidents import Incidents, Look
 from queuekeeper.quality.store import QualityStore, Verdict
+from queuekeeper.sessions.sample import SampleParameters, fill
 from tests import report_samples
 
 RUN_ID = "manual__2026-01-31T12:00:00+00:00"
 GIB = 1_073_741_824
+
+
+def open_guards() -> Any:
+    """Return guards of pages that let everybody do everything."""
+    from queuekeeper.airflow.plugin.security import Guards
+
+    return Guards(
+        read=lambda: None,
+        audit=lambda: None,
+        start=lambda: None,
+        run_migrations=lambda: None,
+        reveal=lambda: None,
+        user=lambda: "operator",
+    )
+
+
+def fill_all(connection: Connection, *, messages: int, sessions: int) -> None:
+    """Put into an empty database a source with so many messages, a history, and a partitioned table with a policy."""
+    migrate(connection)
+    now_ms = system_clock()
+    fill(
+        connection,
+        SampleParameters(messages=messages, sessions=sessions, now_ms=now_ms, create_schema=True, long_queues=0),
+    )
+    fill_migration(connection, report_samples.unbalanced(), now_ms=now_ms)
+    fill_quality(connection, now_ms=now_ms)
+    connection.execute("CREATE TABLE readings (at timestamptz NOT NULL, n int) PARTITION BY RANGE (at)")
+    connection.execute(
+        "CREATE TABLE readings_1 PARTITION OF readings FOR VALUES FROM ('2026-01-01+00') TO ('2026-01-02+00')"
+    )
+    save_policy(connection, PartitionPolicy(table="public.readings", step="1 day", ahead="3 days"))
 
 
 def fill_migration(connection: Connection, evidence: Evidence, *, now_ms: int) -> str:

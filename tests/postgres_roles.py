@@ -24,6 +24,20 @@ assert _PACKAGE.origin is not None
 PSQL = Path(_PACKAGE.origin).parent / "pginstall" / "bin" / "psql"
 
 
+@contextmanager
+def new_role(connection: Connection, name: str) -> Iterator[str]:
+    """Make a role for tests of one database and give its whole name, to be put into statements as it is."""
+    role = f'"{name}_{connection.info.dbname}"'
+    connection.execute(f"CREATE ROLE {role}")
+    try:
+        yield role
+    finally:
+        connection.execute("RESET ROLE")
+        connection.execute(f"REASSIGN OWNED BY {role} TO postgres")
+        connection.execute(f"DROP OWNED BY {role}")
+        connection.execute(f"DROP ROLE {role}")
+
+
 def script(*jobs: str, prefix: str) -> str:
     """Return what the command prints, of all jobs when none is named."""
     arguments = [word for job in jobs for word in ("--job", job)]

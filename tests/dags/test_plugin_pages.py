@@ -18,23 +18,16 @@ from fastapi import FastAPI
 from queuekeeper.airflow.plugin import QueuekeeperPlugin
 from queuekeeper.airflow.plugin.pages import pages
 from queuekeeper.airflow.plugin.rest import RestApi
-from queuekeeper.airflow.plugin.security import Guards
 from queuekeeper.airflow.run_index import remember, report_of
 from queuekeeper.config import Settings
 from queuekeeper.report.files import ReportFiles
+from tests.plugin_world import open_guards
 
 pytestmark = pytest.mark.dags
 
 STEM = "migration-0123456789abcdef-20260131T120000Z"
 QUALITY = "quality-00112233445566aa-20260131T120000Z"
-OPEN = Guards(
-    read=lambda: None,
-    audit=lambda: None,
-    start=lambda: None,
-    run_migrations=lambda: None,
-    reveal=lambda: None,
-    user=lambda: "operator",
-)
+OPEN = open_guards()
 FORM = {"Origin": "http://airflow", "Content-Type": "application/x-www-form-urlencoded"}
 
 

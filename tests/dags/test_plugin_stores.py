@@ -25,18 +25,15 @@ from queuekeeper.config import Settings
 from queuekeeper.embedded import PostgresServer, RedisServer
 from queuekeeper.errors import ServerUnavailable
 from queuekeeper.identity import client_hash, hash_key
-from queuekeeper.maintenance.partitions.policies import save_policy
-from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.migration.ledger import MigrationLedger
 from queuekeeper.migration.model import CohortState, PlanState
 from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.redis_store import RedisSessionStore
-from queuekeeper.sessions.sample import SampleParameters, fill
 from tests import report_samples
 from tests.dags.test_plugin_pages import FORM, OPEN, Browser
-from tests.plugin_world import RUN_ID, fill_migration, fill_quality
+from tests.plugin_world import RUN_ID, fill_all, fill_migration, fill_quality
 
 pytestmark = pytest.mark.dags
 
@@ -90,18 +87,7 @@ def servers(
     with redis.client() as client:
         client.flushall()
     with postgres.connect(url, autocommit=True) as connection:
-        postgres.migrate(connection)
-        fill(
-            connection,
-            SampleParameters(messages=200, sessions=20, now_ms=system_clock(), create_schema=True, long_queues=0),
-        )
-        fill_migration(connection, report_samples.unbalanced(), now_ms=system_clock())
-        fill_quality(connection, now_ms=system_clock())
-        connection.execute("CREATE TABLE readings (at timestamptz NOT NULL, n int) PARTITION BY RANGE (at)")
-        connection.execute(
-            "CREATE TABLE readings_1 PARTITION OF readings FOR VALUES FROM ('2026-01-01+00') TO ('2026-01-02+00')"
-        )
-        save_policy(connection, PartitionPolicy(table="public.readings", step="1 day", ahead="3 days"))
+        fill_all(connection, messages=200, sessions=20)
         yield World(tmp_path_factory.mktemp("home"), connection, url, redis.url)
     postgres_server.drop_database("plugin_stores")
 

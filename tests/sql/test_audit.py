@@ -15,6 +15,7 @@ from queuekeeper import audit, postgres
 from queuekeeper.errors import UsageError
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.postgres import Connection
+from tests.postgres_roles import new_role
 
 pytestmark = pytest.mark.sql
 
@@ -67,12 +68,10 @@ def test_who_adds_an_entry_has_no_say_in_its_number_instant_and_hashes_and_need_
     control: Connection,
 ) -> None:
     add(control, "a")
-    role = f"audit_writer_{control.info.dbname}"
-    control.execute(f'CREATE ROLE "{role}"')
-    try:
-        control.execute(f'GRANT USAGE ON SCHEMA queuekeeper TO "{role}"')
-        control.execute(f'GRANT INSERT ON queuekeeper.audit TO "{role}"')
-        control.execute(f'SET ROLE "{role}"')
+    with new_role(control, "audit_writer") as role:
+        control.execute(f"GRANT USAGE ON SCHEMA queuekeeper TO {role}")
+        control.execute(f"GRANT INSERT ON queuekeeper.audit TO {role}")
+        control.execute(f"SET ROLE {role}")
         control.execute(
             "INSERT INTO queuekeeper.audit (seq, at, actor, action, subject, effect, previous_hash, hash)"
             " VALUES (99, '1999-01-01', 'x', 'y', 'z', '{}', 'p', 'h')"
@@ -80,10 +79,6 @@ def test_who_adds_an_entry_has_no_say_in_its_number_instant_and_hashes_and_need_
         add(control, "b")
         with pytest.raises(psycopg.errors.InsufficientPrivilege):
             control.execute("SELECT count(*) FROM queuekeeper.audit")
-    finally:
-        control.execute("RESET ROLE")
-        control.execute(f'DROP OWNED BY "{role}"')
-        control.execute(f'DROP ROLE "{role}"')
 
     assert [entry.seq for entry in audit.read_chain(control)] == [1, 2, 3]
     assert audit.verify_chain(audit.read_chain(control)).is_whole

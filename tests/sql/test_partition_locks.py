@@ -31,6 +31,7 @@ from queuekeeper.maintenance.partitions.retired import retired_partitions
 from queuekeeper.maintenance.partitions.runs import carry_out, save_run
 from queuekeeper.postgres import Connection
 from tests.patience import PATIENCE_S
+from tests.postgres_roles import new_role
 from tests.sql.test_partitions import DAY_MS, NOW, POLICY, bounds, create, days, insert, retire, table
 
 pytestmark = [pytest.mark.sql, pytest.mark.slow]
@@ -506,9 +507,7 @@ def test_copy_that_missed_a_change_is_not_put_in_place(spilled: Connection, conn
 
 
 def test_rows_that_a_policy_hides_are_not_lost(spilled: Connection) -> None:
-    role = f"tenant_{spilled.info.dbname}"
-    spilled.execute(f"CREATE ROLE {role}")
-    try:
+    with new_role(spilled, "tenant") as role:
         spilled.execute(f"GRANT CREATE ON DATABASE {spilled.info.dbname} TO {role}")
         spilled.execute(f"GRANT CREATE, USAGE ON SCHEMA public, queuekeeper TO {role}")
         spilled.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA queuekeeper TO {role}")
@@ -521,11 +520,6 @@ def test_rows_that_a_policy_hides_are_not_lost(spilled: Connection) -> None:
         with pytest.raises(RefusedError, match="would be affected by row-level security policy"):
             plan_creation(spilled, policy=POLICY, now_ms=NOW)
         assert spilled.execute("SHOW row_security").fetchone() == ("on",)
-    finally:
-        spilled.execute("RESET ROLE")
-        spilled.execute(f"REASSIGN OWNED BY {role} TO postgres")
-        spilled.execute(f"DROP OWNED BY {role}")
-        spilled.execute(f"DROP ROLE {role}")
     assert total(spilled)[0] == 28_000
 
 

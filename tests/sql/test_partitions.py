@@ -69,6 +69,7 @@ from queuekeeper.maintenance.partitions.retired import (
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.partitioned_tables import read_partitioned_tables
 from tests.patience import PATIENCE_S
+from tests.postgres_roles import new_role
 
 pytestmark = pytest.mark.sql
 
@@ -725,9 +726,7 @@ def test_role_without_the_right_to_create_schemas_uses_the_one_that_is_there(tab
     later = NOW + 11 * DAY_MS
     create(table)
     create(table, now_ms=later)
-    role = f"keeper_{table.info.dbname}"
-    table.execute(f"CREATE ROLE {role}")
-    try:
+    with new_role(table, "keeper") as role:
         table.execute(f"GRANT CREATE, USAGE ON SCHEMA public, queuekeeper TO {role}")
         table.execute(f"GRANT ALL ON ALL TABLES IN SCHEMA queuekeeper TO {role}")
         table.execute(f"GRANT ALL ON ALL SEQUENCES IN SCHEMA queuekeeper TO {role}")
@@ -755,11 +754,6 @@ def test_role_without_the_right_to_create_schemas_uses_the_one_that_is_there(tab
         table.execute(f"GRANT CREATE, USAGE ON SCHEMA queuekeeper_retired TO {role}")
         table.execute(f"SET ROLE {role}")
         assert apply(table, plan, later).done
-    finally:
-        table.execute("RESET ROLE")
-        table.execute(f"REASSIGN OWNED BY {role} TO postgres")
-        table.execute(f"DROP OWNED BY {role}")
-        table.execute(f"DROP ROLE {role}")
 
 
 @pytest.mark.parametrize("name", ["", "pg_old", "information_schema", "q" * 64])

@@ -22,14 +22,11 @@ from playwright.sync_api import Browser, BrowserContext, Page, expect
 from queuekeeper import postgres
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer
-from queuekeeper.maintenance.partitions.policies import save_policy
-from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.postgres import Connection
-from queuekeeper.sessions.sample import SampleParameters, fill
 from tests import report_samples
 from tests.browser import CONTRASTS, chromium, pictured
 from tests.patience import PATIENCE_S
-from tests.plugin_world import fill_migration, fill_quality
+from tests.plugin_world import fill_all, fill_migration, open_guards
 
 pytestmark = pytest.mark.ui
 
@@ -74,18 +71,7 @@ def world(
     pictures = Path(kept) if kept else tmp_path_factory.mktemp("pictures")
     pictures.mkdir(parents=True, exist_ok=True)
     with postgres.connect(source, autocommit=True) as connection:
-        postgres.migrate(connection)
-        fill(
-            connection,
-            SampleParameters(messages=500, sessions=50, now_ms=system_clock(), create_schema=True, long_queues=0),
-        )
-        fill_migration(connection, report_samples.unbalanced(), now_ms=system_clock())
-        fill_quality(connection, now_ms=system_clock())
-        connection.execute("CREATE TABLE readings (at timestamptz NOT NULL, n int) PARTITION BY RANGE (at)")
-        connection.execute(
-            "CREATE TABLE readings_1 PARTITION OF readings FOR VALUES FROM ('2026-01-01+00') TO ('2026-01-02+00')"
-        )
-        save_policy(connection, PartitionPolicy(table="public.readings", step="1 day", ahead="3 days"))
+        fill_all(connection, messages=500, sessions=50)
         yield World(
             connection=connection, target=target, source_url=source, home=server_home / "ui-home", pictures=pictures
         )
@@ -102,21 +88,12 @@ def site(world: World) -> Iterator[str]:
         from fastapi import FastAPI
 
         from queuekeeper.airflow.plugin.pages import pages
-        from queuekeeper.airflow.plugin.security import Guards
         from queuekeeper.airflow.plugin.stores import Stores
         from queuekeeper.config import Settings
 
-    guards = Guards(
-        read=lambda: None,
-        audit=lambda: None,
-        start=lambda: None,
-        run_migrations=lambda: None,
-        reveal=lambda: None,
-        user=lambda: "operator",
-    )
     app = FastAPI()
     stores = Stores(postgres_url=lambda: world.source_url, redis_url=lambda: world.target.url)
-    app.mount("/queuekeeper", pages(settings=Settings(home=world.home), guards=guards, stores=stores))
+    app.mount("/queuekeeper", pages(settings=Settings(home=world.home), guards=open_guards(), stores=stores))
     server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=0, log_level="error", lifespan="off"))
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
