@@ -27,7 +27,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager, redirect_stdout, suppress
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
 from importlib.metadata import version
 from io import StringIO
@@ -39,7 +39,7 @@ import bench
 from psycopg import sql
 from pyspark.sql import SparkSession
 from rich.console import Console
-from watch import Watch, empty_redis, peak_mib
+from watch import Watch, empty_redis, memory_of
 
 from queuekeeper import lua
 from queuekeeper.clock import system_clock
@@ -410,17 +410,8 @@ def contents(stand: Stand) -> tuple[int, str]:
 # --- memory ----------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Most memory that a copy took while it ran, as resident sets; pages that workers share count for each of them."""
-
-    messages: int
-    jvm_mib: int
-    python_mib: int
-
-
-def memory(stand: Stand, *, messages: int, sessions: int, plan: MigrationPlan | None) -> Memory:
-    """Copy in a fresh Spark as an operator would start it, and watch its size.
+def memory(stand: Stand, *, messages: int, sessions: int, plan: MigrationPlan | None) -> dict[str, int]:
+    """Return the most memory that a copy took in a fresh Spark.
 
     :param plan: none: make a sample of this size first.
     """
@@ -433,23 +424,10 @@ def memory(stand: Stand, *, messages: int, sessions: int, plan: MigrationPlan | 
         )
     else:
         stand.reset_plan()
-    command = [
-        str(Path(sys.executable).parent / "spark-submit"),
-        *("--master", "local[2]", "--driver-memory", "1g"),
-        *(str(bench.ROOT / "spark_jobs" / "copy_sessions.py"), "--plan-id", plan.plan_id),
-    ]
-    environment = os.environ | {
-        "PYSPARK_PYTHON": sys.executable,
-        POSTGRES_VARIABLE: url,
-        REDIS_VARIABLE: stand.redis.url,
-    }
-    with (stand.folder / "memory.log").open("w+") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        peaks = peak_mib(process)
-        if process.returncode:
-            log.seek(0)
-            raise QueuekeeperError(f"the copy of {messages:,} messages failed:\n{log.read()[-3_000:]}")
-    return Memory(messages=messages, jvm_mib=peaks["jvm"], python_mib=peaks["python"])
+    variables = {POSTGRES_VARIABLE: url, REDIS_VARIABLE: stand.redis.url}
+    log = stand.folder / "memory.log"
+    taken = memory_of("copy_sessions.py", "--plan-id", plan.plan_id, variables=variables, log=log)
+    return {"messages": messages, **taken}
 
 
 # --- the result ------------------------------------------------------------------------------------------------
@@ -550,7 +528,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
                 stream.path.unlink()
             small = memory(stand, messages=arguments.messages, sessions=arguments.sessions, plan=plan)
             large = memory(stand, messages=4 * arguments.messages, sessions=4 * arguments.sessions, plan=None)
-            sizes = [asdict(small), asdict(large)]
+            sizes = [small, large]
         return {
             "machine": machine(stand),
             "messages": stand.messages,

@@ -22,12 +22,11 @@ import argparse
 import multiprocessing
 import os
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
 from multiprocessing.connection import Connection as Pipe
@@ -38,12 +37,11 @@ import bench
 from backfill import private_servers
 from pyspark.sql import SparkSession
 from rich.console import Console
-from watch import Watch, peak_mib
+from watch import Watch, memory_of
 
 from queuekeeper import redis_client
 from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisServer, java_home
-from queuekeeper.errors import QueuekeeperError
 from queuekeeper.keyspace import payload_key, session_keys
 from queuekeeper.migration.job import POSTGRES_VARIABLE, REDIS_VARIABLE
 from queuekeeper.migration.spark import build_session
@@ -88,15 +86,6 @@ class Sample:
     seconds: float
     cpu_s: dict[str, float]
     latencies: tuple[Latency, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Memory:
-    """Most memory that the job took, as resident sets; pages that workers share count for each of them."""
-
-    queues: int
-    jvm_mib: int
-    python_mib: int
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -298,26 +287,15 @@ def take_turns(stand: Stand, *, rounds: int, say: Callable[[str], None]) -> dict
     return samples
 
 
-def memory(stand: Stand, *, queues: int, folder: Path) -> Memory:
-    """Profile in a fresh Spark and watch its size."""
-    command = [
-        str(Path(sys.executable).parent / "spark-submit"),
-        *("--master", "local[2]", "--driver-memory", "1g"),
-        *(str(bench.ROOT / "spark_jobs" / "profile_queues.py"), "--store", "redis", "--profile-id", "memory"),
-    ]
-    environment = os.environ | {
-        "PYSPARK_PYTHON": sys.executable,
-        "QUEUEKEEPER_HOME": str(folder),
-        POSTGRES_VARIABLE: stand.postgres_url,
-        REDIS_VARIABLE: stand.redis.url,
-    }
-    with (folder / "memory.log").open("w+") as log:
-        process = subprocess.Popen(command, env=environment, stdout=log, stderr=subprocess.STDOUT)
-        peaks = peak_mib(process)
-        if process.returncode:
-            log.seek(0)
-            raise QueuekeeperError(f"the profile of {queues:,} queues failed:\n{log.read()[-3_000:]}")
-    return Memory(queues=queues, jvm_mib=peaks["jvm"], python_mib=peaks["python"])
+def memory(stand: Stand, *, queues: int, folder: Path) -> dict[str, int]:
+    """Return the most memory that a profile took in a fresh Spark."""
+    places = {POSTGRES_VARIABLE: stand.postgres_url, REDIS_VARIABLE: stand.redis.url}
+    taken = memory_of(
+        *("profile_queues.py", "--store", "redis", "--profile-id", "memory"),
+        variables={"QUEUEKEEPER_HOME": str(folder), **places},
+        log=folder / "memory.log",
+    )
+    return {"queues": queues, **taken}
 
 
 # --- the result ------------------------------------------------------------------------------------------------
@@ -409,7 +387,7 @@ def run(arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
         "references_per_queue": arguments.references,
         "payload_bytes": arguments.payload_bytes,
         "summary": summary(rounds),
-        "memory": [asdict(entry) for entry in found],
+        "memory": found,
         "rounds": bench.in_words(rounds),
     }
 

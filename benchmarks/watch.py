@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
+import sys
 import threading
 import time
+from collections.abc import Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, Self
 
+import bench
 import psutil
 import redis
+
+from queuekeeper.errors import QueuekeeperError
 
 _LOOK_EVERY_S = 0.5
 _MEBIBYTE = 1024 * 1024
@@ -74,6 +81,25 @@ class Watch:
                 alive.add(key)
         for key in self._collected - alive:
             self._used_s.pop(key, None)
+
+
+def memory_of(job: str, *words: str, variables: Mapping[str, str], log: Path) -> dict[str, int]:
+    """Run a Spark job as an operator would start it, and return the most memory that it took, for a result.
+
+    :param job: name of its file.
+    :param variables: of its environment, besides those of this process.
+    :raises QueuekeeperError: with what it said last, when it failed.
+    """
+    submit, script = Path(sys.executable).parent / "spark-submit", bench.ROOT / "spark_jobs" / job
+    command = [str(submit), "--master", "local[2]", "--driver-memory", "1g", str(script), *words]
+    environment = {**os.environ, "PYSPARK_PYTHON": sys.executable, **variables}
+    with log.open("w+") as said:
+        process = subprocess.Popen(command, env=environment, stdout=said, stderr=subprocess.STDOUT)
+        peaks = peak_mib(process)
+        if process.returncode:
+            said.seek(0)
+            raise QueuekeeperError(f"{job} {' '.join(words)} failed:\n{said.read()[-3_000:]}")
+    return {f"{kind}_mib": size for kind, size in peaks.items()}
 
 
 def peak_mib(process: subprocess.Popen[Any]) -> dict[str, int]:
