@@ -9,7 +9,7 @@ import asyncio
 import concurrent.futures
 import threading
 from collections.abc import Sequence
-from typing import Generic, TypeAlias, TypeVar
+from typing import Any, Generic, TypeAlias, TypeVar
 
 from queuekeeper.batches import Batches, ThreadBatches
 from queuekeeper.checks import check_integer, check_seconds, checked
@@ -108,10 +108,13 @@ def _size(part: _Part) -> int:
     return part[1]
 
 
-def _check_bounds(*, max_batch: int, max_pending: int, linger_s: float) -> None:
+def _bounds(max_batch: int, max_pending: int, linger_s: float) -> dict[str, Any]:
+    """Return what batches keep to, once it is known to be in order."""
     check_integer("max_batch", max_batch, 1, MAX_EVENTS_PER_CALL)
     check_integer("max_pending", max_pending, 1, 10_000_000)
     check_seconds("linger_s", linger_s, least=0)
+    sizes = {"size": _size, "most": max_batch, "most_bytes": BYTES_PER_COPY}
+    return {**sizes, "max_pending": max_pending, "linger_s": linger_s}
 
 
 def _is_of_one(error: QueuekeeperError) -> bool:
@@ -142,13 +145,10 @@ class EventProducer(Closing):
         max_pending: int = MAX_PENDING,
         linger_s: float = 0.0,
     ) -> None:
-        _check_bounds(max_batch=max_batch, max_pending=max_pending, linger_s=linger_s)
-        self._broker = broker
+        bounds = _bounds(max_batch, max_pending, linger_s)
         self._enqueued: _Enqueued[concurrent.futures.Future[str]] = _Enqueued(max_pending)
-        self._batches: ThreadBatches[_Part, str] = ThreadBatches(
-            self._store, size=_size, most=max_batch, most_bytes=BYTES_PER_COPY, max_pending=max_pending,
-            linger_s=linger_s, name="queuekeeper-producer",
-        )  # fmt: skip
+        self._broker = broker
+        self._batches: ThreadBatches[_Part, str] = ThreadBatches(self._store, name="queuekeeper-producer", **bounds)
 
     def enqueue(self, event: NewEvent) -> concurrent.futures.Future[str]:
         """Accept an event, and wait only if there is no room.
@@ -207,13 +207,11 @@ class AsyncEventProducer(AsyncClosing):
         max_pending: int = MAX_PENDING,
         linger_s: float = 0.0,
     ) -> None:
-        _check_bounds(max_batch=max_batch, max_pending=max_pending, linger_s=linger_s)
         self._broker = broker
-        self._enqueued: _Enqueued[asyncio.Future[str]] = _Enqueued(max_pending)
         self._batches: Batches[None, _Part, str] = Batches(
-            self._store, size=_size, most=max_batch, most_bytes=BYTES_PER_COPY, max_pending=max_pending,
-            linger_s=linger_s, max_queues=1,
-        )  # fmt: skip
+            self._store, max_queues=1, **_bounds(max_batch, max_pending, linger_s)
+        )
+        self._enqueued: _Enqueued[asyncio.Future[str]] = _Enqueued(max_pending)
 
     async def enqueue(self, event: NewEvent) -> asyncio.Future[str]:
         """Accept an event, and wait only if there is no room; otherwise as :meth:`EventProducer.enqueue`."""

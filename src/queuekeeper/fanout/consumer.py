@@ -479,8 +479,19 @@ class Consumption:
         )
 
 
+class _Registered:
+    """What consumers of both kinds tell of themselves."""
+
+    operations: Consumption
+
+    @property
+    def registration(self) -> Registration | None:
+        """What registering did; none before, and when it was left to others."""
+        return self.operations.registration
+
+
 @shows(queues="_queues", queue="operations.queue", consumer="operations.consumer")
-class FanoutConsumer(BlockingService[None]):
+class FanoutConsumer(_Registered, BlockingService[None]):
     """Works on a consumer's messages in threads.
 
     ::
@@ -528,11 +539,6 @@ class FanoutConsumer(BlockingService[None]):
         )  # fmt: skip
         self._queues = queues
 
-    @property
-    def registration(self) -> Registration | None:
-        """What registering did; none before, and when it was left to others."""
-        return self.operations.registration
-
     _serve = blocking(Consumption.run)
 
     def _ask_server(self, step: Any) -> Any:
@@ -548,7 +554,7 @@ class FanoutConsumer(BlockingService[None]):
 
 
 @shows(queues="_queues", queue="operations.queue", consumer="operations.consumer")
-class AsyncFanoutConsumer(AsyncService[None]):
+class AsyncFanoutConsumer(_Registered, AsyncService[None]):
     """The same for asyncio: the handler is a coroutine function, and all of it runs in one event loop.
 
     A handler that is still at work when a stop has waited for long enough is cancelled, and its message given back; one
@@ -577,11 +583,6 @@ class AsyncFanoutConsumer(AsyncService[None]):
             attempt=AsyncAttempt, listen=self._listen, began=self._begins.set,
         )  # fmt: skip
         self._queues = queues
-
-    @property
-    def registration(self) -> Registration | None:
-        """What registering did; none before, and when it was left to others."""
-        return self.operations.registration
 
     _serve = awaited(Consumption.run)
 
