@@ -123,11 +123,12 @@ def test_thousand_packet_ids_are_given_out_at_once(client: RedisClient) -> None:
     assert client.get(session.keys.last_packet_id) == b"1000"
 
 
-def test_full_server_gives_out_nothing(own_server: Any) -> None:
+@pytest.mark.parametrize(("script", "given"), [("reserve_packet_ids", [2]), ("set_last_packet_id", 2)])
+def test_full_server_gives_out_nothing(own_server: Any, script: str, given: Any) -> None:
     with connect(own_server.url) as client:
         session = Session.saved(client, 1)
         before = contents(client)
         client.config_set("maxmemory", 1)
         with pytest.raises(StoreFull):
-            session.reserve_packet_ids([2], expected=1)
+            getattr(session, script)(given, expected=1)
         assert contents(client) == before

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from lua_sessions import Session, contents, messages, now_ms, unchanged
 
-from queuekeeper.errors import NotOwner, StoreFull, UsageError
+from queuekeeper.errors import NotOwner, UsageError
 from queuekeeper.lua import ScriptCaller, load
-from queuekeeper.redis_client import RedisClient, connect
+from queuekeeper.redis_client import RedisClient
 
 pytestmark = pytest.mark.lua
 
@@ -82,13 +82,3 @@ def test_bad_argument_is_refused(client: RedisClient, packet_id: Any, keep_ms: A
     with pytest.raises(UsageError, match=r"^3 keys and 4 arguments are expected$"):
         ScriptCaller(client).call(load("sessions/set_last_packet_id"), session.keys[1:], ["", "", 1])
     assert contents(client) == {}
-
-
-def test_full_server_sets_nothing(own_server: Any) -> None:
-    with connect(own_server.url) as client:
-        session = Session.saved(client, 1)
-        before = contents(client)
-        client.config_set("maxmemory", 1)
-        with pytest.raises(StoreFull):
-            session.set_last_packet_id(2, expected=1)
-        assert contents(client) == before

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import mark
 from tests.spark_session import spark
 
 __all__ = ["spark"]
@@ -14,6 +15,4 @@ HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.property)
+    mark(items, HERE, pytest.mark.property)

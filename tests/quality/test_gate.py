@@ -53,11 +53,18 @@ def test_nothing_stands_when_nothing_has_run(store: QualityStore) -> None:
     assert standing(store) == []
 
 
-def test_a_turn_that_passes_does_not_make_up_for_another_that_failed(store: QualityStore, judged: Judged) -> None:
-    judged("bad turn", Verdict.FAILED, cohorts=[1], age=hours(2))
-    judged("good turn", Verdict.PASSED, cohorts=[2], age=hours(1))
+@pytest.mark.parametrize(
+    ("later", "cohort", "stands"),
+    [
+        pytest.param(Verdict.PASSED, 2, "first", id="another turn that passes does not make up for it"),
+        pytest.param(Verdict.FAILED, 1, "later", id="found again, it is named once, by its latest run"),
+    ],
+)
+def test_a_failure_stands(store: QualityStore, judged: Judged, later: Verdict, cohort: int, stands: str) -> None:
+    judged("first", Verdict.FAILED, cohorts=[1], age=hours(2))
+    judged("later", later, cohorts=[cohort], age=hours(1))
 
-    assert standing(store) == [("bad turn", 1)]
+    assert standing(store) == [(stands, 1)]
 
 
 def test_a_failure_stands_until_all_its_cohorts_have_been_read_again(store: QualityStore, judged: Judged) -> None:
@@ -95,13 +102,6 @@ def test_what_failed_in_a_sample_passes_in_the_same_or_a_larger_one(store: Quali
     judged("good", Verdict.PASSED, cohorts=[1], age=hours(1), sample_percent=10, contents=False)
 
     assert standing(store) == []
-
-
-def test_a_failure_that_was_found_again_is_named_once_by_its_latest_run(store: QualityStore, judged: Judged) -> None:
-    judged("bad", Verdict.FAILED, cohorts=[1], age=hours(2))
-    judged("still bad", Verdict.FAILED, cohorts=[1], age=hours(1))
-
-    assert standing(store) == [("still bad", 1)]
 
 
 def test_a_failure_that_nobody_reads_again_is_forgotten_in_the_end(store: QualityStore, judged: Judged) -> None:

@@ -16,6 +16,7 @@ from queuekeeper.clock import system_clock
 from queuekeeper.embedded import PostgresServer, RedisCluster, RedisServer
 from queuekeeper.embedded.redis_server import Flavour
 from queuekeeper.sessions import sample
+from tests.lanes import mark
 from tests.spark.world import World, kill_the_dying
 from tests.spark_session import spark
 
@@ -31,9 +32,7 @@ _numbers = count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.spark)
+    mark(items, HERE, pytest.mark.spark)
 
 
 @pytest.fixture(scope="session")

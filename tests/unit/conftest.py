@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.lanes import mark
+
 HERE = Path(__file__).parent
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    for item in items:
-        if HERE in item.path.parents:
-            item.add_marker(pytest.mark.unit)
+    mark(items, HERE, pytest.mark.unit)

@@ -11,25 +11,18 @@ from typing import Any
 
 import pytest
 
+from queuekeeper import sessions
 from queuekeeper.compacted import AsyncCompactedQueues, CompactedQueues
 from queuekeeper.errors import RefusedError, ServerUnavailable, UsageError
 from queuekeeper.events import AsyncEventBroker, EventBroker
 from queuekeeper.fanout import AsyncFanoutQueues, FanoutQueues
 from queuekeeper.operation import Operation, awaited, blocking
-from queuekeeper.sessions import (
-    AsyncPostgresSessionStore,
-    AsyncRedisSessionStore,
-    AsyncSessionRouter,
-    PostgresSessionStore,
-    RedisSessionStore,
-    SessionRouter,
-)
 from queuekeeper.sessions.owners import AsyncOwnerStore, OwnerStore
 
 PAIRS: list[tuple[type, type]] = [
-    (RedisSessionStore, AsyncRedisSessionStore),
-    (PostgresSessionStore, AsyncPostgresSessionStore),
-    (SessionRouter, AsyncSessionRouter),
+    (sessions.RedisSessionStore, sessions.AsyncRedisSessionStore),
+    (sessions.PostgresSessionStore, sessions.AsyncPostgresSessionStore),
+    (sessions.SessionRouter, sessions.AsyncSessionRouter),
     (OwnerStore, AsyncOwnerStore),
     (FanoutQueues, AsyncFanoutQueues),
     (CompactedQueues, AsyncCompactedQueues),

@@ -140,7 +140,7 @@ def test_every_dag_has_a_runbook_and_its_file_is_its_name() -> None:
     assert dags - {path.stem for path in under("docs/runbooks", "*.md")} == set()
     for path in under("dags", "*.py"):
         source = path.read_text("utf-8")
-        assert "Path(__file__).stem" in source or f'"{path.stem}"' in source, shown(path)
+        assert "**of_file(__file__, __doc__)" in source or f'"{path.stem}"' in source, shown(path)
         assert "### If it fails" in (ast.get_docstring(ast.parse(source)) or ""), shown(path)
 
 

@@ -15,14 +15,7 @@ import pytest
 from pdoc import pdoc, render
 
 import queuekeeper
-from queuekeeper.sessions import (
-    AsyncPostgresSessionStore,
-    AsyncRedisSessionStore,
-    AsyncSessionRouter,
-    PostgresSessionStore,
-    RedisSessionStore,
-    SessionRouter,
-)
+from queuekeeper import sessions
 from queuekeeper.sessions.store import SessionOperations
 
 pytestmark = pytest.mark.unit
@@ -84,12 +77,12 @@ def test_no_docstring_only_points_elsewhere() -> None:
 @pytest.mark.parametrize(
     "store",
     [
-        RedisSessionStore,
-        AsyncRedisSessionStore,
-        PostgresSessionStore,
-        AsyncPostgresSessionStore,
-        SessionRouter,
-        AsyncSessionRouter,
+        sessions.RedisSessionStore,
+        sessions.AsyncRedisSessionStore,
+        sessions.PostgresSessionStore,
+        sessions.AsyncPostgresSessionStore,
+        sessions.SessionRouter,
+        sessions.AsyncSessionRouter,
     ],
 )
 def test_help_of_every_store_of_sessions_has_the_words_of_their_contract(store: type[Any]) -> None:
@@ -104,7 +97,7 @@ def test_help_of_every_store_of_sessions_has_the_words_of_their_contract(store: 
 
 
 def test_what_an_implementation_adds_stands_between_the_words_and_the_fields_of_the_contract() -> None:
-    text = inspect.getdoc(SessionRouter.save_messages) or ""
+    text = inspect.getdoc(sessions.SessionRouter.save_messages) or ""
     contract = text.index("Store messages for many sessions")
     own = text.index("What comes after a save that failed is not stored either")
     fields = text.index(":returns: a report for each save")
