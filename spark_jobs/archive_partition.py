@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import Any
 
 from queuekeeper.clock import system_clock
@@ -23,7 +22,7 @@ def _archive(environment: Environment, asked: ArchiveWish) -> dict[str, Any]:
                 spark,
                 postgres_url=environment.postgres_url,
                 retired_id=retired_id,
-                directory=Path(asked.directory),
+                directory=asked.directory,
                 now_ms=system_clock(),
             )
         except QueuekeeperError as error:

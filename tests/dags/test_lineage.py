@@ -16,6 +16,7 @@ from airflow.providers.openlineage.extractors.base import DefaultExtractor
 from openlineage.client.serde import Serde
 
 from queuekeeper import postgres
+from queuekeeper.airflow.lineage import parquet_files
 from queuekeeper.airflow.operators.migration import CopySessionsOperator
 from queuekeeper.airflow.operators.partitions import ArchivePartitionsOperator
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
@@ -112,6 +113,40 @@ def test_an_archive_asks_spark_for_its_partitions_by_the_job_s_own_model() -> No
     nothing = ArchivePartitionsOperator(task_id="a", spark_jobs="", retired={"to_archive": []}, directory="/archives")
     with pytest.raises(UsageError, match=r"retired_ids is \[\]: it must be the numbers of retired partitions"):
         nothing.arguments({})
+
+
+def test_an_archive_in_an_object_store_is_asked_for_by_its_url_unless_no_driver_opens_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def asked(directory: str) -> str:
+        given: dict[str, Any] = {"task_id": "archive", "spark_jobs": "", "retired": {"to_archive": [1]}}
+        (wish,) = ArchivePartitionsOperator(directory=directory, **given).wishes({})
+        assert isinstance(wish, ArchiveWish)
+        return wish.directory
+
+    assert asked("memory://bucket/archives") == "memory://bucket/archives"
+    with pytest.raises(UsageError, match=r"universal-pathlib and gcsfs .*let archive_directory name a folder"):
+        asked("gs://bucket/archives")
+    with pytest.raises(UsageError, match=r"^archive_directory names a user or a connection of Airflow"):
+        asked("s3://aws_default@bucket/archives")
+    monkeypatch.setenv("QUEUEKEEPER_ARCHIVES_DIR", "memory://bucket/others")
+    assert asked("") == "memory://bucket/others"
+    monkeypatch.setenv("QUEUEKEEPER_ARCHIVES_DIR", "gs://bucket/archives")
+    with pytest.raises(UsageError, match=r"gcsfs .*let QUEUEKEEPER_ARCHIVES_DIR name a folder"):
+        asked("")
+
+
+@pytest.mark.parametrize(
+    ("path", "named"),
+    [
+        ("/archives/p 1", ("file", "/archives/p 1")),
+        ("s3://bucket/archives/p%221", ("s3://bucket", "archives/p%221")),
+        ("abfss://c@a.dfs.core.windows.net/x/p", ("abfss://c@a.dfs.core.windows.net", "x/p")),
+    ],
+)
+def test_files_are_named_by_their_store(path: str, named: tuple[str, str]) -> None:
+    found = parquet_files(path, rows=1, size_bytes=2, files=3)
+    assert (found.namespace, found.name) == named
 
 
 def test_an_archive_reads_partitions_and_writes_their_files(

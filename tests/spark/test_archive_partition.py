@@ -10,6 +10,9 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.dirfs import DirFileSystem
+from fsspec.implementations.local import LocalFileSystem
+from fsspec.registry import _registry
 from pyspark.sql import SparkSession
 from typer.testing import CliRunner
 
@@ -20,13 +23,14 @@ from queuekeeper.errors import CheckFailed, RefusedError
 from queuekeeper.maintenance.partitions import archive
 from queuekeeper.maintenance.partitions.apply import apply_plan
 from queuekeeper.maintenance.partitions.archive import ArchiveReport, archive_partition, archive_table
-from queuekeeper.maintenance.partitions.manifest import ROWS, check_archive, read_manifest
+from queuekeeper.maintenance.partitions.manifest import ROWS, archive_place, check_archive, read_manifest
 from queuekeeper.maintenance.partitions.model import PartitionPlan, StepState
 from queuekeeper.maintenance.partitions.plan import plan_drop, plan_reattachment, plan_retirement
 from queuekeeper.maintenance.partitions.policies import save_policy
 from queuekeeper.maintenance.partitions.policy import PartitionPolicy
 from queuekeeper.maintenance.partitions.restore import archive_folder, load_archive, restore_partition, retired_name
 from queuekeeper.maintenance.partitions.retired import retired_partitions
+from queuekeeper.places import names
 from queuekeeper.postgres import Connection
 
 PARENT = '''"odd.schema"."events ""%"""'''
@@ -83,7 +87,49 @@ def url(connection: Connection) -> str:
     return f"postgresql://{info.user}:{info.password}@{info.host}:{info.port}/{info.dbname}"
 
 
-def archived(spark: SparkSession, connection: Connection, directory: Path, table: str = TABLE) -> ArchiveReport:
+@pytest.fixture
+def bucket(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """URL of a folder in an object store: Spark reaches it as ``s3a://`` by Hadoop, all else by fsspec.
+
+    Behind both is a disk; nothing of ours knows it: it has no folders to sync, and names are mapped as S3's are.
+    """
+    store = tmp_path / "store"
+    (store / tmp_path.name / "archives").mkdir(parents=True)
+
+    class Bucket(DirFileSystem):  # type: ignore[misc]
+        protocol = ("s3",)
+        sep = "/"
+
+        def __init__(self, **_: Any) -> None:
+            super().__init__(path=str(store), fs=LocalFileSystem(auto_mkdir=True))
+
+    monkeypatch.setitem(_registry, "s3", Bucket)
+    hadoop = spark.sparkContext._jsc.hadoopConfiguration()
+    settings = {
+        "fs.s3a.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystemOverloadScheme",
+        "fs.viewfs.overload.scheme.target.file.impl": "org.apache.hadoop.fs.LocalFileSystem",
+        f"fs.viewfs.mounttable.{tmp_path.name}.link./archives": f"file://{store}/{tmp_path.name}/archives",
+    }
+    before = {name: hadoop.get(name) for name in settings}
+    for name, value in settings.items():
+        hadoop.set(name, value)
+    yield f"s3://{tmp_path.name}/archives"
+    for name, value in before.items():
+        if value is None:
+            hadoop.unset(name)
+        else:
+            hadoop.set(name, value)
+
+
+@pytest.fixture(params=["a disk", "a file URL", "an object store"])
+def place(request: pytest.FixtureRequest, tmp_path: Path) -> Path | str:
+    """A folder of archives, by each of the names that it may have."""
+    if request.param == "an object store":
+        return str(request.getfixturevalue("bucket"))
+    return tmp_path if request.param == "a disk" else f"file://{tmp_path}"
+
+
+def archived(spark: SparkSession, connection: Connection, directory: Path | str, table: str = TABLE) -> ArchiveReport:
     return archive_table(
         spark,
         postgres_url=url(connection),
@@ -96,11 +142,12 @@ def archived(spark: SparkSession, connection: Connection, directory: Path, table
     )
 
 
-def test_every_value_of_every_type_comes_back(spark: SparkSession, connection: Connection, tmp_path: Path) -> None:
+def test_every_value_of_every_type_comes_back(spark: SparkSession, connection: Connection, place: Path | str) -> None:
     connection.execute(ROWS_OF_ALL_KINDS)
-    report = archived(spark, connection, tmp_path)
+    report = archived(spark, connection, place)
     assert report.manifest.content.rows == 5_004
-    path = Path(report.path)
+    assert report.path.startswith(str(place).removeprefix("file://"))
+    path = archive_place(report.path)
     assert check_archive(connection, table=TABLE, path=path) == report.manifest
 
     connection.execute(f"CREATE TABLE back (LIKE {PARENT} INCLUDING ALL)")
@@ -161,6 +208,64 @@ def test_rows_that_are_written_meanwhile_leave_no_archive(
     with pytest.raises(CheckFailed, match="must not be dropped: it has changed while it was archived"):
         archived(spark, connection, tmp_path)
     assert list(tmp_path.rglob("manifest.json")) == []
+
+
+def test_archive_that_was_killed_before_its_manifest_is_none_and_is_made_by_the_next_one(
+    spark: SparkSession, connection: Connection, place: Path | str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    connection.execute(f"INSERT INTO {TABLE} (at, small) SELECT '2026-01-02', n FROM generate_series(1, 30) AS n")
+    killed_at: list[Path] = []
+
+    def killed(path: Path, _: Any) -> None:
+        killed_at.append(path)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(archive, "write_manifest", killed)
+        with pytest.raises(KeyboardInterrupt):
+            archived(spark, connection, place)
+    (path,) = killed_at
+    before = names(path / ROWS, what="archives")
+    assert names(path, what="archives") == [ROWS]
+    with pytest.raises(RefusedError, match="there is no archive in"):
+        check_archive(connection, table=TABLE, path=path)
+
+    report = archived(spark, connection, place)
+    assert (report.is_new, archive_place(report.path)) == (True, path)
+    after = names(path / ROWS, what="archives")
+    assert not {name for name in before if name.startswith("part-")} & set(after)
+    assert [each.name for each in report.manifest.files] == [name for name in after if name.endswith(".parquet")]
+    assert sum(each.rows for each in report.manifest.files) == 30
+    assert check_archive(connection, table=TABLE, path=path) == report.manifest
+    # It is the only one, and what was tried before the work has left nothing.
+    assert names(path.parent, what="archives") == [path.name]
+    assert not archived(spark, connection, place).is_new
+
+
+def test_place_that_cannot_be_written_is_refused_before_the_table_is_read(
+    spark: SparkSession, connection: Connection, bucket: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("access denied")
+
+    def refused(directory: str, words: str) -> None:
+        with pytest.raises(RefusedError, match=words):
+            archived(spark, connection, directory)
+
+    monkeypatch.setattr(archive, "describe_table", lambda *_: pytest.fail("the table was read"))
+    with monkeypatch.context() as patched:
+        patched.setattr(LocalFileSystem, "rm", refuse)
+        refused(bucket, r"^the archive cannot be written to s3://.*: access denied; let this user write there, or name")
+    with monkeypatch.context() as patched:
+        patched.setattr(archive, "names", lambda *_, **__: [])
+        refused(bucket, r"^what Spark writes to s3a://.* is not found in s3://.*: give fsspec and Spark the same endp")
+    # There is no such folder for Spark.
+    refused(f"{bucket}-of-others", r"^Spark cannot write to s3a://.*: .*Exception: .*; let it write there, or name")
+    spark.sparkContext._jsc.hadoopConfiguration().unset("fs.s3a.impl")
+    refused(
+        bucket.replace("://", "://no-file-system-"),
+        r"^Spark has no file system for s3a://: add org\.apache\.hadoop:hadoop-aws:[0-9.]+ to spark\.jars\.packages",
+    )
 
 
 def test_empty_partition_is_archived_too(spark: SparkSession, connection: Connection, tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ import psycopg
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from fsspec.implementations.memory import MemoryFileSystem
 from typer.testing import CliRunner
 
 from queuekeeper import postgres
@@ -38,6 +39,7 @@ from queuekeeper.maintenance.partitions.manifest import (
     FORMAT,
     ArchivedFile,
     Manifest,
+    archive_place,
     describe_table,
     pin_texts,
     sum_file,
@@ -66,6 +68,7 @@ from queuekeeper.maintenance.partitions.retired import (
     recreate_retired,
     retired_partitions,
 )
+from queuekeeper.places import remove_folder
 from queuekeeper.postgres import Connection
 from queuekeeper.quality.partitioned_tables import read_partitioned_tables
 from tests.patience import PATIENCE_S
@@ -521,9 +524,12 @@ def test_query_of_consumers_that_fails_retires_nothing(table: Connection, query:
 # --- archives ------------------------------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def dropped(table: Connection, tmp_path: Path) -> tuple[Connection, RetiredPartition, Path]:
+@pytest.fixture(params=["a disk", "an object store"])
+def dropped(
+    table: Connection, tmp_path: Path, request: pytest.FixtureRequest
+) -> tuple[Connection, RetiredPartition, Path]:
     """A table with a dropped partition, and a folder with the one row that it had."""
+    folder = archive_place(tmp_path if request.param == "a disk" else f"memory://{tmp_path.name}/archive")
     table.execute("CREATE TABLE log (id bigint, at timestamptz NOT NULL) PARTITION BY RANGE (at)")
     policy = replace(POLICY, table="public.log", quarantine_days=0)
     save_policy(table, policy)
@@ -533,15 +539,61 @@ def dropped(table: Connection, tmp_path: Path) -> tuple[Connection, RetiredParti
     create(table, policy, now_ms=later)
     retire(table, policy, now_ms=later)
     (record,) = retired_partitions(table)
-    rows = tmp_path / "rows"
+    rows = folder / "rows"
     rows.mkdir()
     moment = pa.array([datetime(2026, 11, 21, 5, tzinfo=UTC)], pa.timestamp("us", "UTC"))
-    pq.write_table(pa.table({"id": [4711], "at": moment}), rows / "one.parquet")
+    with (rows / "one.parquet").open("wb") as written:
+        pq.write_table(pa.table({"id": [4711], "at": moment}), written)
     size_bytes, sha256 = sum_file(rows / "one.parquet")
     file = ArchivedFile(name="one.parquet", rows=1, size_bytes=size_bytes, sha256=sha256)
-    archive(table, record, tmp_path, file)
+    archive(table, record, folder, file)
     assert apply(table, plan_drop(table, policy=policy, now_ms=later + 1), later + 1).done
-    return table, record, tmp_path
+    return table, record, folder
+
+
+def test_dropped_partition_is_restored_by_a_command_from_where_its_archive_was_moved(
+    dropped: tuple[Connection, RetiredPartition, Path],
+) -> None:
+    table, record, folder = dropped
+    moved = archive_place(f"memory://moved-{folder.name}-{table.info.dbname}/archive")
+    for name in ("manifest.json", "rows/one.parquet"):
+        (moved / name).parent.mkdir(parents=True, exist_ok=True)
+        (moved / name).write_bytes((folder / name).read_bytes())
+    remove_folder(folder, what="archives")
+    info = table.info
+    url = f"postgresql://{info.user}:{info.password}@{info.host}:{info.port}/{info.dbname}"
+    arguments = ["restore", str(record.retired_id), "--postgres-url", url, "--json"]
+
+    gone = CliRunner().invoke(app, arguments)
+    back = CliRunner().invoke(app, [*arguments, "--folder", str(moved)])
+
+    assert isinstance(gone.exception, RefusedError)
+    assert "there is no archive in" in str(gone.exception)
+    assert json.loads(back.stdout)["path"] == str(moved)
+    name = f"queuekeeper_retired.{record.partition_name}"
+    assert table.execute(f"SELECT id FROM {name}".encode()).fetchall() == [(4711,)]
+
+
+def test_partition_whose_archive_cannot_be_read_now_is_not_dropped(
+    retired: tuple[Connection, PartitionPolicy, int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table, policy, later = retired
+    (record,) = retired_partitions(table)
+    archive(table, record, archive_place(f"memory://{tmp_path.name}/archive"))
+    plan = plan_drop(table, policy=policy, now_ms=later + 1)
+
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError("could not connect to the endpoint")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(MemoryFileSystem, "open", refuse)
+        refused = apply(table, plan, later + 1)
+
+    assert [each.state for each in refused.outcomes] == [StepState.FAILED]
+    assert "cannot be read: could not connect to the endpoint; let this user read it" in refused.outcomes[0].words
+    assert "drop it where the archive can be read" in refused.outcomes[0].words
+    assert load_retired(table, record.retired_id).state is RetiredState.QUARANTINED
+    assert apply(table, plan, later + 1).done
 
 
 def test_restored_partition_is_its_tables_owners_and_is_archived_anew(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from queuekeeper import config
+from queuekeeper import places
 from queuekeeper.cli.context import report_folder
 from queuekeeper.config import Settings
 from queuekeeper.doctor.machine import examine_machine
@@ -16,25 +16,26 @@ from queuekeeper.report.files import ReportKind, write_files
 
 pytestmark = pytest.mark.unit
 
-NO_FOLDER = r", and a folder is needed.*name a folder that all machines share"
-SHOWN = r" with a password.*s3://CONNECTION@"
+NO_FOLDER = r"an object store \(s3://\), and a folder is needed.*name a folder of this machine"
+UNSHARED = r"a user or a connection of Airflow before the @ \(s3://\).*leave it out"
+SHOWN = r"an object store \(s3://\) with a password.*s3://CONNECTION@"
 
 
 @pytest.mark.parametrize(
     ("variable", "words"),
-    [("HOME", NO_FOLDER), ("ARCHIVES_DIR", NO_FOLDER), ("REPORTS_DIR", SHOWN), ("UNDO_DIR", SHOWN)],
+    [("HOME", NO_FOLDER), ("ARCHIVES_DIR", UNSHARED), ("REPORTS_DIR", SHOWN), ("UNDO_DIR", SHOWN)],
 )
 def test_an_object_store_is_refused_where_a_folder_is_needed_or_its_url_has_a_password(
     variable: str, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(f"QUEUEKEEPER_{variable}", "s3://key:geheim@bucket/reports")
-    with pytest.raises(UsageError, match=rf"^QUEUEKEEPER_{variable} names an object store \(s3://\){words}") as caught:
+    with pytest.raises(UsageError, match=rf"^QUEUEKEEPER_{variable} names {words}") as caught:
         Settings()
     assert "geheim" not in str(caught.value)
 
 
 def test_reports_may_be_in_an_object_store_whose_url_holds_no_password(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_opened", config._by_fsspec)
+    monkeypatch.setattr(places, "_opened", places.by_fsspec)
     monkeypatch.setenv("QUEUEKEEPER_REPORTS_DIR", "memory://bucket/reports")
     files = write_files(
         Settings().reports, kind=ReportKind.QUALITY, subject_id="0" * 16, at_ms=0, text="{}", page=lambda *_: "<p>"
@@ -44,15 +45,18 @@ def test_reports_may_be_in_an_object_store_whose_url_holds_no_password(monkeypat
     assert "reports" not in str(examine_machine(Settings()))
 
 
-def test_undo_files_in_an_object_store_take_no_room_on_this_machine(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+@pytest.mark.parametrize(
+    ("kept", "variable"), [("undo files", "QUEUEKEEPER_UNDO_DIR"), ("archives", "QUEUEKEEPER_ARCHIVES_DIR")]
+)
+def test_what_is_in_an_object_store_takes_no_room_on_this_machine(
+    kept: str, variable: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(config, "_opened", config._by_fsspec)
+    monkeypatch.setattr(places, "_opened", places.by_fsspec)
     on_disk = Settings(home=tmp_path)
-    monkeypatch.setenv("QUEUEKEEPER_UNDO_DIR", "memory://bucket/undo")
-    assert str(Settings().undo) == "memory://bucket/undo"
+    monkeypatch.setenv(variable, "memory://bucket/folder")
+    assert "memory://bucket/folder" in (str(Settings().undo), str(Settings().archives))
     told = [str(examine_machine(settings)) for settings in (on_disk, Settings(home=tmp_path))]
-    assert ["undo files" in each for each in told] == [True, False]
+    assert [kept in each for each in told] == [True, False]
 
 
 @pytest.mark.parametrize(
@@ -62,7 +66,7 @@ def test_undo_files_in_an_object_store_take_no_room_on_this_machine(
 def test_an_object_store_that_nothing_opens_is_refused_with_what_to_install(
     variable: str, kept: str, missing: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(config, "_opened", config._by_fsspec)
+    monkeypatch.setattr(places, "_opened", places.by_fsspec)
     monkeypatch.setitem(sys.modules, missing, None)
     monkeypatch.setenv(variable, "s3://bucket/folder")
     words = (

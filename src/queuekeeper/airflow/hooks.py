@@ -18,13 +18,13 @@ from queuekeeper.airflow.defaults import POSTGRES_CONNECTION, REDIS_CONNECTION
 from queuekeeper.airflow.provider import POSTGRES_TYPE, REDIS_TYPE
 from queuekeeper.compacted.model import QueueRules
 from queuekeeper.compacted.queue import CompactedQueues
-from queuekeeper.config import open_stores_by
 from queuekeeper.doctor import Examination, Finding, State, examine_postgres, examine_redis
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.fanout.model import FanoutRules
 from queuekeeper.fanout.queue import FanoutQueues
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.migration.ledger import MigrationLedger
+from queuekeeper.places import open_stores_by
 
 if TYPE_CHECKING:
     from airflow.sdk import Connection

@@ -60,8 +60,10 @@ def redis_sessions(conn_id: str, *, key_prefix: str, rows: int | None = None) ->
 
 
 def parquet_files(path: str, *, rows: int, size_bytes: int, files: int) -> OutputDataset:
-    """Return a folder of files that were written."""
-    return _written("file", path, rows=rows, size_bytes=size_bytes, files=files)
+    """Return a folder of files that were written, on a disk or in an object store."""
+    store, _, key = path.partition("://")[2].partition("/")
+    namespace, name = (path.removesuffix(f"/{key}"), key) if store else ("file", path)
+    return _written(namespace, name, rows=rows, size_bytes=size_bytes, files=files)
 
 
 def _written(

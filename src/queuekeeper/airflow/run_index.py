@@ -10,7 +10,8 @@ from urllib.parse import urlsplit
 
 from airflow.sdk.configuration import conf
 
-from queuekeeper.report.files import ReportFiles, read_in, write_whole
+from queuekeeper.places import write_whole
+from queuekeeper.report.files import ReportFiles, read_in
 
 PREFIX = "/queuekeeper"
 """Where the plugin's pages are mounted, below Airflow's own base address."""

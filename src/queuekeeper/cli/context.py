@@ -224,7 +224,7 @@ def report_folder(directory: Path | None) -> Path:
             f"{directory.parts[0]}// is an object store, and the option names a folder: leave it out, and set "
             "QUEUEKEEPER_REPORTS_DIR"
         )
-    from queuekeeper.report.files import on_disk
+    from queuekeeper.places import on_disk
 
     found = directory or settings().reports
     return found.absolute() if on_disk(found) else found
@@ -236,7 +236,7 @@ def undo_place(text: str) -> Path:
     :param text: a path or a URL.
     :raises UsageError: when nothing that is installed opens that object store.
     """
-    from queuekeeper.config import folder_or_url, opened
+    from queuekeeper.places import folder_or_url, opened
 
     return opened(folder_or_url(text, name="the option"), what="undo files", name="the option")
 

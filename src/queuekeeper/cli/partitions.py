@@ -33,6 +33,22 @@ OneTable = Annotated[
 ]
 
 
+def _archive(text: str) -> Path:
+    from queuekeeper.maintenance.partitions.manifest import archive_place
+
+    return archive_place(text, name="the option")
+
+
+ArchiveFolder = Annotated[
+    Path | None,
+    typer.Option(
+        "--folder",
+        metavar="FOLDER",
+        parser=_archive,
+        help="Folder of the archive, or its URL in an object store, where it is not where its record says.",
+    ),
+]
+
 _WISH = model("queuekeeper.maintenance.partitions.model:PartitionWish")
 _RULES = {
     "step": "Length of a partition: '1 day', '1 month', or a number of keys.",
@@ -218,7 +234,7 @@ def reattach(call: OnPostgres, retired_id: Annotated[int, typer.Argument(metavar
 
 @command(app)
 def restore(
-    call: OnPostgres, retired_id: Annotated[int, typer.Argument(metavar="ID")], *, folder: Path | None = None
+    call: OnPostgres, retired_id: Annotated[int, typer.Argument(metavar="ID")], *, folder: ArchiveFolder = None
 ) -> Shown:
     """Load a dropped partition from its archive.
 
@@ -229,7 +245,6 @@ def restore(
     Example: `queuekeeper partitions restore 12`
 
     :param retired_id: Number that `partitions retired` shows.
-    :param folder: Folder of the archive, where it is not where its record says.
     """
     from queuekeeper.maintenance.partitions.restore import restore_partition
 

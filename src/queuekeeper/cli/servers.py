@@ -181,7 +181,7 @@ def metrics(call: OnStores, *, output: Annotated[Path | None, typer.Option("--ou
     :param output: File to write, for node_exporter's textfile collector. Without it, stdout.
     """
     from queuekeeper.metrics import gather
-    from queuekeeper.report.files import write_whole
+    from queuekeeper.places import write_whole
 
     source, target = context.postgres_address(call.postgres_url), context.redis_address(call.redis_url)
     gathered = gather(postgres_url=source, redis_url=target)

@@ -26,7 +26,9 @@ def examine_machine(settings: Settings, *, folders: Mapping[str, Path] | None = 
         wanted["reports"] = settings.reports
     if not isinstance(settings.undo_dir, str):
         wanted["undo files"] = settings.undo
-    wanted |= {"archives": settings.archives} | dict(folders or {})
+    if isinstance(settings.archives, Path):
+        wanted["archives"] = settings.archives
+    wanted |= dict(folders or {})
     shared: dict[Path, list[str]] = {}
     for purpose, folder in wanted.items():
         shared.setdefault(_present(folder), []).append(purpose)

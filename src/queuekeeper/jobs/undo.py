@@ -25,7 +25,7 @@ from typing import Any, Self
 
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import RefusedError, UsageError
-from queuekeeper.report.files import on_disk, told
+from queuekeeper.places import names, on_disk, store, told
 
 FORMAT = "queuekeeper-undo-1"
 _SUFFIX = ".undo.jsonl"
@@ -37,6 +37,7 @@ _PART = re.compile(r"(?P<number>[0-9]{8})-(?P<at_ms>[0-9]{13})-[0-9a-f]{8}\.json
 _AT_ONCE = 32
 """So many parts are asked for at once; drivers of object stores fetch them side by side."""
 
+_WHAT = "undo files"
 _ELSE = "or name another place by QUEUEKEEPER_UNDO_DIR"
 
 
@@ -197,15 +198,6 @@ class _OnDisk:
         with self._path.open("rb") as file:
             yield from file
 
-    def names(self) -> list[str]:
-        """Return what the folder holds, in order; nothing when it is not there."""
-        with (
-            told(f"undo files cannot be looked for in {self._path}", self._path, "let this user read it"),
-            suppress(FileNotFoundError, NotADirectoryError),
-        ):
-            return sorted(each.name for each in self._path.iterdir())
-        return []
-
     def written_ms(self) -> float | None:
         """Return when it was last written to; none when it is not there."""
         with suppress(FileNotFoundError, NotADirectoryError):
@@ -222,12 +214,8 @@ class _InStore:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        # Airflow's path speaks for its connection, and without one leaves all to the path that it wraps.
-        speaks: Any = path if getattr(path, "conn_id", None) else getattr(path, "__wrapped__", path)
         with told(f"{path} cannot be opened", path, f"install its driver, in Airflow its provider, {_ELSE}"):
-            self._fs, self._folder = speaks.fs, speaks.path
-        if set(self._folder) & set("*?["):
-            raise UsageError(f"undo files cannot be in {path}, whose name would be taken for a pattern: name another")
+            self._fs, self._folder = store(path, what=_WHAT)
 
     def begin(self) -> bytes:
         """Go on behind the parts that are there, and return the line that says whose file it is, as on a disk."""
@@ -267,17 +255,6 @@ class _InStore:
             for text in self._texts(some):
                 yield from BytesIO(text)
 
-    def names(self) -> list[str]:
-        """Return what the folder holds, in order; nothing when it is not there."""
-        with (
-            told(f"undo files cannot be looked for in {self._path}", self._path, f"let this user in, {_ELSE}"),
-            suppress(FileNotFoundError, NotADirectoryError),
-        ):
-            # Another process may have written since this one has looked.
-            self._fs.invalidate_cache()
-            return sorted(str(each).rstrip("/").rpartition("/")[2] for each in self._fs.ls(self._folder, detail=False))
-        return []
-
     def written_ms(self) -> float | None:
         """Return when it was last written to; none when it is not there."""
         return max((int(part["at_ms"]) for part in self._parts()), default=None)
@@ -294,7 +271,7 @@ class _InStore:
             self._fs.rm(self._folder, recursive=True)
 
     def _parts(self) -> list[re.Match[str]]:
-        return [part for name in self.names() if (part := _PART.fullmatch(name)) is not None]
+        return [part for name in _names(self._path) if (part := _PART.fullmatch(name)) is not None]
 
     def _name(self, part: str) -> str:
         return f"{self._folder.rstrip('/')}/{part}"
@@ -313,8 +290,13 @@ def _place(path: Path) -> _OnDisk | _InStore:
     return _OnDisk(path) if on_disk(path) else _InStore(path)
 
 
+def _names(directory: Path) -> list[str]:
+    with told(f"undo files cannot be looked for in {directory}", directory, f"let this user read it, {_ELSE}"):
+        return names(directory, what=_WHAT)
+
+
 def _found(directory: Path, pattern: str) -> list[Path]:
-    return [directory / name for name in _place(directory).names() if fnmatchcase(name, pattern)]
+    return [directory / name for name in _names(directory) if fnmatchcase(name, pattern)]
 
 
 def _is_cut(path: Path) -> bool:

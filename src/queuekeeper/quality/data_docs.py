@@ -16,7 +16,7 @@ from great_expectations.render.view.view import DefaultJinjaPageView
 from jinja2 import ChoiceLoader, DictLoader
 
 from queuekeeper.errors import RefusedError
-from queuekeeper.report.files import write_whole
+from queuekeeper.places import write_whole
 
 SHOWN_VALUES = 20
 """How many values that break an expectation a page shows."""

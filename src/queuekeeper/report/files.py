@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
 import re
-import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import ClassVar, Protocol, TypeVar
 
-from queuekeeper.errors import RefusedError, UsageError
+from queuekeeper.errors import UsageError
+from queuekeeper.places import told, write_whole
 
 T = TypeVar("T")
 
@@ -156,49 +154,3 @@ def read_in(directory: Path, read: Callable[[], T]) -> T | None:
         except (FileNotFoundError, NotADirectoryError):
             # An object store has no folder before there is something in it.
             return None
-
-
-@contextmanager
-def told(problem: str, directory: Path, advice: str) -> Iterator[None]:
-    """Say in words what a folder does not allow while a block works in it.
-
-    :param problem: what could not be done.
-    :param directory: also one in an object store.
-    :param advice: what to do about it.
-    :raises RefusedError: in place of an error of the system's, or of any of an object store's client.
-    """
-    try:
-        yield
-    except Exception as error:
-        # Clients of object stores have errors of their own.
-        if not isinstance(error, OSError) and on_disk(directory):
-            raise
-        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        raise RefusedError(f"{problem}: {words}; {advice}") from error
-
-
-def on_disk(path: object) -> bool:
-    """Tell whether what acts like a path is one, and not in an object store."""
-    return isinstance(path, Path)
-
-
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file, or put another in its place, so that nobody sees half of it.
-
-    :raises OSError: when that cannot be done; the file is as it was.
-    """
-    if not on_disk(path):
-        # An object is there once all of it is.
-        path.write_bytes(content)
-        return
-    descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        Path(name).chmod(0o644)
-        Path(name).replace(path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

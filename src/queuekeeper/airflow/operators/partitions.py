@@ -17,13 +17,13 @@ from queuekeeper.airflow.operators.asked import AskedOperator
 from queuekeeper.airflow.operators.jobs import DatabaseOperator, PausableOperator, publish
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
 from queuekeeper.clock import system_clock
-from queuekeeper.config import Settings, folder
+from queuekeeper.config import Settings
 from queuekeeper.errors import CheckFailed, MaintenanceRunning, QueuekeeperError, RefusedError, StalePlan
 from queuekeeper.jobs.pace import RunPaused
 from queuekeeper.jobs.parameters import Parameters
 from queuekeeper.jobs.store import MaintenanceRuns
 from queuekeeper.maintenance.partitions.coverage import coverage
-from queuekeeper.maintenance.partitions.manifest import check_archive
+from queuekeeper.maintenance.partitions.manifest import archive_place, check_archive
 from queuekeeper.maintenance.partitions.model import (
     ApplyReport,
     ArchiveWish,
@@ -42,6 +42,7 @@ from queuekeeper.maintenance.partitions.restore import archive_folder, retired_n
 from queuekeeper.maintenance.partitions.retired import load_retired, retired_partitions
 from queuekeeper.maintenance.partitions.runs import carry_out, save_run
 from queuekeeper.maintenance.partitions.summary import plan_markdown
+from queuekeeper.places import shared_place
 from queuekeeper.postgres import Connection, migrate
 from queuekeeper.report.figures import number, size
 from queuekeeper.report.files import ReportKind
@@ -340,7 +341,8 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
     """Archive the retired partitions of one table.
 
     :param retired: what :class:`PlanArchiveOperator` returned (templated).
-    :param directory: folder that all of Spark can reach; empty for that of the settings (templated).
+    :param directory: folder that all of Spark can reach, or its URL in an object store; empty for that of the settings
+        (templated).
     """
 
     template_fields: Sequence[str] = (*QueuekeeperSparkOperator.template_fields, "retired", "directory")
@@ -360,7 +362,10 @@ class ArchivePartitionsOperator(QueuekeeperSparkOperator):
 
     def wishes(self, context: Context) -> Sequence[Parameters]:
         """Return which partitions to archive, and where."""
-        directory = folder(self.directory, name="archive_directory") if self.directory else Settings().archives
+        name = "archive_directory" if self.directory else "QUEUEKEEPER_ARCHIVES_DIR"
+        directory = shared_place(self.directory, name=name) if self.directory else Settings().archives
+        # What cannot be opened is told before Spark starts.
+        archive_place(directory, name=name)
         return (ArchiveWish(retired_ids=tuple(map(str, self.retired["to_archive"])), directory=str(directory)),)
 
     def get_openlineage_facets_on_start(self) -> Lineage:

@@ -22,7 +22,8 @@ from queuekeeper.airflow.plugin.site import PLAIN_HEADERS, Site
 from queuekeeper.airflow.plugin.stores import Stores
 from queuekeeper.config import Settings
 from queuekeeper.identity import hash_key
-from queuekeeper.report.files import on_disk, read_in, report_name
+from queuekeeper.places import on_disk
+from queuekeeper.report.files import read_in, report_name
 
 _MEDIA = {"html": "text/html; charset=utf-8", "json": "application/json"}
 _LISTED = 200

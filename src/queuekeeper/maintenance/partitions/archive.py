@@ -1,21 +1,28 @@
 """Reads a retired partition out to Parquet by Spark, and proves that the files hold its rows.
 
-The table is read twice, each time in one snapshot, and the files once. Before an archive gets its name, counts and
+The table is read twice, each time in one snapshot, and the files once. Before an archive gets its manifest, counts and
 hashes have to agree: PostgreSQL's of the table before and after, and Spark's of what it reads from the files with those
 of what it reads from the table once the files are there.
+
+An archive counts from its manifest on, which is written last, on a disk as in an object store, where nothing can be
+renamed at once. Spark writes the rows by its own file systems; all else is done by what acts like a path (fsspec),
+whose open files pyarrow reads as they are: a third set of file systems, pyarrow's, would want credentials of its own.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
+import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from secrets import token_hex
 
 import pyarrow.parquet as pq
 from psycopg import sql
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import (
@@ -42,19 +49,23 @@ from queuekeeper.maintenance.partitions.manifest import (
     FORMAT,
     MANIFEST,
     ROWS,
+    WHAT,
     ArchivedColumn,
     ArchivedFile,
     Manifest,
     TableContent,
     TableShape,
-    archive_path,
+    archive_exists,
+    archive_name,
+    archive_place,
     check_files,
     describe_table,
     hash_text,
+    parent_name,
     pin_texts,
     read_manifest,
+    reading,
     sum_file,
-    sync_folder,
     table_content,
     write_manifest,
 )
@@ -63,6 +74,7 @@ from queuekeeper.maintenance.partitions.retired import bounds_text, load_retired
 from queuekeeper.migration.model import code_version
 from queuekeeper.migration.slices import SliceReader, export_snapshot
 from queuekeeper.migration.spark import check_shared, our_errors
+from queuekeeper.places import names, on_disk, remove_folder, sync, told, write_whole
 from queuekeeper.postgres import connect, statement
 
 _TYPES: dict[str, DataType] = {
@@ -79,6 +91,19 @@ _TYPES: dict[str, DataType] = {
     "string": StringType(),
 }
 
+_SCHEMES = {"s3": "s3a", "gcs": "gs"}
+"""Schemes that Hadoop calls otherwise."""
+
+_PACKAGES = {
+    "s3a": "org.apache.hadoop:hadoop-aws:{hadoop}",
+    "abfs": "org.apache.hadoop:hadoop-azure:{hadoop}",
+    "abfss": "org.apache.hadoop:hadoop-azure:{hadoop}",
+    "gs": "org.apache.hadoop:hadoop-gcp:{hadoop}",
+}
+"""What brings a file system to Spark."""
+
+_SUFFIX = ".parquet"
+
 
 class _Reader(SliceReader):
     """Reads a table whose values are partly written as text, which has to look the same everywhere."""
@@ -90,7 +115,7 @@ class _Reader(SliceReader):
 class ArchiveReport:
     """What became of one archive.
 
-    :param path: folder of the archive.
+    :param path: folder of the archive, or its URL.
     :param is_new: false when it was there already, and was only compared again.
     """
 
@@ -112,12 +137,12 @@ class _Look:
 
 
 def archive_partition(
-    spark: SparkSession, *, postgres_url: str, retired_id: int, directory: Path, now_ms: int
+    spark: SparkSession, *, postgres_url: str, retired_id: int, directory: Path | str, now_ms: int
 ) -> ArchiveReport:
     """Archive a partition in quarantine and note it in its record: from then on it may be dropped when its days are up.
 
     :param retired_id: record of the partition.
-    :param directory: where archives are kept: a folder that driver and executors share.
+    :param directory: where archives are kept: a folder that driver and executors share, or one in an object store.
     """
     with connect(postgres_url, autocommit=True) as connection:
         record = load_retired(connection, retired_id)
@@ -143,7 +168,7 @@ def archive_table(
     parent: str,
     key: str,
     bounds: str,
-    directory: Path,
+    directory: Path | str,
     now_ms: int,
 ) -> ArchiveReport:
     """Archive a detached partition, or compare the archive that it has; repeating it changes nothing.
@@ -152,22 +177,25 @@ def archive_table(
     :param parent: partitioned table that it was part of, in the same way.
     :param key: column that the parent is partitioned by.
     :param bounds: of the partition, as ``FOR VALUES ...``.
-    :param directory: where archives are kept: a folder that driver and executors share.
-    :raises RefusedError: when the table is still attached, or cannot be archived.
+    :param directory: where archives are kept: a folder that driver and executors share, or one in an object store.
+    :raises UsageError: when nothing that is installed opens that object store.
+    :raises RefusedError: when the table is still attached, or cannot be archived, or the place cannot be written to.
     :raises CheckFailed: when table, files and manifest do not agree; nothing may be dropped then.
     """
     session = _session(spark)
+    place = _Place.of(directory, parent_name(parent))
     with our_errors(), _only_archiver(postgres_url, table):
+        _try(session, place)
         with _looking(session, postgres_url=postgres_url, table=table, key=key) as look:
-            path = archive_path(directory, parent=parent, shape=look.shape, content=look.content)
-            is_new = not path.exists()
-            folder = path.with_name(f"{path.name}.part") if is_new else path
+            archive = place / archive_name(look.shape, look.content)
+            path = archive.path
+            is_new = not archive_exists(path)
             if is_new:
-                _write(session, look.rows, folder)
+                _write(look.rows, archive)
         shape, content = look.shape, look.content
         if not is_new:
             check_files(path, read_manifest(path))
-        in_files, files_hash = _sum_rows(_read(session, folder, shape.columns), shape.columns)
+        in_files, files_hash = _sum_rows(_read(session, archive, shape.columns), shape.columns)
         if is_new:
             manifest = Manifest(
                 format=FORMAT,
@@ -181,7 +209,7 @@ def archive_table(
                 content=content,
                 files_hash=files_hash,
                 columns=shape.columns,
-                files=_files(folder / ROWS),
+                files=_files(path / ROWS),
                 ddl=shape.ddl,
                 archived_at_ms=now_ms,
                 generated_by=f"queuekeeper {code_version()}",
@@ -204,10 +232,40 @@ def archive_table(
         _check(files_hash == table_hash, table, "the rows of the files are not those of the table")
         _check(files_hash == manifest.files_hash, table, f"the rows of the files are not those of {path / MANIFEST}")
         if is_new:
-            write_manifest(folder, manifest)
-            folder.rename(path)
-            sync_folder(path.parent)
-    return ArchiveReport(path=str(path), is_new=is_new, manifest=manifest)
+            write_manifest(path, manifest)
+            _check(read_manifest(path) == manifest, table, f"{path / MANIFEST} is not what was written")
+    return ArchiveReport(path=archive.address, is_new=is_new, manifest=manifest)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Place:
+    """A folder, on a disk or in an object store.
+
+    :param path: it, or what acts like it.
+    :param address: path or URL by which everybody knows it. A path does not tell it all: Azure's
+        account is lost.
+    """
+
+    path: Path
+    address: str
+
+    @classmethod
+    def of(cls, directory: Path | str, name: str) -> _Place:
+        """Return a folder within the one of all archives."""
+        path = archive_place(directory)
+        return cls(path=path, address=str(path if on_disk(path) else directory).rstrip("/")) / name
+
+    def __truediv__(self, name: str) -> _Place:
+        return _Place(path=self.path / name, address=f"{self.address}/{name}")
+
+    @property
+    def hadoop(self) -> str:
+        """URL by which Spark knows it."""
+        if on_disk(self.path):
+            # Not `as_uri`: Hadoop does not decode what that escapes.
+            return f"file://{self.address}"
+        scheme, _, rest = self.address.partition("://")
+        return f"{_SCHEMES.get(scheme, scheme)}://{rest}"
 
 
 def _session(spark: SparkSession) -> SparkSession:
@@ -270,34 +328,77 @@ def _sum_rows(rows: DataFrame, columns: Sequence[ArchivedColumn]) -> tuple[int, 
     return counted, hash_text(exclusive, total)
 
 
-def _read(session: SparkSession, folder: Path, columns: Sequence[ArchivedColumn]) -> DataFrame:
-    return session.read.schema(_schema(columns)).parquet(_address(folder / ROWS))
+def _read(session: SparkSession, archive: _Place, columns: Sequence[ArchivedColumn]) -> DataFrame:
+    return session.read.schema(_schema(columns)).parquet((archive / ROWS).hadoop)
 
 
-def _write(session: SparkSession, rows: DataFrame, folder: Path) -> None:
-    try:
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(mode=0o700, parents=True)
-    except OSError as error:
+def _try(session: SparkSession, place: _Place) -> None:
+    """Write to a folder and clear it up again, before hours of work end in what it does not allow.
+
+    :raises RefusedError: saying what to install or to allow.
+    """
+    folder = place.path
+    with _writing(folder):
+        if on_disk(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryFile(dir=folder):
+                check_shared(session, folder)
+            return
+        probe = place / f"probe-{token_hex(8)}"
+        try:
+            session.range(1).coalesce(1).write.parquet((probe / ROWS).hadoop)
+        except (PySparkException, Py4JJavaError) as error:
+            raise RefusedError(_refusal(session, place, str(error))) from error
+        # Spark and we may mean two places by one name: each has an endpoint of its own to be told.
+        is_there = any(name.endswith(_SUFFIX) for name in names(probe.path / ROWS, what=WHAT))
+        write_whole(probe.path / MANIFEST, b"{}")
+        remove_folder(probe.path, what=WHAT)
+    if not is_there:
         raise RefusedError(
-            f"the archive cannot be written to {folder}: {error.strerror}; name another folder"
-        ) from error
-    check_shared(session, folder)
-    rows.write.option("compression", "zstd").parquet(_address(folder / ROWS))
+            f"what Spark writes to {probe.hadoop} is not found in {probe.address}: give fsspec and Spark the same "
+            "endpoint (docs/deploying.md)"
+        )
 
 
-def _address(path: Path) -> str:
-    # Not `as_uri`: Hadoop does not decode what that escapes.
-    return f"file://{path}"
+def _refusal(session: SparkSession, place: _Place, problem: str) -> str:
+    if not any(words in problem for words in ("ClassNotFoundException", "UnsupportedFileSystemException")):
+        line = next((line for line in problem.splitlines() if "Exception: " in line), problem)
+        return f"Spark cannot write to {place.hadoop}: {line.strip()[:600]}; let it write there, or name another folder"
+    scheme = place.hadoop.partition("://")[0]
+    package = _PACKAGES.get(scheme, "the package that knows it")
+    hadoop = session.sparkContext._jvm.org.apache.hadoop.util.VersionInfo.getVersion()  # type: ignore[union-attr]
+    return (
+        f"Spark has no file system for {scheme}://: add {package.format(hadoop=hadoop)} to spark.jars.packages, or "
+        "name another folder"
+    )
+
+
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    advice = "let this user write there, or name another folder"
+    return told(f"the archive cannot be written to {folder}", folder, advice)
+
+
+def _write(rows: DataFrame, archive: _Place) -> None:
+    with _writing(archive.path):
+        # What a process has left that was killed.
+        remove_folder(archive.path, what=WHAT)
+        if on_disk(archive.path):
+            archive.path.mkdir(mode=0o700, parents=True)
+    rows.write.option("compression", "zstd").parquet((archive / ROWS).hadoop)
 
 
 def _files(folder: Path) -> tuple[ArchivedFile, ...]:
     files = []
-    for path in sorted(folder.glob("*.parquet")):
-        size_bytes, sha256 = sum_file(path)
-        rows = pq.read_metadata(path).num_rows
-        files.append(ArchivedFile(name=path.name, rows=rows, size_bytes=size_bytes, sha256=sha256))
-    sync_folder(folder)
+    for name in names(folder, what=WHAT):
+        if name.endswith(_SUFFIX):
+            path = folder / name
+            size_bytes, sha256 = sum_file(path)
+            with reading(path) as file:
+                rows = pq.read_metadata(file).num_rows
+            files.append(ArchivedFile(name=name, rows=rows, size_bytes=size_bytes, sha256=sha256))
+            sync(path)
+    for written in (folder, folder.parent, folder.parent.parent):
+        sync(written)
     return tuple(files)
 
 

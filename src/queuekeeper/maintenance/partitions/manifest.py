@@ -6,27 +6,32 @@ An archive is a folder of its own::
                                                                   rows/part-*.parquet
 
 The hash of the rows is part of its name: no archive is written over by one of other rows, and a table finds its own.
+The folder is on a disk or in an object store. Rows come first and the manifest last: without it there is no archive,
+only what a process has left that was killed, and the next one removes that.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import quote
 
 from psycopg import sql
 
 from queuekeeper.errors import CheckFailed, RefusedError, UsageError
+from queuekeeper.places import by_fsspec, names, opened, shared_place, sync, told, write_whole
 from queuekeeper.postgres import Connection, statement, translated_errors
 
 FORMAT = 1
 MANIFEST = "manifest.json"
 ROWS = "rows"
+WHAT = "archives"
+_ADVICE = "let this user read it"
 
 _NATIVE = {
     "boolean": "boolean",
@@ -239,10 +244,33 @@ def hash_text(exclusive: int | None, total: Any) -> str:
     return f"{(exclusive or 0) & mask:016x}{int(total or 0) & mask:016x}"
 
 
-def archive_path(directory: Path, *, parent: str, shape: TableShape, content: TableContent) -> Path:
-    """Return where the archive of a table with this content is, or will be."""
-    name = f"{quote(shape.bare_name, safe='')}-{shape.oid}-{content.rows_hash[:_DIGITS]}"
-    return directory / quote(parent, safe="") / name
+def archive_place(place: Path | str, *, name: str = "the folder of archives") -> Path:
+    """Return a folder of archives, or that of one, as what acts like a path.
+
+    :param place: path or URL, by which Spark, tasks and commands all know it.
+    :param name: what somebody has set.
+    :raises UsageError: when it cannot be shared, or nothing that is installed opens that object store.
+    """
+    return opened(shared_place(str(place), name=name), what=WHAT, name=name, by=by_fsspec)
+
+
+def parent_name(parent: str) -> str:
+    """Return what the folder is called that holds the archives of a table's partitions."""
+    return quote(parent, safe="")
+
+
+def archive_name(shape: TableShape, content: TableContent) -> str:
+    """Return what the folder is called that holds the archive of a table with this content, or will hold it."""
+    return f"{quote(shape.bare_name, safe='')}-{shape.oid}-{content.rows_hash[:_DIGITS]}"
+
+
+def archive_exists(path: Path) -> bool:
+    """Tell whether a folder holds an archive: its manifest, which is written last.
+
+    :raises RefusedError: when nobody can look.
+    """
+    with told(f"archives cannot be looked for in {path}", path, _ADVICE):
+        return MANIFEST in names(path, what=WHAT)
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -251,8 +279,13 @@ def read_manifest(path: Path) -> Manifest:
     :param path: folder of the archive.
     :raises RefusedError: when there is none that can be read.
     """
+    with told(f"{path / MANIFEST} cannot be read", path, _ADVICE):
+        try:
+            text = (path / MANIFEST).read_bytes()
+        except FileNotFoundError:
+            raise RefusedError(f"there is no archive in {path}: it has no {MANIFEST}") from None
     try:
-        found = json.loads((path / MANIFEST).read_text("utf-8"))
+        found = json.loads(text)
         if found["format"] != FORMAT:
             raise RefusedError(
                 f"the archive in {path} has format {found['format']}, and this release knows {FORMAT}: use the release "
@@ -267,42 +300,43 @@ def read_manifest(path: Path) -> Manifest:
                 "ddl": tuple(found["ddl"]),
             }
         )
-    except FileNotFoundError:
-        raise RefusedError(f"there is no archive in {path}: it has no {MANIFEST}") from None
-    except (OSError, ValueError, TypeError, KeyError) as error:
+    except (ValueError, TypeError, KeyError) as error:
         raise RefusedError(f"{path / MANIFEST} cannot be read: {error}") from error
 
 
 def write_manifest(path: Path, manifest: Manifest) -> None:
-    """Write the manifest of an archive so that it is on disk when this returns."""
-    target = path / MANIFEST
-    half = target.with_suffix(".part")
-    with half.open("w", encoding="utf-8") as file:
-        json.dump(asdict(manifest), file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    half.replace(target)
-    sync_folder(path)
+    """Write the manifest of an archive, so that all of it is kept when this returns, or nothing.
+
+    :raises RefusedError: when it cannot be written.
+    """
+    with told(f"{path / MANIFEST} cannot be written", path, "make room, or let this user write"):
+        write_whole(path / MANIFEST, json.dumps(asdict(manifest), indent=1).encode())
+        sync(path)
 
 
-def sync_folder(path: Path) -> None:
-    """Let the names in a folder be on disk when this returns."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+@contextmanager
+def reading(path: Path) -> Iterator[BinaryIO]:
+    """Open a file of an archive.
+
+    :raises CheckFailed: when it is not there.
+    :raises RefusedError: when it cannot be read.
+    """
+    with told(f"{path} of the archive cannot be read", path, _ADVICE):
+        try:
+            with path.open("rb") as file:
+                yield file
+        except FileNotFoundError as error:
+            raise CheckFailed(f"{path} of the archive cannot be read: it is not there") from error
 
 
 def sum_file(path: Path) -> tuple[int, str]:
-    """Return size and SHA-256 of a file, which is on disk when this returns."""
+    """Return size and SHA-256 of a file."""
     digest = hashlib.sha256()
     size = 0
-    with path.open("rb") as file:
+    with reading(path) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
             size += len(block)
-        os.fsync(file.fileno())
     return size, digest.hexdigest()
 
 
@@ -311,15 +345,14 @@ def check_files(path: Path, manifest: Manifest) -> None:
 
     :param path: folder of the archive.
     :raises CheckFailed: naming the first file that is missing or differs.
+    :raises RefusedError: when one cannot be read.
     """
     for each in manifest.files:
-        try:
-            found = sum_file(path / ROWS / each.name)
-        except OSError as error:
-            raise CheckFailed(f"{path / ROWS / each.name} of the archive cannot be read: {error.strerror}") from error
+        file = path / ROWS / each.name
+        found = sum_file(file)
         if found != (each.size_bytes, each.sha256):
             raise CheckFailed(
-                f"{path / ROWS / each.name} differs from the manifest: {found[0]:,} bytes, SHA-256 {found[1]}; "
+                f"{file} differs from the manifest: {found[0]:,} bytes, SHA-256 {found[1]}; "
                 f"expected {each.size_bytes:,} bytes, {each.sha256}"
             )
 

@@ -42,13 +42,13 @@ class PartitionWish(Parameters):
     archive_directory: str = parameter(
         "",
         title="Folder of archives",
-        help="Where retired partitions are archived. The files hold payloads.",
+        help="Where retired partitions are archived: a folder, or its URL in an object store. The files hold payloads.",
         unset="QUEUEKEEPER_ARCHIVES_DIR, or archives in the home folder",
         section=Section.RECORDS,
-        pattern=r"^/[^{}\x00-\x1F]+$",
+        pattern=r"^(/|[a-z][a-z0-9+.-]*://)[^{}\x00-\x1F]+$",
         longest=1_024,
-        rule="it must be an absolute path that all of Spark can write to, without braces",
-        examples=[None, "/srv/queuekeeper/archives"],
+        rule="it must be an absolute path or an object store's URL that all of Spark can write to, without braces",
+        examples=[None, "/srv/queuekeeper/archives", "s3://bucket/archives"],
     )
 
 
@@ -67,7 +67,7 @@ class ArchiveWish(Parameters):
         "",
         needed=True,
         title="Folder",
-        help="Folder of archives that all of Spark can reach.",
+        help="Folder of archives that all of Spark can reach, or its URL in an object store.",
         rule="it must name a folder",
     )
 

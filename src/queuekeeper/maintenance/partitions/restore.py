@@ -23,6 +23,7 @@ from queuekeeper.maintenance.partitions.manifest import (
     describe_table,
     pin_texts,
     read_manifest,
+    reading,
     table_content,
 )
 from queuekeeper.maintenance.partitions.model import KIND, RetiredPartition, RetiredState
@@ -153,10 +154,11 @@ def _blocks(path: Path, manifest: Manifest, names: list[str]) -> Iterator[bytes]
     """Return the rows as CSV, where a NULL is nothing and an empty text is quoted."""
     options = csv.WriteOptions(include_header=False, quoting_style="all_valid")
     for each in manifest.files:
-        for batch in pq.ParquetFile(path / ROWS / each.name).iter_batches(batch_size=_BATCH_ROWS, columns=names):
-            sink = BytesIO()
-            csv.write_csv(_without_bytes(batch), sink, write_options=options)
-            yield sink.getvalue()
+        with reading(path / ROWS / each.name) as file:
+            for batch in pq.ParquetFile(file).iter_batches(batch_size=_BATCH_ROWS, columns=names):
+                sink = BytesIO()
+                csv.write_csv(_without_bytes(batch), sink, write_options=options)
+                yield sink.getvalue()
 
 
 def _without_bytes(batch: pa.RecordBatch) -> pa.RecordBatch:

@@ -12,6 +12,7 @@ from psycopg.types.json import Jsonb
 
 from queuekeeper.errors import RefusedError, UsageError
 from queuekeeper.maintenance.partitions.catalog import read_table, schema_rights
+from queuekeeper.maintenance.partitions.manifest import archive_place
 from queuekeeper.maintenance.partitions.model import RetiredPartition, RetiredState
 from queuekeeper.maintenance.partitions.statements import check_constraint, create_like
 from queuekeeper.postgres import Connection, statement, translated_errors
@@ -76,12 +77,13 @@ def archive_folder(record: RetiredPartition) -> Path:
     """Return the folder of a retired partition's archive.
 
     :raises RefusedError: when it has none.
+    :raises UsageError: when nothing that is installed opens the object store that it is in.
     """
     if not record.archive:
         raise RefusedError(
             f"retired partition {record.retired_id} ({record.partition_name} of {record.table}) has no archive"
         )
-    return Path(record.archive["path"])
+    return archive_place(record.archive["path"], name="the record of its archive")
 
 
 def recreate_retired(connection: Connection, *, retired_id: int) -> RetiredPartition:
