@@ -15,8 +15,6 @@ from queuekeeper import compacted
 from queuekeeper.cli.command import CONFIRMS, PLANS, OnRedis, command, group, options
 from queuekeeper.cli.input import EndAfter, Follow, JsonLines, content, named_pairs, opened
 from queuekeeper.cli.output import Shown, instant, listing, pairs, plain, printable, record, screen, shown_bytes
-from queuekeeper.compacted import forms
-from queuekeeper.compacted.model import Append, CompactedMessage, Properties, QueueRules
 from queuekeeper.errors import UnknownQueue, UnreadableRecord, UsageError
 from queuekeeper.service.signals import stopped_by_signals
 
@@ -47,7 +45,7 @@ class OnQueues(OnRedis):
 
     def bounded(self, **kept_to: Any) -> compacted.CompactedQueues:
         """Return the queues for a producer that keeps to bounds."""
-        rules = QueueRules(**kept_to)
+        rules = compacted.QueueRules(**kept_to)
         return compacted.CompactedQueues(self.client, prefix=self.key_prefix, rules=rules)
 
 
@@ -111,11 +109,11 @@ def append(
     queues = call.bounded(**kept_to)
     facts: Any
     if key is not None:
-        entry = Append(
+        entry = compacted.Append(
             key=_key(key, key_encoding),
             value=b"" if tombstone else content(value, value_file),
             tombstone=tombstone,
-            properties=Properties(named_pairs("property", properties)),
+            properties=compacted.Properties(named_pairs("property", properties)),
             content_type=content_type,
             expected_sequence=expected_sequence,
         )
@@ -171,7 +169,7 @@ def consume(
     screen(stderr=True).print(f"{count:,} messages consumed")
 
 
-def _line(message: CompactedMessage, *, content: bool, as_json: bool) -> bytes:
+def _line(message: compacted.CompactedMessage, *, content: bool, as_json: bool) -> bytes:
 
     from queuekeeper.compacted.jsonl import message_line
 
@@ -183,7 +181,7 @@ def _line(message: CompactedMessage, *, content: bool, as_json: bool) -> bytes:
     return ("\t".join(fields).rstrip() + "\n").encode()
 
 
-def _remark(message: CompactedMessage) -> str:
+def _remark(message: compacted.CompactedMessage) -> str:
     if not message.is_readable:
         return "unreadable"
     return "deleted" if message.tombstone else "again" if message.redelivered else ""
@@ -305,6 +303,7 @@ def rewind(call: OnQueues, client_id: ClientId, to: Annotated[str, typer.Argumen
 
     :param to: Where to read on: earliest, latest, a sequence number, or a time with a time zone.
     """
+    from queuekeeper.compacted import forms
     from queuekeeper.compacted.jsonl import rewind_facts
 
     position = forms.position(to)
@@ -348,6 +347,8 @@ def purge(call: OnQueues, client_id: ClientId, what: Annotated[str, typer.Argume
 
     :param what: What to remove: all, acked, or every message up to a sequence number.
     """
+    from queuekeeper.compacted import forms
+
     chosen = forms.purge(what)
     report = call.carry_out(
         lambda only_count: call.queues.purge(client_id, what=chosen, dry_run=only_count),
@@ -441,6 +442,8 @@ def configure(
     :param tombstone_life: Age at which an acknowledged tombstone may be removed.
     :param inherit: Drop the queue's own retention. The collector's applies again.
     """
+    from queuekeeper.compacted import forms
+
     given = {"policy": policy, "retention": retention, "tombstone_life": tombstone_life}
     if inherit is any(each is not None for each in given.values()):
         raise UsageError(

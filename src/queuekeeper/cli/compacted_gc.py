@@ -15,7 +15,6 @@ from queuekeeper.cli.command import PLANS, OnRedis, OnServers, command
 from queuekeeper.cli.options import takes
 from queuekeeper.cli.output import Shown, pairs, show_result
 from queuekeeper.cli.run_control import say
-from queuekeeper.compacted.settings import EcqSettings
 from queuekeeper.errors import QueuekeeperError, UsageError
 from queuekeeper.service.signals import stopped_by_signals
 
@@ -81,6 +80,8 @@ def gc(
     :param gc_interval: Collect now, and again each time this long after the last beginning, such as 1h, until SIGTERM
         or Ctrl-C. Needs --yes or --dry-run. Without it, collect once.
     """
+    from queuekeeper.compacted import EcqSettings
+
     if undo is not None and go_on is not None:
         raise UsageError("name a run to go on with, or one to take back, not both")
     if gc_interval is not None:

@@ -16,9 +16,6 @@ from queuekeeper.cli import compacted_gc, context
 from queuekeeper.cli.command import OnRedis, command
 from queuekeeper.cli.compacted import bounds
 from queuekeeper.cli.output import Shown, pairs, picked, screen
-from queuekeeper.compacted.model import QueueRules
-from queuekeeper.compacted.settings import EcqSettings
-from queuekeeper.compacted.topics import Topics
 from queuekeeper.errors import UsageError
 
 if TYPE_CHECKING:
@@ -86,14 +83,16 @@ def serve_mqtt(
         raise UsageError("the MQTT door needs paho-mqtt: install queuekeeper[mqtt]") from None
     context.remember(broker_url)
     times = {"write_timeout": write_timeout, "read_timeout": read_timeout}
-    settings = EcqSettings.parse({"reader_batch_size": reader_batch_size, "writer_pool_size": writer_pool_size} | times)
-    rules = QueueRules(max_value_bytes=max_value_bytes, **kept_to)
+    settings = compacted.EcqSettings.parse(
+        {"reader_batch_size": reader_batch_size, "writer_pool_size": writer_pool_size} | times
+    )
+    rules = compacted.QueueRules(max_value_bytes=max_value_bytes, **kept_to)
     address = BrokerAddress.parse(broker_url, ca_file=broker_ca)
     target = _patient(context.redis_address(call.redis_url), settings.read_timeout_ms)
     place = _host_and_port("--listen", listen)
     metrics_place = None if metrics is None else _host_and_port("--metrics", metrics)
     stem = call.key_prefix
-    topics = Topics(prefix=topic_prefix)
+    topics = compacted.Topics(prefix=topic_prefix)
     tls = _tls(certificate, private_key)
     if show_config:
         from queuekeeper.compacted.mqtt import DEFAULT_WRITER_POOL_SIZE

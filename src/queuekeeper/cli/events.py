@@ -17,7 +17,6 @@ from queuekeeper.cli.input import Due, opened
 from queuekeeper.cli.options import JobCommand, takes
 from queuekeeper.cli.output import SHOWN_CHARACTERS, Shown, listing, plain, printable, screen
 from queuekeeper.errors import UsageError
-from queuekeeper.events.model import Event, NewEvent
 
 if TYPE_CHECKING:
     from queuekeeper.jobs.parameters import Parameters
@@ -71,7 +70,7 @@ def publish(
     if source is None:
         assert topic is not None
         meaning = None if metadata is None else _parsed("metadata", metadata)
-        event = NewEvent(topic=topic, payload=_parsed("payload", payload), metadata=meaning)
+        event = events.NewEvent(topic=topic, payload=_parsed("payload", payload), metadata=meaning)
         if due is not None:
             facts = {"id": call.broker.schedule(event, due_at=due, subscription_id=to), "due": due}
         else:
@@ -90,7 +89,7 @@ def _parsed(name: str, text: str) -> Any:
         raise UsageError(f"{name} is not JSON: {error}; text stands between double quotes") from None
 
 
-def _lines(stream: BinaryIO) -> Iterator[NewEvent]:
+def _lines(stream: BinaryIO) -> Iterator[events.NewEvent]:
 
     for number, line in enumerate(stream, 1):
         if not line.strip():
@@ -103,7 +102,7 @@ def _lines(stream: BinaryIO) -> Iterator[NewEvent]:
             raise UsageError(
                 f"line {number} must be an object with topic and, if wanted, payload and metadata; nothing is published"
             )
-        yield NewEvent(topic=fields["topic"], payload=fields.get("payload"), metadata=fields.get("metadata"))
+        yield events.NewEvent(topic=fields["topic"], payload=fields.get("payload"), metadata=fields.get("metadata"))
 
 
 @command(app)
@@ -146,7 +145,7 @@ def _payload(content: bool) -> dict[str, Any]:
     return {"payload": lambda each: _short(each.event.payload)} if content else {}
 
 
-def _event_facts(event: Event, *, content: bool) -> dict[str, Any]:
+def _event_facts(event: events.Event, *, content: bool) -> dict[str, Any]:
     facts = {"id": event.id, "topic": event.topic, "published_at": event.published_at}
     return facts | ({"payload": event.payload, "metadata": event.metadata} if content else {})
 

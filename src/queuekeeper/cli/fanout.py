@@ -29,8 +29,6 @@ from queuekeeper.cli.output import (
 )
 from queuekeeper.durations import duration_ms
 from queuekeeper.errors import QueuekeeperError, UnknownConsumer, UsageError
-from queuekeeper.fanout import forms
-from queuekeeper.fanout.model import ConsumerOptions, ConsumerView, DeadLetter, FanoutMessage, NewMessage, QueueView
 from queuekeeper.service.signals import stopped_by_signals
 
 app = group("Publish once for many consumers: fan-out queues in Redis.")
@@ -153,7 +151,7 @@ def publish(
     ttl_ms = duration_ms("ttl", ttl)
     facts: Any
     if source is None:
-        message = NewMessage(
+        message = fanout.NewMessage(
             body=content(body, body_file),
             content_type=content_type,
             order_key=order_key,
@@ -227,7 +225,7 @@ def consume(
         out.print(f"{stale:,} of them were acknowledged too late, and come again: --lease was shorter than the writing")
 
 
-def _line(message: FanoutMessage, *, content: bool, as_json: bool) -> bytes:
+def _line(message: fanout.FanoutMessage, *, content: bool, as_json: bool) -> bytes:
     from queuekeeper.fanout.jsonl import message_line
 
     if as_json:
@@ -265,13 +263,13 @@ def inspect(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None) ->
     return Shown(view, pretty)
 
 
-def _standing(title: str, view: QueueView | ConsumerView, options: Any) -> Iterator[Any]:
+def _standing(title: str, view: fanout.QueueView | fanout.ConsumerView, options: Any) -> Iterator[Any]:
     yield pairs(title, told(view) | told(options))
     if view.counters:
         yield pairs("So far", plain(view.counters))
 
 
-def _consumer_of(view: QueueView, consumer: str) -> ConsumerView:
+def _consumer_of(view: fanout.QueueView, consumer: str) -> fanout.ConsumerView:
     for each in view.consumers:
         if each.consumer == consumer:
             return each
@@ -281,7 +279,7 @@ def _consumer_of(view: QueueView, consumer: str) -> ConsumerView:
     )
 
 
-def _consumer_row(view: ConsumerView) -> tuple[Any, ...]:
+def _consumer_row(view: fanout.ConsumerView) -> tuple[Any, ...]:
     options = view.options
     remarks = [
         *(["leaving"] if options is None else []),
@@ -369,7 +367,7 @@ def list_dead(
     page = call.queues.list_dead(queue, consumer=consumer, offset=offset, limit=limit)
 
     def of_body(shown: Any) -> Any:
-        def made(letter: DeadLetter) -> Any:
+        def made(letter: fanout.DeadLetter) -> Any:
             return None if letter.message is None else shown(letter.message.body)
 
         return made
@@ -444,7 +442,9 @@ def register(
     :param start: Which earlier messages the consumer gets: none, those held because nobody was registered, or all that
         are stored.
     """
-    wanted: ConsumerOptions = forms.consumer_options(**given)
+    from queuekeeper.fanout import forms
+
+    wanted: fanout.ConsumerOptions = forms.consumer_options(**given)
     report = call.queues.register(queue, consumer=consumer, options=wanted, start=forms.start(start))
 
     before = "It was registered before, and keeps the options that it has: `configure` changes them."
@@ -522,6 +522,8 @@ def configure(call: OnQueues, queue: QueueName, consumer: ConsumerOrAll = None, 
 
     `queuekeeper fanout configure orders --when-nobody refuse`
     """
+    from queuekeeper.fanout import forms
+
     wanted, others = ({name: given[name] for name in names} for names in (of_consumer, of_queue))
     if consumer is None:
         wanted, others = others, wanted

@@ -22,7 +22,6 @@ from queuekeeper.cli.run_control import agree
 from queuekeeper.cli.sessions import owners_stores, replay_shown
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import QueuekeeperError, UsageError
-from queuekeeper.sessions.judge import Reason
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -313,6 +312,8 @@ def _quarantined(row: QuarantinedRow) -> dict[str, str | None]:
 
 
 def _check_reason(reason: str | None) -> None:
+
+    from queuekeeper.sessions.judge import Reason
 
     if reason is not None and reason not in set(Reason):
         raise UsageError(f"the reason is {reason!r}: it must be one of {', '.join(sorted(Reason))}")

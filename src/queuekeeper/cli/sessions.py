@@ -17,7 +17,6 @@ from queuekeeper.cli.input import STANDARD_STREAM, opened
 from queuekeeper.cli.output import Shown, instant, pairs, plain, printable, record, screen, table
 from queuekeeper.clock import system_clock
 from queuekeeper.errors import UsageError
-from queuekeeper.sessions.jsonl import message_facts
 
 if TYPE_CHECKING:
     from queuekeeper.postgres import Connection
@@ -148,6 +147,8 @@ def peek(
     :param packet_id: The MQTT packet id of the message.
     :param content: Also show payload, correlation data and user properties.
     """
+    from queuekeeper.sessions.jsonl import message_facts
+
     message = _store(call, store, default_ttl_s).peek(client_id, packet_id=packet_id)
     if message is None:
         raise UsageError(
