@@ -62,15 +62,20 @@ test-nightly: setup-tests lint ## All that there is: also Redis 7, each store's 
 test-fast: setup-tests lint ## Lint, then lua, sql and unit on one server without what is slow: under two minutes
 	@$(PYTEST) $(IN_PARALLEL) -m "not slow" $(FAST:%=tests/%) $(ARGS)
 
+# mypy uses one processor: the SQL, which takes as long, is read beside it.
 .PHONY: lint
-lint: setup-tests var/linted-sql ## Style, types, import rules, Lua and SQL
+lint: setup-tests ## Style, types, import rules, Lua and SQL
 	@$(BIN)/ruff check --quiet $(CODE)
 	@$(BIN)/ruff format --quiet --check $(CODE)
-	@$(BIN)/mypy --no-error-summary
+	@$(MAKE) -j 2 check-types var/linted-sql
 	@$(call quietly,$(BIN)/lint-imports)
 	@rm -rf var/lua && $(call quietly,$(BIN)/python -m queuekeeper.lua --bundle var/lua)
 	@$(call quietly,luacheck --config .luacheckrc var/lua)
 	@echo "lint: clean"
+
+.PHONY: check-types
+check-types: setup-tests
+	@$(BIN)/mypy --no-error-summary
 
 # Reading all SQL takes longer than all other lint: it is read again when some of it has changed.
 var/linted-sql: $(shell find sql -name '*.sql') .sqlfluff requirements.lock | setup-tests
