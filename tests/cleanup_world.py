@@ -99,8 +99,8 @@ class Device:
 
     def expire(self, *packet_ids: int) -> None:
         """Let messages expire now; their references stay."""
-        for packet_id in packet_ids:
-            self.client.delete(self.payload(packet_id))
+        if packet_ids:
+            self.client.delete(*map(self.payload, packet_ids))
 
     def acknowledge(self, packet_id: int) -> None:
         self.client.eval(ACKNOWLEDGE, 1, self.keys.messages, packet_id)
@@ -121,7 +121,11 @@ class Device:
 
     def live(self) -> list[int]:
         """Return the packet ids of the messages that would be delivered, in order."""
-        return [packet_id for packet_id in self.references() if self.client.exists(self.payload(packet_id))]
+        referred = self.references()
+        with self.client.pipeline(transaction=False) as pipeline:
+            for packet_id in referred:
+                pipeline.exists(self.payload(packet_id))
+            return [packet_id for packet_id, exists in zip(referred, pipeline.execute(), strict=True) if exists]
 
 
 @dataclass(frozen=True)

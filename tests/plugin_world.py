@@ -111,11 +111,11 @@ def fill_quality(connection: Connection, *, now_ms: int, queues: int = 50, runs:
         )
         zeros = json.dumps(dict.fromkeys(required, 0))
         connection.execute(
-            "INSERT INTO queuekeeper.queue_profiles SELECT (jsonb_populate_record(NULL::queuekeeper.queue_profiles,"
-            " %s::jsonb || jsonb_build_object('profile_id', %s::text, 'client_id', 'meter-' || n, 'shard', 's',"
-            " 'client_hash', lpad(to_hex(n), 16, '0'), 'messages', n %% 97, 'live', n %% 97, 'without_ttl', n %% 7))).*"
-            " FROM generate_series(1, %s) AS n",
-            (zeros, store, queues),
+            "INSERT INTO queuekeeper.queue_profiles SELECT queue.* FROM generate_series(1, %s) AS n,"
+            " jsonb_populate_record(NULL::queuekeeper.queue_profiles, %s::jsonb || jsonb_build_object("
+            "'profile_id', %s::text, 'client_id', 'meter-' || n, 'shard', 's', 'client_hash', lpad(to_hex(n), 16, '0'),"
+            " 'messages', n %% 97, 'live', n %% 97, 'without_ttl', n %% 7)) AS queue",
+            (queues, zeros, store),
         )
     quality = QualityStore(connection)
     for number in range(runs):

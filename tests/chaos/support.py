@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -144,25 +142,6 @@ def until(condition: Callable[[], bool], *, what: str) -> None:
     while not condition():
         assert time.monotonic() < deadline, f"in vain waited for: {what}"
         time.sleep(0.02)
-
-
-@dataclass(frozen=True, kw_only=True)
-class AppendOnlyFile:
-    """The file to which a server appends what it was told."""
-
-    path: Path
-    size_bytes: int
-
-
-def append_only_file(server: RedisServer) -> AppendOnlyFile:
-    """Return the file that the server, dead or alive, appends to."""
-    numbered = {
-        int(match[1]): path
-        for path in (server.directory / "data" / "appendonlydir").iterdir()
-        if (match := re.fullmatch(r"appendonly\.aof\.(\d+)\.incr\.aof", path.name))
-    }
-    path = numbered[max(numbered)]
-    return AppendOnlyFile(path=path, size_bytes=path.stat().st_size)
 
 
 def contents(client: redis.Redis) -> dict[bytes, Value]:

@@ -6,7 +6,6 @@ import random
 import re
 
 import pytest
-import redis
 from pyspark.sql import functions as F
 
 from queuekeeper.errors import RefusedError, ServerUnavailable
@@ -14,8 +13,9 @@ from queuekeeper.migration.apply import copy_sessions
 from queuekeeper.migration.model import CopyReport
 from queuekeeper.migration.source import MESSAGES, layout, open_source
 from queuekeeper.migration.spark import our_errors
+from tests.append_only import append_only_file, finished_sessions_that_lack_something
 from tests.chaos.conftest import THROTTLE, Laboratory, Undisturbed
-from tests.chaos.support import append_only_file, differing
+from tests.chaos.support import differing
 
 pytestmark = pytest.mark.chaos
 
@@ -53,6 +53,8 @@ def test_a_copy_goes_on_after_its_driver_was_killed(
     assert_as_undisturbed(laboratory, undisturbed)
 
 
+# tests/lua/test_import_session.py tears the file; what goes on afterwards goes on after the driver's death too.
+@pytest.mark.nightly
 def test_a_copy_stops_with_words_when_redis_dies_and_goes_on_when_it_is_back(
     laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random
 ) -> None:
@@ -82,27 +84,7 @@ def test_a_copy_stops_with_words_when_redis_dies_and_goes_on_when_it_is_back(
     assert_as_undisturbed(laboratory, undisturbed)
 
 
-def finished_sessions_that_lack_something(client: redis.Redis) -> list[bytes]:
-    """Return sessions that say that they are whole and are not: what is written last must be lost first."""
-    lacking: list[bytes] = []
-    finished = 0
-    for name in client.scan_iter(match="*}_session", count=1_000):
-        session = client.hgetall(name)
-        if session[b"import"] != b"done":
-            continue
-        finished += 1
-        stem = name.removesuffix(b"_session")
-        references = client.zrange(stem + b"_messages", 0, -1)
-        payloads = client.exists(*references) if references else 0
-        last_packet_id = client.get(stem + b"_last_packet_id") or b""
-        whole = len(references) == int(session[b"references"]) == payloads
-        if not whole or last_packet_id != session[b"imported_last_packet_id"]:
-            lacking.append(name)
-    assert finished > 0
-    return lacking
-
-
-# Its words are those of the next test, what goes on afterwards goes on after Redis's death too.
+# Its words are those of the next test, what goes on afterwards goes on after the driver's death too.
 @pytest.mark.nightly
 def test_a_copy_stops_with_words_when_postgresql_dies_and_goes_on_when_it_is_back(
     laboratory: Laboratory, undisturbed: Undisturbed, dice: random.Random

@@ -137,6 +137,8 @@ def test_mirror_has_all_that_redis_has_when_the_load_ends(world: Callable[[int],
     online.balance(held["postgres"])
 
 
+# tests/conformance/test_online_migration.py rehearses and commits without load.
+@pytest.mark.nightly
 def test_rehearsed_and_committed_migration_leaves_redis_with_all(world: Callable[[int], OnlineWorld]) -> None:
     online = world(2)
     with online.loaded():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from functools import partial, wraps
 from inspect import Parameter, Signature, signature
@@ -19,6 +19,7 @@ from queuekeeper.events.dispatcher import AsyncDispatcher, Dispatcher, DispatchR
 from queuekeeper.events.handlers import AsyncListener, Listener
 from queuekeeper.events.model import Delivery, Interest, ReadRules
 from queuekeeper.events.sse import StreamRules, open_stream, open_stream_async
+from tests.conftest import nightly
 from tests.patience import PATIENCE_S
 
 Kind = Literal["blocking", "asyncio"]
@@ -254,7 +255,15 @@ class World:
 
 def both(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     """Return the test that runs in a world of each kind, given as ``world``; other arguments are fixtures."""
+    return _played(test, KINDS)
 
+
+def either(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    """Return the test that runs in a world of one kind, and at night of the other, which sends the same steps."""
+    return _played(test, ["asyncio", *nightly("blocking")])
+
+
+def _played(test: Callable[..., Awaitable[None]], kinds: Sequence[object]) -> Callable[..., None]:
     @wraps(test)
     def played(broker_url: str, kind: Kind, **given: Any) -> None:
         async def run() -> None:
@@ -266,5 +275,5 @@ def both(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
     # Where pytest reads what a test asks for.
     asked = ("broker_url", "kind", *(name for name in signature(test).parameters if name != "world"))
     vars(played)["__signature__"] = Signature([Parameter(name, Parameter.KEYWORD_ONLY) for name in asked])
-    found: Callable[..., None] = pytest.mark.parametrize("kind", KINDS)(played)
+    found: Callable[..., None] = pytest.mark.parametrize("kind", kinds)(played)
     return found

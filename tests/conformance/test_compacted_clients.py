@@ -85,8 +85,8 @@ class WatchedQueues(AsyncCompactedQueues):
 
 
 @asynccontextmanager
-async def opened(url: str, **rules: Any) -> AsyncIterator[WatchedQueues]:
-    async with await connect(url) as caller:
+async def opened(url: str, *, retry_for_s: float = lua.RETRY_FOR_S, **rules: Any) -> AsyncIterator[WatchedQueues]:
+    async with await connect(url, retry_for_s=retry_for_s) as caller:
         yield WatchedQueues(caller, rules=QueueRules(**rules))
 
 
@@ -769,7 +769,7 @@ def test_acknowledgement_after_a_stop_does_not_wait_for_a_server_that_is_gone(
             with pytest.raises(ServerUnavailable):
                 await waiting
 
-    run(server.url, test)
+    run(server.url, test, retry_for_s=1.0)
 
 
 def test_acknowledgement_that_the_end_overtakes_fails(valkey_url: str, monkeypatch: pytest.MonkeyPatch) -> None:

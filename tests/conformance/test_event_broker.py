@@ -15,7 +15,7 @@ from queuekeeper.events import operations
 from queuekeeper.events.broker import EventBroker
 from queuekeeper.events.model import Delivery, Event, Interest, NewEvent
 from queuekeeper.events.operations import Query
-from tests.conformance.event_worlds import KINDS, Kind, World, both
+from tests.conformance.event_worlds import KINDS, Kind, World, either
 
 pytestmark = pytest.mark.conformance
 
@@ -24,7 +24,7 @@ def event(number: int, *, topic: str = "orders") -> NewEvent:
     return NewEvent(topic=topic, payload={"number": number}, metadata={"by": "test"} if number % 2 else None)
 
 
-@both
+@either
 async def test_published_events_are_read_in_order_and_as_they_were(world: World) -> None:
     subscription = await world.broker.subscribe("group", Interest())
     ids = await world.broker.publish([event(number) for number in range(5)])
@@ -47,7 +47,7 @@ async def test_published_events_are_read_in_order_and_as_they_were(world: World)
     assert abs(read[0].published_at - datetime.now(UTC)) < timedelta(minutes=5)
 
 
-@both
+@either
 async def test_event_published_in_a_transaction_that_is_undone_is_none(world: World) -> None:
     await world.broker.subscribe("group", Interest())
     broker = await world.another_broker(autocommit=False)
@@ -62,7 +62,7 @@ async def test_event_published_in_a_transaction_that_is_undone_is_none(world: Wo
     assert [item.event.payload["number"] for item in page.items] == [3]
 
 
-@both
+@either
 async def test_many_events_are_published_as_a_whole_or_not_at_all(world: World) -> None:
     def broken() -> Iterator[NewEvent]:
         yield event(1)
@@ -80,7 +80,7 @@ async def test_many_events_are_published_as_a_whole_or_not_at_all(world: World) 
     assert read == list(range(12_000))
 
 
-@both
+@either
 async def test_several_statements_of_one_call_are_one_transaction(world: World) -> None:
     events = [event(number) for number in range(2_500)]
     ids = await world.broker.publish(events)
@@ -95,7 +95,7 @@ async def test_several_statements_of_one_call_are_one_transaction(world: World) 
     assert await world.broker.publish([]) == ()
 
 
-@both
+@either
 async def test_event_that_is_sent_reaches_one_subscription_whatever_its_condition(world: World) -> None:
     chosen = await world.broker.subscribe("group", Interest(condition="FALSE"))
     await world.broker.subscribe("group", Interest())
@@ -113,7 +113,7 @@ async def test_event_that_is_sent_reaches_one_subscription_whatever_its_conditio
     ]
 
 
-@both
+@either
 async def test_no_event_is_published_for_a_subscription_that_there_is_not(world: World) -> None:
     calls: tuple[Callable[[], Any], ...] = (
         lambda: world.broker.send("su-nobody", [event(1)]),
@@ -126,7 +126,7 @@ async def test_no_event_is_published_for_a_subscription_that_there_is_not(world:
     assert world.rows("SELECT id FROM pgmb.events UNION ALL SELECT id FROM pgmb.scheduled_events") == []
 
 
-@both
+@either
 async def test_scheduled_event_arrives_when_it_is_due_and_not_before(world: World) -> None:
     await world.broker.subscribe("group", Interest())
     now = datetime.now(UTC)
@@ -141,7 +141,7 @@ async def test_scheduled_event_arrives_when_it_is_due_and_not_before(world: Worl
     assert world.rows("SELECT payload ->> 'number' FROM pgmb.scheduled_events") == [("1",)]
 
 
-@both
+@either
 async def test_equal_interests_share_a_subscription_that_lives_as_long_as_any_of_them_want(world: World) -> None:
     hour, day = timedelta(hours=1), timedelta(days=1)
 
@@ -163,7 +163,7 @@ async def test_equal_interests_share_a_subscription_that_lives_as_long_as_any_of
     assert await world.broker.unsubscribe([first, "su-nobody"]) == 1
 
 
-@both
+@either
 @pytest.mark.parametrize(
     ("condition", "words"),
     [
@@ -209,7 +209,7 @@ EVENT = NewEvent(topic="a", payload=1)
         ("replay_dead_letters", (1,), "dead_letter_ids is 1: it must be a list or tuple of integers"),
     ],
 )
-@both
+@either
 async def test_what_is_no_event_is_refused_before_anything_is_stored(
     world: World, operation: str, arguments: tuple[Any, ...], words: str
 ) -> None:
@@ -220,7 +220,7 @@ async def test_what_is_no_event_is_refused_before_anything_is_stored(
     assert world.rows("SELECT count(*) FROM pgmb.events") == [(0,)]
 
 
-@both
+@either
 async def test_half_a_character_and_what_is_no_number_are_refused_in_words(world: World) -> None:
     with pytest.raises(UsageError, match="text holds half a character"):
         await world.broker.read("group", cursor="\ud83d")
@@ -233,7 +233,7 @@ async def test_half_a_character_and_what_is_no_number_are_refused_in_words(world
     assert world.rows("SELECT count(*) FROM pgmb.events") == [(0,)]
 
 
-@both
+@either
 async def test_percent_signs_and_quotes_in_conditions_work(world: World) -> None:
     condition = "e.topic LIKE 'device.%' AND e.payload->>'name' = 'O''Hara' AND hashtext(e.id) % 1 = 0"
     await world.broker.subscribe("group", Interest(condition=condition))
@@ -244,7 +244,7 @@ async def test_percent_signs_and_quotes_in_conditions_work(world: World) -> None
     assert [item.event.payload["name"] for item in page.items] == ["O'Hara"]
 
 
-@both
+@either
 async def test_peek_changes_nothing_and_one_release_lets_another_read(world: World) -> None:
     await world.broker.subscribe("group", Interest())
     await world.broker.publish([event(number) for number in range(3)])
@@ -264,7 +264,7 @@ async def test_peek_changes_nothing_and_one_release_lets_another_read(world: Wor
     assert world.readers() == 0
 
 
-@both
+@either
 async def test_cursor_from_the_future_is_refused(world: World) -> None:
     await world.broker.subscribe("group", Interest())
     with pytest.raises(UsageError, match=r"lies in the future.*take an earlier cursor"):
@@ -273,7 +273,7 @@ async def test_cursor_from_the_future_is_refused(world: World) -> None:
         await world.broker.read("group", cursor="42")
 
 
-@both
+@either
 async def test_dead_letter_keeps_its_event_and_is_replayed_once(world: World) -> None:
     subscription = await world.broker.subscribe("group", Interest())
     ids = await world.broker.publish([event(1), event(2)])
@@ -294,7 +294,7 @@ async def test_dead_letter_keeps_its_event_and_is_replayed_once(world: World) ->
     assert await world.broker.dead_letters() == ()
 
 
-@both
+@either
 async def test_replay_answers_what_follows_an_event_in_the_order_of_dispatch(world: World) -> None:
     subscription = await world.broker.subscribe("group", Interest.topics("orders"))
     late = await world.another_broker(autocommit=False)
@@ -347,7 +347,7 @@ def test_threads_may_share_a_blocking_broker(broker_url: str) -> None:
     asyncio.run(run())
 
 
-@both
+@either
 async def test_condition_that_takes_for_ever_on_one_event_is_not_waited_for(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -368,7 +368,7 @@ async def test_condition_that_takes_for_ever_on_one_event_is_not_waited_for(
     assert own == "77s"
 
 
-@both
+@either
 async def test_statement_that_the_server_ends_says_so(world: World) -> None:
     broker = await world.another_broker()
     with postgres.connect(world.url) as blocking:

@@ -15,7 +15,7 @@ from queuekeeper.events.model import Interest, NewEvent
 from queuekeeper.events.operations import Query
 from queuekeeper.events.service import AsyncEventService, EventService, Open
 from queuekeeper.service.steps import Happened, Wait
-from tests.conformance.event_worlds import TRANSIENT, World, allow, both, refuse, until
+from tests.conformance.event_worlds import TRANSIENT, World, allow, either, refuse, until
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
@@ -25,7 +25,7 @@ def dispatched(world: World) -> int:
     return int(world.rows("SELECT coalesce(sum(event_count), 0) FROM pgmb.dispatches")[0][0])
 
 
-@both
+@either
 async def test_two_dispatchers_dispatch_every_event_once(world: World) -> None:
     await world.broker.subscribe("group", Interest())
     services = [world.dispatcher() for _ in range(2)]
@@ -46,7 +46,7 @@ async def test_two_dispatchers_dispatch_every_event_once(world: World) -> None:
     assert [item.event.payload for item in page.items] == list(range(31))
 
 
-@both
+@either
 async def test_dispatcher_is_woken_and_does_not_poll_for_nothing(world: World) -> None:
     await world.broker.subscribe("group", Interest())
     service = world.dispatcher(poll_interval_s=3_600)
@@ -62,7 +62,7 @@ async def test_dispatcher_is_woken_and_does_not_poll_for_nothing(world: World) -
     assert report.polls <= 7
 
 
-@both
+@either
 async def test_dispatcher_shows_that_it_lives_though_nothing_happens(world: World) -> None:
     async with world.dispatching(poll_interval_s=0.1):
 
@@ -73,7 +73,7 @@ async def test_dispatcher_shows_that_it_lives_though_nothing_happens(world: Worl
         await until(lambda: polled_at() > before, what="a heartbeat")
 
 
-@both
+@either
 async def test_more_events_than_one_chunk_are_dispatched_without_a_pause(world: World) -> None:
     world.sql.execute("UPDATE pgmb.config SET value = '100' WHERE id = 'poll_chunk_size'")
     await world.broker.subscribe("group", Interest(condition="e.payload = 'null'"))
@@ -83,7 +83,7 @@ async def test_more_events_than_one_chunk_are_dispatched_without_a_pause(world: 
     assert (report.matches, report.quarantined) == (0, ())
 
 
-@both
+@either
 async def test_condition_that_is_too_slow_is_quarantined_and_the_others_get_their_events(world: World) -> None:
     plain = await world.broker.subscribe("plain", Interest())
     # Cheap on what there is when it is stored. Then come long texts: each costs every subscription time, and
@@ -106,7 +106,7 @@ async def test_condition_that_is_too_slow_is_quarantined_and_the_others_get_thei
     assert len((await world.broker.read("plain", limit=100)).items) == 60
 
 
-@both
+@either
 @pytest.mark.parametrize("table", ["events", "subscriptions"])
 async def test_lock_that_somebody_holds_is_no_condition_s_fault(
     world: World, table: str, caplog: pytest.LogCaptureFixture
@@ -127,7 +127,7 @@ async def test_lock_that_somebody_holds_is_no_condition_s_fault(
     assert [one.quarantined_at for one in await world.broker.subscriptions()] == [None, None]
 
 
-@both
+@either
 async def test_dispatcher_goes_on_after_what_the_server_refuses_for_now(
     world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -143,7 +143,7 @@ async def test_dispatcher_goes_on_after_what_the_server_refuses_for_now(
     assert "the next try follows in 0.2 s" in caplog.text, "the pauses grow"
 
 
-@both
+@either
 async def test_dispatcher_beside_one_that_works_waits_for_it(world: World) -> None:
     world.sql.execute("UPDATE pgmb.config SET value = '10' WHERE id = 'poll_chunk_size'")
     await world.broker.subscribe("group", Interest())
@@ -162,7 +162,7 @@ async def test_dispatcher_beside_one_that_works_waits_for_it(world: World) -> No
     assert report.polls < 15 + (time.monotonic() - began_s) / STANDBY_PAUSE_S
 
 
-@both
+@either
 async def test_dispatcher_whose_connection_is_ended_goes_on(world: World) -> None:
     await world.broker.subscribe("group", Interest())
     async with world.dispatching():
@@ -178,7 +178,7 @@ async def test_dispatcher_whose_connection_is_ended_goes_on(world: World) -> Non
     assert dispatched(world) == 3
 
 
-@both
+@either
 async def test_dispatcher_stops_at_once(world: World) -> None:
     service = world.dispatcher(poll_interval_s=3_600)
     running = asyncio.create_task(world.run(service))

@@ -37,6 +37,7 @@ from queuekeeper.keyspace import fanout_keys
 from queuekeeper.redis_async import connect as connect_async
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.conformance.fanout_clients import Clients, until
+from tests.conftest import nightly
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
@@ -47,7 +48,7 @@ NEVER_S = 3_600.0
 ORDERED = ConsumerOptions(mode=Mode.ORDERED)
 
 
-@pytest.fixture(params=["valkey-threads", "redis-asyncio", "cluster-asyncio"])
+@pytest.fixture(params=["valkey-threads", "cluster-asyncio", *nightly("redis-asyncio")])
 def clients(request: pytest.FixtureRequest) -> Iterator[Clients]:
     where, _, how = request.param.partition("-")
     if where == "cluster":

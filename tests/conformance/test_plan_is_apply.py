@@ -126,10 +126,14 @@ class Cleanup:
         names = [f"meter-{number}" for number in range(6)] + ["long", "idle", "emptied", "new"]
         server: Any = self.world.client
         devices = [self.world.device(name) for name in names if server.type(session_set(name)) == b"zset"]
+        kept = [(each, packet_id) for each in devices for packet_id in each.live()]
+        with server.pipeline(transaction=False) as pipeline:
+            for each, packet_id in kept:
+                pipeline.get(each.payload(packet_id)).pexpiretime(each.payload(packet_id))
+            texts_and_ends = iter(pipeline.execute())
         return {
-            (each.client_id, packet_id): (server.get(each.payload(packet_id)), lives(each, packet_id))
-            for each in devices
-            for packet_id in each.live()
+            (each.client_id, packet_id): (next(texts_and_ends), lives(packet_id, next(texts_and_ends)))
+            for each, packet_id in kept
         }
 
 
@@ -137,10 +141,9 @@ def session_set(name: str) -> str:
     return f"{{{name}}}_messages"
 
 
-def lives(device: Device, packet_id: int) -> int | None:
+def lives(packet_id: int, end_ms: int) -> int | None:
     """Return when a message expires; one without an end may get one."""
-    end = int(device.client.pexpiretime(device.payload(packet_id)))
-    return None if end < 0 or packet_id in (2, 4) else end
+    return None if end_ms < 0 or packet_id in (2, 4) else end_ms
 
 
 @dataclass

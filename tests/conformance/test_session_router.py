@@ -25,6 +25,7 @@ from queuekeeper.sessions.writer import SessionWriter
 from tests.conformance.cutting_proxy import CuttingProxy
 from tests.conformance.store_worlds import AwaitedStore, RouterWorld, Store, Work
 from tests.conformance.test_session_store import HOSTILE_IDS
+from tests.conftest import nightly
 from tests.patience import PATIENCE_S
 
 pytestmark = pytest.mark.conformance
@@ -33,7 +34,8 @@ C = "meter-7"
 OTHERS: dict[Owner, Owner] = {"postgres": "redis", "redis": "postgres"}
 
 
-@pytest.fixture(scope="module", params=["blocking", "asyncio"])
+# The asyncio form has the contract of the stores, in test_session_store.py.
+@pytest.fixture(scope="module", params=["blocking", *nightly("asyncio")])
 def opened_world(request: pytest.FixtureRequest) -> Iterator[RouterWorld]:
     """Routers over both stores, in one form; sessions begin in PostgreSQL."""
     postgres_server: PostgresServer = request.getfixturevalue("postgres_server")

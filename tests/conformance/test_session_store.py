@@ -41,14 +41,14 @@ from tests.conftest import REDIS_FLAVOURS, nightly
 pytestmark = pytest.mark.conformance
 
 # Both forms of a store send the same steps (tests/unit/test_forms.py): each kind of server meets one, the other
-# at night. Routers send the steps of these stores: one form meets sessions in PostgreSQL, the other those in Redis.
+# at night. Routers send the steps of these stores: those over sessions in Redis meet what a mirror needs as well, and
+# what is a router's own has its tests, with sessions in either store, in test_session_router.py.
 REDIS_WORLDS = ["valkey-blocking", "cluster-asyncio", *nightly(f"{REDIS_FLAVOURS[-1]}-asyncio", "cluster-blocking")]
 SERVER_WORLDS = [
     *REDIS_WORLDS,
     "postgres-asyncio",
-    *nightly("postgres-blocking"),
-    "router-postgres-blocking",
     "router-redis-asyncio",
+    *nightly("postgres-blocking", "router-postgres-blocking"),
 ]
 HOSTILE_IDS = (
     "%x",

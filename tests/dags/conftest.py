@@ -11,11 +11,12 @@ import tempfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from queuekeeper import postgres, redis_client
+from tests.conftest import in_memory
 
 if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 ROOT = Path(__file__).resolve().parents[2]
 
 # Airflow reads its settings when it is first imported, and remembers them: they have to stand before.
-_HOME = tempfile.mkdtemp(prefix="queuekeeper-airflow-")
+_HOME = tempfile.mkdtemp(prefix="queuekeeper-airflow-", dir=in_memory())
 atexit.register(shutil.rmtree, _HOME, ignore_errors=True)
 for _name in [name for name in os.environ if name.startswith(("AIRFLOW__", "AIRFLOW_CONN_", "AIRFLOW_VAR_"))]:
     del os.environ[_name]
@@ -42,6 +43,33 @@ with warnings.catch_warnings():
     # Airflow's API imports Starlette's test client, which announces the new name of a package that it would rather use.
     warnings.filterwarnings("ignore", message="Using `httpx` with `starlette.testclient` is deprecated")
     importlib.import_module("svcs")
+
+
+@pytest.fixture(scope="session")
+def airflow_database() -> Iterator[None]:
+    """Airflow's own database, made once for all tests of a worker, and what ``dag.test()`` reads before a run, once.
+
+    It would read the whole folder and store every DAG again before each run.
+    """
+    from airflow.dag_processing import dagbag
+    from airflow.utils.db import initdb
+
+    initdb()
+    stored: set[Path] = set()
+    read, store = dagbag.BundleDagBag, dagbag.sync_bag_to_db
+
+    def read_once(*, dag_folder: Path, **given: Any) -> DagBag | None:
+        return None if dag_folder in stored else read(dag_folder, **given)
+
+    def store_once(found: DagBag | None, *given: Any) -> None:
+        if found is not None:
+            store(found, *given)
+            stored.add(Path(found.dag_folder))
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(dagbag, "BundleDagBag", read_once)
+        patched.setattr(dagbag, "sync_bag_to_db", store_once)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow.providers.standard.operators.hitl import HITLOperator
-from airflow.utils.db import initdb
 
 from queuekeeper import postgres
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, CheckJobApprovalOperator, PlanJobOperator
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from tests.dags.conftest import Stores
 
-pytestmark = pytest.mark.dags
+pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
 ANSWER = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}
 
@@ -51,7 +50,6 @@ def world(stores: Stores, tmp_path: Path) -> World:
 
 
 def test_dry_run_ends_with_the_plan(cleanup: DAG, world: World) -> None:
-    initdb()
     before = world.contents()
     run = cleanup.test(run_conf={"dry_run": True})
     assert run.state == "success"
@@ -66,7 +64,6 @@ def test_dry_run_ends_with_the_plan(cleanup: DAG, world: World) -> None:
 def test_approved_run_cleans_every_share_and_reports(
     cleanup: DAG, world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    initdb()
     monkeypatch.setattr(HITLOperator, "execute", lambda *_: ANSWER)
     run = cleanup.test(run_conf={"shares": 2})
     log = "".join(capfd.readouterr())
@@ -85,7 +82,6 @@ def test_approved_run_cleans_every_share_and_reports(
 
 
 def test_run_with_nothing_to_do_asks_nobody(cleanup: DAG, world: World) -> None:
-    initdb()
     world.client.flushall()
     run = cleanup.test()
     assert run.state == "success"
@@ -93,7 +89,6 @@ def test_run_with_nothing_to_do_asks_nobody(cleanup: DAG, world: World) -> None:
 
 
 def test_unknown_parameter_is_named(cleanup: DAG, world: World) -> None:
-    initdb()
     plan = PlanJobOperator(job=KIND, task_id="plan")
     with pytest.raises(UsageError, match=r"unknown parameter 'idle_day' \(did you mean 'idle_days'\?\)"):
         plan.execute({"dag_run": FakeRun({"idle_day": 3}), "dag": cleanup})  # type: ignore[typeddict-item]

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.utils.db import initdb
 
 from queuekeeper import postgres
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
 
     from tests.dags.conftest import Stores
 
-pytestmark = pytest.mark.dags
+pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
 LONG_AGO_MS = 1_600_000_000_000
 
@@ -50,7 +49,6 @@ def world(stores: Stores, tmp_path: Path) -> World:
 def test_run_collects_every_share_and_its_report_finds_nothing_left(
     collection: DAG, world: World, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    initdb()
     run = collection.test(run_conf={"shares": 2, "max_jitter_s": 0})
     log = "".join(capfd.readouterr())
     assert run.state == "success"
@@ -70,7 +68,6 @@ def test_run_collects_every_share_and_its_report_finds_nothing_left(
 
 
 def test_dry_run_reports_what_is_due_and_removes_nothing(collection: DAG, world: World, tmp_path: Path) -> None:
-    initdb()
     run = collection.test(run_conf={"dry_run": True, "key_filter": "a"})
     assert run.state == "success"
     assert states(run) == {

@@ -17,7 +17,6 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk.exceptions import AirflowFailException
-from airflow.utils.db import initdb
 
 from queuekeeper import postgres, redis_client
 from queuekeeper.airflow.operators.spark import QueuekeeperSparkOperator
@@ -33,7 +32,7 @@ from tests import report_samples as samples
 if TYPE_CHECKING:
     from airflow.sdk import DAG
 
-pytestmark = pytest.mark.dags
+pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
 ROOT = Path(__file__).resolve().parents[2]
 BEHIND_THE_PLAN = (
@@ -109,7 +108,6 @@ def runs(
     with postgres.connect(postgres_url, autocommit=True) as connection:
         connection.execute(postgres.statement("sessions/vendor_schema"))
         postgres.migrate(connection)
-        initdb()
         yield Runs(connection, monkeypatch)
 
 
@@ -170,7 +168,6 @@ def test_dry_run_plans_and_asks_nobody(
             connection,
             SampleParameters(messages=500, sessions=50, long_queues=0, now_ms=now_ms, create_schema=True),
         )
-    initdb()
 
     run = session_migration.test(run_conf={"dry_run": True, "cohort_count": 4})
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow.sdk.definitions.param import ParamsDict
-from airflow.utils.db import initdb
 
 from queuekeeper import postgres
 from queuekeeper.airflow.operators.event_upkeep import MendEventsOperator
@@ -27,7 +26,7 @@ if TYPE_CHECKING:
 
     from queuekeeper.postgres import Connection
 
-pytestmark = pytest.mark.dags
+pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
 
 @pytest.fixture
@@ -47,7 +46,6 @@ def broker(
     postgres_url: str, connections: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[Connection]:
     """An event broker, and Airflow's connection to it."""
-    initdb()
     monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
     connections(queuekeeper_postgres=postgres_url)
     with postgres.connect(postgres_url, autocommit=True) as connection:

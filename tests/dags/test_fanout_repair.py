@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from airflow.utils.db import initdb
 
 from queuekeeper import postgres
 from queuekeeper.airflow.operators.jobs import ApplyJobShareOperator, PlanJobOperator, ReportJobOperator
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
 
     from tests.dags.conftest import Stores
 
-pytestmark = pytest.mark.dags
+pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
 LONG_AGO_MS = 1_600_000_000_000
 FOR_EVER_MS = 3_650 * 86_400_000
@@ -53,7 +52,6 @@ def world(stores: Stores) -> World:
 def test_run_repairs_every_share_and_the_next_one_changes_nothing_and_says_so(
     repair: DAG, world: World, tmp_path: Path
 ) -> None:
-    initdb()
     run = repair.test(run_conf={"shares": 2})
     assert run.state == "success"
     assert {state for found in states(run).values() for state in found} == {"success"}
@@ -79,7 +77,6 @@ def test_run_repairs_every_share_and_the_next_one_changes_nothing_and_says_so(
 
 
 def test_dry_run_of_named_queues_reports_and_changes_nothing(repair: DAG, world: World, tmp_path: Path) -> None:
-    initdb()
     before = world.contents()
     run = repair.test(run_conf={"dry_run": True, "queues": ["orders of 1", "orders of 2"], "unregister": True})
     assert run.state == "success"

@@ -14,7 +14,6 @@ from airflow.dag_processing.dagbag import DagBag
 from airflow.sdk import BaseNotifier
 from airflow.sdk.exceptions import TaskAwaitingInput
 from airflow.serialization.serialized_objects import DagSerialization
-from airflow.utils.db import initdb
 
 from queuekeeper.airflow.notifiers import Event, notifiers
 from queuekeeper.airflow.operators.approval import ApprovePlanOperator
@@ -23,7 +22,7 @@ from queuekeeper.errors import CheckFailed, UsageError
 if TYPE_CHECKING:
     from airflow.sdk import Context
 
-pytestmark = pytest.mark.dags
+pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
 ROOT = Path(__file__).resolve().parents[2]
 TOLD: list[tuple[str, str]] = []
@@ -120,7 +119,6 @@ def test_a_failure_is_told_once_to_whom_it_concerns(
     dag = DagBag(str(ROOT / "dags" / "queue_quality.py")).dags["queue_quality"]
     for task in dag.tasks:
         monkeypatch.setattr(task, "execute", fail if task.task_id == failing else lambda **_: dict(SOUND))
-    initdb()
     assert dag.test().state == "failed"
     assert sorted(TOLD) == told
 

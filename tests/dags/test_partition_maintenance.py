@@ -17,7 +17,6 @@ from airflow.models.taskinstance import TaskInstance
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk.bases.xcom import BaseXCom as XCom
 from airflow.sdk.exceptions import TaskDeferred
-from airflow.utils.db import initdb
 from airflow.utils.session import create_session
 
 from queuekeeper import audit, postgres
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
 
     from queuekeeper.postgres import Connection
 
-pytestmark = pytest.mark.dags
+pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
 QUESTION = kind_of(Purpose.DROP)
 ANSWER = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}
@@ -124,7 +123,6 @@ def world(
     postgres_url: str, connections: Callable[..., None], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[World]:
     """A database without any table, and Airflow's connection to it."""
-    initdb()
     monkeypatch.setenv("QUEUEKEEPER_HOME", str(tmp_path))
     connections(queuekeeper_postgres=postgres_url, queuekeeper_spark="spark://local%5B2%5D?deploy-mode=client")
     with postgres.connect(postgres_url, autocommit=True) as connection:

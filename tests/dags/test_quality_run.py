@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 from airflow.models.asset import AssetEvent
-from airflow.utils.db import initdb
 from airflow.utils.session import create_session
 from sqlalchemy import select
 
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
     from airflow.dag_processing.dagbag import DagBag
     from airflow.sdk import DAG
 
-pytestmark = pytest.mark.dags
+pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
 CLIENTS = [f"meter/{number}" for number in range(40)]
 FULL = {"suite": "full", "cohort_count": 4}
@@ -68,7 +67,6 @@ def redis(
     )
     with postgres.connect(postgres_url, autocommit=True) as connection:
         postgres.migrate(connection)
-    initdb()
     with redis_client.connect(valkey_url) as client:
         store = RedisSessionStore(client)
         message = NewMessage(topic="meters", payload=b"17", qos=1, time_ms=system_clock())

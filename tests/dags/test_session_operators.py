@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from airflow.dag_processing.dagbag import DagBag
-from airflow.utils.db import initdb
 
 from queuekeeper import assets, postgres, redis_client
 from queuekeeper.airflow.operators.sessions import (
@@ -28,7 +27,7 @@ from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import RedisSessionStore
 from queuekeeper.sessions.transfer import SessionStore
 
-pytestmark = pytest.mark.dags
+pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
 C = "meter-17"
 SECRET = b"secret-content"
@@ -198,7 +197,6 @@ def test_tasks_run_in_a_dag_with_rendered_arguments(
         "kwargs": {"path": str(folder)},
     }
     monkeypatch.setenv("AIRFLOW__DAG_PROCESSOR__DAG_BUNDLE_CONFIG_LIST", json.dumps([bundle]))
-    initdb()
 
     dag = DagBag(str(folder)).dags["session_tasks"]
     done = dag.test(run_conf={"client": C, "folder": str(tmp_path), "dry_run": False})

@@ -13,7 +13,6 @@ import pytest
 from airflow.dag_processing.dagbag import DagBag
 from airflow.providers.standard.operators.hitl import HITLOperator
 from airflow.sdk.exceptions import ParamValidationError, TaskDeferred
-from airflow.utils.db import initdb
 from jinja2 import Template
 
 from queuekeeper import postgres
@@ -35,7 +34,7 @@ if TYPE_CHECKING:
 
     from tests.dags.conftest import Stores
 
-pytestmark = pytest.mark.dags
+pytestmark = [pytest.mark.dags, pytest.mark.usefixtures("airflow_database")]
 
 ANSWER = {"chosen_options": ["Approve"], "responded_by_user": {"id": "1", "name": "ada"}}
 DEVICES = ("secret-device-1", "secret-device-2")
@@ -115,8 +114,6 @@ def _context(**conf: Any) -> Any:
 
 
 def test_dry_run_ends_with_the_plan(repair: DAG, world: World) -> None:
-    initdb()
-
     run = repair.test(run_conf={"remedy": "repair_ttl"})
 
     assert run.state == "success"
@@ -130,7 +127,6 @@ def test_dry_run_ends_with_the_plan(repair: DAG, world: World) -> None:
 def test_approved_run_mends_the_chosen_queue_and_looks_again(
     repair: DAG, world: World, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    initdb()
     asked: list[tuple[str, str]] = []
 
     def answer(operator: HITLOperator, _: Any) -> Any:

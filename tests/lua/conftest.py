@@ -1,4 +1,4 @@
-"""Fixtures of the Lua lane: each test runs on Valkey, on Redis where there is one, and on a cluster."""
+"""Fixtures of the Lua lane: each test runs on Valkey, and at night on Redis, where there is one, and on a cluster."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from queuekeeper.redis_client import RedisClient, connect, nodes
-from tests.conftest import ONE_SERVER_EACH, url_of_parameter
+from tests.conftest import ONE_SERVER_EACH, nightly, url_of_parameter
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -30,7 +30,8 @@ def _emptied(url: str) -> RedisClient:
     return client
 
 
-@pytest.fixture(params=[*ONE_SERVER_EACH, pytest.param("cluster", marks=pytest.mark.slow)])
+# Every script meets a cluster by day, too: in the tests of declared keys, or by the store or job that calls it.
+@pytest.fixture(params=[*ONE_SERVER_EACH, *nightly("cluster")])
 def client(request: pytest.FixtureRequest) -> Iterator[RedisClient]:
     """Client of an empty server that knows no script."""
     with _emptied(url_of_parameter(request)) as found:

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from lua_sessions import HOSTILE_IDS, KEPT_MS, Message, Session, contents, messages, now_ms, unchanged
 
+from queuekeeper.embedded import RedisServer
 from queuekeeper.errors import (
     ImportedBefore,
     MovedOn,
@@ -21,6 +22,7 @@ from queuekeeper.errors import (
 from queuekeeper.keyspace import hash_slot, is_scattered
 from queuekeeper.lua import ScriptCaller
 from queuekeeper.redis_client import RedisClient, connect
+from tests.append_only import append_only_file, finished_sessions_that_lack_something
 
 pytestmark = pytest.mark.lua
 
@@ -104,6 +106,31 @@ def test_import_goes_on_after_the_server_was_killed(own_server: Any, done: int) 
         for number in range(done, 4):
             session.import_session(chunks[number], chunk=number, last=number == 3, last_packet_id=160)
         assert contents(client) == undisturbed
+
+
+def test_behind_a_torn_file_no_session_says_that_it_is_whole_and_is_not(
+    redis_server_factory: Callable[..., RedisServer],
+) -> None:
+    server = redis_server_factory()
+    with server.client() as client:
+        begun = append_only_file(server).size_bytes
+        for number in range(12):
+            chunks = [messages(5, first=1 + 5 * chunk) for chunk in range(4)]
+            Session(client=client, client_id=f"meter-{number}").import_chunks(chunks, last_packet_id=20)
+        assert finished_sessions_that_lack_something(client) == []
+    server.kill()
+    written = append_only_file(server)
+    whole = written.path.read_bytes()
+
+    # Each cut takes something else away, and leaves a torn command.
+    for kept in range(len(whole) - 1, begun + len(whole) // 3, -(len(whole) // 10)):
+        written.path.write_bytes(whole[:kept])
+        server.start()
+        with server.client() as client:
+            assert finished_sessions_that_lack_something(client) == [], kept
+            found = [Session(client=client, client_id=f"meter-{number}") for number in range(12)]
+            assert {len(each.references()) for each in found if each.state().get("import") == "done"} == {20}, kept
+        server.kill()
 
 
 def test_messages_without_life_are_counted_and_their_earlier_reference_removed(client: RedisClient) -> None:

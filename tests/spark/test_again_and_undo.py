@@ -175,6 +175,8 @@ def test_same_wishes_give_the_same_plan_and_a_changed_source_another(
     assert world.plan().plan_id != again.plan_id
 
 
+# Copies meet such sessions above, scripts in tests/lua, and the undo in tests/conformance/test_plan_is_apply.py.
+@pytest.mark.nightly
 def test_sessions_that_the_broker_has_used_are_told_by_a_second_copy_a_verification_and_an_undo(
     make_world: Callable[..., World], healthy_template: str
 ) -> None:

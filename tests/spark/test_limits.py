@@ -35,7 +35,7 @@ from queuekeeper.migration.spark import our_errors, task_memory
 from queuekeeper.migration.status import migration_status
 from queuekeeper.postgres import connect
 from queuekeeper.redis_client import facts
-from tests.conftest import ONE_SERVER_EACH
+from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.patience import PATIENCE_S
 from tests.spark.world import PARAMETERS, World
 
@@ -210,19 +210,34 @@ def test_task_that_runs_out_of_memory_says_what_to_raise() -> None:
         raise PySparkException("Job aborted: Lost task 1.0: java.lang.OutOfMemoryError: Java heap space")
 
 
-def test_payload_that_redis_does_not_take_is_refused_by_the_plan_and_copied_by_its_remedy(
-    make_world: Callable[..., World], redis_server_factory: Callable[..., RedisServer]
-) -> None:
-    world = make_world(target=redis_server_factory(proto_max_bulk_len=2**20).url)
-    client: Any = world.client
+def _refused_for_a_large_payload(world: World) -> str:
+    """See a plan refused whose Redis takes no value as large, and return the words."""
     _large(world, 1_000_000)
     with pytest.raises(
         RefusedError, match=r"makes a value of 1,333,\d+ bytes, and Redis at .* takes 1,048,576"
     ) as refused:
         world.plan()
     assert world.contents() == {}
+    return str(refused.value)
 
-    client.config_set(*str(refused.value).split(": CONFIG SET ")[1].partition(",")[0].split())
+
+def test_payload_that_redis_does_not_take_is_refused_by_the_plan(
+    make_world: Callable[..., World], redis_server_factory: Callable[..., RedisServer]
+) -> None:
+    world = make_world(target=redis_server_factory(proto_max_bulk_len=2**20).url)
+    assert ": CONFIG SET proto-max-bulk-len 1333" in _refused_for_a_large_payload(world)
+
+
+# That a server with this remedy takes such a value: tests/sql/test_preflight.py.
+@pytest.mark.nightly
+def test_payload_that_redis_does_not_take_is_copied_by_the_remedy_of_its_refusal(
+    make_world: Callable[..., World], redis_server_factory: Callable[..., RedisServer]
+) -> None:
+    world = make_world(target=redis_server_factory(proto_max_bulk_len=2**20).url)
+    client: Any = world.client
+    words = _refused_for_a_large_payload(world)
+
+    client.config_set(*words.split(": CONFIG SET ")[1].partition(",")[0].split())
     plan = world.plan()
     assert world.copy(plan.plan_id).messages_written == 1
     assert world.verify(plan.plan_id).balanced
@@ -278,7 +293,8 @@ def test_too_many_bad_rows_refuse_plan_and_copy(make_world: Callable[..., World]
     assert world.contents() == {}
 
 
-@pytest.mark.parametrize("sessions", [0, 3], ids=["empty", "only sessions"])
+# Sessions without messages are also among those of tests/spark/test_migration.py.
+@pytest.mark.parametrize("sessions", [0, *nightly(3)], ids=["empty", "only sessions"])
 def test_source_without_messages_migrates(make_world: Callable[..., World], sessions: int) -> None:
     world = make_world()
     world.connection.execute(postgres.statement("sessions/vendor_schema"))
@@ -331,7 +347,9 @@ def test_full_redis_stops_the_copy_without_damage_and_it_goes_on_afterwards(
     assert sum(b"}_messages_" in key for key in world.contents()) == plan.total("to_copy")
 
 
-@pytest.mark.parametrize("flavour", ONE_SERVER_EACH)
+# The report of the migration in tests/integration/test_cli.py has the forecast's error.
+@pytest.mark.nightly
+@pytest.mark.parametrize("flavour", REDIS_FLAVOURS)
 def test_forecast_is_close_to_the_memory_that_is_used(
     make_world: Callable[..., World], healthy_template: str, flavour: str
 ) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import psutil
 import pyarrow as pa
+import pytest
 from pyspark.sql import SparkSession
 
 from queuekeeper.migration.python_workers import NEEDED
@@ -22,6 +23,8 @@ def test_workers_have_what_tasks_need_before_they_import_anything(spark: SparkSe
     assert set(NEEDED) <= found
 
 
+# It costs seconds when it is broken, and changes nothing else.
+@pytest.mark.nightly
 def test_plan_copy_and_verification_start_workers_of_one_kind(
     make_world: Callable[..., World], healthy_template: str
 ) -> None:

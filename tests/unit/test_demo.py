@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import time
 from io import StringIO
 from pathlib import Path
@@ -74,6 +75,23 @@ def test_who_interrupts_while_airflow_starts_does_not_wait_for_it(
         demo.run(Settings(home=tmp_path, postgres_url=None, redis_url=None), DemoOptions(), Console(quiet=True))
 
     assert airflow.told.is_set()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_demo_that_is_told_to_end_says_so_by_its_exit_code(
+    number: signal.Signals, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def told(*_: object) -> int:
+        signal.raise_signal(number)
+        return 0
+
+    monkeypatch.setattr(demo, "run", told)
+    before = signal.getsignal(signal.SIGHUP)
+    try:
+        assert demo.main() == 130
+    finally:
+        signal.signal(signal.SIGHUP, before)
+    assert capsys.readouterr().out == "Interrupted.\n"
 
 
 class AskingAirflow:
