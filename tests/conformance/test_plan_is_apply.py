@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -11,11 +12,13 @@ import pytest
 from lua_sessions import Session, messages
 from tbmq_broker import Broker
 
-from queuekeeper import lua
+from queuekeeper import lua, postgres
 from queuekeeper.compacted.model import Purge, Retention, RetentionPolicy
 from queuekeeper.fanout.model import ConsumerOptions, Start
+from queuekeeper.jobs.registry import job_of
+from queuekeeper.keyspace import payload_key, quarantined_key, session_keys
 from queuekeeper.maintenance.fanout.model import FanoutRepairCounts
-from queuekeeper.maintenance.remedies.model import RemedyParameters
+from queuekeeper.maintenance.remedies.model import REMEDY_NAMES, RemedyParameters
 from queuekeeper.maintenance.remedies.queues import named_queues
 from queuekeeper.migration.undo import drop_imports
 from queuekeeper.redis_client import RedisClient, connect, nodes
@@ -293,6 +296,8 @@ class Remedy:
     client: Any
     folder: Path
     remedy: str
+    source: Any = None
+    name: str = "meter-7"
     changes: dict[str, Change] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -330,21 +335,33 @@ class Remedy:
         }
 
     def _queues(self) -> Any:
-        return named_queues(["meter-7"], key=KEY)
+        return named_queues([self.name], key=KEY)
 
     def _parameters(self) -> RemedyParameters:
         return RemedyParameters(limit=9)
 
     def plan(self) -> RemedyPlan:
-        return plan_remedy(self.client, remedy=self.remedy, queues=self._queues(), parameters=self._parameters())
+        return plan_remedy(
+            self.client,
+            remedy=self.remedy,
+            queues=self._queues(),
+            parameters=self._parameters(),
+            source=self.source,
+        )
 
     def say(self) -> Counts:
         return dict(self.plan().effects)
 
     def do(self, planned: Any) -> Counts:
-        report = apply_remedy(self.client, plan=planned, queues=self._queues(), undo_directory=self.folder)
+        report = apply_remedy(
+            self.client, plan=planned, queues=self._queues(), undo_directory=self.folder, source=self.source
+        )
         assert sum(report.moved_on.values()) == sum(planned.effects.values()) - sum(report.done.values())
         return dict(report.done)
+
+    def as_planned(self, said: Counts, first: Counts) -> Counts:
+        """Return what is done of what is said now: no more than was planned."""
+        return {kind: min(count, first.get(kind, 0)) for kind, count in said.items() if kind in first}
 
     def undo(self, planned: Any, *, dry_run: bool) -> Counts:
         (path,) = self.folder.glob("*.undo.jsonl")
@@ -357,6 +374,151 @@ class Remedy:
             return {}
         healthy = (4, 5, 11, 12, 13, 14) if self.remedy != "trim_dead_first" else (12, 13, 14)
         return {n: self.client.get(self.device.payload(n)) for n in self.device.live() if n in healthy}
+
+
+@dataclass
+class Reorder(Remedy):
+    """A session whose messages lie in the wrong order, with their rows and a newer message."""
+
+    def __post_init__(self) -> None:
+        device, own, base_ms = Device(self.client, self.name), session_keys(self.name), cleanup_world.now_ms()
+        self.device = device
+        self.source.execute(postgres.statement("sessions/vendor_schema"))
+        self.source.execute("TRUNCATE device_publish_msg")
+        for n in range(1, 13):
+            device.add(time_ms=base_ms + n)
+            if n < 12:
+                self._row(100 + n, n, base_ms + n)
+            # The last four are in their places.
+            self.client.zadd(own.messages, {device.payload(n): 100 + n if n > 8 else 50 - n})
+        self.changes = {
+            "expire": lambda: device.expire(2),
+            "add": lambda: device.add(2),
+            "ack": lambda: device.acknowledge(3),
+            "ack of one in its place": lambda: device.acknowledge(10),
+            "remove": lambda: self.client.zrem(own.messages, device.payload(4)),
+            "takeover": lambda: self.client.hset(own.session, mapping={"owner": "postgres", "epoch": 1}),
+            "foreign writer": lambda: self.client.set(own.session, "not ours"),
+            "pubrec": lambda: device.received(5),
+            "repair by somebody": lambda: self.client.zadd(own.messages, {device.payload(n): 100 + n for n in (1, 2)}),
+            "rows are gone": lambda: self.source.execute("TRUNCATE device_publish_msg"),
+            "a row has another serial": lambda: self.source.execute(
+                "UPDATE device_publish_msg SET serial_number = 200 WHERE packet_id = 1"
+            ),
+            "purge": lambda: self.client.delete(*own, *(device.payload(n) for n in range(1, 13))),
+        }
+
+    def as_planned(self, said: Counts, first: Counts) -> Counts:
+        """Return nothing where not all was planned: a part would be another order."""
+        return {kind: count for kind, count in said.items() if count <= first.get(kind, 0)}
+
+    def _row(self, serial: int, packet_id: int, time_ms: int) -> None:
+        self.source.execute(
+            "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos,"
+            " payload) VALUES (%s, %s, 't', %s, %s, 'PUBLISH', 1, '')",
+            (self.name, serial, time_ms, packet_id),
+        )
+
+    def valued(self) -> object:
+        if self.client.type(self.device.keys.messages) != b"zset":
+            return {}
+        return {n: self.client.get(self.device.payload(n)) for n in self.device.live()}
+
+
+@dataclass
+class Replay(Remedy):
+    """A session with records in its quarantine that can be read again."""
+
+    def __post_init__(self) -> None:
+        device, own = Device(self.client, self.name), session_keys(self.name)
+        self.device = device
+        for n in range(12):
+            device.add(time_ms=cleanup_world.now_ms() + n)
+        for n in (3, 5, 7, 9, 11):
+            self.client.zrem(own.messages, device.payload(n))
+            self.client.rename(device.payload(n), self._aside(n))
+        self.changes = {
+            "expire": lambda: self.client.delete(self._aside(3)),
+            "add": lambda: device.add(2),
+            "ack": lambda: device.acknowledge(4),
+            "repair by somebody": lambda: self._bring_back(5),
+            "packet id is given out": both(
+                lambda: self.client.set(own.last_packet_id, 6), lambda: device.add(time_ms=4)
+            ),
+            "serial is given out": lambda: self.client.zadd(own.messages, {device.payload(12): 9}),
+            "nobody can read it": lambda: self.client.set(self._aside(9), "{broken"),
+            "one more": lambda: self.client.set(
+                self._aside(30), record(self.name, time_ms=7, packet_id=30), px=HOUR_MS
+            ),
+            "it repeats a message": lambda: self.client.set(
+                self._aside(11), self.client.get(device.payload(12)), px=HOUR_MS
+            ),
+            "takeover": lambda: self.client.hset(own.session, mapping={"owner": "postgres", "epoch": 1}),
+            "foreign writer": lambda: self.client.set(own.session, "not ours"),
+            "purge": lambda: self.client.delete(*own, *(device.payload(n) for n in range(1, 13))),
+        }
+
+    def _aside(self, serial: int) -> str:
+        return quarantined_key(self.name, serial)
+
+    def _bring_back(self, serial: int) -> None:
+        device = self.device
+        if self.client.exists(self._aside(serial)):
+            self.client.rename(self._aside(serial), device.payload(serial))
+            self.client.zadd(device.keys.messages, {device.payload(serial): serial})
+
+    def valued(self) -> object:
+        """Return all records: none goes, wherever it is."""
+        places = [name(n) for n in range(1, 31) for name in (self.device.payload, self._aside)]
+        return {text for text in self.client.mget(places) if text}
+
+
+@dataclass
+class Rekey(Remedy):
+    """A session of ``%x`` under the keys that early builds gave it, which are those of the client ``%25x``."""
+
+    name: str = "%x"
+
+    def __post_init__(self) -> None:
+        old, other, target = session_keys("%25x"), Device(self.client, "%25x"), Device(self.client, self.name)
+        self.device = target
+        for n in range(1, 13):
+            text = record(self.name, time_ms=cleanup_world.now_ms() + n, packet_id=n)
+            self.client.set(other.payload(n), text, px=HOUR_MS)
+            self.client.zadd(old.messages, {other.payload(n): n})
+        self.client.set(old.last_packet_id, 12)
+        self.client.hset(old.session, mapping={"last_serial": 12, "delivered_serial": 2})
+        other.expire(1)
+        late = record(self.name, time_ms=5, packet_id=13)
+        self.changes = {
+            "expire": lambda: other.expire(3),
+            "add": both(
+                lambda: self.client.set(other.payload(13), late, px=HOUR_MS),
+                lambda: self.client.zadd(old.messages, {other.payload(13): 13}),
+            ),
+            "ack": lambda: other.acknowledge(4),
+            "remove": lambda: self.client.zrem(old.messages, other.payload(5)),
+            "pubrec": lambda: other.received(6),
+            "broken": lambda: self.client.set(other.payload(7), "{broken", px=HOUR_MS),
+            "the other client comes": lambda: other.add(2),
+            "its own keys are used": lambda: target.add(2),
+            "counter": lambda: self.client.set(old.last_packet_id, 99),
+            "takeover": lambda: self.client.hset(old.session, mapping={"owner": "postgres", "epoch": 1}),
+            "foreign writer": lambda: self.client.set(old.session, "not ours"),
+            "purge": lambda: self.client.delete(*old, *(other.payload(n) for n in range(1, 14))),
+        }
+
+    def as_planned(self, said: Counts, first: Counts) -> Counts:
+        """Return the counter only where all was planned: it stays while anything does."""
+        done = super().as_planned(said, first)
+        if any(count > first.get(kind, 0) for kind, count in said.items()):
+            done.pop("counter moved", None)
+        return done
+
+    def valued(self) -> object:
+        """Return the messages that are in either place."""
+        places = [payload_key(name, n) for n in range(1, 15) for name in ("%x", "%25x")]
+        return {text for text in self.client.mget(places) if text}
 
 
 @dataclass
@@ -422,6 +584,13 @@ class MigrationUndo:
         return found
 
 
+OF_ITS_OWN: dict[str, type[Remedy]] = {
+    "reorder_from_source": Reorder,
+    "replay_quarantined": Replay,
+    "rekey_clients": Rekey,
+}
+"""Worlds of remedies that need another than the rest."""
+
 REMEDIES = (
     "repair_counter",
     "repair_ttl",
@@ -429,8 +598,9 @@ REMEDIES = (
     "remove_duplicates",
     "quarantine_messages",
     "trim_dead_first",
+    *OF_ITS_OWN,
 )
-UNDONE = ("cleanup", "collection", "repair_ttl", "unlink_orphans", "remove_duplicates", "quarantine_messages")
+UNDONE = ("cleanup", "collection", *(name for name in REMEDIES if job_of(name).undoes))
 JOBS = ("cleanup", "collection", "fanout_repair", "migration_undo", *REMEDIES)
 
 
@@ -455,13 +625,18 @@ def world(valkey_url: str, shared_records: Any, tmp_path: Path) -> Iterator[Call
                 case "migration_undo":
                     return MigrationUndo(client)
                 case _:
-                    return Remedy(client, folder, name)
+                    return OF_ITS_OWN.get(name, Remedy)(client, folder, name, source=shared_records)
 
         yield make
 
 
 def contents(client: RedisClient) -> dict[bytes, Any]:
     return {key: node.dump(key) for _, node in nodes(client) for key in node.scan_iter()}
+
+
+def test_the_world_changes_in_ten_ways_for_every_job_and_every_remedy(world: Any) -> None:
+    assert {name: True for name in JOBS if len(world(name).changes) >= 10} == dict.fromkeys(JOBS, True)
+    assert set(REMEDIES) == set(REMEDY_NAMES)
 
 
 @pytest.mark.parametrize("name", JOBS)
@@ -485,46 +660,64 @@ def test_what_changes_after_a_plan_is_done_as_a_dry_run_says_at_that_instant(wor
         said, valued = job.say(), job.valued()
         done = job.do(planned)
         if isinstance(job, Remedy):
-            # No more is done than was planned.
-            said = {kind: min(count, first.get(kind, 0)) for kind, count in said.items() if kind in first}
+            said = job.as_planned(said, first)
         assert done == said, change
         assert valued_still(job, valued), change
 
 
+@contextmanager
+def changed_during_work(monkeypatch: pytest.MonkeyPatch, job: Any, change: str) -> Iterator[list[object]]:
+    """Change the world when what was found has been noted, and is about to be done; yield what may not be lost then."""
+    execute = lua.ScriptCaller.execute
+    waiting: list[Change] = [job.changes[change]]
+    valued: list[object] = []
+
+    def changing(caller: lua.ScriptCaller, calls: Any) -> Any:
+        if waiting and not caller.counts_only and any(call.script.name in WORK for call in calls):
+            waiting.pop()()
+            valued.append(job.valued())
+        return execute(caller, calls)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(lua.ScriptCaller, "execute", changing)
+        yield valued
+    assert valued, "no script has done what was found"
+
+
 @pytest.mark.parametrize("name", JOBS)
 def test_what_changes_during_the_work_is_left_alone(world: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    execute = lua.ScriptCaller.execute
     for change in world(name).changes:
         job = world(name)
         planned = job.plan()
-        waiting: list[Change] = [job.changes[change]]
-        valued: list[object] = []
-
-        def changing(
-            caller: lua.ScriptCaller, calls: Any, job: Any = job, waiting: Any = waiting, valued: Any = valued
-        ) -> Any:
-            # What was found has been noted, and is about to be done.
-            if waiting and not caller.counts_only and any(call.script.name in WORK for call in calls):
-                waiting.pop()()
-                valued.append(job.valued())
-            return execute(caller, calls)
-
-        monkeypatch.setattr(lua.ScriptCaller, "execute", changing)
-        job.do(planned)
-        monkeypatch.setattr(lua.ScriptCaller, "execute", execute)
+        with changed_during_work(monkeypatch, job, change) as valued:
+            job.do(planned)
         assert valued_still(job, valued[0]), change
         # What is left is done as it is said.
         said, planned = job.say(), job.plan()
         assert job.do(planned) == said, change
 
 
-@pytest.mark.parametrize("name", [name for name in JOBS if name in UNDONE])
+@pytest.mark.parametrize("name", UNDONE)
 def test_an_undo_takes_back_what_its_dry_run_says(world: Any, name: str) -> None:
     for change in world(name).changes:
         job = world(name)
         planned = job.plan()
         job.do(planned)
         job.changes[change]()
+        said, done = (job.undo(planned, dry_run=dry_run) for dry_run in (True, False))
+        assert said == done, change
+
+
+@pytest.mark.parametrize("name", UNDONE)
+def test_what_changes_during_an_undo_is_left_alone(world: Any, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    for change in world(name).changes:
+        job = world(name)
+        planned = job.plan()
+        job.do(planned)
+        with changed_during_work(monkeypatch, job, change) as valued:
+            job.undo(planned, dry_run=False)
+        assert valued_still(job, valued[0]), change
+        # What is left to take back is taken back as it is said.
         said, done = (job.undo(planned, dry_run=dry_run) for dry_run in (True, False))
         assert said == done, change
 
@@ -541,8 +734,14 @@ WORK = {
     "sessions/quarantine_duplicate",
     "sessions/quarantine_message",
     "sessions/trim_messages",
+    "sessions/reorder_messages",
+    "sessions/restore_message",
+    "sessions/rekey_messages",
+    "maintenance/restore_references",
+    "maintenance/persist_keys",
+    "compacted/restore",
 }
-"""Scripts that each job does its work by."""
+"""Scripts that each job does its work by, and takes it back by."""
 
 
 def valued_still(job: Job, before: Any) -> bool:

@@ -396,6 +396,10 @@ def test_unknown_queue_and_consumer_are_named(both: FanoutQueues, command: str) 
         (("publish", Q, "--input", "-", "--order-key", "k"), "goes into the lines of the file"),
         (("publish", Q, "--input", "-", "--delay", "1h"), "goes into the lines of the file"),
         (("publish", Q, "--body", "x", "--delay", "1h", "--due", "2100-01-01T00:00Z"), "delay_ms and due_at both say"),
+        (
+            ("publish", Q, "--body", "x", "--due", "2100-01-01T00:00"),
+            "--due is '2100-01-01T00:00': it must be date and time with a time zone; write it like 2100-01-31T18:30",
+        ),
         (("publish", Q, "--body", "x", "--delay", "soon"), "delay is 'soon': it must be a duration"),
         (("publish", Q, "--input", "absent.jsonl"), "absent.jsonl cannot be read: No such file"),
         (("publish", Q, "--body", "x", "--deduplicate-as", "n"), "is about a file"),

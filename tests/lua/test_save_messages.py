@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 from lua_sessions import HOSTILE_IDS, HOUR_MS, Message, Session, contents, messages, now_ms, unchanged
+from tbmq_broker import Broker
 
 from queuekeeper.errors import NotOwner, StoreFull, UsageError
 from queuekeeper.lua import ScriptCaller
@@ -142,6 +144,29 @@ def test_server_is_asked_for_its_time_once_and_only_where_a_life_ends_soon(own_s
         soon = [message._replace(expires_at_ms=now_ms() + 60_000) for message in far(3, first=4)]
         session.save_messages(soon, expected=3)
         assert asked() == 1
+
+
+@pytest.mark.parametrize("count", [1, 10, 100])
+def test_save_gives_the_server_no_more_commands_than_its_proof_asks_beside_those_of_the_broker(
+    own_server: Any, count: int
+) -> None:
+    """What a save costs is measured elsewhere (docs/performance.md); that it does not become more is held here."""
+    with connect(own_server.url) as client:
+        session, broker = Session(client=client), Broker(client, "other")
+
+        def commands(work: Callable[[int], Any]) -> dict[str, int]:
+            """Count what the second of two saves, which meets a session, has the server do."""
+            work(1)
+            client.config_resetstat()
+            work(count + 1)
+            statistics: Any = client.info("commandstats")
+            found = {name.removeprefix("cmdstat_"): each["calls"] for name, each in statistics.items()}
+            return {name: calls for name, calls in found.items() if name not in {"eval", "evalsha", "config|resetstat"}}
+
+        ours = commands(lambda first: session.save_messages(far(count, first=first), expected=first - 1 or ""))
+        theirs = commands(lambda _: broker.save([{"msgExpiryInterval": 600}] * count))
+    assert ours == {"hmget": 1, "pexpiretime": 1, "set": count + 1, "zadd": 1, "zcard": 1, "hset": 1}
+    assert sum(ours.values()) <= sum(theirs.values()) + (count == 1)
 
 
 def test_save_of_expired_messages_only_makes_no_session(session: Session) -> None:

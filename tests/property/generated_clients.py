@@ -179,6 +179,59 @@ def clients(count: int) -> list[Client]:
     return [*found, _named("}x", last.messages, last.session), _named("", last.messages, last.session)]
 
 
+_GOOD = Message(
+    client_id="?", serial_number=1, topic="t", time=RULES.as_of_ms - 1, packet_id=1, packet_type="PUBLISH", qos=1,
+    payload=b"p", user_properties=None, retain=None, msg_expiry_interval=86_400, payload_format_indicator=None,
+    content_type=None, response_topic=None, correlation_data=None,
+)  # fmt: skip
+_NUMBERS = {
+    # Least and most, by MQTT 5, the vendor's table and docs/migration.md.
+    "serial_number": (0, 2**53 - 1),
+    "packet_id": (1, 65_535),
+    "qos": (1, 2),
+    "time": (0, _LAST_MS),
+    "payload_format_indicator": (0, 1),
+}
+_SIZES = (0, 1, 65_534, 65_535, 65_536)
+_KINDS_OF_TEXT = (
+    "plain", " ", "tab\t", "line\nbreak", "\x01\x1f\x7f\x80\x9f", "e\u0301", "\u202eabc", "\ufeff", "\ufffe",
+    "\U0010ffff", "\u2028", "ключ", "日本語", "😀", "<&>'\"`;--\\/", "%s{}", "null", "{}",
+)  # fmt: skip
+_ESCAPES = ("\\u0000", "\\ud800", "\\udc00", "\\ude00\\ud83d", "\\ud83d\\ude00", "\\/", "\\u00e9", "\\x", "\\")
+
+
+def at_each_bound() -> list[Client]:
+    """Return a client for each column and value: one under, at and over each bound, absent, and each kind of text."""
+    cases: list[dict[str, Any]] = [
+        {name: value}
+        for name, bounds in _NUMBERS.items()
+        for bound in bounds
+        for value in (bound - 1, bound, bound + 1)
+    ]
+    # Characters of one byte of UTF-8, of two and of four: bytes count.
+    for text in (_of_bytes(size, letter) for size in _SIZES for letter in ("x", "ä", "😀")):
+        cases += [{name: text} for name in ("topic", "content_type", "response_topic")]
+        cases += [{"user_properties": _pair(text, "v")}, {"user_properties": _pair("k", text)}]
+    cases += [{"correlation_data": bytes(size)} for size in _SIZES]
+    for text in _KINDS_OF_TEXT:
+        cases += [{name: text} for name in ("topic", "packet_type", "content_type", "response_topic")]
+        cases += [{"user_properties": text}, {"user_properties": _pair(text, text)}]
+    cases += [{"user_properties": f'{{"props":[{{"k":"k","v":"{text}"}}]}}'} for text in _ESCAPES]
+    cases += [{"packet_type": text} for text in ("PUBLISH", "PUBREL", "publish", "PUBREL ", None)]
+    cases += [{"msg_expiry_interval": value} for value in (-(2**31), -1, 0, 1, 2**31 - 1, None)]
+    cases += [{"retain": value} for value in (True, False, None)] + [{"packet_id": None}]
+    return [_named(f"bound-{n}", (_GOOD._replace(**fields),), None) for n, fields in enumerate(cases)]
+
+
+def _of_bytes(size: int, letter: str) -> str:
+    count, rest = divmod(size, len(letter.encode()))
+    return letter * count + "x" * rest
+
+
+def _pair(name: str, value: str) -> str:
+    return json.dumps({"props": [{"k": name, "v": value}]}, ensure_ascii=False)
+
+
 def _named(client_id: str, messages: tuple[Message, ...], session: Session | None) -> Client:
     return Client(
         client_id=client_id,

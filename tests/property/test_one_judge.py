@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from typing import Any
 
+import orjson
 import pyarrow as pa
 import pytest
 from psycopg import sql
@@ -26,7 +27,7 @@ from queuekeeper.sessions.model import NewMessage
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.quarantine import defect
 from queuekeeper.sessions.redis_store import RedisSessionStore
-from tests.property.generated_clients import RULES, Client, clients
+from tests.property.generated_clients import RULES, Client, at_each_bound, clients
 from tests.property.migration_rules import Message, broken_rule, pairs, stored_json
 from tests.property.test_fates import MESSAGE_TYPES
 
@@ -36,7 +37,8 @@ Verdicts = dict[tuple[str, int], str | None]
 
 @pytest.fixture(scope="module")
 def generated() -> list[Client]:
-    return [client for client in clients(CLIENTS) if client.client_id and client.messages]
+    made = [client for client in clients(CLIENTS) if client.client_id and client.messages]
+    return [*made, *at_each_bound()]
 
 
 @pytest.fixture(scope="module")
@@ -78,6 +80,34 @@ def test_written_rules_meet_good_rows_and_each_bad_kind(verdicts: Verdicts) -> N
         "packet_too_large",
     }
     assert {str(reason) for reason in judge.Reason} - ids <= set(found), found
+
+
+def test_rows_lie_at_under_and_over_each_bound(messages: list[Message]) -> None:
+    """Whatever bounds the judge has: a rule that is added needs rows of its own."""
+    for rule in judge.RULES:
+        met = {getattr(message, rule.column) for message in messages} if isinstance(rule, judge.ColumnRule) else set()
+        match rule:
+            case judge.Bounds(measure="number", least=least, most=most):
+                assert {least - 1, least, least + 1, most - 1, most, most + 1} <= met, rule
+            case judge.Bounds(most=most):
+                sizes = {len(each.encode() if isinstance(each, str) else each) for each in met if each is not None}
+                # No text is shorter than the least.
+                assert {0, 1, most - 1, most, most + 1} <= sizes, rule
+            case judge.NotEmpty():
+                assert "" in met, rule
+            case judge.OneOf(allowed=words):
+                assert {*words, "", None} < met, rule
+            case judge.Pairs(most_bytes=most):
+                for place in (0, 1):
+                    texts = {pair[place] for each in met for pair in _pairs_of(each)}
+                    assert {0, 1, most - 1, most, most + 1} <= {len(text.encode()) for text in texts}, rule
+
+
+def _pairs_of(text: str | None) -> list[tuple[str, str]]:
+    found = judge.pairs_of(text)
+    # Half a pair of surrogates has no size.
+    whole = [] if found is judge.UNREADABLE else found
+    return [pair for pair in whole if judge.text_bytes("".join(pair)) is not None]
 
 
 def test_plan_and_verification_judge_as_the_rules(
@@ -153,7 +183,7 @@ def _in_redis(message: Message) -> dict[str, Any] | None:
     return fields | ({"userProperties": properties} if properties != {} else {})
 
 
-def test_inspection_and_fetch_of_redis_judge_as_the_plan(valkey_url: str, messages: list[Message]) -> None:
+def test_inspection_explanation_and_fetch_of_redis_judge_as_the_plan(valkey_url: str, messages: list[Message]) -> None:
     met = Counter[bool]()
     with connect(valkey_url) as client:
         store = RedisSessionStore(client)
@@ -164,17 +194,35 @@ def test_inspection_and_fetch_of_redis_judge_as_the_plan(valkey_url: str, messag
             name = f"m{number}"
             assert message.packet_id is not None
             key = payload_key(name, message.packet_id)
-            client.set(key, json.dumps(fields | {"clientId": name}))
+            record = json.dumps(fields | {"clientId": name})
+            client.set(key, record)
             client.zadd(session_keys(name).messages, {key: message.serial_number})
             # Of a text that a broker could not have written in a record, the record keeps what can be read.
             told = json.dumps(fields["userProperties"]) if "userProperties" in fields else None
-            bad = broken_rule(message._replace(user_properties=told)) is not None
+            reason = broken_rule(message._replace(user_properties=told))
+            bad = reason is not None
             met[bad] += 1
             (view,) = store.inspect(name).page
             assert (view.problem is not None) == bad, message
+            if message.client_id.startswith("bound-"):
+                # One rule is broken at the most, where it is JSON at all.
+                assert view.reason == (reason if _is_json(record) else None), message
+                reading = read_queue(name, connection=None, client=client)
+                [line] = explain(name, reading=reading, hash_key=b"k" * 32, now_ms=RULES.as_of_ms).lines
+                assert (line.fate in (Fate.UNDELIVERABLE, Fate.UNKNOWN)) == bad, message
+                assert (line.fate is Fate.UNDELIVERABLE) == (view.reason is not None), message
             page = store.fetch_pending(name)
             assert (page.unreadable, len(page.messages)) == ((1, 0) if bad else (0, 1)), message
     assert min(met.values()) > 50, met
+
+
+def _is_json(record: str) -> bool:
+    """Whether strict readers take it: half a pair of surrogates is in no text of theirs, and no number is infinite."""
+    try:
+        orjson.loads(record)
+    except ValueError:
+        return False
+    return True
 
 
 def test_a_save_refuses_what_the_plan_puts_aside(messages: list[Message]) -> None:

@@ -34,6 +34,7 @@ from queuekeeper.migration.preflight import HEAP_PER_PAYLOAD, HEAP_PER_QUEUED
 from queuekeeper.migration.spark import our_errors, task_memory
 from queuekeeper.migration.status import migration_status
 from queuekeeper.postgres import connect
+from queuekeeper.redis_client import connect as connect_redis
 from queuekeeper.redis_client import facts
 from tests.conftest import REDIS_FLAVOURS, nightly
 from tests.patience import PATIENCE_S
@@ -243,6 +244,35 @@ def test_payload_that_redis_does_not_take_is_copied_by_the_remedy_of_its_refusal
     assert world.verify(plan.plan_id).balanced
 
 
+def test_payload_that_another_redis_than_the_plans_does_not_take_is_refused_by_the_copy(
+    make_world: Callable[..., World], redis_server_factory: Callable[..., RedisServer]
+) -> None:
+    world = make_world()
+    _large(world, 1_000_000)
+    plan = world.plan()
+    other = replace(world, redis_url=redis_server_factory(proto_max_bulk_len=2**20).url)
+    with connect_redis(other.redis_url) as client:
+        target: Any = client
+        with pytest.raises(
+            RefusedError, match=r"makes a value of 1,333,\d+ bytes, and Redis at .* takes 1,048,576"
+        ) as refused:
+            other.copy(plan.plan_id)
+        assert (target.dbsize(), world.ledger.load_plan(plan.plan_id).state) == (0, PlanState.PLANNED)
+
+        # What its plan would not send is not in the way.
+        world.connection.execute(
+            "INSERT INTO device_publish_msg (client_id, serial_number, topic, time, packet_id, packet_type, qos,"
+            " payload) SELECT client_id, 2, topic, time, 2, packet_type, qos, 'newer' FROM device_publish_msg"
+        )
+        newest = world.plan(MigrationParameters(limit=1))
+        assert newest.total("trimmed") == 1
+        assert other.copy(newest.plan_id).messages_written == 1
+
+        target.flushall()
+        target.config_set(*str(refused.value).split(": CONFIG SET ")[1].partition(",")[0].split())
+        assert other.copy(world.plan().plan_id).messages_written == 2
+
+
 def test_row_that_comes_while_a_copy_starts_makes_its_plan_stale(
     make_world: Callable[..., World], healthy_template: str
 ) -> None:
@@ -385,6 +415,32 @@ def test_paused_copy_says_so_writes_nothing_and_goes_on(
     watcher.join(timeout=PATIENCE_S)
 
     assert seen == [("Paused by a person: queuekeeper run resume lets it go on.", 0)]
+    assert world.verify(plan.plan_id).balanced
+
+
+def test_copy_that_goes_on_looks_at_the_memory_that_is_left_for_what_is_left(
+    make_world: Callable[..., World], healthy_template: str
+) -> None:
+    world = make_world(template=healthy_template)
+    client: Any = world.client
+    plan = world.plan()
+    begun = [each for each in plan.cohorts if each.cohort in plan.chosen][: len(plan.chosen) // 2]
+    first = world.copy(plan.plan_id, f"{begun[0].cohort}-{begun[-1].cohort}")
+    # As a pause leaves it: all have begun, and half of them are there.
+    world.ledger.set_cohort_state(plan.plan_id, plan.chosen, CohortState.COPYING)
+    there = sum(each.to_copy for each in begun)
+    assert sum(world.ledger.copied_messages(plan.plan_id).values()) == first.messages_written == there > 0
+    left_bytes = sum(each.forecast_bytes for each in plan.chosen_cohorts) - sum(each.forecast_bytes for each in begun)
+    used_bytes = facts(world.client)[0].used_memory_bytes
+
+    client.config_set("maxmemory", int((used_bytes + left_bytes / 2) / 0.9))
+    with pytest.raises(RefusedError, match=r"has too little memory: .* CONFIG SET maxmemory \d+, where the host has"):
+        world.copy(plan.plan_id)
+
+    # Not for all that was planned once more.
+    whole_bytes = sum(each.forecast_bytes for each in plan.chosen_cohorts)
+    client.config_set("maxmemory", int((used_bytes + (left_bytes + whole_bytes) / 2) / 0.9))
+    world.copy(plan.plan_id)
     assert world.verify(plan.plan_id).balanced
 
 

@@ -24,8 +24,10 @@ from queuekeeper.migration.model import (
     LedgerRow,
     MigrationParameters,
     MigrationPlan,
+    Mode,
     PlanState,
 )
+from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.shared_rate import shared_rate
 from queuekeeper.postgres import Connection
 from queuekeeper.sessions.judge import Reason
@@ -192,35 +194,81 @@ def test_plan_that_nobody_agreed_to_is_stopped_and_may_be_planned_again_or_appro
 def test_who_agrees_while_a_plan_is_made_again_agrees_to_all_of_it(
     ledger: MigrationLedger, connect: Callable[[], Connection]
 ) -> None:
-    ledger.save_plan(make_plan(), run_id=None)
+    """It is the plan that was looked at, and nobody waits until bad rows without number are written."""
+    ledger.save_plan(make_plan(), run_id=None, quarantine=[bad_message(3)])
     newer = replace(make_plan(messages=20), as_of_ms=NOW_MS + 1)
     planner, other = MigrationLedger(connect()), MigrationLedger(connect())
     begun, go = threading.Event(), threading.Event()
 
     def slowly() -> Iterator[QuarantinedRow]:
+        yield bad_message(1)
         begun.set()
         assert go.wait(PATIENCE_S)
-        yield bad_message(1)
 
-    with ThreadPoolExecutor(2) as pool:
-        stored = pool.submit(planner.save_plan, newer, run_id=None, quarantine=slowly())
-        assert begun.wait(PATIENCE_S)
-        # Nothing of it is to be seen before all of it is.
-        assert ledger.load_plan("plan-a") == make_plan()
-        agreed = pool.submit(other.approve, "plan-a", "Ada")
-        while not (agreed.done() or _waits(ledger.connection, other.connection)):
-            time.sleep(0.02)
-        is_early = agreed.done()
-        go.set()
-        stored.result()
-        agreed.result()
-    assert not is_early
+    with ThreadPoolExecutor(1) as pool:
+        stored = pool.submit(planner.save_plan, newer, run_id="again", quarantine=slowly())
+        try:
+            assert begun.wait(PATIENCE_S)
+            # Nothing of it is to be seen before all of it is, and nobody is kept from steering what is there.
+            assert ledger.load_plan("plan-a") == make_plan()
+            other.connection.execute(f"SET statement_timeout = '{PATIENCE_S}s'")
+            other.set_paused("plan-a", True)
+            other.approve("plan-a", "Ada")
+        finally:
+            go.set()
+        assert stored.result() == replace(make_plan(), state=PlanState.APPROVED)
+    assert [row.serial_number for row in ledger.quarantined("plan-a")] == [3]
+    assert ledger.plan_of_run("again") == "plan-a"
+
+    read: list[int] = []
+
+    def noted() -> Iterator[QuarantinedRow]:
+        read.append(2)
+        yield bad_message(2)
+
+    kept = ledger.save_plan(replace(make_plan(), as_of_ms=NOW_MS + 2), run_id=None, quarantine=noted())
+    assert read == []
+    assert kept == replace(make_plan(), state=PlanState.APPROVED)
+    assert [row.serial_number for row in ledger.quarantined("plan-a")] == [3]
+
+
+def test_plan_that_is_made_again_undisturbed_is_stored_with_its_bad_rows(ledger: MigrationLedger) -> None:
+    ledger.save_plan(make_plan(), run_id=None, quarantine=[bad_message(3)])
+    newer = replace(make_plan(messages=20), as_of_ms=NOW_MS + 1)
+    assert ledger.save_plan(newer, run_id=None, quarantine=[bad_message(1)]) == newer
+    ledger.approve("plan-a", "Ada")
     assert ledger.load_plan("plan-a") == replace(newer, state=PlanState.APPROVED)
     assert [row.serial_number for row in ledger.quarantined("plan-a")] == [1]
 
-    kept = ledger.save_plan(replace(make_plan(), as_of_ms=NOW_MS + 2), run_id=None, quarantine=[bad_message(2)])
-    assert kept == replace(newer, state=PlanState.APPROVED)
+
+def test_plan_with_armed_cohorts_stays_as_it_is_and_says_so(ledger: MigrationLedger) -> None:
+    parameters = replace(make_plan().parameters, mode=Mode.ONLINE)
+    plan = ledger.save_plan(replace(make_plan(), parameters=parameters), run_id=None, quarantine=[bad_message(1)])
+    online = OnlineCohorts(ledger.connection)
+    assert online.hindrances(plan) == []
+    online.arm(plan, [2], actor="Ada")
+    newer = replace(make_plan(messages=20), parameters=parameters, as_of_ms=NOW_MS + 1)
+
+    assert ledger.save_plan(newer, run_id="again", quarantine=[bad_message(2)]) == plan
     assert [row.serial_number for row in ledger.quarantined("plan-a")] == [1]
+    assert ledger.plan_of_run("again") == "plan-a"
+    [words] = online.hindrances(plan)
+    assert words == (
+        "plan plan-a stays as it was made, since cohorts of it are armed, 1 of 3: to plan anew, roll back what is on "
+        "Redis, then disarm them (queuekeeper online disarm plan-a)"
+    )
+    # So does one of a source that has changed since, which has another id.
+    other = ledger.save_plan(replace(newer, plan_id="plan-b"), run_id=None)
+    [words] = online.hindrances(other)
+    assert words == (
+        "cohorts of plan plan-a are armed: plan plan-b cannot be armed over the same slots before they are committed, "
+        "or rolled back and disarmed (queuekeeper online status)"
+    )
+    assert online.hindrances(replace(other, parameters=make_plan().parameters)) == []
+
+    online.disarm("plan-a", [2], driver=online.take("plan-a", [2]), actor="Ada")
+    assert ledger.save_plan(newer, run_id=None) == newer
+    assert online.hindrances(newer) == []
 
 
 def test_plan_of_which_a_part_cannot_be_stored_is_not_stored_at_all(ledger: MigrationLedger) -> None:

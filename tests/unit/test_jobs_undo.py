@@ -257,6 +257,22 @@ def test_files_are_found_by_run_and_by_kind(folder: Path) -> None:
     assert [path.name[:2] for path in undo_paths_of(folder, kind="cleanup")] == ["11", "11", "2.", "2."]
 
 
+def test_file_that_was_broken_off_in_its_first_line_goes_when_it_is_old(folder: Path) -> None:
+    with UndoFile(undo_path(folder, run_id="1", shard="a"), {"kind": "cleanup"}):
+        pass
+    cut = [undo_path(folder, run_id=f"{size}", shard="a") for size in (0, 20, 60)]
+    for path, size in zip(cut, (0, 20, 60), strict=True):
+        cut_in_its_first_line(path, size)
+
+    def removed(now_ms: int) -> int:
+        return remove_old_undo_files(folder, kind="repair_ttl", days=1, now_ms=now_ms)
+
+    assert removed(0) == 0
+    assert removed(2**53) == 3
+    assert [path.name for path in undo_paths_of(folder, kind="cleanup")] == ["1.a.undo.jsonl"]
+    assert [path for path in cut if undo_file_exists(path)] == []
+
+
 def test_only_old_parts_go_and_the_first_of_them_last(bucket: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     now = iter(range(AT_MS, AT_MS + 100))
     monkeypatch.setattr(undo_module, "system_clock", lambda: next(now))

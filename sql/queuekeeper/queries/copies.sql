@@ -72,6 +72,36 @@ FROM queuekeeper.copy_reports
 WHERE plan_id = %(plan_id)s
 ORDER BY report_id;
 
+-- name: copied_messages
+-- Tell how many messages of each cohort are in Redis whose copy has begun and not ended: as its reports say, or the
+-- progress of the part that it was in when it was killed.
+-- params: plan_id
+-- rows: (cohort, messages)
+-- index: cohorts_pkey, copy_reports_plan_id_idx, progress_pkey
+SELECT
+    cohorts.cohort,
+    greatest(
+        (
+            SELECT coalesce(sum((reports.report -> 'messages_by_cohort' ->> cohorts.cohort::text)::bigint), 0)
+            FROM queuekeeper.copy_reports AS reports
+            WHERE reports.plan_id = cohorts.plan_id
+        ),
+        (
+            SELECT coalesce(max(cohorts.to_copy * progress.done / greatest(progress.total, 1)), 0)
+            FROM queuekeeper.progress
+            WHERE
+                progress.plan_id = cohorts.plan_id
+                AND progress.step = 'copy'
+                AND cohorts.cohort BETWEEN split_part(progress.part, '-', 1)::int
+                AND split_part(progress.part, '-', 2)::int
+        )
+    )::bigint AS messages
+FROM queuekeeper.cohorts
+WHERE
+    cohorts.plan_id = %(plan_id)s
+    AND cohorts.state = 'copying'
+ORDER BY cohorts.cohort;
+
 -- name: save_report
 -- Remember where a report was written.
 -- params: plan_id, html_path, json_path, sha256

@@ -1,10 +1,10 @@
 -- name: save_plan
--- Store a new plan, or refresh one that nobody has approved, or that was made too long ago; a plan at work stays as it
--- is.
+-- Store a new plan, or refresh one that nobody has approved, or that was made too long ago; a plan at work, or with
+-- armed cohorts, stays as it is.
 -- params: plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason,
 -- throttle_messages_per_s, target_clustered, valid_ms
 -- rows: one: (plan_id) when stored or refreshed, none when the plan is at work
--- index: plans_pkey, cohorts_pkey
+-- index: plans_pkey, cohorts_pkey, online_cohorts_pkey
 INSERT INTO queuekeeper.plans (
     plan_id, parameters, source_fingerprint, code_version, as_of_ms, chosen, state, state_reason,
     throttle_messages_per_s, target_clustered
@@ -22,14 +22,20 @@ ON CONFLICT (plan_id) DO UPDATE
         excluded.throttle_messages_per_s, excluded.target_clustered, NULL, NULL, clock_timestamp()
     )
     WHERE
-    queuekeeper.plans.state IN ('planned', 'refused', 'stopped')
-    OR (
-        queuekeeper.plans.state = 'approved'
-        AND queuekeeper.plans.as_of_ms < excluded.as_of_ms - %(valid_ms)s
-        AND 'planned' = all(
-            SELECT begun.state FROM queuekeeper.cohorts AS begun
-            WHERE begun.plan_id = %(plan_id)s
+    (
+        queuekeeper.plans.state IN ('planned', 'refused', 'stopped')
+        OR (
+            queuekeeper.plans.state = 'approved'
+            AND queuekeeper.plans.as_of_ms < excluded.as_of_ms - %(valid_ms)s
+            AND 'planned' = all(
+                SELECT begun.state FROM queuekeeper.cohorts AS begun
+                WHERE begun.plan_id = %(plan_id)s
+            )
         )
+    )
+    AND NOT EXISTS (
+        SELECT FROM queuekeeper.online_cohorts AS armed
+        WHERE armed.plan_id = %(plan_id)s AND armed.state NOT IN ('planned', 'committed')
     )
 RETURNING plan_id;
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, BinaryIO
@@ -20,7 +20,24 @@ EndAfter = Annotated[
 ]
 Follow = Annotated[bool, typer.Option("--follow", help="Wait for more messages until SIGTERM or Ctrl-C.")]
 JsonLines = Annotated[bool, typer.Option("--json", help="Write a line of JSON for each message.")]
-Due = Annotated[datetime | None, typer.Option(formats=["%Y-%m-%dT%H:%M:%S%z", "%Y-%m-%dT%H:%M%z"])]
+
+
+def _instant(text: str) -> datetime:
+    """Return an instant that an option names.
+
+    :raises UsageError: when it has not the form of one, or no time zone.
+    """
+    with suppress(ValueError):
+        found = datetime.fromisoformat(text)
+        if found.tzinfo is not None:
+            return found
+    raise UsageError(
+        f"--due is {text!r}: it must be date and time with a time zone; write it like 2100-01-31T18:30:00+01:00, or "
+        "2100-01-31T17:30Z"
+    )
+
+
+Due = Annotated[datetime | None, typer.Option(parser=_instant, metavar="[%Y-%m-%dT%H:%M:%S%z|%Y-%m-%dT%H:%M%z]")]
 STANDARD_STREAM = "-"
 
 

@@ -138,13 +138,15 @@ def undo_file_exists(path: Path) -> bool:
 def remove_old_undo_files(directory: Path, *, kind: str, days: int, now_ms: int) -> int:
     """Remove the files that nobody has written to for so long, and return how many.
 
-    :param kind: of runs; those of others are kept in the same folder.
+    :param kind: of runs; those of others are kept in the same folder. Whatever its kind, a file that was broken off in
+        its first line tells of no change.
     """
     removed = 0
     for path in _found(directory, f"*{_SUFFIX}"):
         place = _place(path)
         written_ms = place.written_ms()
-        if written_ms is not None and written_ms < now_ms - days * 86_400_000 and _is_of(path, kind):
+        is_old = written_ms is not None and written_ms < now_ms - days * 86_400_000
+        if is_old and (_is_cut(path) or _is_of(path, kind)):
             place.remove()
             removed += 1
     return removed

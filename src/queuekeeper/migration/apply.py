@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import redis
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 from pyspark.taskcontext import TaskContext
 from redis.exceptions import RedisError, ResponseError
 
@@ -35,6 +36,7 @@ from queuekeeper.migration.model import (
     Mode,
     PlanState,
 )
+from queuekeeper.migration.plan import measured_rows
 from queuekeeper.migration.progress import reported, warn
 from queuekeeper.migration.quarantine import reopen_lost
 from queuekeeper.migration.shared_rate import shared_rate
@@ -43,6 +45,7 @@ from queuekeeper.migration.source import (
     MESSAGES,
     SESSION_COLUMNS,
     SESSIONS,
+    Source,
     layout,
     open_source,
     task_count,
@@ -62,6 +65,7 @@ WINDOW_CALLS = 64
 WINDOW_BYTES = 2 * 1024 * 1024
 
 _THERE = {CohortState.COPIED, CohortState.VERIFIED}
+_MISSING = {CohortState.PLANNED, CohortState.COPYING}
 OWNERS = {
     Mode.OFFLINE: "redis",  # the session belongs to Redis as soon as it is complete
     Mode.ONLINE: "postgres",  # nobody may use the copy before its owner changes
@@ -414,8 +418,9 @@ def copy_sessions(
         states = ledger.cohort_states(plan_id)
         if manner.only_missing:
             wanted = [cohort for cohort in wanted if states[cohort] not in _THERE] or wanted
-        missing = [c for c in plan.cohorts if c.cohort in wanted and states[c.cohort] is CohortState.PLANNED]
-        warn(preflight.check_target(client, forecast_bytes=preflight.forecast_by_master(client, missing)))
+        missing = [c for c in plan.cohorts if c.cohort in wanted and states[c.cohort] in _MISSING]
+        left = preflight.left_to_copy(missing, ledger.copied_messages(plan_id))
+        warn(preflight.check_target(client, forecast_bytes=preflight.forecast_by_master(client, left)))
         stack.enter_context(ledger.copy_lock(plan_id, wanted))
         placement = layout(
             spark, cohorts=plan.cohorts, wanted=wanted, tasks=task_count(spark, rows=plan.total_of(wanted, "messages"))
@@ -426,6 +431,7 @@ def copy_sessions(
         # In the very snapshot that is copied: what comes later is not in it.
         preflight.check_same_source(source.connection, plan)
         preflight.check_heap(source.connection, task_memory(spark))
+        _check_values(client, source, plan, wanted)
         ledger.begin_copy(plan)
         ledger.set_cohort_state(plan_id, wanted, CohortState.COPYING)
         for name in names:
@@ -479,8 +485,30 @@ def copy_sessions(
             script_calls=sum(row["script_calls"] for row in results),
             seconds=round(time.monotonic() - started, 3),
         )
-        ledger.save_copy_report(report)
+        written = {row["cohort"]: row["messages_written"] for row in results if row["cohort"] >= 0}
+        ledger.save_copy_report(report, messages_by_cohort=written)
         return report
+
+
+def _check_values(client: RedisClient, source: Source, plan: MigrationPlan, wanted: list[int]) -> None:
+    """Check that Redis takes the largest message of a copy: it may be another server than the plan's, or set anew.
+
+    :raises RefusedError: naming the setting that is too low and what it must be.
+    """
+    largest_bytes = preflight.largest_value(source.connection, plan, wanted, now_ms=plan.as_of_ms)
+    try:
+        preflight.check_values(client, largest_bytes=largest_bytes)
+    except RefusedError:
+        # Perhaps it is trimmed, or set aside for another one: what the plan would send decides.
+        judged = transforms.classify(
+            source.partitioned(measured_rows(source)),
+            parameters=plan.parameters,
+            as_of_ms=plan.as_of_ms,
+            clustered=is_cluster(client),
+        )
+        with our_errors():
+            row = judged.where("fate = 'copied'").agg(F.max(transforms.json_bytes())).first()
+        preflight.check_values(client, largest_bytes=int((row and row[0]) or 0))
 
 
 def _task_of(number: int) -> int:

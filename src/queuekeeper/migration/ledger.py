@@ -163,8 +163,9 @@ class MigrationLedger(Runs):
         """Store a plan and return it as stored.
 
         The same plan made again refreshes counts and instant as long as nobody has approved it, or when the approved
-        one was made so long ago that it counts no longer and nothing has begun; else the stored one stays as it is.
-        Whoever agrees to the plan meanwhile, or begins its copy, waits until all of it is stored.
+        one was made so long ago that it counts no longer and nothing has begun; else, and while cohorts of it are
+        armed, the stored one stays as it is. So it does when somebody agrees to it, or begins its copy, while the bad
+        rows are written: nobody waits for these.
 
         :param run_id: Airflow run or call of the command line that asked for it.
         :param quarantine: bad rows of all cohorts, put in place of those on record; none leaves these. They are read
@@ -184,7 +185,14 @@ class MigrationLedger(Runs):
             "valid_ms": VALID_MS,
         }
         with self._transaction():
-            if self._row("save_plan", head) is not None:
+            with self.connection.transaction() as attempt:
+                # A plan that is known is locked last; of one that is new nobody knows.
+                if known := self._row("load_plan", {"plan_id": plan.plan_id}):
+                    if not self._may_store(head):
+                        raise psycopg.Rollback(attempt)
+                    self._set_aside(plan, quarantine)
+                if self._row("save_plan", head) is None:
+                    raise psycopg.Rollback(attempt)
                 self._row("delete_cohorts", {"plan_id": plan.plan_id})
                 self._many(
                     "save_cohort",
@@ -199,12 +207,21 @@ class MigrationLedger(Runs):
                         for cohort in plan.cohorts
                     ),
                 )
-                if quarantine is not None:
-                    self.replace_quarantine(plan.plan_id, [each.cohort for each in plan.cohorts], quarantine)
+                if not known:
+                    self._set_aside(plan, quarantine)
             self._row("touch_plan", {"plan_id": plan.plan_id})
             if run_id is not None:
                 self._row("save_plan_run", {"run_id": run_id, "plan_id": plan.plan_id})
         return self.load_plan(plan.plan_id)
+
+    def _may_store(self, head: dict[str, Any]) -> bool:
+        """Return whether a plan would be stored now, and lock nothing."""
+        with self.connection.transaction(force_rollback=True):
+            return self._row("save_plan", head) is not None
+
+    def _set_aside(self, plan: MigrationPlan, rows: Iterable[QuarantinedRow] | None) -> None:
+        if rows is not None:
+            self.replace_quarantine(plan.plan_id, [each.cohort for each in plan.cohorts], rows)
 
     def load_plan(self, plan_id: str) -> MigrationPlan:
         """Return a plan with all its cohorts.
@@ -319,12 +336,16 @@ class MigrationLedger(Runs):
         """Return the curve of a step in order of time."""
         return self._records(ThroughputSample, "throughput", {"plan_id": plan_id, "step": step, "since_ms": 0})
 
-    def save_copy_report(self, report: CopyReport) -> None:
-        """Keep what one run of the copy did."""
+    def save_copy_report(self, report: CopyReport, *, messages_by_cohort: Mapping[int, int] | None = None) -> None:
+        """Keep what one run of the copy did.
+
+        :param messages_by_cohort: how many messages of each cohort it has written.
+        """
+        kept = asdict(report) | {"messages_by_cohort": messages_by_cohort or {}}
         with self._transaction():
             self._row(
                 "save_copy_report",
-                {"plan_id": report.plan_id, "cohorts": list(report.cohorts), "report": Jsonb(asdict(report))},
+                {"plan_id": report.plan_id, "cohorts": list(report.cohorts), "report": Jsonb(kept)},
             )
             effect = audit.figures(asdict(report)) | {"cohorts": list(report.cohorts)}
             del effect["paused"]
@@ -339,6 +360,13 @@ class MigrationLedger(Runs):
             CopyReport(**{name: value for name, value in report.items() if name in known} | {"cohorts": tuple(cohorts)})
             for report, cohorts in rows
         ]
+
+    def copied_messages(self, plan_id: str) -> dict[int, int]:
+        """Return how many messages of each cohort are in Redis whose copy has begun and not ended.
+
+        As far as is known: what paused copies have reported, or how far one had come that was ended otherwise.
+        """
+        return dict(self._rows("copied_messages", {"plan_id": plan_id}))
 
     # --- quarantine --------------------------------------------------------------------------------------------
 

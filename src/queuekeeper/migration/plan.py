@@ -25,12 +25,14 @@ from queuekeeper.migration.model import (
     code_version,
     plan_id,
 )
+from queuekeeper.migration.online.cohorts import OnlineCohorts
 from queuekeeper.migration.progress import warn
 from queuekeeper.migration.source import (
     MESSAGE_COLUMNS,
     MESSAGES,
     SESSION_COLUMNS,
     SESSIONS,
+    Source,
     layout,
     open_source,
     task_count,
@@ -86,13 +88,9 @@ def plan_migration(
         placement = layout(spark, cohorts=cohorts, wanted=everything, tasks=task_count(spark, rows=rows))
         with open_source(spark, postgres_url=postgres_url, placement=placement) as source, our_errors():
             fingerprint = preflight.source_fingerprint(source.connection)
-            rows_frame = transforms.rows(
-                source.read(MESSAGES, PLANNED_COLUMNS, expressions=PLANNED_EXPRESSIONS),
-                source.read(SESSIONS, SESSION_COLUMNS),
-            )
             judged = _measured(
                 transforms.classify(
-                    source.partitioned(rows_frame),
+                    source.partitioned(measured_rows(source)),
                     parameters=parameters,
                     as_of_ms=as_of_ms,
                     clustered=clustered,
@@ -135,7 +133,15 @@ def plan_migration(
                 judged.unpersist()
         if stored.state is PlanState.REFUSED:
             raise RefusedError(stored.state_reason)
+        warn(OnlineCohorts(connection).hindrances(stored))
         return stored
+
+
+def measured_rows(source: Source) -> DataFrame:
+    """Return the rows of a source, to be judged, with the sizes of payloads in place of these."""
+    return transforms.rows(
+        source.read(MESSAGES, PLANNED_COLUMNS, expressions=PLANNED_EXPRESSIONS), source.read(SESSIONS, SESSION_COLUMNS)
+    )
 
 
 def _scalar(connection: Connection, name: str) -> Any:
@@ -146,8 +152,6 @@ def _scalar(connection: Connection, name: str) -> Any:
 
 def _measured(classified: DataFrame, *, prefix: str) -> DataFrame:
     """Keep what counting and the quarantine need of each row, with the sizes that it will have in Redis."""
-    # Base64 makes four bytes of three; the payload itself is not here.
-    rest = transforms.message_json(F.lit(""), F.base64("correlation_data"))
     return classified.select(
         "task",
         "cohort",
@@ -158,7 +162,7 @@ def _measured(classified: DataFrame, *, prefix: str) -> DataFrame:
         "reason",
         "payload_bytes",
         F.octet_length(transforms.payload_key(prefix=prefix)).alias("key_bytes"),
-        (F.octet_length(rest) + F.ceil(F.col("payload_bytes") / 3) * 4).alias("json_bytes"),
+        transforms.json_bytes().alias("json_bytes"),
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import humanize
@@ -366,6 +366,20 @@ def forecast_by_master(client: RedisClient, cohorts: Iterable[CohortPlan]) -> di
                 share = -(-cohort.forecast_bytes * here // (cohort.slot_last - cohort.slot_first + 1))
                 forecast[where] = forecast.get(where, 0) + share
     return forecast
+
+
+def left_to_copy(cohorts: Iterable[CohortPlan], copied: Mapping[int, int]) -> list[CohortPlan]:
+    """Return cohorts with the forecast of what is yet to be copied: the rest is in the memory that is in use.
+
+    :param copied: cohort -> messages that are there.
+    """
+    found = []
+    for each in cohorts:
+        left = max(0, each.to_copy - copied.get(each.cohort, 0))
+        is_begun = left < each.to_copy
+        forecast_bytes = -(-each.forecast_bytes * left // each.to_copy) if is_begun else each.forecast_bytes
+        found.append(replace(each, forecast_bytes=forecast_bytes))
+    return found
 
 
 def server_warnings(server: ServerFacts) -> list[str]:

@@ -283,6 +283,13 @@ def _carried(text: Column) -> Column:
     return F.coalesce(sound, F.lit(False))
 
 
+def json_bytes() -> Column:
+    """Return the size of a classified message as TBMQ 2.x writes it, of which ``payload_bytes`` are known only."""
+    # Base64 makes four bytes of three.
+    rest = message_json(F.lit(""), F.base64("correlation_data"))
+    return F.octet_length(rest) + F.ceil(F.col("payload_bytes") / 3) * 4
+
+
 def message_json(payload_base64: Column, correlation_base64: Column) -> Column:
     """Return a classified message as TBMQ 2.x writes it: its field names only, absent values left out.
 

@@ -186,8 +186,10 @@ def pending_message(
     if not isinstance(fields, dict) or fields.get("clientId") != client_id:
         raise UnreadableError("it is not an object whose clientId is the session's")
     packet_id, packet_type = fields.get("packetId"), fields.get("packetType")
-    if type(packet_id) is not int or type(packet_type) is not str:
-        raise UnreadableError(f"packetId is no number from 1 to {MAX_PACKET_ID}, or packetType no text")
+    if type(packet_id) is not int:
+        raise UnreadableError(f"packetId is no number from 1 to {MAX_PACKET_ID}", Reason.PACKET_ID_OUT_OF_RANGE)
+    if type(packet_type) is not str:
+        raise UnreadableError("packetType is no text", Reason.PACKET_TYPE_UNKNOWN)
     place = {"serial_number": serial, "packet_id": packet_id, "packet_type": packet_type}
     broken = broken_rule(place, PLACE_RULES)
     if broken is not None:

@@ -16,7 +16,7 @@ import psycopg
 
 from queuekeeper import audit
 from queuekeeper.errors import RefusedError, StaleDriver, UsageError
-from queuekeeper.migration.model import MigrationPlan
+from queuekeeper.migration.model import MigrationPlan, Mode
 from queuekeeper.migration.online.states import OnlineState, check_states, edge
 from queuekeeper.postgres import Connection, records, statement, translated_errors
 
@@ -155,6 +155,25 @@ class OnlineCohorts:
     def moving_plans(self, plan_id: str) -> list[str]:
         """Return which other plans have cohorts that move, or may move, at this moment."""
         return [str(row[0]) for row in self._rows("moving_plans", {"plan_id": plan_id})]
+
+    def hindrances(self, plan: MigrationPlan) -> list[str]:
+        """Return what keeps a plan that was asked for from being made anew, or from being armed, with the next step."""
+        found = []
+        moving = [
+            each for each in self.load(plan.plan_id) if each.state not in (OnlineState.PLANNED, OnlineState.COMMITTED)
+        ]
+        if moving:
+            found.append(
+                f"plan {plan.plan_id} stays as it was made, since cohorts of it are armed, {len(moving)} of "
+                f"{len(plan.cohorts)}: to plan anew, roll back what is on Redis, then disarm them (queuekeeper online "
+                f"disarm {plan.plan_id})"
+            )
+        if plan.parameters.mode is Mode.ONLINE and (others := self.moving_plans(plan.plan_id)):
+            found.append(
+                f"cohorts of plan {' and '.join(others)} are armed: plan {plan.plan_id} cannot be armed over the same "
+                "slots before they are committed, or rolled back and disarmed (queuekeeper online status)"
+            )
+        return found
 
     def take(self, plan_id: str, cohorts: Sequence[int]) -> int:
         """Become the driver of cohorts; the one before is refused from now on.
