@@ -576,7 +576,10 @@ class MigrationUndo:
             count, noted = self.client.zcard(session.keys.messages), session.state().get("references")
             last, known = self.client.get(session.keys.last_packet_id), session.state().get("imported_last_packet_id")
             written = self.client.pexpiretime(session.keys.last_packet_id) == -1
-            rewritten = [key for key, _ in session.references() if self.client.pexpiretime(key) == -1]
+            with self.client.pipeline(transaction=False) as pipeline:
+                for key, _ in session.references():
+                    pipeline.pexpiretime(key)
+                rewritten = -1 in pipeline.execute()
             same = noted is not None and str(count) == noted and (last or b"").decode() == known
             if same and not written and not rewritten:
                 continue
