@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from queuekeeper.redis_client import RedisClient, connect, is_cluster, nodes
 from queuekeeper.sessions.model import Ack, NewMessage, SessionSave
 from queuekeeper.sessions.postgres_store import PostgresSessionStore
 from queuekeeper.sessions.redis_store import AsyncRedisSessionStore, RedisSessionStore
+from tests.conftest import ONE_SERVER_EACH, url_of_parameter
 
 pytestmark = pytest.mark.lua
 
@@ -53,40 +55,49 @@ def ids_of(client: RedisClient) -> tuple[str, ...]:
     return SERVED if is_cluster(client) else IDS
 
 
+@pytest.fixture(params=[*ONE_SERVER_EACH, "cluster"])
+def server(request: pytest.FixtureRequest) -> Iterator[RedisClient]:
+    """Client of an empty server, by day of a cluster too: what TBMQ reads there is promised."""
+    with connect(url_of_parameter(request)) as client:
+        for _, node in nodes(client):
+            command(node, "FLUSHALL")
+        yield client
+
+
 def test_there_are_forty_ids_and_all_differ() -> None:
     assert len(set(IDS)) == len(IDS) == 42
     assert len(SERVED) == 38
 
 
-def test_broker_reads_under_its_own_keys_what_we_save(client: RedisClient) -> None:
-    store = RedisSessionStore(client)
-    for client_id in ids_of(client):
+def test_broker_reads_under_its_own_keys_what_we_save(server: RedisClient) -> None:
+    store = RedisSessionStore(server)
+    for client_id in ids_of(server):
         store.save_messages([SessionSave(client_id=client_id, messages=(message("a"), message(client_id[:9])))])
-    for client_id in ids_of(client):
-        found = Broker(client, client_id).fetch()
+    for client_id in ids_of(server):
+        found = Broker(server, client_id).fetch()
         assert [(each["clientId"], each["packetId"]) for each in found] == [(client_id, 1), (client_id, 2)]
         assert found[1]["topicName"] == client_id[:9]
         # And goes on behind it, and we behind that.
-        assert Broker(client, client_id).add("theirs") == 3
+        assert Broker(server, client_id).add("theirs") == 3
         (saved,) = store.save_messages([SessionSave(client_id=client_id, messages=(message("ours"),))])
         assert saved.packet_ids == (4,)
         assert topics_of(store, client_id) == ["a", client_id[:9], "theirs", "ours"]
 
 
-def test_we_read_confirm_and_purge_what_the_broker_saves(client: RedisClient) -> None:
-    store = RedisSessionStore(client)
-    for client_id in ids_of(client):
-        broker = Broker(client, client_id)
+def test_we_read_confirm_and_purge_what_the_broker_saves(server: RedisClient) -> None:
+    store = RedisSessionStore(server)
+    for client_id in ids_of(server):
+        broker = Broker(server, client_id)
         assert [broker.add(f"{client_id[:9]}/{n}") for n in range(3)] == [1, 2, 3]
-    for client_id in ids_of(client):
+    for client_id in ids_of(server):
         assert topics_of(store, client_id) == [f"{client_id[:9]}/{n}" for n in range(3)]
         store.mark_released(client_id, packet_id=3)
         store.ack(client_id, [Ack(packet_id=1)])
-        assert [each["packetId"] for each in Broker(client, client_id).fetch()] == [2, 3]
+        assert [each["packetId"] for each in Broker(server, client_id).fetch()] == [2, 3]
         assert store.inspect(client_id).messages == 2
-    for client_id in ids_of(client):
+    for client_id in ids_of(server):
         store.purge_session(client_id)
-    assert contents(client) == {}
+    assert contents(server) == {}
 
 
 def test_compacted_queue_of_any_id_is_served(client: RedisClient) -> None:
